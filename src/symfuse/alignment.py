@@ -1,0 +1,266 @@
+"""An Alignment: one group element per axis instance, from a source to an anchor; applied, inverted, composed, saved.
+
+Elements are nested: those of an axis with `per` are indexed by other axes, which may be permuted themselves.
+An element acts on the inside first (indexed as the source is), then the outer permutation moves it along. From
+this follow, with σ the outer permutation and h the inner elements (the wreath law):
+
+    inverse:      h'[k] = h[σ(k)]⁻¹           composition (first 1, then 2):   h[k] = h₂[σ₁⁻¹(k)] h₁[k]
+
+Both re-indexings are the action of the outer elements on the batch dimensions of the inner ones.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from symfuse.errors import CheckpointError, IncompatibleError, SymmetryError
+from symfuse.groups import ELEMENTS, Element
+from symfuse.io import Checkpoint, TensorInfo
+from symfuse.spec import Atom, Instance, Spec, Variance
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Alignment:
+    """{axis instance: element} for the checkpoints of a Spec, and the translations of biases.
+
+    elements: what is absent is the identity. shifts: by canonical name of a bias (Spec.shifts), a vector of its
+    shape, in the moved basis: bias → g·bias + t. provenance: where it comes from, JSON data.
+    """
+
+    spec: Spec
+    elements: Mapping[Instance, Element]
+    shifts: Mapping[str, Tensor] = field(default_factory=dict)
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(self, source: Checkpoint) -> Checkpoint:
+        """The source moved: the same function, as a lazy checkpoint (each tensor is moved when it is read)."""
+        return source.replace(tensors=_Moved(self, source), infos=_infos(source), name=f"{source.name} (aligned)")
+
+    def move(self, name: str, tensor: Tensor) -> Tensor:
+        """The tensor of that canonical name moved by the linear part (no translation); its dtype is kept.
+
+        Entries are only moved about, or else computed in float32 at least and rounded once.
+        """
+        declared = self.spec.tensors[name]
+        acting = {
+            axis: element
+            for axis in self.spec.order
+            if any(atom.name == axis for atom in declared.layout.atoms())
+            and (element := self.elements.get(self.spec.instance(axis, declared.index))) is not None
+        }
+        if not acting:
+            return tensor
+        exact = all(element.reorders_only for element in acting.values())
+        work = tensor if exact or tensor.dtype == torch.float64 else tensor.float()
+        views = list(self.spec.segments(name, work))
+        if len(views) == 1:
+            moved = self._act_all(acting, views[0].view, views[0].atoms).reshape(work.shape)
+            return moved.to(tensor.dtype)
+        out = torch.empty_like(work, memory_format=torch.contiguous_format)
+        for view, target in zip(views, self.spec.segments(name, out), strict=True):
+            target.view.copy_(self._act_all(acting, view.view, view.atoms))
+        return out.to(tensor.dtype)
+
+    def _act_all(self, acting: Mapping[str, Element], view: Tensor, atoms: tuple[Atom, ...]) -> Tensor:
+        for axis, element in acting.items():
+            batch = self.spec.batch_axes(axis)
+            for dim, atom in enumerate(atoms):
+                if atom.name == axis:
+                    view = _act(element.part(atom.variance.value), view, dim, atoms, batch)
+        return view
+
+    def shift(self, name: str, moved: Tensor, weight: Any) -> Tensor:
+        """The translations' part in the moved tensor of that name; weight(name) gives other moved tensors."""
+        out = moved.double()
+        if name in self.shifts:
+            out = out + self.shifts[name].double()
+        for rule in self.spec.shifts:
+            if rule.into == name and rule.bias in self.shifts and rule.weight is not None:
+                out = out - self._through(rule.bias, rule.axis, rule.weight, weight(rule.weight))
+        return out.to(moved.dtype)
+
+    def _through(self, bias: str, axis: str, name: str, weight: Tensor) -> Tensor:
+        """weight @ t for the part of the translation t that lies on `axis`, as a vector of the output."""
+        for t in self.spec.segments(bias, self.shifts[bias].double()):
+            if axis in map(str, t.atoms):
+                (w,) = self.spec.segments(name, weight.double())
+                letters = {atom.name: chr(97 + i) for i, atom in enumerate(w.atoms)}
+                read = "".join(letters[atom.name] for atom in t.atoms)
+                left = "".join(letter for letter in letters.values() if letter not in read)
+                return torch.einsum(f"{''.join(letters.values())},{read}->{left}", w.view, t.view).reshape(-1)
+        raise SymmetryError(f"{bias}: no part of its layout is {axis}")
+
+    def inverse(self) -> Alignment:
+        """The alignment that undoes this one."""
+        elements = {i: self._reindex(i, g.inverse(), self.elements) for i, g in self.elements.items()}
+        back = replace(self, elements=elements, shifts={}, provenance={"inverse of": dict(self.provenance)})
+        return replace(back, shifts={name: -back.move(name, t) for name, t in self.shifts.items()})
+
+    def __matmul__(self, first: Alignment) -> Alignment:
+        """The alignment that acts as `first`, then as self; SymmetryError if their elements differ in kind."""
+        if self.spec.axes.keys() != first.spec.axes.keys() or self.spec.sizes != first.spec.sizes:
+            raise IncompatibleError(
+                f"alignments of {self.spec.family} {self.spec.sizes} and of {first.spec.family} {first.spec.sizes} "
+                "cannot be composed: their axes differ"
+            )
+        undo = first.inverse().elements
+        elements = dict(first.elements)
+        for instance, element in self.elements.items():
+            element = self._reindex(instance, element, undo)
+            if instance in elements:
+                if type(element) is not type(elements[instance]):
+                    raise SymmetryError(
+                        f"{instance}: a {type(element).__name__} cannot be composed with a "
+                        f"{type(elements[instance]).__name__}"
+                    )
+                element = element @ elements[instance]
+            elements[instance] = element
+        shifts = {name: self.move(name, t) for name, t in first.shifts.items()}
+        for name, t in self.shifts.items():
+            shifts[name] = shifts[name] + t if name in shifts else t
+        provenance = {"first": dict(first.provenance), "then": dict(self.provenance)}
+        return replace(first, elements=elements, shifts=shifts, provenance=provenance)
+
+    def _reindex(self, instance: Instance, element: Element, by: Mapping[Instance, Element]) -> Element:
+        """Let the elements of the axes that `instance` is batched over act on its batch dimensions."""
+        batch = self.spec.batch_axes(instance.axis)
+        index = self._index(instance)
+        outer = {per: g for per in batch if (g := by.get(self.spec.instance(per, index))) is not None}
+        if not outer:
+            return element
+        atoms = tuple(Atom(per, Variance.PLAIN) for per in batch)
+        tensors = {}
+        for key, tensor in element.tensors().items():
+            for per in sorted(outer, key=self.spec.order.index):
+                dim = batch.index(per)
+                tensor = _act(outer[per].forget(), tensor, dim, atoms, self.spec.batch_axes(per))
+            tensors[key] = tensor
+        return element.rebuild(tensors)
+
+    def _index(self, instance: Instance) -> dict[str, int]:
+        keys = [per for per in self.spec.axes[instance.axis].per if per in self.spec.index_axes]
+        return dict(zip(keys, instance.index, strict=True))
+
+    def only(self, keep: Any) -> Alignment:
+        """The alignment restricted to the instances for which keep(instance) is true; no translations."""
+        return replace(self, elements={i: g for i, g in self.elements.items() if keep(i)}, shifts={})
+
+    def save(self, path: str | Path) -> Path:
+        """Write one safetensors file: the elements, and in its metadata the declaration and the provenance."""
+        tensors = {
+            f"{instance}/{type(g).__name__.lower()}/{key}": t.contiguous()
+            for instance, g in self.elements.items()
+            for key, t in g.tensors().items()
+        }
+        tensors |= {f"shift/{name}": t.contiguous() for name, t in self.shifts.items()}
+        tensors = {key: t.clone() for key, t in tensors.items()}  # expanded identities share storage
+        meta = {"spec": self.spec.to_json(), "provenance": dict(self.provenance)}
+        path = Path(path)
+        save_file(tensors, path, {"format": "pt", "symfuse": str(FORMAT), **{k: json.dumps(v) for k, v in meta.items()}})
+        return path
+
+    @classmethod
+    def load(cls, path: str | Path) -> Alignment:
+        """Read what `save` wrote; CheckpointError if it is something else."""
+        try:
+            with safe_open(path, framework="pt") as file:
+                meta = file.metadata() or {}
+                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        except Exception as error:
+            raise CheckpointError(f"{path}: not a readable safetensors file ({error})") from error
+        if meta.get("symfuse") != str(FORMAT):
+            raise CheckpointError(
+                f"{path}: not an alignment of this version (format {FORMAT} expected, {meta.get('symfuse')} found); "
+                "make it again with `symfuse align`"
+            )
+        parts: dict[tuple[str, str], dict[str, Tensor]] = {}
+        shifts = {}
+        for key, tensor in tensors.items():
+            head, _, rest = key.partition("/")
+            if head == "shift":
+                shifts[rest] = tensor
+            else:
+                kind, _, name = rest.partition("/")
+                parts.setdefault((head, kind), {})[name] = tensor
+        elements = {Instance.parse(i): _element(kind, values) for (i, kind), values in parts.items()}
+        return cls(Spec.from_json(json.loads(meta["spec"])), elements, shifts, json.loads(meta["provenance"]))
+
+
+def _element(kind: str, tensors: Mapping[str, Tensor]) -> Element:
+    return ELEMENTS[kind](**tensors)
+
+
+def _act(element: Element, view: Tensor, dim: int, atoms: tuple[Atom, ...], batch: tuple[str, ...]) -> Tensor:
+    """Act along `dim` of a view whose leading dimensions are `atoms`; the batch axes are brought to the front."""
+    if not batch:
+        return element.act(view, dim)
+    names = [atom.name for atom in atoms]
+    front = [names.index(per) for per in batch]
+    order = front + [i for i in range(view.ndim) if i not in front]
+    back = [order.index(i) for i in range(view.ndim)]
+    return element.act(view.permute(order), order.index(dim)).permute(back)
+
+
+class _Moved(Mapping[str, Tensor]):
+    """The tensors of a checkpoint, each moved when it is read."""
+
+    def __init__(self, alignment: Alignment, source: Checkpoint) -> None:
+        self.alignment = alignment
+        self.source = source
+        self.canonical = {alignment.spec.file_name(name): name for name in alignment.spec.tensors}
+
+    def __getitem__(self, file_name: str) -> Tensor:
+        name = self.canonical.get(file_name)
+        tensor = self.source[file_name]
+        if name is None:  # a derived buffer: nothing moves it
+            return tensor
+        spec = self.alignment.spec
+        moved = self.alignment.move(name, tensor)
+        return self.alignment.shift(
+            name, moved, lambda other: self.alignment.move(other, self.source[spec.file_name(other)])
+        ) if self.alignment.shifts else moved
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.source)
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+
+def _infos(source: Checkpoint) -> dict[str, TensorInfo]:
+    return {name: source.info(name) for name in source}
+
+
+def random_alignment(spec: Spec, seed: int, axes: Any = None) -> Alignment:
+    """Random elements of every axis (or of those named), and random translations: the same function, far away.
+
+    It is how a declaration is proved (the outputs must not change) and how a planted case is made.
+    """
+    rng = torch.Generator().manual_seed(seed)
+    chosen = [i for i in spec.movable if axes is None or i.axis in axes]
+    elements = {}
+    for instance in sorted(chosen):
+        axis = spec.axes[instance.axis]
+        assert axis.group is not None
+        elements[instance] = axis.group.random(axis.size, spec.batch(instance.axis), rng)
+    shifts: dict[str, Tensor] = {}
+    for rule in spec.shifts:
+        if axes is not None and rule.axis.strip("*") not in axes:
+            continue
+        shape = spec.tensors[rule.bias].layout.shape(spec.sizes)
+        t = shifts.setdefault(rule.bias, torch.zeros(shape, dtype=torch.float64))
+        for segment in spec.segments(rule.bias, t):
+            if rule.axis in map(str, segment.atoms):
+                segment.view.copy_(torch.randn(segment.view.shape, generator=rng, dtype=torch.float64) / 4)
+    return Alignment(spec, elements, shifts, {"random": seed})

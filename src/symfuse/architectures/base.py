@@ -1,0 +1,175 @@
+"""Families: a function from a config to a declaration, registered under its model type; and how one is bound
+to the names that a checkpoint really has."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from symfuse.errors import SpecError, UnknownArchitectureError
+from symfuse.spec import Axis, Declared, Shift, Spec, expand, parse
+
+
+class Config:
+    """config.json with attribute access: `c.hidden_size`, or `c.get("n_inner")` where it may be absent."""
+
+    def __init__(self, data: Mapping[str, Any], family: str) -> None:
+        self._data = data
+        self._family = family
+
+    def __getattr__(self, key: str) -> Any:
+        if key not in self._data:
+            raise SpecError(f"config.json: field {key!r}, which a {self._family} needs, is missing")
+        return self._data[key]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        value = self._data.get(key)
+        return default if value is None else value
+
+    @property
+    def tied(self) -> bool:
+        """Whether the output head is the embedding; `transformers` ties unless the config says otherwise."""
+        return bool(self._data.get("tie_word_embeddings", True))
+
+
+@dataclass(frozen=True)
+class Head:
+    """What sits on top of the base model. classes: how the names of its classes end (`ForMaskedLM`);
+    tensors: their layouts, by full name."""
+
+    classes: tuple[str, ...]
+    tensors: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Family:
+    """The declaration of a family for one config.
+
+    tensors: the base model's, by name without `prefix` (which checkpoints of a class with a head have).
+    optional: parts of the base model that may be absent as a whole (a pooler). heads: by label.
+    tied: alias → the tensor it equals; an alias may be absent. buffers: patterns of derived tensors, dropped.
+    legacy: old endings of names → today's. See Spec for the rest.
+    """
+
+    axes: Mapping[str, Axis]
+    tensors: Mapping[str, str]
+    prefix: str = ""
+    optional: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    heads: Mapping[str, Head] = field(default_factory=dict)
+    tied: Mapping[str, str] = field(default_factory=dict)
+    buffers: tuple[str, ...] = ()
+    legacy: Mapping[str, str] = field(default_factory=dict)
+    shifts: tuple[Shift, ...] = ()
+    outputs: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A registered family: its declaration, and (outside `transformers`) how to build the live module."""
+
+    model_type: str
+    declare: Callable[[Config], Family]
+    build: Callable[[Mapping[str, Any]], torch.nn.Module] | None = None
+
+
+ARCHITECTURES: dict[str, Architecture] = {}
+
+
+def architecture(
+    *model_types: str, build: Callable[[Mapping[str, Any]], torch.nn.Module] | None = None
+) -> Callable[[Callable[[Config], Family]], Callable[[Config], Family]]:
+    """Register a declaration under the `model_type`s of config.json that it covers."""
+
+    def register(declare: Callable[[Config], Family]) -> Callable[[Config], Family]:
+        for model_type in model_types:
+            ARCHITECTURES[model_type] = Architecture(model_type, declare, build)
+        return declare
+
+    return register
+
+
+def lookup(config: Mapping[str, Any], where: str) -> Architecture:
+    """The architecture of a config; UnknownArchitectureError names the type and those that are known."""
+    model_type = config.get("model_type")
+    if model_type not in ARCHITECTURES:
+        found = "no model_type" if model_type is None else f"model_type {model_type!r}"
+        raise UnknownArchitectureError(
+            f"{where}: config.json has {found}; symfuse has declarations for {', '.join(sorted(ARCHITECTURES))}. "
+            "Set model_type if it is one of these, or add a declaration (CONTRIBUTING.md)"
+        )
+    return ARCHITECTURES[model_type]
+
+
+def resolve(config: Mapping[str, Any], names: Iterable[str], where: str = "checkpoint") -> Spec:
+    """The Spec of a checkpoint with these config and tensor names (its shapes are checked by Spec.check)."""
+    names = list(names)
+    family = lookup(config, where).declare(Config(config, str(config.get("model_type"))))
+    current = {_modern(name, family.legacy): name for name in names if not is_buffer(name, family)}
+    prefix = family.prefix if any(name.startswith(family.prefix) for name in current) else ""
+
+    tensors: dict[str, Declared] = {}
+    heads: set[str] = set()
+    stored: dict[str, str] = {}
+
+    def add(templates: Mapping[str, str], at: str) -> list[str]:
+        declared = expand(templates, family.axes)
+        tensors.update(declared)
+        stored.update({name: at + name for name in declared})
+        return list(declared)
+
+    def present(templates: Mapping[str, str], at: str) -> bool:
+        return any(at + name in current for name in expand(templates, family.axes) if name not in family.tied)
+
+    add(family.tensors, prefix)
+    for group in family.optional.values():
+        if present(group, prefix):
+            add(group, prefix)
+    # The first architecture named is the class that will be loaded: its head must be there.
+    class_name = (config.get("architectures") or [""])[0]
+    for head in family.heads.values():
+        if present(head.tensors, "") or (class_name.endswith(head.classes) and not _all_tied(head, family)):
+            heads.update(add(head.tensors, ""))
+        else:  # a head of aliases alone (a tied decoder): declared where it is stored
+            heads.update(add({n: t for n, t in head.tensors.items() if n in family.tied and n in current}, ""))
+    tensors = {n: d for n, d in tensors.items() if n not in family.tied or stored[n] in current}
+    return Spec(
+        family=str(config["model_type"]),
+        axes=family.axes,
+        tensors=tensors,
+        heads=frozenset(heads & tensors.keys()),
+        tied={alias: name for alias, name in family.tied.items() if alias in tensors},
+        shifts=tuple(
+            shift for rule in family.shifts for shift in _instances(rule, family.axes) if shift.bias in tensors
+        ),
+        outputs={name: parse(text) for name, text in family.outputs.items()},
+        names={n: f for n in tensors if (f := current.get(stored[n], stored[n])) != n},
+    )
+
+
+def is_buffer(name: str, family: Family) -> bool:
+    """Whether a tensor is derived from the config (position ids, causal masks): dropped, never merged."""
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in family.buffers)
+
+
+def _all_tied(head: Head, family: Family) -> bool:
+    return all(name in family.tied for name in head.tensors)
+
+
+def _modern(name: str, legacy: Mapping[str, str]) -> str:
+    for old, new in legacy.items():
+        if name.endswith(old):
+            return name[: -len(old)] + new
+    return name
+
+
+def _instances(rule: Shift, axes: Mapping[str, Axis]) -> list[Shift]:
+    keys = list(dict.fromkeys(re.findall(r"{(\w+)}", rule.bias)))
+    indices: list[dict[str, int]] = [{}]
+    for key in keys:
+        indices = [index | {key: i} for index in indices for i in range(axes[key].size)]
+    return [rule.at(index) for index in indices]

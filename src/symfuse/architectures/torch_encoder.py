@@ -1,0 +1,106 @@
+"""torch.nn.TransformerEncoder (fused input projection, ReLU or GELU, pre- or post-norm), and SCEPTR, built on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from symfuse.architectures.base import Config, Family, Head, architecture
+from symfuse.architectures.feed_forward import neurons
+from symfuse.groups import Conformal, Permutation
+from symfuse.spec import Axis, Shift
+
+
+def layer_tensors(layer: str) -> dict[str, str]:
+    """The tensors of torch.nn.TransformerEncoderLayer, by the template of its name."""
+    return {
+        layer + "self_attn.in_proj_weight": "(h qk + h qk* + h v) residual*",
+        layer + "self_attn.in_proj_bias": "(h qk + h qk* + h v)",
+        layer + "self_attn.out_proj.weight": "residual (h v*)",
+        layer + "self_attn.out_proj.bias": "residual",
+        layer + "linear1.weight": "ffn residual*",
+        layer + "linear1.bias": "ffn",
+        layer + "linear2.weight": "residual ffn*",
+        layer + "linear2.bias": "residual",
+        layer + "norm1.weight": "|residual|",
+        layer + "norm1.bias": "residual",
+        layer + "norm2.weight": "|residual|",
+        layer + "norm2.bias": "residual",
+    }
+
+
+def layer_shifts(layer: str) -> tuple[Shift, ...]:
+    attention = layer + "self_attn."
+    return (
+        Shift(attention + "in_proj_bias", "qk*"),
+        Shift(attention + "in_proj_bias", "v", attention + "out_proj.weight", attention + "out_proj.bias"),
+    )
+
+
+def layer_axes(c: Config) -> dict[str, Axis]:
+    head = c.hidden_size // c.num_attention_heads
+    return {
+        "l": Axis(c.num_hidden_layers),
+        "residual": Axis(c.hidden_size, Permutation()),
+        "h": Axis(c.num_attention_heads, Permutation(), per=("l",)),
+        "qk": Axis(head, Conformal(), per=("l", "h")),
+        "v": Axis(head, Conformal(), per=("l", "h")),
+        "ffn": Axis(c.intermediate_size, neurons(c.get("hidden_act", "relu")), per=("l",)),
+    }
+
+
+def build(config: Mapping[str, Any]) -> torch.nn.Module:
+    """The live torch.nn.TransformerEncoder of a config, without its weights."""
+    c = Config(config, "torch_transformer_encoder")
+    layer = torch.nn.TransformerEncoderLayer(
+        c.hidden_size,
+        c.num_attention_heads,
+        c.intermediate_size,
+        activation=c.get("hidden_act", "relu"),
+        norm_first=c.get("norm_first", False),
+        layer_norm_eps=c.get("layer_norm_eps", 1e-5),
+        batch_first=True,
+    )
+    norm = torch.nn.LayerNorm(c.hidden_size, c.get("layer_norm_eps", 1e-5)) if c.get("final_norm", False) else None
+    return torch.nn.TransformerEncoder(layer, c.num_hidden_layers, norm, enable_nested_tensor=False)
+
+
+@architecture("torch_transformer_encoder", build=build)
+def torch_transformer_encoder(c: Config) -> Family:
+    return Family(
+        axes=layer_axes(c),
+        tensors=layer_tensors("layers.{l}."),
+        optional={"final norm": {"norm.weight": "|residual|", "norm.bias": "residual"}},
+        shifts=layer_shifts("layers.{l}."),
+        # The module's input lives in the residual space as well as its output.
+        outputs={"output": "residual", "src": "residual"},
+    )
+
+
+@architecture("sceptr")
+def sceptr(c: Config) -> Family:
+    layer = "_self_attention_stack._standard_stack._self_attention_stack.layers.{l}."
+    head = "_mlm_token_prediction_projector.projector."
+    return Family(
+        axes=layer_axes(c)
+        | {
+            "tokens": Axis(c.vocab_size),
+            "token_features": Axis(c.vocab_size - 1),
+            "compartments": Axis(c.compartment_vocab_size),
+            "compartment_features": Axis(c.compartment_vocab_size - 1),
+            "features": Axis(c.embedding_size),
+            "amino_acids": Axis(c.output_vocab_size),
+        },
+        tensors={
+            "_token_embedder._token_embedding._token_embeddings": "tokens token_features",
+            "_token_embedder._compartment_embedding._token_embeddings": "compartments compartment_features",
+            "_self_attention_stack._initial_projector.weight": "residual features",
+        }
+        | layer_tensors(layer),
+        heads={
+            "masked LM": Head((), {head + "weight": "amino_acids residual*", head + "bias": "amino_acids"}),
+        },
+        shifts=layer_shifts(layer),
+    )

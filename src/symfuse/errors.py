@@ -1,0 +1,79 @@
+"""Every error that symfuse raises on purpose, and the exit code with which the command line ends.
+
+    SymfuseError                 1
+    ├── CheckpointError          3   a file, an index or a config that cannot be read as it stands
+    ├── LayoutError              4   a declaration that does not parse, or does not fit a tensor
+    ├── SpecError                4   a checkpoint whose tensors are not those that its family declares
+    ├── UnknownArchitectureError 4   a family that symfuse has no declaration for
+    ├── IncompatibleError        5   models that cannot be aligned or merged with each other
+    ├── SymmetryError            6   an operation that a symmetry group does not allow
+    ├── VerificationError        7   two models that should compute the same thing and do not
+    ├── OutputError              8   a target that cannot be written
+    └── OptionError              2   an option or argument that makes no sense
+
+A message says what is wrong, where (file, tensor, key), what was expected and found, and the way out.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class SymfuseError(Exception):
+    """Base class of all errors raised by symfuse."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class CheckpointError(SymfuseError):
+    """A file, an index or a config cannot be read as it stands."""
+
+    exit_code: ClassVar[int] = 3
+
+
+class LayoutError(SymfuseError):
+    """A layout does not parse, or does not fit the tensor that it declares."""
+
+    exit_code: ClassVar[int] = 4
+
+
+class SpecError(SymfuseError):
+    """The tensors of a checkpoint are not those that its family declares."""
+
+    exit_code: ClassVar[int] = 4
+
+
+class UnknownArchitectureError(SymfuseError):
+    """symfuse has no declaration for this family of models."""
+
+    exit_code: ClassVar[int] = 4
+
+
+class IncompatibleError(SymfuseError):
+    """These models cannot be aligned or merged with each other."""
+
+    exit_code: ClassVar[int] = 5
+
+
+class SymmetryError(SymfuseError):
+    """A symmetry group does not allow this operation."""
+
+    exit_code: ClassVar[int] = 6
+
+
+class VerificationError(SymfuseError):
+    """Two models that should compute the same thing do not."""
+
+    exit_code: ClassVar[int] = 7
+
+
+class OutputError(SymfuseError):
+    """The target cannot be written."""
+
+    exit_code: ClassVar[int] = 8
+
+
+class OptionError(SymfuseError):
+    """An option or argument makes no sense, or contradicts another."""
+
+    exit_code: ClassVar[int] = 2

@@ -1,0 +1,152 @@
+"""Elements and groups: what acts on an axis, and how the best element is found from moments.
+
+Shapes: `*b` are batch dimensions (one element for each index of the axes that an axis is declared `per`),
+`n` is the size of the axis.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Self
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+Part = Literal["primal", "dual", "plain"]
+
+
+@dataclass(frozen=True)
+class Moments:
+    """All that a closed form needs of anchor features X and source features Y, one row per unit; they add.
+
+    xy: the cross-Gram X Yᵀ. xx, yy: the squared norms of the rows, i.e. the diagonals of X Xᵀ and Y Yᵀ
+    (no group so far needs more of these).
+    """
+
+    xy: Float[Tensor, "*b n n"]
+    xx: Float[Tensor, "*b n"]
+    yy: Float[Tensor, "*b n"]
+
+    def __add__(self, other: Moments) -> Moments:
+        return Moments(self.xy + other.xy, self.xx + other.xx, self.yy + other.yy)
+
+
+# Moments by how the features transform: X − gY, X − g⁻ᵀY and X − |g|Y. A part that no tensor has is absent.
+PartMoments = Mapping[Part, Moments]
+
+
+class Element(ABC):
+    """An element of a group, batched: kept as an index, a vector or a matrix, never denser than it is."""
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """n, the size of the axis that it acts on."""
+
+    @property
+    @abstractmethod
+    def batch(self) -> tuple[int, ...]:
+        """*b."""
+
+    @abstractmethod
+    def act(self, w: Tensor, dim: int) -> Tensor:
+        """g w along `dim`. The leading dimensions of w are the batch: w is [*b, …, n, …]."""
+
+    @abstractmethod
+    def dual(self) -> Self:
+        """g⁻ᵀ."""
+
+    @abstractmethod
+    def forget(self) -> Element:
+        """|g|, the permutation part; SymmetryError if there is none."""
+
+    @abstractmethod
+    def inverse(self) -> Self:
+        """g⁻¹ (of each element of the batch by itself; Alignment re-indexes batches, the wreath law)."""
+
+    @abstractmethod
+    def __matmul__(self, other: Self) -> Self:
+        """The element that acts as `other`, then as self."""
+
+    @abstractmethod
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors that it is made of, each with the batch in front: to save, cast and re-index it."""
+
+    @abstractmethod
+    def rebuild(self, tensors: Mapping[str, Tensor]) -> Self:
+        """The same kind of element from other tensors."""
+
+    def part(self, part: Part) -> Element:
+        """The element as it acts on a dimension of that variance."""
+        return {"primal": lambda: self, "dual": self.dual, "plain": self.forget}[part]()
+
+    @abstractmethod
+    def inner(self, c: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b"]:
+        """⟨g, C⟩, the sum over entries of g times C."""
+
+    @abstractmethod
+    def gain(self, yy: Float[Tensor, "*b n"]) -> Float[Tensor, "*b"]:
+        """|gY|² from the squared norms of the rows of Y."""
+
+    @property
+    @abstractmethod
+    def reorders_only(self) -> bool:
+        """Whether acting only moves entries about: then it is exact in every dtype."""
+
+    @abstractmethod
+    def is_identity(self) -> bool:
+        """Exactly the identity, without tolerance."""
+
+    def to_dense(self) -> Float[Tensor, "*b n n"]:
+        """The matrix of g, float64."""
+        eye = torch.eye(self.size, dtype=torch.float64).expand(*self.batch, self.size, self.size)
+        return self.act(eye, dim=len(self.batch))
+
+
+class Group(ABC):
+    """A symmetry group of an axis: which elements it has, and which is best for given moments."""
+
+    # The dtype in which moments are formed. A rotation is as exact as its factorisation; a permutation is
+    # exact whatever rounding its scores had.
+    moments_dtype: ClassVar[torch.dtype] = torch.float64
+
+    @property
+    def name(self) -> str:
+        return type(self).__name__.lower()
+
+    @abstractmethod
+    def random(self, n: int, batch: tuple[int, ...], rng: torch.Generator) -> Element:
+        """A random element, float64, of well-conditioned size (scales within a factor of two of 1)."""
+
+    @abstractmethod
+    def identity(self, n: int, batch: tuple[int, ...]) -> Element:
+        """The neutral element."""
+
+    @abstractmethod
+    def contains(self, g: Element, atol: float) -> bool:
+        """Whether g belongs to the group, to within atol in each entry."""
+
+    @abstractmethod
+    def best(self, moments: PartMoments) -> Element:
+        """argmin over g of |X − gY|² + |X' − g⁻ᵀY'|² + |X'' − |g|Y''|² (primal, dual and plain parts)."""
+
+
+def total(moments: PartMoments) -> Moments:
+    """The sum of all parts: what a group needs in which g, g⁻ᵀ and |g| act alike."""
+    parts = list(moments.values())
+    out = parts[0]
+    for part in parts[1:]:
+        out = out + part
+    return out
+
+
+def objective(g: Element, moments: PartMoments) -> Float[Tensor, "*b"]:
+    """|X − gY|² + |X' − g⁻ᵀY'|² + |X'' − |g|Y''|² for each element of the batch, float64."""
+    values = []
+    for part, m in moments.items():
+        h = g.part(part)
+        values.append(m.xx.double().sum(-1) - 2 * h.inner(m.xy.double()) + h.gain(m.yy.double()))
+    return torch.stack(values).sum(0)

@@ -1,0 +1,215 @@
+"""Rotations (reflections included) and rotations with one positive scale."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from symfuse.errors import SymmetryError
+from symfuse.groups.base import Element, Group, Moments, PartMoments, total
+from symfuse.groups.monomial import random_scales
+from symfuse.groups.scale import best_scale
+
+
+_NO_PERMUTATION_PART = (
+    "a rotation has no permutation part: an axis that some tensor has as |axis| (a norm gain, a gate) cannot be "
+    "rotated; fold the gain first, or choose a permutation for this axis"
+)
+
+
+def _refuse_plain(moments: PartMoments) -> None:
+    if "plain" in moments:
+        raise SymmetryError(_NO_PERMUTATION_PART)
+
+
+@dataclass(frozen=True, eq=False)
+class Similarity(Element):
+    """w → scale · Q w with Q orthogonal; its dual is w → Q w / scale."""
+
+    matrix: Float[Tensor, "*b n n"]
+    scale: Float[Tensor, "*b"] | None = None
+
+    @property
+    def size(self) -> int:
+        return self.matrix.shape[-1]
+
+    @property
+    def batch(self) -> tuple[int, ...]:
+        return tuple(self.matrix.shape[:-2])
+
+    def act(self, w: Tensor, dim: int) -> Tensor:
+        k = len(self.batch)
+        q = self.matrix if self.scale is None else self.matrix * self.scale[..., None, None]
+        moved = w.movedim(dim, k)
+        rows = moved.reshape(*moved.shape[: k + 1], -1)
+        return (q.to(w.dtype) @ rows).reshape(moved.shape).movedim(k, dim)
+
+    def dual(self) -> Similarity:
+        return Similarity(self.matrix, None if self.scale is None else 1 / self.scale)
+
+    def forget(self) -> Similarity:
+        raise SymmetryError(_NO_PERMUTATION_PART)
+
+    def inverse(self) -> Similarity:
+        return Similarity(self.matrix.transpose(-1, -2), None if self.scale is None else 1 / self.scale)
+
+    def __matmul__(self, other: Similarity) -> Similarity:
+        scales = [g.scale for g in (self, other) if g.scale is not None]
+        scale = scales[0] * scales[1] if len(scales) == 2 else (scales[0] if scales else None)
+        return Similarity(self.matrix @ other.matrix, scale)
+
+    def inner(self, c: Tensor) -> Tensor:
+        value = (self.matrix.to(c.dtype) * c).sum((-2, -1))
+        return value if self.scale is None else value * self.scale.to(c.dtype)
+
+    def gain(self, yy: Tensor) -> Tensor:
+        return yy.sum(-1) if self.scale is None else yy.sum(-1) * self.scale.to(yy.dtype) ** 2
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"matrix": self.matrix} | ({} if self.scale is None else {"scale": self.scale})
+
+    def rebuild(self, tensors: Mapping[str, Tensor]) -> Similarity:
+        return Similarity(tensors["matrix"], tensors.get("scale"))
+
+    @property
+    def reorders_only(self) -> bool:
+        return False
+
+    def is_identity(self) -> bool:
+        fixed = bool((self.matrix == torch.eye(self.size, dtype=self.matrix.dtype)).all())
+        return fixed and (self.scale is None or bool((self.scale == 1).all()))
+
+
+def polar(c: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b n n"]:
+    """argmax over Q in O(n) of ⟨Q, C⟩ = U Vᵀ, where C = U Σ Vᵀ (Schönemann 1966)."""
+    u, _, vt = torch.linalg.svd(c)
+    return u @ vt
+
+
+class Orthogonal(Group):
+    """Q with Qᵀ Q = 1, reflections included.
+
+    best: the polar factor of C, the sum of all cross-Grams (Zhang et al. 2025, Theorem 4.1).
+    """
+
+    def random(self, n: int, batch: tuple[int, ...], rng: torch.Generator) -> Similarity:
+        q, r = torch.linalg.qr(torch.randn(*batch, n, n, generator=rng, dtype=torch.float64))
+        return Similarity(q * torch.sign(torch.diagonal(r, dim1=-2, dim2=-1))[..., None, :])  # Haar measure
+
+    def identity(self, n: int, batch: tuple[int, ...]) -> Similarity:
+        return Similarity(torch.eye(n, dtype=torch.float64).expand(*batch, n, n))
+
+    def contains(self, g: Element, atol: float) -> bool:
+        if not isinstance(g, Similarity) or (g.scale is not None and bool(((g.scale - 1).abs() > atol).any())):
+            return False
+        gram = g.matrix.transpose(-1, -2) @ g.matrix
+        return bool(((gram - torch.eye(g.size, dtype=gram.dtype)).abs() <= atol).all())
+
+    def best(self, moments: PartMoments) -> Similarity:
+        _refuse_plain(moments)
+        return Similarity(polar(total(moments).xy))
+
+
+@dataclass(frozen=True)
+class Conformal(Group):
+    """Orthogonal maps times one positive scale: queries and keys, or values and outputs, of a head.
+
+    best: rotation and scale in turns until the objective stops falling; with `one_pass` the rotation first
+    and then the scale, once, as in Zhang et al. 2025, Algorithm 1 and Eq. 11–12 (not the joint optimum when
+    the norms of the two sides are out of balance).
+    """
+
+    one_pass: bool = False
+    steps: int = 50
+    rtol: float = 1e-9
+
+    def random(self, n: int, batch: tuple[int, ...], rng: torch.Generator) -> Similarity:
+        return Similarity(Orthogonal().random(n, batch, rng).matrix, random_scales(batch, rng))
+
+    def identity(self, n: int, batch: tuple[int, ...]) -> Similarity:
+        return Orthogonal().identity(n, batch)
+
+    def contains(self, g: Element, atol: float) -> bool:
+        if not isinstance(g, Similarity) or (g.scale is not None and not bool((g.scale > 0).all())):
+            return False
+        return Orthogonal().contains(Similarity(g.matrix), atol)
+
+    def best(self, moments: PartMoments) -> Similarity:
+        _refuse_plain(moments)
+        like = next(iter(moments.values())).xy
+        (cx, p), (cy, r) = (_terms(moments.get(part), like) for part in ("primal", "dual"))
+        batch, n = cx.shape[:-2], cx.shape[-1]
+        cx, cy, p, r = cx.reshape(-1, n, n), cy.reshape(-1, n, n), p.reshape(-1), r.reshape(-1)
+        scale = torch.ones_like(p)
+        if self.one_pass:
+            q = polar(cx + cy)
+            scale = best_scale(p, _inner(q, cx), r, _inner(q, cy))
+            return Similarity(q.reshape(*batch, n, n), scale.reshape(batch))
+        q = torch.empty_like(cx)
+        cold = torch.arange(len(p))  # the pairs whose rotation is still far from the one for their scale
+        for _ in range(self.steps):
+            if len(cold) == 0:
+                break
+            args = (cx[cold], cy[cold], p[cold], r[cold], scale[cold])
+            q[cold], scale[cold], far = self._refine(*args)
+            cold = cold[far]
+        return Similarity(q.reshape(*batch, n, n), scale.reshape(batch))
+
+    def _refine(
+        self, cx: Tensor, cy: Tensor, p: Tensor, r: Tensor, scale: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """From the SVD at the given scale, alternate; -> rotation, scale, and where another SVD is needed.
+
+        The rotation for a scale a is the polar factor of N(a) = a C_x + C_y / a. In the basis of the SVD
+        U D Vᵀ = N(a₀) that is nearly diagonal, so a Newton step replaces the next SVD: with S = Wᵀ N, the
+        best rotation is W exp(Ω), Ω_ij ≈ (S_ij − S_ji) / (S_ii + S_jj), for a twentieth of the cost.
+        """
+        u, d, vt = torch.linalg.svd(scale[:, None, None] * cx + cy / scale[:, None, None])
+        q = u @ vt
+        far = torch.zeros(len(p), dtype=torch.bool)
+        nx = u.transpose(1, 2) @ cx @ vt.transpose(1, 2)
+        ny = scale[:, None, None] * (torch.diag_embed(d) - scale[:, None, None] * nx)
+        scale = best_scale(p, _trace(nx), r, _trace(ny))
+        turn = torch.eye(cx.shape[-1], dtype=cx.dtype).repeat(len(p), 1, 1)
+        size = p + r + 2 * d.sum(-1)
+        live = torch.arange(len(p))
+        for _ in range(self.steps):
+            a = scale[live, None, None]
+            s = turn[live].transpose(1, 2) @ (a * nx[live] + ny[live] / a)
+            diagonal = torch.diagonal(s, dim1=1, dim2=2)
+            stiffness = (diagonal[:, :, None] + diagonal[:, None, :]).clamp_min(1e-12 * size[live, None, None])
+            skew = s - s.transpose(1, 2)
+            omega = skew / stiffness
+            gain = (skew * omega).sum((1, 2)) / 2  # of the objective, to second order
+            moving = gain > self.rtol * size[live]
+            large = moving & (omega.abs().amax((1, 2)) > 0.3)
+            far[live[large]] = True
+            moving &= ~large
+            live, omega = live[moving], omega[moving] / 2
+            if len(live) == 0:
+                break
+            eye = torch.eye(omega.shape[-1], dtype=omega.dtype)
+            turn[live] = turn[live] @ torch.linalg.solve(eye - omega, eye + omega)  # Cayley: exactly orthogonal
+            scale[live] = best_scale(p[live], _inner(turn[live], nx[live]), r[live], _inner(turn[live], ny[live]))
+        moved = (turn != torch.eye(turn.shape[-1], dtype=turn.dtype)).flatten(1).any(1)
+        q[moved] = u[moved] @ turn[moved] @ vt[moved]
+        return q, scale, far
+
+
+def _trace(m: Tensor) -> Tensor:
+    return torch.diagonal(m, dim1=-2, dim2=-1).sum(-1)
+
+
+def _inner(a: Tensor, b: Tensor) -> Tensor:
+    return (a * b).sum((-2, -1))
+
+
+def _terms(m: Moments | None, like: Tensor) -> tuple[Tensor, Tensor]:
+    """The cross-Gram and |Y|² of one part; zeros if no tensor has it."""
+    if m is None:
+        return torch.zeros_like(like, dtype=torch.float64), torch.zeros(like.shape[:-2], dtype=torch.float64)
+    return m.xy.double(), m.yy.double().sum(-1)

@@ -1,0 +1,8 @@
+"""Reading and writing checkpoints: safetensors and torch files, folders, hub ids, models in memory."""
+
+from __future__ import annotations
+
+from symfuse.io.checkpoint import Checkpoint, TensorInfo, open, scan  # noqa: A004 - symfuse.open is the verb
+from symfuse.io.writer import write
+
+__all__ = ["Checkpoint", "TensorInfo", "open", "scan", "write"]

@@ -1,0 +1,203 @@
+"""Which files of a model folder hold its weights, and whether all are there and agree with each other."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from symfuse.errors import CheckpointError
+from symfuse.io.messages import some
+from symfuse.io.safetensors_file import read_safetensors
+from symfuse.io.tensors import StoredTensor, StoredTensors
+from symfuse.io.torch_file import read_torch_file
+
+SHARD = re.compile(r"(?P<stem>.+)-(?P<n>\d+)-of-(?P<m>\d+)(?P<suffix>\.\w+)")
+TORCH_SUFFIXES = (".bin", ".pt", ".pth")
+# What trainers leave beside the weights.
+NOT_WEIGHTS = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state|adapter_model).*")
+
+Notes = tuple[str, ...]
+Stored = dict[str, StoredTensor]
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON file that must hold an object."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path.name} cannot be read as JSON: {error}. ({path})") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path.name} holds {type(value).__name__}, expected a JSON object. ({path})")
+    return value
+
+
+def refuse_dangling_links(folder: Path) -> None:
+    """Raises CheckpointError if an entry of the folder is a symbolic link to something that is not there."""
+    for path in sorted(folder.iterdir()):
+        if path.is_symlink() and not path.exists():
+            raise CheckpointError(
+                f"{path.name} is a symbolic link to {path.readlink()}, which does not exist. "
+                f"Complete the download, or remove the link. ({path})"
+            )
+
+
+def read_folder(folder: Path, *, prefer_bin: bool = False) -> tuple[StoredTensors, Notes]:
+    """The tensors of a model folder, none read yet, and notes for the user.
+
+    safetensors come before files of torch.save unless `prefer_bin`. Raises CheckpointError if there are no
+    weights, if files are absent or damaged, or if an index and its files disagree.
+    """
+    files = {path.name: path for path in sorted(folder.iterdir()) if path.is_file()}
+    safe = [name for name in files if name.endswith(".safetensors") and not NOT_WEIGHTS.match(name)]
+    torch = [name for name in files if name.endswith(TORCH_SUFFIXES) and not NOT_WEIGHTS.match(name)]
+    safe_index, torch_index = "model.safetensors.index.json", "pytorch_model.bin.index.json"
+    has_safe, has_torch = bool(safe) or safe_index in files, bool(torch) or torch_index in files
+    notes: Notes = ()
+    if prefer_bin and not has_torch:
+        raise CheckpointError(f"there is no .bin file in {folder}, and prefer_bin asks for one")
+    if not has_safe and not has_torch:
+        raise _no_weights(folder, files)
+    if has_safe and not prefer_bin:
+        if has_torch:
+            notes = (f"{some(torch or [torch_index])} ignored beside {some(safe or [safe_index])}",)
+        stored, more = _read_format(folder, safe, "model.safetensors", safe_index, _safetensors)
+    else:
+        if has_safe:
+            notes = (f"{some(safe or [safe_index])} ignored, as prefer_bin asks",)
+        stored, more = _read_format(folder, torch, "pytorch_model.bin", torch_index, read_torch_file)
+    if not stored:
+        raise CheckpointError(f"the weight files of {folder} hold no tensors")
+    return StoredTensors(stored), notes + more
+
+
+def _safetensors(path: Path) -> tuple[Stored, Notes]:
+    return read_safetensors(path), ()
+
+
+def _read_format(
+    folder: Path, files: list[str], single: str, index: str, read: Callable[[Path], tuple[Stored, Notes]]
+) -> tuple[Stored, Notes]:
+    """The weights among `files`, which are all of one format."""
+    has_index = (folder / index).exists()
+    if single in files:
+        stored, notes = read(folder / single)
+        others = ([index] if has_index else []) + [name for name in files if name != single]
+        return stored, (*notes, *([f"{some(others)} ignored beside {single}"] if others else []))
+    if has_index:
+        shards, notes = _read_all(folder, _indexed_files(folder, index), read)
+        return _agreeing_with_index(folder, index, shards), notes
+    if len(files) == 1 and not SHARD.fullmatch(files[0]):
+        stored, notes = read(folder / files[0])
+        return stored, (*notes, f"the weights are those of {files[0]}, the only weight file")
+    _refuse_incomplete_set(folder, files, index)
+    shards, notes = _read_all(folder, files, read)
+    merged: Stored = {}
+    for name, stored in shards.items():
+        if twice := merged.keys() & stored.keys():
+            raise CheckpointError(
+                f"{name} repeats tensors of other shards in {folder}: {some(sorted(twice))}"
+            )
+        merged |= stored
+    return merged, (*notes, f"{index} is missing; read the {len(files)} shards that their names declare")
+
+
+def _read_all(
+    folder: Path, names: Iterable[str], read: Callable[[Path], tuple[Stored, Notes]]
+) -> tuple[dict[str, Stored], Notes]:
+    shards: dict[str, Stored] = {}
+    notes: Notes = ()
+    for name in names:
+        shards[name], more = read(folder / name)
+        notes += more
+    return shards, notes
+
+
+def _weight_map(folder: Path, index: str) -> Mapping[str, str]:
+    weight_map = read_json(folder / index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+        raise CheckpointError(f"{index} has no weight_map from tensor names to files. ({folder / index})")
+    return weight_map
+
+
+def _indexed_files(folder: Path, index: str) -> list[str]:
+    names = list(dict.fromkeys(_weight_map(folder, index).values()))
+    outside = [
+        name for name in names if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts
+    ]
+    if outside:
+        raise CheckpointError(f"{index} names files outside its folder: {some(outside)}. ({folder / index})")
+    absent = [name for name in names if not (folder / name).is_file()]
+    if absent:
+        raise CheckpointError(
+            f"{index} names {len(names)} files, of which {len(absent)} are absent from {folder}: "
+            f"{some(absent, 20)}. Complete the download or copy."
+        )
+    return names
+
+
+def _agreeing_with_index(folder: Path, index: str, shards: Mapping[str, Stored]) -> Stored:
+    """The tensors in the order of the index, which must list exactly what the files hold."""
+    weight_map = _weight_map(folder, index)
+    holders: dict[str, list[str]] = defaultdict(list)
+    for file, stored in shards.items():
+        for name in stored:
+            holders[name].append(file)
+    faults = [f"{name!r} is in no file" for name in weight_map if name not in holders]
+    faults += [
+        f"{name!r} of {files[0]} is not in the index"
+        for name, files in holders.items()
+        if name not in weight_map
+    ]
+    faults += [
+        f"{name!r} is mapped to {weight_map[name]}, found in {' and '.join(files)}"
+        for name, files in holders.items()
+        if name in weight_map and files != [weight_map[name]]
+    ]
+    if faults:
+        raise CheckpointError(
+            f"{index} and the files of {folder} disagree, as after two saves into one folder: "
+            f"{some(faults)}. Save or download the model again into an empty folder."
+        )
+    return {name: shards[file][name] for name, file in weight_map.items()}
+
+
+def _refuse_incomplete_set(folder: Path, files: list[str], index: str) -> None:
+    matches = [SHARD.fullmatch(name) for name in files]
+    declared = [match for match in matches if match]
+    if len(declared) < len(files) or len({(m["stem"], m["m"], m["suffix"]) for m in declared}) > 1:
+        raise CheckpointError(
+            f"{folder} holds several weight files and no {index}: {some(files, 20)}. "
+            "Leave one model in the folder, or restore its index."
+        )
+    total, have = int(declared[0]["m"]), sorted(int(match["n"]) for match in declared)
+    absent = sorted(set(range(1, total + 1)) - set(have))
+    if absent or len(have) != total:
+        first = declared[0]
+        width = len(first["n"])
+        names = [f"{first['stem']}-{n:0{width}d}-of-{first['m']}{first['suffix']}" for n in absent]
+        raise CheckpointError(
+            f"{folder} holds {len(have)} of {total} shards; absent: {some(names, 20)}. "
+            "Complete the download or copy."
+        )
+
+
+def _no_weights(folder: Path, files: Mapping[str, Path]) -> CheckpointError:
+    if "adapter_config.json" in files:
+        base = read_json(files["adapter_config.json"]).get("base_model_name_or_path")
+        return CheckpointError(
+            f"{folder} holds an adapter of the model {base!r}, not a model. Merge it into its base first, "
+            "with peft: PeftModel.from_pretrained(base, adapter).merge_and_unload().save_pretrained(folder)."
+        )
+    if gguf := [name for name in files if name.endswith(".gguf")]:
+        return CheckpointError(
+            f"{folder} holds its weights only as GGUF ({some(gguf)}), whose blocks are quantised. Use the "
+            "original model, or dequantise it: from_pretrained(folder, gguf_file=…).save_pretrained(other)."
+        )
+    return CheckpointError(
+        f"{folder} holds no weights: expected model.safetensors or pytorch_model.bin, or shards of either; "
+        f"found {some(files, 10) or 'no files'}."
+    )

@@ -1,0 +1,85 @@
+"""A model in memory as a checkpoint: the names and tensors that saving it would write, without copying."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from symfuse.errors import CheckpointError
+from symfuse.io.names import Key, memory
+
+
+def unwrap(module: nn.Module) -> nn.Module:
+    """The model inside the wrappers of torch.compile and data-parallel training."""
+    while True:
+        inner = getattr(module, "_orig_mod", None)
+        if inner is None and isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            inner = module.module
+        if not isinstance(inner, nn.Module):
+            return module
+        module = inner
+
+
+def module_config(module: nn.Module) -> dict[str, Any] | None:
+    """The config that a transformers model carries, with its class, which saving would write too."""
+    own: Any = getattr(module, "config", None)
+    if not hasattr(own, "to_dict"):
+        return None
+    config = dict(own.to_dict())
+    config["architectures"] = config.get("architectures") or [type(module).__name__]
+    return config
+
+
+def module_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """The tensors of a module under the names on disk: ties once, names to be ignored left out.
+
+    Raises CheckpointError for a model with an adapter attached, and for tensors without data.
+    """
+    if getattr(module, "peft_config", None):
+        raise CheckpointError(
+            f"{type(module).__name__} has an adapter attached: merge it first (merge_and_unload() of peft)."
+        )
+    ignored = set(getattr(module, "_keys_to_ignore_on_save", None) or ())
+    tensors = {name: tensor for name, tensor in module.state_dict().items() if name not in ignored}
+    tensors = _without_ties(tensors, _declared_ties(module))
+    return _as_on_disk(module, tensors)
+
+
+def _declared_ties(module: nn.Module) -> list[re.Pattern[str]]:
+    """The names that a transformers model declares to be ties (a list up to version 4, then a dictionary)."""
+    patterns: list[str] = []
+    for prefix, part in module.named_modules():
+        for tied in getattr(part, "_tied_weights_keys", None) or ():
+            patterns.append(tied)
+            if prefix:
+                patterns.append(f"{re.escape(prefix)}.{tied}")
+    return [re.compile(pattern) for pattern in patterns]
+
+
+def _without_ties(tensors: Mapping[str, Tensor], declared: list[re.Pattern[str]]) -> dict[str, Tensor]:
+    """Of names that share memory, those that are declared ties go, but never the last one."""
+    groups: dict[Key, list[str]] = defaultdict(list)
+    for name, tensor in tensors.items():
+        groups[memory(tensor)].append(name)
+    dropped: set[str] = set()
+    for names in groups.values():
+        tied = [name for name in names if any(pattern.search(name) for pattern in declared)]
+        dropped.update(tied if len(tied) < len(names) else tied[1:])
+    return {name: tensor for name, tensor in tensors.items() if name not in dropped}
+
+
+def _as_on_disk(module: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """transformers 5 stacks experts and renames parts in memory; files keep the older names."""
+    if not any(base.__name__ == "PreTrainedModel" for base in type(module).__mro__):
+        return tensors
+    try:
+        from transformers.core_model_loading import revert_weight_conversion
+    except ImportError:  # before version 5 the names are the same
+        return tensors
+    model: Any = module
+    on_disk: dict[str, Tensor] = revert_weight_conversion(model, tensors)
+    return on_disk

@@ -1,0 +1,116 @@
+"""Reading one safetensors file: its header checked against its size first, then each tensor when asked for.
+
+A memory-mapped file that was cut short, or that has bytes appended, may read as zeros or leftovers without an
+error; so the header is checked here, before any tensor is trusted. Format: 8 bytes, the length N of the
+header (little-endian); N bytes of JSON; then the tensors' bytes, without gaps.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from symfuse.errors import CheckpointError
+from symfuse.io.tensors import DTYPES, StoredTensor, TensorInfo
+
+MAX_HEADER = 100_000_000  # the limit of the safetensors library
+
+
+def read_safetensors(path: Path) -> dict[str, StoredTensor]:
+    """The tensors of one file, by name, from its header alone.
+
+    Raises CheckpointError if the file's size is not the one that its header implies, or its header is bad.
+    """
+    stored: dict[str, StoredTensor] = {}
+    end = 0
+    header, header_size = _header(path)
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        info, stop = _entry(path, name, entry)
+        end = max(end, stop)
+        stored[name] = StoredTensor(info, path.name, partial(_read, path, name))
+    actual, expected = path.stat().st_size, header_size + end
+    if actual != expected:
+        fault = "cut short" if actual < expected else "longer than its header says"
+        raise CheckpointError(
+            f"{path.name} is {fault}: expected {expected} bytes (header {header_size} + tensors {end}), "
+            f"found {actual}. Copy or download the file again. ({path})"
+        )
+    try:
+        with safe_open(path, framework="pt"):
+            pass  # the library's own checks: gaps and overlaps between tensors
+    except SafetensorError as error:
+        raise CheckpointError(f"{path.name} has an invalid header: {error}. ({path})") from error
+    return stored
+
+
+def _header(path: Path) -> tuple[dict[str, Any], int]:
+    """The parsed header, and the position of the first tensor byte."""
+    actual = path.stat().st_size
+    with path.open("rb") as file:
+        prefix = file.read(8)
+        if len(prefix) < 8:
+            raise CheckpointError(
+                f"{path.name} is cut short: expected at least 8 bytes, found {actual}. "
+                f"Copy or download the file again. ({path})"
+            )
+        (length,) = struct.unpack("<Q", prefix)
+        if length > MAX_HEADER:
+            raise CheckpointError(
+                f"{path.name} is not a safetensors file: its first 8 bytes give a header of {length} bytes, "
+                f"expected at most {MAX_HEADER}. ({path})"
+            )
+        if 8 + length > actual:
+            raise CheckpointError(
+                f"{path.name} is cut short inside its header: expected at least {8 + length} bytes, "
+                f"found {actual}. Copy or download the file again. ({path})"
+            )
+        text = file.read(length)
+    try:
+        header = json.loads(text)
+    except ValueError as error:
+        raise CheckpointError(f"{path.name} has a header that is not JSON: {error}. ({path})") from error
+    if not isinstance(header, dict):
+        raise CheckpointError(f"{path.name} has a header that is not a JSON object. ({path})")
+    return header, 8 + length
+
+
+def _entry(path: Path, name: str, entry: Any) -> tuple[TensorInfo, int]:
+    """One tensor's info, and the position after its last byte."""
+    try:
+        dtype_name, shape, (start, stop) = entry["dtype"], entry["shape"], entry["data_offsets"]
+        numbers = all(type(n) is int and n >= 0 for n in (*shape, start, stop))
+    except (KeyError, TypeError, ValueError):
+        numbers = False
+    if not numbers:
+        raise CheckpointError(
+            f"{path.name}: the header's entry for {name!r} is not valid: {entry!r}. ({path})"
+        )
+    if dtype_name not in DTYPES:
+        raise CheckpointError(
+            f"{path.name}: {name!r} has dtype {dtype_name}, which symfuse does not read; expected one of "
+            f"{', '.join(DTYPES)}. Convert the model first. ({path})"
+        )
+    info = TensorInfo(DTYPES[dtype_name], tuple(shape))
+    if stop - start != info.nbytes:
+        raise CheckpointError(
+            f"{path.name}: {name!r} is {info}, expected {info.nbytes} bytes, its header gives it "
+            f"{stop - start}. ({path})"
+        )
+    return info, stop
+
+
+def _read(path: Path, name: str) -> Tensor:
+    # Each tensor has a mapping of its own, given back together with it: a shared one would keep every page
+    # that was ever read in memory. Opening costs under 1 ms for a thousand tensors a file. The mapping is
+    # private: changes in memory do not reach the file.
+    with safe_open(path, framework="pt") as file:
+        tensor: Tensor = file.get_tensor(name)
+        return tensor

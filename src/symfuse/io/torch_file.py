@@ -1,0 +1,84 @@
+"""Reading one file of `torch.save`, as data only: `weights_only` is never off, and no flag turns it off."""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from symfuse.errors import CheckpointError
+from symfuse.io.messages import some
+from symfuse.io.tensors import StoredTensor, TensorInfo
+
+WRAPPERS = ("state_dict", "model", "module")  # the keys under which trainers nest the weights
+
+
+def read_torch_file(path: Path) -> tuple[dict[str, StoredTensor], tuple[str, ...]]:
+    """The tensors of one file, memory-mapped where the file's format allows it, and notes for the user.
+
+    Raises CheckpointError if the file cannot be read, holds code, or anything other than named tensors.
+    """
+    loaded = _load(path)
+    notes: tuple[str, ...] = ()
+    if not _is_state_dict(loaded):
+        loaded, key = _unwrap(path, loaded)
+        notes = (f"{path.name}: the weights were read from under the key {key!r}",)
+    return {name: _stored(path, name, tensor) for name, tensor in loaded.items()}, notes
+
+
+def _load(path: Path) -> Any:
+    try:
+        # Files older than PyTorch 1.6 are not zip archives and cannot be mapped.
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f"{path.name} was not loaded: it is damaged, or holds Python objects besides tensors, which can run "
+            f"code when they are read. Save the weights alone, best as safetensors. "
+            f"({path}: {_first_line(error)})"
+        ) from error
+    except (RuntimeError, EOFError, ValueError, KeyError, OSError, AttributeError) as error:
+        raise CheckpointError(
+            f"{path.name} cannot be read; it may be cut short or not a PyTorch file. "
+            f"Copy or download it again. ({path}: {_first_line(error)})"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _is_state_dict(value: Any) -> bool:
+    return isinstance(value, dict) and bool(value) and all(isinstance(one, Tensor) for one in value.values())
+
+
+def _unwrap(path: Path, loaded: Any) -> tuple[dict[str, Tensor], str]:
+    """The one known key of the top level that holds a dictionary of tensors."""
+    if not isinstance(loaded, dict) or not loaded:
+        raise CheckpointError(
+            f"{path.name} holds {type(loaded).__name__}, expected a dictionary of named tensors. ({path})"
+        )
+    candidates = [key for key in WRAPPERS if _is_state_dict(loaded.get(key))]
+    if len(candidates) != 1:
+        others = [str(key) for key, value in loaded.items() if not isinstance(value, Tensor)]
+        found = f"under each of {candidates}" if candidates else f"with other entries: {some(others)}"
+        raise CheckpointError(
+            f"{path.name} holds tensors {found}; expected tensors only, or one of the keys "
+            f"{', '.join(WRAPPERS)} with a dictionary of tensors. Save the weights alone. ({path})"
+        )
+    return loaded[candidates[0]], candidates[0]
+
+
+def _stored(path: Path, name: Any, tensor: Tensor) -> StoredTensor:
+    if not isinstance(name, str):
+        raise CheckpointError(f"{path.name}: the key {name!r} is not a tensor's name. ({path})")
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
+        kind = (
+            "quantised" if tensor.is_quantized else "without data" if tensor.is_meta else str(tensor.layout)
+        )
+        raise CheckpointError(f"{path.name}: {name!r} is {kind}, expected a dense tensor. ({path})")
+    data = tensor.detach()
+    return StoredTensor(TensorInfo.of(data), path.name, lambda: data)

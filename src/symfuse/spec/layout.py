@@ -1,0 +1,236 @@
+"""The layout language: one line per tensor that says which symmetry acts on each of its dimensions.
+
+    layout := dim (" " dim)*
+    dim    := atom | "(" sum ")"
+    sum    := product ("+" product)*          a concatenation: fused projections
+    product:= dim+                            a product of axes, slowest first, as stored
+    atom   := NAME | NAME"*" | "|"NAME"|" | NUMBER
+
+`ffn` moves by g, `ffn*` by its dual g⁻ᵀ, `|ffn|` by the permutation part of g alone; a number is an unnamed
+axis of that size, which nothing moves. Sizes of names come from the declaration's axes.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from torch import Tensor
+
+from symfuse.errors import LayoutError
+
+
+class Variance(enum.Enum):
+    """How an element g of an axis's group acts on a dimension of a tensor."""
+
+    PRIMAL = "primal"  # w → g w: outputs, biases, embeddings
+    DUAL = "dual"  # w → g⁻ᵀ w: inputs, keys, the head axis of an output projection
+    PLAIN = "plain"  # w → |g| w, the permutation part: norm gains, the gate of a gated feed-forward
+
+
+@dataclass(frozen=True)
+class Atom:
+    """One axis (or a number: an unnamed axis of that size) with the way in which it is acted upon."""
+
+    name: str
+    variance: Variance = Variance.PRIMAL
+
+    def __str__(self) -> str:
+        return {"primal": self.name, "dual": f"{self.name}*", "plain": f"|{self.name}|"}[self.variance.value]
+
+
+@dataclass(frozen=True)
+class Product:
+    """`a b`: the indices of several axes in one stored dimension, slowest first."""
+
+    parts: tuple[Node, ...]
+
+    def __str__(self) -> str:
+        return " ".join(_bracketed(part) for part in self.parts)
+
+
+@dataclass(frozen=True)
+class Concat:
+    """`a + b`: blocks one after the other in one stored dimension, as in fused projections."""
+
+    parts: tuple[Node, ...]
+
+    def __str__(self) -> str:
+        return " + ".join(str(part) for part in self.parts)
+
+
+Node = Atom | Product | Concat
+
+
+def _bracketed(node: Node) -> str:
+    return str(node) if isinstance(node, Atom) else f"({node})"
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A view into a tensor with one dimension for each atom."""
+
+    view: Tensor
+    atoms: tuple[Atom, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A parsed layout: one node for each stored dimension of the tensor."""
+
+    dims: tuple[Node, ...]
+
+    def __str__(self) -> str:
+        return " ".join(_bracketed(node) for node in self.dims)
+
+    def atoms(self) -> Iterator[Atom]:
+        """All atoms, in stored order; an axis may occur more than once."""
+
+        def walk(nodes: tuple[Node, ...]) -> Iterator[Atom]:
+            for node in nodes:
+                if isinstance(node, Atom):
+                    yield node
+                else:
+                    yield from walk(node.parts)
+
+        return walk(self.dims)
+
+    def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """The shape that a tensor of this layout has; LayoutError for an undeclared axis."""
+        return tuple(_size(node, sizes) for node in self.dims)
+
+    def check(self, name: str, shape: tuple[int, ...], sizes: Mapping[str, int]) -> None:
+        """LayoutError, with a caret under the dimension at fault, unless a tensor of `shape` fits."""
+        expected = self.shape(sizes)
+        if expected == tuple(shape):
+            return
+        text = str(self)
+        lines = [f"{name}: the stored shape {tuple(shape)} does not fit its layout", f"    {text}"]
+        if len(expected) == len(shape):
+            at = next(i for i, (e, s) in enumerate(zip(expected, shape, strict=True)) if e != s)
+            pieces = [_bracketed(node) for node in self.dims]
+            start = sum(len(piece) + 1 for piece in pieces[:at])
+            lines.append("    " + " " * start + "^" * len(pieces[at]) + f" {expected[at]}, but {shape[at]}")
+        named = dict.fromkeys(atom.name for atom in self.atoms() if not atom.name.isdigit())
+        axes = ", ".join(f"{axis} = {sizes[axis]}" for axis in named)
+        lines.append(f"expected {expected} ({axes}); does config.json belong to these weights?")
+        raise LayoutError("\n".join(lines))
+
+    def segments(self, tensor: Tensor, sizes: Mapping[str, int]) -> Iterator[Segment]:
+        """Views that together cover `tensor`, each with one dimension per atom: concatenations are cut,
+        products are split. Writing into the views of an output writes the output."""
+        yield from _segments(tensor, self.dims, sizes)
+
+
+def _size(node: Node, sizes: Mapping[str, int]) -> int:
+    if isinstance(node, Atom):
+        if node.name.isdigit():
+            return int(node.name)
+        if node.name not in sizes:
+            raise LayoutError(f"axis {node.name!r} is not declared; declared are {', '.join(sorted(sizes))}")
+        return sizes[node.name]
+    parts = [_size(part, sizes) for part in node.parts]
+    if isinstance(node, Concat):
+        return sum(parts)
+    product = 1
+    for part in parts:
+        product *= part
+    return product
+
+
+def _segments(view: Tensor, nodes: tuple[Node, ...], sizes: Mapping[str, int]) -> Iterator[Segment]:
+    for dim, node in enumerate(nodes):
+        before, after = nodes[:dim], nodes[dim + 1 :]
+        if isinstance(node, Product):
+            split = view.unflatten(dim, [_size(part, sizes) for part in node.parts])
+            yield from _segments(split, (*before, *node.parts, *after), sizes)
+            return
+        if isinstance(node, Concat):
+            start = 0
+            for part in node.parts:
+                length = _size(part, sizes)
+                yield from _segments(view.narrow(dim, start, length), (*before, part, *after), sizes)
+                start += length
+            return
+    atoms = tuple(node for node in nodes if isinstance(node, Atom))
+    yield Segment(view, atoms)
+
+
+_TOKEN = re.compile(r"\s*(?:(?P<plain>\|[A-Za-z_]\w*\|)|(?P<name>[A-Za-z_]\w*\*?)|(?P<number>[1-9]\d*)|(?P<sign>[()+]))")
+
+
+class _Parser:
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.tokens: list[tuple[str, int]] = []
+        position = 0
+        end = len(text.rstrip())
+        while position < end:
+            match = _TOKEN.match(text, position)
+            if match is None:
+                self.fail("cannot read this", position + len(text[position:]) - len(text[position:].lstrip()))
+            self.tokens.append((match.group().strip(), match.end() - len(match.group().strip())))
+            position = match.end()
+        self.next = 0
+
+    def fail(self, why: str, at: int) -> None:
+        raise LayoutError(f"layout does not parse: {why}\n    {self.text}\n    {' ' * at}^")
+
+    def peek(self) -> str | None:
+        return self.tokens[self.next][0] if self.next < len(self.tokens) else None
+
+    def here(self) -> int:
+        return self.tokens[self.next][1] if self.next < len(self.tokens) else len(self.text)
+
+    def dim(self) -> Node:
+        token = self.peek()
+        if token is None or token in ")+":
+            self.fail("expected an axis or '('", self.here())
+        assert token is not None
+        opened = self.here()
+        self.next += 1
+        if token == "(":
+            node = self.sum()
+            if self.peek() != ")":
+                self.fail("this '(' is never closed", opened)
+            self.next += 1
+            return node
+        if token.startswith("|"):
+            return Atom(token.strip("|"), Variance.PLAIN)
+        if token.endswith("*"):
+            return Atom(token[:-1], Variance.DUAL)
+        return Atom(token)
+
+    def sum(self) -> Node:
+        parts = [self.product()]
+        while self.peek() == "+":
+            self.next += 1
+            parts.append(self.product())
+        return parts[0] if len(parts) == 1 else Concat(tuple(parts))
+
+    def product(self) -> Node:
+        parts = [self.dim()]
+        while self.peek() not in (None, ")", "+"):
+            parts.append(self.dim())
+        return parts[0] if len(parts) == 1 else Product(tuple(parts))
+
+
+@lru_cache(maxsize=4096)
+def parse(text: str) -> Layout:
+    """Read a layout; a LayoutError points at the place with a caret.
+
+    >>> [str(atom) for atom in parse("residual* (h qk + h qk* + h v)").atoms()]
+    ['residual*', 'h', 'qk', 'h', 'qk*', 'h', 'v']
+    """
+    parser = _Parser(text)
+    dims: list[Node] = []
+    while parser.peek() is not None:
+        if parser.peek() in (")", "+"):
+            parser.fail("nothing is open here", parser.here())
+        dims.append(parser.dim())
+    if not dims:
+        raise LayoutError("layout does not parse: it is empty; a tensor without dimensions cannot be declared")
+    return Layout(tuple(dims))

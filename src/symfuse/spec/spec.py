@@ -1,0 +1,231 @@
+"""A Spec: every tensor of one checkpoint, with its layout; every axis, with the group that acts on it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor
+
+from symfuse.errors import LayoutError, SpecError
+from symfuse.groups import GROUPS, Group
+from symfuse.spec.layout import Layout, Segment, parse
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A space that tensors share. group: the largest that may act; None: carried, never moved.
+    per: the axes for each of whose indices there is a separate element."""
+
+    size: int
+    group: Group | None = None
+    per: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, order=True)
+class Instance:
+    """One axis at one place: `ffn[3]` is the feed-forward space of layer 3."""
+
+    axis: str
+    index: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        return self.axis + (f"[{','.join(map(str, self.index))}]" if self.index else "")
+
+    @classmethod
+    def parse(cls, text: str) -> Instance:
+        match = re.fullmatch(r"(\w+)(?:\[(\d+(?:,\d+)*)\])?", text)
+        if match is None:
+            raise LayoutError(f"{text!r} is not an axis instance such as 'residual' or 'ffn[3]'")
+        return cls(match[1], tuple(int(i) for i in match[2].split(",")) if match[2] else ())
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A tensor of the model: its layout, and the template indices (such as the layer) of its name."""
+
+    layout: Layout
+    index: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Shift:
+    """A bias that may be translated, t being any vector: one more symmetry, beside the linear ones.
+
+    bias: its name; axis: the part of it that may move. weight, into: the projection that reads that axis and
+    its bias, from which weight @ t is taken (values: softmax rows sum to one); None where the translation is
+    free (keys: softmax ignores a constant per row).
+    """
+
+    bias: str
+    axis: str
+    weight: str | None = None
+    into: str | None = None
+
+    def at(self, index: Mapping[str, int]) -> Shift:
+        names = (None if name is None else name.format(**index) for name in (self.bias, self.weight, self.into))
+        bias, weight, into = names
+        return Shift(bias or "", self.axis, weight, into)
+
+
+@dataclass(frozen=True)
+class Spec:
+    """The declaration of one checkpoint: what symfuse knows of an architecture, all of it data.
+
+    family: the model type. axes: by name. tensors: by canonical name (without the base prefix), in order.
+    heads: names of the tensors of the task head. tied: alias → the tensor that it equals. shifts: biases that
+    may be translated. outputs: the layouts of the model's outputs, by field name. names: canonical name →
+    name in the file, where they differ.
+    """
+
+    family: str
+    axes: Mapping[str, Axis]
+    tensors: Mapping[str, Declared]
+    heads: frozenset[str] = frozenset()
+    tied: Mapping[str, str] = field(default_factory=dict)
+    shifts: tuple[Shift, ...] = ()
+    outputs: Mapping[str, Layout] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        return {name: axis.size for name, axis in self.axes.items()}
+
+    def file_name(self, name: str) -> str:
+        """The name under which the checkpoint stores this tensor."""
+        return self.names.get(name, name)
+
+    def instance(self, axis: str, index: Mapping[str, int]) -> Instance:
+        """The instance of an axis that a tensor with these template indices touches."""
+        return Instance(axis, tuple(index[per] for per in self.axes[axis].per if per in index))
+
+    def batch_axes(self, axis: str) -> tuple[str, ...]:
+        """The axes over whose indices the elements of an instance are batched (the others are in its index)."""
+        return tuple(per for per in self.axes[axis].per if per not in self.index_axes)
+
+    def batch(self, axis: str) -> tuple[int, ...]:
+        return tuple(self.axes[per].size for per in self.batch_axes(axis))
+
+    @cached_property
+    def index_axes(self) -> frozenset[str]:
+        """Axes that are template indices of names (layers), not dimensions of tensors."""
+        return frozenset(key for declared in self.tensors.values() for key in declared.index)
+
+    @cached_property
+    def movable(self) -> dict[Instance, tuple[str, ...]]:
+        """Every instance on which a group acts, with the names of the tensors that it touches."""
+        out: dict[Instance, list[str]] = {}
+        for name, declared in self.tensors.items():
+            for axis in dict.fromkeys(atom.name for atom in declared.layout.atoms()):
+                if not axis.isdigit() and self.axes[axis].group is not None:
+                    out.setdefault(self.instance(axis, declared.index), []).append(name)
+        return {instance: tuple(names) for instance, names in out.items()}
+
+    @cached_property
+    def order(self) -> tuple[str, ...]:
+        """Axes on which a group acts, those that depend on others (`per`) first: the order of acting."""
+        moved = [name for name, axis in self.axes.items() if axis.group is not None]
+
+        def depth(name: str) -> int:
+            return max((1 + depth(per) for per in self.axes[name].per), default=0)
+
+        return tuple(sorted(moved, key=lambda name: -depth(name)))
+
+    def segments(self, name: str, tensor: Tensor) -> Iterator[Segment]:
+        return self.tensors[name].layout.segments(tensor, self.sizes)
+
+    def check(self, shapes: Mapping[str, tuple[int, ...]], where: str) -> None:
+        """Every declared tensor is there with its shape and nothing else is: else one error that lists all.
+
+        shapes: by name in the file. where: the checkpoint, for the message.
+        """
+        files = {self.file_name(name): name for name in self.tensors}
+        missing = [f for f, name in files.items() if f not in shapes and name not in self.tied]
+        extra = [f for f in shapes if f not in files]
+        if missing or extra:
+            lines = [f"{where}: the tensors are not those of {self.family}"]
+            lines += [f"  missing: {_some(missing)}"] if missing else []
+            lines += [f"  not declared: {_some(extra)}"] if extra else []
+            lines.append(
+                "  a missing tensor would be filled with random numbers on loading, an undeclared one would not "
+                "move with the rest; does config.json belong to these weights?"
+            )
+            raise SpecError("\n".join(lines))
+        for file, name in files.items():
+            if file in shapes:
+                self.tensors[name].layout.check(file, shapes[file], self.sizes)
+
+    def to_json(self) -> dict[str, Any]:
+        """The declaration as data; `from_json` is its inverse."""
+        return {
+            "family": self.family,
+            "axes": {
+                name: {"size": axis.size, "group": axis.group.name if axis.group else None, "per": list(axis.per)}
+                for name, axis in self.axes.items()
+            },
+            "tensors": {name: [str(d.layout), dict(d.index)] for name, d in self.tensors.items()},
+            "heads": sorted(self.heads),
+            "tied": dict(self.tied),
+            "shifts": [[s.bias, s.axis, s.weight, s.into] for s in self.shifts],
+            "outputs": {name: str(layout) for name, layout in self.outputs.items()},
+            "names": dict(self.names),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Spec:
+        return cls(
+            family=data["family"],
+            axes={
+                name: Axis(a["size"], GROUPS[a["group"]] if a["group"] else None, tuple(a["per"]))
+                for name, a in data["axes"].items()
+            },
+            tensors={name: Declared(parse(text), index) for name, (text, index) in data["tensors"].items()},
+            heads=frozenset(data["heads"]),
+            tied=data["tied"],
+            shifts=tuple(Shift(*s) for s in data["shifts"]),
+            outputs={name: parse(text) for name, text in data["outputs"].items()},
+            names=data["names"],
+        )
+
+
+def expand(
+    templates: Mapping[str, str], axes: Mapping[str, Axis], prefix: str = ""
+) -> dict[str, Declared]:
+    """Names with `{l}` become one name for each index of the axis l; layouts are parsed and their axes checked.
+
+    LayoutError for an axis that is not declared, for an element that would be needed twice, or for a `per`
+    index that a tensor does not have.
+    """
+    out: dict[str, Declared] = {}
+    for template, text in templates.items():
+        layout = parse(text)
+        keys = list(dict.fromkeys(re.findall(r"{(\w+)}", template)))
+        _check_axes(template, layout, keys, axes)
+        indices: list[dict[str, int]] = [{}]
+        for key in keys:
+            indices = [index | {key: i} for index in indices for i in range(axes[key].size)]
+        for index in indices:
+            out[prefix + template.format(**index)] = Declared(layout, index)
+    return out
+
+
+def _check_axes(template: str, layout: Layout, keys: Iterable[str], axes: Mapping[str, Axis]) -> None:
+    names = [atom.name for atom in layout.atoms() if not atom.name.isdigit()]
+    for key in (*keys, *names):
+        if key not in axes:
+            raise LayoutError(f"{template}: axis {key!r} is not declared; declared are {', '.join(sorted(axes))}")
+    for name in names:
+        absent = [per for per in axes[name].per if per not in keys and per not in names]
+        if absent and axes[name].group is not None:
+            raise LayoutError(
+                f"{template}: axis {name!r} has one element per {', '.join(axes[name].per)}, but the tensor has no "
+                f"{', '.join(absent)}, neither in its name nor in its layout\n    {layout}"
+            )
+
+
+def _some(names: list[str], most: int = 8) -> str:
+    more = f", and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

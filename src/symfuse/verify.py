@@ -1,0 +1,197 @@
+"""Proof by evaluation: two checkpoints run as the real class on the same inputs, and their outputs compared.
+
+An output that lives in a moved space (a base model's hidden states under a residual permutation) is compared after
+the same element has acted on the original's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from symfuse.alignment import Alignment
+from symfuse.architectures import ARCHITECTURES
+from symfuse.errors import CheckpointError, OptionError, VerificationError
+from symfuse.io import Checkpoint
+
+Outputs = Mapping[str, Tensor]
+
+# Largest relative difference of outputs that rounding alone explains. float64: as measured, ×100; lower: a few units
+# in the last place of the stored weights, amplified by the depth of the network.
+TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-5, torch.float16: 5e-2, torch.bfloat16: 2e-1}
+
+
+@dataclass(frozen=True)
+class Verification:
+    """errors: for each output field the largest difference, relative to the largest entry of the original's.
+    tolerance: what was allowed. inputs: a sentence on what was fed."""
+
+    errors: Mapping[str, float]
+    tolerance: float
+    inputs: str
+
+    @property
+    def worst(self) -> float:
+        return max(self.errors.values())
+
+    @property
+    def equal(self) -> bool:
+        return self.worst <= self.tolerance  # NaN compares false
+
+    def raise_if_different(self, what: str) -> None:
+        if not self.equal:
+            name = max(self.errors, key=lambda field: float("inf") if self.errors[field] != self.errors[field] else self.errors[field])
+            raise VerificationError(
+                f"{what}: output {name!r} differs by {self.errors[name]:.2e} relative to its largest entry, "
+                f"{self.tolerance:.0e} allowed ({self.inputs}); nothing was written"
+            )
+
+
+def live(checkpoint: Checkpoint, dtype: torch.dtype = torch.float64) -> torch.nn.Module:
+    """The real module of a checkpoint, in evaluation mode: the `transformers` class that its config names, or
+    what the family builds. CheckpointError if weights are left over or would be filled in at random."""
+    architecture = ARCHITECTURES.get(str(checkpoint.config.get("model_type")))
+    if architecture is not None and architecture.build is not None:
+        module = architecture.build(checkpoint.config).to(dtype)
+        module.load_state_dict({name: tensor.to(dtype) for name, tensor in checkpoint.items()})
+        return module.eval()
+    return _transformers_module(checkpoint, dtype).eval()
+
+
+def _transformers_module(checkpoint: Checkpoint, dtype: torch.dtype) -> torch.nn.Module:
+    import transformers
+
+    data = dict(checkpoint.config)
+    model_type = data.get("model_type")
+    if model_type not in transformers.CONFIG_MAPPING:
+        raise CheckpointError(
+            f"{checkpoint.name}: transformers {transformers.__version__} has no model_type {model_type!r}, so the model "
+            "cannot be run; give verify a `run` function, or skip the check"
+        )
+    config = transformers.CONFIG_MAPPING[model_type].from_dict(data)
+    named = (data.get("architectures") or [None])[0]
+    kind = getattr(transformers, named, None) if named else None
+    if kind is None:
+        kind = transformers.AutoModel._model_mapping[type(config)]
+    with _quiet():
+        module, report = kind.from_pretrained(
+            None,
+            config=config,
+            state_dict=dict(checkpoint),
+            output_loading_info=True,
+            dtype=dtype,
+            attn_implementation="eager",
+        )
+    for problem in ("missing_keys", "mismatched_keys"):
+        if report[problem]:
+            names = ", ".join(sorted(map(str, report[problem]))[:5])
+            raise CheckpointError(f"{checkpoint.name}: {problem.replace('_', ' ')} for {kind.__name__}: {names}")
+    assert isinstance(module, torch.nn.Module)
+    return module
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No loading bars and no advice from transformers: what matters is in its loading report."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def random_inputs(module: torch.nn.Module, config: Mapping[str, Any], seed: int = 0) -> dict[str, Tensor]:
+    """Seeded inputs for a live module: token ids with padding, pixels, or hidden states, by what it takes."""
+    rng = torch.Generator().manual_seed(seed)
+    dtype = next(module.parameters()).dtype
+    main = getattr(module, "main_input_name", None)
+    if main is None:
+        return {"src": torch.randn(3, 7, config["hidden_size"], generator=rng, dtype=dtype)}
+    if main == "pixel_values":
+        size = config.get("image_size", 224)
+        height, width = (size, size) if isinstance(size, int) else size
+        return {main: torch.randn(2, config.get("num_channels", 3), height, width, generator=rng, dtype=dtype)}
+    if main != "input_ids":
+        raise OptionError(f"verify knows no inputs for {type(module).__name__} (it reads {main!r}); give it `inputs`")
+    length = min(16, config.get("max_position_embeddings", config.get("n_positions", 16)) - 4)
+    ids = torch.randint(5, config["vocab_size"], (3, length), generator=rng)
+    mask = torch.ones_like(ids)
+    mask[1, length // 2 :] = 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def run(module: torch.nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """All floating-point outputs of a live module by field name; positions that are masked out are set to zero."""
+    with torch.inference_mode():
+        if "src" in inputs:
+            return {"output": module(inputs["src"])}
+        out = module(**inputs)
+    mask = inputs.get("attention_mask")
+    fields = {}
+    for name, value in out.items():
+        if isinstance(value, Tensor) and value.is_floating_point():
+            aligned = mask is not None and value.ndim == 3 and value.shape[:2] == mask.shape
+            fields[name] = value * mask[..., None].to(value.dtype) if aligned and mask is not None else value
+    return fields
+
+
+def compare(before: Outputs, after: Outputs) -> dict[str, float]:
+    """For each field the largest absolute difference over the largest absolute entry of `before`."""
+    return {
+        name: ((after[name] - value).abs().max() / value.abs().max().clamp_min(1e-300)).item()
+        for name, value in before.items()
+    }
+
+
+def verify(
+    before: Checkpoint,
+    after: Checkpoint,
+    alignment: Alignment | None = None,
+    *,
+    inputs: Mapping[str, Tensor] | None = None,
+    runner: Callable[[Checkpoint], Outputs] | None = None,
+    dtype: torch.dtype = torch.float64,
+    tolerance: float | None = None,
+) -> Verification:
+    """Whether two checkpoints compute the same function, on `inputs` (default: seeded random ones).
+
+    dtype: in which both are run. alignment: how `after` came about, if outputs in moved spaces are to be undone.
+    runner: runs a checkpoint, for models that `transformers` does not have. tolerance: default by the coarsest
+    stored dtype (TOLERANCE). Raises CheckpointError if a model cannot be run.
+    """
+    if tolerance is None:
+        stored = {info.dtype for c in (before, after) for name in c if (info := c.info(name)).dtype in TOLERANCE}
+        tolerance = max((TOLERANCE[d] for d in stored), default=TOLERANCE[dtype])
+    if runner is not None:
+        return Verification(compare(runner(before), runner(after)), tolerance, "the given inputs")
+    module = live(before, dtype)
+    what = "the given inputs" if inputs is not None else "seeded random inputs"
+    inputs = random_inputs(module, before.config) if inputs is None else inputs
+    expected = _moved(run(module, inputs), alignment)
+    del module
+    found = run(live(after, dtype), _moved(inputs, alignment))
+    return Verification(compare(expected, found), tolerance, f"{what}, run in {str(dtype).removeprefix('torch.')}")
+
+
+def _moved(fields: Mapping[str, Tensor], alignment: Alignment | None) -> dict[str, Tensor]:
+    """Let the alignment act on the last dimension of the fields that live in a moved space."""
+    if alignment is None:
+        return dict(fields)
+    out = dict(fields)
+    for name, layout in alignment.spec.outputs.items():
+        (atom,) = layout.atoms()
+        element = alignment.elements.get(alignment.spec.instance(atom.name, {}))
+        if name in fields and element is not None:
+            out[name] = element.part(atom.variance.value).act(fields[name], -1)
+    return out
