@@ -12,7 +12,7 @@ Both re-indexings are the action of the outer elements on the batch dimensions o
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from symfuse.errors import CheckpointError, IncompatibleError, SymmetryError
 from symfuse.groups import ELEMENTS, Element
-from symfuse.io import Checkpoint, TensorInfo
+from symfuse.io import Checkpoint
 from symfuse.spec import Atom, Instance, Spec, Variance
 
 FORMAT = 1
@@ -44,8 +44,13 @@ class Alignment:
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self, source: Checkpoint) -> Checkpoint:
-        """The source moved: the same function, as a lazy checkpoint (each tensor is moved when it is read)."""
-        return source.replace(tensors=_Moved(self, source), infos=_infos(source), name=f"{source.name} (aligned)")
+        """The source moved: the same function, as a lazy checkpoint (each tensor is moved when it is read).
+
+        Derived buffers, such as position ids, are left out.
+        """
+        files = [f for name in self.spec.tensors if (f := self.spec.file_name(name)) in source]
+        infos = {name: source.info(name) for name in files}
+        return source.replace(tensors=_Moved(self, source), infos=infos, name=f"{source.name} (aligned)")
 
     def move(self, name: str, tensor: Tensor) -> Tensor:
         """The tensor of that canonical name moved by the linear part (no translation); its dtype is kept.
@@ -80,8 +85,10 @@ class Alignment:
                     view = _act(element.part(atom.variance.value), view, dim, atoms, batch)
         return view
 
-    def shift(self, name: str, moved: Tensor, weight: Any) -> Tensor:
-        """The translations' part in the moved tensor of that name; weight(name) gives other moved tensors."""
+    def shift(self, name: str, moved: Tensor, weight: Callable[[str], Tensor]) -> Tensor:
+        """The moved tensor of that name with its part of the translations; weight(name) reads another moved one."""
+        if name not in self.shifts and not any(rule.into == name for rule in self.spec.shifts):
+            return moved
         out = moved.double()
         if name in self.shifts:
             out = out + self.shifts[name].double()
@@ -92,14 +99,12 @@ class Alignment:
 
     def _through(self, bias: str, axis: str, name: str, weight: Tensor) -> Tensor:
         """weight @ t for the part of the translation t that lies on `axis`, as a vector of the output."""
-        for t in self.spec.segments(bias, self.shifts[bias].double()):
-            if axis in map(str, t.atoms):
-                (w,) = self.spec.segments(name, weight.double())
-                letters = {atom.name: chr(97 + i) for i, atom in enumerate(w.atoms)}
-                read = "".join(letters[atom.name] for atom in t.atoms)
-                left = "".join(letter for letter in letters.values() if letter not in read)
-                return torch.einsum(f"{''.join(letters.values())},{read}->{left}", w.view, t.view).reshape(-1)
-        raise SymmetryError(f"{bias}: no part of its layout is {axis}")
+        t = self.spec.part(bias, self.shifts[bias].double(), axis)
+        (w,) = self.spec.segments(name, weight.double())
+        letters = {atom.name: chr(97 + i) for i, atom in enumerate(w.atoms)}
+        read = "".join(letters[atom.name] for atom in t.atoms)
+        left = "".join(letter for letter in letters.values() if letter not in read)
+        return torch.einsum(f"{''.join(letters.values())},{read}->{left}", w.view, t.view).reshape(-1)
 
     def inverse(self) -> Alignment:
         """The alignment that undoes this one."""
@@ -152,7 +157,7 @@ class Alignment:
         keys = [per for per in self.spec.axes[instance.axis].per if per in self.spec.index_axes]
         return dict(zip(keys, instance.index, strict=True))
 
-    def only(self, keep: Any) -> Alignment:
+    def only(self, keep: Callable[[Instance], bool]) -> Alignment:
         """The alignment restricted to the instances for which keep(instance) is true; no translations."""
         return replace(self, elements={i: g for i, g in self.elements.items() if keep(i)}, shifts={})
 
@@ -221,28 +226,21 @@ class _Moved(Mapping[str, Tensor]):
         self.canonical = {alignment.spec.file_name(name): name for name in alignment.spec.tensors}
 
     def __getitem__(self, file_name: str) -> Tensor:
-        name = self.canonical.get(file_name)
-        tensor = self.source[file_name]
-        if name is None:  # a derived buffer: nothing moves it
-            return tensor
-        spec = self.alignment.spec
-        moved = self.alignment.move(name, tensor)
-        return self.alignment.shift(
-            name, moved, lambda other: self.alignment.move(other, self.source[spec.file_name(other)])
-        ) if self.alignment.shifts else moved
+        name = self.canonical[file_name]
+        moved = self.alignment.move(name, self.source[file_name])
+        return self.alignment.shift(name, moved, self._read) if self.alignment.shifts else moved
+
+    def _read(self, name: str) -> Tensor:
+        return self.alignment.move(name, self.source[self.alignment.spec.file_name(name)])
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.source)
+        return (name for name in self.canonical if name in self.source)
 
     def __len__(self) -> int:
-        return len(self.source)
+        return sum(1 for _ in self)
 
 
-def _infos(source: Checkpoint) -> dict[str, TensorInfo]:
-    return {name: source.info(name) for name in source}
-
-
-def random_alignment(spec: Spec, seed: int, axes: Any = None) -> Alignment:
+def random_alignment(spec: Spec, seed: int, axes: Collection[str] | None = None) -> Alignment:
     """Random elements of every axis (or of those named), and random translations: the same function, far away.
 
     It is how a declaration is proved (the outputs must not change) and how a planted case is made.
@@ -260,7 +258,6 @@ def random_alignment(spec: Spec, seed: int, axes: Any = None) -> Alignment:
             continue
         shape = spec.tensors[rule.bias].layout.shape(spec.sizes)
         t = shifts.setdefault(rule.bias, torch.zeros(shape, dtype=torch.float64))
-        for segment in spec.segments(rule.bias, t):
-            if rule.axis in map(str, segment.atoms):
-                segment.view.copy_(torch.randn(segment.view.shape, generator=rng, dtype=torch.float64) / 4)
+        view = spec.part(rule.bias, t, rule.axis).view
+        view.copy_(torch.randn(view.shape, generator=rng, dtype=torch.float64) / 4)
     return Alignment(spec, elements, shifts, {"random": seed})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from symfuse.architectures import bert, gpt2, torch_encoder
+from symfuse.architectures.model import Model, require_same_shape
 from symfuse.architectures.base import ARCHITECTURES, Architecture, Config, Family, Head, architecture, lookup, resolve
 
 __all__ = [
@@ -11,10 +12,12 @@ __all__ = [
     "Config",
     "Family",
     "Head",
+    "Model",
     "architecture",
     "bert",
     "gpt2",
     "lookup",
+    "require_same_shape",
     "resolve",
     "torch_encoder",
 ]

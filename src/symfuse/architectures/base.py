@@ -148,6 +148,7 @@ def resolve(config: Mapping[str, Any], names: Iterable[str], where: str = "check
         ),
         outputs={name: parse(text) for name, text in family.outputs.items()},
         names={n: f for n in tensors if (f := current.get(stored[n], stored[n])) != n},
+        buffers=frozenset(name for name in names if is_buffer(name, family)),
     )
 
 

@@ -54,8 +54,8 @@ class MaskedScore(NamedTuple):
 def convert(name: str) -> Path:
     """The folder of checkpoint `name`: model.safetensors with the original names and values, and config.json.
 
-    The config has what a declaration needs in the common names of `transformers` (model_type "sceptr"), and the
-    package's own config under "sceptr". Raises CheckpointError if there is no such checkpoint, or if its tokens
+    The config has what a declaration needs in the common names of `transformers` (model_type "sceptr"), and
+    the package's own under "sceptr". Raises CheckpointError if there is no such checkpoint, or if its tokens
     are not one-hot (SCEPTR_left_aligned, SCEPTR_BLOSUM).
     """
     from safetensors.torch import save_file
@@ -98,9 +98,8 @@ def load(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> nn.Module:
     try:
         module.load_state_dict(dict(weights), strict=True)
     except RuntimeError as error:
-        raise SpecError(
-            f"these are not the tensors of {config['sceptr']['model']['name']}: {error}"
-        ) from error
+        reason = " ".join(str(error).split())
+        raise SpecError(f"not the tensors of {config['sceptr']['model']['name']}: {reason}") from error
     for part in module.modules():
         if isinstance(part, nn.TransformerEncoder):
             part.use_nested_tensor = False  # a prototype of torch, which warns and drops the padded positions

@@ -112,10 +112,22 @@ class Group(ABC):
     # The dtype in which moments are formed. A rotation is as exact as its factorisation; a permutation is
     # exact whatever rounding its scores had.
     moments_dtype: ClassVar[torch.dtype] = torch.float64
+    # Whether g⁻ᵀ = g for all elements: then primal and dual moments need not be kept apart.
+    self_dual: ClassVar[bool] = False
 
     @property
     def name(self) -> str:
         return type(self).__name__.lower()
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def without_scaling(self) -> Group:
+        """The subgroup that keeps the norms of units."""
+        return self
 
     @abstractmethod
     def random(self, n: int, batch: tuple[int, ...], rng: torch.Generator) -> Element:

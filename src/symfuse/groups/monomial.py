@@ -117,6 +117,7 @@ class Permutation(Group):
     """
 
     moments_dtype: ClassVar[torch.dtype] = torch.float32
+    self_dual: ClassVar[bool] = True
 
     def random(self, n: int, batch: tuple[int, ...], rng: torch.Generator) -> Monomial:
         return Monomial(_random(n, batch, rng))
@@ -140,6 +141,7 @@ class Signed(Group):
     """
 
     moments_dtype: ClassVar[torch.dtype] = torch.float32
+    self_dual: ClassVar[bool] = True
 
     def random(self, n: int, batch: tuple[int, ...], rng: torch.Generator) -> Monomial:
         signs = torch.randint(0, 2, (*batch, n), generator=rng, dtype=torch.float64) * 2 - 1
@@ -192,6 +194,9 @@ class PositiveMonomial(Group):
 
     best: every pair of units is scored at its own best scale, then assigned: the exact joint optimum.
     """
+
+    def without_scaling(self) -> Permutation:
+        return Permutation()
 
     def random(self, n: int, batch: tuple[int, ...], rng: torch.Generator) -> Monomial:
         return Monomial(_random(n, batch, rng), random_scales((*batch, n), rng))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -96,6 +97,8 @@ class Orthogonal(Group):
     best: the polar factor of C, the sum of all cross-Grams (Zhang et al. 2025, Theorem 4.1).
     """
 
+    self_dual: ClassVar[bool] = True
+
     def random(self, n: int, batch: tuple[int, ...], rng: torch.Generator) -> Similarity:
         q, r = torch.linalg.qr(torch.randn(*batch, n, n, generator=rng, dtype=torch.float64))
         return Similarity(q * torch.sign(torch.diagonal(r, dim1=-2, dim2=-1))[..., None, :])  # Haar measure
@@ -126,6 +129,9 @@ class Conformal(Group):
     one_pass: bool = False
     steps: int = 50
     rtol: float = 1e-9
+
+    def without_scaling(self) -> Orthogonal:
+        return Orthogonal()
 
     def random(self, n: int, batch: tuple[int, ...], rng: torch.Generator) -> Similarity:
         return Similarity(Orthogonal().random(n, batch, rng).matrix, random_scales(batch, rng))

@@ -36,8 +36,8 @@ def _load(path: Path) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError as error:
         raise CheckpointError(
-            f"{path.name} was not loaded: it is damaged, or holds Python objects besides tensors, which can run "
-            f"code when they are read. Save the weights alone, best as safetensors. "
+            f"{path.name} was not loaded: it is damaged, or holds Python objects besides tensors, which can "
+            "run code when they are read. Save the weights alone, best as safetensors. "
             f"({path}: {_first_line(error)})"
         ) from error
     except (RuntimeError, EOFError, ValueError, KeyError, OSError, AttributeError) as error:

@@ -21,11 +21,13 @@ from functools import lru_cache
 from torch import Tensor
 
 from symfuse.errors import LayoutError
+from symfuse.groups import Part
 
 
 class Variance(enum.Enum):
     """How an element g of an axis's group acts on a dimension of a tensor."""
 
+    value: Part
     PRIMAL = "primal"  # w → g w: outputs, biases, embeddings
     DUAL = "dual"  # w → g⁻ᵀ w: inputs, keys, the head axis of an output projection
     PLAIN = "plain"  # w → |g| w, the permutation part: norm gains, the gate of a gated feed-forward

@@ -78,7 +78,7 @@ class Spec:
     family: the model type. axes: by name. tensors: by canonical name (without the base prefix), in order.
     heads: names of the tensors of the task head. tied: alias → the tensor that it equals. shifts: biases that
     may be translated. outputs: the layouts of the model's outputs, by field name. names: canonical name →
-    name in the file, where they differ.
+    name in the file, where they differ. buffers: names in the file of derived tensors, which are dropped.
     """
 
     family: str
@@ -89,6 +89,7 @@ class Spec:
     shifts: tuple[Shift, ...] = ()
     outputs: Mapping[str, Layout] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
+    buffers: frozenset[str] = frozenset()
 
     @cached_property
     def sizes(self) -> dict[str, int]:
@@ -137,6 +138,13 @@ class Spec:
     def segments(self, name: str, tensor: Tensor) -> Iterator[Segment]:
         return self.tensors[name].layout.segments(tensor, self.sizes)
 
+    def part(self, name: str, tensor: Tensor, atom: str) -> Segment:
+        """The part of a tensor in which an atom, as written, occurs; LayoutError if it is in none."""
+        for segment in self.segments(name, tensor):
+            if atom in map(str, segment.atoms):
+                return segment
+        raise LayoutError(f"{name}: {atom!r} does not occur in its layout {self.tensors[name].layout}")
+
     def check(self, shapes: Mapping[str, tuple[int, ...]], where: str) -> None:
         """Every declared tensor is there with its shape and nothing else is: else one error that lists all.
 
@@ -144,7 +152,7 @@ class Spec:
         """
         files = {self.file_name(name): name for name in self.tensors}
         missing = [f for f, name in files.items() if f not in shapes and name not in self.tied]
-        extra = [f for f in shapes if f not in files]
+        extra = [f for f in shapes if f not in files and f not in self.buffers]
         if missing or extra:
             lines = [f"{where}: the tensors are not those of {self.family}"]
             lines += [f"  missing: {_some(missing)}"] if missing else []
@@ -172,6 +180,7 @@ class Spec:
             "shifts": [[s.bias, s.axis, s.weight, s.into] for s in self.shifts],
             "outputs": {name: str(layout) for name, layout in self.outputs.items()},
             "names": dict(self.names),
+            "buffers": sorted(self.buffers),
         }
 
     @classmethod
@@ -188,6 +197,7 @@ class Spec:
             shifts=tuple(Shift(*s) for s in data["shifts"]),
             outputs={name: parse(text) for name, text in data["outputs"].items()},
             names=data["names"],
+            buffers=frozenset(data["buffers"]),
         )
 
 

@@ -1,0 +1,57 @@
+"""What the words on the command line select: `attention`, `ffn`, single axes; ranges of layers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from symfuse.errors import OptionError
+from symfuse.spec import Spec
+
+# Anatomy → axes, and `biases` for their translations. Given the residual stream, these are independent of each other.
+MATCHABLE: dict[str, tuple[str, ...]] = {"attention": ("qk", "v"), "ffn": ("ffn",)}
+
+
+def choose_axes(words: str | Iterable[str], spec: Spec) -> tuple[str, ...]:
+    """The axes named by words such as "attention,ffn", "qk" or "all"; OptionError for one that cannot be matched."""
+    parts = [w.strip() for w in words.split(",")] if isinstance(words, str) else list(words)
+    known = MATCHABLE | {axis: (axis,) for group in MATCHABLE.values() for axis in group}
+    known["all"] = tuple(axis for group in MATCHABLE.values() for axis in group)
+    chosen: list[str] = []
+    for word in parts:
+        if word not in known:
+            declared = word in spec.axes
+            raise OptionError(
+                f"axis {word!r} {'is declared but not matched by this version' if declared else 'is not known'}; "
+                f"choose from {', '.join(known)}"
+            )
+        chosen += [axis for axis in known[word] if axis not in chosen]
+    return tuple(axis for axis in chosen if axis in spec.axes)
+
+
+def choose_layers(text: str | Sequence[int] | None, layers: int) -> frozenset[int]:
+    """The layers named by "0-4", "3", "-1" (the last), "0-2,5", "tail:3" or "head:3"; None: all. Ranges include
+    both ends. OptionError for what is out of range or does not parse."""
+    if text is None:
+        return frozenset(range(layers))
+    if not isinstance(text, str):
+        chosen = frozenset(text)
+    else:
+        chosen = frozenset().union(*(_range(part.strip(), layers) for part in text.split(",")))
+    wrong = sorted(i for i in chosen if not 0 <= i < layers)
+    if wrong or not chosen:
+        raise OptionError(f"layers {text!r}: the model has layers 0 to {layers - 1}, not {wrong or 'none'}")
+    return chosen
+
+
+def _range(part: str, layers: int) -> range:
+    if match := re.fullmatch(r"(\d+)-(\d+)", part):
+        return range(int(match[1]), int(match[2]) + 1)
+    if match := re.fullmatch(r"\d+", part):
+        return range(int(part), int(part) + 1)
+    if match := re.fullmatch(r"-(\d+)", part):
+        return range(layers - int(match[1]), layers - int(match[1]) + 1)
+    if match := re.fullmatch(r"(tail|head):(\d+)", part):
+        n = int(match[2])
+        return range(layers - n, layers) if match[1] == "tail" else range(n)
+    raise OptionError(f"layers {part!r} does not parse; write 0-4, 3, -1, 0-2,5, tail:3 or head:3")

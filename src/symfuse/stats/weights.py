@@ -1,0 +1,72 @@
+"""Moments of an axis from the weights alone: with every other space fixed, an axis sees only its cross-Gram,
+the sum over tensors of unfold(anchor) unfold(source)ᵀ (Git Re-Basin, Eq. 3; Zhang et al. 2025, Theorem 4.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+
+import torch
+from torch import Tensor
+
+from symfuse.errors import SymmetryError
+from symfuse.groups import Group, Moments, Part, PartMoments
+from symfuse.spec import Atom, Instance, Spec, Variance
+
+Read = Callable[[str], Tensor]
+
+
+def features(
+    spec: Spec, instance: Instance, name: str, *tensors: Tensor
+) -> Iterator[tuple[Atom, tuple[Tensor, ...]]]:
+    """What each part of a tensor says of the units of an axis: its atom there, and a view [*b, n, k] of each tensor.
+
+    Where the axis occurs twice in one part (a square map of a space to itself) its moments are quadratic in the
+    element and no closed form exists: SymmetryError.
+    """
+    batch = spec.batch_axes(instance.axis)
+    for segments in zip(*(spec.segments(name, t) for t in tensors), strict=True):
+        atoms = segments[0].atoms
+        names = [atom.name for atom in atoms]
+        if instance.axis not in names:
+            continue
+        if names.count(instance.axis) > 1:
+            raise SymmetryError(f"{name}: {spec.tensors[name].layout} has axis {instance.axis} twice; no closed form")
+        front = [*map(names.index, batch), names.index(instance.axis)]
+        order = front + [i for i in range(len(names)) if i not in front]
+        views = (s.view.permute(order).reshape(*(s.view.shape[i] for i in front), -1) for s in segments)
+        yield atoms[front[-1]], tuple(views)
+
+
+def weight_moments(
+    spec: Spec,
+    instance: Instance,
+    anchor: Read,
+    source: Read,
+    group: Group,
+    skip: Collection[tuple[str, str]] = (),
+) -> PartMoments:
+    """The moments of one axis instance over all tensors that it touches, but for the parts (name, atom) in `skip`.
+
+    anchor, source: read a tensor by canonical name; whatever else moves has already been applied to the source.
+    The dtype is the group's. Where g acts like its dual, both parts are summed as they come.
+    """
+    out: dict[Part, Moments] = {}
+    dtype = group.moments_dtype
+    for name in spec.movable[instance]:
+        x, y = anchor(name).to(dtype), source(name).to(dtype)
+        for atom, (fx, fy) in features(spec, instance, name, x, y):
+            if (name, str(atom)) in skip:
+                continue
+            part: Part = "primal" if group.self_dual and atom.variance is Variance.DUAL else atom.variance.value
+            squares = [torch.linalg.vecdot(f, f) for f in (fx, fy)]
+            if part in out:
+                m = out[part]
+                xy = torch.baddbmm(_3d(m.xy), _3d(fx), _3d(fy).mT).reshape(m.xy.shape)
+                out[part] = Moments(xy, m.xx + squares[0], m.yy + squares[1])
+            else:
+                out[part] = Moments(fx @ fy.mT, squares[0], squares[1])
+    return out
+
+
+def _3d(t: Tensor) -> Tensor:
+    return t.reshape(-1, *t.shape[-2:])
