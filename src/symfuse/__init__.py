@@ -1,5 +1,62 @@
-"""symfuse: align transformers by their symmetries, prove that nothing changed, and merge them."""
+"""symfuse: align transformers by their symmetries, prove that nothing changed, and merge them.
+
+    import symfuse
+    a, b = symfuse.open("a"), symfuse.open("b")
+    alignment = symfuse.match(a, to=b, axes=("attention", "ffn"))
+    symfuse.merge([alignment(a), b], weights=[0.5, 0.5]).save("out")
+
+Names are imported when they are first used, so that `import symfuse` and `symfuse --help` stay quick.
+"""
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from symfuse.alignment import Alignment, random_alignment
+    from symfuse.api import align, declare, distance, match, merge, to_module, verify
+    from symfuse.errors import SymfuseError
+    from symfuse.io import Checkpoint, open  # noqa: A004
+
+_HOME = {
+    "Alignment": "alignment",
+    "Checkpoint": "io",
+    "SymfuseError": "errors",
+    "align": "api",
+    "declare": "api",
+    "distance": "api",
+    "match": "api",
+    "merge": "api",
+    "open": "io",
+    "random_alignment": "alignment",
+    "to_module": "api",
+    "verify": "api",
+}
+
+__all__ = [
+    "Alignment",
+    "Checkpoint",
+    "SymfuseError",
+    "align",
+    "declare",
+    "distance",
+    "match",
+    "merge",
+    "open",
+    "random_alignment",
+    "to_module",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(import_module(f"symfuse.{_HOME[name]}"), name)
+    raise AttributeError(f"module 'symfuse' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from symfuse.errors import CheckpointError, IncompatibleError, SymmetryError
@@ -162,7 +162,13 @@ class Alignment:
         return replace(self, elements={i: g for i, g in self.elements.items() if keep(i)}, shifts={})
 
     def save(self, path: str | Path) -> Path:
-        """Write one safetensors file: the elements, and in its metadata the declaration and the provenance."""
+        """Write `to_bytes` to a file."""
+        path = Path(path)
+        path.write_bytes(self.to_bytes())
+        return path
+
+    def to_bytes(self) -> bytes:
+        """One safetensors file: the elements, and in its metadata the declaration and the provenance."""
         tensors = {
             f"{instance}/{type(g).__name__.lower()}/{key}": t.contiguous()
             for instance, g in self.elements.items()
@@ -171,9 +177,7 @@ class Alignment:
         tensors |= {f"shift/{name}": t.contiguous() for name, t in self.shifts.items()}
         tensors = {key: t.clone() for key, t in tensors.items()}  # expanded identities share storage
         meta = {"spec": self.spec.to_json(), "provenance": dict(self.provenance)}
-        path = Path(path)
-        save_file(tensors, path, {"format": "pt", "symfuse": str(FORMAT), **{k: json.dumps(v) for k, v in meta.items()}})
-        return path
+        return save(tensors, {"format": "pt", "symfuse": str(FORMAT), **{k: json.dumps(v) for k, v in meta.items()}})
 
     @classmethod
     def load(cls, path: str | Path) -> Alignment:

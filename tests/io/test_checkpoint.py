@@ -267,7 +267,7 @@ def test_scan_is_not_misled_by_overflow_or_cancelling_infinities() -> None:
 
 def test_hub_id_offline() -> None:
     with pytest.raises(
-        CheckpointError, match="'nobody/nothing' is neither a folder here nor .* HF_HUB_OFFLINE"
+        CheckpointError, match=r"'nobody/nothing' is neither a folder here nor .* HF_HUB_OFFLINE"
     ):
         open_checkpoint("nobody/nothing")
 
@@ -295,7 +295,7 @@ def test_hub_id_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_transformers_is_not_imported_to_open_a_folder(tmp_path: Path) -> None:
     out = Checkpoint({"w": torch.ones(2)}, {}, name="x").save(tmp_path / "out")
-    script = "import sys; from symfuse.io import open; open(sys.argv[1])['w']; print('transformers' in sys.modules)"
+    script = "import sys, symfuse.io as io; io.open(sys.argv[1])['w']; print('transformers' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     run = subprocess.run(
         [sys.executable, "-c", script, str(out)], capture_output=True, text=True, env=environment, check=True

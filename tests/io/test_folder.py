@@ -21,7 +21,7 @@ def weights() -> dict[str, Tensor]:
     return {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(4, dtype=torch.bfloat16)}
 
 
-def folder(tmp_path: Path, config: object = {"model_type": "tiny"}) -> Path:  # noqa: B006 - not modified
+def folder(tmp_path: Path, config: object = {"model_type": "tiny"}) -> Path:
     out = tmp_path / "model"
     out.mkdir()
     (out / "config.json").write_text(json.dumps(config))
@@ -269,13 +269,13 @@ def test_companion_files(tmp_path: Path) -> None:
         "1_Pooling/config.json", "LICENSE", "LICENSE.txt", "added_tokens.json", "chat_template.jinja",
         "config_sentence_transformers.json", "generation_config.json", "merges.txt", "modules.json",
         "preprocessor_config.json", "processor_config.json", "sentence_bert_config.json",
-        "sentencepiece.bpe.model", "special_tokens_map.json", "spiece.model", "tokenizer.json", "tokenizer.model",
-        "tokenizer_config.json", "vocab.json", "vocab.txt",
+        "sentencepiece.bpe.model", "special_tokens_map.json", "spiece.model", "tokenizer.json",
+        "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt",
     ]  # fmt: skip
     left = [
-        "1_Pooling/model.safetensors", "2_Dense/pytorch_model.bin", "README.md", "config.json", "model.safetensors",
-        "modeling_x.py", "pytorch_model.bin", "tokenization_x.py", "tokenizer.py", "training_args.bin",
-        "onnx/config.json", "optimizer.pt", "LICENSE.py",
+        "1_Pooling/model.safetensors", "2_Dense/pytorch_model.bin", "README.md", "config.json", "LICENSE.py",
+        "model.safetensors", "modeling_x.py", "pytorch_model.bin", "tokenization_x.py", "tokenizer.py",
+        "training_args.bin", "onnx/config.json", "optimizer.pt",
     ]  # fmt: skip
     for name in (*taken, *left):
         path = tmp_path / name

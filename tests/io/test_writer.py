@@ -230,9 +230,7 @@ def test_the_handler_of_sigterm_is_put_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize("produced", [torch.zeros(3, 2), torch.zeros(2, 3, dtype=torch.float16)])
 def test_a_tensor_that_is_not_as_announced(tmp_path: Path, produced: Tensor) -> None:
     with pytest.raises(OutputError, match=r"'w' was announced as float32\[2, 3\] and came as"):
-        write(
-            tmp_path / "out", {"w": TensorInfo(torch.float32, (2, 3))}, lambda name: produced, config=CONFIG
-        )
+        write(tmp_path / "out", {"w": TensorInfo(torch.float32, (2, 3))}, lambda _: produced, config=CONFIG)
     no_leftovers(tmp_path)
 
 
@@ -249,7 +247,7 @@ def test_space_is_checked_before_any_tensor_is_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**6, 0, 400_000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**6, 0, 400_000))
 
     def read(name: str) -> Tensor:
         raise AssertionError("asked for a tensor")
@@ -300,7 +298,7 @@ def test_shared_inputs_are_protected(tmp_path: Path) -> None:
 
 def test_parent_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(OutputError, match="is a file"):
+    with pytest.raises(OutputError, match="is not a folder"):
         save(tmp_path / "file" / "out", tensors())
     with pytest.raises(OutputError, match="is a file"):
         save(tmp_path / "file", tensors(), overwrite=True)

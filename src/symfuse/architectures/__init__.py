@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from symfuse.architectures import bert, gpt2, torch_encoder
+from symfuse.architectures import bert, deberta_v2, distilbert, electra, gpt2, roberta, torch_encoder, vit
+from symfuse.architectures.base import (
+    ARCHITECTURES,
+    Architecture,
+    Config,
+    Family,
+    Head,
+    architecture,
+    lookup,
+    resolve,
+)
 from symfuse.architectures.model import Model, require_same_shape
-from symfuse.architectures.base import ARCHITECTURES, Architecture, Config, Family, Head, architecture, lookup, resolve
 
 __all__ = [
     "ARCHITECTURES",
@@ -15,9 +24,14 @@ __all__ = [
     "Model",
     "architecture",
     "bert",
+    "deberta_v2",
+    "distilbert",
+    "electra",
     "gpt2",
     "lookup",
     "require_same_shape",
     "resolve",
+    "roberta",
     "torch_encoder",
+    "vit",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,11 +36,21 @@ class Config:
         """Whether the output head is the embedding; `transformers` ties unless the config says otherwise."""
         return bool(self._data.get("tie_word_embeddings", True))
 
+    @property
+    def class_name(self) -> str:
+        """The class that will be loaded: the first that `architectures` names, or nothing."""
+        return str((self.get("architectures") or [""])[0])
+
+    @property
+    def labels(self) -> int:
+        """The number of classes of a classifier; `transformers` has two unless the config says otherwise."""
+        return len(self.get("id2label", {})) or int(self.get("num_labels", 2))
+
 
 @dataclass(frozen=True)
 class Head:
     """What sits on top of the base model. classes: how the names of its classes end (`ForMaskedLM`);
-    tensors: their layouts, by full name."""
+    tensors: their layouts, by full name. Heads of different classes may use one name for other layouts."""
 
     classes: tuple[str, ...]
     tensors: Mapping[str, str]
@@ -99,8 +109,9 @@ def lookup(config: Mapping[str, Any], where: str) -> Architecture:
     if model_type not in ARCHITECTURES:
         found = "no model_type" if model_type is None else f"model_type {model_type!r}"
         raise UnknownArchitectureError(
-            f"{where}: config.json has {found}; symfuse has declarations for {', '.join(sorted(ARCHITECTURES))}. "
-            "Set model_type if it is one of these, or add a declaration (CONTRIBUTING.md)"
+            f"{where}: config.json has {found}; symfuse has declarations for "
+            f"{', '.join(sorted(ARCHITECTURES))}. Set model_type if it is one of these, or add a declaration "
+            "(CONTRIBUTING.md)"
         )
     return ARCHITECTURES[model_type]
 
@@ -108,7 +119,8 @@ def lookup(config: Mapping[str, Any], where: str) -> Architecture:
 def resolve(config: Mapping[str, Any], names: Iterable[str], where: str = "checkpoint") -> Spec:
     """The Spec of a checkpoint with these config and tensor names (its shapes are checked by Spec.check)."""
     names = list(names)
-    family = lookup(config, where).declare(Config(config, str(config.get("model_type"))))
+    c = Config(config, str(config.get("model_type")))
+    family = lookup(config, where).declare(c)
     current = {_modern(name, family.legacy): name for name in names if not is_buffer(name, family)}
     prefix = family.prefix if any(name.startswith(family.prefix) for name in current) else ""
 
@@ -129,13 +141,12 @@ def resolve(config: Mapping[str, Any], names: Iterable[str], where: str = "check
     for group in family.optional.values():
         if present(group, prefix):
             add(group, prefix)
-    # The first architecture named is the class that will be loaded: its head must be there.
-    class_name = (config.get("architectures") or [""])[0]
-    for head in family.heads.values():
-        if present(head.tensors, "") or (class_name.endswith(head.classes) and not _all_tied(head, family)):
-            heads.update(add(head.tensors, ""))
-        else:  # a head of aliases alone (a tied decoder): declared where it is stored
-            heads.update(add({n: t for n, t in head.tensors.items() if n in family.tied and n in current}, ""))
+    there = {label for label, head in family.heads.items() if present(head.tensors, "")}
+    for head in _heads(family, c.class_name, there, where):
+        heads.update(add(head.tensors, ""))
+    # Aliases may be stored without a head of their own (the tied decoder of GPT-2).
+    aliases = {n: t for head in family.heads.values() for n, t in head.tensors.items() if n in family.tied}
+    heads.update(add({n: t for n, t in aliases.items() if n in current and n not in tensors}, ""))
     tensors = {n: d for n, d in tensors.items() if n not in family.tied or stored[n] in current}
     return Spec(
         family=str(config["model_type"]),
@@ -144,7 +155,10 @@ def resolve(config: Mapping[str, Any], names: Iterable[str], where: str = "check
         heads=frozenset(heads & tensors.keys()),
         tied={alias: name for alias, name in family.tied.items() if alias in tensors},
         shifts=tuple(
-            shift for rule in family.shifts for shift in _instances(rule, family.axes) if shift.bias in tensors
+            shift
+            for rule in family.shifts
+            for shift in _instances(rule, family.axes)
+            if shift.bias in tensors
         ),
         outputs={name: parse(text) for name, text in family.outputs.items()},
         names={n: f for n in tensors if (f := current.get(stored[n], stored[n])) != n},
@@ -155,6 +169,38 @@ def resolve(config: Mapping[str, Any], names: Iterable[str], where: str = "check
 def is_buffer(name: str, family: Family) -> bool:
     """Whether a tensor is derived from the config (position ids, causal masks): dropped, never merged."""
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in family.buffers)
+
+
+def _heads(family: Family, class_name: str, there: Container[str], where: str) -> list[Head]:
+    """The heads of a checkpoint: those of its class, which must be there, and others that are there.
+
+    Two heads may use one name for different layouts (`classifier.weight` reads the pooler, or every token):
+    then the class decides, and SpecError is raised if it does not.
+    """
+    named = {
+        label: head
+        for label, head in family.heads.items()
+        if class_name.endswith(head.classes) and not _all_tied(head, family)
+    }
+    chosen = dict(named)
+    for label, head in family.heads.items():
+        if label in named or label not in there or any(_clash(head, other) for other in named.values()):
+            continue
+        for rival, other in chosen.items():
+            if name := _clash(head, other):
+                raise SpecError(
+                    f"{where}: {name} may belong to the head {rival!r} (of a …{other.classes[0]}) or to "
+                    f"{label!r} (of a …{head.classes[0]}), which read different spaces, and architectures in "
+                    f"config.json says {class_name or 'nothing'}; set it to the class of this model"
+                )
+        chosen[label] = head
+    return list(chosen.values())
+
+
+def _clash(one: Head, other: Head) -> str | None:
+    """A name for which two heads have different layouts."""
+    both = (name for name in one.tensors if name in other.tensors)
+    return next((name for name in both if one.tensors[name] != other.tensors[name]), None)
 
 
 def _all_tied(head: Head, family: Family) -> bool:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.groups import Conformal, Permutation, Signed
-from symfuse.spec import Axis, Shift
-from symfuse.architectures.feed_forward import neurons
+from symfuse.architectures.blocks import block_axes, key_shift, value_shift
+from symfuse.groups import Permutation, Signed
+from symfuse.spec import Axis
 
 LAYER = "encoder.layer.{l}."
 SELF = LAYER + "attention.self."
@@ -36,26 +36,30 @@ EMBEDDINGS = {
     "embeddings.LayerNorm.bias": "residual",
 }
 POOLER = {"pooler.dense.weight": "pool residual*", "pooler.dense.bias": "pool"}
-SHIFTS = (
-    Shift(SELF + "key.bias", "qk*"),
-    Shift(SELF + "value.bias", "v", LAYER + "attention.output.dense.weight", LAYER + "attention.output.dense.bias"),
+SHIFTS = (key_shift(SELF + "key"), value_shift(SELF + "value", LAYER + "attention.output.dense"))
+BUFFERS = ("*embeddings.position_ids", "*embeddings.token_type_ids")
+LEGACY = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+OUTPUTS = {"last_hidden_state": "residual", "pooler_output": "pool"}
+
+POOLED = {"classifier.weight": "labels pool*", "classifier.bias": "labels"}
+CHOICE = Head(("ForMultipleChoice",), {"classifier.weight": "1 pool*", "classifier.bias": "1"})
+TOKEN = Head(
+    ("ForTokenClassification",), {"classifier.weight": "labels residual*", "classifier.bias": "labels"}
+)
+QUESTION = Head(
+    ("ForQuestionAnswering",), {"qa_outputs.weight": "labels residual*", "qa_outputs.bias": "labels"}
 )
 
 
 def encoder_axes(c: Config) -> dict[str, Axis]:
-    head = c.hidden_size // c.num_attention_heads
-    return {
-        "l": Axis(c.num_hidden_layers),
+    act = c.get("hidden_act", "gelu")
+    return block_axes(c.num_hidden_layers, c.hidden_size, c.num_attention_heads, c.intermediate_size, act) | {
         "vocab": Axis(c.vocab_size),
         "positions": Axis(c.max_position_embeddings),
         "types": Axis(c.get("type_vocab_size", 2)),
-        "residual": Axis(c.hidden_size, Permutation()),  # post-norm: the gain after centring allows no more
-        "h": Axis(c.num_attention_heads, Permutation(), per=("l",)),
-        "qk": Axis(head, Conformal(), per=("l", "h")),
-        "v": Axis(head, Conformal(), per=("l", "h")),
-        "ffn": Axis(c.intermediate_size, neurons(c.get("hidden_act", "gelu")), per=("l",)),
         "pool": Axis(c.hidden_size, Signed()),  # tanh is odd
-        "labels": Axis(len(c.get("id2label", {})) or c.get("num_labels", 2)),
+        "lm": Axis(c.hidden_size, Permutation()),  # of a decoder that is not the embedding
+        "labels": Axis(c.labels),
     }
 
 
@@ -63,8 +67,9 @@ def encoder_axes(c: Config) -> dict[str, Axis]:
 def bert(c: Config) -> Family:
     # With a tied decoder the transform writes into the residual space of the embeddings; else into its own.
     lm = "residual" if c.tied else "lm"
+    predictions = "cls.predictions."
     return Family(
-        axes=encoder_axes(c) | {"lm": Axis(c.hidden_size, Permutation())},
+        axes=encoder_axes(c),
         prefix="bert.",
         tensors=EMBEDDINGS | ENCODER,
         optional={"pooler": POOLER},
@@ -72,28 +77,32 @@ def bert(c: Config) -> Family:
             "masked LM": Head(
                 ("ForMaskedLM", "ForPreTraining", "LMHeadModel"),
                 {
-                    "cls.predictions.bias": "vocab",
-                    "cls.predictions.transform.dense.weight": f"{lm} residual*",
-                    "cls.predictions.transform.dense.bias": lm,
-                    "cls.predictions.transform.LayerNorm.weight": f"|{lm}|",
-                    "cls.predictions.transform.LayerNorm.bias": lm,
-                    "cls.predictions.decoder.weight": f"vocab {lm}*",
-                    "cls.predictions.decoder.bias": "vocab",
+                    predictions + "bias": "vocab",
+                    predictions + "transform.dense.weight": f"{lm} residual*",
+                    predictions + "transform.dense.bias": lm,
+                    predictions + "transform.LayerNorm.weight": f"|{lm}|",
+                    predictions + "transform.LayerNorm.bias": lm,
+                    predictions + "decoder.weight": f"vocab {lm}*",
+                    predictions + "decoder.bias": "vocab",
                 },
             ),
             "next sentence": Head(
                 ("ForPreTraining", "ForNextSentencePrediction"),
                 {"cls.seq_relationship.weight": "2 pool*", "cls.seq_relationship.bias": "2"},
             ),
-            "sequence": Head(
-                ("ForSequenceClassification", "ForMultipleChoice"),
-                {"classifier.weight": "labels pool*", "classifier.bias": "labels"},
-            ),
+            "sequence": Head(("ForSequenceClassification",), POOLED),
+            "choice": CHOICE,
+            "token": TOKEN,
+            "question": QUESTION,
         },
-        tied={"cls.predictions.decoder.bias": "cls.predictions.bias"}
-        | ({"cls.predictions.decoder.weight": "embeddings.word_embeddings.weight"} if c.tied else {}),
-        buffers=("*embeddings.position_ids", "*embeddings.token_type_ids"),
-        legacy={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
+        tied={
+            predictions + "decoder.weight": "embeddings.word_embeddings.weight",
+            predictions + "decoder.bias": predictions + "bias",
+        }
+        if c.tied
+        else {},
+        buffers=BUFFERS,
+        legacy=LEGACY,
         shifts=SHIFTS,
-        outputs={"last_hidden_state": "residual", "pooler_output": "pool"},
+        outputs=OUTPUTS,
     )

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.feed_forward import neurons
-from symfuse.groups import Conformal, Permutation
+from symfuse.architectures.blocks import block_axes
 from symfuse.spec import Axis, Shift
 
 LAYER = "h.{l}."
@@ -13,19 +12,10 @@ ATTENTION = LAYER + "attn."
 
 @architecture("gpt2")
 def gpt2(c: Config) -> Family:
-    head = c.n_embd // c.n_head
+    ffn, act = c.get("n_inner", 4 * c.n_embd), c.get("activation_function", "gelu_new")
     return Family(
-        axes={
-            "l": Axis(c.n_layer),
-            "vocab": Axis(c.vocab_size),
-            "positions": Axis(c.n_positions),
-            "residual": Axis(c.n_embd, Permutation()),  # the gains are kept: no more than this
-            "h": Axis(c.n_head, Permutation(), per=("l",)),
-            "qk": Axis(head, Conformal(), per=("l", "h")),
-            "v": Axis(head, Conformal(), per=("l", "h")),
-            "ffn": Axis(c.get("n_inner", 4 * c.n_embd), neurons(c.get("activation_function", "gelu_new")), per=("l",)),
-            "labels": Axis(len(c.get("id2label", {})) or 2),
-        },
+        axes=block_axes(c.n_layer, c.n_embd, c.n_head, ffn, act)
+        | {"vocab": Axis(c.vocab_size), "positions": Axis(c.n_positions), "labels": Axis(c.labels)},
         prefix="transformer.",
         tensors={
             "wte.weight": "vocab residual",
@@ -49,7 +39,11 @@ def gpt2(c: Config) -> Family:
             "causal LM": Head(("LMHeadModel",), {"lm_head.weight": "vocab residual*"}),
             "sequence": Head(("ForSequenceClassification",), {"score.weight": "labels residual*"}),
             "token": Head(
-                ("ForTokenClassification",), {"classifier.weight": "labels residual*", "classifier.bias": "labels"}
+                ("ForTokenClassification",),
+                {"classifier.weight": "labels residual*", "classifier.bias": "labels"},
+            ),
+            "question": Head(
+                ("ForQuestionAnswering",), {"qa_outputs.weight": "2 residual*", "qa_outputs.bias": "2"}
             ),
         },
         tied={"lm_head.weight": "wte.weight"} if c.tied else {},

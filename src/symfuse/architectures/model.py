@@ -52,8 +52,8 @@ def require_same_shape(models: Sequence[Model]) -> None:
         pair = f"{first.name} and {other.name}"
         if first.spec.family != other.spec.family:
             raise IncompatibleError(
-                f"{pair}: one is a {first.spec.family}, the other a {other.spec.family}; only models of one family "
-                "share their symmetries"
+                f"{pair}: one is a {first.spec.family}, the other a {other.spec.family}; only models of one "
+                "family share their symmetries"
             )
         ours, theirs = _base_axes(first.spec), _base_axes(other.spec)
         for axis in ours:
@@ -89,6 +89,6 @@ def _difference(axis: str, ours: Axis, theirs: Axis) -> str:
         return f"the {what} differ: {ours.size} and {theirs.size}; there is no exact map between them"
     names = [a.group.name if a.group else "none" for a in (ours, theirs)]
     return (
-        f"axis {axis!r} has different symmetries ({names[0]} and {names[1]}): the configs differ in something that "
-        "decides them, such as the activation"
+        f"axis {axis!r} has different symmetries ({names[0]} and {names[1]}): the configs differ in "
+        "something that decides them, such as the activation"
     )

@@ -1,4 +1,4 @@
-"""torch.nn.TransformerEncoder (fused input projection, ReLU or GELU, pre- or post-norm), and SCEPTR, built on it."""
+"""torch.nn.TransformerEncoder (fused input projection, ReLU or GELU, pre- or post-norm); SCEPTR on top."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.feed_forward import neurons
-from symfuse.groups import Conformal, Permutation
+from symfuse.architectures.blocks import block_axes
 from symfuse.spec import Axis, Shift
 
 
@@ -40,15 +39,8 @@ def layer_shifts(layer: str) -> tuple[Shift, ...]:
 
 
 def layer_axes(c: Config) -> dict[str, Axis]:
-    head = c.hidden_size // c.num_attention_heads
-    return {
-        "l": Axis(c.num_hidden_layers),
-        "residual": Axis(c.hidden_size, Permutation()),
-        "h": Axis(c.num_attention_heads, Permutation(), per=("l",)),
-        "qk": Axis(head, Conformal(), per=("l", "h")),
-        "v": Axis(head, Conformal(), per=("l", "h")),
-        "ffn": Axis(c.intermediate_size, neurons(c.get("hidden_act", "relu")), per=("l",)),
-    }
+    act = c.get("hidden_act", "relu")
+    return block_axes(c.num_hidden_layers, c.hidden_size, c.num_attention_heads, c.intermediate_size, act)
 
 
 def build(config: Mapping[str, Any]) -> torch.nn.Module:
@@ -63,7 +55,11 @@ def build(config: Mapping[str, Any]) -> torch.nn.Module:
         layer_norm_eps=c.get("layer_norm_eps", 1e-5),
         batch_first=True,
     )
-    norm = torch.nn.LayerNorm(c.hidden_size, c.get("layer_norm_eps", 1e-5)) if c.get("final_norm", False) else None
+    norm = (
+        torch.nn.LayerNorm(c.hidden_size, c.get("layer_norm_eps", 1e-5))
+        if c.get("final_norm", False)
+        else None
+    )
     return torch.nn.TransformerEncoder(layer, c.num_hidden_layers, norm, enable_nested_tensor=False)
 
 

@@ -60,13 +60,13 @@ def convert(name: str) -> Path:
     """
     from safetensors.torch import save_file
 
-    folder = cache() / f"{SCEPTR.replace('==', '-')}-converted-{_CONVERSION}" / name
-    if folder.is_dir():
-        return folder
     saves = fetch(SCEPTR) / "sceptr" / "_model_saves"
     names = sorted(path.parent.name for path in saves.glob("*/state_dict.pt"))
     if name not in names:
         raise CheckpointError(f"{SCEPTR} has no checkpoint {name!r}; it has {', '.join(names)}")
+    folder = cache() / f"{SCEPTR.replace('==', '-')}-converted-{_CONVERSION}" / name
+    if folder.is_dir():
+        return folder
     original = json.loads((saves / name / "config.json").read_text("utf-8"))
     embedder = original["model"]["token_embedder"]["class"]
     if embedder not in _ONE_HOT_EMBEDDERS:
@@ -89,9 +89,7 @@ def load(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> nn.Module:
     tokens [N, L, 4]: logits [N, L, 20]. Raises SpecError unless `weights` are exactly the model's tensors.
     """
     reader = _reader(config)
-    with torch.random.fork_rng(
-        devices=[]
-    ):  # the initial values, soon overwritten, are nobody's random numbers
+    with torch.random.fork_rng(devices=[]):  # the initial values are overwritten: nobody's random numbers
         module: nn.Module = reader.get_bert()
     widest = functools.reduce(torch.promote_types, (w.dtype for w in weights.values()), torch.float32)
     module.to(widest)

@@ -9,13 +9,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal, TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 Part = Literal["primal", "dual", "plain"]
+# Not typing.Self: the checker of the tests sees methods one by one, where Self has no meaning.
+E = TypeVar("E", bound="Element")
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Element(ABC):
         """g w along `dim`. The leading dimensions of w are the batch: w is [*b, …, n, …]."""
 
     @abstractmethod
-    def dual(self) -> Self:
+    def dual(self: E) -> E:
         """g⁻ᵀ."""
 
     @abstractmethod
@@ -64,11 +66,11 @@ class Element(ABC):
         """|g|, the permutation part; SymmetryError if there is none."""
 
     @abstractmethod
-    def inverse(self) -> Self:
+    def inverse(self: E) -> E:
         """g⁻¹ (of each element of the batch by itself; Alignment re-indexes batches, the wreath law)."""
 
     @abstractmethod
-    def __matmul__(self, other: Self) -> Self:
+    def __matmul__(self: E, other: E) -> E:
         """The element that acts as `other`, then as self."""
 
     @abstractmethod
@@ -76,7 +78,7 @@ class Element(ABC):
         """The tensors that it is made of, each with the batch in front: to save, cast and re-index it."""
 
     @abstractmethod
-    def rebuild(self, tensors: Mapping[str, Tensor]) -> Self:
+    def rebuild(self: E, tensors: Mapping[str, Tensor]) -> E:
         """The same kind of element from other tensors."""
 
     def part(self, part: Part) -> Element:

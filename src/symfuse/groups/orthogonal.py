@@ -201,6 +201,13 @@ class Conformal(Group):
             eye = torch.eye(omega.shape[-1], dtype=omega.dtype)
             turn[live] = turn[live] @ torch.linalg.solve(eye - omega, eye + omega)  # Cayley: exactly orthogonal
             scale[live] = best_scale(p[live], _inner(turn[live], nx[live]), r[live], _inner(turn[live], ny[live]))
+        far[live] = True  # still turning after all steps
+        # Turning goes from one stationary point to the next; it is the best rotation for its scale only where S is
+        # positive. A singular value of N(a) that passed zero on the way asks for a reflection: another SVD.
+        a = scale[:, None, None]
+        s = turn.transpose(1, 2) @ (a * nx + ny / a)
+        lift = torch.diag_embed((self.rtol * size)[:, None].expand_as(d))
+        far |= torch.linalg.cholesky_ex((s + s.transpose(1, 2)) / 2 + lift).info > 0
         moved = (turn != torch.eye(turn.shape[-1], dtype=turn.dtype)).flatten(1).any(1)
         q[moved] = u[moved] @ turn[moved] @ vt[moved]
         return q, scale, far

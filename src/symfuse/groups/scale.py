@@ -28,27 +28,27 @@ def best_scale(
 ) -> Float[Tensor, "*b"]:
     """argmin over a in [1/LIMIT, LIMIT] of f(a), float64, all quartics in one batch.
 
-    The roots are the eigenvalues of companion matrices. Among them, 1 and the two limits are candidates too,
-    so that the result is never worse than leaving the scale as it is.
+    p and r are squared norms: where one is zero, so is its q or s. The roots are the eigenvalues of companion
+    matrices, of the quartic in a or in 1/a, whichever has the larger leading coefficient: so sides that differ
+    by any factor, and a side that is absent, lose no root. Candidates too are 1, so that the result is never
+    worse than leaving the scale as it is, the two limits, and √(s/q), which is all that counts where the
+    anchor dwarfs the source.
     """
-    p, q, r, s = (t.double() for t in (p, q, r, s))
-    # With p or r zero (a side that is absent) the quartic loses its first or last coefficient.
-    safe = torch.where(p > 0, p, torch.ones_like(p))
+    p, q, r, s = torch.stack([t.double() for t in (p, q, r, s)])
+    inverted = (r > p)[..., None]
+    terms = torch.where(inverted, torch.stack((r, s, q, p), -1), torch.stack((p, q, s, r), -1))
+    lead = terms[..., :1]
+    rest = (terms[..., 1:] / torch.where(lead > 0, lead, torch.ones_like(lead))).clamp(-1e60, 1e60)
     companion = torch.zeros(*p.shape, 4, 4, dtype=torch.float64)
     companion[..., 1, 0] = companion[..., 2, 1] = companion[..., 3, 2] = 1
-    companion[..., 0, 3] = r / safe
-    companion[..., 1, 3] = -s / safe
-    companion[..., 3, 3] = q / safe
+    companion[..., 3, 3], companion[..., 1, 3], companion[..., 0, 3] = rest[..., 0], -rest[..., 1], rest[..., 2]
     roots = torch.linalg.eigvals(companion)
     real = (roots.imag.abs() <= 1e-6 * roots.real.abs()) & (roots.real > 0)
-    candidates = torch.where(real, roots.real, torch.ones_like(roots.real))
-    # p = 0: the stationary point of r/a² − 2s/a is a = r/s.
-    without = torch.where((p <= 0) & (s > 0), r / torch.where(s > 0, s, torch.ones_like(s)), torch.ones_like(s))
-    fixed = [without, torch.ones_like(p), torch.full_like(p, LIMIT), torch.full_like(p, 1 / LIMIT)]
-    candidates = torch.cat([candidates, torch.stack(fixed, -1)], -1).clamp(1 / LIMIT, LIMIT)
+    roots = torch.where(real, roots.real, torch.ones_like(roots.real))
+    roots = torch.where(inverted, 1 / roots, roots)
+    one = torch.ones_like(p)
+    between = torch.where(q * s > 0, (s / q).abs().sqrt(), one)
+    fixed = torch.stack((one, one * LIMIT, one / LIMIT, between), -1)
+    candidates = torch.cat((fixed, roots), -1).clamp(1 / LIMIT, LIMIT)
     costs = scale_cost(candidates, *(t[..., None] for t in (p, q, r, s)))
-    # `fixed` holds 1 at offset 5; ties (everything zero) keep it.
-    best = costs.argmin(-1, keepdim=True)
-    tied = costs[..., 5:6] <= costs.gather(-1, best)
-    best = torch.where(tied, torch.full_like(best, 5), best)
-    return candidates.gather(-1, best)[..., 0]
+    return candidates.gather(-1, costs.argmin(-1, keepdim=True))[..., 0]  # of equals, the first: 1

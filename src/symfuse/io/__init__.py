@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from symfuse.io.checkpoint import Checkpoint, TensorInfo, open, scan  # noqa: A004 - symfuse.open is the verb
-from symfuse.io.writer import write
+from symfuse.io.writer import check_target, write
 
-__all__ = ["Checkpoint", "TensorInfo", "open", "scan", "write"]
+__all__ = ["Checkpoint", "TensorInfo", "check_target", "open", "scan", "write"]

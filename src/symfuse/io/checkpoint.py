@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +105,7 @@ class Checkpoint(Mapping[str, Tensor]):
         max_shard_size: int | str = "5GB",
         extra: Mapping[str, bytes | str] | None = None,
         progress: Callable[[str, int], None] | None = None,
+        inputs: Sequence[Path] = (),
     ) -> Path:
         """Write the model as a folder that `from_pretrained` loads; see `symfuse.io.write`."""
         return write(
@@ -117,6 +118,7 @@ class Checkpoint(Mapping[str, Tensor]):
             max_shard_size=max_shard_size,
             extra=extra,
             progress=progress,
+            inputs=inputs,
         )
 
 

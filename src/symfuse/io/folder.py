@@ -89,6 +89,8 @@ def _read_format(
         return stored, (*notes, *([f"{some(others)} ignored beside {single}"] if others else []))
     if has_index:
         shards, notes = _read_all(folder, _indexed_files(folder, index), read)
+        others = [name for name in files if name not in shards]
+        notes += (f"{some(others)} ignored, not named by {index}",) if others else ()
         return _agreeing_with_index(folder, index, shards), notes
     if len(files) == 1 and not SHARD.fullmatch(files[0]):
         stored, notes = read(folder / files[0])

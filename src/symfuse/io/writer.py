@@ -54,7 +54,7 @@ def write(
     _check_infos(infos)
     shards = plan_shards(infos, parse_size(max_shard_size))
     files = _small_files(config, infos, shards) | _extra_files(extra or {}, shards)
-    _check_target(place, overwrite, [*inputs, *([copy_from] if copy_from else [])])
+    check_target(place, overwrite=overwrite, inputs=[*inputs, *([copy_from] if copy_from else [])])
     _check_space(place, sum(info.nbytes for info in infos.values()) + sum(map(len, files.values())))
     with _sigterm_as_exception(), _new_folder(place) as folder, ExitStack() as opened:
         with _system_errors(place):
@@ -123,7 +123,9 @@ def _json(value: Mapping[str, Any], what: str) -> bytes:
         raise OutputError(f"the {what} cannot be written as JSON: {error}") from error
 
 
-def _check_target(place: Path, overwrite: bool, inputs: Sequence[Path]) -> None:
+def check_target(target: str | os.PathLike[str], *, overwrite: bool = False, inputs: Sequence[Path] = ()) -> None:
+    """OutputError if `write` could not write there: for callers with long work to do before they write."""
+    place = Path(os.path.abspath(target))  # noqa: PTH100 - keeps symbolic links, which are refused below
     real = place.resolve()
     for given in inputs:
         read = given.resolve()
@@ -145,7 +147,7 @@ def _check_target(place: Path, overwrite: bool, inputs: Sequence[Path]) -> None:
         )
     parent = _existing_parent(place)
     if not parent.is_dir():
-        raise OutputError(f"{parent} is a file, so {place} cannot be created")
+        raise OutputError(f"{parent} is not a folder, so {place} cannot be created")
     if not os.access(parent, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
         raise OutputError(f"{parent} is not writable, so {place} cannot be created")
 

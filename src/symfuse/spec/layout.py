@@ -61,7 +61,7 @@ class Concat:
     parts: tuple[Node, ...]
 
     def __str__(self) -> str:
-        return " + ".join(str(part) for part in self.parts)
+        return " + ".join(_bracketed(part) if isinstance(part, Concat) else str(part) for part in self.parts)
 
 
 Node = Atom | Product | Concat
@@ -161,7 +161,8 @@ def _segments(view: Tensor, nodes: tuple[Node, ...], sizes: Mapping[str, int]) -
     yield Segment(view, atoms)
 
 
-_TOKEN = re.compile(r"\s*(?:(?P<plain>\|[A-Za-z_]\w*\|)|(?P<name>[A-Za-z_]\w*\*?)|(?P<number>[1-9]\d*)|(?P<sign>[()+]))")
+# A name or number ends at white space or a sign: `2a` and `a*b` are slips of the pen, not products.
+_TOKEN = re.compile(r"\s*(?:[()+]|(?:\|[A-Za-z_]\w*\||[A-Za-z_]\w*\*?|[1-9][0-9]*)(?=[\s()+]|$))")
 
 
 class _Parser:

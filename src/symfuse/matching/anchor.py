@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from symfuse.architectures import Model
+from symfuse.architectures import Model, require_same_shape
 
 
 def nearest_to_mean(models: Sequence[Model]) -> int:
@@ -14,6 +14,7 @@ def nearest_to_mean(models: Sequence[Model]) -> int:
 
     Two models are equally near: then the last, so that `merge A B` moves A onto B.
     """
+    require_same_shape(models)
     spec = models[0].spec
     squares = torch.zeros(len(models), dtype=torch.float64)
     for name in spec.tensors:

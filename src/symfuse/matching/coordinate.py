@@ -19,7 +19,7 @@ from symfuse import __version__
 from symfuse.alignment import Alignment
 from symfuse.architectures import Model, require_same_shape
 from symfuse.groups import Conformal, Element, Group, PartMoments, objective
-from symfuse.match.axes import choose_axes, choose_layers
+from symfuse.matching.axes import choose_axes, choose_layers
 from symfuse.spec import Instance, Shift, Spec
 from symfuse.stats import features, weight_moments
 
@@ -41,7 +41,7 @@ class Step:
     seconds: float
 
 
-Progress = Callable[[Step], None]
+Progress = Callable[[Step, int], None]  # a step that is done, and how many there are in all
 
 
 def match_models(
@@ -96,7 +96,7 @@ def match_models(
                 elements[instance] = element
             steps.append(step)
             if progress is not None:
-                progress(step)
+                progress(step, len(instances))
         linear = Alignment(spec, elements)
         names = list(dict.fromkeys(rule.bias for rule in rules))
         translations = pool.map(lambda name: _translation(linear, name, rules, source, anchor), names)
@@ -149,14 +149,15 @@ def _translation(linear: Alignment, name: str, rules: list[Shift], source: Model
             continue
         t, wanted = (spec.part(name, tensor, rule.axis).view for tensor in (out, gap))
         if rule.weight is not None and rule.into is not None:
-            # float32 is enough: any t is exact, a rounded one is merely not quite the nearest.
-            weight = linear.move(rule.weight, source.read(rule.weight)).float()
+            # The dtype of the weights is enough: any t is exact, a rounded one is merely not quite the nearest.
+            weight = source.read(rule.weight)
+            weight = linear.move(rule.weight, weight.to(torch.promote_types(weight.dtype, torch.float32)))
             ((_, (w,)),) = features(spec, _instance_of(spec, rule), rule.weight, weight)
             w = w.reshape(t.numel(), -1)
             c = linear.move(rule.into, source.read(rule.into)).double() - anchor.read(rule.into).double()
             normal = w @ w.T
             normal.diagonal().add_(1)
-            right = wanted.reshape(-1, 1).float() + w @ c.reshape(-1, 1).float()
+            right = wanted.reshape(-1, 1).to(w.dtype) + w @ c.reshape(-1, 1).to(w.dtype)
             wanted = torch.cholesky_solve(right, torch.linalg.cholesky(normal))
         t.copy_(wanted.reshape(t.shape))
     return out

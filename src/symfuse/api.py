@@ -1,0 +1,158 @@
+"""The verbs of symfuse for folders, state dicts and live modules; the command line calls these and nothing else."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from symfuse.alignment import Alignment
+from symfuse.architectures import Model
+from symfuse.errors import OptionError
+from symfuse.evaluate import Distance
+from symfuse.evaluate import distance as model_distance
+from symfuse.io import Checkpoint
+from symfuse.io import open as open_checkpoint
+from symfuse.matching import Step, match_models, nearest_to_mean
+from symfuse.merging import merge_models
+from symfuse.spec import Spec
+from symfuse.verification import Verification, live
+from symfuse.verification import verify as verify_checkpoints
+
+# What every verb takes for a model: a folder or hub id, an open checkpoint, or a live module.
+Source = str | os.PathLike[str] | Checkpoint | torch.nn.Module
+
+
+def declare(source: Source) -> Spec:
+    """The declaration of a model: its tensors with their layouts, and the axes with the groups that act on them.
+
+    Raises UnknownArchitectureError for a family that has none, SpecError or LayoutError if the model does not fit.
+    """
+    return _model(source).spec
+
+
+def match(
+    source: Source,
+    to: Source,
+    *,
+    axes: str | Sequence[str] = "all",
+    layers: str | Sequence[int] | None = None,
+    scaling: bool = True,
+    one_pass: bool = False,
+    biases: bool = True,
+    threads: int | None = None,
+    progress: Callable[[Step, int], None] | None = None,
+) -> Alignment:
+    """The alignment that moves `source` towards the anchor `to`, which stays as it is; from the weights, no data.
+
+    axes: "all", or what to match: "attention" (per-head rotations of query/key and value/output; Zhang et al. 2025,
+    Theorem 4.1, Algorithm 1), "ffn" (neurons, exact assignment), or single axes. layers: which, as "0-4" or "tail:3".
+    scaling: also rescale (Eq. 11–12), in turns with the rotation until it stops improving, or with `one_pass` once.
+    biases: also translate key and value biases. threads: workers, default all cores. progress: called with each step
+    that is done and the number of all. Apply the result: `alignment(source)`.
+    """
+    return match_models(
+        _model(source),
+        _model(to),
+        axes=axes if isinstance(axes, str) else tuple(axes),
+        layers=layers if layers is None or isinstance(layers, str) else tuple(layers),
+        scaling=scaling,
+        one_pass=one_pass,
+        biases=biases,
+        threads=threads,
+        progress=progress,
+    )
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """Models in one frame. checkpoints: in the order given, the anchor as it was. alignments: None for the anchor."""
+
+    checkpoints: tuple[Checkpoint, ...]
+    alignments: tuple[Alignment | None, ...]
+    anchor: int
+
+
+def align(sources: Sequence[Source], to: int | None = None, **options: Any) -> Aligned:
+    """Move all models onto the one numbered `to` (from 0); by default onto the one nearest to their mean.
+
+    options: those of `match`. With two models that are equally near, the last is the anchor.
+    """
+    models = [_model(source) for source in sources]
+    if len(models) < 2:
+        raise OptionError(f"an alignment needs two models at least, {len(models)} given")
+    if to is not None and not 0 <= to < len(models):
+        raise OptionError(f"anchor {to}: there are models 0 to {len(models) - 1}")
+    anchor = nearest_to_mean(models) if to is None else to
+    alignments = [
+        None if i == anchor else match_models(m, models[anchor], **options)
+        for i, m in enumerate(models)
+    ]
+    moved = [m.checkpoint if g is None else g(m.checkpoint) for m, g in zip(models, alignments, strict=True)]
+    return Aligned(tuple(moved), tuple(alignments), anchor)
+
+
+def merge(
+    sources: Sequence[Source],
+    *,
+    method: str = "linear",
+    weights: Sequence[float] | None = None,
+    normalize: bool = True,
+    base: int = 0,
+    heads: str = "average",
+) -> Checkpoint:
+    """The merge of models in the frame in which they are (see `align`), as a lazy checkpoint: `.save(folder)` it.
+
+    weights: one per model, default equal, normalised to sum to one unless `normalize` is false. base: whose names,
+    dtypes, config and tokenizer the result has. heads: "average", "drop", or the name or number (from 1) of a model.
+    """
+    models = [_model(source) for source in sources]
+    return merge_models(models, method=method, weights=weights, normalize=normalize, base=base, heads=heads)
+
+
+def verify(
+    before: Source,
+    after: Source,
+    alignment: Alignment | None = None,
+    *,
+    inputs: Mapping[str, Tensor] | None = None,
+    runner: Callable[[Checkpoint], Mapping[str, Tensor]] | None = None,
+    dtype: torch.dtype = torch.float64,
+    tolerance: float | None = None,
+) -> Verification:
+    """Whether two models compute the same function, by running both as the real class on the same inputs.
+
+    inputs: what to feed (default: seeded random). alignment: if it moved a space that the outputs live in, theirs is
+    moved along before the comparison. runner: for models without a `transformers` class. tolerance: the largest
+    difference relative to the largest output; default by dtype. The result says `.equal` and `.errors`.
+    """
+    return verify_checkpoints(
+        _open(before), _open(after), alignment, inputs=inputs, runner=runner, dtype=dtype, tolerance=tolerance
+    )
+
+
+def distance(a: Source, b: Source) -> Distance:
+    """The Euclidean distance and cosine of two models of one family, with its split by axis, layer and tensor."""
+    return model_distance(_model(a), _model(b))
+
+
+def to_module(source: Source, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
+    """A live module of the class that the config names, in evaluation mode: `merge([a, b])` → module out."""
+    return live(_open(source), dtype)
+
+
+def nearest(sources: Sequence[Source]) -> int:
+    """The number (from 0) of the model nearest to the mean of all: the anchor, where none is named."""
+    return nearest_to_mean([_model(source) for source in sources])
+
+
+def _open(source: Source) -> Checkpoint:
+    return source if isinstance(source, Checkpoint) else open_checkpoint(source)
+
+
+def _model(source: Source) -> Model:
+    return Model.of(_open(source))

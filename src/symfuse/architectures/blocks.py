@@ -1,0 +1,47 @@
+"""What blocks of attention and feed-forward have in common, whatever their names: axes, free translations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from symfuse.architectures.feed_forward import neurons
+from symfuse.groups import Conformal, Permutation
+from symfuse.spec import Axis, Shift
+
+
+def block_axes(
+    layers: int, hidden: int, heads: int, ffn: int, activation: str, head: int | None = None
+) -> dict[str, Axis]:
+    """The axes of a stack of such blocks. head: the size of one head, default hidden / heads.
+
+    residual: a LayerNorm whose gain is kept allows no more than permutations, before or after the block.
+    """
+    head = hidden // heads if head is None else head
+    return {
+        "l": Axis(layers),
+        "residual": Axis(hidden, Permutation()),
+        "h": Axis(heads, Permutation(), per=("l",)),
+        "qk": Axis(head, Conformal(), per=("l", "h")),
+        "v": Axis(head, Conformal(), per=("l", "h")),
+        "ffn": Axis(ffn, neurons(activation), per=("l",)),
+    }
+
+
+def key_shift(key: str) -> Shift:
+    """A key bias is free: it adds the same number to every score of a query, which the softmax ignores."""
+    return Shift(key + ".bias", "qk*")
+
+
+def value_shift(value: str, output: str) -> Shift:
+    """A value bias may move through the output projection into its bias: softmax rows sum to one."""
+    return Shift(value + ".bias", "v", output + ".weight", output + ".bias")
+
+
+def renamed(tensors: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
+    """The same layouts under other names: each old piece of a name is replaced, in the order of `names`."""
+    out = {}
+    for name, layout in tensors.items():
+        for old, new in names.items():
+            name = name.replace(old, new)
+        out[name] = layout
+    return out

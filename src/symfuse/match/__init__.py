@@ -1,9 +1,0 @@
-"""From two models to an alignment."""
-
-from __future__ import annotations
-
-from symfuse.match.anchor import nearest_to_mean
-from symfuse.match.axes import MATCHABLE, choose_axes, choose_layers
-from symfuse.match.coordinate import Step, match_models
-
-__all__ = ["MATCHABLE", "Step", "choose_axes", "choose_layers", "match_models", "nearest_to_mean"]

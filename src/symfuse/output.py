@@ -1,0 +1,63 @@
+"""How a verb speaks: tables for people, one JSON document for machines, bars on terminals."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+
+class Output:
+    """What a verb says: tables for people, one JSON document for machines, nothing with --quiet."""
+
+    WORDS = frozenset({"group", "matched by", "why"})  # columns that are read, not compared
+
+    def __init__(self, as_json: bool, quiet: bool) -> None:
+        self.as_json = as_json
+        self.quiet = quiet
+        self.start = time.perf_counter()
+
+    def say(self, text: str) -> None:
+        if not self.as_json and not self.quiet:
+            click.echo(text)
+
+    def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:
+        if self.as_json or self.quiet:
+            return
+        from rich.box import SIMPLE_HEAD
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table(title=title or None, title_justify="left", header_style="bold", box=SIMPLE_HEAD)
+        for i, column in enumerate(columns):
+            table.add_column(column, justify="left" if i == 0 or column in self.WORDS else "right", overflow="fold")
+        for row in rows:
+            table.add_row(*row)
+        Console().print(table)
+
+    def finish(self, data: dict[str, Any]) -> None:
+        if self.as_json:
+            click.echo(json.dumps(data, indent=2))
+
+    @contextmanager
+    def progress(self, what: str, total: int | None) -> Iterator[Callable[[int | None], None]]:
+        """A bar on stderr, on terminals only; advanced by one at each call, which may set the total."""
+        if self.quiet or self.as_json or not sys.stderr.isatty():
+            yield lambda _total: None
+            return
+        from rich.console import Console
+        from rich.progress import Progress
+
+        with Progress(console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task(what, total=total)
+
+
+            def advance(total: int | None) -> None:
+                bar.update(task, advance=1, **({} if total is None else {"total": total}))
+
+            yield advance

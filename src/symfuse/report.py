@@ -1,0 +1,141 @@
+"""A run as data: what the command line prints, what `symfuse.json` and the model card hold."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from symfuse import __version__, api
+from symfuse.alignment import Alignment
+from symfuse.errors import CheckpointError
+from symfuse.evaluate import Distance
+from symfuse.io import Checkpoint
+from symfuse.matching import MATCHABLE
+from symfuse.spec import Spec
+
+_WHY = {
+    "permutation": "elementwise or equal treatment: may be reordered",
+    "signed": "odd non-linearity: may be reordered and flipped",
+    "positivemonomial": "homogeneous non-linearity: may be reordered and rescaled",
+    "conformal": "linear on both sides: rotation and scale cancel",
+}
+
+
+def inspection(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What symfuse knows of a model, from its headers and config alone."""
+    spec = api.declare(checkpoint)
+    infos = [checkpoint.info(name) for name in checkpoint]
+    dtypes = Counter(str(info.dtype).removeprefix("torch.") for info in infos)
+    notes = list(checkpoint.notes)
+    notes += [f"{alias} is tied to {name}" for alias, name in spec.tied.items()]
+    if spec.buffers:
+        notes.append(f"derived buffers are left out: {', '.join(sorted(spec.buffers))}")
+    return {
+        "model": checkpoint.name,
+        "family": spec.family,
+        "tensors": len(infos),
+        "parameters": sum(info.nbytes // info.dtype.itemsize for info in infos),
+        "dtypes": ", ".join(dtypes),
+        "heads": sorted(spec.heads),
+        "axes": _axes(spec),
+        "notes": notes,
+    }
+
+
+def _axes(spec: Spec) -> list[dict[str, Any]]:
+    matched = {axis: word for word, axes in MATCHABLE.items() for axis in axes}
+    touched = Counter(instance.axis for instance in spec.movable)
+    used = {atom.name for declared in spec.tensors.values() for atom in declared.layout.atoms()}
+    rows = []
+    for name, axis in spec.axes.items():
+        if name not in used:
+            continue
+        batch = 1
+        for size in spec.batch(name):
+            batch *= size
+        rows.append(
+            {
+                "axis": name,
+                "size": axis.size,
+                "group": axis.group.name if axis.group else "none",
+                "instances": touched[name] * batch if axis.group else 0,
+                "matched by": matched.get(name, "-"),
+                "why": _WHY.get(axis.group.name, "") if axis.group else "its order has a meaning: never moved",
+            }
+        )
+    if spec.shifts:
+        free = sum(shift.into is None for shift in spec.shifts)
+        row = {"axis": "biases", "size": "-", "group": "translation", "instances": len(spec.shifts), "matched by": "biases"}
+        why = ("softmax ignores key biases; " if free else "") + "value biases may move on into the output's"
+        rows.append(row | {"why": why})
+    return rows
+
+
+def distances(before: Distance, after: Distance) -> dict[str, Any]:
+    """Euclidean distances before and after an alignment; squared ones by axis and layer, with the share that is left."""
+
+    def rows(label: str, a: Mapping[Any, float], b: Mapping[Any, float]) -> list[dict[str, Any]]:
+        return [{label: k, "before": a[k], "after": b[k], "share": b[k] / a[k] if a[k] else 1.0} for k in a]
+
+    return {
+        "before": before.euclidean,
+        "after": after.euclidean,
+        "left": after.euclidean / before.euclidean if before.total else 1.0,
+        "relative": [before.relative, after.relative],
+        "cosine": [before.cosine, after.cosine],
+        "by_axis": rows("axis", before.by_axis, after.by_axis),
+        "by_layer": rows("layer", before.by_layer, after.by_layer),
+    }
+
+
+def alignment_run(
+    source: Checkpoint, anchor: Checkpoint, alignment: Alignment, verified: dict[str, Any] | None
+) -> dict[str, Any]:
+    """What an alignment did: by axis what was matched and how far it moved; distances; the proof."""
+    matched: dict[str, dict[str, Any]] = {}
+    for step in alignment.provenance["steps"]:
+        axis = step["instance"].partition("[")[0]
+        row = matched.setdefault(
+            axis, {"axis": axis, "group": step["group"], "units": 0, "moved": 0, "before": 0.0, "after": 0.0, "seconds": 0.0}
+        )
+        for key in ("units", "moved", "before", "after", "seconds"):
+            row[key] += step[key]
+    return {
+        "symfuse": __version__,
+        "source": source.name,
+        "anchor": anchor.name,
+        "options": alignment.provenance["options"],
+        "matched": list(matched.values()),
+        "translated biases": len(alignment.shifts),
+        "distance": distances(api.distance(source, anchor), api.distance(alignment(source), anchor)),
+        "verified": verified,
+    }
+
+
+def model_card(run: Mapping[str, Any]) -> str:
+    """README.md of an output folder, with the hub's metadata block and the lineage."""
+    models = [str(m) for m in run.get("models", [run.get("source"), run.get("anchor")])]
+    lines = ["---", "library_name: transformers", "tags:", "- symfuse", "- merge", "---", ""]
+    if "method" in run:
+        lines += [f"A {run['method']} merge made with symfuse {__version__}.", ""]
+        lines += [f"Aligned to `{run['anchor']}` first." if run.get("anchor") else "Not aligned before the merge.", ""]
+    else:
+        lines += [f"`{models[0]}` moved onto `{models[1]}` by its symmetries: it computes what `{models[0]}` does.", ""]
+    lines += ["Made from:", "", *(f"- `{model}`" for model in models), "", "The whole run as data: `symfuse.json`.", ""]
+    return "\n".join(lines)
+
+
+def text_inputs(checkpoint: Checkpoint, path: Path) -> dict[str, Tensor]:
+    """The lines of a text file as inputs of a model, by its own tokenizer."""
+    from transformers import AutoTokenizer
+
+    lines = [line for line in path.read_text("utf-8").splitlines() if line.strip()]
+    if not lines:
+        raise CheckpointError(f"{path}: no lines of text in it")
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint.folder, local_files_only=True)
+    encoded = tokenizer(lines, return_tensors="pt", padding=True, truncation=True, max_length=128)
+    return dict(encoded)

@@ -1,0 +1,154 @@
+"""What every declaration must do. A new family is one line in tiny.MODELS, and inherits all of this."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from tiny import MODELS, Case, case
+
+from symfuse.alignment import Alignment, random_alignment
+from symfuse.architectures import ARCHITECTURES, resolve
+from symfuse.errors import SpecError
+from symfuse.io import open as open_checkpoint
+from symfuse.spec import Spec
+from symfuse.verification import live
+
+# The worst that the true declarations show is 1e-14.
+EXACT = 1e-13
+
+every_model = pytest.mark.parametrize("label", MODELS)
+
+
+def moving(spec: Spec, seed: int, axes: set[str] | None = None) -> Alignment:
+    """A random alignment of which no element is the identity by chance (four heads are, once in 24)."""
+    candidates = (random_alignment(spec, seed + 100 * n, axes) for n in itertools.count())
+    return next(g for g in candidates if not any(element.is_identity() for element in g.elements.values()))
+
+
+def assert_moved(this: Case, g: Alignment) -> None:
+    """Every tensor that an element touches has changed, and no other one."""
+    moved = g(this.checkpoint)
+    shifted = {rule.bias for rule in this.spec.shifts if rule.bias in g.shifts}
+    shifted |= {rule.into for rule in this.spec.shifts if rule.bias in g.shifts if rule.into}
+    for name, declared in this.spec.tensors.items():
+        axes = {atom.name for atom in declared.layout.atoms() if not atom.name.isdigit()}
+        touched = any(this.spec.instance(axis, declared.index) in g.elements for axis in axes)
+        file_name = this.spec.file_name(name)
+        same = torch.equal(moved[file_name], this.checkpoint[file_name])
+        assert same != (touched or name in shifted), name
+
+
+def test_every_family_has_a_tiny_model() -> None:
+    families = {case(label).spec.family for label in MODELS}
+    assert families == ARCHITECTURES.keys() - {"sceptr"}  # which is torch_transformer_encoder under a prefix
+
+
+@every_model
+def test_every_tensor_is_declared(label: str) -> None:
+    spec, checkpoint = case(label).spec, case(label).checkpoint
+    declared = {spec.file_name(name) for name in spec.tensors}
+    assert declared == set(checkpoint)
+    assert spec.movable
+
+
+@every_model
+def test_a_missing_tensor_is_named(label: str) -> None:
+    checkpoint = case(label).checkpoint
+    shapes = {name: checkpoint.info(name).shape for name in checkpoint}
+    for missing in shapes:
+        rest = {name: shape for name, shape in shapes.items() if name != missing}
+        with pytest.raises(SpecError) as error:
+            resolve(checkpoint.config, rest).check(rest, label)
+        assert missing in str(error.value)
+
+
+@every_model
+def test_an_extra_tensor_is_named(label: str) -> None:
+    checkpoint = case(label).checkpoint
+    shapes = {name: checkpoint.info(name).shape for name in checkpoint} | {"extra.weight": (3, 5)}
+    with pytest.raises(SpecError, match=r"not declared: extra\.weight"):
+        resolve(checkpoint.config, shapes).check(shapes, label)
+
+
+@every_model
+def test_all_symmetries_at_once_leave_the_function(label: str) -> None:
+    this = case(label)
+    g = moving(this.spec, seed=1)
+    assert_moved(this, g)
+    assert this.error(g(this.checkpoint), g) < EXACT
+
+
+@every_model
+def test_the_symmetries_of_each_axis_alone_leave_the_function(label: str) -> None:
+    this = case(label)
+    for axis in sorted({instance.axis for instance in this.spec.movable}):
+        g = moving(this.spec, 2, {axis})
+        assert_moved(this, g)
+        assert this.error(g(this.checkpoint), g) < EXACT, axis
+
+
+@every_model
+def test_translated_biases_alone_leave_the_function(label: str) -> None:
+    this = case(label)
+    g = Alignment(this.spec, {}, random_alignment(this.spec, 3).shifts)
+    assert_moved(this, g)
+    assert this.error(g(this.checkpoint)) < EXACT
+
+
+@every_model
+def test_the_inverse_restores_the_weights(label: str) -> None:
+    this = case(label)
+    g = random_alignment(this.spec, 4)
+    back = dict(g.inverse()(g(this.checkpoint)))
+    torch.testing.assert_close(back, dict(this.checkpoint), rtol=0, atol=EXACT)
+
+
+@every_model
+def test_composing_is_applying_in_turn(label: str) -> None:
+    this = case(label)
+    first, second = moving(this.spec, 5), moving(this.spec, 6)
+    together, in_turn = (second @ first)(this.checkpoint), second(first(this.checkpoint))
+    torch.testing.assert_close(dict(together), dict(in_turn), rtol=0, atol=EXACT)
+
+
+@every_model
+def test_an_alignment_survives_saving(label: str, tmp_path: Path) -> None:
+    this = case(label)
+    g = random_alignment(this.spec, 7)
+    loaded = Alignment.load(g.save(tmp_path / "alignment.safetensors"))
+    assert loaded.provenance == g.provenance
+    torch.testing.assert_close(dict(loaded(this.checkpoint)), dict(g(this.checkpoint)), rtol=0, atol=0)
+
+
+@every_model
+def test_a_declaration_survives_json(label: str) -> None:
+    spec = case(label).spec
+    again = Spec.from_json(spec.to_json())
+    assert again.to_json() == spec.to_json()
+    assert again.movable == spec.movable
+
+
+@every_model
+def test_files_of_the_real_class(label: str, tmp_path: Path) -> None:
+    """Saved by the class, opened, moved, written: it loads through the class without any complaint."""
+    this = case(label)
+    if hasattr(transformers, this.checkpoint.name):
+        live(this.checkpoint).save_pretrained(tmp_path / "source")
+    else:
+        this.checkpoint.save(tmp_path / "source")
+    source = open_checkpoint(tmp_path / "source")
+    spec = resolve(source.config, source)
+    spec.check({name: source.info(name).shape for name in source}, label)
+    assert spec.to_json() == this.spec.to_json()
+
+    g = random_alignment(spec, 8)
+    g(source).save(tmp_path / "moved")
+    if hasattr(transformers, this.checkpoint.name):
+        kind = getattr(transformers, this.checkpoint.name)
+        _, report = kind.from_pretrained(tmp_path / "moved", output_loading_info=True)
+        assert not any(report.values()), report
+    assert this.error(open_checkpoint(tmp_path / "moved"), g) < EXACT
