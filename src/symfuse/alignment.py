@@ -22,10 +22,10 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from symfuse.errors import CheckpointError, IncompatibleError, SymmetryError
+from symfuse.errors import CheckpointError, IncompatibleError, LayoutError, SymmetryError
 from symfuse.groups import ELEMENTS, Element
 from symfuse.io import Checkpoint
-from symfuse.spec import Atom, Instance, Spec, Variance
+from symfuse.spec import Atom, Instance, Shift, Spec, Variance
 
 FORMAT = 1
 
@@ -94,17 +94,20 @@ class Alignment:
             out = out + self.shifts[name].double()
         for rule in self.spec.shifts:
             if rule.into == name and rule.bias in self.shifts and rule.weight is not None:
-                out = out - self._through(rule.bias, rule.axis, rule.weight, weight(rule.weight))
+                out = out - self._through(rule, rule.weight, weight(rule.weight)).reshape(out.shape)
         return out.to(moved.dtype)
 
-    def _through(self, bias: str, axis: str, name: str, weight: Tensor) -> Tensor:
-        """weight @ t for the part of the translation t that lies on `axis`, as a vector of the output."""
-        t = self.spec.part(bias, self.shifts[bias].double(), axis)
+    def _through(self, rule: Shift, name: str, weight: Tensor) -> Tensor:
+        """weight @ t for the part of the translation t that the rule moves, with the axes of rule.into left.
+
+        Axes of the weight that neither has, such as the query heads that share a value, are summed over.
+        """
+        t = self.spec.part(rule.bias, self.shifts[rule.bias].double(), rule.axis)
         (w,) = self.spec.segments(name, weight.double())
         letters = {atom.name: chr(97 + i) for i, atom in enumerate(w.atoms)}
         read = "".join(letters[atom.name] for atom in t.atoms)
-        left = "".join(letter for letter in letters.values() if letter not in read)
-        return torch.einsum(f"{''.join(letters.values())},{read}->{left}", w.view, t.view).reshape(-1)
+        left = "".join(letters[atom.name] for atom in self.spec.tensors[str(rule.into)].layout.atoms())
+        return torch.einsum(f"{''.join(letters.values())},{read}->{left}", w.view, t.view)
 
     def inverse(self) -> Alignment:
         """The alignment that undoes this one."""
@@ -193,6 +196,17 @@ class Alignment:
                 f"{path}: not an alignment of this version (format {FORMAT} expected, {meta.get('symfuse')} found); "
                 "make it again with `symfuse align`"
             )
+        try:
+            return cls._assemble(tensors, meta)
+        except (LookupError, TypeError, ValueError, LayoutError) as error:
+            raise CheckpointError(
+                f"{path}: says that it is an alignment, but is damaged ({type(error).__name__}: {error}); "
+                "make it again with `symfuse align`"
+            ) from error
+
+    @classmethod
+    def _assemble(cls, tensors: Mapping[str, Tensor], meta: Mapping[str, str]) -> Alignment:
+        spec = Spec.from_json(json.loads(meta["spec"]))
         parts: dict[tuple[str, str], dict[str, Tensor]] = {}
         shifts = {}
         for key, tensor in tensors.items():
@@ -202,12 +216,12 @@ class Alignment:
             else:
                 kind, _, name = rest.partition("/")
                 parts.setdefault((head, kind), {})[name] = tensor
-        elements = {Instance.parse(i): _element(kind, values) for (i, kind), values in parts.items()}
-        return cls(Spec.from_json(json.loads(meta["spec"])), elements, shifts, json.loads(meta["provenance"]))
-
-
-def _element(kind: str, tensors: Mapping[str, Tensor]) -> Element:
-    return ELEMENTS[kind](**tensors)
+        elements = {Instance.parse(i): ELEMENTS[kind](**values) for (i, kind), values in parts.items()}
+        undeclared = [str(i) for i in elements if i not in spec.movable]
+        undeclared += [name for name in shifts if name not in spec.tensors]
+        if undeclared:
+            raise LayoutError(f"{', '.join(undeclared)} not in the declaration")
+        return cls(spec, elements, shifts, json.loads(meta["provenance"]))
 
 
 def _act(element: Element, view: Tensor, dim: int, atoms: tuple[Atom, ...], batch: tuple[str, ...]) -> Tensor:

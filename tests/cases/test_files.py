@@ -509,7 +509,7 @@ def test_c100_unwritable_output(model: Checkpoint, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("mine")
     for target in (file, file / "below"):
-        with pytest.raises(OutputError, match="is a file|is not a folder"):
+        with pytest.raises(OutputError, match=r"is a file|is not a folder"):
             lazy.save(target, overwrite=True)
     assert file.read_text() == "mine"
     locked = Path(tempfile.mkdtemp())  # pytest's own folders are closed to other users

@@ -310,6 +310,7 @@ def test_odd_strides_and_lazy_conjugates_are_packed(tmp_path: Path) -> None:
         "transposed": base.T,
         "conjugate": base.conj(),
         "imaginary of conjugate": base.conj().imag,
+        "lazily negated": torch._neg_view(torch.ones(3)),
         "strided": base.real[::2, 1::3],
         "expanded": torch.tensor([1.5]).expand(3),
     }

@@ -1,5 +1,7 @@
-"""Every group of the table against dense matrices and against brute force. A new group inherits all of the first two
-parts; it adds one line to `DEFINITIONS`, which says what its matrices are."""
+"""Every group of the table against dense matrices, and the solvers against brute force.
+
+A new group inherits all but the brute force; it adds one line to `DEFINITIONS`, what its matrices are.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +98,7 @@ group_and_parts = pytest.mark.parametrize(
 )
 
 
-# -- laws ----------------------------------------------------------------------------------------------------------
+# -- laws ------------------------------------------------------------------------------------------
 
 
 @every_group
@@ -159,7 +161,6 @@ def test_acting_is_the_matrix_product_along_every_dimension(
         dim = len(batch) + at
         w = normal(*shape, seed=at)
         before = w.clone()
-        expected = (g.to_dense() @ w.movedim(dim, -2).reshape(*batch, -1, n, shape[-1])) if False else None
         rows = w.movedim(dim, len(batch)).reshape(*batch, n, -1)
         expected = (g.to_dense() @ rows).reshape(*batch, n, *others).movedim(len(batch), dim)
         torch.testing.assert_close(g.act(w, dim), expected)
@@ -222,7 +223,7 @@ def test_what_only_reorders_is_exact_in_every_dtype(
     if dtype == torch.int64:
         w = w + 2**60
     elif dtype.is_floating_point:
-        w[..., 0], w[..., 1], w[..., 2] = float("inf"), -0.0, float("nan")
+        w[..., 0], w[..., 1] = float("inf"), -0.0
     moved = g.act(w, len(batch))
     assert moved.dtype == dtype
     source = g.to_dense().argmax(-1)[..., None].expand(w.shape)
@@ -238,7 +239,7 @@ def test_elements_of_equal_seeds_are_equal_and_of_others_are_not(group: Group) -
     assert not torch.equal(one[0], one[1])
 
 
-# -- membership ----------------------------------------------------------------------------------------------------
+# -- membership ------------------------------------------------------------------------------------
 
 
 def is_monomial(m: Tensor) -> bool:
@@ -276,8 +277,10 @@ def pool(batch: tuple[int, ...]) -> Iterator[Element]:
             yield from (g, group.identity(5, batch), g.dual())
             for key, t in g.tensors().items():
                 first = tuple(0 for _ in t.shape)
-                damages = [-t, 1.01 * t, 0 * t, *(_put(t, first, v) for v in (math.nan, math.inf, 0.0, -1.0, 3.0))]
-                if not t.is_floating_point():
+                if t.is_floating_point():
+                    values = (math.nan, math.inf, -math.inf, 0.0, -1.0, 3.0)
+                    damages = [-t, 1.01 * t, 0 * t, *(_put(t, first, value) for value in values)]
+                else:
                     damages = [torch.zeros_like(t), t.roll(1, -1), _put(t, first, int(t[(*first[:-1], -1)]))]
                 for damaged in damages:
                     yield g.rebuild(g.tensors() | {key: damaged})
@@ -289,13 +292,22 @@ def _put(t: Tensor, at: tuple[int, ...], value: float) -> Tensor:
     return out
 
 
+def is_well_formed(g: Element) -> bool:
+    """A similarity is an orthogonal matrix and a positive scale; else its inverse and dual are wrong."""
+    return isinstance(g, Monomial) or (
+        isinstance(g, Similarity)
+        and is_conformal(g.matrix, torch.ones((), dtype=torch.float64))
+        and (g.scale is None or bool((g.scale > 0).all()))
+    )
+
+
 @every_group
 @pytest.mark.parametrize("batch", [(), (2,)], ids=str)
 def test_a_group_contains_its_elements_and_no_others(group: Group, batch: tuple[int, ...]) -> None:
     kind = type(group.random(5, batch, rng()))
     members = strangers = 0
     for g in pool(batch):
-        belongs = isinstance(g, kind) and DEFINITIONS[group.name](g.to_dense())
+        belongs = isinstance(g, kind) and is_well_formed(g) and DEFINITIONS[group.name](g.to_dense())
         assert group.contains(g, 1e-9) == belongs, (g, g.to_dense())
         members, strangers = members + belongs, strangers + (not belongs)
     assert min(members, strangers) >= 5
@@ -313,11 +325,16 @@ def test_membership_holds_to_within_the_tolerance(group: Group) -> None:
     assert not group.contains(near, 1e-5)
 
 
-# -- the best element ----------------------------------------------------------------------------------------------
+# -- the best element ------------------------------------------------------------------------------
 
 
 def planted(
-    group: Group, parts: tuple[str, ...], noise: float = 0.0, unbalance: float = 1.0, n: int = 5, batch: int = 3
+    group: Group,
+    parts: tuple[str, ...],
+    noise: float = 0.0,
+    unbalance: float = 1.0,
+    n: int = 5,
+    batch: int = 3,
 ) -> tuple[Element, Features]:
     """X = gY for a random g, with noise; the dual side `unbalance` times as large as the primal one."""
     g = group.random(n, (batch,), rng(11))
@@ -331,7 +348,9 @@ def planted(
 
 @group_and_parts
 def test_objective_is_that_of_the_matrices(group: Group, parts: tuple[str, ...]) -> None:
-    features = {part: (normal(2, 3, 5, 4, seed=i), normal(2, 3, 5, 4, seed=9 + i)) for i, part in enumerate(parts)}
+    features = {
+        part: (normal(2, 3, 5, 4, seed=i), normal(2, 3, 5, 4, seed=9 + i)) for i, part in enumerate(parts)
+    }
     g = group.random(5, (2, 3), rng())
     torch.testing.assert_close(objective(g, moments(features)), dense_objective(g, features))
 
@@ -344,16 +363,18 @@ def test_moments_add(group: Group, parts: tuple[str, ...]) -> None:
     left = moments({part: (x[..., :4], y[..., :4]) for part, (x, y) in features.items()})
     right = moments({part: (x[..., 4:], y[..., 4:]) for part, (x, y) in features.items()})
     summed = {part: left[part] + right[part] for part in whole}
-    torch.testing.assert_close(group.best(summed).to_dense(), group.best(whole).to_dense(), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        group.best(summed).to_dense(), group.best(whole).to_dense(), rtol=1e-6, atol=1e-6
+    )
 
 
 @group_and_parts
-@pytest.mark.parametrize("unbalance", [0.25, 0.5, 1.0, 2.0, 4.0])
-def test_a_planted_element_comes_back(group: Group, parts: tuple[str, ...], unbalance: float) -> None:
-    g, features = planted(group, parts, unbalance=unbalance)
-    best = group.best(moments(features))
-    assert best.batch == (3,)
-    torch.testing.assert_close(best.to_dense(), g.to_dense(), rtol=1e-10, atol=1e-10)
+def test_a_planted_element_comes_back(group: Group, parts: tuple[str, ...]) -> None:
+    for unbalance in (0.25, 0.5, 1.0, 2.0, 4.0):
+        g, features = planted(group, parts, unbalance=unbalance)
+        best = group.best(moments(features))
+        assert best.batch == (3,)
+        torch.testing.assert_close(best.to_dense(), g.to_dense(), rtol=1e-10, atol=1e-10)
 
 
 @group_and_parts
@@ -395,10 +416,10 @@ DEGENERATE: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
     "source zero": lambda x, y: (x, 0 * y),
     "anchor zero": lambda x, y: (0 * x, y),
     "rank one": lambda x, y: (x[..., :1] * y[..., :1, :], y[..., :1] * x[..., :1, :]),
-    "equal units": lambda x, y: (x[..., :1, :].expand(x.shape), x[..., :1, :].expand(x.shape)),
+    "equal units": lambda x, y: (x[..., :1, :].expand(x.shape), y[..., :1, :].expand(x.shape)),
     "one unit dead": lambda x, y: (x * (torch.arange(x.shape[-2]) > 0)[:, None], y),
-    "opposite": lambda x, y: (-y, y),
-    "equal": lambda x, y: (y, y),
+    "opposite": lambda x, y: (-y, y + 0 * x),
+    "equal": lambda x, y: (y, y + 0 * x),
     "tiny": lambda x, y: (1e-60 * x, 1e-60 * y),
     "huge": lambda x, y: (1e60 * x, 1e60 * y),
     "anchor dwarfs": lambda x, y: (1e30 * x, 1e-30 * y),
@@ -411,7 +432,8 @@ DEGENERATE: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
 @pytest.mark.parametrize("n", [1, 4])
 def test_degenerate_features_give_a_member(group: Group, parts: tuple[str, ...], case: str, n: int) -> None:
     features = {
-        part: DEGENERATE[case](normal(2, n, 3, seed=i), normal(2, n, 3, seed=7 + i)) for i, part in enumerate(parts)
+        part: DEGENERATE[case](normal(2, n, 3, seed=i), normal(2, n, 3, seed=7 + i))
+        for i, part in enumerate(parts)
     }
     m = moments(features)
     g = group.best(m)
@@ -434,7 +456,7 @@ def test_one_side_dead_and_the_other_alive(group: Group) -> None:
         torch.testing.assert_close(reached, objective(group.best(alone), alone), rtol=1e-8, atol=0)
 
 
-# -- against brute force -------------------------------------------------------------------------------------------
+# -- against brute force ---------------------------------------------------------------------------
 
 
 def pairs(n: int, parts: tuple[str, ...], seed: int, columns: int = 3) -> Features:
@@ -450,9 +472,7 @@ def assert_none_better(group: Group, features: Features, least: float, tol: floa
 
 
 def expanded(m: PartMoments, count: int) -> PartMoments:
-    return {
-        part: Moments(*(t.expand(count, *t.shape) for t in (v.xy, v.xx, v.yy))) for part, v in m.items()
-    }
+    return {part: Moments(*(t.expand(count, *t.shape) for t in (v.xy, v.xx, v.yy))) for part, v in m.items()}
 
 
 ALL_PARTS = [("primal",), ("dual",), ("plain",), ("primal", "dual"), ("primal", "dual", "plain")]
@@ -490,12 +510,17 @@ def best_pair(features: Features, i: int, j: int) -> float:
     edge = math.log(LIMIT)
     grid = torch.linspace(-edge, edge, 61).tolist()
     starts = sorted(grid, key=cost)[:1] + [
-        u for low, u, high in zip(grid, grid[1:], grid[2:], strict=False) if cost(u) <= min(cost(low), cost(high))
+        u
+        for low, u, high in zip(grid, grid[1:], grid[2:], strict=False)
+        if cost(u) <= min(cost(low), cost(high))
     ]
     step = grid[1] - grid[0]
     return min(
         minimize_scalar(
-            cost, bounds=(max(u - step, -edge), min(u + step, edge)), method="bounded", options={"xatol": 1e-9}
+            cost,
+            bounds=(max(u - step, -edge), min(u + step, edge)),
+            method="bounded",
+            options={"xatol": 1e-9},
         ).fun
         for u in starts
     )
@@ -559,9 +584,10 @@ def conformal_search(features: Features) -> float:
     return least
 
 
-# What is claimed for conformal maps: rotation and scale together are not a convex problem. On features that an
-# element does relate, whatever the balance of their norms, the best is the global optimum; on unrelated ones it is
-# a stationary point, never worse than the one pass of the paper.
+# What is claimed for conformal maps: rotation and scale together are not a convex problem. On features that
+# an element does relate, whatever the balance of their norms, the best is the global optimum; on unrelated ones
+# the rotation is the best for its scale and the scale the best for its rotation (a stationary point, not
+# always the lowest), and the result is never worse than the one pass of the paper.
 
 
 @pytest.mark.parametrize("unbalance", [0.25, 1.0, 4.0])
@@ -589,9 +615,8 @@ def test_conformal_on_unrelated_features_is_stationary(n: int, unbalance: float)
     for step in (1 - 1e-3, 1 + 1e-3):
         nearby = Similarity(g.matrix, g.scale * step)
         assert (objective(g, m) <= objective(nearby, m) + 1e-9 * size).all()
-    turned = Similarity(torch.linalg.svd(a * m["primal"].xy + m["dual"].xy / a)[0] @ torch.linalg.svd(
-        a * m["primal"].xy + m["dual"].xy / a)[2], g.scale)
-    assert (objective(g, m) <= objective(turned, m) + 1e-7 * size).all()
+    u, _, vt = torch.linalg.svd(a * m["primal"].xy + m["dual"].xy / a)
+    assert (objective(g, m) <= objective(Similarity(u @ vt, g.scale), m) + 1e-7 * size).all()
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.5, math.inf])
@@ -613,15 +638,15 @@ def test_conformal_is_never_worse_than_one_pass(noise: float, unbalance: float) 
 
 
 def test_the_trap_of_rotation_then_scale() -> None:
-    """Norms out of balance by 4: a share of the distance stays that turning and scaling in turns removes."""
-    g = Conformal().random(16, (), rng())
-    x, y = normal(16, 40, seed=1), normal(16, 40, seed=2)
+    """Queries 4 times as large and keys 4 times as small as the anchor's: a rotation found before the scale
+    follows the queries alone, and a share of the distance stays that turning and scaling in turns removes."""
     features = {
-        "primal": (4 * (g.act(x, 0) + 0.7 * y), x),
-        "dual": (0.25 * (g.dual().act(y, 0) + 0.7 * x), y),
+        "primal": (normal(50, 8, 20, seed=1), 4 * normal(50, 8, 20, seed=2)),
+        "dual": (normal(50, 8, 20, seed=3), normal(50, 8, 20, seed=4) / 4),
     }
     m = moments(features)
     rotated, once, both = (
-        objective(group.best(m), m).item() for group in (Orthogonal(), Conformal(one_pass=True), Conformal())
+        objective(group.best(m), m).sum().item()
+        for group in (Orthogonal(), Conformal(one_pass=True), Conformal())
     )
-    assert both < 0.995 * once < once < rotated
+    assert both < 0.95 * once < once < 0.5 * rotated

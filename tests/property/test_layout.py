@@ -16,8 +16,8 @@ from symfuse.spec.layout import Concat, Node, Product
 
 SIZES = {"a": 2, "b": 3, "c": 5, "d_2": 7, "E": 11}
 
-# Trees of (kind, parts), with atoms as text: the layouts themselves are built in the tests, since checking their
-# types draws from `random`, which hypothesis does not allow while it generates.
+# Trees of (kind, parts), with atoms as text: the layouts themselves are built in the tests, since checking
+# their types draws from `random`, which hypothesis does not allow while it generates.
 Tree = str | tuple[str, list["Tree"]]
 atoms = st.one_of(
     st.sampled_from([form.format(name) for name in SIZES for form in ("{}", "{}*", "|{}|")]),
@@ -63,7 +63,7 @@ def cut(pattern: str, sizes: dict[str, int]) -> list[tuple[list[str], torch.Tens
     return [([str(a) for a in s.atoms], s.view) for s in layout.segments(numbered(layout, sizes), sizes)]
 
 
-# -- grammar -------------------------------------------------------------------------------------------------------
+# -- grammar ---------------------------------------------------------------------------------------
 
 
 @given(shapes)
@@ -97,7 +97,7 @@ def test_atoms_come_in_stored_order_with_repetitions() -> None:
     ]
 
 
-# -- what a layout means -------------------------------------------------------------------------------------------
+# -- what a layout means ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_different_patterns_cut_differently(left: str, right: str) -> None:
 
 
 def test_fused_projection_by_hand() -> None:
-    """GPT-2's: rows read the residual, columns are queries, keys and values, one after the other, each by head."""
+    """GPT-2's: rows read the residual, columns are queries, keys and values in turn, each by head."""
     sizes = {"r": 7, "h": 2, "x": 3, "v": 5}
     w = numbered(parse("r* (h x + h x* + h v)"), sizes)
     query, key, value = (s.view for s in parse("r* (h x + h x* + h v)").segments(w, sizes))
@@ -191,7 +191,7 @@ def test_a_non_contiguous_tensor_is_cut_without_a_copy(dims: list[Tree]) -> None
     assert torch.equal(backwards, torch.ones_like(backwards))
 
 
-# -- errors --------------------------------------------------------------------------------------------------------
+# -- errors ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -48,11 +48,13 @@ def terms(x: Tensor, y: Tensor, cos: Tensor) -> tuple[Tensor, Tensor]:
 
 # Many pairs an example: the search is one batch.
 norms = st.lists(st.one_of(st.just(0.0), st.floats(-3, 3).map(lambda e: 10.0**e)), min_size=8, max_size=8)
-wide_norms = st.lists(st.one_of(st.just(0.0), st.floats(-140, 140).map(lambda e: 10.0**e)), min_size=8, max_size=8)
+wide_norms = st.lists(
+    st.one_of(st.just(0.0), st.floats(-140, 140).map(lambda e: 10.0**e)), min_size=8, max_size=8
+)
 cosines = st.lists(st.one_of(st.sampled_from([-1.0, 0.0, 1.0]), st.floats(-1, 1)), min_size=8, max_size=8)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(norms, norms, cosines, norms, norms, cosines)
 def test_no_scale_is_better(
     x: list[float], y: list[float], c: list[float], x2: list[float], y2: list[float], c2: list[float]
@@ -60,7 +62,7 @@ def test_no_scale_is_better(
     assert_is_minimum(*terms(vector(x), vector(y), vector(c)), *terms(vector(x2), vector(y2), vector(c2)))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(wide_norms, wide_norms, cosines, wide_norms, wide_norms, cosines)
 def test_no_scale_is_better_whatever_the_ratios(
     x: list[float], y: list[float], c: list[float], x2: list[float], y2: list[float], c2: list[float]
@@ -69,7 +71,7 @@ def test_no_scale_is_better_whatever_the_ratios(
     assert_is_minimum(*terms(vector(x), vector(y), vector(c)), *terms(vector(x2), vector(y2), vector(c2)))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.floats(-2.5, 2.5), st.floats(0, 2), st.floats(0, 2)), min_size=8, max_size=8))
 def test_of_two_minima_the_lower_is_taken(places: list[tuple[float, float, float]]) -> None:
     """Quartics with three positive roots u ≤ v ≤ w; the fourth, t, is such that there is no square term."""

@@ -43,8 +43,8 @@ def assign_batch(scores: Float[Tensor, "*b n n"]) -> Int[Tensor, "*b n"]:
     n = scores.shape[-1]
     if n > MAX_SIZE:
         raise SymmetryError(
-            f"an assignment of {n} units needs about {12 * n * n / 2**30:.0f} GiB beside its scores; the "
-            f"most supported is {MAX_SIZE} units. Leave this axis out of the matching, or split it into groups."
+            f"an assignment of {n} units needs about {12 * n * n / 2**30:.0f} GiB beside its scores; "
+            f"the most supported is {MAX_SIZE} units. Leave this axis out, or split it into groups."
         )
     if scores.numel() == 0:
         return torch.zeros(scores.shape[:-1], dtype=torch.long, device=scores.device)
@@ -57,8 +57,9 @@ def assign_batch(scores: Float[Tensor, "*b n n"]) -> Int[Tensor, "*b n"]:
     found = matrices.argmax(-1)
     for k in (~_distinct(found)).nonzero().flatten().tolist():
         held = matrices[k] == matrices[k].amax(0)
+        # A row that holds none is given column 0, as is the row that holds column 0: they are not distinct.
         columns = held.byte().argmax(-1)
-        found[k] = columns if held.any(-1).all() and _distinct(columns) else _solve(matrices[k])
+        found[k] = columns if _distinct(columns) else _solve(matrices[k])
     return found.reshape(scores.shape[:-1])
 
 

@@ -1,9 +1,9 @@
 """Monomial maps: permute, then scale each row. One element class serves four groups.
 
-    Permutation       index only
-    Signed            index and ±1
-    Scaling           scales > 0 only
-    PositiveMonomial  index and scales > 0: the neurons of a ReLU feed-forward
+Permutation       index only
+Signed            index and ±1
+Scaling           scales > 0 only
+PositiveMonomial  index and scales > 0: the neurons of a ReLU feed-forward
 """
 
 from __future__ import annotations
@@ -110,6 +110,11 @@ def random_scales(shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
     return torch.exp2(2 * torch.rand(shape, generator=rng, dtype=torch.float64) - 1)
 
 
+def positive(scale: Tensor) -> bool:
+    """All of it in (0, ∞)."""
+    return bool(((scale > 0) & scale.isfinite()).all())
+
+
 class Permutation(Group):
     """Reorders the units: g has one 1 in each row and column.
 
@@ -126,8 +131,10 @@ class Permutation(Group):
         return Monomial(_identity(n, batch))
 
     def contains(self, g: Element, atol: float) -> bool:
-        return _is_permutation(g) and isinstance(g, Monomial) and (
-            g.scale is None or bool(((g.scale - 1).abs() <= atol).all())
+        return (
+            _is_permutation(g)
+            and isinstance(g, Monomial)
+            and (g.scale is None or bool(((g.scale - 1).abs() <= atol).all()))
         )
 
     def best(self, moments: PartMoments) -> Monomial:
@@ -151,12 +158,14 @@ class Signed(Group):
         return Monomial(_identity(n, batch))
 
     def contains(self, g: Element, atol: float) -> bool:
-        return _is_permutation(g) and isinstance(g, Monomial) and (
-            g.scale is None or bool(((g.scale.abs() - 1).abs() <= atol).all())
+        return (
+            _is_permutation(g)
+            and isinstance(g, Monomial)
+            and (g.scale is None or bool(((g.scale.abs() - 1).abs() <= atol).all()))
         )
 
     def best(self, moments: PartMoments) -> Monomial:
-        felt = {part: m for part, m in moments.items() if part != "plain"}
+        felt: PartMoments = {part: m for part, m in moments.items() if part != "plain"}
         c = total(felt).xy if felt else torch.zeros_like(moments["plain"].xy)
         plain = moments["plain"].xy if "plain" in moments else 0
         index = assign_batch(c.abs() + plain)
@@ -167,7 +176,8 @@ class Signed(Group):
 class Scaling(Group):
     """Rescales each unit by a positive factor: w[i] → a[i] w[i], and the dual by 1/a[i].
 
-    best: for each unit the positive root of a quartic with the least objective (Zhang et al. 2025, Eq. 11–12).
+    best: for each unit the positive root of a quartic with the least objective (Zhang et al. 2025, Eq.
+    11–12).
     """
 
     def random(self, n: int, batch: tuple[int, ...], rng: torch.Generator) -> Monomial:
@@ -176,17 +186,19 @@ class Scaling(Group):
     def identity(self, n: int, batch: tuple[int, ...]) -> Monomial:
         return Monomial(_identity(n, batch))
 
-    def contains(self, g: Element, atol: float) -> bool:
-        return isinstance(g, Monomial) and torch.equal(g.index, _identity(g.size, g.batch)) and (
-            g.scale is None or bool((g.scale > 0).all())
+    def contains(self, g: Element, atol: float) -> bool:  # noqa: ARG002 - any positive scale belongs
+        return (
+            isinstance(g, Monomial)
+            and torch.equal(g.index, _identity(g.size, g.batch))
+            and (g.scale is None or positive(g.scale))
         )
 
     def best(self, moments: PartMoments) -> Monomial:
         n, batch = _shape(moments)
         p, q = _terms(moments.get("primal"), diagonal=True)
         r, s = _terms(moments.get("dual"), diagonal=True)
-        scale = best_scale(*torch.broadcast_tensors(p, q, r, s))
-        return Monomial(_identity(n, batch), scale.expand(*batch, n))
+        p, q, r, s = (t.expand(*batch, n) for t in (p, q, r, s))
+        return Monomial(_identity(n, batch), best_scale(p, q, r, s))
 
 
 class PositiveMonomial(Group):
@@ -204,8 +216,8 @@ class PositiveMonomial(Group):
     def identity(self, n: int, batch: tuple[int, ...]) -> Monomial:
         return Monomial(_identity(n, batch))
 
-    def contains(self, g: Element, atol: float) -> bool:
-        return _is_permutation(g) and isinstance(g, Monomial) and (g.scale is None or bool((g.scale > 0).all()))
+    def contains(self, g: Element, atol: float) -> bool:  # noqa: ARG002 - any positive scale belongs
+        return _is_permutation(g) and isinstance(g, Monomial) and (g.scale is None or positive(g.scale))
 
     def best(self, moments: PartMoments) -> Monomial:
         n, batch = _shape(moments)

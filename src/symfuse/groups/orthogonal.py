@@ -12,13 +12,12 @@ from torch import Tensor
 
 from symfuse.errors import SymmetryError
 from symfuse.groups.base import Element, Group, Moments, PartMoments, total
-from symfuse.groups.monomial import random_scales
+from symfuse.groups.monomial import positive, random_scales
 from symfuse.groups.scale import best_scale
 
-
 _NO_PERMUTATION_PART = (
-    "a rotation has no permutation part: an axis that some tensor has as |axis| (a norm gain, a gate) cannot be "
-    "rotated; fold the gain first, or choose a permutation for this axis"
+    "a rotation has no permutation part: an axis that some tensor has as |axis| (a norm gain, a gate) cannot "
+    "be rotated; fold the gain first, or choose a permutation for this axis"
 )
 
 
@@ -107,7 +106,9 @@ class Orthogonal(Group):
         return Similarity(torch.eye(n, dtype=torch.float64).expand(*batch, n, n))
 
     def contains(self, g: Element, atol: float) -> bool:
-        if not isinstance(g, Similarity) or (g.scale is not None and bool(((g.scale - 1).abs() > atol).any())):
+        if not isinstance(g, Similarity) or (
+            g.scale is not None and not bool(((g.scale - 1).abs() <= atol).all())
+        ):
             return False
         gram = g.matrix.transpose(-1, -2) @ g.matrix
         return bool(((gram - torch.eye(g.size, dtype=gram.dtype)).abs() <= atol).all())
@@ -140,7 +141,7 @@ class Conformal(Group):
         return Orthogonal().identity(n, batch)
 
     def contains(self, g: Element, atol: float) -> bool:
-        if not isinstance(g, Similarity) or (g.scale is not None and not bool((g.scale > 0).all())):
+        if not isinstance(g, Similarity) or (g.scale is not None and not positive(g.scale)):
             return False
         return Orthogonal().contains(Similarity(g.matrix), atol)
 
@@ -187,7 +188,9 @@ class Conformal(Group):
             a = scale[live, None, None]
             s = turn[live].transpose(1, 2) @ (a * nx[live] + ny[live] / a)
             diagonal = torch.diagonal(s, dim1=1, dim2=2)
-            stiffness = (diagonal[:, :, None] + diagonal[:, None, :]).clamp_min(1e-12 * size[live, None, None])
+            stiffness = (diagonal[:, :, None] + diagonal[:, None, :]).clamp_min(
+                1e-12 * size[live, None, None]
+            )
             skew = s - s.transpose(1, 2)
             omega = skew / stiffness
             gain = (skew * omega).sum((1, 2)) / 2  # of the objective, to second order
@@ -199,11 +202,15 @@ class Conformal(Group):
             if len(live) == 0:
                 break
             eye = torch.eye(omega.shape[-1], dtype=omega.dtype)
-            turn[live] = turn[live] @ torch.linalg.solve(eye - omega, eye + omega)  # Cayley: exactly orthogonal
-            scale[live] = best_scale(p[live], _inner(turn[live], nx[live]), r[live], _inner(turn[live], ny[live]))
+            turn[live] = turn[live] @ torch.linalg.solve(
+                eye - omega, eye + omega
+            )  # Cayley: exactly orthogonal
+            scale[live] = best_scale(
+                p[live], _inner(turn[live], nx[live]), r[live], _inner(turn[live], ny[live])
+            )
         far[live] = True  # still turning after all steps
-        # Turning goes from one stationary point to the next; it is the best rotation for its scale only where S is
-        # positive. A singular value of N(a) that passed zero on the way asks for a reflection: another SVD.
+        # A stationary rotation is the best for its scale only where S is positive. A singular value of N(a)
+        # that passed zero on the way asks for a reflection, which no turning reaches: another SVD.
         a = scale[:, None, None]
         s = turn.transpose(1, 2) @ (a * nx + ny / a)
         lift = torch.diag_embed((self.rtol * size)[:, None].expand_as(d))

@@ -4,7 +4,7 @@ Source: Zhang et al. 2025, Eq. 11–12; the stationary points of
 
     f(a) = p a² − 2 q a + r/a² − 2 s/a        (p = |y|², q = ⟨x, y⟩, r = |y'|², s = ⟨x', y'⟩)
 
-are the positive roots of p a⁴ − q a³ + s a − r. There can be three of them: the one with the least f is taken.
+are the positive roots of p a⁴ − q a³ + s a − r. There can be three: the one with the least f is taken.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def best_scale(
     """argmin over a in [1/LIMIT, LIMIT] of f(a), float64, all quartics in one batch.
 
     p and r are squared norms: where one is zero, so is its q or s. The roots are the eigenvalues of companion
-    matrices, of the quartic in a or in 1/a, whichever has the larger leading coefficient: so sides that differ
-    by any factor, and a side that is absent, lose no root. Candidates too are 1, so that the result is never
-    worse than leaving the scale as it is, the two limits, and √(s/q), which is all that counts where the
-    anchor dwarfs the source.
+    matrices, of the quartic in a or in 1/a, whichever has the larger leading coefficient: so sides that
+    differ by any factor, and a side that is absent, lose no root. Candidates too are 1, so that the result is
+    never worse than leaving the scale as it is, the two limits, and √(s/q), which is all that counts where
+    the anchor dwarfs the source.
     """
     p, q, r, s = torch.stack([t.double() for t in (p, q, r, s)])
     inverted = (r > p)[..., None]
@@ -41,7 +41,11 @@ def best_scale(
     rest = (terms[..., 1:] / torch.where(lead > 0, lead, torch.ones_like(lead))).clamp(-1e60, 1e60)
     companion = torch.zeros(*p.shape, 4, 4, dtype=torch.float64)
     companion[..., 1, 0] = companion[..., 2, 1] = companion[..., 3, 2] = 1
-    companion[..., 3, 3], companion[..., 1, 3], companion[..., 0, 3] = rest[..., 0], -rest[..., 1], rest[..., 2]
+    companion[..., 3, 3], companion[..., 1, 3], companion[..., 0, 3] = (
+        rest[..., 0],
+        -rest[..., 1],
+        rest[..., 2],
+    )
     roots = torch.linalg.eigvals(companion)
     real = (roots.imag.abs() <= 1e-6 * roots.real.abs()) & (roots.real > 0)
     roots = torch.where(real, roots.real, torch.ones_like(roots.real))

@@ -51,13 +51,8 @@ def module_tensors(module: nn.Module) -> dict[str, Tensor]:
 
 def _declared_ties(module: nn.Module) -> list[re.Pattern[str]]:
     """The names that a transformers model declares to be ties (a list up to version 4, then a dictionary)."""
-    patterns: list[str] = []
-    for prefix, part in module.named_modules():
-        for tied in getattr(part, "_tied_weights_keys", None) or ():
-            patterns.append(tied)
-            if prefix:
-                patterns.append(f"{re.escape(prefix)}.{tied}")
-    return [re.compile(pattern) for pattern in patterns]
+    parts = (getattr(part, "_tied_weights_keys", None) or () for part in module.modules())
+    return [re.compile(name) for names in parts for name in names]
 
 
 def _without_ties(tensors: Mapping[str, Tensor], declared: list[re.Pattern[str]]) -> dict[str, Tensor]:

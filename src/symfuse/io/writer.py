@@ -123,7 +123,9 @@ def _json(value: Mapping[str, Any], what: str) -> bytes:
         raise OutputError(f"the {what} cannot be written as JSON: {error}") from error
 
 
-def check_target(target: str | os.PathLike[str], *, overwrite: bool = False, inputs: Sequence[Path] = ()) -> None:
+def check_target(
+    target: str | os.PathLike[str], *, overwrite: bool = False, inputs: Sequence[Path] = ()
+) -> None:
     """OutputError if `write` could not write there: for callers with long work to do before they write."""
     place = Path(os.path.abspath(target))  # noqa: PTH100 - keeps symbolic links, which are refused below
     real = place.resolve()

@@ -17,6 +17,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NoReturn
 
 from torch import Tensor
 
@@ -90,15 +91,7 @@ class Layout:
 
     def atoms(self) -> Iterator[Atom]:
         """All atoms, in stored order; an axis may occur more than once."""
-
-        def walk(nodes: tuple[Node, ...]) -> Iterator[Atom]:
-            for node in nodes:
-                if isinstance(node, Atom):
-                    yield node
-                else:
-                    yield from walk(node.parts)
-
-        return walk(self.dims)
+        return _atoms(self.dims)
 
     def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """The shape that a tensor of this layout has; LayoutError for an undeclared axis."""
@@ -125,6 +118,14 @@ class Layout:
         """Views that together cover `tensor`, each with one dimension per atom: concatenations are cut,
         products are split. Writing into the views of an output writes the output."""
         yield from _segments(tensor, self.dims, sizes)
+
+
+def _atoms(nodes: tuple[Node, ...]) -> Iterator[Atom]:
+    for node in nodes:
+        if isinstance(node, Atom):
+            yield node
+        else:
+            yield from _atoms(node.parts)
 
 
 def _size(node: Node, sizes: Mapping[str, int]) -> int:
@@ -179,7 +180,7 @@ class _Parser:
             position = match.end()
         self.next = 0
 
-    def fail(self, why: str, at: int) -> None:
+    def fail(self, why: str, at: int) -> NoReturn:
         raise LayoutError(f"layout does not parse: {why}\n    {self.text}\n    {' ' * at}^")
 
     def peek(self) -> str | None:
@@ -192,7 +193,6 @@ class _Parser:
         token = self.peek()
         if token is None or token in ")+":
             self.fail("expected an axis or '('", self.here())
-        assert token is not None
         opened = self.here()
         self.next += 1
         if token == "(":
@@ -235,5 +235,7 @@ def parse(text: str) -> Layout:
             parser.fail("nothing is open here", parser.here())
         dims.append(parser.dim())
     if not dims:
-        raise LayoutError("layout does not parse: it is empty; a tensor without dimensions cannot be declared")
+        raise LayoutError(
+            "layout does not parse: it is empty; a tensor without dimensions cannot be declared"
+        )
     return Layout(tuple(dims))

