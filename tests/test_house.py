@@ -1,5 +1,5 @@
-"""Rules of the house that no other tool checks: tests that can fail, skips that are accounted for, a small public
-API, and no trace of the machine that a file was written on."""
+"""Rules of the house that no other tool checks: tests that can fail, skips that are accounted for, a small
+public API, and no trace of the machine that a file was written on."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def bare_comparisons(tree: ast.AST) -> Iterator[int]:
 
 
 def without_assertion(tree: ast.AST) -> Iterator[str]:
-    """Tests in which nothing can fail: neither in themselves nor in the functions of the file that they call."""
+    """Tests in which nothing can fail: neither in themselves nor in functions of the file that they call."""
     functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
 
     def checks(node: ast.AST, seen: frozenset[str] = frozenset()) -> bool:

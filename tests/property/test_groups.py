@@ -585,8 +585,8 @@ def conformal_search(features: Features) -> float:
 
 
 # What is claimed for conformal maps: rotation and scale together are not a convex problem. On features that
-# an element does relate, whatever the balance of their norms, the best is the global optimum; on unrelated ones
-# the rotation is the best for its scale and the scale the best for its rotation (a stationary point, not
+# an element does relate, whatever the balance of their norms, the best is the global optimum. On unrelated
+# ones the rotation is the best for its scale and the scale the best for its rotation (a stationary point, not
 # always the lowest), and the result is never worse than the one pass of the paper.
 
 
