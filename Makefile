@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # One BLAS thread per process: symfuse runs its own workers.
 TEST_ENV := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: demo test test-slow check format bench clean
+.PHONY: demo test test-slow check format table bench clean
 
 demo: $(READY)
 	$(BIN)/symfuse demo
@@ -26,6 +26,9 @@ check: $(READY)
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+table: $(READY)
+	$(TEST_ENV) $(BIN)/python tests/contract/table.py
 
 bench: $(READY)
 	$(BIN)/python benchmarks/assignment.py

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -85,9 +86,15 @@ class Alignment:
                     view = _act(element.part(atom.variance.value), view, dim, atoms, batch)
         return view
 
+    @cached_property
+    def shifted(self) -> frozenset[str]:
+        """The biases that the translations change: those translated, and those that translated ones move on into."""
+        rules = [rule for rule in self.spec.shifts if rule.bias in self.shifts]
+        return frozenset(self.shifts) | {rule.into for rule in rules if rule.into is not None}
+
     def shift(self, name: str, moved: Tensor, weight: Callable[[str], Tensor]) -> Tensor:
         """The moved tensor of that name with its part of the translations; weight(name) reads another moved one."""
-        if name not in self.shifts and not any(rule.into == name for rule in self.spec.shifts):
+        if name not in self.shifted:
             return moved
         out = moved.double()
         if name in self.shifts:
@@ -244,9 +251,11 @@ class _Moved(Mapping[str, Tensor]):
         self.canonical = {alignment.spec.file_name(name): name for name in alignment.spec.tensors}
 
     def __getitem__(self, file_name: str) -> Tensor:
-        name = self.canonical[file_name]
-        moved = self.alignment.move(name, self.source[file_name])
-        return self.alignment.shift(name, moved, self._read) if self.alignment.shifts else moved
+        name, tensor = self.canonical[file_name], self.source[file_name]
+        if name not in self.alignment.shifted:
+            return self.alignment.move(name, tensor)
+        moved = self.alignment.move(name, tensor.double())  # so that it is rounded once, after the translation
+        return self.alignment.shift(name, moved, self._read).to(tensor.dtype)
 
     def _read(self, name: str) -> Tensor:
         return self.alignment.move(name, self.source[self.alignment.spec.file_name(name)])

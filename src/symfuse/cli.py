@@ -26,7 +26,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _Group(click.Group):
-    """Turns a SymfuseError into one message on stderr and its exit code."""
+    """Turns a SymfuseError, and an interrupt, into one message on stderr and an exit code."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo("symfuse: interrupted", err=True)
+            sys.exit(130)
 
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
         try:

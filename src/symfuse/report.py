@@ -133,9 +133,18 @@ def text_inputs(checkpoint: Checkpoint, path: Path) -> dict[str, Tensor]:
     """The lines of a text file as inputs of a model, by its own tokenizer."""
     from transformers import AutoTokenizer
 
-    lines = [line for line in path.read_text("utf-8").splitlines() if line.strip()]
+    try:
+        lines = [line for line in path.read_text("utf-8").splitlines() if line.strip()]
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{path}: not a text file in UTF-8 ({error})") from error
     if not lines:
         raise CheckpointError(f"{path}: no lines of text in it")
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint.folder, local_files_only=True)
-    encoded = tokenizer(lines, return_tensors="pt", padding=True, truncation=True, max_length=128)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(checkpoint.folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{checkpoint.name}: it has no tokenizer that can be read ({error})") from error
+    if tokenizer.pad_token is None:  # GPT-2's has none; what is padded is masked
+        tokenizer.pad_token = tokenizer.eos_token
+    positions = checkpoint.config.get("max_position_embeddings", checkpoint.config.get("n_positions", 128))
+    encoded = tokenizer(lines, return_tensors="pt", padding=True, truncation=True, max_length=min(128, positions - 4))
     return dict(encoded)

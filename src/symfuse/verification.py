@@ -6,6 +6,7 @@ the same element has acted on the original's.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from symfuse.alignment import Alignment
 from symfuse.architectures import ARCHITECTURES
-from symfuse.errors import CheckpointError, OptionError, VerificationError
+from symfuse.errors import CheckpointError, IncompatibleError, OptionError, VerificationError
 from symfuse.io import Checkpoint
 
 Outputs = Mapping[str, Tensor]
@@ -36,8 +37,13 @@ class Verification:
     inputs: str
 
     @property
+    def worst_output(self) -> str:
+        """The output that differs most; one with NaN before all others."""
+        return max(self.errors, key=lambda name: math.inf if math.isnan(self.errors[name]) else self.errors[name])
+
+    @property
     def worst(self) -> float:
-        return max(self.errors.values())
+        return self.errors[self.worst_output]
 
     @property
     def equal(self) -> bool:
@@ -45,9 +51,8 @@ class Verification:
 
     def raise_if_different(self, what: str) -> None:
         if not self.equal:
-            name = max(self.errors, key=lambda field: float("inf") if self.errors[field] != self.errors[field] else self.errors[field])
             raise VerificationError(
-                f"{what}: output {name!r} differs by {self.errors[name]:.2e} relative to its largest entry, "
+                f"{what}: output {self.worst_output!r} differs by {self.worst:.2e} relative to its largest entry, "
                 f"{self.tolerance:.0e} allowed ({self.inputs}); nothing was written"
             )
 
@@ -150,7 +155,13 @@ def run(module: torch.nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tens
 
 
 def compare(before: Outputs, after: Outputs) -> dict[str, float]:
-    """For each field the largest absolute difference over the largest absolute entry of `before`."""
+    """For each field the largest absolute difference over the largest absolute entry of `before`.
+
+    Raises IncompatibleError if the outputs are not the same fields of the same shapes.
+    """
+    shapes, others = ({name: tuple(t.shape) for name, t in fields.items()} for fields in (before, after))
+    if shapes != others:
+        raise IncompatibleError(f"the models do not have the same outputs: {shapes} and {others}")
     return {
         name: ((after[name] - value).abs().max() / value.abs().max().clamp_min(1e-300)).item()
         for name, value in before.items()
@@ -171,11 +182,12 @@ def verify(
 
     dtype: in which both are run. alignment: how `after` came about, if outputs in moved spaces are to be undone.
     runner: runs a checkpoint, for models that `transformers` does not have. tolerance: default by the coarsest
-    stored dtype (TOLERANCE). Raises CheckpointError if a model cannot be run.
+    dtype, stored or run in (TOLERANCE). Raises CheckpointError if a model cannot be run, IncompatibleError if the
+    second does not take the inputs, or does not have the outputs, of the first.
     """
     if tolerance is None:
         stored = {info.dtype for c in (before, after) for name in c if (info := c.info(name)).dtype in TOLERANCE}
-        tolerance = max((TOLERANCE[d] for d in stored), default=TOLERANCE[dtype])
+        tolerance = max(TOLERANCE[d] for d in stored | {dtype})
     if runner is not None:
         return Verification(compare(runner(before), runner(after)), tolerance, "the given inputs")
     module = live(before, dtype)
@@ -183,7 +195,11 @@ def verify(
     inputs = random_inputs(module, before.config) if inputs is None else inputs
     expected = _moved(run(module, inputs), alignment)
     del module
-    found = run(live(after, dtype), _moved(inputs, alignment))
+    module = live(after, dtype)
+    try:
+        found = run(module, _moved(inputs, alignment))
+    except (IndexError, RuntimeError, TypeError, ValueError) as error:
+        raise IncompatibleError(f"{after.name} does not run on the inputs of {before.name}: {error}") from error
     return Verification(compare(expected, found), tolerance, f"{what}, run in {str(dtype).removeprefix('torch.')}")
 
 

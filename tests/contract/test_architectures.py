@@ -52,6 +52,7 @@ def test_every_tensor_is_declared(label: str) -> None:
     spec, checkpoint = case(label).spec, case(label).checkpoint
     declared = {spec.file_name(name) for name in spec.tensors}
     assert declared == set(checkpoint)
+    assert not spec.buffers
     assert spec.movable
 
 

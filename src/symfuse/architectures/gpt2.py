@@ -47,7 +47,7 @@ def gpt2(c: Config) -> Family:
             ),
         },
         tied={"lm_head.weight": "wte.weight"} if c.tied else {},
-        buffers=("*attn.bias", "*attn.masked_bias"),
+        buffers=("*.attn.bias", "*.attn.masked_bias"),
         shifts=(
             Shift(ATTENTION + "c_attn.bias", "qk*"),
             Shift(ATTENTION + "c_attn.bias", "v", ATTENTION + "c_proj.weight", ATTENTION + "c_proj.bias"),

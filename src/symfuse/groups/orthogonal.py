@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -128,8 +129,8 @@ class Conformal(Group):
     """
 
     one_pass: bool = False
-    steps: int = 50
-    rtol: float = 1e-9
+    steps: int = 20
+    rtol: float = 1e-7
 
     def without_scaling(self) -> Orthogonal:
         return Orthogonal()
@@ -148,88 +149,83 @@ class Conformal(Group):
     def best(self, moments: PartMoments) -> Similarity:
         _refuse_plain(moments)
         like = next(iter(moments.values())).xy
-        (cx, p), (cy, r) = (_terms(moments.get(part), like) for part in ("primal", "dual"))
+        (cx, p, xx), (cy, r, yy) = (_terms(moments.get(part), like) for part in ("primal", "dual"))
         batch, n = cx.shape[:-2], cx.shape[-1]
-        cx, cy, p, r = cx.reshape(-1, n, n), cy.reshape(-1, n, n), p.reshape(-1), r.reshape(-1)
-        scale = torch.ones_like(p)
+        cx, cy, p, r, xx, yy = cx.reshape(-1, n, n), cy.reshape(-1, n, n), *(t.reshape(-1) for t in (p, r, xx, yy))
         if self.one_pass:
             q = polar(cx + cy)
             scale = best_scale(p, _inner(q, cx), r, _inner(q, cy))
             return Similarity(q.reshape(*batch, n, n), scale.reshape(batch))
-        q = torch.empty_like(cx)
-        cold = torch.arange(len(p))  # the pairs whose rotation is still far from the one for their scale
+        q, scale = torch.empty_like(cx), _likely_scale(cx, cy, p, r, xx, yy)
+        far = torch.arange(len(p))  # the pairs whose rotation is still far from the one for their scale
         for _ in range(self.steps):
-            if len(cold) == 0:
+            if len(far) == 0:
                 break
-            args = (cx[cold], cy[cold], p[cold], r[cold], scale[cold])
-            q[cold], scale[cold], far = self._refine(*args)
-            cold = cold[far]
+            q[far], scale[far], again = self._refine(cx[far], cy[far], p[far], r[far], scale[far])
+            far = far[again]
         return Similarity(q.reshape(*batch, n, n), scale.reshape(batch))
 
     def _refine(
         self, cx: Tensor, cy: Tensor, p: Tensor, r: Tensor, scale: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """From the SVD at the given scale, alternate; -> rotation, scale, and where another SVD is needed.
+        """From the SVD at the given scale, both at once; -> rotation, scale, and where another SVD is needed.
 
         The rotation for a scale a is the polar factor of N(a) = a C_x + C_y / a. In the basis of the SVD
-        U D Vᵀ = N(a₀) that is nearly diagonal, so a Newton step replaces the next SVD: with S = Wᵀ N, the
-        best rotation is W exp(Ω), Ω_ij ≈ (S_ij − S_ji) / (S_ii + S_jj), for a twentieth of the cost.
+        U D Vᵀ = N(a₀), N(a) is D on the diagonal to first order and h C_x off it, h = a − a₀²/a. There the polar
+        factor is exp(h Ω), Ω_ij = (C_ij − C_ji) / (D_i + D_j): turning along gains h² k, k = Σ (C_ij − C_ji) Ω_ij / 2,
+        which is as if p were p − k and r were r − k a₀⁴. So one quartic gives the joint optimum.
         """
-        u, d, vt = torch.linalg.svd(scale[:, None, None] * cx + cy / scale[:, None, None])
-        q = u @ vt
-        far = torch.zeros(len(p), dtype=torch.bool)
-        nx = u.transpose(1, 2) @ cx @ vt.transpose(1, 2)
-        ny = scale[:, None, None] * (torch.diag_embed(d) - scale[:, None, None] * nx)
-        scale = best_scale(p, _trace(nx), r, _trace(ny))
-        turn = torch.eye(cx.shape[-1], dtype=cx.dtype).repeat(len(p), 1, 1)
-        size = p + r + 2 * d.sum(-1)
-        live = torch.arange(len(p))
-        for _ in range(self.steps):
-            a = scale[live, None, None]
-            s = turn[live].transpose(1, 2) @ (a * nx[live] + ny[live] / a)
-            diagonal = torch.diagonal(s, dim1=1, dim2=2)
-            stiffness = (diagonal[:, :, None] + diagonal[:, None, :]).clamp_min(
-                1e-12 * size[live, None, None]
-            )
-            skew = s - s.transpose(1, 2)
-            omega = skew / stiffness
-            gain = (skew * omega).sum((1, 2)) / 2  # of the objective, to second order
-            moving = gain > self.rtol * size[live]
-            large = moving & (omega.abs().amax((1, 2)) > 0.3)
-            far[live[large]] = True
-            moving &= ~large
-            live, omega = live[moving], omega[moving] / 2
-            if len(live) == 0:
-                break
-            eye = torch.eye(omega.shape[-1], dtype=omega.dtype)
-            turn[live] = turn[live] @ torch.linalg.solve(
-                eye - omega, eye + omega
-            )  # Cayley: exactly orthogonal
-            scale[live] = best_scale(
-                p[live], _inner(turn[live], nx[live]), r[live], _inner(turn[live], ny[live])
-            )
-        far[live] = True  # still turning after all steps
-        # A stationary rotation is the best for its scale only where S is positive. A singular value of N(a)
-        # that passed zero on the way asks for a reflection, which no turning reaches: another SVD.
         a = scale[:, None, None]
-        s = turn.transpose(1, 2) @ (a * nx + ny / a)
-        lift = torch.diag_embed((self.rtol * size)[:, None].expand_as(d))
-        far |= torch.linalg.cholesky_ex((s + s.transpose(1, 2)) / 2 + lift).info > 0
-        moved = (turn != torch.eye(turn.shape[-1], dtype=turn.dtype)).flatten(1).any(1)
-        q[moved] = u[moved] @ turn[moved] @ vt[moved]
-        return q, scale, far
+        u, d, vt = torch.linalg.svd(a * cx + cy / a)
+        q, far = u @ vt, torch.zeros(len(p), dtype=torch.bool)
+        tx, ty = _inner(q, cx), _inner(q, cy)
+        alone = best_scale(p, tx, r, ty)
+        # To turn along gains at most about (a − a₀)² p.
+        if bool(((alone / scale).log() ** 2 <= self.rtol).all()):
+            return q, alone, far
+        size = p + r + 2 * d.sum(-1)
+        skew = u.mT @ cx @ vt.mT
+        skew = skew - skew.mT
+        omega = skew / (d[:, :, None] + d[:, None, :]).clamp_min(1e-12 * size[:, None, None])
+        k = (skew * omega).sum((1, 2)) / 2
+        both = best_scale((p - k).clamp_min(p / 2), tx, (r - k * scale**4).clamp_min(r / 2), ty)
+        h = both - scale**2 / both
+        gain = h**2 * k / size
+        turning = gain > self.rtol
+        q[turning] = u[turning] @ _cayley(h[turning, None, None] * omega[turning]) @ vt[turning]
+        return q, both, gain > self.rtol**0.5 / 10
 
 
-def _trace(m: Tensor) -> Tensor:
-    return torch.diagonal(m, dim1=-2, dim2=-1).sum(-1)
+def _cayley(omega: Tensor) -> Tensor:
+    """A rotation by about the skew Ω, exactly orthogonal; in a plane, by the angle whose tangent is ω."""
+    half = omega / (1 + (1 + omega**2).sqrt())
+    eye = torch.eye(omega.shape[-1], dtype=omega.dtype)
+    return torch.linalg.solve(eye - half, eye + half)
+
+
+def _likely_scale(cx: Tensor, cy: Tensor, p: Tensor, r: Tensor, xx: Tensor, yy: Tensor) -> Tensor:
+    """A guess at the scale, before any rotation is known; where a side is absent, 1.
+
+    In the balance of the anchor's norms both sides are taken to correlate alike, and that much as a Gaussian matrix
+    would that is as large as the cross-Gram: its nuclear norm is 8 / 3π √n times its Frobenius norm.
+    """
+    balance = (xx * r / (yy * p)) ** 0.25
+    balance = torch.where(balance.isfinite() & (balance > 0), balance, 1.0)
+    a = balance[:, None, None]
+    x, y = (p * xx).sqrt(), (r * yy).sqrt()
+    nuclear = 8 / (3 * math.pi) * cx.shape[-1] ** 0.5 * torch.linalg.matrix_norm(a * cx + cy / a)
+    bound = balance * x + y / balance
+    correlation = torch.where(bound > 0, nuclear / bound, 1.0).clamp_max(1)
+    return best_scale(p, correlation * x, r, correlation * y)
 
 
 def _inner(a: Tensor, b: Tensor) -> Tensor:
     return (a * b).sum((-2, -1))
 
 
-def _terms(m: Moments | None, like: Tensor) -> tuple[Tensor, Tensor]:
-    """The cross-Gram and |Y|² of one part; zeros if no tensor has it."""
+def _terms(m: Moments | None, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The cross-Gram, |Y|² and |X|² of one part; zeros if no tensor has it."""
     if m is None:
-        return torch.zeros_like(like, dtype=torch.float64), torch.zeros(like.shape[:-2], dtype=torch.float64)
-    return m.xy.double(), m.yy.double().sum(-1)
+        none = torch.zeros(like.shape[:-2], dtype=torch.float64)
+        return torch.zeros_like(like, dtype=torch.float64), none, none
+    return m.xy.double(), m.yy.double().sum(-1), m.xx.double().sum(-1)

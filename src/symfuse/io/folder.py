@@ -18,7 +18,7 @@ from symfuse.io.torch_file import read_torch_file
 SHARD = re.compile(r"(?P<stem>.+)-(?P<n>\d+)-of-(?P<m>\d+)(?P<suffix>\.\w+)")
 TORCH_SUFFIXES = (".bin", ".pt", ".pth")
 # What trainers leave beside the weights.
-NOT_WEIGHTS = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state|adapter_model).*")
+NOT_WEIGHTS = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state|adapter_model|alignment).*")
 
 Notes = tuple[str, ...]
 Stored = dict[str, StoredTensor]

@@ -117,7 +117,9 @@ def _improve(group: Group, moments: PartMoments) -> tuple[Element, Tensor, Tenso
     best = group.best(moments)
     identity = group.identity(best.size, best.batch)
     before, after = objective(identity, moments), objective(best, moments)
-    rounding = torch.finfo(group.moments_dtype).eps * sum(m.xx.sum(-1) + m.yy.sum(-1) for m in moments.values())
+    # What rounding alone explains: a unit of the moments, and a few of the sums over them, which are in float64.
+    eps = torch.finfo(group.moments_dtype).eps + 16 * torch.finfo(torch.float64).eps
+    rounding = eps * sum(m.xx.sum(-1).double() + m.yy.sum(-1).double() for m in moments.values())
     better = after < before - rounding
     if not bool(better.all()):
         unit = identity.tensors()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from symfuse.architectures import Model, require_same_shape
 from symfuse.errors import IncompatibleError, OptionError
-from symfuse.io import Checkpoint, scan
+from symfuse.io import Checkpoint
 from symfuse.merging.base import METHODS, Method
 
 
@@ -36,6 +37,8 @@ def merge_models(
         raise OptionError(f"merge method {method!r} is not known; choose from {', '.join(METHODS)}")
     if len(models) < 2:
         raise OptionError(f"a merge needs two models at least, {len(models)} given")
+    if not 0 <= base < len(models):
+        raise OptionError(f"base {base}: there are models 0 to {len(models) - 1}")
     require_same_shape(models)
     shares = _weights(weights, len(models), normalize)
     kept = _head_model(heads, models)
@@ -69,6 +72,7 @@ class _Merged(Mapping[str, Tensor]):
         self.method = method
         # Sums in an order that does not depend on that of the list, so that neither does their rounding.
         self.terms = sorted(zip(shares, models, strict=True), key=lambda term: (term[0], term[1].name))
+        self.alike = len({(share, model.name) for share, model in self.terms}) < len(models) > 2
         self.template = template
         self.files = files
         self.copied = copied
@@ -78,30 +82,43 @@ class _Merged(Mapping[str, Tensor]):
         name = spec.tied.get(self.files[file], self.files[file])
         if self.files[file] in self.copied and name == self.files[file]:
             return self.template.read(name)
-        tensors = [model.read(name) for _, model in self.terms]
+        terms = [(share, model.read(name)) for share, model in self.terms]
+        if self.alike:
+            terms.sort(key=lambda term: (term[0], _content(term[1])))
+        tensors = [tensor for _, tensor in terms]
         dtype = self.template.checkpoint.info(file).dtype
         if not all(tensor.is_floating_point() for tensor in tensors):
             return self._equal(name, tensors)
         wide = any(tensor.dtype.itemsize > 2 for tensor in tensors)
         work = [tensor.to(torch.float64 if wide else torch.float32) for tensor in tensors]
-        out = self.method.function(work, [share for share, _ in self.terms]).to(dtype)
-        scan(file, out, f"the merge in {dtype}")
+        out = self.method.function(work, [share for share, _ in terms]).to(dtype)
+        if not out.isfinite().all():  # the inputs are finite: Model.read has scanned them
+            raise IncompatibleError(
+                f"{file}: the merge does not fit in {str(dtype).removeprefix('torch.')}, the dtype of "
+                f"{self.template.name}; take a base of a wider dtype, or smaller weights"
+            )
         return out
 
     def _equal(self, name: str, tensors: list[Tensor]) -> Tensor:
         """Integers and booleans never enter arithmetic: they are the same in all models, or the merge is refused."""
-        if any(not torch.equal(tensor, tensors[0]) for tensor in tensors[1:]):
+        first = tensors[0]
+        if any(tensor.dtype != first.dtype or not torch.equal(tensor, first) for tensor in tensors[1:]):
             raise IncompatibleError(
-                f"{name}: {tensors[0].dtype} tensors differ between the models and cannot be averaged; make them equal, "
+                f"{name}: {first.dtype} tensors differ between the models and cannot be averaged; make them equal, "
                 "or remove them if they are derived"
             )
-        return tensors[0]
+        return first
 
     def __iter__(self) -> Iterator[str]:
         return (file for file in self.files if file in self.template.checkpoint)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
+
+
+def _content(tensor: Tensor) -> int:
+    """A checksum: it orders models of one name, such as live modules, by what they hold."""
+    return zlib.crc32(tensor.contiguous().flatten().view(torch.uint8).numpy())
 
 
 def _weights(weights: Sequence[float] | None, count: int, normalize: bool) -> list[float]:
