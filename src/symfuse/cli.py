@@ -101,7 +101,7 @@ def inspect(model: str, as_json: bool, quiet: bool) -> None:
     from symfuse.report import inspection
 
     out = Output(as_json, quiet)
-    data = inspection(_open(model))
+    data = inspection(_open(out, model))
     out.say(f"{model}: {data['family']}, {data['tensors']} tensors, {data['parameters']:,} parameters, {data['dtypes']}")
     rows = [
         [a["axis"], a["group"], str(a["size"]), str(a["instances"]), a["matched by"], a["why"]] for a in data["axes"]
@@ -124,7 +124,7 @@ def align(source: str, anchor: str, axes: str, as_json: bool, quiet: bool, **opt
     from symfuse import report
 
     out = Output(as_json, quiet)
-    a, b = _open(source), _open(anchor)
+    a, b = _open(out, source), _open(out, anchor)
     _check_target(options, a, b)
     alignment = _matched(out, a, b, _match_options(options, axes))
     moved = alignment(a)
@@ -147,7 +147,7 @@ def verify(before: str, after: str, tolerance: float | None, text: str | None, a
     from symfuse import api, report
 
     out = Output(as_json, quiet)
-    a, b = _open(before), _open(after)
+    a, b = _open(out, before), _open(out, after)
     inputs = None if text is None else report.text_inputs(a, Path(text))
     result = api.verify(a, b, inputs=inputs, tolerance=tolerance)
     out.table(["output", "relative difference"], [[k, f"{v:.2e}"] for k, v in result.errors.items()])
@@ -168,7 +168,7 @@ def distance(a: str, b: str, axes: str, as_json: bool, quiet: bool, **options: A
     from symfuse import api, report
 
     out = Output(as_json, quiet)
-    source, anchor = _open(a), _open(b)
+    source, anchor = _open(out, a), _open(out, b)
     alignment = _matched(out, source, anchor, _match_options(options, axes))
     before, after = api.distance(source, anchor), api.distance(alignment(source), anchor)
     data = report.distances(before, after)
@@ -198,7 +198,7 @@ def merge(models: tuple[str, ...], axes: str | None, as_json: bool, quiet: bool,
     from symfuse import api, report
 
     out = Output(as_json, quiet)
-    opened = [_open(model) for model in models]
+    opened = [_open(out, model) for model in models]
     weights = _numbers(options["weights"])
     anchor = _model_number(options["anchor"], models)
     _check_target(options, *opened)
@@ -222,7 +222,7 @@ def merge(models: tuple[str, ...], axes: str | None, as_json: bool, quiet: bool,
             runs.append(report.alignment_run(source, opened[anchor], alignment, proof))
             _say_alignment(out, runs[-1])
             extra[f"alignment-{i + 1}.safetensors"] = alignment.to_bytes()
-            opened[i] = moved
+            opened[i] = moved.replace(name=source.name)  # by which --heads may call it
     merged = api.merge(opened, **merging, base=anchor or 0)
     run = {"models": list(models), **merging, "anchor": None if axes is None else models[anchor or 0], "alignments": runs}
     _save(out, merged, options, run, extra, inputs=tuple(opened))
@@ -241,11 +241,11 @@ def demo(work: Path | None, as_json: bool, quiet: bool) -> None:
     run_demo(Output(as_json, quiet), work)
 
 
-def _open(source: str) -> Checkpoint:
+def _open(out: Output, source: str) -> Checkpoint:
     from symfuse.io import open as open_checkpoint
 
     checkpoint = open_checkpoint(source)
-    for note in checkpoint.notes:
+    for note in () if out.quiet else checkpoint.notes:
         click.echo(f"symfuse: note: {note}", err=True)
     return checkpoint
 
@@ -253,7 +253,9 @@ def _open(source: str) -> Checkpoint:
 def _check_target(options: dict[str, Any], *inputs: Checkpoint) -> None:
     """Whether the target can be written is known in the first second, not after the work."""
     from symfuse.io import check_target
+    from symfuse.io.shards import parse_size
 
+    parse_size(options["max_shard_size"])
     folders = [c.folder for c in inputs if c.folder is not None]
     check_target(options["output"], overwrite=options["overwrite"], inputs=folders)
 

@@ -199,7 +199,8 @@ def verify(
     try:
         found = run(module, _moved(inputs, alignment))
     except (IndexError, RuntimeError, TypeError, ValueError) as error:
-        raise IncompatibleError(f"{after.name} does not run on the inputs of {before.name}: {error}") from error
+        what = f"{after.name} does not run on the inputs of {before.name}"
+        raise IncompatibleError(f"{what}: {error}") from error
     return Verification(compare(expected, found), tolerance, f"{what}, run in {str(dtype).removeprefix('torch.')}")
 
 

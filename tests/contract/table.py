@@ -27,32 +27,45 @@ COLUMNS = {
 }
 
 
-def row(label: str) -> list[str]:
+Errors = dict[str, float]
+
+
+def measure(label: str) -> tuple[str, str, Errors, set[str], str]:
+    """Family, class, the error of each column, which biases may move, and the groups by axis."""
     checkpoint = MODELS[label]()
     spec = symfuse.declare(checkpoint)
-    cells = [label, str(checkpoint.name)]
-    groups = []
-    for axes in [*COLUMNS.values(), None]:
-        present = {i.axis for i in spec.movable} & (axes or set(spec.axes))
-        if not present:
-            cells.append("–")
-            continue
-        alignment = symfuse.random_alignment(spec, 1, axes=None if axes is None else present)
-        error = symfuse.verify(checkpoint, alignment(checkpoint), alignment).worst
-        cells.append(f"{error:.0e}")
-        groups += [f"{a}: {g.name}" for a in sorted(present) if (g := spec.axes[a].group)] if axes is None else []
-    free = any(s.into is None for s in spec.shifts)
-    folded = any(s.into is not None for s in spec.shifts)
-    cells.append(", ".join(w for w, on in (("key free", free), ("value folded", folded)) if on) or "–")
-    return [*cells, ", ".join(groups)]
+    errors = {}
+    for column, axes in [*COLUMNS.items(), ("all at once", set(spec.axes))]:
+        present = {i.axis for i in spec.movable} & axes
+        if present:
+            alignment = symfuse.random_alignment(spec, 1, axes=None if column == "all at once" else present)
+            errors[column] = symfuse.verify(checkpoint, alignment(checkpoint), alignment).worst
+    biases = {"key free" if rule.into is None else "value folded" for rule in spec.shifts}
+    groups = sorted({f"{i.axis}: {g.name}" for i in spec.movable if (g := spec.axes[i.axis].group)})
+    return spec.family, checkpoint.name, errors, biases, ", ".join(groups)
+
+
+def cells(errors: Errors, biases: set[str]) -> list[str]:
+    measured = [f"{errors[c]:.0e}" if c in errors else "–" for c in [*COLUMNS, "all at once"]]
+    return [*measured, ", ".join(sorted(biases)) or "–"]
+
+
+def markdown(head: list[str], rows: list[list[str]]) -> str:
+    lines = ["| " + " | ".join(line) + " |" for line in [head, ["---"] * len(head), *rows]]
+    return "\n".join(lines)
 
 
 def main() -> None:
-    head = ["model", "class", *COLUMNS, "all at once", "biases"]
-    rows = [row(label) for label in MODELS]
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    lines += ["| " + " | ".join(cells[:-1]) + " |" for cells in rows]
-    table = "\n".join(lines)
+    measured = {label: measure(label) for label in MODELS}
+    columns = [*COLUMNS, "all at once", "biases"]
+    full = [[label, name, *cells(e, b)] for label, (_, name, e, b, _) in measured.items()]
+    by_family: dict[str, list[tuple[Errors, set[str]]]] = {}
+    for family, _, errors, biases, _ in measured.values():
+        by_family.setdefault(family, []).append((errors, biases))
+    short = []
+    for family, members in by_family.items():
+        worst = {c: max(e[c] for e, _ in members if c in e) for c in [*COLUMNS, "all at once"]}
+        short.append([family, str(len(members)), *cells(worst, set().union(*(b for _, b in members)))])
     versions = f"torch {torch.__version__}, transformers {transformers.__version__}, seed 1, float64"
     text = [
         "# Every architecture, every symmetry, measured",
@@ -60,17 +73,18 @@ def main() -> None:
         "Made by `make table`; do not edit. " + (__doc__ or "").split("\n\n")[-1].strip().replace("\n", " "),
         f"({versions})",
         "",
-        table,
+        markdown(["model", "class", *columns], full),
         "",
         "Groups by axis:",
         "",
-        *(f"- **{cells[0]}**: {cells[-1]}" for cells in rows),
+        *(f"- **{label}**: {groups}" for label, (*_, groups) in measured.items()),
         "",
     ]
     (ROOT / "docs/families.md").write_text("\n".join(text), "utf-8")
     readme = ROOT / "README.md"
     start, end = "<!-- families: made by `make table` -->", "<!-- end of families -->"
-    body = f"{start}\n{table}\n\n{versions}.\n{end}"
+    note = f"The worst over the classes of each family; every class and group: [docs/families.md](docs/families.md). {versions}."
+    body = f"{start}\n{markdown(['model_type', 'classes', *columns], short)}\n\n{note}\n{end}"
     readme.write_text(re.sub(f"{start}.*{end}", lambda _: body, readme.read_text("utf-8"), flags=re.S), "utf-8")
 
 

@@ -130,7 +130,7 @@ class Conformal(Group):
 
     one_pass: bool = False
     steps: int = 20
-    rtol: float = 1e-7
+    rtol: float = 1e-9
 
     def without_scaling(self) -> Orthogonal:
         return Orthogonal()

@@ -118,7 +118,7 @@ class _Merged(Mapping[str, Tensor]):
 
 def _content(tensor: Tensor) -> int:
     """A checksum: it orders models of one name, such as live modules, by what they hold."""
-    return zlib.crc32(tensor.contiguous().flatten().view(torch.uint8).numpy())
+    return zlib.crc32(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
 
 
 def _weights(weights: Sequence[float] | None, count: int, normalize: bool) -> list[float]:
