@@ -42,18 +42,14 @@ def features(kind: str, n: int) -> tuple[Tensor, Tensor]:
         return normal(n, width), normal(n, width)
     if kind == "correlated":  # directions in common with a falling spectrum, units of unequal norm
         directions = normal(rank, width) * torch.arange(1, rank + 1).rsqrt()[:, None]
-        x, y = (
-            (normal(n, rank) @ directions + 0.3 * normal(n, width)) * (0.5 * normal(n, 1)).exp() for _ in "xy"
-        )
+        x, y = ((normal(n, rank) @ directions + 0.3 * normal(n, width)) * (0.5 * normal(n, 1)).exp() for _ in "xy")
         return x, y
     x = normal(n, width)
     return x, x[torch.randperm(n, generator=generator)] + 0.3 * normal(n, width)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small sizes, under 15 seconds")
     quick = parser.parse_args().quick
     torch.set_num_threads(1)

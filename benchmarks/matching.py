@@ -127,7 +127,7 @@ def attention_floor(source: Model, anchor: Model, shape: Shape, threads: int) ->
 
 def _sliced(state: Mapping[str, Tensor], layer: int, heads: int) -> Iterator[Tensor]:
     for part in ("query.", "key.", "value."):
-        yield naive.with_bias(state, naive.SELF.format(layer) + part).double().unflatten(0, (heads, -1)).contiguous()
+        yield (naive.with_bias(state, naive.SELF.format(layer) + part).double().unflatten(0, (heads, -1)).contiguous())
     o = state[naive.OUTPUT.format(layer) + "weight"].T.double()
     yield o.unflatten(0, (heads, -1)).contiguous()
 
@@ -251,7 +251,13 @@ def measure(shape: Shape, threads: list[int], rounds: int, kinds: tuple[str, ...
                 cold = interleave({"dense": naive_ffn(source, anchor)}, 1)["dense"][0] * shape.layers
                 name = "as published (one layer, once, scaled)"
                 lines.append(
-                    {"task": name, "seconds": cold, "noise": 0.0, "ratio": cold / lines[0]["seconds"], "rounds": [cold]}
+                    {
+                        "task": name,
+                        "seconds": cold,
+                        "noise": 0.0,
+                        "ratio": cold / lines[0]["seconds"],
+                        "rounds": [cold],
+                    }
                 )
             yield {"title": title, "base": "floor", "rows": lines}
         if kind == "independent":

@@ -17,9 +17,7 @@ TESTS = ROOT / "tests"
 TEST_FILES = sorted(TESTS.rglob("*.py"))
 
 # Comparisons that return their answer: as a statement they check nothing.
-ANSWERS = re.compile(
-    r"(all|is)_?close\w*|equal\w*|array_equ\w+|eq|is_\w+|has_\w+|contains|startswith|endswith"
-)
+ANSWERS = re.compile(r"(all|is)_?close\w*|equal\w*|array_equ\w+|eq|is_\w+|has_\w+|contains|startswith|endswith")
 # What fails by itself.
 CHECKS = re.compile(r"assert\w*|raises|warns|fail|raise_if_different")
 SKIPS = {"skip", "skipif", "xfail", "importorskip", "skipTest", "skipUnless"}
@@ -97,9 +95,7 @@ def test_every_skip_is_in_the_quarantine_list_and_nothing_else_is() -> None:
         file = name_of(path)
         for line, reason in skips(parsed(path)):
             entries = [e for e in listed if e[0] == file and (reason in e[1] if reason else e[1][0] == "(")]
-            assert entries, (
-                f"{file}:{line}: this skip ({reason or 'its reason is made at run time'}) is not listed"
-            )
+            assert entries, f"{file}:{line}: this skip ({reason or 'its reason is made at run time'}) is not listed"
             used.update(entries)
     stale = [file for file, reason in listed if (file, reason) not in used]
     assert not stale, f"listed, but no longer skipped: {', '.join(stale)}"

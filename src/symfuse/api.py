@@ -88,10 +88,7 @@ def align(sources: Sequence[Source], to: int | None = None, **options: Any) -> A
     if to is not None and not 0 <= to < len(models):
         raise OptionError(f"anchor {to}: there are models 0 to {len(models) - 1}")
     anchor = nearest_to_mean(models) if to is None else to
-    alignments = [
-        None if i == anchor else match_models(m, models[anchor], **options)
-        for i, m in enumerate(models)
-    ]
+    alignments = [None if i == anchor else match_models(m, models[anchor], **options) for i, m in enumerate(models)]
     moved = [m.checkpoint if g is None else g(m.checkpoint) for m, g in zip(models, alignments, strict=True)]
     return Aligned(tuple(moved), tuple(alignments), anchor)
 

@@ -102,7 +102,9 @@ def inspect(model: str, as_json: bool, quiet: bool) -> None:
 
     out = Output(as_json, quiet)
     data = inspection(_open(out, model))
-    out.say(f"{model}: {data['family']}, {data['tensors']} tensors, {data['parameters']:,} parameters, {data['dtypes']}")
+    out.say(
+        f"{model}: {data['family']}, {data['tensors']} tensors, {data['parameters']:,} parameters, {data['dtypes']}"
+    )
     rows = [
         [a["axis"], a["group"], str(a["size"]), str(a["instances"]), a["matched by"], a["why"]] for a in data["axes"]
     ]
@@ -152,7 +154,14 @@ def verify(before: str, after: str, tolerance: float | None, text: str | None, a
     result = api.verify(a, b, inputs=inputs, tolerance=tolerance)
     out.table(["output", "relative difference"], [[k, f"{v:.2e}"] for k, v in result.errors.items()])
     out.say(f"{'equal' if result.equal else 'different'} to {result.tolerance:.0e} ({result.inputs})")
-    out.finish({"equal": result.equal, "errors": dict(result.errors), "tolerance": result.tolerance, "inputs": result.inputs})
+    out.finish(
+        {
+            "equal": result.equal,
+            "errors": dict(result.errors),
+            "tolerance": result.tolerance,
+            "inputs": result.inputs,
+        }
+    )
     if not result.equal:
         sys.exit(7)
 
@@ -173,7 +182,9 @@ def distance(a: str, b: str, axes: str, as_json: bool, quiet: bool, **options: A
     before, after = api.distance(source, anchor), api.distance(alignment(source), anchor)
     data = report.distances(before, after)
     for part in ("axis", "layer"):
-        rows = [[str(r[part]), f"{r['before']:.4g}", f"{r['after']:.4g}", f"{r['share']:.1%}"] for r in data[f"by_{part}"]]
+        rows = [
+            [str(r[part]), f"{r['before']:.4g}", f"{r['after']:.4g}", f"{r['share']:.1%}"] for r in data[f"by_{part}"]
+        ]
         out.table([part, "squared distance", "after", "left"], rows)
     out.say(
         f"distance {data['before']:.4g} -> {data['after']:.4g} ({data['left']:.1%} left), relative to |B| "
@@ -224,7 +235,12 @@ def merge(models: tuple[str, ...], axes: str | None, as_json: bool, quiet: bool,
             extra[f"alignment-{i + 1}.safetensors"] = alignment.to_bytes()
             opened[i] = moved.replace(name=source.name)  # by which --heads may call it
     merged = api.merge(opened, **merging, base=anchor or 0)
-    run = {"models": list(models), **merging, "anchor": None if axes is None else models[anchor or 0], "alignments": runs}
+    run = {
+        "models": list(models),
+        **merging,
+        "anchor": None if axes is None else models[anchor or 0],
+        "alignments": runs,
+    }
     _save(out, merged, options, run, extra, inputs=tuple(opened))
     run |= {"output": str(options["output"]), "seconds": time.perf_counter() - out.start}
     out.say(f"{merged.name}\nwritten to {options['output']} in {run['seconds']:.1f} s")
@@ -287,7 +303,11 @@ def _save(
 ) -> None:
     from symfuse import report
 
-    files = {"symfuse.json": json.dumps(run, indent=2) + "\n", "README.md": report.model_card(run), **extra}
+    files: dict[str, bytes | str] = {
+        "symfuse.json": json.dumps(run, indent=2) + "\n",
+        "README.md": report.model_card(run),
+        **extra,
+    }
     with out.progress("writing", len(checkpoint)) as advance:
         checkpoint.save(
             options["output"],
@@ -301,7 +321,14 @@ def _save(
 
 def _say_alignment(out: Output, run: dict[str, Any]) -> None:
     rows = [
-        [r["axis"], r["group"], f"{r['moved']} of {r['units']}", f"{r['before']:.4g}", f"{r['after']:.4g}", f"{r['seconds']:.2f}"]
+        [
+            r["axis"],
+            r["group"],
+            f"{r['moved']} of {r['units']}",
+            f"{r['before']:.4g}",
+            f"{r['after']:.4g}",
+            f"{r['seconds']:.2f}",
+        ]
         for r in run["matched"]
     ]
     title = f"{run['source']} -> {run['anchor']}"

@@ -56,8 +56,9 @@ class Output:
         with Progress(console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task(what, total=total)
 
-
             def advance(total: int | None) -> None:
-                bar.update(task, advance=1, **({} if total is None else {"total": total}))
+                if total is not None:
+                    bar.update(task, total=total)
+                bar.advance(task)
 
             yield advance

@@ -69,14 +69,20 @@ def _axes(spec: Spec) -> list[dict[str, Any]]:
         )
     if spec.shifts:
         free = sum(shift.into is None for shift in spec.shifts)
-        row = {"axis": "biases", "size": "-", "group": "translation", "instances": len(spec.shifts), "matched by": "biases"}
+        row = {
+            "axis": "biases",
+            "size": "-",
+            "group": "translation",
+            "instances": len(spec.shifts),
+            "matched by": "biases",
+        }
         why = ("softmax ignores key biases; " if free else "") + "value biases may move on into the output's"
         rows.append(row | {"why": why})
     return rows
 
 
 def distances(before: Distance, after: Distance) -> dict[str, Any]:
-    """Euclidean distances before and after an alignment; squared ones by axis and layer, with the share that is left."""
+    """Euclidean distances before and after an alignment; squared ones by axis and layer, with the share left."""
 
     def rows(label: str, a: Mapping[Any, float], b: Mapping[Any, float]) -> list[dict[str, Any]]:
         return [{label: k, "before": a[k], "after": b[k], "share": b[k] / a[k] if a[k] else 1.0} for k in a]
@@ -100,7 +106,16 @@ def alignment_run(
     for step in alignment.provenance["steps"]:
         axis = step["instance"].partition("[")[0]
         row = matched.setdefault(
-            axis, {"axis": axis, "group": step["group"], "units": 0, "moved": 0, "before": 0.0, "after": 0.0, "seconds": 0.0}
+            axis,
+            {
+                "axis": axis,
+                "group": step["group"],
+                "units": 0,
+                "moved": 0,
+                "before": 0.0,
+                "after": 0.0,
+                "seconds": 0.0,
+            },
         )
         for key in ("units", "moved", "before", "after", "seconds"):
             row[key] += step[key]
@@ -122,10 +137,23 @@ def model_card(run: Mapping[str, Any]) -> str:
     lines = ["---", "library_name: transformers", "tags:", "- symfuse", "- merge", "---", ""]
     if "method" in run:
         lines += [f"A {run['method']} merge made with symfuse {__version__}.", ""]
-        lines += [f"Aligned to `{run['anchor']}` first." if run.get("anchor") else "Not aligned before the merge.", ""]
+        lines += [
+            f"Aligned to `{run['anchor']}` first." if run.get("anchor") else "Not aligned before the merge.",
+            "",
+        ]
     else:
-        lines += [f"`{models[0]}` moved onto `{models[1]}` by its symmetries: it computes what `{models[0]}` does.", ""]
-    lines += ["Made from:", "", *(f"- `{model}`" for model in models), "", "The whole run as data: `symfuse.json`.", ""]
+        lines += [
+            f"`{models[0]}` moved onto `{models[1]}` by its symmetries: it computes what `{models[0]}` does.",
+            "",
+        ]
+    lines += [
+        "Made from:",
+        "",
+        *(f"- `{model}`" for model in models),
+        "",
+        "The whole run as data: `symfuse.json`.",
+        "",
+    ]
     return "\n".join(lines)
 
 

@@ -72,16 +72,16 @@ def _transformers_module(checkpoint: Checkpoint, dtype: torch.dtype) -> torch.nn
     import transformers
 
     data = dict(checkpoint.config)
-    model_type = data.get("model_type")
+    model_type = str(data.get("model_type"))
     if model_type not in transformers.CONFIG_MAPPING:
         raise CheckpointError(
-            f"{checkpoint.name}: transformers {transformers.__version__} has no model_type {model_type!r}, so the model "
-            "cannot be run; give verify a `run` function, or skip the check"
+            f"{checkpoint.name}: transformers {transformers.__version__} has no model_type {model_type!r}, so "
+            "the model cannot be run; give verify a `runner`, or skip the check"
         )
     config = transformers.CONFIG_MAPPING[model_type].from_dict(data)
     named = (data.get("architectures") or [None])[0]
-    kind = getattr(transformers, named, None) if named else None
-    if kind is None:
+    kind: Any = getattr(transformers, str(named), None)
+    if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
         kind = transformers.AutoModel._model_mapping[type(config)]
     with _quiet():
         module, report = kind.from_pretrained(
@@ -104,8 +104,9 @@ def _transformers_module(checkpoint: Checkpoint, dtype: torch.dtype) -> torch.nn
 @contextmanager
 def _quiet() -> Iterator[None]:
     """No loading bars and no advice from transformers: what matters is in its loading report."""
-    from transformers.utils import logging
+    from transformers import utils
 
+    logging: Any = utils.logging  # its functions have no type hints
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

@@ -85,11 +85,7 @@ def refused(path: Path, message: str) -> str:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def read_index(folder: Path) -> dict[str, Any]:
@@ -139,9 +135,7 @@ def test_c23_nested_weights(model: Checkpoint, tmp_path: Path, key: str) -> None
 def test_c23_other_nesting_is_refused(model: Checkpoint, tmp_path: Path) -> None:
     folder = bare(tmp_path)
     torch.save({"network": dict(model), "epoch": 3}, folder / "pytorch_model.bin")
-    refused(
-        folder, r"pytorch_model\.bin holds tensors with other entries: network, epoch; expected tensors only"
-    )
+    refused(folder, r"pytorch_model\.bin holds tensors with other entries: network, epoch; expected tensors only")
     torch.save({"model": {"inner": dict(model)}}, folder / "pytorch_model.bin")
     refused(folder, "with other entries: model")
 
@@ -214,9 +208,7 @@ def test_c86c_no_index(sharded: Path, model: Checkpoint) -> None:
 
 def test_c86d_odd_names(sharded: Path, model: Checkpoint) -> None:
     index = read_index(sharded)
-    new = {
-        name: f"odd ({i}) é.safetensors" for i, name in enumerate(sorted(set(index["weight_map"].values())))
-    }
+    new = {name: f"odd ({i}) é.safetensors" for i, name in enumerate(sorted(set(index["weight_map"].values())))}
     for old, odd in new.items():
         (sharded / old).rename(sharded / odd)
     index["weight_map"] = {name: new[file] for name, file in index["weight_map"].items()}
@@ -262,9 +254,7 @@ def test_c88_bin_shard_absent(model: Checkpoint, tmp_path: Path) -> None:
 
 
 def test_c89_two_formats_side_by_side(saved: Path, model: Checkpoint) -> None:
-    torch.save(
-        {name: torch.zeros_like(tensor) for name, tensor in model.items()}, saved / "pytorch_model.bin"
-    )
+    torch.save({name: torch.zeros_like(tensor) for name, tensor in model.items()}, saved / "pytorch_model.bin")
     safe = open_checkpoint(saved)
     same(safe, model)
     assert safe.notes == ("pytorch_model.bin ignored beside model.safetensors",)
@@ -468,14 +458,10 @@ def test_c98_dangling_link(saved: Path, tmp_path: Path) -> None:
     refused(saved, r"model\.safetensors is a symbolic link to \.\./blobs/gone, which does not exist")
 
 
-@pytest.mark.parametrize(
-    "name", ["модель", "模型", "🦙", "with space", 'it\'s "quoted"', "-rf", "$(touch x)", "a\nb"]
-)
+@pytest.mark.parametrize("name", ["модель", "模型", "🦙", "with space", 'it\'s "quoted"', "-rf", "$(touch x)", "a\nb"])
 def test_c99_odd_paths(model: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.chdir(tmp_path)  # so that a leading dash leads
-    model.save(
-        name, max_shard_size="60KB", extra={"symfuse.json": json.dumps({"name": name}, ensure_ascii=False)}
-    )
+    model.save(name, max_shard_size="60KB", extra={"symfuse.json": json.dumps({"name": name}, ensure_ascii=False)})
     checkpoint = open_checkpoint(name)
     same(checkpoint, model)
     assert checkpoint.name == name
@@ -536,9 +522,7 @@ def tokenizer_files(folder: Path) -> None:
 def test_c101_complete_output(saved: Path, tmp_path: Path) -> None:
     tokenizer_files(saved)
     (saved / "generation_config.json").write_text(json.dumps({"max_new_tokens": 7}))
-    (saved / "preprocessor_config.json").write_text(
-        json.dumps({"size": 3, "auto_map": {"AutoProcessor": "x.X"}})
-    )
+    (saved / "preprocessor_config.json").write_text(json.dumps({"size": 3, "auto_map": {"AutoProcessor": "x.X"}}))
     (saved / "modeling_custom.py").write_text("raise SystemExit('never run')")
     config = json.loads((saved / "config.json").read_text())
     (saved / "config.json").write_text(json.dumps({**config, "auto_map": {"AutoModel": "modeling_custom.X"}}))

@@ -98,9 +98,7 @@ def test_c15_another_familys_prefix_is_refused() -> None:
 def test_c18_old_names_of_norms_are_read_and_kept() -> None:
     plain = bert("BertForMaskedLM")
     old = {
-        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
-            "LayerNorm.bias", "LayerNorm.beta"
-        ): tensor
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
         for name, tensor in plain.items()
     }
     modern, legacy = Model.of(plain), Model.of(stored(plain, old))
@@ -169,9 +167,7 @@ def test_c42_all_four_projections_follow_the_heads() -> None:
     spec = case("bert").spec
     touched = spec.movable[spec.instance("h", {"l": 0})]
     attention = {name for name in spec.tensors if name.startswith("encoder.layer.0.attention")}
-    assert set(touched) == {
-        n for n in attention if "LayerNorm" not in n and not n.endswith("output.dense.bias")
-    }
+    assert set(touched) == {n for n in attention if "LayerNorm" not in n and not n.endswith("output.dense.bias")}
 
 
 def test_c45_the_activation_decides_the_group_of_neurons() -> None:
@@ -188,8 +184,7 @@ def test_c45_the_activation_decides_the_group_of_neurons() -> None:
 def test_c56_another_number_of_positions_is_refused() -> None:
     """Neither resized nor guessed: 16 pixels are 5 positions at patches of 8, 24 pixels are 10."""
     small, large = (
-        hf("ViTModel", transformers.ViTConfig(**(VISION | {"image_size": size, "patch_size": 8})))
-        for size in (16, 24)
+        hf("ViTModel", transformers.ViTConfig(**(VISION | {"image_size": size, "patch_size": 8}))) for size in (16, 24)
     )
     models = [Model.of(small), Model.of(large)]
     assert [model.spec.sizes["positions"] for model in models] == [5, 10]
@@ -246,14 +241,10 @@ def test_heads_that_share_a_name_are_told_apart_by_the_class(class_name: str, ot
     label = {"Bert": "bert-sequence", "Robe": "roberta-token", "Dist": "distilbert-sequence"}[class_name[:4]]
     checkpoint = case(label).checkpoint
     assert checkpoint.config["architectures"] == [class_name]
-    mine, theirs = (
-        resolve({**checkpoint.config, "architectures": [name]}, checkpoint) for name in (class_name, other)
-    )
+    mine, theirs = (resolve({**checkpoint.config, "architectures": [name]}, checkpoint) for name in (class_name, other))
     assert mine.tensors["classifier.weight"] != theirs.tensors["classifier.weight"]
     for unnamed in (None, [], ["SomethingOfMyOwn"]):
-        with pytest.raises(
-            SpecError, match=r"classifier\.\w+ may belong to .*set it to the class of this model"
-        ):
+        with pytest.raises(SpecError, match=r"classifier\.\w+ may belong to .*set it to the class of this model"):
             resolve({**checkpoint.config, "architectures": unnamed}, checkpoint)
 
 

@@ -83,7 +83,8 @@ def main() -> None:
     (ROOT / "docs/families.md").write_text("\n".join(text), "utf-8")
     readme = ROOT / "README.md"
     start, end = "<!-- families: made by `make table` -->", "<!-- end of families -->"
-    note = f"The worst over the classes of each family; every class and group: [docs/families.md](docs/families.md). {versions}."
+    note = "The worst over the classes of each family; every class and group: [docs/families.md](docs/families.md). "
+    note += f"{versions}."
     body = f"{start}\n{markdown(['model_type', 'classes', *columns], short)}\n\n{note}\n{end}"
     readme.write_text(re.sub(f"{start}.*{end}", lambda _: body, readme.read_text("utf-8"), flags=re.S), "utf-8")
 

@@ -26,9 +26,7 @@ def acting(spec: Spec, axis: str, group: Group, seed: int = 0) -> Alignment:
     """Random elements of any group on an axis, whether it is a symmetry there or not."""
     rng = torch.Generator().manual_seed(seed)
     instances = [i for i in spec.movable if i.axis == axis]
-    return Alignment(
-        spec, {i: group.random(spec.sizes[axis], spec.batch(axis), rng) for i in sorted(instances)}
-    )
+    return Alignment(spec, {i: group.random(spec.sizes[axis], spec.batch(axis), rng) for i in sorted(instances)})
 
 
 def noise() -> Tensor:
@@ -56,9 +54,7 @@ def forced(spec: Spec, gains: Callable[[Atom], Atom]) -> Spec:
     def dim(node: object) -> object:
         return gains(node) if isinstance(node, Atom) and node.variance is Variance.PLAIN else node
 
-    tensors = {
-        name: Declared(Layout(tuple(map(dim, d.layout.dims))), d.index) for name, d in spec.tensors.items()
-    }
+    tensors = {name: Declared(Layout(tuple(map(dim, d.layout.dims))), d.index) for name, d in spec.tensors.items()}
     return replace(spec, tensors=tensors)
 
 
@@ -131,9 +127,7 @@ def test_a_key_bias_is_not_free_where_it_meets_positions(label: str) -> None:
     assert this.error(Alignment(this.spec, {}, {bias: noise()})(this.checkpoint)) > BROKEN
 
 
-@pytest.mark.parametrize(
-    "label", ["deberta-sequence-c2p", "deberta-sequence-c2p-shared", "deberta-mlm-absolute"]
-)
+@pytest.mark.parametrize("label", ["deberta-sequence-c2p", "deberta-sequence-c2p-shared", "deberta-mlm-absolute"])
 def test_a_key_bias_is_free_where_it_does_not(label: str) -> None:
     spec = case(label).spec
     assert "encoder.layer.0.attention.self.key_proj.bias" in {rule.bias for rule in spec.shifts}
@@ -166,9 +160,7 @@ def test_heads_that_one_projection_does_not_follow_break(left: str) -> None:
     this = case("bert")
     g = acting(this.spec, "h", this.spec.axes["h"].group)
     moved = g(this.checkpoint)
-    names = [
-        name for name in this.checkpoint if f"attention.self.{left}." in name or f"attention.{left}." in name
-    ]
+    names = [name for name in this.checkpoint if f"attention.self.{left}." in name or f"attention.{left}." in name]
     assert len(names) == 4
     kept = {name: this.checkpoint[name] for name in names}
     assert this.error(moved) < EXACT

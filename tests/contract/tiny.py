@@ -82,9 +82,7 @@ def encoder(seed: int = 0, **options: object) -> Checkpoint:
     return open_checkpoint(randomise(build(config), seed), config=config, name="TransformerEncoder")
 
 
-def of(
-    class_name: str, config_class: str, base: dict[str, object], **options: object
-) -> Callable[..., Checkpoint]:
+def of(class_name: str, config_class: str, base: dict[str, object], **options: object) -> Callable[..., Checkpoint]:
     def make(seed: int = 0) -> Checkpoint:
         return hf(class_name, getattr(transformers, config_class)(**(base | options)), seed)
 
@@ -109,17 +107,13 @@ MODELS: dict[str, Callable[..., Checkpoint]] = {
     "roberta-choice": of("RobertaForMultipleChoice", "RobertaConfig", TEXT),
     "roberta-token": of("RobertaForTokenClassification", "RobertaConfig", TEXT),
     "roberta-question": of("RobertaForQuestionAnswering", "RobertaConfig", TEXT, num_labels=2),
-    "xlm-roberta-mlm-untied": of(
-        "XLMRobertaForMaskedLM", "XLMRobertaConfig", TEXT, tie_word_embeddings=False
-    ),
+    "xlm-roberta-mlm-untied": of("XLMRobertaForMaskedLM", "XLMRobertaConfig", TEXT, tie_word_embeddings=False),
     "xlm-roberta-token": of("XLMRobertaForTokenClassification", "XLMRobertaConfig", TEXT),
     "camembert-mlm": of("CamembertForMaskedLM", "CamembertConfig", TEXT),
     "camembert-sequence": of("CamembertForSequenceClassification", "CamembertConfig", TEXT),
     "distilbert": of("DistilBertModel", "DistilBertConfig", DISTIL),
     "distilbert-mlm": of("DistilBertForMaskedLM", "DistilBertConfig", DISTIL),
-    "distilbert-mlm-untied": of(
-        "DistilBertForMaskedLM", "DistilBertConfig", DISTIL, tie_word_embeddings=False
-    ),
+    "distilbert-mlm-untied": of("DistilBertForMaskedLM", "DistilBertConfig", DISTIL, tie_word_embeddings=False),
     "distilbert-sequence": of("DistilBertForSequenceClassification", "DistilBertConfig", DISTIL),
     "distilbert-choice": of("DistilBertForMultipleChoice", "DistilBertConfig", DISTIL),
     "distilbert-token": of("DistilBertForTokenClassification", "DistilBertConfig", DISTIL),
@@ -141,9 +135,7 @@ MODELS: dict[str, Callable[..., Checkpoint]] = {
         "DebertaV2ForMaskedLM", "DebertaV2Config", TEXT, embedding_size=11, relative_attention=False
     ),
     "deberta-sequence": of("DebertaV2ForSequenceClassification", "DebertaV2Config", DEBERTA),
-    "deberta-sequence-c2p": of(
-        "DebertaV2ForSequenceClassification", "DebertaV2Config", OWN_KEYS, pos_att_type="c2p"
-    ),
+    "deberta-sequence-c2p": of("DebertaV2ForSequenceClassification", "DebertaV2Config", OWN_KEYS, pos_att_type="c2p"),
     "deberta-sequence-c2p-shared": of(
         "DebertaV2ForSequenceClassification",
         "DebertaV2Config",

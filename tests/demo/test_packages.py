@@ -111,14 +111,10 @@ def test_what_is_not_an_archive_is_refused(tmp_path: Path) -> None:
 
 def test_pips_own_last_word_is_in_the_message(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
-        return subprocess.CompletedProcess(
-            command, 1, "", "WARNING: slow\nERROR: No matching distribution\n\n"
-        )
+        return subprocess.CompletedProcess(command, 1, "", "WARNING: slow\nERROR: No matching distribution\n\n")
 
     monkeypatch.setattr(subprocess, "run", run)
-    with pytest.raises(
-        CheckpointError, match=r"blosum==2\.2\.0 .*\(ERROR: No matching distribution\).*by hand"
-    ):
+    with pytest.raises(CheckpointError, match=r"blosum==2\.2\.0 .*\(ERROR: No matching distribution\).*by hand"):
         packages.fetch(packages.BLOSUM)
     assert list(cache.iterdir()) == []
 

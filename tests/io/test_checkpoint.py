@@ -242,9 +242,7 @@ def test_scan_finds_one_bad_value_wherever_it_is(dtype: torch.dtype, bad: float)
         for position in {0, size // 2, size - 1}:
             damaged = clean.clone()
             damaged[position] = bad
-            with pytest.raises(
-                CheckpointError, match=r"'w' of model\.safetensors holds [01] NaN and [01] infinite"
-            ):
+            with pytest.raises(CheckpointError, match=r"'w' of model\.safetensors holds [01] NaN and [01] infinite"):
                 scan("w", damaged, "model.safetensors")
 
 
@@ -266,9 +264,7 @@ def test_scan_is_not_misled_by_overflow_or_cancelling_infinities() -> None:
 
 
 def test_hub_id_offline() -> None:
-    with pytest.raises(
-        CheckpointError, match=r"'nobody/nothing' is neither a folder here nor .* HF_HUB_OFFLINE"
-    ):
+    with pytest.raises(CheckpointError, match=r"'nobody/nothing' is neither a folder here nor .* HF_HUB_OFFLINE"):
         open_checkpoint("nobody/nothing")
 
 

@@ -235,9 +235,7 @@ QUANTISED = [
 @pytest.mark.parametrize(("tensors", "scheme"), QUANTISED)
 def test_quantised_by_its_names(tmp_path: Path, tensors: dict[str, torch.dtype], scheme: str) -> None:
     model = folder(tmp_path)
-    save_file(
-        {name: torch.ones(2, dtype=dtype) for name, dtype in tensors.items()}, model / "model.safetensors"
-    )
+    save_file({name: torch.ones(2, dtype=dtype) for name, dtype in tensors.items()}, model / "model.safetensors")
     refused(model, f"is quantised with {scheme}: found .* Use the original model")
 
 

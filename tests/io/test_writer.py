@@ -75,9 +75,7 @@ def test_every_dtype_is_sorted_as_the_library_does(tmp_path: Path) -> None:
         weights[name] = torch.arange(3 + i % 3).to(dtype)
     save(tmp_path / "out", weights)
     save_file(weights, tmp_path / "reference.safetensors", metadata={"format": "pt"})
-    assert (tmp_path / "out/model.safetensors").read_bytes() == (
-        tmp_path / "reference.safetensors"
-    ).read_bytes()
+    assert (tmp_path / "out/model.safetensors").read_bytes() == (tmp_path / "reference.safetensors").read_bytes()
 
 
 def test_shards_and_index(tmp_path: Path) -> None:
@@ -87,9 +85,7 @@ def test_shards_and_index(tmp_path: Path) -> None:
     assert calls == [(name, tensor.nbytes) for name, tensor in weights.items()]
     index = json.loads((out / "model.safetensors.index.json").read_text())
     assert index["metadata"] == {"total_size": 400}
-    assert sorted(set(index["weight_map"].values())) == [
-        f"model-{n:05d}-of-00004.safetensors" for n in (1, 2, 3, 4)
-    ]
+    assert sorted(set(index["weight_map"].values())) == [f"model-{n:05d}-of-00004.safetensors" for n in (1, 2, 3, 4)]
     assert [path.name for path in sorted(out.iterdir())] == [
         "config.json",
         *sorted(set(index["weight_map"].values())),
@@ -210,9 +206,7 @@ def test_a_polite_kill_leaves_nothing(tmp_path: Path) -> None:
     """)
     command = [sys.executable, "-c", script, str(tmp_path / "out")]
     path = os.pathsep.join(sys.path)
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}
-    ) as run:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}) as run:
         assert run.stdout is not None
         assert run.stdout.readline() == "half\n"
         assert len(list(tmp_path.iterdir())) == 1  # the hidden folder
@@ -243,9 +237,7 @@ def test_no_tensors_or_not_storable(tmp_path: Path) -> None:
     no_leftovers(tmp_path)
 
 
-def test_space_is_checked_before_any_tensor_is_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_space_is_checked_before_any_tensor_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**6, 0, 400_000))
 
@@ -352,10 +344,7 @@ def test_any_model_survives_the_round_trip(
     tmp_path: Path, specs: dict[str, tuple[tuple[int, ...], torch.dtype]], limit: int, seed: int
 ) -> None:
     rng = torch.Generator().manual_seed(seed)
-    weights = {
-        name: (torch.randn(shape, generator=rng) * 9).abs().to(dtype)
-        for name, (shape, dtype) in specs.items()
-    }
+    weights = {name: (torch.randn(shape, generator=rng) * 9).abs().to(dtype) for name, (shape, dtype) in specs.items()}
     out = tmp_path / "out"
     shutil.rmtree(out, ignore_errors=True)
     Checkpoint(weights, CONFIG, name="random").save(out, max_shard_size=limit)

@@ -31,9 +31,7 @@ MODELS = (
     *("vit", "vit-masked", "deit", "deit-teacher", "gpt2-lm", "gpt2-token"),
 )
 
-SOFTMAX = (
-    "a key's bias adds one number to all scores of a query, which the softmax ignores: it may be anything"
-)
+SOFTMAX = "a key's bias adds one number to all scores of a query, which the softmax ignores: it may be anything"
 # Ends of names of tensors whose mutations cannot be seen, and why; in which models.
 EQUIVALENT = {
     "attention.self.key.bias": ("bert", "roberta", "electra"),

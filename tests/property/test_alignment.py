@@ -72,9 +72,7 @@ SPEC = Spec("made-up", AXES, expand(TENSORS, AXES), shifts=SHIFTS)
 def weights(spec: Spec = SPEC, seed: int = 0, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
     rng = torch.Generator().manual_seed(seed)
     return {
-        spec.file_name(name): torch.randn(d.layout.shape(spec.sizes), generator=rng, dtype=torch.float64).to(
-            dtype
-        )
+        spec.file_name(name): torch.randn(d.layout.shape(spec.sizes), generator=rng, dtype=torch.float64).to(dtype)
         for name, d in spec.tensors.items()
     }
 
@@ -258,9 +256,7 @@ def test_only_keeps_what_is_asked_for_and_no_translations() -> None:
     w = weights()
     moved = moved_by(some)
     changed = {name for name in w if not torch.equal(moved[name], w[name])}
-    assert changed == {
-        f"1.{n}" for n in ("fused", "fused.bias", "interleaved", "out", "twice", "mixed", "gate")
-    }
+    assert changed == {f"1.{n}" for n in ("fused", "fused.bias", "interleaved", "out", "twice", "mixed", "gate")}
 
 
 def test_alignments_of_other_axes_are_not_composed() -> None:
@@ -366,9 +362,7 @@ def test_what_is_saved_is_loaded_bit_by_bit(tmp_path: Path) -> None:
 
 def test_identities_and_nothing_at_all_are_saved(tmp_path: Path) -> None:
     """Expanded identities share storage, which the format does not allow."""
-    ones = {
-        i: SPEC.axes[i.axis].group.identity(SPEC.axes[i.axis].size, SPEC.batch(i.axis)) for i in SPEC.movable
-    }
+    ones = {i: SPEC.axes[i.axis].group.identity(SPEC.axes[i.axis].size, SPEC.batch(i.axis)) for i in SPEC.movable}
     loaded = Alignment.load(Alignment(SPEC, ones).save(tmp_path / "ones.safetensors"))
     assert loaded.elements.keys() == ones.keys()
     assert all(g.is_identity() for g in loaded.elements.values())
@@ -419,9 +413,7 @@ BROKEN: dict[str, Callable[[Path], object]] = {
     "unknown part": lambda path: rewritten(path, rename("res/monomial/index", "res/monomial/order")),
     "no instance": lambda path: rewritten(path, rename("res/monomial/index", "res?/monomial/index")),
     "undeclared axis": lambda path: rewritten(path, rename("u/monomial/index", "w/monomial/index")),
-    "a translation of nothing": lambda path: rewritten(
-        path, rename("shift/0.fused.bias", "shift/2.fused.bias")
-    ),
+    "a translation of nothing": lambda path: rewritten(path, rename("shift/0.fused.bias", "shift/2.fused.bias")),
     "a plain name": lambda path: rewritten(path, rename("res/monomial/index", "weight")),
 }
 
@@ -567,9 +559,7 @@ def test_file_names_may_differ_from_canonical_ones() -> None:
     moved = random_alignment(spec, 17)(checkpoint(w))
     assert "stored.embed" in moved
     assert "embed" not in moved
-    torch.testing.assert_close(
-        moved["stored.embed"], random_alignment(SPEC, 17)(checkpoint(weights()))["embed"]
-    )
+    torch.testing.assert_close(moved["stored.embed"], random_alignment(SPEC, 17)(checkpoint(weights()))["embed"])
 
 
 def test_buffers_that_are_not_declared_are_left_out() -> None:
@@ -588,6 +578,4 @@ def test_random_alignments_are_reproducible_and_cover_every_instance() -> None:
 
 def test_elements_have_the_kinds_of_their_groups() -> None:
     kinds = {i.axis: type(e) for i, e in random_alignment(SPEC, 21).elements.items()}
-    assert kinds == dict.fromkeys(("h", "kv", "q", "res", "u", "y"), Monomial) | dict.fromkeys(
-        "xz", Similarity
-    )
+    assert kinds == dict.fromkeys(("h", "kv", "q", "res", "u", "y"), Monomial) | dict.fromkeys("xz", Similarity)

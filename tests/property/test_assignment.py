@@ -84,8 +84,7 @@ def gram(n: int, shared: float, spread: float) -> Tensor:
     width, rank = n // 2 + 1, n // 16
     directions = normal(0, rank, width) * torch.arange(1, rank + 1).rsqrt()[:, None]
     x, y = (
-        (shared * normal(s, n, rank) @ directions + normal(s + 1, n, width))
-        * (spread * normal(s + 2, n, 1)).exp()
+        (shared * normal(s, n, rank) @ directions + normal(s + 1, n, width)) * (spread * normal(s + 2, n, 1)).exp()
         for s in (1, 4)
     )
     return x @ y.T

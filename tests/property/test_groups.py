@@ -62,9 +62,7 @@ def has_permutation_part(group: Group) -> bool:
 
 
 def moments(features: Features) -> PartMoments:
-    return {
-        part: Moments(x @ y.mT, x.square().sum(-1), y.square().sum(-1)) for part, (x, y) in features.items()
-    }
+    return {part: Moments(x @ y.mT, x.square().sum(-1), y.square().sum(-1)) for part, (x, y) in features.items()}
 
 
 def dense_part(g: Element, part: str) -> Tensor:
@@ -209,9 +207,7 @@ def test_only_the_identity_is_the_identity(group: Group, batch: tuple[int, ...])
 @every_group
 @every_batch
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int8, torch.bfloat16, torch.float16])
-def test_what_only_reorders_is_exact_in_every_dtype(
-    group: Group, batch: tuple[int, ...], dtype: torch.dtype
-) -> None:
+def test_what_only_reorders_is_exact_in_every_dtype(group: Group, batch: tuple[int, ...], dtype: torch.dtype) -> None:
     g = group.random(5, batch, rng())
     if has_permutation_part(group):
         g = g.forget()
@@ -348,9 +344,7 @@ def planted(
 
 @group_and_parts
 def test_objective_is_that_of_the_matrices(group: Group, parts: tuple[str, ...]) -> None:
-    features = {
-        part: (normal(2, 3, 5, 4, seed=i), normal(2, 3, 5, 4, seed=9 + i)) for i, part in enumerate(parts)
-    }
+    features = {part: (normal(2, 3, 5, 4, seed=i), normal(2, 3, 5, 4, seed=9 + i)) for i, part in enumerate(parts)}
     g = group.random(5, (2, 3), rng())
     torch.testing.assert_close(objective(g, moments(features)), dense_objective(g, features))
 
@@ -363,9 +357,7 @@ def test_moments_add(group: Group, parts: tuple[str, ...]) -> None:
     left = moments({part: (x[..., :4], y[..., :4]) for part, (x, y) in features.items()})
     right = moments({part: (x[..., 4:], y[..., 4:]) for part, (x, y) in features.items()})
     summed = {part: left[part] + right[part] for part in whole}
-    torch.testing.assert_close(
-        group.best(summed).to_dense(), group.best(whole).to_dense(), rtol=1e-6, atol=1e-6
-    )
+    torch.testing.assert_close(group.best(summed).to_dense(), group.best(whole).to_dense(), rtol=1e-6, atol=1e-6)
 
 
 @group_and_parts
@@ -432,8 +424,7 @@ DEGENERATE: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
 @pytest.mark.parametrize("n", [1, 4])
 def test_degenerate_features_give_a_member(group: Group, parts: tuple[str, ...], case: str, n: int) -> None:
     features = {
-        part: DEGENERATE[case](normal(2, n, 3, seed=i), normal(2, n, 3, seed=7 + i))
-        for i, part in enumerate(parts)
+        part: DEGENERATE[case](normal(2, n, 3, seed=i), normal(2, n, 3, seed=7 + i)) for i, part in enumerate(parts)
     }
     m = moments(features)
     g = group.best(m)
@@ -510,9 +501,7 @@ def best_pair(features: Features, i: int, j: int) -> float:
     edge = math.log(LIMIT)
     grid = torch.linspace(-edge, edge, 61).tolist()
     starts = sorted(grid, key=cost)[:1] + [
-        u
-        for low, u, high in zip(grid, grid[1:], grid[2:], strict=False)
-        if cost(u) <= min(cost(low), cost(high))
+        u for low, u, high in zip(grid, grid[1:], grid[2:], strict=False) if cost(u) <= min(cost(low), cost(high))
     ]
     step = grid[1] - grid[0]
     return min(
@@ -588,6 +577,8 @@ def conformal_search(features: Features) -> float:
 # an element does relate, whatever the balance of their norms, the best is the global optimum. On unrelated
 # ones the rotation is the best for its scale and the scale the best for its rotation (a stationary point, not
 # always the lowest), and the result is never worse than the one pass of the paper.
+# All to within the group's own tolerance, a share of |X|² + |Y|².
+WITHIN = 10 * Conformal().rtol
 
 
 @pytest.mark.parametrize("unbalance", [0.25, 1.0, 4.0])
@@ -596,7 +587,7 @@ def test_conformal_against_all_angles_and_scales(parts: tuple[str, ...], unbalan
     _, features = planted(Conformal(), parts, noise=0.4, unbalance=unbalance, n=2, batch=4)
     for b in range(4):
         one = {part: (x[b], y[b]) for part, (x, y) in features.items()}
-        assert_none_better(Conformal(), one, conformal_search(one))
+        assert_none_better(Conformal(), one, conformal_search(one), tol=WITHIN)
 
 
 @pytest.mark.parametrize("unbalance", [0.25, 1.0, 4.0])
@@ -614,9 +605,9 @@ def test_conformal_on_unrelated_features_is_stationary(n: int, unbalance: float)
     assert ((pulled - pulled.mT).flatten(1).norm(dim=1) <= 1e-3 * size).all()
     for step in (1 - 1e-3, 1 + 1e-3):
         nearby = Similarity(g.matrix, g.scale * step)
-        assert (objective(g, m) <= objective(nearby, m) + 1e-9 * size).all()
+        assert (objective(g, m) <= objective(nearby, m) + WITHIN * size).all()
     u, _, vt = torch.linalg.svd(a * m["primal"].xy + m["dual"].xy / a)
-    assert (objective(g, m) <= objective(Similarity(u @ vt, g.scale), m) + 1e-7 * size).all()
+    assert (objective(g, m) <= objective(Similarity(u @ vt, g.scale), m) + WITHIN * size).all()
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.5, math.inf])
@@ -631,7 +622,7 @@ def test_conformal_is_never_worse_than_one_pass(noise: float, unbalance: float) 
         _, features = planted(Conformal(), ("primal", "dual"), noise, unbalance, n=8, batch=100)
     m = moments(features)
     both, once = (objective(group.best(m), m) for group in (Conformal(), Conformal(one_pass=True)))
-    assert (both <= once + 1e-12 * size_of(features)).all()
+    assert (both <= once + WITHIN * size_of(features)).all()
     if noise > 0 and unbalance != 1.0:
         strictly = (once - both) / once > 1e-6
         assert strictly.double().mean() > 0.9
@@ -646,7 +637,6 @@ def test_the_trap_of_rotation_then_scale() -> None:
     }
     m = moments(features)
     rotated, once, both = (
-        objective(group.best(m), m).sum().item()
-        for group in (Orthogonal(), Conformal(one_pass=True), Conformal())
+        objective(group.best(m), m).sum().item() for group in (Orthogonal(), Conformal(one_pass=True), Conformal())
     )
     assert both < 0.95 * once < once < 0.5 * rotated

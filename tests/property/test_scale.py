@@ -48,9 +48,7 @@ def terms(x: Tensor, y: Tensor, cos: Tensor) -> tuple[Tensor, Tensor]:
 
 # Many pairs an example: the search is one batch.
 norms = st.lists(st.one_of(st.just(0.0), st.floats(-3, 3).map(lambda e: 10.0**e)), min_size=8, max_size=8)
-wide_norms = st.lists(
-    st.one_of(st.just(0.0), st.floats(-140, 140).map(lambda e: 10.0**e)), min_size=8, max_size=8
-)
+wide_norms = st.lists(st.one_of(st.just(0.0), st.floats(-140, 140).map(lambda e: 10.0**e)), min_size=8, max_size=8)
 cosines = st.lists(st.one_of(st.sampled_from([-1.0, 0.0, 1.0]), st.floats(-1, 1)), min_size=8, max_size=8)
 
 

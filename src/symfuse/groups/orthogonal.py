@@ -88,7 +88,8 @@ class Similarity(Element):
 def polar(c: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b n n"]:
     """argmax over Q in O(n) of ⟨Q, C⟩ = U Vᵀ, where C = U Σ Vᵀ (Schönemann 1966)."""
     u, _, vt = torch.linalg.svd(c)
-    return u @ vt
+    q: Tensor = u @ vt
+    return q
 
 
 class Orthogonal(Group):
@@ -107,9 +108,7 @@ class Orthogonal(Group):
         return Similarity(torch.eye(n, dtype=torch.float64).expand(*batch, n, n))
 
     def contains(self, g: Element, atol: float) -> bool:
-        if not isinstance(g, Similarity) or (
-            g.scale is not None and not bool(((g.scale - 1).abs() <= atol).all())
-        ):
+        if not isinstance(g, Similarity) or (g.scale is not None and not bool(((g.scale - 1).abs() <= atol).all())):
             return False
         gram = g.matrix.transpose(-1, -2) @ g.matrix
         return bool(((gram - torch.eye(g.size, dtype=gram.dtype)).abs() <= atol).all())
@@ -151,7 +150,11 @@ class Conformal(Group):
         like = next(iter(moments.values())).xy
         (cx, p, xx), (cy, r, yy) = (_terms(moments.get(part), like) for part in ("primal", "dual"))
         batch, n = cx.shape[:-2], cx.shape[-1]
-        cx, cy, p, r, xx, yy = cx.reshape(-1, n, n), cy.reshape(-1, n, n), *(t.reshape(-1) for t in (p, r, xx, yy))
+        cx, cy, p, r, xx, yy = (
+            cx.reshape(-1, n, n),
+            cy.reshape(-1, n, n),
+            *(t.reshape(-1) for t in (p, r, xx, yy)),
+        )
         if self.one_pass:
             q = polar(cx + cy)
             scale = best_scale(p, _inner(q, cx), r, _inner(q, cy))
@@ -165,9 +168,7 @@ class Conformal(Group):
             far = far[again]
         return Similarity(q.reshape(*batch, n, n), scale.reshape(batch))
 
-    def _refine(
-        self, cx: Tensor, cy: Tensor, p: Tensor, r: Tensor, scale: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _refine(self, cx: Tensor, cy: Tensor, p: Tensor, r: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """From the SVD at the given scale, both at once; -> rotation, scale, and where another SVD is needed.
 
         The rotation for a scale a is the polar factor of N(a) = a C_x + C_y / a. In the basis of the SVD
@@ -200,7 +201,8 @@ def _cayley(omega: Tensor) -> Tensor:
     """A rotation by about the skew Ω, exactly orthogonal; in a plane, by the angle whose tangent is ω."""
     half = omega / (1 + (1 + omega**2).sqrt())
     eye = torch.eye(omega.shape[-1], dtype=omega.dtype)
-    return torch.linalg.solve(eye - half, eye + half)
+    turn: Tensor = torch.linalg.solve(eye - half, eye + half)
+    return turn
 
 
 def _likely_scale(cx: Tensor, cy: Tensor, p: Tensor, r: Tensor, xx: Tensor, yy: Tensor) -> Tensor:

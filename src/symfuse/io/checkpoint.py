@@ -151,9 +151,7 @@ def open(  # noqa: A001 - the verb that users type: symfuse.open
         return _in_memory(module_tensors(module), given, name or type(module).__name__)
     if isinstance(source, Mapping):
         return _in_memory(source, given, name or "state dictionary")
-    raise OptionError(
-        f"a model is a path, a hub id, a state dictionary or a module, not {type(source).__name__}"
-    )
+    raise OptionError(f"a model is a path, a hub id, a state dictionary or a module, not {type(source).__name__}")
 
 
 def scan(name: str, tensor: Tensor, where: str | None = None) -> None:
@@ -205,14 +203,11 @@ def _open_path(
     if config is None:
         if not (folder / "config.json").exists():
             raise CheckpointError(
-                f"{folder} has no config.json. Add it, or pass config= (a dictionary, or a config of "
-                "transformers)."
+                f"{folder} has no config.json. Add it, or pass config= (a dictionary, or a config of transformers)."
             )
         config = read_json(folder / "config.json")
     if "auto_map" in config:
-        notes += (
-            "the config names model code (auto_map); it is neither run nor copied, outputs have no auto_map",
-        )
+        notes += ("the config names model code (auto_map); it is neither run nor copied, outputs have no auto_map",)
     stored, more = without_prefixes(name, {key: key for key in tensors})
     tensors = tensors.renamed(stored)
     refuse_quantised(name, config, tensors.infos)
@@ -234,23 +229,15 @@ def _from_hub(source: str | os.PathLike[str], revision: str | None, prefer_bin: 
 
 def _in_memory(tensors: Mapping[str, Any], config: dict[str, Any] | None, name: str) -> Checkpoint:
     if config is None:
-        raise OptionError(
-            f"{name} has no config of its own: pass config= (a dictionary, or a transformers config)"
-        )
+        raise OptionError(f"{name} has no config of its own: pass config= (a dictionary, or a transformers config)")
     if not tensors:
         raise CheckpointError(f"{name} holds no tensors")
-    wrong = [
-        str(key)
-        for key, value in tensors.items()
-        if not isinstance(key, str) or not isinstance(value, Tensor)
-    ]
+    wrong = [str(key) for key, value in tensors.items() if not isinstance(key, str) or not isinstance(value, Tensor)]
     if wrong:
         raise CheckpointError(f"{name}: expected tensors by name, found something else under {some(wrong)}")
     absent = [key for key, value in tensors.items() if value.is_meta]
     if absent:
-        raise CheckpointError(
-            f"{name}: {some(absent)} on the meta device, without data. Load the weights first."
-        )
+        raise CheckpointError(f"{name}: {some(absent)} on the meta device, without data. Load the weights first.")
     names, notes = without_prefixes(name, {key: key for key in tensors})
     kept = {new: tensors[old] for new, old in names.items()}
     tied = ties(kept, config)

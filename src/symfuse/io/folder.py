@@ -100,9 +100,7 @@ def _read_format(
     merged: Stored = {}
     for name, stored in shards.items():
         if twice := merged.keys() & stored.keys():
-            raise CheckpointError(
-                f"{name} repeats tensors of other shards in {folder}: {some(sorted(twice))}"
-            )
+            raise CheckpointError(f"{name} repeats tensors of other shards in {folder}: {some(sorted(twice))}")
         merged |= stored
     return merged, (*notes, f"{index} is missing; read the {len(files)} shards that their names declare")
 
@@ -127,9 +125,7 @@ def _weight_map(folder: Path, index: str) -> Mapping[str, str]:
 
 def _indexed_files(folder: Path, index: str) -> list[str]:
     names = list(dict.fromkeys(_weight_map(folder, index).values()))
-    outside = [
-        name for name in names if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts
-    ]
+    outside = [name for name in names if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts]
     if outside:
         raise CheckpointError(f"{index} names files outside its folder: {some(outside)}. ({folder / index})")
     absent = [name for name in names if not (folder / name).is_file()]
@@ -150,9 +146,7 @@ def _agreeing_with_index(folder: Path, index: str, shards: Mapping[str, Stored])
             holders[name].append(file)
     faults = [f"{name!r} is in no file" for name in weight_map if name not in holders]
     faults += [
-        f"{name!r} of {files[0]} is not in the index"
-        for name, files in holders.items()
-        if name not in weight_map
+        f"{name!r} of {files[0]} is not in the index" for name, files in holders.items() if name not in weight_map
     ]
     faults += [
         f"{name!r} is mapped to {weight_map[name]}, found in {' and '.join(files)}"
@@ -182,8 +176,7 @@ def _refuse_incomplete_set(folder: Path, files: list[str], index: str) -> None:
         width = len(first["n"])
         names = [f"{first['stem']}-{n:0{width}d}-of-{first['m']}{first['suffix']}" for n in absent]
         raise CheckpointError(
-            f"{folder} holds {len(have)} of {total} shards; absent: {some(names, 20)}. "
-            "Complete the download or copy."
+            f"{folder} holds {len(have)} of {total} shards; absent: {some(names, 20)}. Complete the download or copy."
         )
 
 

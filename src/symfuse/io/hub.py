@@ -20,17 +20,11 @@ def download(hub_id: str, *, revision: str | None, prefer_bin: bool) -> Path:
 
     weights = ["*.bin"] if prefer_bin else ["*.safetensors"]
     try:
-        folder = Path(
-            huggingface_hub.snapshot_download(hub_id, revision=revision, allow_patterns=COMPANIONS + weights)
-        )
+        folder = Path(huggingface_hub.snapshot_download(hub_id, revision=revision, allow_patterns=COMPANIONS + weights))
         if not prefer_bin and not any(folder.glob("*.safetensors")):
             huggingface_hub.snapshot_download(hub_id, revision=revision, allow_patterns=["*.bin"])
     except (OSError, ValueError) as error:  # the hub's errors are all one of these
-        offline = (
-            " HF_HUB_OFFLINE is set, so it was not asked for."
-            if huggingface_hub.constants.HF_HUB_OFFLINE
-            else ""
-        )
+        offline = " HF_HUB_OFFLINE is set, so it was not asked for." if huggingface_hub.constants.HF_HUB_OFFLINE else ""
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise CheckpointError(
             f"{hub_id!r} is neither a folder here nor a model on the hub or in its local cache.{offline} "

@@ -13,20 +13,14 @@ from symfuse.io.tensors import TensorInfo
 
 # Names of tensors that only the packed form of a scheme has.
 PACKED = {
-    "bitsandbytes": re.compile(
-        r"(.*\.)?(SCB|weight\.(absmax|quant_map|nested_absmax|quant_state\..*)|.*\.absmax)"
-    ),
+    "bitsandbytes": re.compile(r"(.*\.)?(SCB|weight\.(absmax|quant_map|nested_absmax|quant_state\..*)|.*\.absmax)"),
     "compressed-tensors": re.compile(r".*\.weight_packed"),
     "HQQ": re.compile(r".*\.W_q"),
     "MXFP4": re.compile(r".*_blocks"),
 }
 SCALE = re.compile(r".*(weight_scale|weight_scale_inv|\.scale|_scale|\.scales)")
-FLOAT8 = {
-    dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype) and "float8" in str(dtype)
-}
-WAY_OUT = (
-    "Use the original model, or load it dequantised (in transformers: model.dequantize()) and save that."
-)
+FLOAT8 = {dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype) and "float8" in str(dtype)}
+WAY_OUT = "Use the original model, or load it dequantised (in transformers: model.dequantize()) and save that."
 
 
 def refuse_quantised(name: str, config: Mapping[str, Any], infos: Mapping[str, TensorInfo]) -> None:
@@ -40,27 +34,19 @@ def refuse_quantised(name: str, config: Mapping[str, Any], infos: Mapping[str, T
                     f"{name} is quantised: its config has a {key} ({method or 'method not named'}). {WAY_OUT}"
                 )
     for scheme, tensor in _evidence(infos):
-        raise CheckpointError(
-            f"{name} is quantised with {scheme}: found {tensor!r} ({infos[tensor]}). {WAY_OUT}"
-        )
+        raise CheckpointError(f"{name} is quantised with {scheme}: found {tensor!r} ({infos[tensor]}). {WAY_OUT}")
     small = [tensor for tensor, info in infos.items() if info.dtype in FLOAT8]
     if small:
         scales = [tensor for tensor in infos if SCALE.fullmatch(tensor)]
         kind = f"with separate scales such as {scales[0]!r}" if scales else "without scales"
         way_out = (
-            WAY_OUT
-            if scales
-            else "If the values are the weights themselves, convert them to bfloat16 and save that."
+            WAY_OUT if scales else "If the values are the weights themselves, convert them to bfloat16 and save that."
         )
-        raise CheckpointError(
-            f"{name} holds 8-bit floats {kind}: {small[0]!r} ({infos[small[0]]}). {way_out}"
-        )
+        raise CheckpointError(f"{name} holds 8-bit floats {kind}: {small[0]!r} ({infos[small[0]]}). {way_out}")
 
 
 def _evidence(infos: Mapping[str, TensorInfo]) -> list[tuple[str, str]]:
-    found = [
-        (scheme, tensor) for tensor in infos for scheme, names in PACKED.items() if names.fullmatch(tensor)
-    ]
+    found = [(scheme, tensor) for tensor in infos for scheme, names in PACKED.items() if names.fullmatch(tensor)]
     # MXFP4's blocks are bytes that come with scales; a module may well be called "…_blocks".
     found = [(s, t) for s, t in found if s != "MXFP4" or t.removesuffix("_blocks") + "_scales" in infos]
     for tensor in infos:

@@ -90,9 +90,7 @@ def _entry(path: Path, name: str, entry: Any) -> tuple[TensorInfo, int]:
     except (KeyError, TypeError, ValueError):
         numbers = False
     if not numbers:
-        raise CheckpointError(
-            f"{path.name}: the header's entry for {name!r} is not valid: {entry!r}. ({path})"
-        )
+        raise CheckpointError(f"{path.name}: the header's entry for {name!r} is not valid: {entry!r}. ({path})")
     if dtype_name not in DTYPES:
         raise CheckpointError(
             f"{path.name}: {name!r} has dtype {dtype_name}, which symfuse does not read; expected one of "

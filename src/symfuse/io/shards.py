@@ -36,9 +36,7 @@ def parse_size(size: int | str) -> int:
     """Bytes of "5GB" (decimal), "200MiB" (binary) or a number. Raises OptionError."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(size))
     if not match or match[2].upper() not in UNITS:
-        raise OptionError(
-            f"max_shard_size {size!r} is not a size; expected bytes, or for example '5GB' or '200MB'"
-        )
+        raise OptionError(f"max_shard_size {size!r} is not a size; expected bytes, or for example '5GB' or '200MB'")
     value = int(float(match[1]) * UNITS[match[2].upper()])
     if value < 1:
         raise OptionError(f"max_shard_size {size!r} is less than a byte")
@@ -85,9 +83,7 @@ class Layout:
         text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
         header = struct.pack("<Q", len(text)) + text
-        return cls(
-            header, {name: len(header) + start for name, start in starts.items()}, len(header) + position
-        )
+        return cls(header, {name: len(header) + start for name, start in starts.items()}, len(header) + position)
 
 
 class ShardFile:
@@ -122,9 +118,7 @@ class ShardFile:
 def check_produced(name: str, tensor: Tensor, info: TensorInfo) -> None:
     """Raises OutputError unless a tensor has the dtype and shape that were announced for it."""
     if TensorInfo.of(tensor) != info:
-        raise OutputError(
-            f"{name!r} was announced as {info} and came as {TensorInfo.of(tensor)}; nothing was written"
-        )
+        raise OutputError(f"{name!r} was announced as {info} and came as {TensorInfo.of(tensor)}; nothing was written")
 
 
 def packed_bytes(tensor: Tensor) -> memoryview:

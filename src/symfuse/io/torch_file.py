@@ -76,9 +76,7 @@ def _stored(path: Path, name: Any, tensor: Tensor) -> StoredTensor:
     if not isinstance(name, str):
         raise CheckpointError(f"{path.name}: the key {name!r} is not a tensor's name. ({path})")
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
-        kind = (
-            "quantised" if tensor.is_quantized else "without data" if tensor.is_meta else str(tensor.layout)
-        )
+        kind = "quantised" if tensor.is_quantized else "without data" if tensor.is_meta else str(tensor.layout)
         raise CheckpointError(f"{path.name}: {name!r} is {kind}, expected a dense tensor. ({path})")
     data = tensor.detach()
     return StoredTensor(TensorInfo.of(data), path.name, lambda: data)

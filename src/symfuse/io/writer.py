@@ -58,9 +58,7 @@ def write(
     _check_space(place, sum(info.nbytes for info in infos.values()) + sum(map(len, files.values())))
     with _sigterm_as_exception(), _new_folder(place) as folder, ExitStack() as opened:
         with _system_errors(place):
-            outputs = {
-                name: opened.enter_context(ShardFile(folder / name, part)) for name, part in shards.items()
-            }
+            outputs = {name: opened.enter_context(ShardFile(folder / name, part)) for name, part in shards.items()}
             if copy_from is not None:
                 copy_companions(copy_from, folder)
             for name, data in files.items():
@@ -75,9 +73,7 @@ def write(
     return place
 
 
-def _produce(
-    place: Path, output: ShardFile, name: str, info: TensorInfo, tensors: Callable[[str], Tensor]
-) -> None:
+def _produce(place: Path, output: ShardFile, name: str, info: TensorInfo, tensors: Callable[[str], Tensor]) -> None:
     """A function of its own, so that a tensor is released before the next one is computed."""
     tensor = tensors(name)
     check_produced(name, tensor, info)
@@ -97,9 +93,7 @@ def _small_files(
     config: Mapping[str, Any], infos: Mapping[str, TensorInfo], shards: Mapping[str, Mapping[str, TensorInfo]]
 ) -> dict[str, bytes]:
     """config.json and, if there are several shards, their index."""
-    files = {
-        "config.json": _json({key: value for key, value in config.items() if key != "auto_map"}, "config")
-    }
+    files = {"config.json": _json({key: value for key, value in config.items() if key != "auto_map"}, "config")}
     if len(shards) > 1:
         total = sum(info.nbytes for info in infos.values())
         weight_map = {name: shard for shard, part in shards.items() for name in part}
@@ -123,9 +117,7 @@ def _json(value: Mapping[str, Any], what: str) -> bytes:
         raise OutputError(f"the {what} cannot be written as JSON: {error}") from error
 
 
-def check_target(
-    target: str | os.PathLike[str], *, overwrite: bool = False, inputs: Sequence[Path] = ()
-) -> None:
+def check_target(target: str | os.PathLike[str], *, overwrite: bool = False, inputs: Sequence[Path] = ()) -> None:
     """OutputError if `write` could not write there: for callers with long work to do before they write."""
     place = Path(os.path.abspath(target))  # noqa: PTH100 - keeps symbolic links, which are refused below
     real = place.resolve()
@@ -135,9 +127,7 @@ def check_target(
             relation = "is" if real == read else "lies inside" if read in real.parents else "holds"
             raise OutputError(f"the output {place} {relation} the input {given}; choose another output")
     if place.is_symlink():
-        raise OutputError(
-            f"{place} is a symbolic link; nothing is written through links. Give the folder itself"
-        )
+        raise OutputError(f"{place} is a symbolic link; nothing is written through links. Give the folder itself")
     if place.exists() and not place.is_dir():
         raise OutputError(f"{place} is a file; choose another output")
     if place.exists() and not overwrite:
@@ -178,10 +168,7 @@ def _system_errors(place: Path) -> Iterator[None]:
 @contextmanager
 def _sigterm_as_exception() -> Iterator[None]:
     """Let a polite kill unwind the stack, and with it remove what is half written, as an interrupt does."""
-    if (
-        threading.current_thread() is not threading.main_thread()
-        or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL
-    ):
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield  # handlers belong to the main thread, and another one's is not ours to replace
         return
 

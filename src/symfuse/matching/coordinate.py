@@ -125,7 +125,9 @@ def _improve(group: Group, moments: PartMoments) -> tuple[Element, Tensor, Tenso
         unit = identity.tensors()
         kept = {
             key: torch.where(
-                better.reshape(*better.shape, *[1] * (t.ndim - better.ndim)), t, unit.get(key, torch.ones_like(t))
+                better.reshape(*better.shape, *[1] * (t.ndim - better.ndim)),
+                t,
+                unit.get(key, torch.ones_like(t)),
             )
             for key, t in best.tensors().items()
         }

@@ -12,7 +12,7 @@ from symfuse.merging.base import method
 
 @method("linear", label="Linear", paper="Wortsman et al. 2022, Model soups, arXiv 2203.05482")
 def linear(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-    """Σ wᵢ θᵢ. Where all models agree and the weights sum to one, the entry itself, whatever the rounding of the sum."""
+    """Σ wᵢ θᵢ. Where all models agree and the weights sum to one: the entry itself, without the sum's rounding."""
     out = torch.zeros_like(tensors[0])
     for tensor, weight in zip(tensors, weights, strict=True):
         out.add_(tensor, alpha=weight)

@@ -148,7 +148,8 @@ def _segments(view: Tensor, nodes: tuple[Node, ...], sizes: Mapping[str, int]) -
     for dim, node in enumerate(nodes):
         before, after = nodes[:dim], nodes[dim + 1 :]
         if isinstance(node, Product):
-            split = view.unflatten(dim, [_size(part, sizes) for part in node.parts])
+            inner = [_size(part, sizes) for part in node.parts]
+            split = view.view(*view.shape[:dim], *inner, *view.shape[dim + 1 :])
             yield from _segments(split, (*before, *node.parts, *after), sizes)
             return
         if isinstance(node, Concat):
@@ -235,7 +236,5 @@ def parse(text: str) -> Layout:
             parser.fail("nothing is open here", parser.here())
         dims.append(parser.dim())
     if not dims:
-        raise LayoutError(
-            "layout does not parse: it is empty; a tensor without dimensions cannot be declared"
-        )
+        raise LayoutError("layout does not parse: it is empty; a tensor without dimensions cannot be declared")
     return Layout(tuple(dims))

@@ -171,7 +171,11 @@ class Spec:
         return {
             "family": self.family,
             "axes": {
-                name: {"size": axis.size, "group": axis.group.name if axis.group else None, "per": list(axis.per)}
+                name: {
+                    "size": axis.size,
+                    "group": axis.group.name if axis.group else None,
+                    "per": list(axis.per),
+                }
                 for name, axis in self.axes.items()
             },
             "tensors": {name: [str(d.layout), dict(d.index)] for name, d in self.tensors.items()},
@@ -201,9 +205,7 @@ class Spec:
         )
 
 
-def expand(
-    templates: Mapping[str, str], axes: Mapping[str, Axis], prefix: str = ""
-) -> dict[str, Declared]:
+def expand(templates: Mapping[str, str], axes: Mapping[str, Axis], prefix: str = "") -> dict[str, Declared]:
     """Names with `{l}` become one name for each index of the axis l; layouts are parsed and their axes checked.
 
     LayoutError for an axis that is not declared, for an element that would be needed twice, or for a `per`

@@ -15,9 +15,7 @@ from symfuse.spec import Atom, Instance, Spec, Variance
 Read = Callable[[str], Tensor]
 
 
-def features(
-    spec: Spec, instance: Instance, name: str, *tensors: Tensor
-) -> Iterator[tuple[Atom, tuple[Tensor, ...]]]:
+def features(spec: Spec, instance: Instance, name: str, *tensors: Tensor) -> Iterator[tuple[Atom, tuple[Tensor, ...]]]:
     """What each part of a tensor says of the units of an axis: its atom there, and a view [*b, n, k] of each tensor.
 
     Where the axis occurs twice in one part (a square map of a space to itself) its moments are quadratic in the
