@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from symfuse.errors import LayoutError
+from symfuse.groups import Permutation
 from symfuse.spec import Atom, Axis, Layout, Variance, expand, parse
 from symfuse.spec.layout import Concat, Node, Product
 
@@ -275,8 +276,16 @@ def test_an_undeclared_axis_is_named_with_those_that_are_declared() -> None:
 
 def test_expand_makes_one_tensor_for_each_index_and_checks_axes() -> None:
     axes = {"l": Axis(3), "a": Axis(2)}
-    declared = expand({"layer.{l}.w": "a", "top": "a"}, axes, prefix="m.")
-    assert list(declared) == ["m.layer.0.w", "m.layer.1.w", "m.layer.2.w", "m.top"]
-    assert declared["m.layer.2.w"].index == {"l": 2}
+    declared = expand({"layer.{l}.w": "a", "top": "a"}, axes)
+    assert list(declared) == ["layer.0.w", "layer.1.w", "layer.2.w", "top"]
+    assert declared["layer.2.w"].index == {"l": 2}
     with pytest.raises(LayoutError, match=r"layer\.{l}\.w: axis 'b' is not declared"):
         expand({"layer.{l}.w": "a b"}, axes)
+
+
+def test_expand_refuses_an_element_that_cannot_be_told() -> None:
+    axes = {"h": Axis(2, Permutation()), "v": Axis(3, Permutation(), per=("h",)), "r": Axis(5)}
+    assert list(expand({"w": "(h v + h v) r"}, axes)) == ["w"]  # once in each part
+    for layout in ("h v h v*", "v r", "(h r + v)"):
+        with pytest.raises(LayoutError, match=r"w: axis 'v' has one element for each index of 'h'"):
+            expand({"w": layout}, axes)

@@ -4,7 +4,6 @@ to the names that a checkpoint really has."""
 from __future__ import annotations
 
 import fnmatch
-import re
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 
 from symfuse.errors import SpecError, UnknownArchitectureError
-from symfuse.spec import Axis, Declared, Shift, Spec, expand, parse
+from symfuse.spec import Axis, Declared, Shift, Spec, expand, indices, parse
 
 
 class Config:
@@ -155,7 +154,10 @@ def resolve(config: Mapping[str, Any], names: Iterable[str], where: str = "check
         heads=frozenset(heads & tensors.keys()),
         tied={alias: name for alias, name in family.tied.items() if alias in tensors},
         shifts=tuple(
-            shift for rule in family.shifts for shift in _instances(rule, family.axes) if shift.bias in tensors
+            shift
+            for rule in family.shifts
+            for index in indices(rule.bias, family.axes)
+            if (shift := rule.at(index)).bias in tensors
         ),
         outputs={name: parse(text) for name, text in family.outputs.items()},
         names={n: f for n in tensors if (f := current.get(stored[n], stored[n])) != n},
@@ -209,11 +211,3 @@ def _modern(name: str, legacy: Mapping[str, str]) -> str:
         if name.endswith(old):
             return name[: -len(old)] + new
     return name
-
-
-def _instances(rule: Shift, axes: Mapping[str, Axis]) -> list[Shift]:
-    keys = list(dict.fromkeys(re.findall(r"{(\w+)}", rule.bias)))
-    indices: list[dict[str, int]] = [{}]
-    for key in keys:
-        indices = [index | {key: i} for index in indices for i in range(axes[key].size)]
-    return [rule.at(index) for index in indices]

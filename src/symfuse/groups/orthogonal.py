@@ -128,7 +128,7 @@ class Conformal(Group):
     """
 
     one_pass: bool = False
-    steps: int = 20
+    steps: int = 50
     rtol: float = 1e-9
 
     def without_scaling(self) -> Orthogonal:
@@ -160,49 +160,95 @@ class Conformal(Group):
             scale = best_scale(p, _inner(q, cx), r, _inner(q, cy))
             return Similarity(q.reshape(*batch, n, n), scale.reshape(batch))
         q, scale = torch.empty_like(cx), _likely_scale(cx, cy, p, r, xx, yy)
-        far = torch.arange(len(p))  # the pairs whose rotation is still far from the one for their scale
-        for _ in range(self.steps):
-            if len(far) == 0:
+        cold = torch.arange(len(p))  # the pairs whose rotation is still far from the one for their scale
+        for step in range(self.steps):
+            if len(cold) == 0:
                 break
-            q[far], scale[far], again = self._refine(cx[far], cy[far], p[far], r[far], scale[far])
-            far = far[again]
+            args = (cx[cold], cy[cold], p[cold], r[cold], scale[cold])
+            q[cold], scale[cold], far = self._refine(*args, guessed=step == 0)
+            cold = cold[far]
+            if step == 0:
+                scale[cold] = 1  # a guess that was far off: from here on the objective falls, as from one pass
         return Similarity(q.reshape(*batch, n, n), scale.reshape(batch))
 
-    def _refine(self, cx: Tensor, cy: Tensor, p: Tensor, r: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """From the SVD at the given scale, both at once; -> rotation, scale, and where another SVD is needed.
+    def _refine(
+        self, cx: Tensor, cy: Tensor, p: Tensor, r: Tensor, scale: Tensor, guessed: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """From the SVD at the given scale, alternate; -> rotation, scale, and where another SVD is needed.
 
         The rotation for a scale a is the polar factor of N(a) = a C_x + C_y / a. In the basis of the SVD
-        U D Vᵀ = N(a₀), N(a) is D on the diagonal to first order and h C_x off it, h = a − a₀²/a. There the polar
-        factor is exp(h Ω), Ω_ij = (C_ij − C_ji) / (D_i + D_j): turning along gains h² k, k = Σ (C_ij − C_ji) Ω_ij / 2,
-        which is as if p were p − k and r were r − k a₀⁴. So one quartic gives the joint optimum.
+        U D Vᵀ = N(a₀) that is nearly diagonal, so a Newton step replaces the next SVD: with S = Wᵀ N, the
+        best rotation is W exp(Ω), Ω_ij ≈ (S_ij − S_ji) / (S_ii + S_jj), for a twentieth of the cost.
+        With a scale that is guessed well, the first step takes the best scale and its rotation at once.
         """
-        a = scale[:, None, None]
-        u, d, vt = torch.linalg.svd(a * cx + cy / a)
-        q, far = u @ vt, torch.zeros(len(p), dtype=torch.bool)
+        u, d, vt = torch.linalg.svd(scale[:, None, None] * cx + cy / scale[:, None, None])
+        q, far, start = u @ vt, torch.zeros(len(p), dtype=torch.bool), scale
         tx, ty = _inner(q, cx), _inner(q, cy)
-        alone = best_scale(p, tx, r, ty)
-        # To turn along gains at most about (a − a₀)² p.
-        if bool(((alone / scale).log() ** 2 <= self.rtol).all()):
-            return q, alone, far
+        scale = best_scale(p, tx, r, ty)
+        # A rotation that follows the scale gains at most about (a − a₀)² |Y|²: often nothing.
+        if guessed and bool(((scale / start).log() ** 2 <= self.rtol).all()):
+            return q, scale, far
         size = p + r + 2 * d.sum(-1)
-        skew = u.mT @ cx @ vt.mT
-        skew = skew - skew.mT
-        omega = skew / (d[:, :, None] + d[:, None, :]).clamp_min(1e-12 * size[:, None, None])
-        k = (skew * omega).sum((1, 2)) / 2
-        both = best_scale((p - k).clamp_min(p / 2), tx, (r - k * scale**4).clamp_min(r / 2), ty)
-        h = both - scale**2 / both
-        gain = h**2 * k / size
-        turning = gain > self.rtol
-        q[turning] = u[turning] @ _cayley(h[turning, None, None] * omega[turning]) @ vt[turning]
-        return q, both, gain > self.rtol**0.5 / 10
+        nx = u.mT @ cx @ vt.mT
+        ny = start[:, None, None] * (torch.diag_embed(d) - start[:, None, None] * nx)
+        turn, live = torch.eye(cx.shape[-1], dtype=cx.dtype).repeat(len(p), 1, 1), torch.arange(len(p))
+        if guessed:
+            scale, omega, gain, far = _jump(nx, d, p, r, tx, ty, start)
+            live = live[(gain > self.rtol * size) & ~far]
+            turn[live] = _cayley(omega[live])
+        turned = live
+        for _ in range(self.steps):
+            if len(live) == 0:
+                break
+            a = scale[live, None, None]
+            s = turn[live].mT @ (a * nx[live] + ny[live] / a)
+            omega, gain = _turning(s, torch.diagonal(s, dim1=1, dim2=2), size[live])
+            moving = gain > self.rtol * size[live]
+            large = moving & (omega.abs().amax((1, 2)) > 0.3) | self._crossed(s, size[live])
+            far[live[large]] = True
+            moving &= ~large
+            live, omega = live[moving], omega[moving]
+            turn[live] = turn[live] @ _cayley(omega)
+            scale[live] = best_scale(p[live], _inner(turn[live], nx[live]), r[live], _inner(turn[live], ny[live]))
+        q[turned] = u[turned] @ turn[turned] @ vt[turned]
+        return q, scale, far
+
+
+    def _crossed(self, s: Tensor, size: Tensor) -> Tensor:
+        """Where S = Wᵀ N is not positive: a singular value passed through zero, the best rotation became a
+        reflection (or back), and no turn leads there."""
+        slack = (self.rtol / 4 * size)[:, None].expand(s.shape[:2])
+        return torch.linalg.cholesky_ex(s + torch.diag_embed(slack)).info > 0
+
+
+def _turning(s: Tensor, diagonal: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
+    """Ω that turns S nearest to symmetry, and what the objective gains by it, to second order."""
+    skew = s - s.mT
+    omega = skew / (diagonal[:, :, None] + diagonal[:, None, :]).clamp_min(1e-12 * size[:, None, None])
+    return omega, (skew * omega).sum((1, 2)) / 2
+
+
+def _jump(
+    nx: Tensor, d: Tensor, p: Tensor, r: Tensor, tx: Tensor, ty: Tensor, start: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The best scale near `start` while the rotation follows; -> scale, Ω of the turn, its gain, and where too far.
+
+    In the basis of the SVD at a₀, N(a) is h N_x off the diagonal, h = a − a₀²/a. So the turn is h Ω and gains h² k,
+    with Ω and k those of N_x: as if |Y|² were less by k on one side, and by k a₀⁴ on the other.
+    """
+    omega, k = _turning(nx, d, p + r)
+    scale = best_scale((p - k).clamp_min(p / 2), tx, (r - k * start**4).clamp_min(r / 2), ty)
+    h = scale - start**2 / scale
+    omega = h[:, None, None] * omega
+    far = (omega.abs().amax((1, 2)) > 0.3) | (4 * k > p) | (4 * k * start**4 > r)
+    return scale, omega, h**2 * k, far
 
 
 def _cayley(omega: Tensor) -> Tensor:
     """A rotation by about the skew Ω, exactly orthogonal; in a plane, by the angle whose tangent is ω."""
     half = omega / (1 + (1 + omega**2).sqrt())
     eye = torch.eye(omega.shape[-1], dtype=omega.dtype)
-    turn: Tensor = torch.linalg.solve(eye - half, eye + half)
-    return turn
+    return torch.linalg.solve(eye - half, eye + half)
 
 
 def _likely_scale(cx: Tensor, cy: Tensor, p: Tensor, r: Tensor, xx: Tensor, yy: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from symfuse.spec.layout import Atom, Layout, Segment, Variance, parse
-from symfuse.spec.spec import Axis, Declared, Instance, Shift, Spec, expand
+from symfuse.spec.spec import Axis, Declared, Instance, Shift, Spec, expand, indices
 
 __all__ = [
     "Atom",
@@ -16,5 +16,6 @@ __all__ = [
     "Spec",
     "Variance",
     "expand",
+    "indices",
     "parse",
 ]

@@ -93,6 +93,10 @@ class Layout:
         """All atoms, in stored order; an axis may occur more than once."""
         return _atoms(self.dims)
 
+    def parts(self) -> Iterator[tuple[Atom, ...]]:
+        """The atoms of each part that `segments` cuts a tensor into: one choice from every concatenation."""
+        return _parts(self.dims)
+
     def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """The shape that a tensor of this layout has; LayoutError for an undeclared axis."""
         return tuple(_size(node, sizes) for node in self.dims)
@@ -126,6 +130,20 @@ def _atoms(nodes: tuple[Node, ...]) -> Iterator[Atom]:
             yield node
         else:
             yield from _atoms(node.parts)
+
+
+def _parts(nodes: tuple[Node, ...]) -> Iterator[tuple[Atom, ...]]:
+    if not nodes:
+        yield ()
+        return
+    first, rest = nodes[0], nodes[1:]
+    if isinstance(first, Atom):
+        yield from ((first, *others) for others in _parts(rest))
+    elif isinstance(first, Product):
+        yield from _parts((*first.parts, *rest))
+    else:
+        for choice in first.parts:
+            yield from _parts((choice, *rest))
 
 
 def _size(node: Node, sizes: Mapping[str, int]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -205,37 +205,43 @@ class Spec:
         )
 
 
-def expand(templates: Mapping[str, str], axes: Mapping[str, Axis], prefix: str = "") -> dict[str, Declared]:
+def indices(template: str, axes: Mapping[str, Axis]) -> list[dict[str, int]]:
+    """Every way to fill in a name with `{l}`: one for each index of the axis l."""
+    out: list[dict[str, int]] = [{}]
+    for key in dict.fromkeys(re.findall(r"{(\w+)}", template)):
+        if key not in axes:
+            raise LayoutError(f"{template}: axis {key!r} is not declared; declared are {', '.join(sorted(axes))}")
+        out = [index | {key: i} for index in out for i in range(axes[key].size)]
+    return out
+
+
+def expand(templates: Mapping[str, str], axes: Mapping[str, Axis]) -> dict[str, Declared]:
     """Names with `{l}` become one name for each index of the axis l; layouts are parsed and their axes checked.
 
-    LayoutError for an axis that is not declared, for an element that would be needed twice, or for a `per`
-    index that a tensor does not have.
+    LayoutError for an axis that is not declared, or if it is not clear which element acts: each axis that another is
+    `per` must occur once, in the name or in the same part of the layout.
     """
     out: dict[str, Declared] = {}
     for template, text in templates.items():
         layout = parse(text)
-        keys = list(dict.fromkeys(re.findall(r"{(\w+)}", template)))
-        _check_axes(template, layout, keys, axes)
-        indices: list[dict[str, int]] = [{}]
-        for key in keys:
-            indices = [index | {key: i} for index in indices for i in range(axes[key].size)]
-        for index in indices:
-            out[prefix + template.format(**index)] = Declared(layout, index)
+        filled = indices(template, axes)
+        _check_axes(template, layout, re.findall(r"{(\w+)}", template), axes)
+        out |= {template.format(**index): Declared(layout, index) for index in filled}
     return out
 
 
-def _check_axes(template: str, layout: Layout, keys: Iterable[str], axes: Mapping[str, Axis]) -> None:
-    names = [atom.name for atom in layout.atoms() if not atom.name.isdigit()]
-    for key in (*keys, *names):
-        if key not in axes:
-            raise LayoutError(f"{template}: axis {key!r} is not declared; declared are {', '.join(sorted(axes))}")
-    for name in names:
-        absent = [per for per in axes[name].per if per not in keys and per not in names]
-        if absent and axes[name].group is not None:
-            raise LayoutError(
-                f"{template}: axis {name!r} has one element per {', '.join(axes[name].per)}, but the tensor has no "
-                f"{', '.join(absent)}, neither in its name nor in its layout\n    {layout}"
-            )
+def _check_axes(template: str, layout: Layout, keys: list[str], axes: Mapping[str, Axis]) -> None:
+    for part in layout.parts():
+        names = [atom.name for atom in part if not atom.name.isdigit()]
+        for name in names:
+            if name not in axes:
+                raise LayoutError(f"{template}: axis {name!r} is not declared; declared are {', '.join(sorted(axes))}")
+            for per in axes[name].per if axes[name].group is not None else ():
+                if per not in keys and (times := names.count(per)) != 1:
+                    raise LayoutError(
+                        f"{template}: axis {name!r} has one element for each index of {per!r}, which occurs {times} "
+                        f"times beside it, not once, and is not in the name\n    {layout}"
+                    )
 
 
 def _some(names: list[str], most: int = 8) -> str:
