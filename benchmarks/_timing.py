@@ -10,25 +10,35 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 
 Task = Callable[[], object]
-Times = dict[str, list[float]]
+Rounds = dict[str, list[float]]
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of each task in each round: by the clock, and of the processor (all threads)."""
+
+    wall: Rounds
+    cpu: Rounds
 
 
 def interleave(tasks: Mapping[str, Task], rounds: int) -> Times:
-    """Seconds of each task in each round, after one warm-up of each."""
-    times: Times = {name: [] for name in tasks}
+    """Every task once per round, after one warm-up of each."""
+    times = Times({name: [] for name in tasks}, {name: [] for name in tasks})
     order = random.Random(0)
     for task in tasks.values():
         task()
     for _ in range(rounds):
         for name in order.sample(list(tasks), len(tasks)):
             gc.collect()
-            start = time.perf_counter()
+            cpu, wall = time.process_time(), time.perf_counter()
             tasks[name]()
-            times[name].append(time.perf_counter() - start)
+            times.wall[name].append(time.perf_counter() - wall)
+            times.cpu[name].append(time.process_time() - cpu)
     return times
 
 
@@ -38,11 +48,13 @@ def median(values: list[float]) -> float:
 
 def spread(values: list[float]) -> float:
     """Half the interquartile range, as a share of the median."""
+    if len(values) < 2:
+        return 0.0
     low, _, high = statistics.quantiles(values, n=4, method="inclusive")
     return (high - low) / 2 / median(values)
 
 
-def ratio(times: Times, name: str, base: str) -> float:
+def ratio(times: Rounds, name: str, base: str) -> float:
     """The median over rounds of time / time of the base."""
     return median([a / b for a, b in zip(times[name], times[base], strict=True)])
 

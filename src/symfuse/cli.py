@@ -74,7 +74,7 @@ def _writing(function: F) -> F:
         [
             click.option("--output", "-o", required=True, type=click.Path(path_type=Path), help="The new folder."),
             click.option("--overwrite", is_flag=True, help="Replace the target if it exists."),
-            click.option("--max-shard-size", default="5GB", show_default=True),
+            click.option("--max-shard-size", default="5GB", show_default=True, help="The largest weight file."),
             click.option("--no-verify", is_flag=True, help="Do not run the models to prove that nothing changed."),
         ]
     ):
@@ -195,7 +195,7 @@ def distance(a: str, b: str, axes: str, as_json: bool, quiet: bool, **options: A
 
 @main.command()
 @click.argument("models", nargs=-1, required=True)
-@click.option("--method", default="linear", show_default=True)
+@click.option("--method", default="linear", show_default=True, help="How tensors are combined.")
 @click.option("--weights", help="One per model, in order: 0.3,0.7. Default: equal.")
 @click.option("--no-normalize", is_flag=True, help="Take the weights as they are.")
 @click.option("--align", "axes", metavar="AXES", help="Align first: attention, ffn, all.")
@@ -207,6 +207,7 @@ def distance(a: str, b: str, axes: str, as_json: bool, quiet: bool, **options: A
 def merge(models: tuple[str, ...], axes: str | None, as_json: bool, quiet: bool, **options: Any) -> None:
     """Merge MODELS, after aligning them if --align says what."""
     from symfuse import api, report
+    from symfuse.matching import choose_axes, choose_layers
 
     out = Output(as_json, quiet)
     opened = [_open(out, model) for model in models]
@@ -219,6 +220,10 @@ def merge(models: tuple[str, ...], axes: str | None, as_json: bool, quiet: bool,
         "heads": options["heads"],
     }  # fmt: skip
     api.merge(opened, **merging)
+    if axes is not None:
+        spec = api.declare(opened[0])
+        choose_axes(axes, spec)
+        choose_layers(options["layers"], spec.axes["l"].size)
     runs: list[dict[str, Any]] = []
     extra: dict[str, bytes] = {}
     if axes is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from symfuse.alignment import Alignment
 from symfuse.errors import CheckpointError
 from symfuse.evaluate import Distance
 from symfuse.io import Checkpoint
+from symfuse.io.companions import companions
 from symfuse.matching import MATCHABLE
 from symfuse.spec import Spec
 
@@ -167,10 +169,14 @@ def text_inputs(checkpoint: Checkpoint, path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{path}: not a text file in UTF-8 ({error})") from error
     if not lines:
         raise CheckpointError(f"{path}: no lines of text in it")
+    # Without files of its own, transformers makes up an empty tokenizer that knows no word.
+    files = () if checkpoint.folder is None else companions(checkpoint.folder)
+    if not any(re.match(r"tokenizer\.|vocab|.*\.model$", file.name) for file in files):
+        raise CheckpointError(f"{checkpoint.name}: there is no tokenizer beside its weights; add its files")
     try:
         tokenizer = AutoTokenizer.from_pretrained(checkpoint.folder, local_files_only=True)
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{checkpoint.name}: it has no tokenizer that can be read ({error})") from error
+        raise CheckpointError(f"{checkpoint.name}: its tokenizer cannot be read ({error})") from error
     if tokenizer.pad_token is None:  # GPT-2's has none; what is padded is masked
         tokenizer.pad_token = tokenizer.eos_token
     positions = checkpoint.config.get("max_position_embeddings", checkpoint.config.get("n_positions", 128))

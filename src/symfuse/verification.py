@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from symfuse.alignment import Alignment
-from symfuse.architectures import ARCHITECTURES
+from symfuse.architectures import ARCHITECTURES, Model
 from symfuse.errors import CheckpointError, IncompatibleError, OptionError, VerificationError
 from symfuse.io import Checkpoint
+from symfuse.io.messages import first_line
 
 Outputs = Mapping[str, Tensor]
 
@@ -59,16 +60,19 @@ class Verification:
 
 def live(checkpoint: Checkpoint, dtype: torch.dtype = torch.float64) -> torch.nn.Module:
     """The real module of a checkpoint, in evaluation mode: the `transformers` class that its config names, or
-    what the family builds. CheckpointError if weights are left over or would be filled in at random."""
+    what the family builds. CheckpointError if it cannot be built, or weights would be filled in at random."""
     architecture = ARCHITECTURES.get(str(checkpoint.config.get("model_type")))
+    if architecture is not None:
+        Model.of(checkpoint)  # says more clearly what does not fit
+    weights = {name: checkpoint.read(name) for name in checkpoint}
     if architecture is not None and architecture.build is not None:
         module = architecture.build(checkpoint.config).to(dtype)
-        module.load_state_dict({name: tensor.to(dtype) for name, tensor in checkpoint.items()})
+        module.load_state_dict({name: tensor.to(dtype) for name, tensor in weights.items()})
         return module.eval()
-    return _transformers_module(checkpoint, dtype).eval()
+    return _transformers_module(checkpoint, weights, dtype).eval()
 
 
-def _transformers_module(checkpoint: Checkpoint, dtype: torch.dtype) -> torch.nn.Module:
+def _transformers_module(checkpoint: Checkpoint, weights: dict[str, Tensor], dtype: torch.dtype) -> torch.nn.Module:
     import transformers
 
     data = dict(checkpoint.config)
@@ -78,27 +82,46 @@ def _transformers_module(checkpoint: Checkpoint, dtype: torch.dtype) -> torch.nn
             f"{checkpoint.name}: transformers {transformers.__version__} has no model_type {model_type!r}, so "
             "the model cannot be run; give verify a `runner`, or skip the check"
         )
-    config = transformers.CONFIG_MAPPING[model_type].from_dict(data)
     named = (data.get("architectures") or [None])[0]
     kind: Any = getattr(transformers, str(named), None)
-    if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
-        kind = transformers.AutoModel._model_mapping[type(config)]
-    with _quiet():
-        module, report = kind.from_pretrained(
-            None,
-            config=config,
-            state_dict=dict(checkpoint),
-            output_loading_info=True,
-            dtype=dtype,
-            # Some eager implementations (ViT) take the softmax in float32 whatever the dtype: 1e-7 in float64.
-            attn_implementation="sdpa" if kind._supports_sdpa else "eager",
+    if named is None:
+        kind = transformers.MODEL_MAPPING[transformers.CONFIG_MAPPING[model_type]]
+    elif not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
+        raise CheckpointError(
+            f"{checkpoint.name}: architectures in config.json names {named!r}, which is not a model class of "
+            f"transformers {transformers.__version__}; write the class of this model, or skip the check"
         )
+    try:
+        with _quiet():
+            module, report = _load(kind, data, weights, dtype)
+    except Exception as error:  # whatever that class raises
+        raise CheckpointError(
+            f"{checkpoint.name}: transformers {transformers.__version__} cannot build the {model_type} of its "
+            f"config.json: {first_line(error)}"
+        ) from error
     for problem in ("missing_keys", "mismatched_keys"):
         if report[problem]:
             names = ", ".join(sorted(map(str, report[problem]))[:5])
             raise CheckpointError(f"{checkpoint.name}: {problem.replace('_', ' ')} for {kind.__name__}: {names}")
-    assert isinstance(module, torch.nn.Module)
     return module
+
+
+def _load(
+    kind: Any, data: dict[str, Any], weights: dict[str, Tensor], dtype: torch.dtype
+) -> tuple[torch.nn.Module, dict[str, Any]]:
+    """A module of that class of transformers, and its loading report."""
+    import transformers
+
+    loaded: tuple[torch.nn.Module, dict[str, Any]] = kind.from_pretrained(
+        None,
+        config=transformers.CONFIG_MAPPING[data["model_type"]].from_dict(data),
+        state_dict=weights,
+        output_loading_info=True,
+        dtype=dtype,
+        # Some eager implementations (ViT) take the softmax in float32 whatever the dtype: 1e-7 in float64.
+        attn_implementation="sdpa" if kind._supports_sdpa else "eager",
+    )
+    return loaded
 
 
 @contextmanager
@@ -194,14 +217,17 @@ def verify(
     module = live(before, dtype)
     what = "the given inputs" if inputs is not None else "seeded random inputs"
     inputs = random_inputs(module, before.config) if inputs is None else inputs
-    expected = _moved(run(module, inputs), alignment)
+    try:
+        expected = _moved(run(module, inputs), alignment)
+    except Exception as error:  # whatever that class raises
+        raise CheckpointError(f"{before.name} does not run on {what}: {first_line(error)}") from error
     del module
     module = live(after, dtype)
     try:
         found = run(module, _moved(inputs, alignment))
-    except (IndexError, RuntimeError, TypeError, ValueError) as error:
+    except Exception as error:  # whatever that class raises
         what = f"{after.name} does not run on the inputs of {before.name}"
-        raise IncompatibleError(f"{what}: {error}") from error
+        raise IncompatibleError(f"{what}: {first_line(error)}") from error
     return Verification(compare(expected, found), tolerance, f"{what}, run in {str(dtype).removeprefix('torch.')}")
 
 

@@ -1,7 +1,7 @@
-"""Matching as the papers publish it: one layer, one head, one dense matrix at a time; nothing of symfuse is used.
+"""Matching as the papers publish it: one layer, one head, one dense matrix at a time, without symfuse.
 
-For BERT and RoBERTa state dicts (names without prefix). Sources: Zhang et al. 2025, Theorem 4.1, Algorithm 1 and
-Eq. 11–12 for attention; Git Re-Basin (Ainsworth et al. 2023), Eq. 3 for feed-forward blocks.
+For BERT and RoBERTa state dicts (names without prefix). Sources: Zhang et al. 2025, Theorem 4.1, Algorithm 1
+and Eq. 11–12 for attention; Git Re-Basin (Ainsworth et al. 2023), Eq. 3 for feed-forward blocks.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def rotation(anchor: list[Tensor], source: list[Tensor]) -> Tensor:
 
 
 def scale(anchor: list[Tensor], source: list[Tensor]) -> float:
-    """The positive root of |x₁|²a⁴ − ⟨x₁,x₂⟩a³ + ⟨y₁,y₂⟩a − |y₁|² with the least |a x₁ − x₂|² + |y₁/a − y₂|²."""
+    """The positive root of |x₁|²a⁴ − ⟨x₁,x₂⟩a³ + ⟨y₁,y₂⟩a − |y₁|² with the least objective, that of `distance`."""
     (x1, y1), (x2, y2) = source, anchor
     p, q = float((x1 * x1).sum()), float((x1 * x2).sum())
     r, s = float((y1 * y1).sum()), float((y1 * y2).sum())
@@ -55,6 +55,23 @@ def match_head(anchor: list[Tensor], source: list[Tensor]) -> Head:
     """The rotation, then once the scale."""
     r = rotation(anchor, source)
     return Head(r, scale(anchor, [r @ t for t in source]))
+
+
+def distance(head: Head, anchor: list[Tensor], source: list[Tensor]) -> float:
+    """|x₂ − a R x₁|² + |y₂ − R y₁ / a|²."""
+    moved = (head.scale * (head.rotation @ source[0]), head.rotation @ source[1] / head.scale)
+    return sum(float(((b - m) ** 2).sum()) for b, m in zip(anchor, moved, strict=True))
+
+
+def match_head_in_turns(anchor: list[Tensor], source: list[Tensor]) -> Head:
+    """Rotation and scale in turns, an SVD each, until nothing changes."""
+    a = 1.0
+    for _ in range(1000):
+        r = rotation([a * anchor[0], anchor[1] / a], source)
+        before, a = a, scale(anchor, [r @ t for t in source])
+        if abs(a - before) < 1e-12:
+            break
+    return Head(r, a)
 
 
 def match_attention(source: State, anchor: State, layer: int, heads: int) -> tuple[list[Head], list[Head]]:

@@ -11,7 +11,7 @@ import transformers
 from torch.testing import assert_close
 
 from symfuse.architectures import Model
-from symfuse.groups import Monomial, Similarity
+from symfuse.groups import Conformal, Moments, Monomial, Similarity, objective
 from symfuse.io import open as open_checkpoint
 from symfuse.matching import match_models
 from symfuse.spec import Instance
@@ -27,8 +27,8 @@ def pair(request: pytest.FixtureRequest) -> tuple[Model, Model]:
     """Two float64 models, far apart, of distinct sizes; neither in balance with the other."""
     cls = getattr(transformers, request.param)
     config = cls.config_class(
-        vocab_size=61, hidden_size=20, num_hidden_layers=LAYERS, num_attention_heads=HEADS, intermediate_size=29,
-        max_position_embeddings=37,
+        vocab_size=61, hidden_size=20, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
+        intermediate_size=29, max_position_embeddings=37,
     )  # fmt: skip
     models = []
     for seed in (0, 1):
@@ -69,3 +69,35 @@ def test_feed_forward_equals_dense_reference(pair: tuple[Model, Model], layer: i
     moved = found(source.checkpoint)
     for name, tensor in naive.apply_ffn(source.checkpoint, layer, permutation).items():
         assert torch.equal(moved[name], tensor)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1, 1.0, None], ids="noise={}".format)
+@pytest.mark.parametrize("unbalance", [1.0, 2.0, 4.0])
+@pytest.mark.parametrize("n", [7, 32, 64])
+def test_rotation_and_scale_in_turns_reach_what_an_svd_for_each_turn_reaches(
+    n: int, unbalance: float, noise: float | None
+) -> None:
+    """Heads of two models, related up to noise or not at all, whose norms differ in balance."""
+    rng = torch.Generator().manual_seed(n)
+    heads, width = 6, 6 * n
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=rng, dtype=torch.float64)
+
+    anchor = [random(heads, n, width), 0.7 * random(heads, n, width)]
+    if noise is None:
+        source = [random(heads, n, width), random(heads, n, width)]
+    else:
+        q = torch.linalg.qr(random(heads, n, n))[0]
+        source = [q @ (x + noise * random(heads, n, width)) for x in anchor]
+    source = [unbalance * source[0], source[1] / unbalance]
+    moments = {
+        part: Moments(x @ y.mT, x.square().sum(-1), y.square().sum(-1))
+        for part, x, y in zip(("primal", "dual"), anchor, source, strict=True)
+    }
+    reached = objective(Conformal().best(moments), moments)
+    size = sum(m.xx.sum(-1) + m.yy.sum(-1) for m in moments.values())
+    for head in range(heads):
+        pair = [x[head] for x in anchor], [y[head] for y in source]
+        expected = naive.distance(naive.match_head_in_turns(*pair), *pair)
+        assert abs(float(reached[head]) - expected) <= 2e-9 * float(size[head])

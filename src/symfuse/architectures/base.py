@@ -15,35 +15,76 @@ from symfuse.spec import Axis, Declared, Shift, Spec, expand, indices, parse
 
 
 class Config:
-    """config.json with attribute access: `c.hidden_size`, or `c.get("n_inner")` where it may be absent."""
+    """config.json with attribute access for sizes: `c.hidden_size`, or `c.get("n_inner", …)` where a field may be
+    absent. `seen` are the fields that were asked for, with defaults filled in: what decides the declaration.
+
+    Every value is checked: SpecError for a size that is not a positive integer, or a value whose type is not that of
+    its default.
+    """
 
     def __init__(self, data: Mapping[str, Any], family: str) -> None:
         self._data = data
         self._family = family
+        self.seen: dict[str, Any] = {}
 
-    def __getattr__(self, key: str) -> Any:
+    def __getattr__(self, key: str) -> int:
+        value = self.seen[key] = self._needed(key)
+        if type(value) is not int or value < 1:
+            raise _wrong(key, value, "a positive integer")
+        return value
+
+    def get(self, key: str, default: Any = None) -> Any:
+        value = self._data.get(key)
+        value = self.seen[key] = default if value is None else value
+        kind: Any = (int, float) if isinstance(default, float) else type(default)
+        if default is not None and (
+            not isinstance(value, kind) or isinstance(value, bool) != isinstance(default, bool)
+        ):
+            raise _wrong(key, value, _KINDS[type(default)])
+        return value
+
+    def pair(self, key: str) -> tuple[int, int]:
+        """A height and a width: two positive integers, or one for both."""
+        value = self.seen[key] = self._needed(key)
+        both = value if isinstance(value, list) else [value, value]
+        if len(both) != 2 or not all(type(size) is int and size > 0 for size in both):
+            raise _wrong(key, value, "a positive integer, or a list of two")
+        return both[0], both[1]
+
+    def _needed(self, key: str) -> Any:
         if key not in self._data:
             raise SpecError(f"config.json: field {key!r}, which a {self._family} needs, is missing")
         return self._data[key]
 
-    def get(self, key: str, default: Any = None) -> Any:
-        value = self._data.get(key)
-        return default if value is None else value
-
     @property
     def tied(self) -> bool:
         """Whether the output head is the embedding; `transformers` ties unless the config says otherwise."""
-        return bool(self._data.get("tie_word_embeddings", True))
+        return self._data.get("tie_word_embeddings", True) is not None and bool(self.get("tie_word_embeddings", True))
 
     @property
     def class_name(self) -> str:
         """The class that will be loaded: the first that `architectures` names, or nothing."""
-        return str((self.get("architectures") or [""])[0])
+        return str((self.get("architectures", []) or [""])[0])
 
     @property
     def labels(self) -> int:
         """The number of classes of a classifier; `transformers` has two unless the config says otherwise."""
-        return len(self.get("id2label", {})) or int(self.get("num_labels", 2))
+        named = len(self.get("id2label", {}))
+        labels = self.get("num_labels", named or 2)
+        if labels < 1 or named not in (0, labels):
+            raise _wrong("num_labels", labels, f"{named}, as id2label has" if named else "a positive integer")
+        return int(labels)
+
+
+_KINDS = {
+    bool: "true or false", int: "an integer", float: "a number", str: "a name in quotes", list: "a list",
+    dict: "a JSON object",
+}  # fmt: skip
+
+
+def _wrong(key: str, value: Any, expected: str) -> SpecError:
+    found = repr(value)
+    return SpecError(f"config.json: {key} is {found[:60]}{'…' if len(found) > 60 else ''}, expected {expected}")
 
 
 @dataclass(frozen=True)
@@ -105,7 +146,7 @@ def architecture(
 def lookup(config: Mapping[str, Any], where: str) -> Architecture:
     """The architecture of a config; UnknownArchitectureError names the type and those that are known."""
     model_type = config.get("model_type")
-    if model_type not in ARCHITECTURES:
+    if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
         found = "no model_type" if model_type is None else f"model_type {model_type!r}"
         raise UnknownArchitectureError(
             f"{where}: config.json has {found}; symfuse has declarations for "
@@ -119,7 +160,12 @@ def resolve(config: Mapping[str, Any], names: Iterable[str], where: str = "check
     """The Spec of a checkpoint with these config and tensor names (its shapes are checked by Spec.check)."""
     names = list(names)
     c = Config(config, str(config.get("model_type")))
-    family = lookup(config, where).declare(c)
+    architecture = lookup(config, where)
+    try:
+        family = architecture.declare(c)
+    except SpecError as error:
+        raise SpecError(f"{where}: {error}") from None
+    _check_indices(family, len(names), where)
     current = {_modern(name, family.legacy): name for name in names if not is_buffer(name, family)}
     prefix = family.prefix if any(name.startswith(family.prefix) for name in current) else ""
 
@@ -163,6 +209,16 @@ def resolve(config: Mapping[str, Any], names: Iterable[str], where: str = "check
         names={n: f for n in tensors if (f := current.get(stored[n], stored[n])) != n},
         buffers=frozenset(name for name in names if is_buffer(name, family)),
     )
+
+
+def _check_indices(family: Family, tensors: int, where: str) -> None:
+    """SpecError for more layers than tensors, before a name is made for each."""
+    for key, axis in family.axes.items():
+        if axis.size > tensors and any(f"{{{key}}}" in name for name in family.tensors):
+            raise SpecError(
+                f"{where}: config.json says {axis.size} of {key!r} (layers), and there are {tensors} tensors in all; "
+                "does config.json belong to these weights?"
+            )
 
 
 def is_buffer(name: str, family: Family) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from symfuse.architectures.feed_forward import neurons
+from symfuse.errors import SpecError
 from symfuse.groups import Conformal, Permutation
 from symfuse.spec import Axis, Shift
 
@@ -14,8 +15,11 @@ def block_axes(
 ) -> dict[str, Axis]:
     """The axes of a stack of such blocks. head: the size of one head, default hidden / heads.
 
-    residual: a LayerNorm whose gain is kept allows no more than permutations, before or after the block.
+    residual: a LayerNorm whose gain is kept allows no more than permutations, before or after the block. SpecError
+    if heads of that size do not exist.
     """
+    if head is None and hidden % heads:
+        raise SpecError(f"config.json: the hidden size {hidden} is not a multiple of the number of heads, {heads}")
     head = hidden // heads if head is None else head
     return {
         "l": Axis(layers),

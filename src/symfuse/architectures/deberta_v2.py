@@ -6,6 +6,7 @@ from symfuse.architectures import bert
 from symfuse.architectures.base import Config, Family, Head, architecture
 from symfuse.architectures.blocks import block_axes, key_shift, renamed, value_shift
 from symfuse.architectures.feed_forward import neurons
+from symfuse.errors import SpecError
 from symfuse.groups import Permutation
 from symfuse.spec import Axis, Shift
 
@@ -26,6 +27,8 @@ CONVOLUTION = {
 def _parts(text: str | list[str] | None) -> list[str]:
     """`"c2p|p2c"` of older configs, or a list."""
     pieces = text.split("|") if isinstance(text, str) else (text or [])
+    if not isinstance(pieces, list) or not all(isinstance(piece, str) for piece in pieces):
+        raise SpecError(f"config.json: {text!r} should be a list of words, such as ['c2p', 'p2c'] of pos_att_type")
     return [piece.strip().lower() for piece in pieces]
 
 

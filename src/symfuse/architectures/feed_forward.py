@@ -13,6 +13,11 @@ _ELEMENTWISE = {
     "quick_gelu", "silu", "swish", "mish", "sigmoid", "relu2", "relu6", "gelu_10", "laplace",
 }  # fmt: skip
 
+# One function under several names, so that configs which differ only in the name agree.
+SAME = {"gelu_python": "gelu", "swish": "silu"} | dict.fromkeys(
+    ("gelu_fast", "gelu_pytorch_tanh", "gelu_accurate", "gelu_python_tanh"), "gelu_new"
+)
+
 
 def neurons(activation: str) -> Group:
     """The symmetry group of neurons behind an elementwise activation; SpecError for one that is not known."""

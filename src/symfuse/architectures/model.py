@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
-from symfuse.architectures.base import resolve
+from symfuse.architectures.base import Config, lookup, resolve
+from symfuse.architectures.feed_forward import SAME
 from symfuse.errors import IncompatibleError
-from symfuse.io import Checkpoint, scan
+from symfuse.io import Checkpoint
 from symfuse.spec import Axis, Spec
+
+# What decides the function beside the fields that the declaration reads, and its default where families share one.
+SCALARS: dict[str, Any] = {
+    "layer_norm_eps": None, "layer_norm_epsilon": None, "is_decoder": False, "position_embedding_type": "absolute",
+    "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "norm_first": False,
+}  # fmt: skip
+OF_HEADS = {"architectures", "id2label", "num_labels", "tie_word_embeddings", "legacy", "encoder_stride"}
 
 
 @dataclass(frozen=True)
@@ -36,10 +45,7 @@ class Model:
 
     def read(self, name: str) -> Tensor:
         """The tensor of that canonical name; CheckpointError if it holds NaN or infinity."""
-        file_name = self.spec.file_name(name)
-        tensor = self.checkpoint[file_name]
-        scan(file_name, tensor, self.checkpoint.where(file_name))
-        return tensor
+        return self.checkpoint.read(self.spec.file_name(name))
 
 
 def require_same_shape(models: Sequence[Model]) -> None:
@@ -59,6 +65,7 @@ def require_same_shape(models: Sequence[Model]) -> None:
         for axis in ours:
             if axis in theirs and ours[axis] != theirs[axis]:
                 raise IncompatibleError(f"{pair}: {_difference(axis, ours[axis], theirs[axis])}")
+        _require_same_function(first.checkpoint, other.checkpoint, pair)
         base, others = (set(m.spec.tensors) - m.spec.heads - m.spec.tied.keys() for m in (first, other))
         if base != others:
             names = sorted(base ^ others)
@@ -66,6 +73,27 @@ def require_same_shape(models: Sequence[Model]) -> None:
                 f"{pair}: {len(names)} tensors are in one model only: {', '.join(names[:5])}"
                 f"{', …' if len(names) > 5 else ''}; remove that part from one or add it to the other"
             )
+
+
+def _require_same_function(one: Checkpoint, other: Checkpoint, pair: str) -> None:
+    """IncompatibleError if the configs differ in a field that changes what the same weights compute."""
+    ours, theirs = _deciding(one.config), _deciding(other.config)
+    for key in ours.keys() & theirs.keys():
+        if ours[key] != theirs[key]:
+            raise IncompatibleError(
+                f"{pair}: config.json differs in {key}: {ours[key]!r} and {theirs[key]!r}, so that the same weights "
+                "compute something else; make them equal if one of them is wrong"
+            )
+
+
+def _deciding(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that decide the function of the base model: those that its declaration reads, and SCALARS."""
+    c = Config(config, str(config["model_type"]))
+    lookup(config, "config.json").declare(c)
+    for key, default in SCALARS.items():
+        c.get(key, default)
+    seen = {key: value for key, value in c.seen.items() if value is not None and key not in OF_HEADS}
+    return {key: SAME.get(str(value), value) for key, value in seen.items()}
 
 
 def _base_axes(spec: Spec) -> dict[str, Axis]:

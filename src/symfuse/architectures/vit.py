@@ -43,11 +43,6 @@ DISTILLATION = {"embeddings.distillation_token": "1 1 residual"}
 MASK = {"embeddings.mask_token": "1 1 residual"}
 
 
-def _pair(size: int | list[int]) -> tuple[int, int]:
-    height, width = (size, size) if isinstance(size, int) else size
-    return height, width
-
-
 def _classifier(classes: tuple[str, ...], *names: str) -> Head:
     return Head(
         classes,
@@ -57,7 +52,7 @@ def _classifier(classes: tuple[str, ...], *names: str) -> Head:
 
 def _family(c: Config, prefix: str, tokens: Mapping[str, str], heads: Mapping[str, Head]) -> Family:
     """tokens: those that stand before the patches besides the class token, one position each."""
-    image, patch = _pair(c.image_size), _pair(c.patch_size)
+    image, patch = c.pair("image_size"), c.pair("patch_size")
     positions = (image[0] // patch[0]) * (image[1] // patch[1]) + 1 + len(tokens)
     act = c.get("hidden_act", "gelu")
     biased = c.get("qkv_bias", True)

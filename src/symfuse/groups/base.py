@@ -87,7 +87,7 @@ class Element(ABC):
 
     @abstractmethod
     def inner(self, c: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b"]:
-        """⟨g, C⟩, the sum over entries of g times C."""
+        """⟨g, C⟩, the sum over entries of g times C, float64."""
 
     @abstractmethod
     def gain(self, yy: Float[Tensor, "*b n"]) -> Float[Tensor, "*b"]:
@@ -162,5 +162,5 @@ def objective(g: Element, moments: PartMoments) -> Float[Tensor, "*b"]:
     values = []
     for part, m in moments.items():
         h = g.part(part)
-        values.append(m.xx.double().sum(-1) - 2 * h.inner(m.xy.double()) + h.gain(m.yy.double()))
+        values.append(m.xx.double().sum(-1) - 2 * h.inner(m.xy) + h.gain(m.yy.double()))
     return torch.stack(values).sum(0)

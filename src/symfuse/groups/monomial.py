@@ -68,8 +68,8 @@ class Monomial(Element):
         return Monomial(index, scale)
 
     def inner(self, c: Tensor) -> Tensor:
-        picked = torch.take_along_dim(c, self.index[..., None], -1)[..., 0]
-        return (picked if self.scale is None else picked * self.scale.to(c.dtype)).sum(-1)
+        picked = torch.take_along_dim(c, self.index[..., None], -1)[..., 0].double()
+        return (picked if self.scale is None else picked * self.scale.double()).sum(-1)
 
     def gain(self, yy: Tensor) -> Tensor:
         if self.scale is None:

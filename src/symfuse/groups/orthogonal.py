@@ -64,8 +64,8 @@ class Similarity(Element):
         return Similarity(self.matrix @ other.matrix, scale)
 
     def inner(self, c: Tensor) -> Tensor:
-        value = (self.matrix.to(c.dtype) * c).sum((-2, -1))
-        return value if self.scale is None else value * self.scale.to(c.dtype)
+        value = (self.matrix.double() * c.double()).sum((-2, -1))
+        return value if self.scale is None else value * self.scale.double()
 
     def gain(self, yy: Tensor) -> Tensor:
         return yy.sum(-1) if self.scale is None else yy.sum(-1) * self.scale.to(yy.dtype) ** 2
@@ -129,6 +129,8 @@ class Conformal(Group):
 
     one_pass: bool = False
     steps: int = 50
+    turns: int = 8
+    large: int = 32
     rtol: float = 1e-9
 
     def without_scaling(self) -> Orthogonal:
@@ -159,16 +161,18 @@ class Conformal(Group):
             q = polar(cx + cy)
             scale = best_scale(p, _inner(q, cx), r, _inner(q, cy))
             return Similarity(q.reshape(*batch, n, n), scale.reshape(batch))
-        q, scale = torch.empty_like(cx), _likely_scale(cx, cy, p, r, xx, yy)
+        # A guess saves SVDs of large heads. From 1 the objective falls from that of one pass, whatever the features.
+        guess = n >= self.large
+        q, scale = torch.empty_like(cx), _likely_scale(cx, cy, p, r, xx, yy) if guess else torch.ones_like(p)
         cold = torch.arange(len(p))  # the pairs whose rotation is still far from the one for their scale
-        for step in range(self.steps):
+        for _ in range(self.steps):
             if len(cold) == 0:
                 break
             args = (cx[cold], cy[cold], p[cold], r[cold], scale[cold])
-            q[cold], scale[cold], far = self._refine(*args, guessed=step == 0)
+            q[cold], scale[cold], far = self._refine(*args, guess)
             cold = cold[far]
-            if step == 0:
-                scale[cold] = 1  # a guess that was far off: from here on the objective falls, as from one pass
+            if guess:  # it was far off for these
+                guess, scale[cold] = False, 1.0
         return Similarity(q.reshape(*batch, n, n), scale.reshape(batch))
 
     def _refine(
@@ -184,10 +188,10 @@ class Conformal(Group):
         u, d, vt = torch.linalg.svd(scale[:, None, None] * cx + cy / scale[:, None, None])
         q, far, start = u @ vt, torch.zeros(len(p), dtype=torch.bool), scale
         tx, ty = _inner(q, cx), _inner(q, cy)
-        scale = best_scale(p, tx, r, ty)
         # A rotation that follows the scale gains at most about (a − a₀)² |Y|²: often nothing.
-        if guessed and bool(((scale / start).log() ** 2 <= self.rtol).all()):
-            return q, scale, far
+        slope = p * start**2 - tx * start + ty / start - r / start**2
+        if guessed and bool((slope**2 <= self.rtol * (p * start**2 + r / start**2) ** 2).all()):
+            return q, best_scale(p, tx, r, ty), far
         size = p + r + 2 * d.sum(-1)
         nx = u.mT @ cx @ vt.mT
         ny = start[:, None, None] * (torch.diag_embed(d) - start[:, None, None] * nx)
@@ -196,10 +200,10 @@ class Conformal(Group):
             scale, omega, gain, far = _jump(nx, d, p, r, tx, ty, start)
             live = live[(gain > self.rtol * size) & ~far]
             turn[live] = _cayley(omega[live])
+        else:
+            scale = best_scale(p, tx, r, ty)
         turned = live
-        for _ in range(self.steps):
-            if len(live) == 0:
-                break
+        for _ in range(self.turns if len(live) else 0):
             a = scale[live, None, None]
             s = turn[live].mT @ (a * nx[live] + ny[live] / a)
             omega, gain = _turning(s, torch.diagonal(s, dim1=1, dim2=2), size[live])
@@ -208,17 +212,20 @@ class Conformal(Group):
             far[live[large]] = True
             moving &= ~large
             live, omega = live[moving], omega[moving]
+            if len(live) == 0:
+                break
             turn[live] = turn[live] @ _cayley(omega)
             scale[live] = best_scale(p[live], _inner(turn[live], nx[live]), r[live], _inner(turn[live], ny[live]))
+        far[live] = True
         q[turned] = u[turned] @ turn[turned] @ vt[turned]
         return q, scale, far
-
 
     def _crossed(self, s: Tensor, size: Tensor) -> Tensor:
         """Where S = Wᵀ N is not positive: a singular value passed through zero, the best rotation became a
         reflection (or back), and no turn leads there."""
         slack = (self.rtol / 4 * size)[:, None].expand(s.shape[:2])
-        return torch.linalg.cholesky_ex(s + torch.diag_embed(slack)).info > 0
+        info: Tensor = torch.linalg.cholesky_ex(s + torch.diag_embed(slack)).info
+        return info > 0
 
 
 def _turning(s: Tensor, diagonal: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
@@ -248,7 +255,8 @@ def _cayley(omega: Tensor) -> Tensor:
     """A rotation by about the skew Ω, exactly orthogonal; in a plane, by the angle whose tangent is ω."""
     half = omega / (1 + (1 + omega**2).sqrt())
     eye = torch.eye(omega.shape[-1], dtype=omega.dtype)
-    return torch.linalg.solve(eye - half, eye + half)
+    turn: Tensor = torch.linalg.solve(eye - half, eye + half)
+    return turn
 
 
 def _likely_scale(cx: Tensor, cy: Tensor, p: Tensor, r: Tensor, xx: Tensor, yy: Tensor) -> Tensor:

@@ -80,6 +80,12 @@ class Checkpoint(Mapping[str, Tensor]):
         """The file that holds a tensor, for messages; the checkpoint's name if it is not in a file."""
         return self._tensors.where(name) if isinstance(self._tensors, StoredTensors) else self.name
 
+    def read(self, name: str) -> Tensor:
+        """Read, or compute, this tensor; CheckpointError, naming the model and its file, if it has NaN or infinity."""
+        tensor, where = self[name], self.where(name)
+        scan(name, tensor, where if where == self.name else f"{self.name}/{where}")
+        return tensor
+
     def replace(
         self,
         tensors: Mapping[str, Tensor] | None = None,

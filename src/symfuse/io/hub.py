@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from symfuse.errors import CheckpointError
+from symfuse.io.messages import first_line
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 COMPANIONS = ["*.json", "*.txt", "*.model", "*.jinja", "LICENSE*"]  # never code
@@ -25,9 +26,8 @@ def download(hub_id: str, *, revision: str | None, prefer_bin: bool) -> Path:
             huggingface_hub.snapshot_download(hub_id, revision=revision, allow_patterns=["*.bin"])
     except (OSError, ValueError) as error:  # the hub's errors are all one of these
         offline = " HF_HUB_OFFLINE is set, so it was not asked for." if huggingface_hub.constants.HF_HUB_OFFLINE else ""
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise CheckpointError(
             f"{hub_id!r} is neither a folder here nor a model on the hub or in its local cache.{offline} "
-            f"Correct the path, or check the id, the revision and your access. ({reason})"
+            f"Correct the path, or check the id, the revision and your access. ({first_line(error)})"
         ) from error
     return folder

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from symfuse.errors import CheckpointError
-from symfuse.io.messages import some
+from symfuse.io.messages import first_line, some
 from symfuse.io.tensors import StoredTensor, TensorInfo
 
 WRAPPERS = ("state_dict", "model", "module")  # the keys under which trainers nest the weights
@@ -38,17 +38,13 @@ def _load(path: Path) -> Any:
         raise CheckpointError(
             f"{path.name} was not loaded: it is damaged, or holds Python objects besides tensors, which can "
             "run code when they are read. Save the weights alone, best as safetensors. "
-            f"({path}: {_first_line(error)})"
+            f"({path}: {first_line(error)})"
         ) from error
     except (RuntimeError, EOFError, ValueError, KeyError, OSError, AttributeError) as error:
         raise CheckpointError(
             f"{path.name} cannot be read; it may be cut short or not a PyTorch file. "
-            f"Copy or download it again. ({path}: {_first_line(error)})"
+            f"Copy or download it again. ({path}: {first_line(error)})"
         ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _is_state_dict(value: Any) -> bool:

@@ -164,7 +164,7 @@ class Spec:
             raise SpecError("\n".join(lines))
         for file, name in files.items():
             if file in shapes:
-                self.tensors[name].layout.check(file, shapes[file], self.sizes)
+                self.tensors[name].layout.check(f"{where}: {file}", shapes[file], self.sizes)
 
     def to_json(self) -> dict[str, Any]:
         """The declaration as data; `from_json` is its inverse."""

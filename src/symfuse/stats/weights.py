@@ -51,20 +51,24 @@ def weight_moments(
     out: dict[Part, Moments] = {}
     dtype = group.moments_dtype
     for name in spec.movable[instance]:
-        x, y = anchor(name).to(dtype), source(name).to(dtype)
-        for atom, (fx, fy) in features(spec, instance, name, x, y):
+        for atom, (fx, fy) in features(spec, instance, name, anchor(name), source(name)):
             if (name, str(atom)) in skip:
                 continue
             part: Part = "primal" if group.self_dual and atom.variance is Variance.DUAL else atom.variance.value
-            squares = [torch.linalg.vecdot(f, f) for f in (fx, fy)]
-            if part in out:
-                m = out[part]
-                xy = torch.baddbmm(_3d(m.xy), _3d(fx), _3d(fy).mT).reshape(m.xy.shape)
-                out[part] = Moments(xy, m.xx + squares[0], m.yy + squares[1])
-            else:
-                out[part] = Moments(fx @ fy.mT, squares[0], squares[1])
+            if part not in out:
+                *batch, n, _ = fx.shape
+                out[part] = Moments(*(torch.zeros(*batch, *rest, dtype=dtype) for rest in ((n, n), (n,), (n,))))
+            _add(out[part], fx, fy)
     return out
 
 
-def _3d(t: Tensor) -> Tensor:
-    return t.reshape(-1, *t.shape[-2:])
+def _add(m: Moments, fx: Tensor, fy: Tensor) -> None:
+    """Add the moments of features [*b, n, k] in place, one element at a time: its copy in the moments' dtype stays
+    in the cache, where one of the whole tensor is fetched, page by page, from the system."""
+    n, k = fx.shape[-2:]
+    flat = (m.xy.view(-1, n, n), m.xx.view(-1, n), m.yy.view(-1, n), fx.reshape(-1, n, k), fy.reshape(-1, n, k))
+    for xy, xx, yy, x, y in zip(*flat, strict=True):
+        x, y = x.to(xy.dtype), y.to(xy.dtype)
+        xy.addmm_(x, y.T)
+        xx.add_(torch.linalg.vecdot(x, x))
+        yy.add_(torch.linalg.vecdot(y, y))

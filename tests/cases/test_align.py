@@ -1,0 +1,231 @@
+"""Alignment: inputs that broke other tools, and the right behaviour. Named after the cases."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import Tensor
+
+from contract.tiny import MODELS
+from symfuse import api, report
+from symfuse.alignment import Alignment, random_alignment
+from symfuse.architectures import ARCHITECTURES
+from symfuse.cli import main
+from symfuse.errors import OptionError
+from symfuse.groups import Permutation
+from symfuse.io import Checkpoint
+from symfuse.spec import Instance
+
+MATCHED = {"qk", "v", "ffn"}
+# One model of each family; SCEPTR's is the first under another name, XLM-RoBERTa and CamemBERT are RoBERTa's.
+FAMILIES = [
+    "torch-relu-post", "bert-mlm", "roberta-mlm", "xlm-roberta-token", "camembert-mlm", "distilbert-mlm",
+    "electra-discriminator", "deberta-mlm-v3", "vit-classification", "deit-classification", "gpt2-lm",
+]  # fmt: skip
+
+
+def noisy(checkpoint: Checkpoint, size: float, seed: int) -> Checkpoint:
+    rng = torch.Generator().manual_seed(seed)
+    changed = {n: t + size * torch.randn(t.shape, generator=rng, dtype=t.dtype) for n, t in checkpoint.items()}
+    return checkpoint.replace(tensors=changed, name=f"fine-tune {seed}")
+
+
+def cast(checkpoint: Checkpoint, dtype: torch.dtype) -> Checkpoint:
+    return checkpoint.replace(tensors={name: tensor.to(dtype) for name, tensor in checkpoint.items()})
+
+
+def test_families_are_all_there() -> None:
+    families = {api.declare(MODELS[label]()).family for label in FAMILIES}
+    assert families == ARCHITECTURES.keys() - {"sceptr"}
+
+
+# ---- C42: the value projection moves with the heads
+
+
+@pytest.mark.parametrize("label", ["bert-mlm", "gpt2-lm", "torch-relu-post", "vit-classification"])
+def test_c42_heads_move_as_one(label: str) -> None:
+    """Declared and exact: rows and biases of q, k, v and columns of the output. Each of them left behind shows."""
+    a = MODELS[label]()
+    spec = api.declare(a)
+    assert spec.axes["h"].group == Permutation()
+    permuted = random_alignment(spec, 1, {"h"})
+    assert not any(element.is_identity() for element in permuted.elements.values())
+    b = permuted(a)
+    assert api.verify(a, b).worst < 1e-12
+    touched = [spec.file_name(name) for name in spec.movable[Instance("h", (0,))]]
+    assert len(touched) == {"gpt2-lm": 3, "torch-relu-post": 3}.get(label, 7)
+    free = {spec.file_name(rule.bias) for rule in spec.shifts if rule.into is None and "key" in rule.bias}
+    for name in touched:
+        assert not torch.equal(a[name], b[name])
+        if name not in free:  # the softmax ignores a key bias, wherever it stands
+            assert not api.verify(a, b.replace(tensors={**dict(b), name: a[name]})).equal, name
+
+
+def test_c42_planted_heads_are_not_matched_by_this_version() -> None:
+    a = MODELS["bert-mlm"]()
+    b = random_alignment(api.declare(a), 1, {"h"})(a)
+    with pytest.raises(OptionError, match="'h' is declared but not matched by this version"):
+        api.match(b, a, axes="h")
+    alignment = api.match(b, a)
+    assert {instance.axis for instance in alignment.elements} <= {"qk", "v"}
+    after = api.distance(alignment(b), a)
+    assert after.total < api.distance(b, a).total
+    assert after.relative > 0.1  # rotations inside the heads do not bring them back
+    assert api.verify(b, alignment(b), alignment).equal
+    rows = {row["axis"]: row for row in report.inspection(a)["axes"]}
+    assert (rows["h"]["group"], rows["h"]["matched by"]) == ("permutation", "-")
+
+
+# ---- C50: one rounding
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("label", ["torch-relu-post", "bert-mlm", "gpt2-lm"])
+def test_c50_half_precision_is_rounded_once(label: str, dtype: torch.dtype) -> None:
+    """Each entry is the nearest of its dtype to the exact one, biases that are turned and translated too."""
+    source, anchor = (cast(MODELS[label](seed), dtype) for seed in (0, 1))
+    alignment = api.match(source, anchor)
+    spec = alignment.spec
+    assert alignment.shifts
+    moved, exact = alignment(source), alignment(cast(source, torch.float64))
+    half_unit = torch.finfo(dtype).eps / 2
+    through = {spec.file_name(str(rule.into)) for rule in spec.shifts if rule.into}
+    for name in moved.keys() - through:  # what goes into output biases goes through the stored, rounded weights
+        assert moved[name].dtype == dtype
+        gap = (moved[name].double() - exact[name]).abs()
+        assert bool((gap <= half_unit * 1.001 * exact[name].abs() + 1e-7).all()), name
+    for rule in spec.shifts:
+        name = spec.file_name(rule.bias)
+        if rule.into is None:
+            found, wanted = (spec.part(rule.bias, m[name], rule.axis).view for m in (moved, anchor))
+            assert torch.equal(found, wanted)
+    result = api.verify(source, moved, alignment)
+    assert result.equal
+    assert 0 < result.worst < 0.1
+
+
+@pytest.mark.parametrize("label", ["bert-mlm", "gpt2-lm"])
+def test_c50_there_and_back(label: str) -> None:
+    source = cast(MODELS[label](0), torch.bfloat16)
+    g = random_alignment(api.declare(source), 3)
+    back = g.inverse()(g(source))
+    for name in source:
+        unit = torch.finfo(torch.bfloat16).eps * source[name].double().abs().max() * 4
+        assert bool(((back[name].double() - source[name].double()).abs() <= unit).all()), name
+    assert api.verify(source, back).worst < 0.1
+
+
+# ---- C51: alignment that hurts
+
+
+@pytest.mark.parametrize("label", ["torch-relu-post", "bert-mlm", "gpt2-lm", "deberta-mlm"])
+def test_c51_fine_tunes_of_one_model_keep_the_identity(label: str) -> None:
+    """Of neurons. Heads may turn a little, never away; no residual axis is matched."""
+    base = MODELS[label]()
+    a, b = noisy(base, 1e-2, 1), noisy(base, 1e-2, 2)
+    for options in ({}, {"scaling": False}, {"one_pass": True}):
+        alignment = api.match(a, b, **options)
+        steps = alignment.provenance["steps"]
+        assert all(step["after"] <= step["before"] for step in steps)
+        assert api.distance(alignment(a), b).total <= api.distance(a, b).total
+        assert not [i for i in alignment.elements if i.axis not in MATCHED]
+        permuted = [g for i, g in alignment.elements.items() if i.axis == "ffn"]
+        identity = torch.arange(29)
+        assert all(torch.equal(g.tensors()["index"], identity) for g in permuted)
+        if label != "torch-relu-post" or options == {"scaling": False}:  # ReLU neurons may be rescaled a little
+            assert permuted == []
+            run = report.alignment_run(a, b, alignment, None)
+            assert {row["axis"]: row["moved"] for row in run["matched"]}["ffn"] == 0
+
+
+def test_c51_the_identity_is_reported(tmp_path: Path) -> None:
+    base = MODELS["bert-mlm"]()
+    a, b = (noisy(base, 1e-2, seed).save(tmp_path / str(seed)) for seed in (1, 2))
+    result = CliRunner().invoke(main, ["align", str(a), "--to", str(b), "-o", str(tmp_path / "out"), "--axes", "ffn"])
+    assert result.exit_code == 0, result.output
+    assert "0 of 2" in result.stdout
+
+
+# ---- C52: another function
+
+
+@pytest.mark.parametrize("label", FAMILIES)
+def test_c52_aligned_to_a_random_partner_it_is_the_same_function(label: str) -> None:
+    a, b = MODELS[label](0), MODELS[label](1)
+    alignment = api.match(a, b)
+    assert {instance.axis for instance in alignment.elements} == MATCHED
+    moved = alignment(a)
+    inputs: dict[str, Tensor] | None = None
+    if "vocab_size" in a.config:  # 64 tokens
+        ids = torch.randint(5, 61, (4, 16), generator=torch.Generator().manual_seed(0))
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    result = api.verify(a, moved, alignment, inputs=inputs)
+    assert result.equal
+    assert result.worst < 1e-12
+    assert not api.verify(a, b, inputs=inputs).equal
+
+
+# ---- C53: matching that does nothing, or reports nonsense
+
+
+@pytest.mark.parametrize("label", FAMILIES)
+def test_c53_all_planted_neurons_are_found(label: str) -> None:
+    a = MODELS[label]()
+    spec = api.declare(a)
+    planted = random_alignment(spec, 5, MATCHED)
+    b = planted(a)
+    alignment = api.match(b, a)
+    for instance, element in (alignment @ planted).elements.items():
+        if instance.axis == "ffn":
+            assert torch.equal(element.tensors()["index"], torch.arange(29)), instance
+    moved = alignment(b)
+    assert max(float((moved[name] - a[name]).abs().max()) for name in a) < 1e-10
+    for step in alignment.provenance["steps"]:
+        assert step["before"] - step["after"] > 1
+        assert 0 < step["seconds"] < 60
+        assert step["moved"] >= 1
+
+
+@pytest.mark.parametrize("label", FAMILIES)
+def test_c53_an_unchanged_model_is_left_alone(label: str) -> None:
+    a = MODELS[label]()
+    alignment = api.match(a, a)
+    assert (len(alignment.elements), len(alignment.shifts)) == (0, 0)
+    run = report.alignment_run(a, a, alignment, None)
+    assert run["distance"]["before"] == run["distance"]["after"] == 0
+    assert run["distance"]["left"] == 1
+    rows: list[dict[str, Any]] = run["distance"]["by_axis"] + run["distance"]["by_layer"]
+    assert all(row["share"] == 1 for row in rows)
+    assert all(row["moved"] == 0 < row["units"] for row in run["matched"])
+
+
+# ---- C108 (a): a model and its planted copy
+
+
+@pytest.mark.parametrize("label", ["torch-relu-post", "bert-mlm", "gpt2-lm", "vit-classification"])
+def test_c108a_a_planted_copy_is_at_no_distance_after_alignment(label: str) -> None:
+    a = MODELS[label]()
+    copy = random_alignment(api.declare(a), 6, MATCHED)(a)
+    alignment = api.match(copy, a)
+    run = report.alignment_run(copy, a, alignment, None)
+    assert run["distance"]["before"] > 10
+    assert run["distance"]["after"] < 1e-10
+    assert run["distance"]["left"] < 1e-12
+    # The function in the middle: that of both ends, and of neither without alignment.
+    assert api.verify(a, api.merge([alignment(copy), a])).equal
+    assert api.verify(a, api.merge([copy, a])).worst > 1e-2
+
+
+def test_elements_of_other_axes_than_those_named_are_left_alone() -> None:
+    a = MODELS["bert-mlm"]()
+    planted = random_alignment(api.declare(a), 7, {"qk", "ffn"})
+    b = planted(a)
+    alignment = api.match(b, a, axes="ffn")
+    assert isinstance(alignment, Alignment)
+    after = api.distance(alignment(b), a)
+    assert after.by_axis["ffn"] == 0
+    assert after.by_axis["qk"] == api.distance(b, a).by_axis["qk"]
