@@ -13,7 +13,7 @@ import os
 import platform
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,11 @@ from _timing import Task, Times, interleave, median, one_thread_each, ratio, spr
 from torch import Tensor
 
 import symfuse
-from symfuse.architectures import Model, resolve
+from symfuse.architectures import Model
+from symfuse.architectures.base import Config, lookup
 from symfuse.groups.assignment import assign
 from symfuse.matching import match_models
+from symfuse.spec import expand
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "reference"))
 import naive
@@ -73,14 +75,15 @@ SHAPES = (
 def random_model(shape: Shape, seed: int) -> dict[str, Tensor]:
     """float32; Gaussian, with rows and columns of log-normal norms: spectra that fall as trained ones do."""
     rng = torch.Generator().manual_seed(seed)
-    spec = resolve(shape.config, [])
+    family = lookup(shape.config, shape.name).declare(Config(shape.config, shape.name))
+    sizes = {name: axis.size for name, axis in family.axes.items()}
     state = {}
-    for name, declared in spec.tensors.items():
-        t = torch.randn(declared.layout.shape(spec.sizes), generator=rng) * 0.03
+    for name, declared in expand(family.tensors, family.axes).items():
+        t = torch.randn(declared.layout.shape(sizes), generator=rng) * 0.03
         for dim in range(t.ndim):
             lengths = [-1 if d == dim else 1 for d in range(t.ndim)]
             t *= torch.randn(t.shape[dim], generator=rng).mul_(0.4).exp_().reshape(lengths)
-        state[spec.file_name(name)] = t
+        state[name] = t
     return state
 
 
@@ -197,7 +200,7 @@ def naive_ffn(source: Model, anchor: Model) -> Task:
 def apply_tasks(source: Model, threads: int) -> dict[str, Task]:
     """Moving every tensor of the model (rotations, scales, permutations, translations), against copying its bytes."""
     alignment = symfuse.random_alignment(source.spec, 0, axes=("qk", "v", "ffn"))
-    linear = alignment.only(lambda _: True)
+    linear = replace(alignment, shifts={})
 
     def read(model: Mapping[str, Tensor], clone: bool = False) -> None:
         torch.set_num_threads(threads)

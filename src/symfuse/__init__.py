@@ -17,7 +17,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from symfuse.alignment import Alignment, random_alignment
-    from symfuse.api import align, declare, distance, match, merge, to_module, verify
+    from symfuse.api import align, declare, distance, match, merge, prove, to_module, verify
     from symfuse.errors import SymfuseError
     from symfuse.io import Checkpoint, open  # noqa: A004
 
@@ -31,6 +31,7 @@ _HOME = {
     "match": "api",
     "merge": "api",
     "open": "io",
+    "prove": "api",
     "random_alignment": "alignment",
     "to_module": "api",
     "verify": "api",
@@ -46,6 +47,7 @@ __all__ = [
     "match",
     "merge",
     "open",
+    "prove",
     "random_alignment",
     "to_module",
     "verify",

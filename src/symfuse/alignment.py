@@ -15,6 +15,7 @@ import json
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,11 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from symfuse.errors import CheckpointError, IncompatibleError, LayoutError, SymmetryError
+from symfuse.architectures import resolve
+from symfuse.errors import CheckpointError, IncompatibleError, LayoutError, OutputError, SymmetryError
 from symfuse.groups import ELEMENTS, Element
 from symfuse.io import Checkpoint
+from symfuse.io import open as open_checkpoint
 from symfuse.spec import Atom, Instance, Shift, Spec, Variance
 
 FORMAT = 1
@@ -44,14 +47,37 @@ class Alignment:
     shifts: Mapping[str, Tensor] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
-    def __call__(self, source: Checkpoint) -> Checkpoint:
+    def __call__(self, source: Checkpoint | str | PathLike[str] | torch.nn.Module) -> Checkpoint:
         """The source moved: the same function, as a lazy checkpoint (each tensor is moved when it is read).
 
-        Derived buffers, such as position ids, are left out.
+        It may be another checkpoint of the family, with another head or prefix, if the spaces that are moved are the
+        same; IncompatibleError if they are not. Derived buffers, such as position ids, are left out.
         """
-        files = [f for name in self.spec.tensors if (f := self.spec.file_name(name)) in source]
+        if not isinstance(source, Checkpoint):
+            source = open_checkpoint(source)
+        bound = replace(self, spec=self._bind(source))
+        files = [f for name in bound.spec.tensors if (f := bound.spec.file_name(name)) in source]
         infos = {name: source.info(name) for name in files}
-        return source.replace(tensors=_Moved(self, source), infos=infos, name=f"{source.name} (aligned)")
+        return source.replace(tensors=_Moved(bound, source), infos=infos, name=f"{source.name} (aligned)")
+
+    def _bind(self, source: Checkpoint) -> Spec:
+        """The declaration of the source, in which the axes that are moved must be those of this alignment."""
+        ours = {self.spec.file_name(name) for name in self.spec.tensors} | self.spec.buffers
+        spec = self.spec if ours >= set(source) else resolve(source.config, source, source.name)
+        spec.check({name: source.info(name).shape for name in source}, source.name)
+        moved = {i.axis for i in self.elements} | {rule.axis.strip("*") for rule in self.spec.shifts}
+        outer = {per for axis in moved for per in self.spec.axes[axis].per}
+        for name in sorted(moved | outer):
+            if spec.family != self.spec.family or spec.axes.get(name) != self.spec.axes[name]:
+                raise IncompatibleError(
+                    f"{source.name}: this alignment is for a {self.spec.family} whose axis {name!r} has size "
+                    f"{self.spec.axes[name].size}, the model is a {spec.family}"
+                    + (f" where it has {spec.axes[name].size}" if name in spec.axes else "")
+                )
+        return spec
+
+    def __repr__(self) -> str:
+        return f"Alignment({self.spec.family}, {len(self.elements)} elements, {len(self.shifts)} translated biases)"
 
     def move(self, name: str, tensor: Tensor) -> Tensor:
         """The tensor of that canonical name moved by the linear part (no translation); its dtype is kept.
@@ -167,14 +193,13 @@ class Alignment:
         keys = [per for per in self.spec.axes[instance.axis].per if per in self.spec.index_axes]
         return dict(zip(keys, instance.index, strict=True))
 
-    def only(self, keep: Callable[[Instance], bool]) -> Alignment:
-        """The alignment restricted to the instances for which keep(instance) is true; no translations."""
-        return replace(self, elements={i: g for i, g in self.elements.items() if keep(i)}, shifts={})
-
     def save(self, path: str | Path) -> Path:
         """Write `to_bytes` to a file."""
         path = Path(path)
-        path.write_bytes(self.to_bytes())
+        try:
+            path.write_bytes(self.to_bytes())
+        except OSError as error:
+            raise OutputError(f"{path}: the alignment cannot be written there ({error})") from error
         return path
 
     def to_bytes(self) -> bytes:
@@ -251,14 +276,27 @@ class _Moved(Mapping[str, Tensor]):
         self.canonical = {alignment.spec.file_name(name): name for name in alignment.spec.tensors}
 
     def __getitem__(self, file_name: str) -> Tensor:
-        name, tensor = self.canonical[file_name], self.source[file_name]
+        name = self.canonical[file_name]
+        if name in self.alignment.shifted:
+            moved = self.wide(file_name).to(self.source.info(file_name).dtype)
+        else:
+            moved = self.alignment.move(name, self.source[file_name])
+        if not moved.isfinite().all() and self.source[file_name].isfinite().all():
+            raise IncompatibleError(
+                f"{file_name}: the moved tensor does not fit in {str(moved.dtype).removeprefix('torch.')}, the dtype of "
+                f"{self.source.name}; convert that model to a wider dtype first"
+            )
+        return moved
+
+    def wide(self, file_name: str) -> Tensor:
+        """The moved tensor before it is rounded to the dtype of the source: float32 at least."""
+        name, tensor = self.canonical[file_name], self.source.read(file_name)
         if name not in self.alignment.shifted:
             return self.alignment.move(name, tensor)
-        moved = self.alignment.move(name, tensor.double())  # so that it is rounded once, after the translation
-        return self.alignment.shift(name, moved, self._read).to(tensor.dtype)
+        return self.alignment.shift(name, self.alignment.move(name, tensor.double()), self._read)
 
     def _read(self, name: str) -> Tensor:
-        return self.alignment.move(name, self.source[self.alignment.spec.file_name(name)])
+        return self.alignment.move(name, self.source.read(self.alignment.spec.file_name(name)))
 
     def __iter__(self) -> Iterator[str]:
         return (name for name in self.canonical if name in self.source)

@@ -20,10 +20,12 @@ from symfuse.io import open as open_checkpoint
 from symfuse.matching import Step, match_models, nearest_to_mean
 from symfuse.merging import merge_models
 from symfuse.spec import Spec
-from symfuse.verification import Verification, live
+from symfuse.verification import Proof, Verification, live
+from symfuse.verification import prove as prove_alignment
 from symfuse.verification import verify as verify_checkpoints
 
-# What every verb takes for a model: a folder or hub id, an open checkpoint, or a live module.
+# What every verb takes for a model: a folder or hub id, a live module, or an open checkpoint, which is also the way in
+# for a state dict: `symfuse.open(state_dict, config=config)`.
 Source = str | os.PathLike[str] | Checkpoint | torch.nn.Module
 
 
@@ -40,7 +42,7 @@ def match(
     to: Source,
     *,
     axes: str | Sequence[str] = "all",
-    layers: str | Sequence[int] | None = None,
+    layers: str | int | Sequence[int] | None = None,
     scaling: bool = True,
     one_pass: bool = False,
     biases: bool = True,
@@ -59,7 +61,7 @@ def match(
         _model(source),
         _model(to),
         axes=axes if isinstance(axes, str) else tuple(axes),
-        layers=layers if layers is None or isinstance(layers, str) else tuple(layers),
+        layers=tuple(layers) if isinstance(layers, Sequence) and not isinstance(layers, str) else layers,
         scaling=scaling,
         one_pass=one_pass,
         biases=biases,
@@ -77,17 +79,17 @@ class Aligned:
     anchor: int
 
 
-def align(sources: Sequence[Source], to: int | None = None, **options: Any) -> Aligned:
-    """Move all models onto the one numbered `to` (from 0); by default onto the one nearest to their mean.
+def align(sources: Sequence[Source], anchor: int | None = None, **options: Any) -> Aligned:
+    """Move all models onto the one numbered `anchor` (from 0); by default onto the one nearest to their mean.
 
     options: those of `match`. With two models that are equally near, the last is the anchor.
     """
     models = [_model(source) for source in sources]
     if len(models) < 2:
         raise OptionError(f"an alignment needs two models at least, {len(models)} given")
-    if to is not None and not 0 <= to < len(models):
-        raise OptionError(f"anchor {to}: there are models 0 to {len(models) - 1}")
-    anchor = nearest_to_mean(models) if to is None else to
+    if anchor is not None and not 0 <= anchor < len(models):
+        raise OptionError(f"anchor {anchor}: there are models 0 to {len(models) - 1}")
+    anchor = nearest_to_mean(models) if anchor is None else anchor
     alignments = [None if i == anchor else match_models(m, models[anchor], **options) for i, m in enumerate(models)]
     moved = [m.checkpoint if g is None else g(m.checkpoint) for m, g in zip(models, alignments, strict=True)]
     return Aligned(tuple(moved), tuple(alignments), anchor)
@@ -130,6 +132,21 @@ def verify(
     return verify_checkpoints(
         _open(before), _open(after), alignment, inputs=inputs, runner=runner, dtype=dtype, tolerance=tolerance
     )
+
+
+def prove(
+    source: Source,
+    alignment: Alignment,
+    *,
+    inputs: Mapping[str, Tensor] | None = None,
+    runner: Callable[[Checkpoint], Mapping[str, Tensor]] | None = None,
+) -> Proof:
+    """Whether an alignment leaves what its source computes: in float64, before the moved weights are rounded.
+
+    Stronger than `verify(source, alignment(source))`, above all in half precision, where rounding can hide a mistake;
+    what rounding changes is told apart. Raises VerificationError.
+    """
+    return prove_alignment(_open(source), alignment, inputs=inputs, runner=runner)
 
 
 def distance(a: Source, b: Source) -> Distance:

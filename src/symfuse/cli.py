@@ -21,6 +21,7 @@ from symfuse.output import Output
 if TYPE_CHECKING:
     from symfuse.alignment import Alignment
     from symfuse.io import Checkpoint
+    from symfuse.verification import Verification
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -129,9 +130,8 @@ def align(source: str, anchor: str, axes: str, as_json: bool, quiet: bool, **opt
     a, b = _open(out, source), _open(out, anchor)
     _check_target(options, a, b)
     alignment = _matched(out, a, b, _match_options(options, axes))
-    moved = alignment(a)
-    run = report.alignment_run(a, b, alignment, None if options["no_verify"] else _proved(out, a, moved, alignment))
-    _save(out, moved, options, run, {"alignment.safetensors": alignment.to_bytes()}, inputs=(a, b))
+    run = report.alignment_run(a, b, alignment, None if options["no_verify"] else _proved(out, a, alignment))
+    _save(out, alignment(a), options, run, {"alignment.safetensors": alignment.to_bytes()})
     _say_alignment(out, run)
     run |= {"output": str(options["output"]), "seconds": time.perf_counter() - out.start}
     out.say(f"written to {options['output']} in {run['seconds']:.1f} s")
@@ -154,14 +154,7 @@ def verify(before: str, after: str, tolerance: float | None, text: str | None, a
     result = api.verify(a, b, inputs=inputs, tolerance=tolerance)
     out.table(["output", "relative difference"], [[k, f"{v:.2e}"] for k, v in result.errors.items()])
     out.say(f"{'equal' if result.equal else 'different'} to {result.tolerance:.0e} ({result.inputs})")
-    out.finish(
-        {
-            "equal": result.equal,
-            "errors": dict(result.errors),
-            "tolerance": result.tolerance,
-            "inputs": result.inputs,
-        }
-    )
+    out.finish(_verified(result))
     if not result.equal:
         sys.exit(7)
 
@@ -200,6 +193,9 @@ def distance(a: str, b: str, axes: str, as_json: bool, quiet: bool, **options: A
 @click.option("--no-normalize", is_flag=True, help="Take the weights as they are.")
 @click.option("--align", "axes", metavar="AXES", help="Align first: attention, ffn, all.")
 @click.option("--anchor", help="Number (from 1) or path of the model to align to. Default: nearest to the mean.")
+@click.option(
+    "--base", default="1", help="Number or path of the model whose config, dtypes and tokenizer it has. Default: 1."
+)
 @click.option("--heads", default="average", show_default=True, help="Task heads: average, drop, or a model's number.")
 @_matching
 @_writing
@@ -211,45 +207,49 @@ def merge(models: tuple[str, ...], axes: str | None, as_json: bool, quiet: bool,
 
     out = Output(as_json, quiet)
     opened = [_open(out, model) for model in models]
-    weights = _numbers(options["weights"])
-    anchor = _model_number(options["anchor"], models)
+    base = _model_number("--base", options["base"], models)
+    anchor = None if options["anchor"] is None else _model_number("--anchor", options["anchor"], models)
     _check_target(options, *opened)
-    # Before anything is computed: can these be merged at all?
+    # Before anything is computed: can these be merged at all, and do the options make sense?
     merging = {
-        "method": options["method"], "weights": weights, "normalize": not options["no_normalize"],
-        "heads": options["heads"],
+        "method": options["method"], "weights": _numbers(options["weights"]), "normalize": not options["no_normalize"],
+        "base": base, "heads": options["heads"],
     }  # fmt: skip
     api.merge(opened, **merging)
-    if axes is not None:
+    runs: list[dict[str, Any]] = []
+    extra: dict[str, bytes] = {}
+    if axes is None:
+        _refuse_unused(options)
+    else:
         spec = api.declare(opened[0])
         choose_axes(axes, spec)
         choose_layers(options["layers"], spec.axes["l"].size)
-    runs: list[dict[str, Any]] = []
-    extra: dict[str, bytes] = {}
-    if axes is not None:
         anchor = api.nearest(opened) if anchor is None else anchor
         out.say(f"anchor: {models[anchor]}")
         for i, source in enumerate(opened):
             if i == anchor:
                 continue
             alignment = _matched(out, source, opened[anchor], _match_options(options, axes))
-            moved = alignment(source)
-            proof = None if options["no_verify"] else _proved(out, source, moved, alignment)
+            proof = None if options["no_verify"] else _proved(out, source, alignment)
             runs.append(report.alignment_run(source, opened[anchor], alignment, proof))
             _say_alignment(out, runs[-1])
             extra[f"alignment-{i + 1}.safetensors"] = alignment.to_bytes()
-            opened[i] = moved.replace(name=source.name)  # by which --heads may call it
-    merged = api.merge(opened, **merging, base=anchor or 0)
-    run = {
-        "models": list(models),
-        **merging,
-        "anchor": None if axes is None else models[anchor or 0],
-        "alignments": runs,
-    }
-    _save(out, merged, options, run, extra, inputs=tuple(opened))
+            opened[i] = alignment(source).replace(name=source.name)  # by which --heads may call it
+    merged = api.merge(opened, **merging)
+    run = {"models": list(models), **merging, "anchor": None if anchor is None else models[anchor], "alignments": runs}
+    _save(out, merged, options, run, extra)
     run |= {"output": str(options["output"]), "seconds": time.perf_counter() - out.start}
-    out.say(f"{merged.name}\nwritten to {options['output']} in {run['seconds']:.1f} s")
+    out.say(f"{merged.name}; config, dtypes and tokenizer of {merged.folder}")
+    out.say(f"written to {options['output']} in {run['seconds']:.1f} s")
     out.finish(run)
+
+
+def _refuse_unused(options: dict[str, Any]) -> None:
+    """Options that only an alignment reads are not ignored without a word."""
+    unused = ("layers", "no_scaling", "one_pass", "no_biases", "threads", "anchor", "no_verify")
+    given = ["--" + key.replace("_", "-") for key in unused if options[key]]
+    if given:
+        raise OptionError(f"{', '.join(given)}: without --align nothing is aligned; add --align, or leave them out")
 
 
 @main.command()
@@ -288,14 +288,25 @@ def _matched(out: Output, source: Checkpoint, anchor: Checkpoint, options: dict[
         return api.match(source, anchor, progress=lambda _step, total: advance(total), **options)
 
 
-def _proved(out: Output, source: Checkpoint, moved: Checkpoint, alignment: Alignment) -> dict[str, Any]:
-    """Run source and moved; VerificationError, before anything is written, if they differ."""
+def _proved(out: Output, source: Checkpoint, alignment: Alignment) -> dict[str, Any]:
+    """Run source and moved model; VerificationError, before anything is written, if they differ."""
     from symfuse import api
 
-    result = api.verify(source, moved, alignment)
-    result.raise_if_different(f"{source.name} after alignment")
-    out.say(f"verified: outputs equal to {result.worst:.1e} ({result.inputs})")
-    return {"errors": dict(result.errors), "tolerance": result.tolerance, "inputs": result.inputs}
+    proof = api.prove(source, alignment)
+    out.say(
+        f"proved: outputs equal to {proof.exact.worst:.0e} before rounding, {proof.rounding:.0e} after "
+        f"({proof.exact.inputs})"
+    )
+    return _verified(proof.exact) | {"rounding": proof.rounding}
+
+
+def _verified(result: Verification) -> dict[str, Any]:
+    return {
+        "equal": result.equal,
+        "errors": dict(result.errors),
+        "tolerance": result.tolerance,
+        "inputs": result.inputs,
+    }
 
 
 def _save(
@@ -304,7 +315,6 @@ def _save(
     options: dict[str, Any],
     run: dict[str, Any],
     extra: dict[str, bytes],
-    inputs: Sequence[Checkpoint],
 ) -> None:
     from symfuse import report
 
@@ -319,7 +329,6 @@ def _save(
             overwrite=options["overwrite"],
             max_shard_size=options["max_shard_size"],
             extra=files,
-            inputs=[c.folder for c in inputs if c.folder is not None],
             progress=lambda _name, _nbytes: advance(None),
         )
 
@@ -332,14 +341,13 @@ def _say_alignment(out: Output, run: dict[str, Any]) -> None:
             f"{r['moved']} of {r['units']}",
             f"{r['before']:.4g}",
             f"{r['after']:.4g}",
-            f"{r['seconds']:.2f}",
         ]
         for r in run["matched"]
     ]
-    title = f"{run['source']} -> {run['anchor']}"
-    out.table(["axis", "group", "elements moved", "squared distance", "after", "thread s"], rows, title)
+    title = f"{run['source']['name']} -> {run['anchor']['name']}"
+    out.table(["axis", "group", "elements moved", "squared distance", "after"], rows, title)
     d = run["distance"]
-    out.say(f"distance {d['before']:.4g} -> {d['after']:.4g} ({d['left']:.1%} left)")
+    out.say(f"distance of all parameters {d['before']:.4g} -> {d['after']:.4g} ({d['left']:.1%} of it)")
 
 
 def _numbers(text: str | None) -> list[float] | None:
@@ -351,11 +359,9 @@ def _numbers(text: str | None) -> list[float] | None:
         raise OptionError(f"--weights {text!r}: write numbers separated by commas, such as 0.3,0.7") from None
 
 
-def _model_number(text: str | None, models: Sequence[str]) -> int | None:
-    if text is None:
-        return None
+def _model_number(option: str, text: str, models: Sequence[str]) -> int:
     found = [i for i, model in enumerate(models) if text in (model, str(i + 1))]
     if len(found) != 1:
         listed = ", ".join(f"{i + 1} ({model})" for i, model in enumerate(models))
-        raise OptionError(f"--anchor {text!r}: write the number or the path of one model: {listed}")
+        raise OptionError(f"{option} {text!r}: write the number or the path of one model: {listed}")
     return found[0]

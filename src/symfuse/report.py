@@ -16,6 +16,7 @@ from symfuse.errors import CheckpointError
 from symfuse.evaluate import Distance
 from symfuse.io import Checkpoint
 from symfuse.io.companions import companions
+from symfuse.io.messages import first_line
 from symfuse.matching import MATCHABLE
 from symfuse.spec import Spec
 
@@ -116,15 +117,14 @@ def alignment_run(
                 "moved": 0,
                 "before": 0.0,
                 "after": 0.0,
-                "seconds": 0.0,
             },
         )
-        for key in ("units", "moved", "before", "after", "seconds"):
+        for key in ("units", "moved", "before", "after"):
             row[key] += step[key]
     return {
         "symfuse": __version__,
-        "source": source.name,
-        "anchor": anchor.name,
+        "source": alignment.provenance["source"],
+        "anchor": alignment.provenance["anchor"],
         "options": alignment.provenance["options"],
         "matched": list(matched.values()),
         "translated biases": len(alignment.shifts),
@@ -135,7 +135,9 @@ def alignment_run(
 
 def model_card(run: Mapping[str, Any]) -> str:
     """README.md of an output folder, with the hub's metadata block and the lineage."""
-    models = [str(m) for m in run.get("models", [run.get("source"), run.get("anchor")])]
+    models = (
+        run["models"] if "models" in run else [run[key]["folder"] or run[key]["name"] for key in ("source", "anchor")]
+    )
     lines = ["---", "library_name: transformers", "tags:", "- symfuse", "- merge", "---", ""]
     if "method" in run:
         lines += [f"A {run['method']} merge made with symfuse {__version__}.", ""]
@@ -165,20 +167,20 @@ def text_inputs(checkpoint: Checkpoint, path: Path) -> dict[str, Tensor]:
 
     try:
         lines = [line for line in path.read_text("utf-8").splitlines() if line.strip()]
-    except UnicodeDecodeError as error:
-        raise CheckpointError(f"{path}: not a text file in UTF-8 ({error})") from error
+    except (UnicodeDecodeError, OSError) as error:
+        raise CheckpointError(f"{path}: not a text file in UTF-8 that can be read ({error})") from error
     if not lines:
         raise CheckpointError(f"{path}: no lines of text in it")
     # Without files of its own, transformers makes up an empty tokenizer that knows no word.
     files = () if checkpoint.folder is None else companions(checkpoint.folder)
     if not any(re.match(r"tokenizer\.|vocab|.*\.model$", file.name) for file in files):
         raise CheckpointError(f"{checkpoint.name}: there is no tokenizer beside its weights; add its files")
+    positions = checkpoint.config.get("max_position_embeddings", checkpoint.config.get("n_positions", 128))
     try:
         tokenizer = AutoTokenizer.from_pretrained(checkpoint.folder, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{checkpoint.name}: its tokenizer cannot be read ({error})") from error
-    if tokenizer.pad_token is None:  # GPT-2's has none; what is padded is masked
-        tokenizer.pad_token = tokenizer.eos_token
-    positions = checkpoint.config.get("max_position_embeddings", checkpoint.config.get("n_positions", 128))
-    encoded = tokenizer(lines, return_tensors="pt", padding=True, truncation=True, max_length=min(128, positions - 4))
-    return dict(encoded)
+        if tokenizer.pad_token is None:  # GPT-2's has none; what is padded is masked
+            tokenizer.pad_token = tokenizer.eos_token
+        length = min(128, positions - 4)
+        return dict(tokenizer(lines, return_tensors="pt", padding=True, truncation=True, max_length=length))
+    except Exception as error:  # whatever the tokenizers' classes raise
+        raise CheckpointError(f"{checkpoint.name}: its tokenizer cannot read the text ({first_line(error)})") from error

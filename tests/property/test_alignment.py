@@ -248,17 +248,6 @@ def test_the_product_axis_by_axis_is_wrong(outer: str, name: str) -> None:
     assert ((naive.move(name, w) - expected).norm() / expected.norm()).item() > 0.3
 
 
-def test_only_keeps_what_is_asked_for_and_no_translations() -> None:
-    g = random_alignment(SPEC, 4)
-    some = g.only(lambda i: i.axis == "h" and i.index == (1,))
-    assert [str(i) for i in some.elements] == ["h[1]"]
-    assert some.shifts == {}
-    w = weights()
-    moved = moved_by(some)
-    changed = {name for name in w if not torch.equal(moved[name], w[name])}
-    assert changed == {f"1.{n}" for n in ("fused", "fused.bias", "interleaved", "out", "twice", "mixed", "gate")}
-
-
 def test_alignments_of_other_axes_are_not_composed() -> None:
     other = replace(SPEC, axes=AXES | {"u": Axis(10, Scaling())})
     fewer = replace(SPEC, axes={name: axis for name, axis in AXES.items() if name != "u"})

@@ -13,7 +13,7 @@ from symfuse.architectures.base import (
     lookup,
     resolve,
 )
-from symfuse.architectures.model import Model, require_same_shape
+from symfuse.architectures.model import Model, require_floating, require_same_shape
 
 __all__ = [
     "ARCHITECTURES",
@@ -29,6 +29,7 @@ __all__ = [
     "electra",
     "gpt2",
     "lookup",
+    "require_floating",
     "require_same_shape",
     "resolve",
     "roberta",

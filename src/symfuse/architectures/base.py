@@ -162,7 +162,7 @@ def resolve(config: Mapping[str, Any], names: Iterable[str], where: str = "check
     c = Config(config, str(config.get("model_type")))
     architecture = lookup(config, where)
     try:
-        family = architecture.declare(c)
+        family, class_name = architecture.declare(c), c.class_name
     except SpecError as error:
         raise SpecError(f"{where}: {error}") from None
     _check_indices(family, len(names), where)
@@ -187,7 +187,7 @@ def resolve(config: Mapping[str, Any], names: Iterable[str], where: str = "check
         if present(group, prefix):
             add(group, prefix)
     there = {label for label, head in family.heads.items() if present(head.tensors, "")}
-    for head in _heads(family, c.class_name, there, where):
+    for head in _heads(family, class_name, there, where):
         heads.update(add(head.tensors, ""))
     # Aliases may be stored without a head of their own (the tied decoder of GPT-2).
     aliases = {n: t for head in family.heads.values() for n, t in head.tensors.items() if n in family.tied}

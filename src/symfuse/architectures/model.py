@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from symfuse.architectures.base import Config, lookup, resolve
 from symfuse.architectures.feed_forward import SAME
-from symfuse.errors import IncompatibleError
+from symfuse.errors import CheckpointError, IncompatibleError, SpecError
 from symfuse.io import Checkpoint
+from symfuse.io.messages import some
 from symfuse.spec import Axis, Spec
 
 # What decides the function beside the fields that the declaration reads, and its default where families share one.
@@ -53,6 +55,8 @@ def require_same_shape(models: Sequence[Model]) -> None:
 
     Task heads may differ; whoever combines them decides what becomes of them.
     """
+    for model in models:
+        _require_equal_ties(model)
     first = models[0]
     for other in models[1:]:
         pair = f"{first.name} and {other.name}"
@@ -75,9 +79,36 @@ def require_same_shape(models: Sequence[Model]) -> None:
             )
 
 
+def require_floating(model: Model) -> None:
+    """CheckpointError if a tensor holds integers: rotated they would be something else after rounding."""
+    infos = {
+        file: model.checkpoint.info(file)
+        for file in map(model.spec.file_name, model.spec.tensors)
+        if file in model.checkpoint
+    }
+    if wrong := [f"{file} ({info})" for file, info in infos.items() if not info.dtype.is_floating_point]:
+        raise CheckpointError(
+            f"{model.name}: expected floating-point weights, found {some(wrong)}; convert the model first"
+        )
+
+
+def _require_equal_ties(model: Model) -> None:
+    """SpecError if a file holds a tied tensor beside the one that it should equal, and they differ."""
+    for alias, name in model.spec.tied.items():
+        file, other = model.spec.file_name(alias), model.spec.file_name(name)
+        if file not in model.checkpoint:
+            continue
+        one, two = model.checkpoint[file], model.checkpoint[other]
+        if one.dtype != two.dtype or not torch.equal(one, two):
+            raise SpecError(
+                f"{model.name}: config.json says that {file} is {other} (tie_word_embeddings), and the stored tensors "
+                "differ; set tie_word_embeddings to false if both are meant, or remove the first"
+            )
+
+
 def _require_same_function(one: Checkpoint, other: Checkpoint, pair: str) -> None:
     """IncompatibleError if the configs differ in a field that changes what the same weights compute."""
-    ours, theirs = _deciding(one.config), _deciding(other.config)
+    ours, theirs = _deciding(one), _deciding(other)
     for key in ours.keys() & theirs.keys():
         if ours[key] != theirs[key]:
             raise IncompatibleError(
@@ -86,12 +117,15 @@ def _require_same_function(one: Checkpoint, other: Checkpoint, pair: str) -> Non
             )
 
 
-def _deciding(config: Mapping[str, Any]) -> dict[str, Any]:
+def _deciding(checkpoint: Checkpoint) -> dict[str, Any]:
     """The fields that decide the function of the base model: those that its declaration reads, and SCALARS."""
-    c = Config(config, str(config["model_type"]))
-    lookup(config, "config.json").declare(c)
-    for key, default in SCALARS.items():
-        c.get(key, default)
+    c = Config(checkpoint.config, str(checkpoint.config["model_type"]))
+    try:
+        lookup(checkpoint.config, checkpoint.name).declare(c)
+        for key, default in SCALARS.items():
+            c.get(key, default)
+    except SpecError as error:
+        raise SpecError(f"{checkpoint.name}: {error}") from None
     seen = {key: value for key, value in c.seen.items() if value is not None and key not in OF_HEADS}
     return {key: SAME.get(str(value), value) for key, value in seen.items()}
 

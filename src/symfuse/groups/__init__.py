@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from symfuse.groups.base import Element, Group, Moments, Part, PartMoments, objective
+from symfuse.groups.base import Element, Group, Moments, Part, PartMoments, add, objective
 from symfuse.groups.monomial import Monomial, Permutation, PositiveMonomial, Scaling, Signed
 from symfuse.groups.orthogonal import Conformal, Orthogonal, Similarity
 
@@ -29,5 +29,6 @@ __all__ = [
     "Scaling",
     "Signed",
     "Similarity",
+    "add",
     "objective",
 ]

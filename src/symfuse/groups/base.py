@@ -121,6 +121,11 @@ class Group(ABC):
     def name(self) -> str:
         return type(self).__name__.lower()
 
+    @property
+    def label(self) -> str:
+        """What it does, in words."""
+        return self.name
+
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and vars(self) == vars(other)
 
@@ -155,6 +160,11 @@ def total(moments: PartMoments) -> Moments:
     for part in parts[1:]:
         out = out + part
     return out
+
+
+def add(one: PartMoments, other: PartMoments) -> dict[Part, Moments]:
+    """The moments of two sets of features together."""
+    return {**one, **{part: one[part] + m if part in one else m for part, m in other.items()}}
 
 
 def objective(g: Element, moments: PartMoments) -> Float[Tensor, "*b"]:

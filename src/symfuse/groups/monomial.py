@@ -207,6 +207,10 @@ class PositiveMonomial(Group):
     best: every pair of units is scored at its own best scale, then assigned: the exact joint optimum.
     """
 
+    @property
+    def label(self) -> str:
+        return "permutation, scale"
+
     def without_scaling(self) -> Permutation:
         return Permutation()
 

@@ -100,6 +100,10 @@ class Orthogonal(Group):
 
     self_dual: ClassVar[bool] = True
 
+    @property
+    def label(self) -> str:
+        return "rotation"
+
     def random(self, n: int, batch: tuple[int, ...], rng: torch.Generator) -> Similarity:
         q, r = torch.linalg.qr(torch.randn(*batch, n, n, generator=rng, dtype=torch.float64))
         return Similarity(q * torch.sign(torch.diagonal(r, dim1=-2, dim2=-1))[..., None, :])  # Haar measure
@@ -132,6 +136,10 @@ class Conformal(Group):
     turns: int = 8
     large: int = 32
     rtol: float = 1e-9
+
+    @property
+    def label(self) -> str:
+        return "rotation, scale"
 
     def without_scaling(self) -> Orthogonal:
         return Orthogonal()

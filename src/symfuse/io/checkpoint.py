@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -40,6 +41,7 @@ class Checkpoint(Mapping[str, Tensor]):
         folder: Path | None = None,
         infos: Mapping[str, TensorInfo] | None = None,
         notes: tuple[str, ...] = (),
+        sources: tuple[Path, ...] = (),
     ) -> None:
         self._tensors = tensors
         self._infos = tensors.infos if infos is None and isinstance(tensors, StoredTensors) else infos
@@ -47,6 +49,7 @@ class Checkpoint(Mapping[str, Tensor]):
         self.name = name
         self.folder = folder
         self.notes = notes
+        self.sources = tuple(dict.fromkeys(sources if folder is None else (folder, *sources)))
 
     @property
     def _names(self) -> Mapping[str, Any]:
@@ -81,10 +84,34 @@ class Checkpoint(Mapping[str, Tensor]):
         return self._tensors.where(name) if isinstance(self._tensors, StoredTensors) else self.name
 
     def read(self, name: str) -> Tensor:
-        """Read, or compute, this tensor; CheckpointError, naming the model and its file, if it has NaN or infinity."""
-        tensor, where = self[name], self.where(name)
+        """This tensor for arithmetic: float32 at least, and not yet rounded to `info(name).dtype` if it is computed.
+
+        CheckpointError, naming the model and its file, if it has NaN or infinity.
+        """
+        wide = getattr(self._tensors, "wide", None)  # of mappings whose tensors are computed
+        tensor, where = self[name] if wide is None else wide(name), self.where(name)
         scan(name, tensor, where if where == self.name else f"{self.name}/{where}")
-        return tensor
+        return tensor.to(torch.promote_types(tensor.dtype, torch.float32)) if tensor.is_floating_point() else tensor
+
+    def to(self, dtype: torch.dtype) -> Checkpoint:
+        """The same model with its floating-point tensors in another dtype, cast when they are read."""
+        infos = {
+            name: TensorInfo(dtype, info.shape) if (info := self.info(name)).dtype.is_floating_point else info
+            for name in self
+        }
+        return self.replace(tensors=_Cast(self, infos), infos=infos)
+
+    def lineage(self) -> dict[str, Any]:
+        """What tells this model from others: name, folder, and a sha256 over the header and the first numbers of each
+        tensor of its files (over the header alone, where tensors are computed)."""
+        digest = hashlib.sha256()
+        for name in sorted(self):
+            info = self.info(name)
+            digest.update(f"{name} {info.dtype} {info.shape}".encode())
+            if isinstance(self._tensors, StoredTensors):
+                digest.update(self[name].flatten()[:64].double().numpy().tobytes())
+        folder = None if self.folder is None else str(self.folder)
+        return {"name": self.name, "folder": folder, "sha256": digest.hexdigest()}
 
     def replace(
         self,
@@ -92,8 +119,10 @@ class Checkpoint(Mapping[str, Tensor]):
         config: Mapping[str, Any] | None = None,
         name: str | None = None,
         infos: Mapping[str, TensorInfo] | None = None,
+        sources: Sequence[Path] = (),
     ) -> Checkpoint:
-        """The same model with other tensors, config or name; its folder and notes stay."""
+        """The same model with other tensors, config or name; its folder and notes stay. sources: folders that the
+        tensors are read from, beside its own; `save` never writes into any."""
         return Checkpoint(
             self._tensors if tensors is None else tensors,
             self.config if config is None else config,
@@ -101,6 +130,7 @@ class Checkpoint(Mapping[str, Tensor]):
             folder=self.folder,
             infos=self._infos if tensors is None and infos is None else infos,
             notes=self.notes,
+            sources=(*self.sources, *sources),
         )
 
     def save(
@@ -111,7 +141,6 @@ class Checkpoint(Mapping[str, Tensor]):
         max_shard_size: int | str = "5GB",
         extra: Mapping[str, bytes | str] | None = None,
         progress: Callable[[str, int], None] | None = None,
-        inputs: Sequence[Path] = (),
     ) -> Path:
         """Write the model as a folder that `from_pretrained` loads; see `symfuse.io.write`."""
         return write(
@@ -124,8 +153,25 @@ class Checkpoint(Mapping[str, Tensor]):
             max_shard_size=max_shard_size,
             extra=extra,
             progress=progress,
-            inputs=inputs,
+            inputs=self.sources,
         )
+
+
+class _Cast(Mapping[str, Tensor]):
+    """The tensors of a checkpoint in the dtypes of `infos`, from their values before rounding."""
+
+    def __init__(self, source: Checkpoint, infos: Mapping[str, TensorInfo]) -> None:
+        self.source = source
+        self.infos = infos
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.source.read(name).to(self.infos[name].dtype)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.infos)
+
+    def __len__(self) -> int:
+        return len(self.infos)
 
 
 def open(  # noqa: A001 - the verb that users type: symfuse.open
@@ -196,6 +242,12 @@ def _open_path(
     bin_: bool,
 ) -> Checkpoint:
     folder = Path(source)
+    try:
+        folder.lstat()
+    except FileNotFoundError:
+        pass  # a hub id, perhaps
+    except (OSError, ValueError) as error:  # too long a name, a folder that may not be entered, a NUL
+        raise CheckpointError(f"{folder} cannot be read: {error}") from error
     if folder.is_dir() and revision is not None:
         raise OptionError(f"revision is for hub ids; {folder} is a local folder")
     if not folder.is_dir():

@@ -27,12 +27,21 @@ Stored = dict[str, StoredTensor]
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON file that must hold an object."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError) as error:
+        value = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_without_repeats)
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path.name} cannot be read as JSON: {error}. ({path})") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path.name} holds {type(value).__name__}, expected a JSON object. ({path})")
     return value
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object, unless it says a key twice: which of its values is meant cannot be told."""
+    out = dict(pairs)
+    if len(out) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"key {next(key for key in keys if keys.count(key) > 1)!r} occurs twice")
+    return out
 
 
 def refuse_dangling_links(folder: Path) -> None:

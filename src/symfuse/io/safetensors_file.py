@@ -75,7 +75,7 @@ def _header(path: Path) -> tuple[dict[str, Any], int]:
         text = file.read(length)
     try:
         header = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path.name} has a header that is not JSON: {error}. ({path})") from error
     if not isinstance(header, dict):
         raise CheckpointError(f"{path.name} has a header that is not a JSON object. ({path})")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -33,12 +34,13 @@ def read_torch_file(path: Path) -> tuple[dict[str, StoredTensor], tuple[str, ...
 def _load(path: Path) -> Any:
     try:
         # Files older than PyTorch 1.6 are not zip archives and cannot be mapped.
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        with warnings.catch_warnings(action="ignore"):  # of pickle protocols, beside the error that follows
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError as error:
         raise CheckpointError(
             f"{path.name} was not loaded: it is damaged, or holds Python objects besides tensors, which can "
             "run code when they are read. Save the weights alone, best as safetensors. "
-            f"({path}: {first_line(error)})"
+            f"({path})"  # torch's own words advise to run the code
         ) from error
     except (RuntimeError, EOFError, ValueError, KeyError, OSError, AttributeError) as error:
         raise CheckpointError(

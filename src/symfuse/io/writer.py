@@ -120,6 +120,12 @@ def _json(value: Mapping[str, Any], what: str) -> bytes:
 def check_target(target: str | os.PathLike[str], *, overwrite: bool = False, inputs: Sequence[Path] = ()) -> None:
     """OutputError if `write` could not write there: for callers with long work to do before they write."""
     place = Path(os.path.abspath(target))  # noqa: PTH100 - keeps symbolic links, which are refused below
+    try:
+        place.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, ValueError) as error:  # too long a name, for example
+        raise OutputError(f"{place} cannot be written: {error}") from error
     real = place.resolve()
     for given in inputs:
         read = given.resolve()

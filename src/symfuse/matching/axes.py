@@ -29,13 +29,14 @@ def choose_axes(words: str | Iterable[str], spec: Spec) -> tuple[str, ...]:
     return tuple(axis for axis in chosen if axis in spec.axes)
 
 
-def choose_layers(text: str | Sequence[int] | None, layers: int) -> frozenset[int]:
+def choose_layers(text: str | int | Sequence[int] | None, layers: int) -> frozenset[int]:
     """The layers named by "0-4", "3", "-1" (the last), "0-2,5", "tail:3" or "head:3"; None: all. Ranges include
     both ends. OptionError for what is out of range or does not parse."""
     if text is None:
         return frozenset(range(layers))
     if not isinstance(text, str):
-        chosen = frozenset(text)
+        numbers = (text,) if isinstance(text, int) else text
+        chosen = frozenset(i + layers if i < 0 else i for i in numbers)
     else:
         chosen = frozenset().union(*(_range(part.strip(), layers) for part in text.split(",")))
     wrong = sorted(i for i in chosen if not 0 <= i < layers)
@@ -46,12 +47,13 @@ def choose_layers(text: str | Sequence[int] | None, layers: int) -> frozenset[in
 
 def _range(part: str, layers: int) -> range:
     if match := re.fullmatch(r"(\d+)-(\d+)", part):
-        return range(int(match[1]), int(match[2]) + 1)
+        return range(int(match[1]), min(int(match[2]), layers) + 1)  # one too many is enough to be refused
     if match := re.fullmatch(r"\d+", part):
         return range(int(part), int(part) + 1)
     if match := re.fullmatch(r"-(\d+)", part):
         return range(layers - int(match[1]), layers - int(match[1]) + 1)
     if match := re.fullmatch(r"(tail|head):(\d+)", part):
         n = int(match[2])
+        n = min(n, layers + 1)
         return range(layers - n, layers) if match[1] == "tail" else range(n)
     raise OptionError(f"layers {part!r} does not parse; write 0-4, 3, -1, 0-2,5, tail:3 or head:3")

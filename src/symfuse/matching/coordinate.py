@@ -6,22 +6,25 @@ in any order is the optimum; the instances are solved in parallel threads, one B
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from symfuse import __version__
 from symfuse.alignment import Alignment
-from symfuse.architectures import Model, require_same_shape
-from symfuse.groups import Conformal, Element, Group, PartMoments, objective
+from symfuse.architectures import Model, require_floating, require_same_shape
+from symfuse.errors import OptionError
+from symfuse.groups import Conformal, Element, Group, PartMoments, add, objective
 from symfuse.matching.axes import choose_axes, choose_layers
 from symfuse.spec import Instance, Shift, Spec
-from symfuse.stats import features, weight_moments
+from symfuse.stats import Read, features, weight_moments
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ def match_models(
     anchor: Model,
     *,
     axes: str | tuple[str, ...] = "all",
-    layers: str | tuple[int, ...] | None = None,
+    layers: str | int | tuple[int, ...] | None = None,
     scaling: bool = True,
     one_pass: bool = False,
     biases: bool = True,
@@ -64,56 +67,134 @@ def match_models(
     An element that does not lower its objective is replaced by the identity, which is left out of the alignment.
     Raises IncompatibleError, OptionError, CheckpointError (NaN or infinity, naming the tensor).
     """
+    if threads is not None and threads < 1:
+        raise OptionError(f"threads {threads}: at least one is needed")
     require_same_shape([source, anchor])
+    for model in (source, anchor):
+        require_floating(model)
     spec = source.spec
     chosen_axes = choose_axes(axes, spec)
     chosen_layers = choose_layers(layers, spec.axes["l"].size)
     instances = [i for i in spec.movable if i.axis in chosen_axes and (not i.index or i.index[0] in chosen_layers)]
-    rules = [rule for rule in spec.shifts if biases and _instance_of(spec, rule) in instances]
-    # A bias that a translation will move has no say in the rotation: what it is worth is a matter of gauge.
-    free = {(rule.bias, rule.axis) for rule in rules}
+    rules: dict[Instance, list[Shift]] = {}
+    for rule in spec.shifts if biases else ():
+        rules.setdefault(spec.instance(rule.axis.strip("*"), spec.tensors[rule.bias].index), []).append(rule)
+    pair = _Pair(spec, source.read, anchor.read)
 
-    def solve(instance: Instance) -> tuple[Instance, Element | None, Step]:
+    def solve(instance: Instance) -> tuple[Instance, _Found, float]:
         start = time.perf_counter()
         group = spec.axes[instance.axis].group
         assert group is not None
         group = group if scaling else group.without_scaling()
         group = replace(group, one_pass=True) if one_pass and isinstance(group, Conformal) else group
-        moments = weight_moments(spec, instance, anchor.read, source.read, group, free)
-        element, before, after = _improve(group, moments)
-        units = before.numel()
-        step = Step(
-            str(instance), group.name, before.sum().item(), after.sum().item(), units,
-            int((after < before).sum()), time.perf_counter() - start,
-        )  # fmt: skip
-        return instance, element if step.moved else None, step
+        return instance, pair.solve(instance, group, rules.get(instance, [])), time.perf_counter() - start
 
     elements: dict[Instance, Element] = {}
-    steps: list[Step] = []
+    shifts: dict[str, Tensor] = {}
+    steps: list[dict[str, Any]] = []
     with _workers(threads) as pool:
-        for instance, element, step in pool.map(solve, instances):
-            if element is not None:
-                elements[instance] = element
-            steps.append(step)
+        for instance, found, seconds in pool.map(solve, instances):
+            if found.moved:
+                elements[instance] = found.element
+            for name, t in found.shifts.items():
+                shifts[name] = shifts[name] + t if name in shifts else t
+            about = (str(instance), found.group, found.before, found.after, found.units, found.moved)
+            step = Step(*about, seconds)
+            steps.append({key: value for key, value in asdict(step).items() if key != "seconds"})
             if progress is not None:
                 progress(step, len(instances))
-        linear = Alignment(spec, elements)
-        names = list(dict.fromkeys(rule.bias for rule in rules))
-        translations = pool.map(lambda name: _translation(linear, name, rules, source, anchor), names)
-        shifts = {name: t for name, t in zip(names, translations, strict=True) if bool(t.any())}
     options = {
         "axes": list(chosen_axes), "layers": sorted(chosen_layers), "scaling": scaling,
         "one_pass": one_pass, "biases": biases,
     }  # fmt: skip
     provenance = {
-        "symfuse": __version__, "source": source.name, "anchor": anchor.name, "from": "weights",
-        "options": options, "steps": [asdict(step) for step in steps],
+        "symfuse": __version__, "source": source.checkpoint.lineage(), "anchor": anchor.checkpoint.lineage(),
+        "from": "weights", "options": options, "steps": steps,
     }  # fmt: skip
-    return Alignment(spec, elements, shifts, provenance)
+    return Alignment(spec, elements, {n: t for n, t in shifts.items() if bool(t.any())}, provenance)
 
 
-def _improve(group: Group, moments: PartMoments) -> tuple[Element, Tensor, Tensor]:
-    """The best element with the objective before and after, [*b]; the identity wherever that is as good."""
+@dataclass(frozen=True)
+class _Found:
+    """The solution of one instance; before and after: the squared distance over all that it moves."""
+
+    group: str
+    element: Element
+    shifts: Mapping[str, Tensor]
+    before: float
+    after: float
+    units: int
+    moved: int
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """A source and its anchor, read by canonical name, under one declaration."""
+
+    spec: Spec
+    source: Read
+    anchor: Read
+
+    def solve(self, instance: Instance, group: Group, rules: list[Shift]) -> _Found:
+        """The best element of one axis instance, and the best translations of its biases.
+
+        A free translation (keys) takes its bias out of the matter. One that is paid for in another bias (values)
+        leaves two candidates: the element that is best with that bias, and the one that is best without it.
+        """
+        free = {(rule.bias, rule.axis) for rule in rules if rule.into is None}
+        paid = {(rule.bias, rule.axis) for rule in rules if rule.into is not None}
+        moments = weight_moments(self.spec, instance, self.anchor, self.source, group, free | paid)
+        element, before, after, better = _improve(group, moments)
+        candidates = [(element, after, better)]
+        if paid:
+            biases = weight_moments(self.spec, instance, self.anchor, self.source, group, free, only=paid)
+            other, _, _, moved = _improve(group, add(moments, biases))
+            candidates += [(other, objective(other, moments), moved)]
+            candidates += [(group.identity(other.size, other.batch), before, torch.zeros_like(moved))]
+        found = []
+        for g, left, moved in candidates:
+            shifts, rest = self._translate(instance, g, rules)
+            found.append((left.sum().item() + rest, g, shifts, int(moved.sum())))
+        start = before.sum().item() + self._translate(instance, None, rules)[1]
+        cost, best, shifts, moved_units = min(found, key=lambda candidate: candidate[0])
+        return _Found(group.label, best, shifts, start, min(cost, start), before.numel(), moved_units)
+
+    def _translate(
+        self, instance: Instance, element: Element | None, rules: list[Shift]
+    ) -> tuple[dict[str, Tensor], float]:
+        """The translations that bring the biases nearest to the anchor's, with the squared distance that is left.
+
+        Free: the anchor's bias itself. Values: the least squares of t − (b_B − b_A) and W t − (c_A − c_B), where c is
+        the output bias and W the output projection, all in the moved basis. Without an element: nothing moves.
+        """
+        linear = Alignment(self.spec, {} if element is None else {instance: element})
+        shifts: dict[str, Tensor] = {}
+        left = 0.0
+        for rule in rules:
+            bias = self.source(rule.bias)
+            gap = self.anchor(rule.bias).double() - linear.move(rule.bias, bias.double())
+            out = torch.zeros_like(gap)
+            t, wanted = (self.spec.part(rule.bias, tensor, rule.axis).view for tensor in (out, gap))
+            if rule.weight is None or rule.into is None:
+                left += 0.0 if element is not None else wanted.square().sum().item()
+                t.copy_(wanted)
+            else:
+                c = linear.move(rule.into, self.source(rule.into)).double() - self.anchor(rule.into).double()
+                if element is not None:
+                    # The dtype of the weights is enough: any t is exact, a rounded one is merely not quite the nearest.
+                    weight = linear.move(rule.weight, self.source(rule.weight))
+                    ((_, (w,)),) = features(self.spec, instance, rule.weight, weight)
+                    w = w.reshape(t.numel(), -1)
+                    best = _ridge(w, wanted.reshape(-1).to(w.dtype) + w @ c.reshape(-1).to(w.dtype))
+                    t.copy_(best.reshape(t.shape))
+                    c = c.reshape(-1) - w.T.double() @ best.double()
+                left += (wanted - t).square().sum().item() + c.square().sum().item()
+            shifts[rule.bias] = shifts[rule.bias] + out if rule.bias in shifts else out
+        return ({} if element is None else shifts), left
+
+
+def _improve(group: Group, moments: PartMoments) -> tuple[Element, Tensor, Tensor, Tensor]:
+    """The best element, the objective before and after, and whether it is better, [*b]; else it is the identity."""
     best = group.best(moments)
     identity = group.identity(best.size, best.batch)
     before, after = objective(identity, moments), objective(best, moments)
@@ -132,36 +213,7 @@ def _improve(group: Group, moments: PartMoments) -> tuple[Element, Tensor, Tenso
             for key, t in best.tensors().items()
         }
         best = best.rebuild(kept)
-    return best, before, torch.where(better, after, before)
-
-
-def _instance_of(spec: Spec, rule: Shift) -> Instance:
-    return spec.instance(rule.axis.strip("*"), spec.tensors[rule.bias].index)
-
-
-def _translation(linear: Alignment, name: str, rules: list[Shift], source: Model, anchor: Model) -> Tensor:
-    """The translation of a bias that brings it, and the bias that it moves on into, nearest to the anchor's.
-
-    Free (keys): the anchor's bias itself. Values: the least squares of t − (b_B − b_A) and W t − (c_A − c_B), where
-    c is the output bias and W the output projection, all in the moved basis.
-    """
-    spec = linear.spec
-    out = torch.zeros_like(source.read(name), dtype=torch.float64)
-    gap = anchor.read(name).double() - linear.move(name, source.read(name).double())
-    for rule in rules:
-        if rule.bias != name:
-            continue
-        t, wanted = (spec.part(name, tensor, rule.axis).view for tensor in (out, gap))
-        if rule.weight is not None and rule.into is not None:
-            # The dtype of the weights is enough: any t is exact, a rounded one is merely not quite the nearest.
-            weight = source.read(rule.weight)
-            weight = linear.move(rule.weight, weight.to(torch.promote_types(weight.dtype, torch.float32)))
-            ((_, (w,)),) = features(spec, _instance_of(spec, rule), rule.weight, weight)
-            w = w.reshape(t.numel(), -1)
-            c = linear.move(rule.into, source.read(rule.into)).double() - anchor.read(rule.into).double()
-            wanted = _ridge(w, wanted.reshape(-1).to(w.dtype) + w @ c.reshape(-1).to(w.dtype))
-        t.copy_(wanted.reshape(t.shape))
-    return out
+    return best, before, torch.where(better, after, before), better
 
 
 def _ridge(w: Tensor, right: Tensor) -> Tensor:
@@ -180,13 +232,28 @@ def _ridge(w: Tensor, right: Tensor) -> Tensor:
     return t
 
 
+_lock = threading.Lock()
+_open_pools = 0
+_torch_threads = 1
+
+
 @contextmanager
 def _workers(threads: int | None) -> Iterator[ThreadPoolExecutor]:
-    """Worker threads with one BLAS thread each: parallel by module, never by both."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    """Worker threads with one BLAS thread each: parallel by module, never by both.
+
+    torch's number of threads belongs to the process: the first of overlapping pools sets it, the last restores it.
+    """
+    global _open_pools, _torch_threads
+    with _lock:
+        if _open_pools == 0:
+            _torch_threads = torch.get_num_threads()
+            torch.set_num_threads(1)
+        _open_pools += 1
     try:
-        with ThreadPoolExecutor(threads or before) as pool:
+        with ThreadPoolExecutor(threads or _torch_threads) as pool:
             yield pool
     finally:
-        torch.set_num_threads(before)
+        with _lock:
+            _open_pools -= 1
+            if _open_pools == 0:
+                torch.set_num_threads(_torch_threads)

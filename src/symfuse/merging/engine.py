@@ -30,7 +30,8 @@ def merge_models(
     model from which names, dtypes, config and tokenizer come. heads: what becomes of task heads: "average" (all must
     have the same), "drop", or the name or number (from 1) of the model whose head is kept as it is; that model is then
     the base.
-    Sums are accumulated in float64 (in float32 where all inputs are half precision) and rounded once.
+    Sums are accumulated in float64 (in float32 where the result is half precision) and rounded once; of aligned models
+    the values before their own rounding are taken.
     Raises IncompatibleError or OptionError before anything is read.
     """
     if method not in METHODS:
@@ -54,7 +55,8 @@ def merge_models(
         config.pop("architectures", None)  # the class with the head would fill it in at random
     title = " + ".join(f"{share:g}·{model.name}" for share, model in zip(shares, models, strict=True))
     infos = {file: template.checkpoint.info(file) for file in files if file in template.checkpoint}
-    return template.checkpoint.replace(tensors=merged, infos=infos, config=config, name=title)
+    sources = [folder for model in models for folder in model.checkpoint.sources]
+    return template.checkpoint.replace(tensors=merged, infos=infos, config=config, name=title, sources=sources)
 
 
 class _Merged(Mapping[str, Tensor]):
@@ -81,7 +83,7 @@ class _Merged(Mapping[str, Tensor]):
         spec = self.template.spec
         name = spec.tied.get(self.files[file], self.files[file])
         if self.files[file] in self.copied and name == self.files[file]:
-            return self.template.read(name)
+            return self.template.checkpoint[file]
         terms = [(share, model.read(name)) for share, model in self.terms]
         if self.alike:
             terms.sort(key=lambda term: (term[0], _content(term[1])))
@@ -89,8 +91,7 @@ class _Merged(Mapping[str, Tensor]):
         dtype = self.template.checkpoint.info(file).dtype
         if not all(tensor.is_floating_point() for tensor in tensors):
             return self._equal(name, tensors)
-        wide = any(tensor.dtype.itemsize > 2 for tensor in tensors)
-        work = [tensor.to(torch.float64 if wide else torch.float32) for tensor in tensors]
+        work = [tensor.to(torch.float64 if dtype.itemsize > 2 else torch.float32) for tensor in tensors]
         out = self.method.function(work, [share for share, _ in terms]).to(dtype)
         if not out.isfinite().all():  # the inputs are finite: Model.read has scanned them
             raise IncompatibleError(
@@ -129,7 +130,10 @@ def _weights(weights: Sequence[float] | None, count: int, normalize: bool) -> li
         raise OptionError(f"weights {values}: each must be a finite number")
     if not normalize:
         return values
-    total = math.fsum(values)
+    try:
+        total = math.fsum(values)
+    except OverflowError:
+        raise OptionError(f"weights {values}: their sum is too large for a number; make them smaller") from None
     if abs(total) < 1e-12 * max(map(abs, values), default=0.0) or total == 0:
         raise OptionError(f"weights {values} sum to zero and cannot be normalised; turn normalisation off")
     return [w / total for w in values]

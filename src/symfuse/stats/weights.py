@@ -42,8 +42,10 @@ def weight_moments(
     source: Read,
     group: Group,
     skip: Collection[tuple[str, str]] = (),
+    only: Collection[tuple[str, str]] | None = None,
 ) -> PartMoments:
-    """The moments of one axis instance over all tensors that it touches, but for the parts (name, atom) in `skip`.
+    """The moments of one axis instance over all tensors that it touches, but for the parts (name, atom) in `skip`,
+    or over those in `only`.
 
     anchor, source: read a tensor by canonical name; whatever else moves has already been applied to the source.
     The dtype is the group's. Where g acts like its dual, both parts are summed as they come.
@@ -52,7 +54,7 @@ def weight_moments(
     dtype = group.moments_dtype
     for name in spec.movable[instance]:
         for atom, (fx, fy) in features(spec, instance, name, anchor(name), source(name)):
-            if (name, str(atom)) in skip:
+            if (name, str(atom)) in skip or (only is not None and (name, str(atom)) not in only):
                 continue
             part: Part = "primal" if group.self_dual and atom.variance is Variance.DUAL else atom.variance.value
             if part not in out:
