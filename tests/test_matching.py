@@ -181,9 +181,13 @@ def test_scaling_never_costs(label: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("layers", "chosen"), [("1", {1}), ("tail:1", {1}), ([0], {0}), ("0-1", {0, 1}), (None, {0, 1})]
-)
-def test_only_the_layers_that_were_asked_for(layers: str | list[int] | None, chosen: set[int]) -> None:
+    ("layers", "chosen"),
+    [
+        ("1", {1}), ("-1", {1}), ("tail:1", {1}), ("0-1", {0, 1}), (None, {0, 1}), ([0], {0}), ([-1], {1}), ((-2,), {0}),
+        ([0, -1], {0, 1}), (1, {1}), (0, {0}), (-1, {1}),
+    ],
+)  # fmt: skip
+def test_only_the_layers_that_were_asked_for(layers: str | int | list[int] | None, chosen: set[int]) -> None:
     source, anchor = pair("bert-mlm")
     alignment = api.match(source, anchor, layers=layers)
     assert {i.index[0] for i in alignment.elements} == chosen
@@ -195,8 +199,8 @@ def test_only_the_layers_that_were_asked_for(layers: str | list[int] | None, cho
     assert alignment.provenance["options"]["layers"] == sorted(chosen)
 
 
-@pytest.mark.parametrize("layers", ["2", "1-3", "tail:3", "-3", "x", "", "1-0", [], [2], [-1]])
-def test_layers_that_are_not_there(layers: str | list[int]) -> None:
+@pytest.mark.parametrize("layers", ["2", "1-3", "tail:3", "-3", "x", "", "1-0", [], [2], [-3], [0, 2], 2, -3])
+def test_layers_that_are_not_there(layers: str | int | list[int]) -> None:
     with pytest.raises(OptionError, match="layers"):
         api.match(*pair("bert-mlm"), layers=layers)
 

@@ -421,7 +421,7 @@ def test_options_that_make_no_sense() -> None:
             api.merge([small(0), small(1)], base=base)
     for anchor in (2, -1):
         with pytest.raises(OptionError, match="there are models 0 to 1"):
-            api.align([small(0), small(1)], to=anchor)
+            api.align([small(0), small(1)], anchor=anchor)
 
 
 # ---- anchors
@@ -473,7 +473,7 @@ def test_a_merge_of_aligned_copies_is_the_model() -> None:
     model = MODELS["gpt2-lm"](0)
     spec = api.declare(model)
     copies = [random_alignment(spec, seed, {"qk", "v", "ffn"})(model) for seed in (1, 2)]
-    merged = api.merge(api.align([*copies, model], to=2).checkpoints)
+    merged = api.merge(api.align([*copies, model], anchor=2).checkpoints)
     assert api.verify(model, merged).worst < 1e-12
     assert api.verify(model, api.merge([*copies, model])).worst > 1e-2
 

@@ -12,7 +12,7 @@ Both re-indexings are the action of the outer elements on the batch dimensions o
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from os import PathLike
@@ -24,12 +24,12 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from symfuse.architectures import resolve
+from symfuse.architectures import ARCHITECTURES, Model, require_floating, resolve
 from symfuse.errors import CheckpointError, IncompatibleError, LayoutError, OutputError, SymmetryError
 from symfuse.groups import ELEMENTS, Element
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
-from symfuse.spec import Atom, Instance, Shift, Spec, Variance
+from symfuse.spec import Atom, Axis, Instance, Shift, Spec, Variance
 
 FORMAT = 1
 
@@ -62,19 +62,26 @@ class Alignment:
 
     def _bind(self, source: Checkpoint) -> Spec:
         """The declaration of the source, in which the axes that are moved must be those of this alignment."""
-        ours = {self.spec.file_name(name) for name in self.spec.tensors} | self.spec.buffers
-        spec = self.spec if ours >= set(source) else resolve(source.config, source, source.name)
+        known = source.config.get("model_type") in list(ARCHITECTURES)
+        spec = resolve(source.config, source, source.name) if known else self.spec
         spec.check({name: source.info(name).shape for name in source}, source.name)
+        require_floating(Model(source, spec))
         moved = {i.axis for i in self.elements} | {rule.axis.strip("*") for rule in self.spec.shifts}
         outer = {per for axis in moved for per in self.spec.axes[axis].per}
-        for name in sorted(moved | outer):
-            if spec.family != self.spec.family or spec.axes.get(name) != self.spec.axes[name]:
-                raise IncompatibleError(
-                    f"{source.name}: this alignment is for a {self.spec.family} whose axis {name!r} has size "
-                    f"{self.spec.axes[name].size}, the model is a {spec.family}"
-                    + (f" where it has {spec.axes[name].size}" if name in spec.axes else "")
-                )
+        self._require_same_axes(spec, sorted(moved | outer), source.name)
         return spec
+
+    def _require_same_axes(self, spec: Spec, axes: Iterable[str], what: str) -> None:
+        """IncompatibleError unless another declaration is of this family and has these axes, with these groups."""
+        ours, theirs = self.spec.axes, spec.axes
+        if spec.family != self.spec.family:
+            raise IncompatibleError(f"{what} is of a {spec.family}, this alignment of a {self.spec.family}")
+        for name in axes:
+            if name not in ours or ours[name] != theirs.get(name):
+                raise IncompatibleError(
+                    f"{what} does not fit this alignment of a {self.spec.family}: axis {name!r} is "
+                    f"{_in_words(ours.get(name))} here and {_in_words(theirs.get(name))} there"
+                )
 
     def __repr__(self) -> str:
         return f"Alignment({self.spec.family}, {len(self.elements)} elements, {len(self.shifts)} translated biases)"
@@ -150,11 +157,7 @@ class Alignment:
 
     def __matmul__(self, first: Alignment) -> Alignment:
         """The alignment that acts as `first`, then as self; SymmetryError if their elements differ in kind."""
-        if self.spec.axes.keys() != first.spec.axes.keys() or self.spec.sizes != first.spec.sizes:
-            raise IncompatibleError(
-                f"alignments of {self.spec.family} {self.spec.sizes} and of {first.spec.family} {first.spec.sizes} "
-                "cannot be composed: their axes differ"
-            )
+        self._require_same_axes(first.spec, self.spec.axes.keys() | first.spec.axes.keys(), "the first alignment")
         undo = first.inverse().elements
         elements = dict(first.elements)
         for instance, element in self.elements.items():
@@ -212,7 +215,8 @@ class Alignment:
         tensors |= {f"shift/{name}": t.contiguous() for name, t in self.shifts.items()}
         tensors = {key: t.clone() for key, t in tensors.items()}  # expanded identities share storage
         meta = {"spec": self.spec.to_json(), "provenance": dict(self.provenance)}
-        return save(tensors, {"format": "pt", "symfuse": str(FORMAT), **{k: json.dumps(v) for k, v in meta.items()}})
+        data = save(tensors, {"format": "pt", "symfuse": str(FORMAT), **{k: json.dumps(v) for k, v in meta.items()}})
+        return _sorted_header(data)
 
     @classmethod
     def load(cls, path: str | Path) -> Alignment:
@@ -220,7 +224,7 @@ class Alignment:
         try:
             with safe_open(path, framework="pt") as file:
                 meta = file.metadata() or {}
-                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+                tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
         except Exception as error:
             raise CheckpointError(f"{path}: not a readable safetensors file ({error})") from error
         if meta.get("symfuse") != str(FORMAT):
@@ -230,7 +234,7 @@ class Alignment:
             )
         try:
             return cls._assemble(tensors, meta)
-        except (LookupError, TypeError, ValueError, LayoutError) as error:
+        except (LookupError, TypeError, ValueError, RuntimeError, AttributeError, RecursionError, LayoutError) as error:
             raise CheckpointError(
                 f"{path}: says that it is an alignment, but is damaged ({type(error).__name__}: {error}); "
                 "make it again with `symfuse align`"
@@ -253,7 +257,38 @@ class Alignment:
         undeclared += [name for name in shifts if name not in spec.tensors]
         if undeclared:
             raise LayoutError(f"{', '.join(undeclared)} not in the declaration")
+        wrong = [str(i) for i, g in elements.items() if not _belongs(g, spec, i)]
+        wrong += [name for name, t in shifts.items() if not _translates(t, spec, name)]
+        if wrong:
+            raise ValueError(f"{', '.join(wrong)}: not an element of the group of that axis, or of another size")
         return cls(spec, elements, shifts, json.loads(meta["provenance"]))
+
+
+def _in_words(axis: Axis | None) -> str:
+    return "absent" if axis is None else f"of size {axis.size} ({axis.group.label if axis.group else 'not moved'})"
+
+
+def _belongs(element: Element, spec: Spec, instance: Instance) -> bool:
+    """Whether an element that was read from a file is one of its axis: then it keeps the function."""
+    axis = spec.axes[instance.axis]
+    fits = (element.size, element.batch) == (axis.size, spec.batch(instance.axis))
+    return fits and axis.group is not None and axis.group.contains(element, 1e-6)
+
+
+def _translates(shift: Tensor, spec: Spec, name: str) -> bool:
+    return (
+        any(rule.bias == name for rule in spec.shifts)
+        and tuple(shift.shape) == spec.tensors[name].layout.shape(spec.sizes)
+        and bool(shift.isfinite().all())
+    )
+
+
+def _sorted_header(data: bytes) -> bytes:
+    """A safetensors file with its header in one order: the library writes metadata in another one each time."""
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.dumps(json.loads(data[8:end]), sort_keys=True).encode()
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(8, "little") + header + data[end:]
 
 
 def _act(element: Element, view: Tensor, dim: int, atoms: tuple[Atom, ...], batch: tuple[str, ...]) -> Tensor:
@@ -282,9 +317,10 @@ class _Moved(Mapping[str, Tensor]):
         else:
             moved = self.alignment.move(name, self.source[file_name])
         if not moved.isfinite().all() and self.source[file_name].isfinite().all():
+            dtype = str(moved.dtype).removeprefix("torch.")
             raise IncompatibleError(
-                f"{file_name}: the moved tensor does not fit in {str(moved.dtype).removeprefix('torch.')}, the dtype of "
-                f"{self.source.name}; convert that model to a wider dtype first"
+                f"{file_name}: the moved tensor does not fit in {dtype}, the dtype of {self.source.name}; convert that "
+                "model to a wider dtype first"
             )
         return moved
 

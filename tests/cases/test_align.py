@@ -186,7 +186,6 @@ def test_c53_all_planted_neurons_are_found(label: str) -> None:
     assert max(float((moved[name] - a[name]).abs().max()) for name in a) < 1e-10
     for step in alignment.provenance["steps"]:
         assert step["before"] - step["after"] > 1
-        assert 0 < step["seconds"] < 60
         assert step["moved"] >= 1
 
 

@@ -576,7 +576,7 @@ def conformal_search(features: Features) -> float:
 # What is claimed for conformal maps: rotation and scale together are not a convex problem. On features that
 # an element does relate, whatever the balance of their norms, the best is the global optimum. On unrelated
 # ones the rotation is the best for its scale and the scale the best for its rotation (a stationary point, not
-# always the lowest), and the result is never worse than the one pass of the paper.
+# always the lowest): lower than the paper's one pass on average, in a few of a hundred tiny heads a little higher.
 # All to within the group's own tolerance, a share of |X|² + |Y|².
 WITHIN = 10 * Conformal().rtol
 
@@ -612,7 +612,7 @@ def test_conformal_on_unrelated_features_is_stationary(n: int, unbalance: float)
 
 @pytest.mark.parametrize("noise", [0.0, 0.5, math.inf])
 @pytest.mark.parametrize("unbalance", [0.25, 1.0, 4.0])
-def test_conformal_is_never_worse_than_one_pass(noise: float, unbalance: float) -> None:
+def test_conformal_against_one_pass(noise: float, unbalance: float) -> None:
     if noise == math.inf:
         features: Features = {
             part: (normal(100, 8, 12, seed=i), unbalance**i * normal(100, 8, 12, seed=9 + i))
@@ -622,7 +622,9 @@ def test_conformal_is_never_worse_than_one_pass(noise: float, unbalance: float) 
         _, features = planted(Conformal(), ("primal", "dual"), noise, unbalance, n=8, batch=100)
     m = moments(features)
     both, once = (objective(group.best(m), m) for group in (Conformal(), Conformal(one_pass=True)))
-    assert (both <= once + WITHIN * size_of(features)).all()
+    worse = both > once + WITHIN * size_of(features)
+    assert not worse.any() or (noise == math.inf and worse.double().mean() <= 0.03)
+    assert both.sum() <= once.sum() + WITHIN * size_of(features).sum()
     if noise > 0 and unbalance != 1.0:
         strictly = (once - both) / once > 1e-6
         assert strictly.double().mean() > 0.9

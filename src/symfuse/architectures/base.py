@@ -165,7 +165,8 @@ def resolve(config: Mapping[str, Any], names: Iterable[str], where: str = "check
         family, class_name = architecture.declare(c), c.class_name
     except SpecError as error:
         raise SpecError(f"{where}: {error}") from None
-    _check_indices(family, len(names), where)
+    if names:  # without any, the declaration itself is asked for
+        _check_indices(family, len(names), where)
     current = {_modern(name, family.legacy): name for name in names if not is_buffer(name, family)}
     prefix = family.prefix if any(name.startswith(family.prefix) for name in current) else ""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -126,16 +125,15 @@ class Orthogonal(Group):
 class Conformal(Group):
     """Orthogonal maps times one positive scale: queries and keys, or values and outputs, of a head.
 
-    best: rotation and scale in turns until the objective stops falling; with `one_pass` the rotation first
-    and then the scale, once, as in Zhang et al. 2025, Algorithm 1 and Eq. 11–12 (not the joint optimum when
-    the norms of the two sides are out of balance).
+    best: from the balance of norms, rotation and scale in turns until another turn would gain less than `rtol` of
+    |X|² + |Y|²: a stationary point of a problem that is not convex. With `one_pass` the rotation first and then the
+    scale, once, as in Zhang et al. 2025, Algorithm 1 and Eq. 11–12: short of it when the norms of the two sides are out
+    of balance.
     """
 
     one_pass: bool = False
-    steps: int = 50
-    turns: int = 8
-    large: int = 32
-    rtol: float = 1e-9
+    rounds: int = 30
+    rtol: float = 1e-6
 
     @property
     def label(self) -> str:
@@ -169,118 +167,73 @@ class Conformal(Group):
             q = polar(cx + cy)
             scale = best_scale(p, _inner(q, cx), r, _inner(q, cy))
             return Similarity(q.reshape(*batch, n, n), scale.reshape(batch))
-        # A guess saves SVDs of large heads. From 1 the objective falls from that of one pass, whatever the features.
-        guess = n >= self.large
-        q, scale = torch.empty_like(cx), _likely_scale(cx, cy, p, r, xx, yy) if guess else torch.ones_like(p)
-        cold = torch.arange(len(p))  # the pairs whose rotation is still far from the one for their scale
-        for _ in range(self.steps):
-            if len(cold) == 0:
-                break
-            args = (cx[cold], cy[cold], p[cold], r[cold], scale[cold])
-            q[cold], scale[cold], far = self._refine(*args, guess)
-            cold = cold[far]
-            if guess:  # it was far off for these
-                guess, scale[cold] = False, 1.0
-        return Similarity(q.reshape(*batch, n, n), scale.reshape(batch))
-
-    def _refine(
-        self, cx: Tensor, cy: Tensor, p: Tensor, r: Tensor, scale: Tensor, guessed: bool
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """From the SVD at the given scale, alternate; -> rotation, scale, and where another SVD is needed.
-
-        The rotation for a scale a is the polar factor of N(a) = a C_x + C_y / a. In the basis of the SVD
-        U D Vᵀ = N(a₀) that is nearly diagonal, so a Newton step replaces the next SVD: with S = Wᵀ N, the
-        best rotation is W exp(Ω), Ω_ij ≈ (S_ij − S_ji) / (S_ii + S_jj), for a twentieth of the cost.
-        With a scale that is guessed well, the first step takes the best scale and its rotation at once.
-        """
-        u, d, vt = torch.linalg.svd(scale[:, None, None] * cx + cy / scale[:, None, None])
-        q, far, start = u @ vt, torch.zeros(len(p), dtype=torch.bool), scale
-        tx, ty = _inner(q, cx), _inner(q, cy)
-        # A rotation that follows the scale gains at most about (a − a₀)² |Y|²: often nothing.
-        slope = p * start**2 - tx * start + ty / start - r / start**2
-        if guessed and bool((slope**2 <= self.rtol * (p * start**2 + r / start**2) ** 2).all()):
-            return q, best_scale(p, tx, r, ty), far
-        size = p + r + 2 * d.sum(-1)
-        nx = u.mT @ cx @ vt.mT
-        ny = start[:, None, None] * (torch.diag_embed(d) - start[:, None, None] * nx)
-        turn, live = torch.eye(cx.shape[-1], dtype=cx.dtype).repeat(len(p), 1, 1), torch.arange(len(p))
-        if guessed:
-            scale, omega, gain, far = _jump(nx, d, p, r, tx, ty, start)
-            live = live[(gain > self.rtol * size) & ~far]
-            turn[live] = _cayley(omega[live])
-        else:
-            scale = best_scale(p, tx, r, ty)
-        turned = live
-        for _ in range(self.turns if len(live) else 0):
-            a = scale[live, None, None]
-            s = turn[live].mT @ (a * nx[live] + ny[live] / a)
-            omega, gain = _turning(s, torch.diagonal(s, dim1=1, dim2=2), size[live])
-            moving = gain > self.rtol * size[live]
-            large = moving & (omega.abs().amax((1, 2)) > 0.3) | self._crossed(s, size[live])
-            far[live[large]] = True
-            moving &= ~large
-            live, omega = live[moving], omega[moving]
+        q, scale = torch.empty_like(cx), _balance(p, r, xx, yy)
+        size = p + r + xx + yy
+        live = torch.arange(len(p))  # the pairs of which another round may lower the objective
+        for _ in range(self.rounds):
             if len(live) == 0:
                 break
-            turn[live] = turn[live] @ _cayley(omega)
-            scale[live] = best_scale(p[live], _inner(turn[live], nx[live]), r[live], _inner(turn[live], ny[live]))
-        far[live] = True
-        q[turned] = u[turned] @ turn[turned] @ vt[turned]
-        return q, scale, far
-
-    def _crossed(self, s: Tensor, size: Tensor) -> Tensor:
-        """Where S = Wᵀ N is not positive: a singular value passed through zero, the best rotation became a
-        reflection (or back), and no turn leads there."""
-        slack = (self.rtol / 4 * size)[:, None].expand(s.shape[:2])
-        info: Tensor = torch.linalg.cholesky_ex(s + torch.diag_embed(slack)).info
-        return info > 0
+            enough = self.rtol * size[live]
+            q[live], scale[live], gain = _round(cx[live], cy[live], p[live], r[live], scale[live], enough)
+            live = live[gain > enough]
+        return Similarity(q.reshape(*batch, n, n), scale.reshape(batch))
 
 
-def _turning(s: Tensor, diagonal: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
-    """Ω that turns S nearest to symmetry, and what the objective gains by it, to second order."""
-    skew = s - s.mT
-    omega = skew / (diagonal[:, :, None] + diagonal[:, None, :]).clamp_min(1e-12 * size[:, None, None])
-    return omega, (skew * omega).sum((1, 2)) / 2
+def _round(
+    cx: Tensor, cy: Tensor, p: Tensor, r: Tensor, start: Tensor, enough: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The rotation for the scale `start`, the best scale for it, and, where that gains more than `enough`, the rotation
+    for this scale; with what another round may gain.
 
-
-def _jump(
-    nx: Tensor, d: Tensor, p: Tensor, r: Tensor, tx: Tensor, ty: Tensor, start: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The best scale near `start` while the rotation follows; -> scale, Ω of the turn, its gain, and where too far.
-
-    In the basis of the SVD at a₀, N(a) is h N_x off the diagonal, h = a − a₀²/a. So the turn is h Ω and gains h² k,
-    with Ω and k those of N_x: as if |Y|² were less by k on one side, and by k a₀⁴ on the other.
+    The rotation for a scale a is the polar factor of N(a) = a C_x + C_y / a. In the basis of the SVD U D Vᵀ = N(a₀)
+    that is nearly diagonal, so that a Newton step replaces a second SVD: for S = Uᵀ N(a) V the rotation is U exp(Ω) Vᵀ.
     """
-    omega, k = _turning(nx, d, p + r)
-    scale = best_scale((p - k).clamp_min(p / 2), tx, (r - k * start**4).clamp_min(r / 2), ty)
-    h = scale - start**2 / scale
-    omega = h[:, None, None] * omega
-    far = (omega.abs().amax((1, 2)) > 0.3) | (4 * k > p) | (4 * k * start**4 > r)
-    return scale, omega, h**2 * k, far
+    a = start[:, None, None]
+    u, d, vt = torch.linalg.svd(a * cx + cy / a)
+    nx = u.mT @ cx @ vt.mT
+    ny = a * (torch.diag_embed(d) - a * nx)
+    scale = best_scale(p, _trace(nx), r, _trace(ny))
+    omega, gain = _turning(nx, ny, scale)
+    q = u @ vt
+    # A turn of more than this is too far for one step, and an infinite gain is out of its reach: another SVD for those.
+    near = ((gain > enough) & gain.isfinite() & (omega.abs().amax((1, 2)) < 0.3)).nonzero()[:, 0]
+    if len(near):
+        w = _cayley(omega[near])
+        q[near] = u[near] @ w @ vt[near]
+        nx, ny = w.mT @ nx[near], w.mT @ ny[near]
+        scale[near] = best_scale(p[near], _trace(nx), r[near], _trace(ny))
+        _, gain[near] = _turning(nx, ny, scale[near])
+    return q, scale, gain
+
+
+def _turning(nx: Tensor, ny: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """The skew Ω, Ω_ij = (S_ij − S_ji) / (S_ii + S_jj), that turns S = a N_x + N_y / a nearest to symmetry, and what
+    the objective gains by it, ½ ⟨S − Sᵀ, Ω⟩: infinite past a zero of a singular value, where a reflection is best."""
+    a = scale[:, None, None]
+    s = a * nx + ny / a
+    diagonal = torch.diagonal(s, dim1=-2, dim2=-1)
+    skew = s - s.mT
+    stiff = (diagonal[:, :, None] + diagonal[:, None, :]).clamp_min(torch.finfo(s.dtype).tiny)
+    omega = torch.where(skew == 0, 0, skew / stiff)
+    gain = (skew * omega).sum((1, 2)) / 2
+    return omega, torch.where((diagonal < 0).any(1), torch.inf, gain)
 
 
 def _cayley(omega: Tensor) -> Tensor:
-    """A rotation by about the skew Ω, exactly orthogonal; in a plane, by the angle whose tangent is ω."""
-    half = omega / (1 + (1 + omega**2).sqrt())
+    """The rotation (1 + Ω/2) / (1 − Ω/2), exp(Ω) to second order and exactly orthogonal for every skew Ω."""
     eye = torch.eye(omega.shape[-1], dtype=omega.dtype)
-    turn: Tensor = torch.linalg.solve(eye - half, eye + half)
+    turn: Tensor = torch.linalg.solve(eye - omega / 2, eye + omega / 2)
     return turn
 
 
-def _likely_scale(cx: Tensor, cy: Tensor, p: Tensor, r: Tensor, xx: Tensor, yy: Tensor) -> Tensor:
-    """A guess at the scale, before any rotation is known; where a side is absent, 1.
+def _balance(p: Tensor, r: Tensor, xx: Tensor, yy: Tensor) -> Tensor:
+    """The scale that gives both sides of the source the balance of the anchor's: where to begin; 1 if one is absent."""
+    ratio = (xx * r / (yy * p)) ** 0.25
+    return torch.where(ratio.isfinite() & (ratio > 0), ratio, 1.0)
 
-    In the balance of the anchor's norms both sides are taken to correlate alike, and that much as a Gaussian matrix
-    would that is as large as the cross-Gram: its nuclear norm is 8 / 3π √n times its Frobenius norm.
-    """
-    balance = (xx * r / (yy * p)) ** 0.25
-    balance = torch.where(balance.isfinite() & (balance > 0), balance, 1.0)
-    a = balance[:, None, None]
-    x, y = (p * xx).sqrt(), (r * yy).sqrt()
-    nuclear = 8 / (3 * math.pi) * cx.shape[-1] ** 0.5 * torch.linalg.matrix_norm(a * cx + cy / a)
-    bound = balance * x + y / balance
-    correlation = torch.where(bound > 0, nuclear / bound, 1.0).clamp_max(1)
-    return best_scale(p, correlation * x, r, correlation * y)
+
+def _trace(m: Tensor) -> Tensor:
+    return torch.diagonal(m, dim1=-2, dim2=-1).sum(-1)
 
 
 def _inner(a: Tensor, b: Tensor) -> Tensor:
