@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -121,11 +123,16 @@ def test_align(models: Path) -> None:
         "symfuse", "source", "anchor", "options", "matched", "translated biases", "distance", "verified", "output",
         "seconds",
     }  # fmt: skip
-    assert (run_["source"], run_["anchor"], run_["output"]) == ("a", "b", "out")
+    assert run_["output"] == "out"
+    for key, name in (("source", "a"), ("anchor", "b")):
+        assert run_[key] == open_checkpoint(name).lineage()
+        assert (run_[key]["name"], run_[key]["folder"]) == (name, name)
+        assert re.fullmatch("[0-9a-f]{64}", run_[key]["sha256"])
     assert run_["options"]["axes"] == ["qk", "v", "ffn"]
     assert {row["axis"]: row["units"] for row in run_["matched"]} == {"qk": 8, "v": 8, "ffn": 2}
-    assert set(run_["matched"][0]) == {"axis", "group", "units", "moved", "before", "after", "seconds"}
+    assert set(run_["matched"][0]) == {"axis", "group", "units", "moved", "before", "after"}
     assert max(run_["verified"]["errors"].values()) < 1e-12 < run_["verified"]["tolerance"]
+    assert 0 < run_["verified"]["rounding"] < 1e-12
     assert run_["distance"]["after"] < run_["distance"]["before"]
     assert run_["distance"]["before"] == pytest.approx(api.distance("a", "b").euclidean)
     assert run_["distance"]["after"] == pytest.approx(api.distance("out", "b").euclidean)
@@ -147,10 +154,18 @@ def test_align(models: Path) -> None:
 
 def test_align_prints_what_was_done(models: Path) -> None:
     text = done("align", "a", "--to", "b", "-o", "out").stdout
-    for piece in ("verified: outputs equal to", "a -> b", "qk", "ffn", "left)", "written to out in"):
+    for piece in (
+        "proved: outputs equal to",
+        "before rounding",
+        "a -> b",
+        "qk",
+        "ffn",
+        "% of it)",
+        "written to out in",
+    ):
         assert piece in text
     text = done("align", "a", "--to", "b", "-o", "unproved", "--no-verify").stdout
-    assert "verified" not in text
+    assert "proved" not in text
     assert json.loads(Path("unproved/symfuse.json").read_text("utf-8"))["verified"] is None
 
 
@@ -211,17 +226,10 @@ def test_distance(models: Path) -> None:
 def test_merge(models: Path) -> None:
     run_ = data("merge", "a", "b", "-o", "out", "--weights", "0.3,0.7")
     assert set(run_) == {
-        "models",
-        "method",
-        "weights",
-        "normalize",
-        "heads",
-        "anchor",
-        "alignments",
-        "output",
-        "seconds",
-    }
+        "models", "method", "weights", "normalize", "base", "heads", "anchor", "alignments", "output", "seconds",
+    }  # fmt: skip
     assert (run_["models"], run_["weights"], run_["anchor"], run_["alignments"]) == (["a", "b"], [0.3, 0.7], None, [])
+    assert run_["base"] == 0
     assert same(open_checkpoint("out"), dict(api.merge(["a", "b"], weights=[0.3, 0.7])))
     assert {path.name for path in Path("out").iterdir()} == {
         "model.safetensors",
@@ -247,14 +255,38 @@ def test_merge_after_alignment(models: Path, anchor: str | None) -> None:
     names = ["a", "b", "c"]
     assert run_["anchor"] == names[number]
     others = [i for i in range(3) if i != number]
-    assert [one["source"] for one in run_["alignments"]] == [names[i] for i in others]
-    assert {one["anchor"] for one in run_["alignments"]} == {names[number]}
+    assert [one["source"]["name"] for one in run_["alignments"]] == [names[i] for i in others]
+    assert {one["anchor"]["name"] for one in run_["alignments"]} == {names[number]}
+    assert all(one["verified"]["equal"] for one in run_["alignments"])
     opened = [open_checkpoint(name) for name in names]
     for i in others:
         opened[i] = Alignment.load(f"out/alignment-{i + 1}.safetensors")(opened[i])
     assert not Path(f"out/alignment-{number + 1}.safetensors").exists()
-    assert same(open_checkpoint("out"), dict(api.merge(opened, base=number)))
+    assert same(open_checkpoint("out"), dict(api.merge(opened)))
     assert f"Aligned to `{names[number]}` first." in Path("out/README.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("base", ["2", "b", "1", None])
+@pytest.mark.parametrize("align", [[], ["--align", "ffn", "--anchor", "1"], ["--align", "ffn", "--anchor", "2"]])
+def test_config_dtype_and_tokenizer_are_the_base_s(models: Path, base: str | None, align: list[str]) -> None:
+    """Which is the first model, whatever the anchor."""
+    for name, dtype in (("a", torch.float64), ("b", torch.float32)):
+        shutil.copytree(name, f"{name}_")
+        shutil.rmtree(name)
+        checkpoint = open_checkpoint(f"{name}_").to(dtype)
+        checkpoint.replace(config={**checkpoint.config, "nickname": name}).save(name)
+        Path(name, "vocab.txt").write_text(name, "utf-8")
+    chosen = [] if base is None else ["--base", base]
+    run_ = data("merge", "a", "b", "-o", "out", *align, *chosen)
+    number = 1 if base in ("2", "b") else 0
+    name = "ab"[number]
+    out = open_checkpoint("out")
+    assert run_["base"] == number
+    assert out.config["nickname"] == name
+    assert Path("out/vocab.txt").read_text("utf-8") == name
+    assert {out.info(tensor).dtype for tensor in out} == {torch.float32 if number else torch.float64}
+    text = done("merge", "a", "b", "-o", "again", *align, *chosen).stdout
+    assert f"config, dtypes and tokenizer of {name}" in text
 
 
 @pytest.mark.parametrize("heads", ["tagger", "2"])
@@ -327,6 +359,18 @@ BAD = [
     (2, "does not parse", ["distance", "a", "b", "--layers", "first"]),
     (2, "1 (a), 2 (b)", ["merge", "a", "b", "-o", "out", "--align", "all", "--anchor", "3"]),
     (2, "1 (a), 2 (b)", ["merge", "a", "b", "-o", "out", "--heads", "c"]),
+    (2, "--base '3'", ["merge", "a", "b", "-o", "out", "--base", "3"]),
+    (2, "--base 'c'", ["merge", "a", "b", "-o", "out", "--base", "c"]),
+    (2, "--anchor 'c'", ["merge", "a", "b", "-o", "out", "--align", "all", "--anchor", "c"]),
+    (2, "--anchor: without --align", ["merge", "a", "b", "-o", "out", "--anchor", "2"]),
+    (2, "--layers: without --align", ["merge", "a", "b", "-o", "out", "--layers", "0"]),
+    (2, "--no-scaling: without --align", ["merge", "a", "b", "-o", "out", "--no-scaling"]),
+    (2, "--one-pass: without --align", ["merge", "a", "b", "-o", "out", "--one-pass"]),
+    (2, "--no-biases: without --align", ["merge", "a", "b", "-o", "out", "--no-biases"]),
+    (2, "--threads: without --align", ["merge", "a", "b", "-o", "out", "--threads", "1"]),
+    (2, "--no-verify: without --align", ["merge", "a", "b", "-o", "out", "--no-verify"]),
+    (2, "--layers, --threads: without", ["merge", "a", "b", "-o", "out", "--layers", "0", "--threads", "2"]),
+    (2, "layers 0 to 1", ["merge", "a", "b", "-o", "out", "--align", "all", "--layers", "7"]),
     (2, "is not a size", ["merge", "a", "b", "-o", "out", "--max-shard-size", "large"]),
     (2, "is not a size", ["align", "a", "--to", "b", "-o", "out", "--max-shard-size", "large"]),
     (2, "'--threads'", ["align", "a", "--to", "b", "-o", "out", "--threads", "0"]),
@@ -337,6 +381,7 @@ BAD = [
     (8, "exists", ["align", "a", "--to", "b", "-o", "c"]),
     (8, "exists", ["merge", "a", "b", "-o", "c"]),
     (8, "is the input", ["merge", "a", "b", "-o", "a", "--overwrite"]),
+    (8, "is the input", ["merge", "a", "b", "-o", "b", "--overwrite"]),
     (8, "lies inside the input", ["merge", "a", "b", "-o", "b/out"]),
     (8, "holds the input", ["align", "a", "--to", "b", "-o", ".", "--overwrite"]),
     (8, "is a file", ["align", "a", "--to", "b", "-o", "a.txt"]),
@@ -383,7 +428,7 @@ def wrong(alignment: Alignment) -> Alignment:
     element = alignment.elements[instance]
     assert isinstance(element, Similarity)
     broken = Similarity(element.matrix * 1.01)
-    return Alignment(alignment.spec, {**alignment.elements, instance: broken}, alignment.shifts, alignment.provenance)
+    return replace(alignment, elements={**alignment.elements, instance: broken})
 
 
 @pytest.mark.parametrize("args", VERBS, ids=["align", "merge"])
@@ -424,7 +469,7 @@ def test_c97_c100_the_target_is_checked_before_any_work(
     def never(*_args: object, **_options: object) -> None:
         raise AssertionError("work was done before the target was checked")
 
-    for name in ("match", "verify", "nearest", "distance"):
+    for name in ("match", "prove", "merge", "nearest", "distance"):
         monkeypatch.setattr(api, name, never)
     flags = ["--overwrite"] if case != "exists" else []
     refused(models, 8, "", *verb, "-o", target, *flags)
@@ -449,7 +494,7 @@ def test_shards(models: Path) -> None:
     assert done("inspect", "out").stderr == ""
 
 
-@pytest.mark.parametrize("stage", ["match", "verify"])
+@pytest.mark.parametrize("stage", ["match", "prove"])
 def test_an_interrupt_ends_with_130_and_leaves_nothing(
     models: Path, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:

@@ -61,14 +61,19 @@ class Alignment:
         return source.replace(tensors=_Moved(bound, source), infos=infos, name=f"{source.name} (aligned)")
 
     def _bind(self, source: Checkpoint) -> Spec:
-        """The declaration of the source, in which the axes that are moved must be those of this alignment."""
+        """The declaration of the source, in which the axes that are moved must be those of this alignment.
+
+        Equal names and shapes are not enough: numbers of heads and activations hide behind them.
+        """
         known = source.config.get("model_type") in list(ARCHITECTURES)
-        spec = resolve(source.config, source, source.name) if known else self.spec
-        spec.check({name: source.info(name).shape for name in source}, source.name)
-        require_floating(Model(source, spec))
+        declared = resolve(source.config, source, source.name) if known else self.spec
+        ours = {self.spec.file_name(name) for name in self.spec.tensors} | self.spec.buffers
+        spec = self.spec if ours >= set(source) else declared
         moved = {i.axis for i in self.elements} | {rule.axis.strip("*") for rule in self.spec.shifts}
         outer = {per for axis in moved for per in self.spec.axes[axis].per}
-        self._require_same_axes(spec, sorted(moved | outer), source.name)
+        self._require_same_axes(declared, sorted(moved | outer), source.name)
+        spec.check({name: source.info(name).shape for name in source}, source.name)
+        require_floating(Model(source, spec))
         return spec
 
     def _require_same_axes(self, spec: Spec, axes: Iterable[str], what: str) -> None:

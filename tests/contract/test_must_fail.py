@@ -13,7 +13,7 @@ from torch import Tensor
 
 from symfuse.alignment import Alignment, random_alignment
 from symfuse.architectures.feed_forward import neurons
-from symfuse.errors import SpecError, SymmetryError
+from symfuse.errors import IncompatibleError, SpecError, SymmetryError
 from symfuse.groups import Conformal, Group, Monomial, Orthogonal, PositiveMonomial, Scaling, Signed
 from symfuse.spec import Axis, Declared, Layout, Spec, Variance, parse
 from symfuse.spec.layout import Atom
@@ -186,7 +186,11 @@ def test_a_rotation_across_heads_breaks() -> None:
         "attention.output.dense.weight": "residual v*",
     }
     g = acting(rewritten(replace(this.spec, axes=axes), layouts), "v", Orthogonal())
-    assert this.error(g(this.checkpoint)) > BROKEN
+    with pytest.raises(IncompatibleError, match="axis 'v' is of size 20"):
+        g(this.checkpoint)
+    files = map(this.spec.file_name, this.spec.tensors)
+    moved = {f: g.move(name, this.checkpoint[f]) for name, f in zip(this.spec.tensors, files, strict=True)}
+    assert changed(this, moved) > BROKEN
 
 
 def test_a_fused_projection_read_per_head_breaks() -> None:

@@ -252,7 +252,9 @@ def test_alignments_of_other_axes_are_not_composed() -> None:
     other = replace(SPEC, axes=AXES | {"u": Axis(10, Scaling())})
     fewer = replace(SPEC, axes={name: axis for name, axis in AXES.items() if name != "u"})
     for spec in (other, fewer):
-        with pytest.raises(IncompatibleError, match=r"axis 'u' is (of size 10|absent) .*and (of size 9|absent)|axis 'u' is absent here"):
+        with pytest.raises(
+            IncompatibleError, match=r"axis 'u' is (of size 10|absent) .*and (of size 9|absent)|axis 'u' is absent here"
+        ):
             Alignment(spec, {}) @ Alignment(SPEC, {})
 
 

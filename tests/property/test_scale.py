@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from symfuse.groups.scale import LIMIT, best_scale, scale_cost
+from symfuse.groups.scale import LIMIT, best_scale, least_cost, scale_cost
 
 LOGS = torch.linspace(-1, 1, 4001, dtype=torch.float64) * torch.log(torch.tensor(LIMIT, dtype=torch.float64))
 
@@ -153,3 +153,17 @@ def test_batches_of_any_shape_and_lower_precision_are_taken() -> None:
     assert a.dtype == torch.float64
     each = [best_scale(*row) for row in zip(y.view(-1), y.view(-1), y2.view(-1), -y2.view(-1), strict=True)]
     assert torch.equal(a.view(-1), torch.stack(each))
+
+
+@pytest.mark.parametrize("ratio", [1.0, 4.0, 30.0, 1000.0])
+@pytest.mark.parametrize("width", [4, 64])
+def test_the_quick_cost_is_that_of_the_best_scale(ratio: float, width: int) -> None:
+    """Over all pairs of related, unrelated and dead units, whatever the balance of the two sides."""
+    rng = torch.Generator().manual_seed(width)
+    x, y, x2, y2 = (torch.randn(60, width, generator=rng, dtype=torch.float64) for _ in range(4))
+    y, y2 = ratio * torch.cat([x[:20] + 0.1 * y[:20], y[20:]]), torch.cat([x2[:20], y2[20:]])
+    y2[-1] = 0
+    p, q = (y * y).sum(1).expand(60, 60), x @ y.T
+    r, s = (y2 * y2).sum(1).expand(60, 60), x2 @ y2.T
+    expected = scale_cost(best_scale(p, q, r, s), p, q, r, s)
+    assert ((least_cost(p, q, r, s) - expected).abs() <= 1e-9 * (expected.abs() + p + r)).all()

@@ -18,7 +18,10 @@ from torch import Tensor
 
 from symfuse.groups.assignment import assign_batch
 from symfuse.groups.base import Element, Group, Moments, PartMoments, total
-from symfuse.groups.scale import best_scale, scale_cost
+from symfuse.groups.scale import best_scale, least_cost
+
+# How many pairs of units are scored at once: what bounds the memory of scoring.
+PAIRS = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,13 +230,13 @@ class PositiveMonomial(Group):
         n, batch = _shape(moments)
         p, q = _terms(moments.get("primal"))
         r, s = _terms(moments.get("dual"))
-        p, q, r, s = (t.expand(*batch, n, n) for t in (p, q, r, s))
-        scale = best_scale(p, q, r, s)
-        cost = scale_cost(scale, p, q, r, s)
+        terms = [t.expand(*batch, n, n) for t in (p, q, r, s)]
+        rows = zip(*(torch.split(t, PAIRS // n + 1, dim=-2) for t in terms), strict=True)
+        cost = torch.cat([least_cost(*block) for block in rows], dim=-2)
         if "plain" in moments:
-            cost = cost - 2 * moments["plain"].xy.double()
+            cost -= 2 * moments["plain"].xy.double()
         index = assign_batch(-cost)
-        return Monomial(index, torch.take_along_dim(scale, index[..., None], -1)[..., 0])
+        return Monomial(index, best_scale(*(torch.take_along_dim(t, index[..., None], -1)[..., 0] for t in terms)))
 
 
 def _shape(moments: PartMoments) -> tuple[int, tuple[int, ...]]:

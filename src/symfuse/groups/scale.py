@@ -16,6 +16,7 @@ from torch import Tensor
 # A side that is zero, or pairs so opposed that the optimum runs away to 0 or ∞, leaves the scale unbounded:
 # scales stay within a factor of 2¹⁰ of 1, where a float32 network still computes the same function.
 LIMIT = 1024.0
+NEWTON_STEPS = 12
 
 
 def scale_cost(a: Tensor, p: Tensor, q: Tensor, r: Tensor, s: Tensor) -> Tensor:
@@ -56,3 +57,29 @@ def best_scale(
     candidates = torch.cat((fixed, roots), -1).clamp(1 / LIMIT, LIMIT)
     costs = scale_cost(candidates, *(t[..., None] for t in (p, q, r, s)))
     return candidates.gather(-1, costs.argmin(-1, keepdim=True))[..., 0]  # of equals, the first: 1
+
+
+def least_cost(
+    p: Float[Tensor, "*b"], q: Float[Tensor, "*b"], r: Float[Tensor, "*b"], s: Float[Tensor, "*b"]
+) -> Float[Tensor, "*b"]:
+    """min over a in [1/LIMIT, LIMIT] of f(a), float64: `best_scale` without the scale, a tenth of its time.
+
+    To score all pairs of many units. Newton's method in log a, with steps of at most 1, from the balance (r/p)^¼ of the
+    two sides and from above and below: where one of its four terms dwarfs the others, f has its minimum there.
+    """
+    p, q, r, s = torch.stack([t.double() for t in (p, q, r, s)])
+    tiny = torch.finfo(p.dtype).tiny
+    balance = ((r + 1e-12 * p).clamp_min(tiny) / (p + 1e-12 * r).clamp_min(tiny)) ** 0.25
+    k = ((p + 1e-12 * r) * (r + 1e-12 * p)).sqrt().clamp_min(tiny)
+    across, along = q * balance / k, s / (balance * k)
+    limits = [scale_cost(torch.full_like(p, a), p, q, r, s) for a in (1, LIMIT, 1 / LIMIT)]
+    best = torch.stack(limits).amin(0)
+    for u in (across.clamp_min(4).log(), torch.zeros_like(p), -along.clamp_min(4).log()):
+        for _ in range(NEWTON_STEPS):
+            b, c = u.exp(), (-u).exp()
+            slope = b**2 - c**2 - across * b + along * c
+            curvature = 2 * b**2 + 2 * c**2 - across * b - along * c
+            u = u - (slope / curvature.abs().clamp_min(1e-3)).clamp(-1, 1)
+        a = (u.exp() * balance).clamp(1 / LIMIT, LIMIT)
+        best = torch.minimum(best, scale_cost(a, p, q, r, s))
+    return best

@@ -44,6 +44,9 @@ class Step:
     seconds: float
 
 
+# The share of the distance that is left from which on biases may change which element is the best.
+BIASES_MATTER = 0.01
+
 Progress = Callable[[Step, int], None]  # a step that is done, and how many there are in all
 
 
@@ -138,26 +141,28 @@ class _Pair:
     def solve(self, instance: Instance, group: Group, rules: list[Shift]) -> _Found:
         """The best element of one axis instance, and the best translations of its biases.
 
-        A free translation (keys) takes its bias out of the matter. One that is paid for in another bias (values)
-        leaves two candidates: the element that is best with that bias, and the one that is best without it.
+        A free translation (keys) takes its bias out of the matter. One that is paid for in another bias (values) leaves
+        two candidates, the element that is best without that bias and the one that is best with it; the second is tried
+        where the biases matter. The identity is the third, with translations of its own.
         """
         free = {(rule.bias, rule.axis) for rule in rules if rule.into is None}
         paid = {(rule.bias, rule.axis) for rule in rules if rule.into is not None}
         moments = weight_moments(self.spec, instance, self.anchor, self.source, group, free | paid)
         element, before, after, better = _improve(group, moments)
-        candidates = [(element, after, better)]
-        if paid:
+        start = before.sum().item() + self._translate(instance, None, rules)[1]
+        shifts, rest = self._translate(instance, element, rules)
+        found = [(after.sum().item() + rest, element, shifts, int(better.sum()))]
+        if rest > BIASES_MATTER * found[0][0]:
             biases = weight_moments(self.spec, instance, self.anchor, self.source, group, free, only=paid)
             other, _, _, moved = _improve(group, add(moments, biases))
-            candidates += [(other, objective(other, moments), moved)]
-            candidates += [(group.identity(other.size, other.batch), before, torch.zeros_like(moved))]
-        found = []
-        for g, left, moved in candidates:
-            shifts, rest = self._translate(instance, g, rules)
-            found.append((left.sum().item() + rest, g, shifts, int(moved.sum())))
-        start = before.sum().item() + self._translate(instance, None, rules)[1]
-        cost, best, shifts, moved_units = min(found, key=lambda candidate: candidate[0])
-        return _Found(group.label, best, shifts, start, min(cost, start), before.numel(), moved_units)
+            shifts, rest = self._translate(instance, other, rules)
+            found.append((objective(other, moments).sum().item() + rest, other, shifts, int(moved.sum())))
+        if min(found, key=_cost)[0] > start:
+            identity = group.identity(element.size, element.batch)
+            shifts, rest = self._translate(instance, identity, rules)
+            found.append((before.sum().item() + rest, identity, shifts, 0))
+        cost, best, shifts, moved_units = min(found, key=_cost)
+        return _Found(group.label, best, shifts, start, cost, before.numel(), moved_units)
 
     def _translate(
         self, instance: Instance, element: Element | None, rules: list[Shift]
@@ -214,6 +219,10 @@ def _improve(group: Group, moments: PartMoments) -> tuple[Element, Tensor, Tenso
         }
         best = best.rebuild(kept)
     return best, before, torch.where(better, after, before), better
+
+
+def _cost(candidate: tuple[float, Element, Mapping[str, Tensor], int]) -> float:
+    return candidate[0]
 
 
 def _ridge(w: Tensor, right: Tensor) -> Tensor:
