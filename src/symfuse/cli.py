@@ -6,9 +6,11 @@ Exit codes: 0 done; 2 a wrong option; 3 and up the kind of error (see symfuse.er
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -42,6 +44,11 @@ class _Group(click.Group):
         except SymfuseError as error:
             click.echo(f"symfuse: {error}", err=True)
             sys.exit(error.exit_code)
+        except (OSError, MemoryError) as error:  # standard output on a full disk, for example
+            click.echo(f"symfuse: {str(error) or 'not enough memory'}", err=True)
+            with suppress(OSError, ValueError):  # what is still to be flushed would fail again
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(1)
         sys.exit(0)
 
 

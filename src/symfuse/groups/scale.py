@@ -69,8 +69,8 @@ def least_cost(
     """
     p, q, r, s = torch.stack([t.double() for t in (p, q, r, s)])
     tiny = torch.finfo(p.dtype).tiny
-    balance = ((r + 1e-12 * p).clamp_min(tiny) / (p + 1e-12 * r).clamp_min(tiny)) ** 0.25
-    k = ((p + 1e-12 * r) * (r + 1e-12 * p)).sqrt().clamp_min(tiny)
+    balance = ((r + 1e-24 * p).clamp_min(tiny) / (p + 1e-24 * r).clamp_min(tiny)) ** 0.25
+    k = ((p + 1e-24 * r) * (r + 1e-24 * p)).sqrt().clamp_min(tiny)
     across, along = q * balance / k, s / (balance * k)
     limits = [scale_cost(torch.full_like(p, a), p, q, r, s) for a in (1, LIMIT, 1 / LIMIT)]
     best = torch.stack(limits).amin(0)

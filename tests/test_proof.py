@@ -1,0 +1,169 @@
+"""Proofs before rounding: mistakes that half precision hides are found, and what is right passes in every dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from contract.tiny import MODELS, encoder
+from symfuse import api
+from symfuse.alignment import Alignment, random_alignment
+from symfuse.errors import VerificationError
+from symfuse.groups import Similarity
+from symfuse.io import Checkpoint
+from symfuse.spec import Instance
+from symfuse.verification import TOLERANCE
+
+MATCHED = {"qk", "v", "ffn"}
+DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+# BERT's and ViT's layers end alike.
+LABELS = ["bert-mlm", "vit-classification"]
+
+every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
+
+
+@dataclass(frozen=True, eq=False)
+class Tampered(Alignment):
+    """An alignment that moves the tensors whose names have these ends as another one does."""
+
+    other: Alignment | None = None
+    ends: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        hits = [name for name in self.spec.tensors if name.endswith(self.ends)]
+        assert len(hits) == 2 * len(self.ends), "one for each layer"
+
+    def _by(self, name: str) -> Alignment | None:
+        return self.other if name.endswith(self.ends) else None
+
+    def move(self, name: str, tensor: Tensor) -> Tensor:
+        other = self._by(name)
+        return super().move(name, tensor) if other is None else other.move(name, tensor)
+
+    def shift(self, name: str, moved: Tensor, weight: Callable[[str], Tensor]) -> Tensor:
+        other = self._by(name)
+        return super().shift(name, moved, weight) if other is None else other.shift(name, moved, weight)
+
+
+def tampered(g: Alignment, other: Alignment, *ends: str) -> Alignment:
+    return Tampered(g.spec, g.elements, g.shifts, g.provenance, other, ends)
+
+
+def without(g: Alignment, axis: str) -> Alignment:
+    return replace(g, elements={i: e for i, e in g.elements.items() if i.axis != axis})
+
+
+def one_head_replaced(g: Alignment) -> Alignment:
+    """The third head of layer 0 turned by another rotation."""
+    instance = Instance("qk", (0,))
+    element = g.elements[instance]
+    assert isinstance(element, Similarity)
+    matrix = element.matrix.clone()
+    matrix[2] = torch.linalg.qr(torch.randn(5, 5, generator=torch.Generator().manual_seed(8), dtype=torch.float64)).Q
+    return replace(g, elements={**g.elements, instance: Similarity(matrix, element.scale)})
+
+
+QUERY = ("query.weight", "query.bias")
+WRONG: dict[str, Callable[[Alignment], Alignment]] = {
+    "the value bias is not folded": lambda g: tampered(g, replace(g, shifts={}), "attention.output.dense.bias"),
+    "the neurons' bias stays": lambda g: tampered(g, without(g, "ffn"), "intermediate.dense.bias"),
+    "the queries stay": lambda g: tampered(g, without(g, "qk"), *QUERY),
+    "one head of the queries turns otherwise": lambda g: tampered(g, one_head_replaced(g), *QUERY),
+}
+
+
+@every_dtype
+@pytest.mark.parametrize("label", [*LABELS, "gpt2-lm", "deberta", "torch-relu-post"])
+def test_what_is_right_is_proved_and_its_rounding_told(label: str, dtype: torch.dtype) -> None:
+    source, anchor = (MODELS[label](seed).to(dtype) for seed in (0, 1))
+    for g in (api.match(source, anchor), random_alignment(api.declare(source), 1, MATCHED)):
+        proof = api.prove(source, g)
+        assert proof.exact.worst <= 1e-12
+        assert proof.exact.tolerance == TOLERANCE[torch.float64]
+        assert proof.exact.inputs == "seeded random inputs, run in float64"
+        moved = api.verify(source, g(source), g)
+        assert proof.rounding == pytest.approx(moved.worst, rel=1e-6)
+        assert torch.finfo(dtype).eps / 100 < proof.rounding < TOLERANCE[dtype]
+
+
+def test_what_is_stored_in_float64_is_hardly_rounded() -> None:
+    source = MODELS["bert-mlm"]()
+    proof = api.prove(source, random_alignment(api.declare(source), 1))
+    assert max(proof.exact.worst, proof.rounding) < 1e-13
+
+
+@every_dtype
+@pytest.mark.parametrize("label", LABELS)
+@pytest.mark.parametrize("mistake", WRONG)
+def test_what_is_wrong_is_not_proved(mistake: str, label: str, dtype: torch.dtype) -> None:
+    source, anchor = (MODELS[label](seed).to(dtype) for seed in (0, 1))
+    for g in (api.match(source, anchor), random_alignment(api.declare(source), 1, MATCHED)):
+        wrong = WRONG[mistake](g)
+        with pytest.raises(VerificationError, match=r"after alignment: output 'logits' differs by .*nothing was"):
+            api.prove(source, wrong)
+        assert api.prove(source, replace(wrong, ends=("nothing",) * 0, other=None)).exact.equal
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("mistake", WRONG)
+def test_mistakes_that_rounding_hides_are_found(mistake: str, dtype: torch.dtype) -> None:
+    """Small ones: an alignment that is near to the identity. Running the rounded models does not tell them."""
+    source = MODELS["bert-mlm"]().to(dtype)
+    wrong = WRONG[mistake](nearly_nothing(source))
+    assert api.verify(source, wrong(source), wrong).equal
+    with pytest.raises(VerificationError):
+        api.prove(source, wrong)
+
+
+def nearly_nothing(source: Checkpoint) -> Alignment:
+    """Turns, translations and rescalings by about 1e-5, neurons reordered by one swap of two that hardly differ."""
+    g = random_alignment(api.declare(source), 1, MATCHED)
+    elements = {}
+    for instance, element in g.elements.items():
+        if isinstance(element, Similarity):
+            skew = element.matrix - element.matrix.mT
+            turn = torch.linalg.matrix_exp(1e-5 * skew)
+            elements[instance] = Similarity(turn, 1 + 1e-5 * (element.scale or torch.ones(())) * 0 + 1e-5)
+    return replace(g, elements=elements, shifts={name: 1e-5 * t for name, t in g.shifts.items()})
+
+
+def test_outputs_in_a_moved_space_follow() -> None:
+    for source in (MODELS["bert"](), MODELS["gpt2"](), encoder()):
+        g = random_alignment(api.declare(source), 2)
+        assert not g.elements[Instance("residual")].is_identity()
+        assert api.prove(source.to(torch.bfloat16), g).exact.worst < 1e-12
+
+
+def test_by_a_runner_and_on_given_inputs() -> None:
+    source = MODELS["bert-mlm"]()
+    g = random_alignment(api.declare(source), 3, MATCHED)
+    inputs = {"input_ids": torch.tensor([[5, 17, 33]])}
+    assert api.prove(source, g, inputs=inputs).exact.inputs == "the given inputs, run in float64"
+    first = "bert.encoder.layer.0.attention."
+
+    def scores(model: Checkpoint) -> dict[str, Tensor]:
+        q, k = (model[f"{first}self.{part}.weight"].reshape(4, 5, 20) for part in ("query", "key"))
+        assert q.dtype == torch.float64
+        return {"scores": q.mT @ k}
+
+    assert api.prove(source.to(torch.float64), g, runner=scores).exact.worst < 1e-13
+    with pytest.raises(VerificationError, match="'scores' differs"):
+        api.prove(source, tampered(g, without(g, "qk"), *QUERY), runner=scores)
+
+
+def test_a_declaration_that_was_tampered_with_moves_nothing_wrongly() -> None:
+    """What an alignment says of a family is not believed: the checkpoint's own declaration decides what moves."""
+    source = MODELS["bert-mlm"]()
+    g = random_alignment(api.declare(source), 4, MATCHED)
+    still = {**g.spec.tensors}
+    for name, declared in g.spec.tensors.items():
+        if name.endswith("intermediate.dense.bias"):
+            still[name] = g.spec.tensors[name.replace("intermediate", "output")]
+            assert still[name] != declared
+    lying = replace(g, spec=replace(g.spec, tensors=still, shifts=()))
+    for name, tensor in g(source).items():
+        assert torch.equal(lying(source)[name], tensor)
