@@ -56,7 +56,7 @@ def test_every_public_name_is_there_and_documented() -> None:
 
 
 def test_public_names_are_the_functions_of_the_api() -> None:
-    for name in ("align", "declare", "distance", "match", "merge", "to_module", "verify"):
+    for name in ("align", "declare", "distance", "match", "merge", "prove", "to_module", "verify"):
         assert getattr(symfuse, name) is getattr(api, name)
     assert symfuse.open is open_checkpoint
     assert issubclass(symfuse.SymfuseError, Exception)

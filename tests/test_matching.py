@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import threading
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -139,6 +140,54 @@ def test_close_models_are_never_moved_apart(label: str, size: float) -> None:
     assert api.distance(api.match(source, anchor)(source), anchor).total <= before
 
 
+@pytest.mark.parametrize("size", [1e-6, 1e-3, 1e-1])
+@pytest.mark.parametrize("factor", [1, 30, 100])
+@pytest.mark.parametrize("label", ["torch-relu-post", "bert-mlm", "gpt2-lm", "deberta", "vit"])
+def test_large_value_biases_never_make_it_worse(label: str, factor: float, size: float) -> None:
+    """They may decide which element is the best; with translations it is never farther than without."""
+    anchor = value_biases_times(factor, MODELS[label](0))
+    for changed in (factor, 1.01 * factor):
+        source = value_biases_times(changed, noisy(MODELS[label](0), size))
+        before = api.distance(source, anchor).total
+        plain = api.distance(api.match(source, anchor, biases=False)(source), anchor).total
+        translated = api.distance(api.match(source, anchor)(source), anchor).total
+        assert plain <= before
+        assert translated <= before
+        assert translated <= plain * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("factor", [30, 100])
+@pytest.mark.parametrize("label", ["torch-relu-post", "bert-mlm", "gpt2-lm", "deberta", "vit"])
+def test_large_value_biases_of_independent_models(label: str, factor: float) -> None:
+    source, anchor = (value_biases_times(factor, model) for model in pair(label))
+    plain, translated = (api.match(source, anchor, biases=biases) for biases in (False, True))
+    distances = [api.distance(g(source), anchor).total for g in (plain, translated)]
+    assert distances[1] <= distances[0] * (1 + 1e-9)
+    assert distances[0] < api.distance(source, anchor).total
+    assert api.prove(source, translated).exact.worst < 1e-12
+
+
+@pytest.mark.parametrize("factor", [30, 100])
+@pytest.mark.parametrize("label", ["torch-relu-post", "bert-mlm", "gpt2-lm", "deberta", "vit"])
+def test_planted_translations_are_recovered_beside_large_value_biases(label: str, factor: float) -> None:
+    anchor = value_biases_times(factor, MODELS[label](0))
+    source = planted(anchor)
+    assert api.distance(source, anchor).relative > 0.5
+    moved = api.match(source, anchor)(source)
+    assert api.distance(moved, anchor).relative < 1e-12
+    for name in anchor:
+        torch.testing.assert_close(moved[name], anchor[name], rtol=0, atol=1e-10 * factor)
+
+
+def value_biases_times(factor: float, checkpoint: Checkpoint) -> Checkpoint:
+    spec, tensors = api.declare(checkpoint), {name: tensor.clone() for name, tensor in checkpoint.items()}
+    rules = [rule for rule in spec.shifts if rule.into is not None]
+    assert rules
+    for rule in rules:
+        spec.part(rule.bias, tensors[spec.file_name(rule.bias)], rule.axis).view.mul_(factor)
+    return checkpoint.replace(tensors=tensors)
+
+
 @some_models
 def test_the_steps_report_the_distance_of_the_tensors_they_touch(label: str) -> None:
     source, anchor = pair(label)
@@ -183,8 +232,8 @@ def test_scaling_never_costs(label: str) -> None:
 @pytest.mark.parametrize(
     ("layers", "chosen"),
     [
-        ("1", {1}), ("-1", {1}), ("tail:1", {1}), ("0-1", {0, 1}), (None, {0, 1}), ([0], {0}), ([-1], {1}), ((-2,), {0}),
-        ([0, -1], {0, 1}), (1, {1}), (0, {0}), (-1, {1}),
+        ("1", {1}), ("-1", {1}), ("tail:1", {1}), ("0-1", {0, 1}), (None, {0, 1}), ([0], {0}), ([-1], {1}),
+        ((-2,), {0}), ([0, -1], {0, 1}), (1, {1}), (0, {0}), (-1, {1}),
     ],
 )  # fmt: skip
 def test_only_the_layers_that_were_asked_for(layers: str | int | list[int] | None, chosen: set[int]) -> None:
@@ -318,6 +367,49 @@ def test_the_number_of_threads_is_restored(two_threads: None) -> None:
     with pytest.raises(ZeroDivisionError):
         api.match(source, anchor, progress=stop)
     assert torch.get_num_threads() == 2
+
+
+def test_overlapping_matches_restore_the_number_of_threads(two_threads: None) -> None:
+    """The first to begin ends first. torch's number is that of the process: threads that begin later get it."""
+    source, anchor = pair("torch-relu-post")
+    first_began, second_began, first_ended = (threading.Event() for _ in range(3))
+    failures: list[str] = []
+
+    def wait(event: threading.Event) -> None:
+        if not event.wait(60):
+            failures.append("the matches did not overlap")
+
+    def first(_step: Step, _total: int) -> None:
+        first_began.set()
+        wait(second_began)
+
+    def second(_step: Step, _total: int) -> None:
+        second_began.set()
+        wait(first_ended)
+
+    def run_second() -> None:
+        wait(first_began)
+        api.match(source, anchor, threads=1, progress=second)
+
+    other = threading.Thread(target=run_second)
+    other.start()
+    api.match(source, anchor, threads=1, progress=first)
+    first_ended.set()
+    other.join()
+    assert not failures
+    found: list[int] = []
+    later = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+    later.start()
+    later.join()
+    assert found == [2]
+
+
+@pytest.mark.parametrize("threads", [0, -1])
+def test_less_than_one_thread_is_refused(threads: int) -> None:
+    with pytest.raises(OptionError, match=f"threads {threads}: at least one"):
+        api.match(*pair("torch-relu-post"), threads=threads)
+    with pytest.raises(OptionError, match="at least one"):
+        api.align(pair("torch-relu-post"), threads=threads)
 
 
 def test_progress_is_told_every_step() -> None:

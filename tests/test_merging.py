@@ -180,7 +180,7 @@ def test_sums_are_formed_wide_and_rounded_once() -> None:
 
 
 @pytest.mark.parametrize("dtype", HALF)
-def test_half_precision_is_the_float32_sum_rounded(dtype: torch.dtype) -> None:
+def test_half_precision_is_the_exact_sum_rounded(dtype: torch.dtype) -> None:
     models = [cast(small(seed), dtype) for seed in range(3)]
     merged = api.merge(models, weights=[0.2, 0.3, 0.5])
     for name in merged:

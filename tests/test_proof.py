@@ -15,7 +15,7 @@ from symfuse.alignment import Alignment, random_alignment
 from symfuse.errors import VerificationError
 from symfuse.groups import Similarity
 from symfuse.io import Checkpoint
-from symfuse.spec import Instance
+from symfuse.spec import Declared, Instance, parse
 from symfuse.verification import TOLERANCE
 
 MATCHED = {"qk", "v", "ffn"}
@@ -105,30 +105,27 @@ def test_what_is_wrong_is_not_proved(mistake: str, label: str, dtype: torch.dtyp
         wrong = WRONG[mistake](g)
         with pytest.raises(VerificationError, match=r"after alignment: output 'logits' differs by .*nothing was"):
             api.prove(source, wrong)
-        assert api.prove(source, replace(wrong, ends=("nothing",) * 0, other=None)).exact.equal
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("mistake", WRONG)
+@pytest.mark.parametrize("mistake", ["the value bias is not folded", "the queries stay"])
 def test_mistakes_that_rounding_hides_are_found(mistake: str, dtype: torch.dtype) -> None:
-    """Small ones: an alignment that is near to the identity. Running the rounded models does not tell them."""
+    """Small ones, of an alignment that is near to the identity: running the rounded models does not tell them."""
     source = MODELS["bert-mlm"]().to(dtype)
-    wrong = WRONG[mistake](nearly_nothing(source))
+    wrong = WRONG[mistake](near_the_identity(source))
     assert api.verify(source, wrong(source), wrong).equal
     with pytest.raises(VerificationError):
         api.prove(source, wrong)
 
 
-def nearly_nothing(source: Checkpoint) -> Alignment:
-    """Turns, translations and rescalings by about 1e-5, neurons reordered by one swap of two that hardly differ."""
-    g = random_alignment(api.declare(source), 1, MATCHED)
+def near_the_identity(source: Checkpoint) -> Alignment:
+    g = random_alignment(api.declare(source), 1, {"qk", "v"})
     elements = {}
     for instance, element in g.elements.items():
-        if isinstance(element, Similarity):
-            skew = element.matrix - element.matrix.mT
-            turn = torch.linalg.matrix_exp(1e-5 * skew)
-            elements[instance] = Similarity(turn, 1 + 1e-5 * (element.scale or torch.ones(())) * 0 + 1e-5)
-    return replace(g, elements=elements, shifts={name: 1e-5 * t for name, t in g.shifts.items()})
+        assert isinstance(element, Similarity)
+        turn = torch.linalg.matrix_exp(1e-4 * (element.matrix - element.matrix.mT))
+        elements[instance] = Similarity(turn, element.scale**1e-4)
+    return replace(g, elements=elements, shifts={name: 1e-4 * t for name, t in g.shifts.items()})
 
 
 def test_outputs_in_a_moved_space_follow() -> None:
@@ -155,15 +152,10 @@ def test_by_a_runner_and_on_given_inputs() -> None:
         api.prove(source, tampered(g, without(g, "qk"), *QUERY), runner=scores)
 
 
-def test_a_declaration_that_was_tampered_with_moves_nothing_wrongly() -> None:
-    """What an alignment says of a family is not believed: the checkpoint's own declaration decides what moves."""
-    source = MODELS["bert-mlm"]()
+def test_what_moves_by_a_wrong_declaration_is_not_proved() -> None:
+    source = MODELS["bert-mlm"]().to(torch.bfloat16)
     g = random_alignment(api.declare(source), 4, MATCHED)
-    still = {**g.spec.tensors}
-    for name, declared in g.spec.tensors.items():
-        if name.endswith("intermediate.dense.bias"):
-            still[name] = g.spec.tensors[name.replace("intermediate", "output")]
-            assert still[name] != declared
-    lying = replace(g, spec=replace(g.spec, tensors=still, shifts=()))
-    for name, tensor in g(source).items():
-        assert torch.equal(lying(source)[name], tensor)
+    bias = "encoder.layer.0.intermediate.dense.bias"
+    still = replace(g.spec, tensors={**g.spec.tensors, bias: Declared(parse("29"), {"l": 0})})
+    with pytest.raises(VerificationError):
+        api.prove(source, replace(g, spec=still))

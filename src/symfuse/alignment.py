@@ -68,7 +68,8 @@ class Alignment:
         known = source.config.get("model_type") in list(ARCHITECTURES)
         declared = resolve(source.config, source, source.name) if known else self.spec
         ours = {self.spec.file_name(name) for name in self.spec.tensors} | self.spec.buffers
-        spec = self.spec if ours >= set(source) else declared
+        as_here = ours >= set(source) and declared.sizes.items() <= self.spec.sizes.items()
+        spec = self.spec if as_here else declared
         moved = {i.axis for i in self.elements} | {rule.axis.strip("*") for rule in self.spec.shifts}
         outer = {per for axis in moved for per in self.spec.axes[axis].per}
         self._require_same_axes(declared, sorted(moved | outer), source.name)
@@ -276,8 +277,10 @@ def _in_words(axis: Axis | None) -> str:
 def _belongs(element: Element, spec: Spec, instance: Instance) -> bool:
     """Whether an element that was read from a file is one of its axis: then it keeps the function."""
     axis = spec.axes[instance.axis]
-    fits = (element.size, element.batch) == (axis.size, spec.batch(instance.axis))
-    return fits and axis.group is not None and axis.group.contains(element, 1e-6)
+    if axis.group is None or (element.size, element.batch) != (axis.size, spec.batch(instance.axis)):
+        return False
+    whole = [not tensor.is_floating_point() for key, tensor in element.tensors().items() if key == "index"]
+    return all(whole) and axis.group.contains(element, 1e-6)
 
 
 def _translates(shift: Tensor, spec: Spec, name: str) -> bool:
@@ -330,14 +333,12 @@ class _Moved(Mapping[str, Tensor]):
         return moved
 
     def wide(self, file_name: str) -> Tensor:
-        """The moved tensor before it is rounded to the dtype of the source: float32 at least."""
-        name, tensor = self.canonical[file_name], self.source.read(file_name)
-        if name not in self.alignment.shifted:
-            return self.alignment.move(name, tensor)
-        return self.alignment.shift(name, self.alignment.move(name, tensor.double()), self._read)
+        """The moved tensor in float64, before it is rounded to the dtype of the source."""
+        name = self.canonical[file_name]
+        return self.alignment.shift(name, self._linear(name), self._linear)
 
-    def _read(self, name: str) -> Tensor:
-        return self.alignment.move(name, self.source.read(self.alignment.spec.file_name(name)))
+    def _linear(self, name: str) -> Tensor:
+        return self.alignment.move(name, self.source.read(self.alignment.spec.file_name(name)).double())
 
     def __iter__(self) -> Iterator[str]:
         return (name for name in self.canonical if name in self.source)

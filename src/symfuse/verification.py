@@ -186,6 +186,8 @@ def compare(before: Outputs, after: Outputs) -> dict[str, float]:
 
     Raises IncompatibleError if the outputs are not the same fields of the same shapes.
     """
+    if not before:
+        raise IncompatibleError("the models have no outputs to compare")
     shapes, others = ({name: tuple(t.shape) for name, t in fields.items()} for fields in (before, after))
     if shapes != others:
         raise IncompatibleError(f"the models do not have the same outputs: {shapes} and {others}")

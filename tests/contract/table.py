@@ -3,7 +3,7 @@
     make table
 
 Each entry is the largest change of the outputs of the real class, relative to the largest output, in float64, when
-random elements of that symmetry act (seed 1) on a tiny random model.
+random elements of that symmetry act (seed 1) on a tiny random model (for SCEPTR: of a module with its tensors).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 import transformers
-from tiny import MODELS
+from tiny import MODELS, case
 
 import symfuse
 
@@ -23,7 +23,7 @@ COLUMNS = {
     "value/output": {"v"},
     "feed-forward": {"ffn"},
     "heads": {"h"},
-    "residual": {"residual", "emb"},
+    "residual": {"residual", "embedding"},
 }
 
 
@@ -32,17 +32,23 @@ Errors = dict[str, float]
 
 def measure(label: str) -> tuple[str, str, Errors, set[str], str]:
     """Family, class, the error of each column, which biases may move, and the groups by axis."""
-    checkpoint = MODELS[label]()
-    spec = symfuse.declare(checkpoint)
+    this = case(label)
+    checkpoint, spec = this.checkpoint, this.spec
     errors = {}
     for column, axes in [*COLUMNS.items(), ("all at once", set(spec.axes))]:
         present = {i.axis for i in spec.movable} & axes
         if present:
             alignment = symfuse.random_alignment(spec, 1, axes=None if column == "all at once" else present)
-            errors[column] = symfuse.verify(checkpoint, alignment(checkpoint), alignment).worst
+            errors[column] = this.error(alignment(checkpoint), alignment)
     biases = {"key free" if rule.into is None else "value folded" for rule in spec.shifts}
     groups = sorted({f"{i.axis}: {g.name}" for i in spec.movable if (g := spec.axes[i.axis].group)})
     return spec.family, checkpoint.name, errors, biases, ", ".join(groups)
+
+
+def in_all_or_some(members: list[set[str]]) -> set[str]:
+    """What the biases of a family may do; "(not all)" where it holds for some of its classes only."""
+    in_all = set.intersection(*members)
+    return in_all | {f"{word} (not all)" for word in set.union(*members) - in_all}
 
 
 def cells(errors: Errors, biases: set[str]) -> list[str]:
@@ -65,7 +71,7 @@ def main() -> None:
     short = []
     for family, members in by_family.items():
         worst = {c: max(e[c] for e, _ in members if c in e) for c in [*COLUMNS, "all at once"]}
-        short.append([family, str(len(members)), *cells(worst, set().union(*(b for _, b in members)))])
+        short.append([family, str(len(members)), *cells(worst, in_all_or_some([b for _, b in members]))])
     versions = f"torch {torch.__version__}, transformers {transformers.__version__}, seed 1, float64"
     text = [
         "# Every architecture, every symmetry, measured",

@@ -5,9 +5,10 @@ Symmetric sizes, gains of 1 and biases of 0 would hide errors.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 import transformers
@@ -55,6 +56,12 @@ VISION = {
 }  # fmt: skip
 MASKED_IMAGE = VISION | {"image_size": 12, "patch_size": 4, "encoder_stride": 4}
 
+SCEPTR: dict[str, Any] = {
+    "model_type": "sceptr", "hidden_size": 20, "num_attention_heads": 4, "intermediate_size": 29, "hidden_act": "relu",
+    "num_hidden_layers": 2, "vocab_size": 19, "compartment_vocab_size": 7, "embedding_size": 25,
+    "output_vocab_size": 17,
+}  # fmt: skip
+
 
 def randomise(module: torch.nn.Module, seed: int) -> torch.nn.Module:
     """Random weights of a size at which nothing saturates; gains about 1, everything else about 0."""
@@ -82,6 +89,53 @@ def encoder(seed: int = 0, **options: object) -> Checkpoint:
     return open_checkpoint(randomise(build(config), seed), config=config, name="TransformerEncoder")
 
 
+class Sceptr(torch.nn.Module):
+    """The model of the package `sceptr`, as far as its tensors say it: token ids [N, L] and their mask to predicted
+    amino acids. Its fixed tables are one-hot; here they are random, so that a slip shows."""
+
+    main_input_name = "input_ids"
+
+    def __init__(self, config: Mapping[str, Any], rng: torch.Generator) -> None:
+        super().__init__()
+        tables = {"token": config["vocab_size"], "compartment": config["compartment_vocab_size"]}
+        self._token_embedder = torch.nn.Module()
+        for kind, size in tables.items():
+            part = torch.nn.Module()
+            part.register_buffer("_token_embeddings", torch.randn(size, size - 1, generator=rng))
+            self._token_embedder.add_module(f"_{kind}_embedding", part)
+        stack = self._self_attention_stack = torch.nn.Module()
+        stack._initial_projector = torch.nn.Linear(config["embedding_size"], config["hidden_size"], bias=False)
+        stack._standard_stack = torch.nn.Module()
+        stack._standard_stack._self_attention_stack = build(config)
+        self._mlm_token_prediction_projector = torch.nn.Module()
+        self._mlm_token_prediction_projector.projector = torch.nn.Linear(
+            config["hidden_size"], config["output_vocab_size"]
+        )
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
+        embed, stack, place = self._token_embedder, self._self_attention_stack, torch.arange(input_ids.shape[1])
+        loops = embed._compartment_embedding._token_embeddings[1 + place // 3].expand(*input_ids.shape, -1)
+        tokens = embed._token_embedding._token_embeddings[input_ids]
+        positions = (place % 3 / 2).to(tokens.dtype)[:, None].expand(*input_ids.shape, 1)
+        x = stack._initial_projector(torch.cat([tokens, positions, loops], -1))
+        x = stack._standard_stack._self_attention_stack(x, src_key_padding_mask=attention_mask == 0)
+        return {"logits": self._mlm_token_prediction_projector.projector(x)}
+
+
+def sceptr(seed: int = 0) -> Checkpoint:
+    module = randomise(Sceptr(SCEPTR, torch.Generator().manual_seed(seed)), seed)
+    return open_checkpoint(module, config=SCEPTR, name="Sceptr")
+
+
+def real(checkpoint: Checkpoint) -> torch.nn.Module:
+    """The live module in float64: that of symfuse, or where it has none the one of these tests."""
+    if checkpoint.config["model_type"] != "sceptr":
+        return live(checkpoint)
+    module = Sceptr(checkpoint.config, torch.Generator()).double()
+    module.load_state_dict(dict(checkpoint))
+    return module.eval()
+
+
 def of(class_name: str, config_class: str, base: dict[str, object], **options: object) -> Callable[..., Checkpoint]:
     def make(seed: int = 0) -> Checkpoint:
         return hf(class_name, getattr(transformers, config_class)(**(base | options)), seed)
@@ -93,6 +147,7 @@ def of(class_name: str, config_class: str, base: dict[str, object], **options: o
 MODELS: dict[str, Callable[..., Checkpoint]] = {
     "torch-relu-post": lambda seed=0: encoder(seed),
     "torch-gelu-pre": lambda seed=0: encoder(seed, hidden_act="gelu", norm_first=True, final_norm=True),
+    "sceptr": sceptr,
     "bert": of("BertModel", "BertConfig", TEXT),
     "bert-mlm": of("BertForMaskedLM", "BertConfig", TEXT),
     "bert-mlm-untied": of("BertForMaskedLM", "BertConfig", TEXT, tie_word_embeddings=False),
@@ -176,7 +231,7 @@ class Case:
 
     def error(self, changed: Checkpoint | torch.nn.Module, alignment: Alignment | None = None) -> float:
         """The largest relative difference of a changed model's outputs; those in moved spaces follow."""
-        module = changed if isinstance(changed, torch.nn.Module) else live(changed)
+        module = changed if isinstance(changed, torch.nn.Module) else real(changed)
         found = run(module, self.follow(self.inputs, alignment))
         return max(compare(self.follow(self.outputs, alignment), found).values())
 
@@ -194,7 +249,7 @@ class Case:
 def case(label: str) -> Case:
     """The case of that label of MODELS, made once."""
     model = Model.of(MODELS[label]())
-    module = live(model.checkpoint)
+    module = real(model.checkpoint)
     inputs = random_inputs(module, model.checkpoint.config)
     rng = torch.Generator().manual_seed(1)
     types = model.checkpoint.config.get("type_vocab_size") or 0

@@ -17,6 +17,8 @@ def choose_axes(words: str | Iterable[str], spec: Spec) -> tuple[str, ...]:
     parts = [w.strip() for w in words.split(",")] if isinstance(words, str) else list(words)
     known = MATCHABLE | {axis: (axis,) for group in MATCHABLE.values() for axis in group}
     known["all"] = tuple(axis for group in MATCHABLE.values() for axis in group)
+    if not parts:
+        raise OptionError(f"no axes to match; choose from {', '.join(known)}")
     chosen: list[str] = []
     for word in parts:
         if word not in known:
@@ -39,7 +41,7 @@ def choose_layers(text: str | int | Sequence[int] | None, layers: int) -> frozen
         chosen = frozenset(i + layers if i < 0 else i for i in numbers)
     else:
         chosen = frozenset().union(*(_range(part.strip(), layers) for part in text.split(",")))
-    wrong = sorted(i for i in chosen if not 0 <= i < layers)
+    wrong = sorted(i for i in chosen if i not in range(layers))
     if wrong or not chosen:
         raise OptionError(f"layers {text!r}: the model has layers 0 to {layers - 1}, not {wrong or 'none'}")
     return chosen

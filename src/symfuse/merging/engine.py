@@ -30,8 +30,7 @@ def merge_models(
     model from which names, dtypes, config and tokenizer come. heads: what becomes of task heads: "average" (all must
     have the same), "drop", or the name or number (from 1) of the model whose head is kept as it is; that model is then
     the base.
-    Sums are accumulated in float64 (in float32 where the result is half precision) and rounded once; of aligned models
-    the values before their own rounding are taken.
+    Sums are accumulated in float64 and rounded once; of aligned models the values before their own rounding are taken.
     Raises IncompatibleError or OptionError before anything is read.
     """
     if method not in METHODS:
@@ -83,6 +82,7 @@ class _Merged(Mapping[str, Tensor]):
         spec = self.template.spec
         name = spec.tied.get(self.files[file], self.files[file])
         if self.files[file] in self.copied and name == self.files[file]:
+            self.template.read(name)  # refuses NaN; the tensor itself is copied as it is stored
             return self.template.checkpoint[file]
         terms = [(share, model.read(name)) for share, model in self.terms]
         if self.alike:
@@ -91,7 +91,7 @@ class _Merged(Mapping[str, Tensor]):
         dtype = self.template.checkpoint.info(file).dtype
         if not all(tensor.is_floating_point() for tensor in tensors):
             return self._equal(name, tensors)
-        work = [tensor.to(torch.float64 if dtype.itemsize > 2 else torch.float32) for tensor in tensors]
+        work = [tensor.double() for tensor in tensors]
         out = self.method.function(work, [share for share, _ in terms]).to(dtype)
         if not out.isfinite().all():  # the inputs are finite: Model.read has scanned them
             raise IncompatibleError(

@@ -1,0 +1,26 @@
+"""The table of families names axes that exist, and says what holds for some classes of a family only."""
+
+from __future__ import annotations
+
+from table import COLUMNS, cells, in_all_or_some, measure
+from tiny import MODELS, case
+
+
+def test_every_axis_of_the_columns_is_moved_in_some_model() -> None:
+    moved = {instance.axis for label in MODELS for instance in case(label).spec.movable}
+    assert set().union(*COLUMNS.values()) <= moved
+
+
+def test_a_row() -> None:
+    family, name, errors, biases, groups = measure("deberta-mlm-absolute")
+    assert (family, name) == ("deberta-v2", "DebertaV2ForMaskedLM")
+    assert errors.keys() == {*COLUMNS, "all at once"}
+    assert 0 < max(errors.values()) < 1e-13
+    assert "embedding: permutation" in groups
+    assert cells(errors, biases)[-1] == "key free, value folded"
+
+
+def test_what_holds_for_some_classes_only() -> None:
+    assert in_all_or_some([{"value folded"}, {"key free", "value folded"}]) == {"key free (not all)", "value folded"}
+    assert in_all_or_some([{"key free"}, {"key free"}]) == {"key free"}
+    assert in_all_or_some([set()]) == set()

@@ -1,0 +1,73 @@
+"""The benchmarks can be started: they are imported, and the models that they make are models."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from symfuse.architectures import resolve
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> object:
+    """Imports one as if it were run from its folder."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def benchmark(name: str) -> ModuleType:
+        spec = importlib.util.spec_from_file_location(f"benchmarks_{name}", BENCHMARKS / f"{name}.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, spec.name, module)
+        spec.loader.exec_module(module)
+        return module
+
+    return benchmark
+
+
+@pytest.mark.parametrize("path", sorted(BENCHMARKS.glob("*.py")), ids=lambda path: path.stem)
+def test_it_is_imported(load, path: Path) -> None:  # type: ignore[no-untyped-def]
+    module = load(path.stem)
+    assert module.__doc__
+    assert path.stem.startswith("_") or callable(module.main)
+
+
+@pytest.mark.parametrize("shape", range(2))
+@pytest.mark.parametrize("kind", ["independent", "fine-tune", "unbalanced"])
+def test_its_pairs_are_models_of_their_family(load, shape: int, kind: str) -> None:  # type: ignore[no-untyped-def]
+    matching = load("matching")
+    assert kind in matching.KINDS
+    assert len(matching.SHAPES) == 2
+    whole = matching.SHAPES[shape]
+    small = replace(whole, config={**whole.config, "num_hidden_layers": 1, "hidden_size": 128,
+                                   "num_attention_heads": 2, "intermediate_size": 40})  # fmt: skip
+    source, anchor = matching.pair(small, kind)
+    assert source.spec.family == anchor.spec.family == whole.config["model_type"]
+    assert {i.axis for i in source.spec.movable} >= {"qk", "v", "ffn"}
+    assert any(not torch.equal(source.read(name), anchor.read(name)) for name in source.spec.tensors)
+    tasks = matching.attention_tasks(source, anchor, small, 1) | matching.apply_tasks(source, 1)
+    assert len(tasks) > 5
+    for task in tasks.values():
+        task()
+
+
+def test_scores_of_the_assignment_benchmark(load) -> None:  # type: ignore[no-untyped-def]
+    assignment = load("assignment")
+    for kind in ("independent", "correlated", "fine-tune"):
+        x, y = assignment.features(kind, 64)
+        assert x.shape == y.shape
+        assert len(x) == 64
+
+
+def test_a_declaration_without_names_is_that_of_the_config(load) -> None:  # type: ignore[no-untyped-def]
+    for shape in load("matching").SHAPES:
+        assert resolve(shape.config, []).axes["l"].size == shape.layers
