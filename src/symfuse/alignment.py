@@ -27,7 +27,7 @@ from torch import Tensor
 from symfuse.architectures import ARCHITECTURES, Model, require_floating, resolve
 from symfuse.errors import CheckpointError, IncompatibleError, LayoutError, OutputError, SymmetryError
 from symfuse.groups import ELEMENTS, Element
-from symfuse.io import Checkpoint
+from symfuse.io import Checkpoint, is_finite
 from symfuse.io import open as open_checkpoint
 from symfuse.spec import Atom, Axis, Instance, Shift, Spec, Variance
 
@@ -324,7 +324,7 @@ class _Moved(Mapping[str, Tensor]):
             moved = self.wide(file_name).to(self.source.info(file_name).dtype)
         else:
             moved = self.alignment.move(name, self.source[file_name])
-        if not moved.isfinite().all() and self.source[file_name].isfinite().all():
+        if not is_finite(moved) and is_finite(self.source[file_name]):
             dtype = str(moved.dtype).removeprefix("torch.")
             raise IncompatibleError(
                 f"{file_name}: the moved tensor does not fit in {dtype}, the dtype of {self.source.name}; convert that "

@@ -21,7 +21,7 @@ from symfuse.io.quantised import refuse_quantised
 from symfuse.io.tensors import StoredTensors, TensorInfo
 from symfuse.io.writer import write
 
-__all__ = ["Checkpoint", "TensorInfo", "open", "scan"]
+__all__ = ["Checkpoint", "TensorInfo", "is_finite", "open", "scan"]
 
 
 class Checkpoint(Mapping[str, Tensor]):
@@ -206,25 +206,32 @@ def open(  # noqa: A001 - the verb that users type: symfuse.open
     raise OptionError(f"a model is a path, a hub id, a state dictionary or a module, not {type(source).__name__}")
 
 
+def is_finite(tensor: Tensor) -> bool:
+    """Whether a tensor holds neither NaN nor infinity; integers never do.
+
+    One sum decides almost always: in IEEE arithmetic a sum with a NaN or an infinite term is never finite, so a finite
+    sum proves that all terms are. A sum that overflowed proves nothing; then all are looked at.
+    """
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return True
+    values = tensor.detach().float() if tensor.dtype.itemsize == 1 else tensor.detach()
+    return bool(values.sum().isfinite()) or bool(values.isfinite().all())
+
+
 def scan(name: str, tensor: Tensor, where: str | None = None) -> None:
     """Raise CheckpointError, with the counts, if a tensor that was just read holds NaN or infinity.
 
-    One sum decides almost always: in IEEE arithmetic a sum with a NaN or an infinite term is never finite, so
-    a finite sum proves that all terms are. A sum that overflowed proves nothing; then the terms are counted.
     `where` is the file, as `Checkpoint.where` gives it.
     """
-    if not (tensor.is_floating_point() or tensor.is_complex()):
+    if is_finite(tensor):
         return
     values = tensor.detach().float() if tensor.dtype.itemsize == 1 else tensor.detach()
-    if values.sum().isfinite():
-        return
     nan, inf = int(values.isnan().sum()), int(values.isinf().sum())
-    if nan or inf:
-        file = f" of {where}" if where else ""
-        raise CheckpointError(
-            f"{name!r}{file} holds {nan} NaN and {inf} infinite values among {tensor.numel()}, "
-            "expected none. The model was damaged in training or saving; use an earlier checkpoint."
-        )
+    file = f" of {where}" if where else ""
+    raise CheckpointError(
+        f"{name!r}{file} holds {nan} NaN and {inf} infinite values among {tensor.numel()}, "
+        "expected none. The model was damaged in training or saving; use an earlier checkpoint."
+    )
 
 
 def _config_dict(config: Any) -> dict[str, Any]:

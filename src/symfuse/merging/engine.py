@@ -11,7 +11,7 @@ from torch import Tensor
 
 from symfuse.architectures import Model, require_same_shape
 from symfuse.errors import IncompatibleError, OptionError
-from symfuse.io import Checkpoint
+from symfuse.io import Checkpoint, is_finite
 from symfuse.merging.base import METHODS, Method
 
 
@@ -93,7 +93,7 @@ class _Merged(Mapping[str, Tensor]):
             return self._equal(name, tensors)
         work = [tensor.double() for tensor in tensors]
         out = self.method.function(work, [share for share, _ in terms]).to(dtype)
-        if not out.isfinite().all():  # the inputs are finite: Model.read has scanned them
+        if not is_finite(out):  # the inputs are: Model.read has scanned them
             raise IncompatibleError(
                 f"{file}: the merge does not fit in {str(dtype).removeprefix('torch.')}, the dtype of "
                 f"{self.template.name}; take a base of a wider dtype, or smaller weights"
