@@ -272,6 +272,38 @@ def measure(shape: Shape, threads: list[int], rounds: int, kinds: tuple[str, ...
                 yield {"title": f"Applying: {where}", "base": "copy", "rows": rows(times, "copy")}
 
 
+# (what, goal, the titles that it concerns, the row, the row that it is measured against, as a share added to it)
+SUMMARY = (
+    ("rotation × floor", "≤ 1.3", "Attention", "rotation", "floor", False),
+    ("feed-forward × floor", "≤ 1.3", "Feed-forward", "permutation", "floor", False),
+    ("scale in one pass, added to the rotation", "< 15 %", "Attention", "rotation, then scale", "rotation", True),
+    ("scale in turns, added: fine-tunes", "< 15 %", "Attention fine-tune", "rotation and scale", "rotation", True),
+    ("scale in turns, added: independent", "< 15 %", "Attention independent", "rotation and scale", "rotation", True),
+    ("scale in turns, added: unbalanced", "< 15 %", "Attention unbalanced", "rotation and scale", "rotation", True),
+    ("biases, added to all of that", "", "Attention", "… and biases", "rotation and scale", True),
+    ("attention as published × rotation in one pass", "", "Attention", "per head", "rotation, then scale", False),
+    ("feed-forward as published × ours", "", "Feed-forward", "as published", "permutation", False),
+    ("applying × copy", "", "Applying", "rotations, scales", "copy", False),
+)
+
+
+def summary(sections: list[dict[str, Any]]) -> str:
+    """Each goal with the least and the greatest ratio of processor times over all shapes, kinds and threads."""
+    lines = ["| | goal | found |", "|---|--:|--:|"]
+    for what, goal, titles, task, base, added in SUMMARY:
+        found = []
+        for section in sections:
+            rows = {row["task"]: row["cpu ratio"] for row in section["rows"]}
+            of = [next((r for name, r in rows.items() if name.startswith(t)), None) for t in (task, base)]
+            if all(word in section["title"] for word in titles.split()) and None not in of:
+                found.append(of[0] / of[1])  # type: ignore[operator]
+        if found:
+            low, high = min(found), max(found)
+            shown = f"+ {low - 1:.0%} to {high - 1:.0%}" if added else f"{low:.2f} to {high:.2f}"
+            lines.append(f"| {what} | {goal} | {shown} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="the smaller shape, four layers, three rounds")
@@ -297,6 +329,7 @@ def main() -> None:
         for section in measure(shape, threads, 3 if args.quick else args.rounds, KINDS):
             print(table(section["title"], section["rows"], section["base"]), flush=True)
             sections.append(section)
+    print("### Summary, in processor time\n\n" + summary(sections) + "\n")
     if args.json:
         args.json.write_text(json.dumps({"machine": machine, "sections": sections}, indent=1))
 
