@@ -192,7 +192,7 @@ def test_c77_nan_in_a_head_that_is_kept_as_it_is(tmp_path: Path) -> None:
         model("BertForSequenceClassification", seed).save(tmp_path / name)
     edit(tmp_path / "a", lambda t: t["classifier.bias"].fill_(float("nan")))
     a, b, out = (str(tmp_path / name) for name in ("a", "b", "out"))
-    refused(tmp_path, 3, "'classifier.bias' of a", "merge", a, b, "-o", out, "--heads", "1")
+    refused(tmp_path, 3, f"'classifier.bias' of {a}", "merge", a, b, "-o", out, "--heads", "1")
 
 
 def test_messages_on_shapes_name_the_model(folders: Path) -> None:

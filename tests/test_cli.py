@@ -108,7 +108,11 @@ def test_inspect(models: Path) -> None:
     axes = {row["axis"]: row for row in found["axes"]}
     assert set(axes["ffn"]) == {"axis", "size", "group", "instances", "matched by", "why"}
     assert (axes["ffn"]["group"], axes["ffn"]["size"], axes["ffn"]["instances"]) == ("permutation", 29, 2)
-    assert (axes["qk"]["group"], axes["qk"]["instances"], axes["qk"]["matched by"]) == ("conformal", 8, "attention")
+    assert (axes["qk"]["group"], axes["qk"]["instances"], axes["qk"]["matched by"]) == (
+        "rotation, scale",
+        8,
+        "attention",
+    )
     assert (axes["vocab"]["group"], axes["vocab"]["instances"]) == ("none", 0)
     assert axes["h"]["matched by"] == axes["residual"]["matched by"] == "-"
     text = done("inspect", "a").stdout
@@ -226,10 +230,13 @@ def test_distance(models: Path) -> None:
 def test_merge(models: Path) -> None:
     run_ = data("merge", "a", "b", "-o", "out", "--weights", "0.3,0.7")
     assert set(run_) == {
-        "models", "method", "weights", "normalize", "base", "heads", "anchor", "alignments", "output", "seconds",
+        "symfuse", "models", "inputs", "method", "weights", "normalize", "base", "heads", "anchor", "alignments",
+        "output", "seconds",
     }  # fmt: skip
     assert (run_["models"], run_["weights"], run_["anchor"], run_["alignments"]) == (["a", "b"], [0.3, 0.7], None, [])
-    assert run_["base"] == 0
+    assert run_["base"] == "a"
+    assert [one["name"] for one in run_["inputs"]] == ["a", "b"]
+    assert len({one["sha256"] for one in run_["inputs"]}) == 2
     assert same(open_checkpoint("out"), dict(api.merge(["a", "b"], weights=[0.3, 0.7])))
     assert {path.name for path in Path("out").iterdir()} == {
         "model.safetensors",
@@ -240,7 +247,8 @@ def test_merge(models: Path) -> None:
     card = Path("out/README.md").read_text("utf-8")
     assert "A linear merge" in card
     assert "Not aligned before the merge." in card
-    assert all(f"- `{model}`" in card for model in ("a", "b"))
+    assert "- `a`, weight 0.3" in card
+    assert "- `b`, weight 0.7" in card
     assert_complete(models / "out", transformers.BertForMaskedLM)
     text = done("merge", "a", "b", "-o", "again", "--weights", "1,3", "--no-normalize").stdout
     assert "1·a + 3·b" in text
@@ -281,7 +289,7 @@ def test_config_dtype_and_tokenizer_are_the_base_s(models: Path, base: str | Non
     number = 1 if base in ("2", "b") else 0
     name = "ab"[number]
     out = open_checkpoint("out")
-    assert run_["base"] == number
+    assert run_["base"] == name
     assert out.config["nickname"] == name
     assert Path("out/vocab.txt").read_text("utf-8") == name
     assert {out.info(tensor).dtype for tensor in out} == {torch.float32 if number else torch.float64}
@@ -296,6 +304,27 @@ def test_heads(models: Path, heads: str, align: list[str]) -> None:
     assert_complete(models / "out", transformers.BertForTokenClassification)
     assert torch.equal(open_checkpoint("out")["classifier.weight"], open_checkpoint("tagger")["classifier.weight"])
     refused(models, 5, "classifier.weight: absent and (7, 20)", "merge", "a", "tagger", "-o", "no", *align)
+
+
+def test_the_model_whose_head_is_kept_is_the_base(models: Path) -> None:
+    assert data("merge", "a", "tagger", "-o", "out", "--heads", "2")["base"] == "tagger"
+    refused(models, 2, "is also the base", "merge", "a", "tagger", "-o", "no", "--heads", "2", "--base", "1")
+
+
+def test_tokenizers_that_differ_are_told(models: Path) -> None:
+    for name, words in (("a", "one two"), ("b", "two one")):
+        Path(name, "vocab.txt").write_text(words, "utf-8")
+    note = "note: vocab.txt of b and a differ; those of a are taken"
+    assert note in done("merge", "a", "b", "-o", "out").stdout
+    Path("b", "vocab.txt").write_text("one two", "utf-8")
+    assert "note:" not in done("merge", "a", "b", "-o", "again").stdout
+
+
+def test_without_a_proof_none_is_claimed(models: Path) -> None:
+    assert "not proved (--no-verify)" in done("align", "a", "--to", "b", "-o", "out", "--no-verify").stdout
+    assert "It was not checked" in Path("out/README.md").read_text("utf-8")
+    done("align", "a", "--to", "b", "-o", "proved")
+    assert "changed no output is proved to" in Path("proved/README.md").read_text("utf-8")
 
 
 def test_a_result_can_be_used_again_without_notes(models: Path) -> None:
@@ -352,6 +381,7 @@ BAD = [
     (2, "3 weights for 2 models", ["merge", "a", "b", "-o", "out", "--weights", "1,2,3"]),
     (2, "numbers separated by commas", ["merge", "a", "b", "-o", "out", "--weights", "1;2"]),
     (2, "sum to zero", ["merge", "a", "b", "-o", "out", "--weights", "1,-1"]),
+    (2, "less than zero", ["merge", "a", "b", "-o", "out", "--weights", "0.3,-0.7"]),
     (2, "not known", ["merge", "a", "b", "-o", "out", "--method", "mean"]),
     (2, "not known", ["merge", "a", "b", "-o", "out", "--align", "everything"]),
     (2, "not matched by this version", ["align", "a", "--to", "b", "-o", "out", "--axes", "residual"]),

@@ -113,10 +113,10 @@ def inspect(model: str, as_json: bool, quiet: bool) -> None:
     out.say(
         f"{model}: {data['family']}, {data['tensors']} tensors, {data['parameters']:,} parameters, {data['dtypes']}"
     )
-    rows = [
-        [a["axis"], a["group"], str(a["size"]), str(a["instances"]), a["matched by"], a["why"]] for a in data["axes"]
-    ]
-    out.table(["axis", "group", "size", "elements", "matched by", "why"], rows)
+    rows = [[a["axis"], a["group"], str(a["size"]), str(a["instances"]), a["matched by"]] for a in data["axes"]]
+    out.table(["axis", "group", "size", "elements", "matched by"], rows)
+    for group, why in dict.fromkeys((a["group"], a["why"]) for a in data["axes"]):
+        out.say(f"  {group}: {why}")
     for note in data["notes"]:
         out.say(f"note: {note}")
     out.finish(data)
@@ -183,7 +183,13 @@ def distance(a: str, b: str, axes: str, as_json: bool, quiet: bool, **options: A
     data = report.distances(before, after)
     for part in ("axis", "layer"):
         rows = [
-            [str(r[part]), f"{r['before']:.4g}", f"{r['after']:.4g}", f"{r['share']:.1%}"] for r in data[f"by_{part}"]
+            [
+                "none" if r[part] == -1 else str(r[part]),
+                f"{r['before']:.4g}",
+                f"{r['after']:.4g}",
+                f"{r['share']:.1%}" if r["before"] else "-",
+            ]
+            for r in data[f"by_{part}"]
         ]
         out.table([part, "squared distance", "after", "left"], rows)
     out.say(
@@ -201,7 +207,8 @@ def distance(a: str, b: str, axes: str, as_json: bool, quiet: bool, **options: A
 @click.option("--align", "axes", metavar="AXES", help="Align first: attention, ffn, all.")
 @click.option("--anchor", help="Number (from 1) or path of the model to align to. Default: nearest to the mean.")
 @click.option(
-    "--base", default="1", help="Number or path of the model whose config, dtypes and tokenizer it has. Default: 1."
+    "--base",
+    help="Number or path of the model whose config, dtypes and tokenizer it has. Default: 1, or that of --heads.",
 )
 @click.option("--heads", default="average", show_default=True, help="Task heads: average, drop, or a model's number.")
 @_matching
@@ -214,7 +221,7 @@ def merge(models: tuple[str, ...], axes: str | None, as_json: bool, quiet: bool,
 
     out = Output(as_json, quiet)
     opened = [_open(out, model) for model in models]
-    base = _model_number("--base", options["base"], models)
+    base = _base(options["base"], options["heads"], models)
     anchor = None if options["anchor"] is None else _model_number("--anchor", options["anchor"], models)
     _check_target(options, *opened)
     # Before anything is computed: can these be merged at all, and do the options make sense?
@@ -223,6 +230,9 @@ def merge(models: tuple[str, ...], axes: str | None, as_json: bool, quiet: bool,
         "base": base, "heads": options["heads"],
     }  # fmt: skip
     api.merge(opened, **merging)
+    for note in report.tokenizer_notes(opened, base):
+        out.say(f"note: {note}")
+    inputs = [checkpoint.lineage() for checkpoint in opened]
     runs: list[dict[str, Any]] = []
     extra: dict[str, bytes] = {}
     if axes is None:
@@ -243,12 +253,32 @@ def merge(models: tuple[str, ...], axes: str | None, as_json: bool, quiet: bool,
             extra[f"alignment-{i + 1}.safetensors"] = alignment.to_bytes()
             opened[i] = alignment(source).replace(name=source.name)  # by which --heads may call it
     merged = api.merge(opened, **merging)
-    run = {"models": list(models), **merging, "anchor": None if anchor is None else models[anchor], "alignments": runs}
+    run = {
+        "symfuse": __version__,
+        "models": list(models),
+        "inputs": inputs,
+        **merging,
+        "base": models[base],
+        "anchor": None if anchor is None else models[anchor],
+        "alignments": runs,
+    }
     _save(out, merged, options, run, extra)
     run |= {"output": str(options["output"]), "seconds": time.perf_counter() - out.start}
-    out.say(f"{merged.name}; config, dtypes and tokenizer of {merged.folder}")
+    out.say(f"{merged.name}; config, dtypes and tokenizer of {models[base]}")
     out.say(f"written to {options['output']} in {run['seconds']:.1f} s")
     out.finish(run)
+
+
+def _base(text: str | None, heads: str, models: Sequence[str]) -> int:
+    """The number of the model that the result is named and typed after: the one whose head is kept, else the first."""
+    kept = None if heads in ("average", "drop") else _model_number("--heads", heads, models)
+    base = kept or 0 if text is None else _model_number("--base", text, models)
+    if kept is not None and base != kept:
+        raise OptionError(
+            f"--base {text} and --heads {heads}: whose head is kept is also the base, as its config names the class; "
+            "leave --base out, or name the same model"
+        )
+    return base
 
 
 def _refuse_unused(options: dict[str, Any]) -> None:
@@ -272,7 +302,7 @@ def demo(work: Path | None, as_json: bool, quiet: bool) -> None:
 def _open(out: Output, source: str) -> Checkpoint:
     from symfuse.io import open as open_checkpoint
 
-    checkpoint = open_checkpoint(source)
+    checkpoint = open_checkpoint(source, name=source)
     for note in () if out.quiet else checkpoint.notes:
         click.echo(f"symfuse: note: {note}", err=True)
     return checkpoint
@@ -353,8 +383,10 @@ def _say_alignment(out: Output, run: dict[str, Any]) -> None:
     ]
     title = f"{run['source']['name']} -> {run['anchor']['name']}"
     out.table(["axis", "group", "elements moved", "squared distance", "after"], rows, title)
+    if run["verified"] is None:
+        out.say("not proved (--no-verify)")
     d = run["distance"]
-    out.say(f"distance of all parameters {d['before']:.4g} -> {d['after']:.4g} ({d['left']:.1%} of it)")
+    out.say(f"distance (not squared) of all parameters {d['before']:.4g} -> {d['after']:.4g} ({d['left']:.1%} of it)")
 
 
 def _numbers(text: str | None) -> list[float] | None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def _axes(spec: Spec) -> list[dict[str, Any]]:
             {
                 "axis": name,
                 "size": axis.size,
-                "group": axis.group.name if axis.group else "none",
+                "group": axis.group.label if axis.group else "none",
                 "instances": touched[name] * batch if axis.group else 0,
                 "matched by": matched.get(name, "-"),
                 "why": _WHY.get(axis.group.name, "") if axis.group else "its order has a meaning: never moved",
@@ -77,9 +78,9 @@ def _axes(spec: Spec) -> list[dict[str, Any]]:
             "size": "-",
             "group": "translation",
             "instances": len(spec.shifts),
-            "matched by": "biases",
+            "matched by": "attention",
         }
-        why = ("softmax ignores key biases; " if free else "") + "value biases may move on into the output's"
+        why = ("softmax ignores key biases; " if free else "") + "value biases may move on into the output bias"
         rows.append(row | {"why": why})
     return rows
 
@@ -135,30 +136,48 @@ def alignment_run(
 
 def model_card(run: Mapping[str, Any]) -> str:
     """README.md of an output folder, with the hub's metadata block and the lineage."""
-    models = (
-        run["models"] if "models" in run else [run[key]["folder"] or run[key]["name"] for key in ("source", "anchor")]
-    )
+    lineage = run["inputs"] if "inputs" in run else [run["source"], run["anchor"]]
     lines = ["---", "library_name: transformers", "tags:", "- symfuse", "- merge", "---", ""]
     if "method" in run:
         lines += [f"A {run['method']} merge made with symfuse {__version__}.", ""]
-        lines += [
-            f"Aligned to `{run['anchor']}` first." if run.get("anchor") else "Not aligned before the merge.",
-            "",
-        ]
+        lines += [f"Aligned to `{run['anchor']}` first." if run["anchor"] else "Not aligned before the merge."]
     else:
+        lines += [f"`{lineage[0]['name']}` moved onto `{lineage[1]['name']}` by its symmetries."]
+    proofs = [one["verified"] for one in run.get("alignments", [run])]
+    if proofs and all(proofs):
+        worst = max(error for proof in proofs for error in proof["errors"].values())
         lines += [
-            f"`{models[0]}` moved onto `{models[1]}` by its symmetries: it computes what `{models[0]}` does.",
             "",
+            f"That moving changed no output is proved to {worst:.0e}, before rounding ({proofs[0]['inputs']}).",
         ]
-    lines += [
-        "Made from:",
-        "",
-        *(f"- `{model}`" for model in models),
-        "",
-        "The whole run as data: `symfuse.json`.",
-        "",
-    ]
+    elif proofs:
+        lines += ["", "It was not checked that moving changed no output (--no-verify)."]
+    weights = run.get("weights") or ([1.0] * len(lineage) if "method" in run else [])
+    rows = [f"- `{m['name']}`{f', weight {w:g}' if w else ''}" for m, w in itertools.zip_longest(lineage, weights)]
+    lines += ["", "Made from:", "", *rows, "", "The whole run as data: `symfuse.json`.", ""]
     return "\n".join(lines)
+
+
+def tokenizer_notes(checkpoints: Sequence[Checkpoint], base: int) -> list[str]:
+    """What a user should know of tokenizer files that differ: those of the base are taken, and row i of an embedding is
+    averaged with row i, whatever token that is."""
+    notes = []
+    ours = _tokenizer_files(checkpoints[base])
+    for checkpoint in checkpoints:
+        theirs = _tokenizer_files(checkpoint)
+        differ = sorted(name for name in ours.keys() & theirs.keys() if ours[name] != theirs[name])
+        if differ:
+            pair = f"{checkpoint.name} and {checkpoints[base].name}"
+            notes.append(f"{', '.join(differ)} of {pair} differ; those of {checkpoints[base].name} are taken")
+    return notes
+
+
+def _tokenizer_files(checkpoint: Checkpoint) -> dict[str, bytes]:
+    if checkpoint.folder is None:
+        return {}
+    names = [file.name for file in companions(checkpoint.folder)]
+    kept = [n for n in names if re.match(r"tokenizer|vocab|merges|added_tokens|.*\.model$", n)]
+    return {n: file.read_bytes() for n in kept if (file := checkpoint.folder / n).is_file()}
 
 
 def text_inputs(checkpoint: Checkpoint, path: Path) -> dict[str, Tensor]:

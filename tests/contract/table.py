@@ -41,7 +41,7 @@ def measure(label: str) -> tuple[str, str, Errors, set[str], str]:
             alignment = symfuse.random_alignment(spec, 1, axes=None if column == "all at once" else present)
             errors[column] = this.error(alignment(checkpoint), alignment)
     biases = {"key free" if rule.into is None else "value folded" for rule in spec.shifts}
-    groups = sorted({f"{i.axis}: {g.name}" for i in spec.movable if (g := spec.axes[i.axis].group)})
+    groups = sorted({f"{i.axis}: {g.label}" for i in spec.movable if (g := spec.axes[i.axis].group)})
     return spec.family, checkpoint.name, errors, biases, ", ".join(groups)
 
 

@@ -51,7 +51,11 @@ def run_demo(out: Output, work: Path | None = None) -> dict[str, Any]:
         }
         _summary(out, data)
         data["seconds"] = time.perf_counter() - out.start
-        out.say(f"done in {data['seconds']:.0f} s")
+        out.say(
+            f"done in {data['seconds']:.0f} s. To go on with the same two models (--work keeps what the demo writes):"
+        )
+        out.say(f"  symfuse inspect {packages.minilm_finetuned()}")
+        out.say(f"  symfuse merge {packages.minilm_finetuned()} {packages.minilm()} -o merged --align all")
         out.finish(data)
     return data
 
@@ -124,7 +128,7 @@ def _planted(out: Output, work: Path) -> dict[str, Any]:
     rows = [[label, f"{share:.0%}"] for label, share in agree.items()]
     out.table(["model", "agrees with MiniLM"], rows, "the nearest of 200 sentences to each of them")
     if peer is None:
-        out.say("(with mergekit's `mergekit-pytorch` on the path its linear merge stands here too)")
+        out.say("(mergekit-pytorch is not on the path, or failed; else its linear merge stands here too)")
     recovered = api.verify(base, open_checkpoint(models["planted, aligned average"]))
     out.say(f"the aligned average equals MiniLM to {recovered.worst:.0e}")
     return {
@@ -198,7 +202,7 @@ def _sentence_table(out: Output, scores: Mapping[str, Mapping[str, float]]) -> N
         ]
         for label, s in scores.items()
     ]
-    columns = ["model (loaded by AutoModel)", "BBC topics, 1-NN", "MRR, trained pairs", "MRR, unseen pairs"]
+    columns = ["model", "BBC topics", "MRR, trained", "MRR, unseen"]
     out.table(columns, rows)
 
 

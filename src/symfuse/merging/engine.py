@@ -136,6 +136,8 @@ def _weights(weights: Sequence[float] | None, count: int, normalize: bool) -> li
         raise OptionError(f"weights {values}: their sum is too large for a number; make them smaller") from None
     if abs(total) < 1e-12 * max(map(abs, values), default=0.0) or total == 0:
         raise OptionError(f"weights {values} sum to zero and cannot be normalised; turn normalisation off")
+    if total < 0:
+        raise OptionError(f"weights {values} sum to less than zero, so normalising would turn their signs; turn it off")
     return [w / total for w in values]
 
 
