@@ -90,7 +90,7 @@ def test_any_weights(weights: list[float], normalize: bool) -> None:
     models = [small(seed) for seed in range(len(weights))]
     total = math.fsum(weights)
     if normalize and total < 1e-2:
-        with pytest.raises(OptionError, match="sum to|sum is") if total <= 0 else nullcontext():
+        with pytest.raises(OptionError, match=r"sum to") if total <= 0 else nullcontext():
             api.merge(models, weights=weights, normalize=normalize)
         return
     merged = api.merge(models, weights=weights, normalize=normalize)
