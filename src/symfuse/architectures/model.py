@@ -74,8 +74,8 @@ def require_same_shape(models: Sequence[Model]) -> None:
         if base != others:
             names = sorted(base ^ others)
             raise IncompatibleError(
-                f"{pair}: {len(names)} tensors are in one model only: {', '.join(names[:5])}"
-                f"{', …' if len(names) > 5 else ''}; remove that part from one or add it to the other"
+                f"{pair}: {len(names)} tensors are in one model only: {some(names)}; "
+                "remove that part from one or add it to the other"
             )
 
 

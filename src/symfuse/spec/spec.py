@@ -12,6 +12,7 @@ from torch import Tensor
 
 from symfuse.errors import LayoutError, SpecError
 from symfuse.groups import GROUPS, Group
+from symfuse.io.messages import some
 from symfuse.spec.layout import Layout, Segment, parse
 
 
@@ -155,8 +156,8 @@ class Spec:
         extra = [f for f in shapes if f not in files and f not in self.buffers]
         if missing or extra:
             lines = [f"{where}: the tensors are not those of {self.family}"]
-            lines += [f"  missing: {_some(missing)}"] if missing else []
-            lines += [f"  not declared: {_some(extra)}"] if extra else []
+            lines += [f"  missing: {some(missing, limit=8)}"] if missing else []
+            lines += [f"  not declared: {some(extra, limit=8)}"] if extra else []
             lines.append(
                 "  a missing tensor would be filled with random numbers on loading, an undeclared one would not "
                 "move with the rest; does config.json belong to these weights?"
@@ -242,8 +243,3 @@ def _check_axes(template: str, layout: Layout, keys: list[str], axes: Mapping[st
                         f"{template}: axis {name!r} has one element for each index of {per!r}, which occurs {times} "
                         f"times beside it, not once, and is not in the name\n    {layout}"
                     )
-
-
-def _some(names: list[str], most: int = 8) -> str:
-    more = f", and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
