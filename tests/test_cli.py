@@ -21,7 +21,7 @@ from click.testing import CliRunner, Result
 from torch import Tensor
 
 from contract.tiny import MODELS, TEXT, of
-from symfuse import api
+from symfuse import api, pipeline
 from symfuse.alignment import Alignment
 from symfuse.cli import main
 from symfuse.groups import Similarity
@@ -230,10 +230,15 @@ def test_distance(models: Path) -> None:
 def test_merge(models: Path) -> None:
     run_ = data("merge", "a", "b", "-o", "out", "--weights", "0.3,0.7")
     assert set(run_) == {
-        "symfuse", "models", "inputs", "method", "weights", "normalize", "base", "heads", "anchor", "alignments",
-        "output", "seconds",
+        "symfuse", "method", "recipe", "merged", "models", "inputs", "weights", "base", "base given", "heads", "seed",
+        "anchor", "alignments", "notes", "output", "seconds",
     }  # fmt: skip
-    assert (run_["models"], run_["weights"], run_["anchor"], run_["alignments"]) == (["a", "b"], [0.3, 0.7], None, [])
+    assert (run_["models"], run_["weights"], run_["anchor"], run_["alignments"]) == (
+        ["a", "b"],
+        {"a": 0.3, "b": 0.7},
+        None,
+        [],
+    )
     assert run_["base"] == "a"
     assert [one["name"] for one in run_["inputs"]] == ["a", "b"]
     assert len({one["sha256"] for one in run_["inputs"]}) == 2
@@ -377,7 +382,6 @@ BAD = [
     (5, "hidden sizes", ["merge", "a", "wide", "-o", "out", "--align", "all"]),
     (5, "hidden sizes", ["distance", "a", "wide"]),
     (5, "the same outputs", ["verify", "a", "tagger"]),
-    (2, "two models at least", ["merge", "a", "-o", "out"]),
     (2, "3 weights for 2 models", ["merge", "a", "b", "-o", "out", "--weights", "1,2,3"]),
     (2, "numbers separated by commas", ["merge", "a", "b", "-o", "out", "--weights", "1;2"]),
     (2, "sum to zero", ["merge", "a", "b", "-o", "out", "--weights", "1,-1"]),
@@ -397,9 +401,8 @@ BAD = [
     (2, "--no-scaling: without --align", ["merge", "a", "b", "-o", "out", "--no-scaling"]),
     (2, "--one-pass: without --align", ["merge", "a", "b", "-o", "out", "--one-pass"]),
     (2, "--no-biases: without --align", ["merge", "a", "b", "-o", "out", "--no-biases"]),
-    (2, "--threads: without --align", ["merge", "a", "b", "-o", "out", "--threads", "1"]),
     (2, "--no-verify: without --align", ["merge", "a", "b", "-o", "out", "--no-verify"]),
-    (2, "--layers, --threads: without", ["merge", "a", "b", "-o", "out", "--layers", "0", "--threads", "2"]),
+    (2, "--layers, --one-pass: without", ["merge", "a", "b", "-o", "out", "--layers", "0", "--one-pass"]),
     (2, "layers 0 to 1", ["merge", "a", "b", "-o", "out", "--align", "all", "--layers", "7"]),
     (2, "is not a size", ["merge", "a", "b", "-o", "out", "--max-shard-size", "large"]),
     (2, "is not a size", ["align", "a", "--to", "b", "-o", "out", "--max-shard-size", "large"]),
@@ -465,8 +468,9 @@ def wrong(alignment: Alignment) -> Alignment:
 def test_c52_an_alignment_that_fails_its_proof_is_not_written(
     models: Path, monkeypatch: pytest.MonkeyPatch, args: list[str]
 ) -> None:
-    match = api.match
-    monkeypatch.setattr(api, "match", lambda *a, **k: wrong(match(*a, **k)))
+    for module, name in ((api, "match"), (pipeline, "match_model")):
+        match = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *a, match=match, **k: wrong(match(*a, **k)))
     before = everything(models)
     result = run(*args, "-o", "out")
     assert result.exit_code == 7
@@ -577,7 +581,9 @@ def test_help_is_quick_and_complete(tmp_path: Path) -> None:
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
     assert found.returncode == 0
     assert found.stdout.splitlines()[-1] == "[]"
-    assert set(main.commands) == {"inspect", "align", "verify", "distance", "merge", "demo"}
+    assert set(main.commands) == {
+        "inspect", "align", "verify", "distance", "merge", "methods", "extract-lora", "demo"
+    }  # fmt: skip
     for name in main.commands:
         assert name in found.stdout
         text = done(name, "--help").output

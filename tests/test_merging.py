@@ -109,8 +109,8 @@ def test_c66_weights_that_do_not_sum_to_one() -> None:
     assert_same_bits(dict(normalised), dict(model))
     as_they_are = api.merge([model, model], weights=[0.1, 1.0], normalize=False)
     assert_same_bits(dict(as_they_are), {name: 0.1 * tensor + tensor for name, tensor in model.items()})
-    assert normalised.name.startswith("0.0909091·")
-    assert as_they_are.name.startswith("0.1·")
+    assert "0.0909091·" in normalised.name
+    assert "0.1·" in as_they_are.name
 
 
 def test_c67_negative_weights() -> None:
@@ -133,7 +133,7 @@ def test_c67_weights_that_sum_to_zero_are_not_normalised(weights: list[float]) -
 
 @pytest.mark.parametrize("weights", [[0.5], [0.2, 0.3, 0.5], [0.5, math.nan], [0.5, math.inf], []])
 def test_weights_that_make_no_sense(weights: list[float]) -> None:
-    with pytest.raises(OptionError, match="weights"):
+    with pytest.raises(OptionError, match="weight"):
         api.merge([small(0), small(1)], weights=weights)
 
 
@@ -214,7 +214,7 @@ def test_c72_what_does_not_fit_the_dtype_is_refused(tmp_path: Path, value: float
     base = with_tensors(cast(small(0), torch.float16), {name: torch.full((6,), 6e4, dtype=torch.float16)})
     other = with_tensors(cast(small(1), torch.float32), {name: torch.full((6,), value)})
     merged = api.merge([base, other], weights=[1.0, 1.0], normalize=False)
-    with pytest.raises(IncompatibleError, match=r"norm2\.bias: the merge does not fit in float16"):
+    with pytest.raises(IncompatibleError, match=r"norm2\.bias: .* do not fit in float16"):
         merged.save(tmp_path / "out")
     assert not list(tmp_path.iterdir())
     wide = api.merge([base, other], weights=[1.0, 1.0], normalize=False, base=1)
@@ -410,8 +410,11 @@ def test_c15_a_prefix_in_one_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("models", [[], [0]])
 def test_c78_fewer_than_two_models(models: list[int]) -> None:
-    with pytest.raises(OptionError, match="two models at least"):
-        api.merge([small(i) for i in models])
+    if models:  # a copy
+        assert_same_bits(dict(api.merge([small(0)])), dict(small(0)))
+    else:
+        with pytest.raises(OptionError, match="needs models; none"):
+            api.merge([])
     with pytest.raises(OptionError, match="two models at least"):
         api.align([small(i) for i in models])
 

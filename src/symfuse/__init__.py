@@ -17,7 +17,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from symfuse.alignment import Alignment, random_alignment
-    from symfuse.api import align, declare, distance, match, merge, prove, to_module, verify
+    from symfuse.api import align, declare, distance, match, merge, merge_recipe, prove, to_module, verify
     from symfuse.errors import SymfuseError
     from symfuse.io import Checkpoint, open  # noqa: A004
 
@@ -30,6 +30,7 @@ _HOME = {
     "distance": "api",
     "match": "api",
     "merge": "api",
+    "merge_recipe": "api",
     "open": "io",
     "prove": "api",
     "random_alignment": "alignment",
@@ -46,6 +47,7 @@ __all__ = [
     "distance",
     "match",
     "merge",
+    "merge_recipe",
     "open",
     "prove",
     "random_alignment",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +20,9 @@ from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
 from symfuse.matching import Step, match_models, nearest_to_mean
 from symfuse.merging import merge_models
+from symfuse.pipeline import merge_recipes
+from symfuse.recipe import parse_recipe, read_recipes
+from symfuse.rewrite import Reconcile
 from symfuse.spec import Spec
 from symfuse.verification import Proof, Verification, live
 from symfuse.verification import prove as prove_alignment
@@ -100,17 +104,47 @@ def merge(
     *,
     method: str = "linear",
     weights: Sequence[float] | None = None,
-    normalize: bool = True,
-    base: int = 0,
+    base: int | None = None,
     heads: str = "average",
+    seed: int = 0,
+    dtype: torch.dtype | None = None,
+    device: str = "cpu",
+    **parameters: Any,
 ) -> Checkpoint:
     """The merge of models in the frame in which they are (see `align`), as a lazy checkpoint: `.save(folder)` it.
 
-    weights: one per model, default equal, normalised to sum to one unless `normalize` is false. base: whose names,
-    dtypes, config and tokenizer the result has. heads: "average", "drop", or the name or number (from 1) of a model.
+    `merge([base, a, b], method="ties", base=0, density=0.3)`; options as in `symfuse.merging.merge_models`. From a
+    recipe: `merge_recipe`.
     """
-    models = [_model(source) for source in sources]
-    return merge_models(models, method=method, weights=weights, normalize=normalize, base=base, heads=heads)
+    return merge_models(
+        [_model(source) for source in sources],
+        method=method,
+        weights=weights,
+        base=base,
+        heads=heads,
+        seed=seed,
+        dtype=dtype,
+        device=device,
+        **parameters,
+    )
+
+
+def merge_recipe(
+    recipe: str | os.PathLike[str] | Mapping[str, Any],
+    models: Mapping[str, Source] | None = None,
+    *,
+    options: Reconcile | None = None,
+    threads: int | None = None,
+) -> Checkpoint:
+    """The merge that a recipe describes, as a lazy checkpoint: a YAML file, or a mapping of the same form.
+
+    models: those that the recipe names and that are not folders or hub ids. Of a file with several recipes the last is
+    the result; those that it names are merged as they are read. options: what is let pass where models do not have the
+    same tensors. Alignments that the recipe asks for are made, and not proved: `prove` does that.
+    """
+    recipes = (parse_recipe(recipe),) if isinstance(recipe, Mapping) else read_recipes(Path(recipe))
+    known = {name: _open(source) for name, source in (models or {}).items()}
+    return merge_recipes(recipes, known, options=options, threads=threads)
 
 
 def verify(

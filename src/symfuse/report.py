@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
+import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,14 @@ from torch import Tensor
 
 from symfuse import __version__, api
 from symfuse.alignment import Alignment
-from symfuse.errors import CheckpointError
+from symfuse.errors import CheckpointError, SymfuseError
 from symfuse.evaluate import Distance
 from symfuse.io import Checkpoint
-from symfuse.io.companions import companions
+from symfuse.io.companions import companions, is_of_tokenizer
 from symfuse.io.messages import first_line
 from symfuse.matching import MATCHABLE
 from symfuse.spec import Spec
+from symfuse.vocabulary import compare
 
 _WHY = {
     "permutation": "elementwise or equal treatment: may be reordered",
@@ -135,14 +137,17 @@ def alignment_run(
 
 
 def model_card(run: Mapping[str, Any]) -> str:
-    """README.md of an output folder, with the hub's metadata block and the lineage."""
+    """README.md of an output folder, with the hub's metadata block, the recipe and the lineage."""
     lineage = run["inputs"] if "inputs" in run else [run["source"], run["anchor"]]
-    lines = ["---", "library_name: transformers", "tags:", "- symfuse", "- merge", "---", ""]
+    names = [str(one["name"]) for one in lineage]
+    relation = ["base_model_relation: merge"] if "method" in run else []
+    lines = ["---", "library_name: transformers", "tags:", "- symfuse", "- merge", "base_model:"]
+    lines += [f"- {json.dumps(name, ensure_ascii=False)}" for name in dict.fromkeys(names)] + [*relation, "---", ""]
     if "method" in run:
         lines += [f"A {run['method']} merge made with symfuse {__version__}.", ""]
         lines += [f"Aligned to `{run['anchor']}` first." if run["anchor"] else "Not aligned before the merge."]
     else:
-        lines += [f"`{lineage[0]['name']}` moved onto `{lineage[1]['name']}` by its symmetries."]
+        lines += [f"`{names[0]}` moved onto `{names[1]}` by its symmetries."]
     proofs = [one["verified"] for one in run.get("alignments", [run])]
     if proofs and all(proofs):
         worst = max(error for proof in proofs for error in proof["errors"].values())
@@ -152,32 +157,32 @@ def model_card(run: Mapping[str, Any]) -> str:
         ]
     elif proofs:
         lines += ["", "It was not checked that moving changed no output (--no-verify)."]
-    weights = run.get("weights") or ([1.0] * len(lineage) if "method" in run else [])
-    rows = [f"- `{m['name']}`{f', weight {w:g}' if w else ''}" for m, w in itertools.zip_longest(lineage, weights)]
-    lines += ["", "Made from:", "", *rows, "", "The whole run as data: `symfuse.json`.", ""]
+    weights = run.get("weights") or {}
+    rows = [f"- `{name}`{f', weight {weights[name]:g}' if name in weights else ''}" for name in names]
+    lines += ["", "Made from:", "", *rows, ""]
+    if "recipe" in run:
+        lines += ["```yaml", run["recipe"].rstrip(), "```", ""]
+    lines += ["The whole run as data: `symfuse.json`.", ""]
     return "\n".join(lines)
 
 
 def tokenizer_notes(checkpoints: Sequence[Checkpoint], base: int) -> list[str]:
-    """What a user should know of tokenizer files that differ: those of the base are taken, and row i of an embedding is
-    averaged with row i, whatever token that is."""
-    notes = []
+    """What a user should know of tokenizers that differ, if they are not brought together: those of the base are taken,
+    and row i of an embedding is merged with row i, whatever token that is."""
+    taken = checkpoints[base].name
     ours = _tokenizer_files(checkpoints[base])
-    for checkpoint in checkpoints:
+    notes = []
+    for i, checkpoint in enumerate(checkpoints):
         theirs = _tokenizer_files(checkpoint)
-        differ = sorted(name for name in ours.keys() & theirs.keys() if ours[name] != theirs[name])
-        if differ:
-            pair = f"{checkpoint.name} and {checkpoints[base].name}"
-            notes.append(f"{', '.join(differ)} of {pair} differ; those of {checkpoints[base].name} are taken")
+        if differ := sorted(name for name in ours.keys() & theirs.keys() if ours[name] != theirs[name]):
+            notes.append(f"{', '.join(differ)} of {checkpoint.name} and {taken} differ; those of {taken} are taken")
+            with suppress(SymfuseError):  # a tokenizer that cannot be read is none of the merge's
+                notes += [str(d) for d in compare([checkpoints[base], checkpoints[i]]) if d]
     return notes
 
 
 def _tokenizer_files(checkpoint: Checkpoint) -> dict[str, bytes]:
-    if checkpoint.folder is None:
-        return {}
-    names = [file.name for file in companions(checkpoint.folder)]
-    kept = [n for n in names if re.match(r"tokenizer|vocab|merges|added_tokens|.*\.model$", n)]
-    return {n: file.read_bytes() for n in kept if (file := checkpoint.folder / n).is_file()}
+    return {name: data for name, data in checkpoint.companions().items() if is_of_tokenizer(name)}
 
 
 def text_inputs(checkpoint: Checkpoint, path: Path) -> dict[str, Tensor]:

@@ -4,60 +4,78 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from symfuse.architectures.base import Config, lookup, resolve
-from symfuse.architectures.feed_forward import SAME
-from symfuse.errors import CheckpointError, IncompatibleError, SpecError
+from symfuse.architectures.base import ARCHITECTURES, resolve
+from symfuse.architectures.config import Difference, differences, rope_theta, text_config
+from symfuse.architectures.undeclared import LAYER_COUNTS, PARTITIONED, disagreeing_frequencies, refuse_placeholders
+from symfuse.architectures.undeclared import undeclared as by_names
+from symfuse.errors import CheckpointError, IncompatibleError, LayoutError, SpecError
 from symfuse.io import Checkpoint
 from symfuse.io.messages import some
 from symfuse.spec import Axis, Spec
 
-# What decides the function beside the fields that the declaration reads, and its default where families share one.
-SCALARS: dict[str, Any] = {
-    "layer_norm_eps": None, "layer_norm_epsilon": None, "is_decoder": False, "position_embedding_type": "absolute",
-    "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "norm_first": False,
-}  # fmt: skip
-OF_HEADS = {"architectures", "id2label", "num_labels", "tie_word_embeddings", "legacy", "encoder_stride"}
+# Sizes of the config whose names say more than the shapes that follow from them.
+WIDTHS = ("hidden_size", "n_embd", "d_model", "dim", "intermediate_size", "n_inner", "d_ff")
 
 
 @dataclass(frozen=True)
 class Model:
-    """A checkpoint and its Spec, which it has been checked against; tensors are read by canonical name."""
+    """A checkpoint and its Spec, which it has been checked against; tensors are read by canonical name.
+    notes: what the user should be told of it."""
 
     checkpoint: Checkpoint
     spec: Spec
+    notes: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint) -> Model:
+    def of(cls, checkpoint: Checkpoint, *, undeclared: bool = False) -> Model:
         """Resolve the family and check every name and shape, from headers alone.
 
+        undeclared: take a family without a declaration by names and shapes, without symmetries; a note says so.
         Raises UnknownArchitectureError, SpecError or LayoutError, each naming what does not fit.
         """
-        spec = resolve(checkpoint.config, checkpoint, checkpoint.name)
-        spec.check({name: checkpoint.info(name).shape for name in checkpoint}, checkpoint.name)
-        return cls(checkpoint, spec)
+        notes: tuple[str, ...] = ()
+        if undeclared and str(checkpoint.config.get("model_type")) not in ARCHITECTURES:
+            refuse_placeholders(checkpoint)
+            spec = by_names(checkpoint)
+            notes = (f"symfuse has no declaration for {spec.family!r}: merged by names and shapes, without alignment",)
+        else:
+            spec = resolve(checkpoint.config, checkpoint, checkpoint.name)
+            shapes = {name: checkpoint.info(name).shape for name in checkpoint}
+            try:
+                spec.check(shapes, checkpoint.name)
+            except LayoutError as error:
+                raise LayoutError(f"{error}\n{PARTITIONED}" if (0,) in shapes.values() else str(error)) from None
+        note = disagreeing_frequencies(checkpoint, spec.buffers, rope_theta(checkpoint.config))
+        return cls(checkpoint, spec, (*notes, note) if note else notes)
 
     @property
     def name(self) -> str:
         return self.checkpoint.name
+
+    @property
+    def declared(self) -> bool:
+        """Whether symfuse knows the family, and with it what may be aligned."""
+        return self.spec.family in ARCHITECTURES
 
     def read(self, name: str) -> Tensor:
         """The tensor of that canonical name; CheckpointError if it holds NaN or infinity."""
         return self.checkpoint.read(self.spec.file_name(name))
 
 
-def require_same_shape(models: Sequence[Model]) -> None:
+def require_same_shape(models: Sequence[Model], *, force_config: bool = False, layers: bool = True) -> tuple[str, ...]:
     """IncompatibleError, with the first difference, unless the base models are of one family and size.
 
-    Task heads may differ; whoever combines them decides what becomes of them.
+    Task heads may differ; whoever combines them decides what becomes of them. force_config: let configs differ in what
+    they compute. layers: whether the numbers of layers must agree. Returns notes: the differences that are let pass.
     """
     for model in models:
         _require_equal_ties(model)
     first = models[0]
+    notes: list[str] = []
     for other in models[1:]:
         pair = f"{first.name} and {other.name}"
         if first.spec.family != other.spec.family:
@@ -65,18 +83,80 @@ def require_same_shape(models: Sequence[Model]) -> None:
                 f"{pair}: one is a {first.spec.family}, the other a {other.spec.family}; only models of one "
                 "family share their symmetries"
             )
-        ours, theirs = _base_axes(first.spec), _base_axes(other.spec)
-        for axis in ours:
-            if axis in theirs and ours[axis] != theirs[axis]:
-                raise IncompatibleError(f"{pair}: {_difference(axis, ours[axis], theirs[axis])}")
-        _require_same_function(first.checkpoint, other.checkpoint, pair)
-        base, others = (set(m.spec.tensors) - m.spec.heads - m.spec.tied.keys() for m in (first, other))
-        if base != others:
-            names = sorted(base ^ others)
-            raise IncompatibleError(
-                f"{pair}: {len(names)} tensors are in one model only: {some(names)}; "
-                "remove that part from one or add it to the other"
-            )
+        _require_same_sizes(first, other, pair, layers, force_config)
+        found = differences(first.checkpoint, other.checkpoint)
+        notes += _let_pass(found, pair, force_config, layers)
+        _require_same_tensors(first, other, pair, layers)
+    return tuple(notes)
+
+
+def _require_same_sizes(first: Model, other: Model, pair: str, layers: bool, force_config: bool) -> None:
+    ours, theirs = _base_axes(first.spec), _base_axes(other.spec)
+    for axis in ours:
+        if axis == "l" and not layers:
+            continue
+        if axis in theirs and ours[axis] != theirs[axis]:
+            if force_config and ours[axis].size == theirs[axis].size:
+                continue  # the activations differ, and with them the groups
+            raise IncompatibleError(f"{pair}: {_difference(axis, ours[axis], theirs[axis])}")
+    if not first.declared:
+        configs = [text_config(model.checkpoint.config) for model in (first, other)]
+        for key in WIDTHS:
+            sizes = [config.get(key) for config in configs]
+            if None not in sizes and sizes[0] != sizes[1]:
+                what = "hidden sizes" if key in WIDTHS[:4] else "feed-forward sizes"
+                raise IncompatibleError(
+                    f"{pair}: the {what} differ: {sizes[0]} and {sizes[1]} ({key}); there is no exact map between them"
+                )
+
+
+def _let_pass(found: Sequence[Difference], pair: str, force_config: bool, layers: bool) -> list[str]:
+    """Notes for differences of configs; IncompatibleError for the first that matters, unless it is forced."""
+    if not layers:
+        found = [d for d in found if d.field.rpartition(".")[2] not in (*LAYER_COUNTS, "layer_types")]
+    deciding, others = [d for d in found if d.matters], [d for d in found if not d.matters]
+    if deciding and not force_config:
+        more = f" (and in {some(d.field for d in deciding[1:])})" if deciding[1:] else ""
+        d = deciding[0]
+        raise IncompatibleError(
+            f"{pair}: config.json differs in {d}{more}, so that the same weights compute something else; make them "
+            "equal if one of them is wrong"
+        )
+    notes = [
+        f"{pair}: config.json differs in {d}; the base's is kept, though the others computed with theirs"
+        for d in deciding
+    ]
+    if others:
+        notes.append(f"{pair}: config.json differs in {some(map(str, others))}; the base's is kept")
+    return notes
+
+
+def _require_same_tensors(first: Model, other: Model, pair: str, layers: bool) -> None:
+    ours, theirs = (_base_shapes(model, layers) for model in (first, other))
+    if names := sorted(ours.keys() ^ theirs.keys()):
+        raise IncompatibleError(
+            f"{pair}: {len(names)} tensors are in one model only: {some(names)}; "
+            "remove that part from one or add it to the other"
+        )
+    if wrong := [name for name in ours if ours[name] != theirs[name]]:
+        shapes = "; ".join(f"{name}: {ours[name]} and {theirs[name]}" for name in wrong[:5])
+        more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+        raise IncompatibleError(f"{pair}: {len(wrong)} tensors differ in shape: {shapes}{more}")
+
+
+def _base_shapes(model: Model, layers: bool) -> dict[str, tuple[int, ...]]:
+    """The shapes of the base model's tensors; those of a layer once for all layers, unless `layers`."""
+    spec = model.spec
+    out: dict[str, tuple[int, ...]] = {}
+    for name, declared in spec.tensors.items():
+        if name in spec.heads or name in spec.tied:
+            continue
+        shape = declared.layout.shape(spec.sizes)
+        if "l" in declared.index and not layers:
+            out.setdefault(name.replace(f".{declared.index['l']}.", ".*.", 1), shape)
+        else:
+            out[name] = shape
+    return out
 
 
 def require_floating(model: Model) -> None:
@@ -106,30 +186,6 @@ def _require_equal_ties(model: Model) -> None:
             )
 
 
-def _require_same_function(one: Checkpoint, other: Checkpoint, pair: str) -> None:
-    """IncompatibleError if the configs differ in a field that changes what the same weights compute."""
-    ours, theirs = _deciding(one), _deciding(other)
-    for key in ours.keys() & theirs.keys():
-        if ours[key] != theirs[key]:
-            raise IncompatibleError(
-                f"{pair}: config.json differs in {key}: {ours[key]!r} and {theirs[key]!r}, so that the same weights "
-                "compute something else; make them equal if one of them is wrong"
-            )
-
-
-def _deciding(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The fields that decide the function of the base model: those that its declaration reads, and SCALARS."""
-    c = Config(checkpoint.config, str(checkpoint.config["model_type"]))
-    try:
-        lookup(checkpoint.config, checkpoint.name).declare(c)
-        for key, default in SCALARS.items():
-            c.get(key, default)
-    except SpecError as error:
-        raise SpecError(f"{checkpoint.name}: {error}") from None
-    seen = {key: value for key, value in c.seen.items() if value is not None and key not in OF_HEADS}
-    return {key: SAME.get(str(value), value) for key, value in seen.items()}
-
-
 def _base_axes(spec: Spec) -> dict[str, Axis]:
     used = {key for declared in spec.tensors.values() for key in declared.index}
     for name, declared in spec.tensors.items():
@@ -148,6 +204,11 @@ def _difference(axis: str, ours: Axis, theirs: Axis) -> str:
         "positions": "numbers of positions",
     }.get(axis, f"sizes of axis {axis!r}")
     if ours.size != theirs.size:
+        if axis == "vocab":
+            return (
+                f"the {what} differ: {ours.size} and {theirs.size}; set `tokenizer: {{source: union}}` in the recipe "
+                "to match rows by token, or `tokenizer_source: shared-rows` to merge the rows that all have"
+            )
         return f"the {what} differ: {ours.size} and {theirs.size}; there is no exact map between them"
     names = [a.group.name if a.group else "none" for a in (ours, theirs)]
     return (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,24 +13,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from symfuse.errors import CheckpointError, OptionError
-from symfuse.io.folder import read_folder, read_json, refuse_dangling_links
-from symfuse.io.live import module_config, module_tensors, unwrap
-from symfuse.io.messages import some
-from symfuse.io.names import ties, without_prefixes
-from symfuse.io.quantised import refuse_quantised
-from symfuse.io.tensors import StoredTensors, TensorInfo
+from symfuse.errors import CheckpointError, OutputError
+from symfuse.io.companions import read_companions
+from symfuse.io.tensors import StoredTensors, TensorInfo, flat_part
 from symfuse.io.writer import write
 
-__all__ = ["Checkpoint", "TensorInfo", "is_finite", "open", "scan"]
+__all__ = ["Checkpoint", "TensorInfo", "is_finite", "scan"]
 
 
 class Checkpoint(Mapping[str, Tensor]):
     """A model as data: its tensors (read lazily), and its config.
 
     `infos`, if given, are the dtypes and shapes of all tensors, so that `tensors[name]` may compute; tensors
-    that are read from files know their own. `folder` is where tokenizer and other companion files come from,
-    `notes` are what the user should be told.
+    that are read from files know their own. `folder` is where tokenizer and other companion files come from, unless
+    `files` are given in their place; `notes` are what the user should be told.
     """
 
     def __init__(
@@ -42,6 +39,7 @@ class Checkpoint(Mapping[str, Tensor]):
         infos: Mapping[str, TensorInfo] | None = None,
         notes: tuple[str, ...] = (),
         sources: tuple[Path, ...] = (),
+        files: Mapping[str, bytes] | None = None,
     ) -> None:
         self._tensors = tensors
         self._infos = tensors.infos if infos is None and isinstance(tensors, StoredTensors) else infos
@@ -49,7 +47,14 @@ class Checkpoint(Mapping[str, Tensor]):
         self.name = name
         self.folder = folder
         self.notes = notes
+        self.files = files
         self.sources = tuple(dict.fromkeys(sources if folder is None else (folder, *sources)))
+        self._last = threading.local()
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """What holds, or computes, the tensors."""
+        return self._tensors
 
     @property
     def _names(self) -> Mapping[str, Any]:
@@ -88,10 +93,40 @@ class Checkpoint(Mapping[str, Tensor]):
 
         CheckpointError, naming the model and its file, if it has NaN or infinity.
         """
-        wide = getattr(self._tensors, "wide", None)  # of mappings whose tensors are computed
-        tensor, where = self[name] if wide is None else wide(name), self.where(name)
+        tensor, where = self._unrounded(name), self.where(name)
         scan(name, tensor, where if where == self.name else f"{self.name}/{where}")
         return tensor.to(torch.promote_types(tensor.dtype, torch.float32)) if tensor.is_floating_point() else tensor
+
+    def part(self, name: str, start: int, stop: int) -> Tensor:
+        """The elements from start to stop of a tensor as flat: in its stored dtype, read without the rest where the
+        file allows it; unrounded if it is computed, as a whole that each thread keeps until it asks for another."""
+        part = getattr(self._tensors, "part", None)
+        found: Tensor = flat_part(self._whole(name), start, stop) if part is None else part(name, start, stop)
+        return found.detach()
+
+    def blocks(self, name: str) -> Iterator[Tensor]:
+        """A tensor in blocks whose elements, flat and one after the other, are its own: unrounded if it is computed,
+        and in one block unless its mapping has `blocks(name)`."""
+        blocks = getattr(self._tensors, "blocks", None)
+        if blocks is not None:
+            yield from blocks(name)
+        else:
+            yield self._unrounded(name)
+
+    def _unrounded(self, name: str) -> Tensor:
+        wide = getattr(self._tensors, "wide", None)  # of mappings whose tensors are computed
+        return self[name] if wide is None else wide(name)
+
+    def _whole(self, name: str) -> Tensor:
+        """`_unrounded`, but computed once for all parts of it that a thread asks for, one after the other."""
+        if isinstance(self._tensors, dict):
+            return self[name]
+        if getattr(self._last, "name", None) != name:
+            self._last.name = self._last.tensor = None  # gone before the next is computed
+            self._last.tensor = self._unrounded(name)
+            self._last.name = name
+        tensor: Tensor = self._last.tensor
+        return tensor
 
     def to(self, dtype: torch.dtype) -> Checkpoint:
         """The same model with its floating-point tensors in another dtype, cast when they are read."""
@@ -120,6 +155,7 @@ class Checkpoint(Mapping[str, Tensor]):
         name: str | None = None,
         infos: Mapping[str, TensorInfo] | None = None,
         sources: Sequence[Path] = (),
+        files: Mapping[str, bytes] | None = None,
     ) -> Checkpoint:
         """The same model with other tensors, config or name; its folder and notes stay. sources: folders that the
         tensors are read from, beside its own; `save` never writes into any."""
@@ -131,7 +167,14 @@ class Checkpoint(Mapping[str, Tensor]):
             infos=self._infos if tensors is None and infos is None else infos,
             notes=self.notes,
             sources=(*self.sources, *sources),
+            files=self.files if files is None else files,
         )
+
+    def companions(self) -> dict[str, bytes]:
+        """The files that `save` puts beside the weights, such as the tokenizer's: `files`, or those of `folder`."""
+        if self.files is not None or self.folder is None:
+            return dict(self.files or {})
+        return read_companions(self.folder)
 
     def save(
         self,
@@ -141,20 +184,37 @@ class Checkpoint(Mapping[str, Tensor]):
         max_shard_size: int | str = "5GB",
         extra: Mapping[str, bytes | str] | None = None,
         progress: Callable[[str, int], None] | None = None,
+        threads: int | None = None,
+        direct: bool = True,
+        resume: bool = False,
+        fingerprint: str = "",
     ) -> Path:
-        """Write the model as a folder that `from_pretrained` loads; see `symfuse.io.write`."""
+        """Write the model as a folder that `from_pretrained` loads; see `symfuse.io.write`.
+
+        What is written is `self[name]`, streamed by the mapping's own `blocks(name)` if it has that.
+        """
         return write(
             target,
             {name: self.info(name) for name in self},
-            self.__getitem__,
+            getattr(self._tensors, "blocks", self._in_one_block),
             config=self.config,
-            copy_from=self.folder,
+            companions=self.companions(),
             overwrite=overwrite,
             max_shard_size=max_shard_size,
             extra=extra,
             progress=progress,
             inputs=self.sources,
+            threads=threads,
+            direct=direct,
+            resume=resume,
+            fingerprint=fingerprint,
         )
+
+    def _in_one_block(self, name: str) -> Iterator[Tensor]:
+        tensor, info = self[name], self.info(name)
+        if TensorInfo.of(tensor) != info:
+            raise OutputError(f"{name!r} was announced as {info} and came as {TensorInfo.of(tensor)}")
+        return iter((tensor,))
 
 
 class _Cast(Mapping[str, Tensor]):
@@ -167,43 +227,23 @@ class _Cast(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         return self.source.read(name).to(self.infos[name].dtype)
 
+    def part(self, name: str, start: int, stop: int) -> Tensor:
+        return self._finite(name, self.source.part(name, start, stop)).to(self.infos[name].dtype)
+
+    def blocks(self, name: str) -> Iterator[Tensor]:
+        """As the source has them: who writes them rounds them, once."""
+        return (self._finite(name, block) for block in self.source.blocks(name))
+
+    def _finite(self, name: str, values: Tensor) -> Tensor:
+        if not is_finite(values):
+            self.source.read(name)  # raises, with the counts of the whole tensor
+        return values
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.infos)
 
     def __len__(self) -> int:
         return len(self.infos)
-
-
-def open(  # noqa: A001 - the verb that users type: symfuse.open
-    source: str | os.PathLike[str] | Mapping[str, Tensor] | torch.nn.Module,
-    *,
-    config: Any = None,
-    name: str | None = None,
-    revision: str | None = None,
-    prefer_bin: bool = False,
-) -> Checkpoint:
-    """A model from a local folder, a hub id, a live module or a state dictionary.
-
-    `config`: a mapping or an object with `to_dict()`; needed where the source has none, else used instead of
-    its own. `revision` is for hub ids, `prefer_bin` for folders with both safetensors and .bin files. No code
-    of the model is imported or run. Raises CheckpointError if the source cannot be read as it stands (files
-    absent, damaged or in disagreement, quantised weights, an adapter without its base), OptionError for
-    arguments that make no sense.
-    """
-    given = None if config is None else _config_dict(config)
-    if isinstance(source, (str, os.PathLike)):
-        return _open_path(source, given, name, revision, prefer_bin)
-    if revision is not None or prefer_bin:
-        raise OptionError("revision and prefer_bin are for models in files, not for models in memory")
-    if isinstance(source, Checkpoint):
-        return source.replace(config=given, name=name)
-    if isinstance(source, torch.nn.Module):
-        module = unwrap(source)
-        given = module_config(module) if given is None else given
-        return _in_memory(module_tensors(module), given, name or type(module).__name__)
-    if isinstance(source, Mapping):
-        return _in_memory(source, given, name or "state dictionary")
-    raise OptionError(f"a model is a path, a hub id, a state dictionary or a module, not {type(source).__name__}")
 
 
 def is_finite(tensor: Tensor) -> bool:
@@ -232,82 +272,3 @@ def scan(name: str, tensor: Tensor, where: str | None = None) -> None:
         f"{name!r}{file} holds {nan} NaN and {inf} infinite values among {tensor.numel()}, "
         "expected none. The model was damaged in training or saving; use an earlier checkpoint."
     )
-
-
-def _config_dict(config: Any) -> dict[str, Any]:
-    value = config.to_dict() if hasattr(config, "to_dict") else config
-    if not isinstance(value, Mapping):
-        raise OptionError(f"config must be a mapping or have to_dict(), not {type(config).__name__}")
-    return dict(value)
-
-
-def _open_path(
-    source: str | os.PathLike[str],
-    config: dict[str, Any] | None,
-    name: str | None,
-    revision: str | None,
-    bin_: bool,
-) -> Checkpoint:
-    folder = Path(source)
-    try:
-        folder.lstat()
-    except FileNotFoundError:
-        pass  # a hub id, perhaps
-    except (OSError, ValueError) as error:  # too long a name, a folder that may not be entered, a NUL
-        raise CheckpointError(f"{folder} cannot be read: {error}") from error
-    if folder.is_dir() and revision is not None:
-        raise OptionError(f"revision is for hub ids; {folder} is a local folder")
-    if not folder.is_dir():
-        folder, name = _from_hub(source, revision, bin_), name or str(source)
-    name = name or folder.resolve().name
-    try:
-        refuse_dangling_links(folder)
-        tensors, notes = read_folder(folder, prefer_bin=bin_)
-    except OSError as error:
-        raise CheckpointError(f"{folder} cannot be read: {error}") from error
-    if config is None:
-        if not (folder / "config.json").exists():
-            raise CheckpointError(
-                f"{folder} has no config.json. Add it, or pass config= (a dictionary, or a config of transformers)."
-            )
-        config = read_json(folder / "config.json")
-    if "auto_map" in config:
-        notes += ("the config names model code (auto_map); it is neither run nor copied, outputs have no auto_map",)
-    stored, more = without_prefixes(name, {key: key for key in tensors})
-    tensors = tensors.renamed(stored)
-    refuse_quantised(name, config, tensors.infos)
-    return Checkpoint(tensors, config, name=name, folder=folder, notes=notes + more)
-
-
-def _from_hub(source: str | os.PathLike[str], revision: str | None, prefer_bin: bool) -> Path:
-    from symfuse.io.hub import HUB_ID, download
-
-    path = Path(source)
-    if path.is_symlink():
-        raise CheckpointError(f"{path} is a symbolic link to {path.readlink()}, which is not there")
-    if path.exists():
-        raise CheckpointError(f"{path} is a file; give the folder that holds the weights and config.json")
-    if not isinstance(source, str) or not HUB_ID.fullmatch(source):
-        raise CheckpointError(f"{path} does not exist, and is not the id of a model on the hub (org/name)")
-    return download(source, revision=revision, prefer_bin=prefer_bin)
-
-
-def _in_memory(tensors: Mapping[str, Any], config: dict[str, Any] | None, name: str) -> Checkpoint:
-    if config is None:
-        raise OptionError(f"{name} has no config of its own: pass config= (a dictionary, or a transformers config)")
-    if not tensors:
-        raise CheckpointError(f"{name} holds no tensors")
-    wrong = [str(key) for key, value in tensors.items() if not isinstance(key, str) or not isinstance(value, Tensor)]
-    if wrong:
-        raise CheckpointError(f"{name}: expected tensors by name, found something else under {some(wrong)}")
-    absent = [key for key, value in tensors.items() if value.is_meta]
-    if absent:
-        raise CheckpointError(f"{name}: {some(absent)} on the meta device, without data. Load the weights first.")
-    names, notes = without_prefixes(name, {key: key for key in tensors})
-    kept = {new: tensors[old] for new, old in names.items()}
-    tied = ties(kept, config)
-    if tied:
-        notes += (f"left out as ties of earlier tensors: {some(tied)}",)
-    kept = {key: value for key, value in kept.items() if key not in tied}
-    refuse_quantised(name, config, {key: TensorInfo.of(value) for key, value in kept.items()})
-    return Checkpoint(kept, config, name=name, notes=notes)

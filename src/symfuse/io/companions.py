@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from pathlib import Path
-
-from symfuse.errors import CheckpointError
-from symfuse.io.folder import read_json
 
 COMPANION = re.compile(
     r"(tokenizer|vocab|chat_template|image_processor)[^/]*\.(json|txt|model|jinja|vocab|tiktoken)"
@@ -18,6 +14,10 @@ COMPANION = re.compile(
     r"|additional_chat_templates/[^/]+\.jinja"
     r"|\d+_\w+/[^/]+\.json"  # sentence-transformers: 1_Pooling/config.json
     r"|LICEN[CS]E[^/]*(?<!\.py)",
+)
+TOKENIZER = re.compile(
+    r"(tokenizer|vocab)[^/]*|merges\.txt|bpe\.codes|special_tokens_map\.json|added_tokens\.json|[^/]+\.model"
+    r"|chat_template[^/]*|additional_chat_templates/.*"
 )
 
 
@@ -31,21 +31,24 @@ def companions(folder: Path) -> list[Path]:
     return [path for path in relative if COMPANION.fullmatch(path.as_posix())]
 
 
-def copy_companions(folder: Path, target: Path) -> None:
-    """Copy the companion files' contents (links are followed), without references to code that stays."""
-    for path in companions(folder):
-        copy = target / path
-        copy.parent.mkdir(exist_ok=True)
-        shutil.copyfile(folder / path, copy)
-        if path.suffix == ".json":
-            _drop_auto_map(copy)
+def read_companions(folder: Path) -> dict[str, bytes]:
+    """The companion files by relative name (links are followed), without references to code that stays."""
+    return {path.as_posix(): _without_auto_map(path, (folder / path).read_bytes()) for path in companions(folder)}
 
 
-def _drop_auto_map(path: Path) -> None:
+def is_of_tokenizer(name: str) -> bool:
+    """Whether a companion file is part of a tokenizer."""
+    return TOKENIZER.fullmatch(name) is not None
+
+
+def _without_auto_map(path: Path, data: bytes) -> bytes:
     """A tokenizer's or processor's auto_map names a Python file, which is not copied and would be missed."""
+    if path.suffix != ".json" or b'"auto_map"' not in data:
+        return data
     try:
-        settings = read_json(path)
-    except CheckpointError:  # a list, such as modules.json
-        return
-    if settings.pop("auto_map", None) is not None:
-        path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        settings = json.loads(data)
+    except ValueError:
+        return data
+    if not isinstance(settings, dict) or settings.pop("auto_map", None) is None:
+        return data
+    return (json.dumps(settings, indent=2, ensure_ascii=False) + "\n").encode()

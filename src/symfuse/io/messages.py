@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
 
 
@@ -16,3 +17,9 @@ def first_line(error: Exception) -> str:
     """The first sentence of an error of another library, which may go on with a page of advice; else its type."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """` (did you mean …?)` for a misspelt word, or nothing if no known one is near."""
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f" (did you mean {near[0]!r}?)" if near else ""

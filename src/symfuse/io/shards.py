@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
-import torch
 from torch import Tensor
 
 from symfuse.errors import OptionError, OutputError
-from symfuse.io.tensors import DTYPE_NAMES, TensorInfo
+from symfuse.io.direct import PIECE, Buffer, DirectFile
+from symfuse.io.tensors import DTYPE_NAMES, TensorInfo, flat_part, require_fit
 
 UNITS = {
     "": 1,
@@ -89,59 +86,58 @@ class Layout:
 class ShardFile:
     """One safetensors file: its space reserved and its header written at once, its tensors when they come."""
 
-    def __init__(self, path: Path, infos: Mapping[str, TensorInfo]) -> None:
-        self._layout = Layout.of(infos)
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    def __init__(self, path: Path, infos: Mapping[str, TensorInfo], layout: Layout, *, direct: bool = True) -> None:
+        self._infos = infos
+        self._layout = layout
+        self._file = DirectFile(path, direct=direct)
         try:
-            _reserve(self._file, self._layout.size)
-            _write_at(self._file, 0, memoryview(self._layout.header))
+            self._file.reserve(layout.size)
+            self._file.write(0, memoryview(layout.header))
         except BaseException:
-            os.close(self._file)
+            self._file.close()
             raise
 
-    def put(self, name: str, tensor: Tensor) -> None:
-        _write_at(self._file, self._layout.starts[name], packed_bytes(tensor))
+    def slot(self, name: str) -> Slot:
+        """The place of one tensor."""
+        return Slot(self._file, name, self._infos[name], self._layout.starts[name])
 
-    def __enter__(self) -> ShardFile:
-        return self
+    def sync(self) -> None:
+        self._file.sync()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            if kind is None:
-                os.fsync(self._file)
-        finally:
-            os.close(self._file)
+    def close(self) -> None:
+        self._file.close()
 
 
-def check_produced(name: str, tensor: Tensor, info: TensorInfo) -> None:
-    """Raises OutputError unless a tensor has the dtype and shape that were announced for it."""
-    if TensorInfo.of(tensor) != info:
-        raise OutputError(f"{name!r} was announced as {info} and came as {TensorInfo.of(tensor)}; nothing was written")
+class Slot:
+    """The place of one tensor in a file, filled with its values block by block."""
 
+    def __init__(self, file: DirectFile, name: str, info: TensorInfo, start: int) -> None:
+        self._file = file
+        self._name = name
+        self._info = info
+        self._start = start
+        self._filled = 0
 
-def packed_bytes(tensor: Tensor) -> memoryview:
-    """A tensor's values in row-major order, whatever its strides, device or lazy conjugation."""
-    dense = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    return dense.reshape(-1).view(torch.uint8).numpy().data
+    def put(self, block: Tensor, buffer: Buffer) -> None:
+        """The next values: floating ones in any floating dtype, others in their own. OutputError if there are too
+        many, or of another dtype; IncompatibleError if they do not fit."""
+        dtype = self._info.dtype
+        if block.dtype != dtype and not (block.is_floating_point() and dtype.is_floating_point):
+            raise self._not_as_announced(f"{block.dtype}{list(block.shape)}".removeprefix("torch."))
+        if self._filled + block.numel() > self._info.numel:
+            raise self._not_as_announced(f"{self._filled + block.numel()} values or more")
+        step = PIECE // dtype.itemsize
+        for start in range(0, block.numel(), step):
+            piece = flat_part(block.detach(), start, min(start + step, block.numel()))
+            require_fit(self._name, piece, dtype)
+            position = self._start + (self._filled + start) * dtype.itemsize
+            self._file.write(position, buffer.cast(piece, dtype, position))
+        self._filled += block.numel()
 
+    def finish(self) -> None:
+        """OutputError unless all values have come."""
+        if self._filled != self._info.numel:
+            raise self._not_as_announced(f"{self._filled} values")
 
-def _reserve(file: int, size: int) -> None:
-    """Take the disk space now, so that a full disk shows before the work and not after it."""
-    try:
-        os.posix_fallocate(file, 0, size)
-    except (AttributeError, OSError) as error:
-        supported = not isinstance(error, AttributeError) and error.errno not in (
-            errno.EOPNOTSUPP,
-            errno.EINVAL,
-        )
-        if supported:
-            raise
-        os.ftruncate(file, size)
-
-
-def _write_at(file: int, position: int, data: memoryview) -> None:
-    while data:
-        count = os.pwrite(file, data[: 1 << 30], position)  # the system takes less than 2 GiB at once
-        data, position = data[count:], position + count
+    def _not_as_announced(self, found: str) -> OutputError:
+        return OutputError(f"{self._name!r} was announced as {self._info} and came as {found}")

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from symfuse.errors import IncompatibleError
+
 # The names of dtypes in safetensors headers, in the order by which that format sorts tensors (last first):
 # wide dtypes come first in a file, so that each tensor starts at a multiple of its item size.
 DTYPES: Mapping[str, torch.dtype] = {
@@ -31,6 +33,7 @@ DTYPES: Mapping[str, torch.dtype] = {
     "I64": torch.int64,
     "U64": torch.uint64,
 }
+BLOCK = 2**21  # elements that are read at once where a tensor is streamed
 DTYPE_NAMES: Mapping[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -46,20 +49,34 @@ class TensorInfo:
         return cls(tensor.dtype, tuple(tensor.shape))
 
     @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    @property
     def nbytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
+        return self.numel * self.dtype.itemsize
 
     def __str__(self) -> str:
         return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
 
 
+def flat_part(tensor: Tensor, start: int, stop: int) -> Tensor:
+    """Elements of a tensor in row-major order; of odd strides, only the rows that hold them are copied."""
+    if tensor.ndim < 2 or tensor.is_contiguous():
+        return tensor.reshape(-1)[start:stop]
+    row = max(1, math.prod(tensor.shape[1:]))
+    first, last = start // row, -(-stop // row)
+    return tensor[first:last].reshape(-1)[start - first * row : stop - first * row]
+
+
 @dataclass(frozen=True)
 class StoredTensor:
-    """One tensor of a file, and how to read it."""
+    """One tensor of a file, and how to read it: whole, or the elements from `start` to `stop` of it as flat."""
 
     info: TensorInfo
     file: str
     read: Callable[[], Tensor]
+    part: Callable[[int, int], Tensor]
 
 
 class StoredTensors(Mapping[str, Tensor]):
@@ -71,6 +88,15 @@ class StoredTensors(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         return self._stored[name].read()
+
+    def part(self, name: str, start: int, stop: int) -> Tensor:
+        """Elements of a tensor, flat, read without the rest where the file's format allows it."""
+        return self._stored[name].part(start, stop)
+
+    def blocks(self, name: str) -> Iterator[Tensor]:
+        """A tensor in parts of about BLOCK elements."""
+        part, numel = self._stored[name].part, self.infos[name].numel
+        return (part(start, min(start + BLOCK, numel)) for start in range(0, numel, BLOCK))
 
     def __contains__(self, name: object) -> bool:
         return name in self._stored
@@ -88,3 +114,15 @@ class StoredTensors(Mapping[str, Tensor]):
     def renamed(self, old_names: Mapping[str, str]) -> StoredTensors:
         """The tensors under new names: `old_names` gives each new name's present one."""
         return StoredTensors({new: self._stored[old] for new, old in old_names.items()})
+
+
+def require_fit(name: str, values: Tensor, dtype: torch.dtype) -> None:
+    """IncompatibleError if finite values are not so any more in `dtype`, in which they are to be stored."""
+    if values.dtype == dtype or not values.numel() or not dtype.is_floating_point:
+        return
+    ends = torch.stack(torch.aminmax(values.detach()))
+    if not ends.to(dtype).float().isfinite().all():
+        raise IncompatibleError(
+            f"{name}: values from {ends[0]:g} to {ends[1]:g} do not fit in {str(dtype).removeprefix('torch.')}, the "
+            "dtype of the output; take a wider one (out_dtype, --dtype, or a base that has it), or smaller weights"
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import warnings
 import zipfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from symfuse.errors import CheckpointError
 from symfuse.io.messages import first_line, some
-from symfuse.io.tensors import StoredTensor, TensorInfo
+from symfuse.io.tensors import StoredTensor, TensorInfo, flat_part
 
 WRAPPERS = ("state_dict", "model", "module")  # the keys under which trainers nest the weights
 
@@ -77,4 +78,4 @@ def _stored(path: Path, name: Any, tensor: Tensor) -> StoredTensor:
         kind = "quantised" if tensor.is_quantized else "without data" if tensor.is_meta else str(tensor.layout)
         raise CheckpointError(f"{path.name}: {name!r} is {kind}, expected a dense tensor. ({path})")
     data = tensor.detach()
-    return StoredTensor(TensorInfo.of(data), path.name, lambda: data)
+    return StoredTensor(TensorInfo.of(data), path.name, lambda: data, partial(flat_part, data))

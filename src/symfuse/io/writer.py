@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
-import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -17,10 +15,14 @@ from typing import Any
 from torch import Tensor
 
 from symfuse.errors import OutputError
-from symfuse.io.companions import copy_companions
-from symfuse.io.messages import some
-from symfuse.io.shards import ShardFile, check_produced, parse_size, plan_shards
+from symfuse.io.direct import Buffer
+from symfuse.io.journal import Journal
+from symfuse.io.partial import Partial, new_folder, partial_of, remove_stale, system_errors
+from symfuse.io.shards import Layout, ShardFile, Slot, parse_size, plan_shards
+from symfuse.io.target import check_space as _check_space
+from symfuse.io.target import check_target
 from symfuse.io.tensors import DTYPE_NAMES, TensorInfo
+from symfuse.io.workers import Workers, one_torch_thread
 
 INDEX = "model.safetensors.index.json"
 
@@ -28,57 +30,191 @@ INDEX = "model.safetensors.index.json"
 def write(
     target: str | os.PathLike[str],
     infos: Mapping[str, TensorInfo],
-    tensors: Callable[[str], Tensor],
+    blocks: Callable[[str], Iterable[Tensor]],
     *,
     config: Mapping[str, Any],
-    copy_from: Path | None = None,
+    companions: Mapping[str, bytes] | None = None,
     overwrite: bool = False,
     max_shard_size: int | str = "5GB",
     extra: Mapping[str, bytes | str] | None = None,
     progress: Callable[[str, int], None] | None = None,
     inputs: Sequence[Path] = (),
+    threads: int | None = None,
+    direct: bool = True,
+    resume: bool = False,
+    fingerprint: str = "",
 ) -> Path:
     """Write a folder that `from_pretrained` loads, and return its path.
 
-    `tensors(name)` is asked for each tensor of `infos` once, in order, and one tensor is held at a time.
-    Tokenizer and other companion files come from `copy_from`, `extra` are further files by name; `auto_map`
-    is left out of the config since code is not copied. The target must not exist, or is replaced as a whole
-    with `overwrite`; it must not be, hold or lie inside one of the `inputs`. After each tensor
-    `progress(name, nbytes)` is called.
+    `blocks(name)` is asked for each tensor of `infos` once, in order, by `threads` workers (default: all cores, and two
+    at least, so that one writes while another computes); a tensor is the work of one worker. Its blocks, one after the
+    other and each flattened, are the tensor's values: floating ones in any floating dtype, rounded here, others in
+    their own. A worker holds one block at a time. `companions` are files beside the weights, such as the tokenizer's,
+    by relative name, `extra` further ones; `auto_map` is left out of the config since code is not copied. The target
+    must not exist, or is replaced as a whole with `overwrite`; it must not be, hold or lie inside one of the `inputs`.
+    As tensors are finished `progress(name, nbytes)` is called, in this thread. direct: write past the page cache where
+    possible.
 
-    Raises OutputError before any tensor is asked for if the target cannot be written, and later if the disk
-    fills up or a tensor does not have the dtype and shape announced. Whatever ends the writing early (an
-    interrupt or SIGTERM too), no part of the output is left behind.
+    Raises OutputError before any tensor is asked for if the target cannot be written, and later if the disk fills up or
+    a tensor does not have the dtype and size announced. Whatever ends the writing early (an interrupt or SIGTERM too),
+    no part of the output is left behind; unless with `resume`: then what is finished stays, hidden beside the target,
+    and the next run with `resume` and the same `fingerprint` (of what makes up the tensors' values), names, shapes and
+    shards asks only for the tensors that are not finished. Any other run to that target starts over.
     """
     place = Path(os.path.abspath(target))  # noqa: PTH100 - keeps symbolic links, which are refused below
     _check_infos(infos)
     shards = plan_shards(infos, parse_size(max_shard_size))
     files = _small_files(config, infos, shards) | _extra_files(extra or {}, shards)
-    check_target(place, overwrite=overwrite, inputs=[*inputs, *([copy_from] if copy_from else [])])
-    _check_space(place, sum(info.nbytes for info in infos.values()) + sum(map(len, files.values())))
-    with _sigterm_as_exception(), _new_folder(place) as folder, ExitStack() as opened:
-        with _system_errors(place):
-            outputs = {name: opened.enter_context(ShardFile(folder / name, part)) for name, part in shards.items()}
-            if copy_from is not None:
-                copy_companions(copy_from, folder)
-            for name, data in files.items():
-                _write_file(folder / name, data)
-        for shard, part in shards.items():
-            for name, info in part.items():
-                _produce(place, outputs[shard], name, info, tensors)
+    check_target(place, overwrite=overwrite, inputs=inputs)
+    partial = partial_of(place, fingerprint)
+    with system_errors(place):
+        remove_stale(place, partial.folder if resume else None)
+        held = partial.held
+    _check_space(place, sum(info.nbytes for info in infos.values()) + sum(map(len, files.values())) - held)
+    with _sigterm_as_exception(), new_folder(place, partial, resume=resume), ExitStack() as opened:
+        with system_errors(place):
+            output = _Output(partial, shards, opened, direct=direct, fingerprint=fingerprint if resume else None)
+            for name, data in {**(companions or {}), **files}.items():
+                (partial.folder / name).parent.mkdir(exist_ok=True)
+                _write_file(partial.folder / name, data)
+
+        def finished(name: str) -> None:
+            with system_errors(place):
+                output.note(name)
+            if progress is not None:
+                progress(name, infos[name].nbytes)
+
+        with _saying_what_is_left(place, output):
+            for name in output.done:
                 if progress is not None:
-                    progress(name, info.nbytes)
-        with _system_errors(place):
-            opened.close()
+                    progress(name, infos[name].nbytes)
+            _fill(place, output, blocks, finished, opened, threads)
+            with system_errors(place):
+                output.finish()
     return place
 
 
-def _produce(place: Path, output: ShardFile, name: str, info: TensorInfo, tensors: Callable[[str], Tensor]) -> None:
-    """A function of its own, so that a tensor is released before the next one is computed."""
-    tensor = tensors(name)
-    check_produced(name, tensor, info)
-    with _system_errors(place):
-        output.put(name, tensor)
+class _Output:
+    """The weight files of a partial folder, and the journal of their tensors if there is a fingerprint."""
+
+    def __init__(
+        self,
+        partial: Partial,
+        shards: Mapping[str, Mapping[str, TensorInfo]],
+        opened: ExitStack,
+        *,
+        direct: bool,
+        fingerprint: str | None,
+    ) -> None:
+        self.partial = partial
+        self._place_of = {name: (shard, info) for shard, part in shards.items() for name, info in part.items()}
+        layouts = {shard: Layout.of(part) for shard, part in shards.items()}
+        self._journal: Journal | None = None
+        if fingerprint is not None:
+            self._journal = Journal(partial.folder, fingerprint, layouts)
+            opened.callback(self._journal.close)
+        self._files: dict[str, ShardFile] = {}
+        for shard, part in shards.items():
+            self._files[shard] = ShardFile(partial.folder / shard, part, layouts[shard], direct=direct)
+            opened.callback(self._files[shard].close)
+
+    @property
+    def names(self) -> Sequence[str]:
+        return list(self._place_of)
+
+    @property
+    def done(self) -> Set[str]:
+        """The tensors that are noted in the journal."""
+        return set() if self._journal is None else self._journal.done
+
+    def slot(self, name: str) -> Slot:
+        return self._files[self._place_of[name][0]].slot(name)
+
+    def note(self, name: str) -> None:
+        """A tensor is finished."""
+        if self._journal is not None:
+            shard, info = self._place_of[name]
+            self._journal.add(name, shard, info.nbytes, self._sync)
+
+    def keep(self) -> None:
+        """The run ends early: note what is finished, and keep the folder if that is anything."""
+        if self._journal is not None:
+            with suppress(OSError):  # the error that ends the run comes first
+                self._journal.flush(self._sync)
+            self.partial.keep = bool(self.done)
+
+    def finish(self) -> None:
+        """All is written: wait for the disk."""
+        for file in self._files.values():
+            file.sync()
+        if self._journal is not None:
+            self._journal.remove()
+
+    def _sync(self, shard: str) -> None:
+        self._files[shard].sync()
+
+
+class _Local(threading.local):
+    """What each worker has for itself."""
+
+    def __init__(self) -> None:
+        self.buffer = Buffer()
+
+
+def _fill(
+    place: Path,
+    output: _Output,
+    blocks: Callable[[str], Iterable[Tensor]],
+    finished: Callable[[str], None],
+    opened: ExitStack,
+    threads: int | None,
+) -> None:
+    """Make and write the tensors that are not done; `finished(name)` is called for each, in this thread.
+
+    `opened` is closed once no worker can write any more, even one that takes long to notice that it should stop.
+    A tensor is made by one worker: one that is much larger than the rest, and last, keeps the others waiting.
+    """
+    local = _Local()
+
+    def produce(name: str, stop: threading.Event) -> None:
+        slot = output.slot(name)
+        for block in blocks(name):
+            if stop.is_set():
+                return
+            with system_errors(place):
+                slot.put(block, local.buffer)
+            del block  # before the next one is computed
+        slot.finish()
+
+    names = [name for name in output.names if name not in output.done]
+    workers = Workers(names, produce, min(len(names), threads or max(2, os.cpu_count() or 1)))
+    with one_torch_thread():
+        try:
+            for name in workers:
+                finished(name)
+        finally:
+            if not workers.stop():
+                workers.when_ended(opened.pop_all().close)
+
+
+@contextmanager
+def _saying_what_is_left(place: Path, output: _Output) -> Iterator[None]:
+    """If the run ends early, keep what can be resumed, and say how."""
+    try:
+        yield
+    except BaseException as error:
+        output.keep()
+        left = f"No part of {place} was left behind"
+        if output.partial.keep:
+            left = (
+                f"{len(output.done)} of {len(output.names)} tensors are kept in {output.partial.folder}: "
+                "run it again with resume to go on, without to start over"
+            )
+        if isinstance(error, OutputError):
+            error.args = (f"{error}. {left}",)
+        elif output.partial.keep:
+            error.add_note(left)
+        raise
 
 
 def _check_infos(infos: Mapping[str, TensorInfo]) -> None:
@@ -117,60 +253,6 @@ def _json(value: Mapping[str, Any], what: str) -> bytes:
         raise OutputError(f"the {what} cannot be written as JSON: {error}") from error
 
 
-def check_target(target: str | os.PathLike[str], *, overwrite: bool = False, inputs: Sequence[Path] = ()) -> None:
-    """OutputError if `write` could not write there: for callers with long work to do before they write."""
-    place = Path(os.path.abspath(target))  # noqa: PTH100 - keeps symbolic links, which are refused below
-    try:
-        place.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        pass
-    except (OSError, ValueError) as error:  # too long a name, for example
-        raise OutputError(f"{place} cannot be written: {error}") from error
-    real = place.resolve()
-    for given in inputs:
-        read = given.resolve()
-        if real == read or read in real.parents or real in read.parents:
-            relation = "is" if real == read else "lies inside" if read in real.parents else "holds"
-            raise OutputError(f"the output {place} {relation} the input {given}; choose another output")
-    if place.is_symlink():
-        raise OutputError(f"{place} is a symbolic link; nothing is written through links. Give the folder itself")
-    if place.exists() and not place.is_dir():
-        raise OutputError(f"{place} is a file; choose another output")
-    if place.exists() and not overwrite:
-        raise OutputError(f"{place} exists; choose another output, or allow overwriting it")
-    if place.exists() and any(place.iterdir()) and not (place / "config.json").exists():
-        raise OutputError(
-            f"{place} exists and is not a model folder (it has no config.json), so it is not overwritten: "
-            f"it holds {some(sorted(path.name for path in place.iterdir()))}"
-        )
-    parent = _existing_parent(place)
-    if not parent.is_dir():
-        raise OutputError(f"{parent} is not a folder, so {place} cannot be created")
-    if not os.access(parent, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
-        raise OutputError(f"{parent} is not writable, so {place} cannot be created")
-
-
-def _existing_parent(place: Path) -> Path:
-    return next(parent for parent in place.parents if os.path.lexists(parent))
-
-
-def _check_space(place: Path, nbytes: int) -> None:
-    needed, free = nbytes + nbytes // 100, shutil.disk_usage(_existing_parent(place)).free
-    if needed > free:
-        raise OutputError(
-            f"{place} needs {needed / 1e6:,.1f} MB and its disk has {free / 1e6:,.1f} MB free; "
-            "free some space or choose another disk"
-        )
-
-
-@contextmanager
-def _system_errors(place: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise OutputError(f"{place} could not be written: {error}. No part of it was left behind") from error
-
-
 @contextmanager
 def _sigterm_as_exception() -> Iterator[None]:
     """Let a polite kill unwind the stack, and with it remove what is half written, as an interrupt does."""
@@ -188,53 +270,8 @@ def _sigterm_as_exception() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-@contextmanager
-def _new_folder(place: Path) -> Iterator[Path]:
-    """A hidden folder beside the target, renamed to it in the end, or removed."""
-    token = secrets.token_hex(4)
-    partial = place.with_name(f".{place.name[:50]}.partial-{token}")
-    made = [parent for parent in place.parents if not parent.exists()]
-    try:
-        with _system_errors(place):
-            place.parent.mkdir(parents=True, exist_ok=True)
-            partial.mkdir()
-        yield partial
-        with _system_errors(place):
-            _sync_folder(partial)
-            _move_into_place(partial, place, place.with_name(f".{place.name[:50]}.old-{token}"))
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        for parent in made:
-            with suppress(OSError):
-                parent.rmdir()
-        raise
-
-
-def _move_into_place(partial: Path, place: Path, aside: Path) -> None:
-    replaced = place.exists()
-    if replaced:
-        place.rename(aside)
-    try:
-        partial.rename(place)
-    except BaseException:
-        if replaced:
-            aside.rename(place)
-        raise
-    _sync_folder(place.parent)
-    if replaced:
-        shutil.rmtree(aside)
-
-
 def _write_file(path: Path, data: bytes) -> None:
     with path.open("wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    file = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)

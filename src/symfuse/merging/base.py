@@ -1,32 +1,108 @@
-"""The registry of merge methods: a decorated function whose signature is its configuration."""
+"""What a merge method is: a decorated generator over streamed blocks, whose signature is its configuration."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import inspect
+import math
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Any, Literal
 
 from torch import Tensor
 
-# A method sees one tensor of every model, in the working dtype, with one weight each, and returns the merged one.
-Merge = Callable[[Sequence[Tensor], Sequence[float]], Tensor]
+from symfuse.errors import OptionError
+from symfuse.io.messages import suggestion
+from symfuse.merging.stream import Stream
+
+# The annotation of a parameter that has one value for each tensor of a block (which the base is not one of). A default
+# has one value, for each: `weight: PerModel = (1.0,)`.
+PerModel = Annotated[Sequence[float], "one per model"]
+
+# A method sees the streamed blocks of one tensor, as often as it likes, and yields the merged blocks in order.
+Merge = Callable[..., Iterator[Tensor]]
+Base = Literal["required", "optional", "unused"]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One keyword of a method. kind: float, int, bool or str. default: None if it must be given."""
+
+    name: str
+    kind: type
+    per_model: bool
+    default: Any
+
+    def value(self, given: Any, where: str) -> Any:
+        """A value from a recipe as this parameter's type; OptionError, saying where it stands, if it is not one."""
+        if self.kind is bool:
+            if isinstance(given, bool):
+                return given
+        elif not isinstance(given, bool) and isinstance(given, (int, float, str)):
+            with suppress(ValueError):  # YAML reads 1e-5 as a string
+                value = self.kind(given)
+                if self.kind is str or (math.isfinite(value) and value == float(given)):
+                    return value
+        words = {bool: "true or false", float: "a finite number", int: "a whole number", str: "a text"}
+        raise OptionError(f"{where}: {self.name} is {given!r}, expected {words[self.kind]}")
 
 
 @dataclass(frozen=True)
 class Method:
+    """A merge method. base: whether the tensors of a base model come apart from the others. models: how many others,
+    at least and at most. paper: the source."""
+
     name: str
     label: str
     paper: str
     function: Merge
+    base: Base
+    models: tuple[int, int | None]
+
+    @cached_property
+    def parameters(self) -> Mapping[str, Parameter]:
+        """From the signature: a trailing underscore is not part of a name (`lambda_` is `lambda` in recipes)."""
+        hints = typing.get_type_hints(self.function, include_extras=True)
+        out = {}
+        for key, given in inspect.signature(self.function).parameters.items():
+            if given.kind is not inspect.Parameter.KEYWORD_ONLY:
+                continue
+            default = None if given.default is inspect.Parameter.empty else given.default
+            per_model = hints[key] == PerModel
+            name = key.removesuffix("_")
+            if per_model:
+                out[name] = Parameter(name, float, True, None if default is None else default[0])
+            else:
+                out[name] = Parameter(name, hints[key], False, default)
+        return out
+
+    def __call__(self, stream: Stream, parameters: Mapping[str, Any]) -> Iterator[Tensor]:
+        """The merged blocks; parameters: by recipe name, lists for those per model."""
+        keywords = inspect.signature(self.function).parameters
+        return self.function(stream, **{k: parameters[n] for k in keywords if (n := k.removesuffix("_")) in parameters})
 
 
 METHODS: dict[str, Method] = {}
 
 
-def method(name: str, *, label: str, paper: str) -> Callable[[Merge], Merge]:
+def method(
+    name: str, *, label: str, paper: str, base: Base = "unused", models: tuple[int, int | None] = (1, None)
+) -> Callable[[Merge], Merge]:
     """Register a merge method under the name that recipes and the command line use."""
 
     def register(function: Merge) -> Merge:
-        METHODS[name] = Method(name, label, paper, function)
+        METHODS[name] = Method(name, label, paper, function, base, models)
         return function
 
     return register
+
+
+def lookup(name: str) -> Method:
+    """The method of that name; OptionError, with the nearest names, if there is none."""
+    if name not in METHODS:
+        raise OptionError(
+            f"merge method {name!r} is not known{suggestion(name, METHODS)}; choose from {', '.join(sorted(METHODS))}"
+        )
+    return METHODS[name]

@@ -1,170 +1,347 @@
-"""A merged model as a lazy checkpoint: each tensor is made when it is read, from that tensor of every model."""
+"""A merged model as a lazy checkpoint: each tensor is made when it is asked for, block by block, from all models'."""
 
 from __future__ import annotations
 
 import math
+import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import PurePath
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from symfuse.architectures import Model, require_same_shape
+from symfuse.architectures import Model
 from symfuse.errors import IncompatibleError, OptionError
-from symfuse.io import Checkpoint, is_finite
-from symfuse.merging.base import METHODS, Method
+from symfuse.io import Checkpoint, TensorInfo, scan
+from symfuse.io.tensors import require_fit
+from symfuse.merging.base import Method, Parameter
+from symfuse.merging.stream import Source, Stream
+from symfuse.spec import Spec
+
+# What a recipe says for a parameter: of which of a slice's models (by position; None: of all), for which tensor, how
+# deep (0 the first layer, 1 the last).
+Resolve = Callable[[Parameter, int | None, str, float], Any]
 
 
-def merge_models(
-    models: Sequence[Model],
-    *,
-    method: str = "linear",
-    weights: Sequence[float] | None = None,
-    normalize: bool = True,
-    base: int = 0,
-    heads: str = "average",
-) -> Checkpoint:
-    """The merge of models of one family, in the frame in which they are: align them first.
+@dataclass(frozen=True)
+class Slice:
+    """Consecutive layers of the output: from each of `models` (numbers), as many layers, from its `starts` on.
+    base: the position among them of the model that task vectors start from."""
 
-    weights: one per model, default equal; scaled to sum to one unless `normalize` is false. base: the index of the
-    model from which names, dtypes, config and tokenizer come. heads: what becomes of task heads: "average" (all must
-    have the same), "drop", or the name or number (from 1) of the model whose head is kept as it is; that model is then
-    the base.
-    Sums are accumulated in float64 and rounded once; of aligned models the values before their own rounding are taken.
-    Raises IncompatibleError or OptionError before anything is read.
-    """
-    if method not in METHODS:
-        raise OptionError(f"merge method {method!r} is not known; choose from {', '.join(METHODS)}")
-    if len(models) < 2:
-        raise OptionError(f"a merge needs two models at least, {len(models)} given")
-    if not 0 <= base < len(models):
-        raise OptionError(f"base {base}: there are models 0 to {len(models) - 1}")
-    require_same_shape(models)
-    shares = _weights(weights, len(models), normalize)
-    kept = _head_model(heads, models)
-    template = models[base if kept is None else kept]
-    spec = template.spec
-    if heads == "average":
-        _require_same_heads(models)
-    names = [name for name in spec.tensors if heads != "drop" or name not in spec.heads]
-    files = {spec.file_name(name): name for name in names}
-    merged = _Merged(METHODS[method], models, shares, template, files, frozenset() if kept is None else spec.heads)
-    config = dict(template.checkpoint.config)
-    if heads == "drop":
-        config.pop("architectures", None)  # the class with the head would fill it in at random
-    title = " + ".join(f"{share:g}·{model.name}" for share, model in zip(shares, models, strict=True))
-    infos = {file: template.checkpoint.info(file) for file in files if file in template.checkpoint}
-    sources = [folder for model in models for folder in model.checkpoint.sources]
-    return template.checkpoint.replace(tensors=merged, infos=infos, config=config, name=title, sources=sources)
+    models: tuple[int, ...]
+    starts: tuple[int, ...]
+    length: int
+    base: int | None
+    resolve: Resolve
 
 
-class _Merged(Mapping[str, Tensor]):
-    """The merged tensors, each made when it is read."""
+@dataclass(frozen=True)
+class Term:
+    """One model's tensor that an output tensor is made of. file: its name there."""
 
-    def __init__(
-        self,
-        method: Method,
-        models: Sequence[Model],
-        shares: Sequence[float],
-        template: Model,
-        files: Mapping[str, str],
-        copied: frozenset[str],
-    ) -> None:
-        self.method = method
-        # Sums in an order that does not depend on that of the list, so that neither does their rounding.
-        self.terms = sorted(zip(shares, models, strict=True), key=lambda term: (term[0], term[1].name))
-        self.alike = len({(share, model.name) for share, model in self.terms}) < len(models) > 2
-        self.template = template
-        self.files = files
-        self.copied = copied
+    checkpoint: Checkpoint
+    file: str
 
-    def __getitem__(self, file: str) -> Tensor:
-        spec = self.template.spec
-        name = spec.tied.get(self.files[file], self.files[file])
-        if self.files[file] in self.copied and name == self.files[file]:
-            self.template.read(name)  # refuses NaN; the tensor itself is copied as it is stored
-            return self.template.checkpoint[file]
-        terms = [(share, model.read(name)) for share, model in self.terms]
-        if self.alike:
-            terms.sort(key=lambda term: (term[0], _content(term[1])))
-        tensors = [tensor for _, tensor in terms]
-        dtype = self.template.checkpoint.info(file).dtype
-        if not all(tensor.is_floating_point() for tensor in tensors):
-            return self._equal(name, tensors)
-        work = [tensor.double() for tensor in tensors]
-        out = self.method.function(work, [share for share, _ in terms]).to(dtype)
-        if not is_finite(out):  # the inputs are: Model.read has scanned them
-            raise IncompatibleError(
-                f"{file}: the merge does not fit in {str(dtype).removeprefix('torch.')}, the dtype of "
-                f"{self.template.name}; take a base of a wider dtype, or smaller weights"
-            )
-        return out
+    @property
+    def info(self) -> TensorInfo:
+        return self.checkpoint.info(self.file)
 
-    def _equal(self, name: str, tensors: list[Tensor]) -> Tensor:
-        """Integers and booleans never enter arithmetic: they are the same in all models, or the merge is refused."""
-        first = tensors[0]
-        if any(tensor.dtype != first.dtype or not torch.equal(tensor, first) for tensor in tensors[1:]):
-            raise IncompatibleError(
-                f"{name}: {first.dtype} tensors differ between the models and cannot be averaged; make them equal, "
-                "or remove them if they are derived"
-            )
-        return first
+    @property
+    def stored(self) -> bool:
+        """Whether the values are those of a file: what is computed has more digits than its dtype."""
+        return self.checkpoint.where(self.file) != self.checkpoint.name
+
+    @property
+    def where(self) -> str:
+        """For messages."""
+        return f"{self.checkpoint.name}/{self.checkpoint.where(self.file)}" if self.stored else self.checkpoint.name
+
+    def source(self) -> Source:
+        # Random numbers are seeded by the folder's own name, so that it may be moved elsewhere.
+        return Source(partial(self.checkpoint.part, self.file), PurePath(self.checkpoint.name).name, self.where)
+
+
+@dataclass(frozen=True)
+class Output:
+    """One tensor of the merged model. method None: the only term as it is stored."""
+
+    info: TensorInfo
+    terms: tuple[Term, ...]
+    base: Term | None = None
+    method: Method | None = None
+    parameters: Mapping[str, Any] | None = None
+
+
+class Merged(Mapping[str, Tensor]):
+    """The merged tensors by name, in order; `blocks` streams one, unrounded."""
+
+    def __init__(self, outputs: Mapping[str, Output], *, seed: int = 0, device: str = "cpu") -> None:
+        self.outputs = dict(outputs)
+        self.infos = {name: output.info for name, output in outputs.items()}
+        self.seed = seed
+        self.device = device
 
     def __iter__(self) -> Iterator[str]:
-        return (file for file in self.files if file in self.template.checkpoint)
+        return iter(self.outputs)
 
     def __len__(self) -> int:
-        return sum(1 for _ in self)
+        return len(self.outputs)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.outputs
+
+    def __getitem__(self, name: str) -> Tensor:
+        wide, dtype = self.wide(name), self.infos[name].dtype
+        require_fit(name, wide, dtype)
+        return wide.to(dtype)
+
+    def wide(self, name: str) -> Tensor:
+        """The whole tensor in the working dtype."""
+        blocks = [block.reshape(-1) for block in self.blocks(name)]
+        return (blocks[0] if len(blocks) == 1 else torch.cat(blocks)).reshape(self.infos[name].shape)
+
+    def blocks(self, name: str) -> Iterator[Tensor]:
+        """The tensor in blocks, in the working dtype: who writes them rounds them."""
+        output = self.outputs[name]
+        infos = [term.info for term in (*output.terms, *([output.base] if output.base else []))]
+        if not all(info.dtype.is_floating_point for info in infos):
+            yield _equal(name, output)
+        elif output.method is None:
+            for block in output.terms[0].checkpoint.blocks(output.terms[0].file):
+                scan(output.terms[0].file, block, output.terms[0].where)
+                yield block
+        else:
+            for block in output.method(self._stream(name, output, infos), output.parameters or {}):
+                yield block.cpu()
+
+    def _stream(self, name: str, output: Output, infos: Sequence[TensorInfo]) -> Stream:
+        terms = [*output.terms, *([output.base] if output.base else [])]
+        half = all(info.dtype.itemsize <= 2 for info in infos) and all(term.stored for term in terms)
+        return Stream(
+            name,
+            output.info.shape,
+            [term.source() for term in _ordered(output)],
+            None if output.base is None else output.base.source(),
+            dtype=torch.float32 if half else torch.float64,
+            seed=self.seed,
+            device=self.device,
+        )
 
 
-def _content(tensor: Tensor) -> int:
-    """A checksum: it orders models of one name, such as live modules, by what they hold."""
-    return zlib.crc32(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+def _ordered(output: Output) -> list[Term]:
+    """Models of one name and equal parameters, such as live modules, in the order of what they hold."""
+    keys = [_alike(output, i) for i in range(len(output.terms))]
+    if len(set(keys)) == len(keys):
+        return list(output.terms)
+    size = math.prod(output.info.shape)
+    content = [zlib.crc32(_bytes(term.checkpoint.part(term.file, 0, size))) for term in output.terms]
+    order = sorted(range(len(keys)), key=lambda i: (keys.index(keys[i]), content[i]))
+    return [output.terms[i] for i in order]
 
 
-def _weights(weights: Sequence[float] | None, count: int, normalize: bool) -> list[float]:
-    values = [1.0] * count if weights is None else [float(w) for w in weights]
-    if len(values) != count:
-        raise OptionError(f"{len(values)} weights for {count} models; give one for each, in the same order")
-    if not all(math.isfinite(w) for w in values):
-        raise OptionError(f"weights {values}: each must be a finite number")
-    if not normalize:
-        return values
-    try:
-        total = math.fsum(values)
-    except OverflowError:
-        raise OptionError(f"weights {values}: their sum is too large for a number; make them smaller") from None
-    if abs(total) < 1e-12 * max(map(abs, values), default=0.0) or total == 0:
-        raise OptionError(f"weights {values} sum to zero and cannot be normalised; turn normalisation off")
-    if total < 0:
-        raise OptionError(f"weights {values} sum to less than zero, so normalising would turn their signs; turn it off")
-    return [w / total for w in values]
+def _bytes(tensor: Tensor) -> memoryview:
+    return tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().data
 
 
-def _head_model(heads: str, models: Sequence[Model]) -> int | None:
-    """The number of the model whose head is taken; None for "average" and "drop"."""
-    if heads in ("average", "drop"):
+def _alike(output: Output, i: int) -> tuple[Any, ...]:
+    per_model = [values[i] for values in (output.parameters or {}).values() if isinstance(values, list)]
+    return (output.terms[i].checkpoint.name, *per_model)
+
+
+def merge_slices(
+    models: Sequence[Model],
+    method: Method,
+    slices: Sequence[Slice],
+    *,
+    template: int = 0,
+    dtype: torch.dtype | None = None,
+    skip: frozenset[str] = frozenset(),
+    copy: frozenset[str] = frozenset(),
+) -> dict[str, Output]:
+    """The plan of a merge: every output tensor, by its name in files, with what it is made of.
+
+    models: all with the same tensors (see `require_same_shape`), but for the number of layers. template: the number of
+    the model that gives names and, unless `dtype` is given, dtypes. skip: canonical names that are left out; copy:
+    those that are taken from the template as they are. Raises OptionError for numbers of models that the method does
+    not take, and parameters that are missing.
+    """
+    for part in slices:
+        _require_count(method, part)
+    outputs: dict[str, Output] = {}
+    tried: set[str] = set()
+    for part, name, shift, t in _places(models, slices, template):
+        if name in skip:
+            continue
+        reference = _reference(part, template)
+        file = _output_name(models[template].spec, models[part.models[reference]].spec, name, shift)
+        if name in copy:
+            term = Term(models[template].checkpoint, models[template].spec.file_name(name))
+            outputs[file] = Output(term.info, (term,))
+            continue
+        source = models[part.models[reference]].spec.tied.get(name, name)
+        terms = {
+            i: _term(models[number], _shifted(source, start - part.starts[reference]))
+            for i, (number, start) in enumerate(zip(part.models, part.starts, strict=True))
+        }
+        base = None if part.base is None or method.base == "unused" else terms.pop(part.base)
+        of_template = next((terms[i] for i in terms if part.models[i] == template), None)
+        info = (base or of_template or next(iter(terms.values()))).info
+        _require_shape(file, [*terms.values(), *([base] if base else [])])
+        if dtype is not None and info.dtype.is_floating_point:
+            info = replace(info, dtype=dtype)
+        order, parameters = _resolved(method, part, terms, file, t)
+        if (key := repr((len(terms), base is None, parameters))) not in tried:
+            _try(method, file, [terms[i].checkpoint.name for i in order], base is not None, parameters)
+            tried.add(key)
+        outputs[file] = Output(info, tuple(terms[i] for i in order), base, method, parameters)
+    return outputs
+
+
+def describe(outputs: Mapping[str, Output]) -> str:
+    """What a merge is, in a line: of linear its sum, with the weights that are in effect; of others the method's name.
+
+    Weights that differ between tensors are left out.
+    """
+    merged = [output for output in outputs.values() if output.method is not None]
+    if not merged:
+        return "copy"
+    first = merged[0]
+    shares = {tuple(effective_weights(output) or ()) for output in merged}
+    names = [term.checkpoint.name for term in first.terms]
+    weights = next(iter(shares)) if len(shares) == 1 else ()
+    terms = [f"{w:g}·{name}" for w, name in zip(weights, names, strict=True)] if weights else names
+    base = "" if first.base is None else f"; base {first.base.checkpoint.name}"
+    text = (" + " if weights else ", ").join(terms)
+    assert first.method is not None
+    return text if first.method.name == "linear" and weights else f"{first.method.name}({text}{base})"
+
+
+def effective_weights(output: Output) -> list[float] | None:
+    """The weights in the order of the terms, divided by their sum where the method does that; None if it has none."""
+    given = output.parameters or {}
+    if "weight" not in given:
         return None
-    found = [i for i, model in enumerate(models) if heads in (model.name, str(i + 1))]
-    if len(found) != 1:
-        names = ", ".join(f"{i + 1} ({model.name})" for i, model in enumerate(models))
-        raise OptionError(f"heads {heads!r}: write average, drop, or the number or name of one model: {names}")
-    return found[0]
+    total = sum(given["weight"])
+    normalize = given.get("normalize", given.get("normalize_weights", False)) and abs(total) > 1e-12
+    return [w / total for w in given["weight"]] if normalize else list(given["weight"])
 
 
-def _require_same_heads(models: Sequence[Model]) -> None:
-    first = models[0]
-    for other in models[1:]:
-        ours, theirs = (_head_shapes(model) for model in (first, other))
-        if ours != theirs:
-            differing = sorted(name for name in ours | theirs if ours.get(name) != theirs.get(name))
-            lines = [f"  {name}: {ours.get(name, 'absent')} and {theirs.get(name, 'absent')}" for name in differing[:8]]
+def _require_count(method: Method, part: Slice) -> None:
+    apart = method.base != "unused" and part.base is not None
+    if method.base == "required" and part.base is None:
+        raise OptionError(f"{method.name} needs a base model, which the others are compared to; name it (base_model)")
+    least, most = method.models
+    count = len(part.models) - apart
+    if count < least or (most is not None and count > most):
+        number = f"{least}" if most == least else f"{least} or more" if most is None else f"{least} to {most}"
+        raise OptionError(
+            f"{method.name} takes {number} model{'s' if most != 1 else ''}{' beside the base' * apart}, {count} given"
+        )
+
+
+def _reference(part: Slice, template: int) -> int:
+    """The position of the model whose tensors tell which there are: the template's, if it is one of the slice's."""
+    return part.models.index(template) if template in part.models else 0
+
+
+def _places(models: Sequence[Model], slices: Sequence[Slice], template: int) -> Iterator[tuple[Slice, str, int, float]]:
+    """Every output tensor: the slice it is in, its canonical name in the slice's reference model, by how many layers it
+    moves from there, and how deep in the slice it is (from 0 to 1)."""
+
+    def stored(part: Slice) -> Iterator[tuple[str, int | None]]:
+        model = models[part.models[_reference(part, template)]]
+        for name, declared in model.spec.tensors.items():
+            if model.spec.file_name(name) in model.checkpoint:
+                yield name, declared.index.get("l")
+
+    first, last = slices[0], slices[-1]
+    yield from ((first, name, 0, 0.0) for name, at in stored(first) if at is None and _EMBEDDING.search(name))
+    layer = 0
+    for part in slices:
+        start = part.starts[_reference(part, template)]
+        by_layer: dict[int, list[str]] = {}
+        for name, at in stored(part):
+            if at is not None:
+                by_layer.setdefault(at, []).append(name)
+        for offset in range(part.length):
+            t = offset / (part.length - 1) if part.length > 1 else 1.0
+            yield from ((part, name, layer - start, t) for name in by_layer.get(start + offset, ()))
+        layer += part.length
+    yield from ((last, name, 0, 0.0) for name, at in stored(last) if at is None and not _EMBEDDING.search(name))
+
+
+# Where slices come from different models: what stands before the layers comes from the first slice, the rest from the
+# last.
+_EMBEDDING = re.compile(r"embed|wte|wpe|word_embeddings|shared")
+
+
+def _shifted(name: str, by: int) -> str:
+    """The same tensor `by` layers further on: the first number of the name is the layer's."""
+    return name if by == 0 else re.sub(r"(^|\.)(\d+)(?=\.)", lambda m: f"{m[1]}{int(m[2]) + by}", name, count=1)
+
+
+def _output_name(template: Spec, reference: Spec, name: str, shift: int) -> str:
+    """The name in the output's files: as the template calls it, whose layers may be fewer."""
+    index = reference.tensors[name].index
+    own = _shifted(name, -index["l"]) if "l" in index else name
+    if own in template.tensors:
+        return _shifted(template.file_name(own), index.get("l", 0) + shift)
+    return _shifted(reference.file_name(name), shift)
+
+
+def _term(model: Model, name: str) -> Term:
+    return Term(model.checkpoint, model.spec.file_name(model.spec.tied.get(name, name)))
+
+
+def _require_shape(file: str, terms: Sequence[Term]) -> None:
+    for term in terms[1:]:
+        if term.info.shape != terms[0].info.shape:
             raise IncompatibleError(
-                f"the task heads of {first.name} and {other.name} differ:\n" + "\n".join(lines) + "\n"
-                "choose `heads`: the number or name of the model whose head is to be kept, or drop"
+                f"{file}: {list(terms[0].info.shape)} in {terms[0].checkpoint.name}, {list(term.info.shape)} in "
+                f"{term.checkpoint.name}; tensors of different shapes cannot be merged"
             )
 
 
-def _head_shapes(model: Model) -> dict[str, tuple[int, ...]]:
-    spec = model.spec
-    return {n: spec.tensors[n].layout.shape(spec.sizes) for n in spec.heads if n not in spec.tied}
+def _resolved(
+    method: Method, part: Slice, terms: Mapping[int, Term], file: str, t: float
+) -> tuple[list[int], dict[str, Any]]:
+    """The order of the models, which does not depend on that of the list, so that neither does the sums' rounding; and
+    the value of each parameter."""
+
+    def value(parameter: Parameter, model: int | None, tensor: str) -> Any:
+        found = part.resolve(parameter, model, tensor, t)
+        found = parameter.default if found is None else found
+        if found is None:
+            raise OptionError(f"{method.name} needs a value for {parameter.name}; {file} has none")
+        return found
+
+    each = {i: {p.name: value(p, i, terms[i].file) for p in method.parameters.values() if p.per_model} for i in terms}
+    order = sorted(terms, key=lambda i: (*each[i].values(), terms[i].checkpoint.name))
+    values: dict[str, Any] = {}
+    for p in method.parameters.values():
+        values[p.name] = [each[i][p.name] for i in order] if p.per_model else value(p, None, file)
+    return order, values
+
+
+def _try(method: Method, file: str, models: Sequence[str], base: bool, parameters: Mapping[str, Any]) -> None:
+    """Run the method on a tensor without elements: what it has to say about its parameters, it says before any work."""
+    empty = torch.empty(0)
+    stream = Stream(file, (0, 1), [Source.of(empty, m) for m in models], Source.of(empty) if base else None)
+    for _ in method(stream, parameters):
+        pass
+
+
+def _equal(name: str, output: Output) -> Tensor:
+    """Integers and booleans never enter arithmetic: they are the same in all models, or the merge is refused."""
+    terms = [*output.terms, *([output.base] if output.base else [])]
+    first, *others = (term.checkpoint[term.file] for term in terms)
+    if any(tensor.dtype != first.dtype or not torch.equal(tensor, first) for tensor in others):
+        raise IncompatibleError(
+            f"{name}: {first.dtype} tensors differ between the models and cannot be averaged; make them equal, "
+            "or remove them if they are derived"
+        )
+    return first

@@ -1,0 +1,254 @@
+"""The difference of two models as a LoRA adapter: a truncated singular value decomposition of every linear layer."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from symfuse.adapters.config import CONFIG, SAFETENSORS
+from symfuse.adapters.factors import Factors, factorise
+from symfuse.adapters.names import is_tied, is_transposed, is_vocabulary
+from symfuse.errors import IncompatibleError, OptionError, OutputError
+from symfuse.io import Checkpoint, check_target
+from symfuse.io.messages import some
+
+# By the last part of a module's name: tables of vectors, which are looked up and not multiplied with.
+EMBEDDING = re.compile(
+    r"(.*\.)?(wte|wpe|shared|relative_attention_bias|embeddings?|embed_(in|tokens|positions)\w*|\w+_embeddings?)"
+)
+# Task of peft, by the end of the class, with the modules that peft then trains, and expects in a file, as a whole.
+TASKS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    r".*(ForCausalLM|LMHeadModel)": ("CAUSAL_LM", ()),
+    r".*ForConditionalGeneration": ("SEQ_2_SEQ_LM", ()),
+    r".*ForSequenceClassification": ("SEQ_CLS", ("classifier", "score")),
+    r".*ForTokenClassification": ("TOKEN_CLS", ("classifier", "score")),
+    r".*ForQuestionAnswering": ("QUESTION_ANS", ("qa_outputs",)),
+}
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter in memory. factors: by module. saved: tensors held as a whole. left_out: the norms of the
+    differences that the adapter does not hold, by tensor. config: the content of adapter_config.json."""
+
+    factors: Mapping[str, Factors]
+    saved: Mapping[str, Tensor]
+    left_out: Mapping[str, float]
+    config: Mapping[str, Any]
+    sources: tuple[Path, ...] = ()
+
+    @property
+    def error(self) -> float:
+        """|difference − adapter| / |difference| over all tensors that were not saved as a whole (Frobenius norm)."""
+        lost = sum(f.residual**2 for f in self.factors.values()) + sum(norm**2 for norm in self.left_out.values())
+        total = sum(f.norm**2 for f in self.factors.values()) + sum(norm**2 for norm in self.left_out.values())
+        return math.sqrt(lost / total) if total else 0.0
+
+    def report(self) -> list[str]:
+        """The truncation error: in total, then of every module; and what was left out."""
+        lines = [f"relative error {self.error:.3g} in total, {len(self.factors)} modules of low rank"]
+        lines += [
+            f"{module}: rank {f.rank}, relative error {f.error:.3g}" + ("" if f.exact else " (randomised SVD)")
+            for module, f in self.factors.items()
+        ]
+        lines += [f"{name}: saved as a whole" for name in self.saved]
+        return lines + [f"{name}: left out, a difference of norm {norm:.3g}" for name, norm in self.left_out.items()]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors under the names that peft gives them."""
+        out = {}
+        for module, factors in self.factors.items():
+            out[f"base_model.model.{module}.lora_A.weight"] = factors.down
+            out[f"base_model.model.{module}.lora_B.weight"] = factors.up
+        for name, tensor in self.saved.items():
+            module, _, leaf = name.rpartition(".")
+            at = f"{module}.base_layer" if module in self.factors else module
+            out[f"base_model.model.{at}.{leaf}"] = tensor
+        return out
+
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Write a folder that `PeftModel.from_pretrained` loads; it appears as a whole, or nothing does.
+
+        OutputError if it exists, lies in one of the models, or cannot be written.
+        """
+        place = Path(os.path.abspath(folder))  # noqa: PTH100 - keeps symbolic links, which are refused
+        check_target(place, inputs=self.sources)
+        partial = place.with_name(f".{place.name[:50]}.partial-{secrets.token_hex(4)}")
+        made = [parent for parent in place.parents if not parent.exists()]
+        try:
+            partial.mkdir(parents=True)
+            save_file(self.tensors(), partial / SAFETENSORS, metadata={"format": "pt"})
+            (partial / CONFIG).write_text(json.dumps(dict(self.config), indent=2, sort_keys=True) + "\n", "utf-8")
+            partial.rename(place)
+        except BaseException as error:
+            shutil.rmtree(partial, ignore_errors=True)
+            for parent in made:
+                if parent.is_dir() and not any(parent.iterdir()):
+                    parent.rmdir()
+            if isinstance(error, OSError):
+                raise OutputError(f"{place} could not be written: {error}. No part of it was left behind") from error
+            raise
+        return place
+
+
+def extract(
+    finetuned: Checkpoint,
+    base: Checkpoint,
+    rank: int,
+    *,
+    modules: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    alpha: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    save_rest: bool = False,
+) -> Adapter:
+    """The difference finetuned − base as an adapter of at most that rank: the nearest one, layer by layer.
+
+    modules, exclude: the linear layers to take or to leave, by name, last part of a name, or regular expression, as
+    peft matches them. alpha: lora_alpha, by default the rank; only the factors' scale depends on it. What is not of
+    low rank (embeddings, norms, biases, excluded layers) is left out and reported, or saved as a whole with
+    `save_rest` where peft can load it. A head of a classifier is always saved as a whole: peft expects it.
+    IncompatibleError if the models have other tensors or shapes, OptionError for patterns that match nothing.
+    """
+    if rank < 1 or (alpha is not None and alpha < 1):
+        raise OptionError(f"rank and alpha are at least 1, not {rank} and {alpha}")
+    if not dtype.is_floating_point:
+        raise OptionError(f"the factors' dtype is a floating-point one, not {dtype}")
+    _require_same_tensors(finetuned, base)
+    task, heads = _task(base.config)
+    linear = _linear(base, heads)
+    chosen = _chosen(linear, modules, exclude)
+    factors: dict[str, Factors] = {}
+    rest: dict[str, float] = {}
+    for name in base:
+        if not base.info(name).dtype.is_floating_point:
+            continue
+        delta = finetuned.read(name) - base.read(name)
+        norm = float(torch.linalg.vector_norm(delta, dtype=torch.float64))
+        module = name.removesuffix(".weight")
+        if norm and name.endswith(".weight") and module in chosen:
+            turned = delta.T if is_transposed(module, base.config, False) else delta
+            factors[module] = factorise(turned, rank, alpha or rank, dtype)
+        elif norm:
+            rest[name] = norm
+    saved = _saved(rest if save_rest else {}, heads, factors, base)
+    left_out = {name: norm for name, norm in rest.items() if name not in saved}
+    if not factors:
+        raise IncompatibleError(f"{finetuned.name} and {base.name} differ in no linear layer that was chosen")
+    config = _config(base, factors, saved, rank, alpha or rank, task)
+    tensors = {name: finetuned[name].contiguous() for name in saved}
+    return Adapter(factors, tensors, left_out, config, (*base.sources, *finetuned.sources))
+
+
+def _require_same_tensors(finetuned: Checkpoint, base: Checkpoint) -> None:
+    if single := sorted(base.keys() ^ finetuned.keys()):
+        raise IncompatibleError(
+            f"{finetuned.name} and {base.name} have other tensors: {some(single)} are in one of them only"
+        )
+    for name in base:
+        ours, theirs = finetuned.info(name), base.info(name)
+        if ours.shape != theirs.shape:
+            raise IncompatibleError(
+                f"{name!r} is {ours} in {finetuned.name} and {theirs} in {base.name}. Resize the base's vocabulary, "
+                "or give the model that was finetuned"
+            )
+
+
+def _linear(base: Checkpoint, heads: Sequence[str]) -> list[str]:
+    """Modules with a matrix to multiply with, except the heads that peft holds as a whole."""
+    names = [name.removesuffix(".weight") for name in base if name.endswith(".weight")]
+    return [
+        module
+        for module in names
+        if len(base.info(f"{module}.weight").shape) == 2
+        and not EMBEDDING.fullmatch(module)
+        and not _inside(module, heads)
+        and not (is_tied(base) and is_vocabulary(f"{module}.weight", base))
+    ]
+
+
+def _chosen(linear: Sequence[str], modules: Sequence[str], exclude: Sequence[str]) -> set[str]:
+    def matching(pattern: str) -> set[str]:
+        try:
+            found = {module for module in linear if re.match(rf"(.*\.)?({pattern})$", module)}
+        except re.error as error:
+            raise OptionError(f"the pattern {pattern!r} is not valid: {error}") from error
+        if not found:
+            raise OptionError(f"{pattern!r} matches no linear layer, such as {some(linear, 3)}")
+        return found
+
+    taken = set(linear) if not modules else set().union(*map(matching, modules))
+    return taken.difference(*map(matching, exclude))
+
+
+def _inside(module: str, heads: Sequence[str]) -> bool:
+    return any(part in heads for part in module.split("."))
+
+
+def _saved(
+    rest: Mapping[str, float], heads: Sequence[str], factors: Mapping[str, Factors], base: Checkpoint
+) -> list[str]:
+    """Tensors to hold as a whole: of heads, the biases of layers with factors, and modules with all their tensors.
+
+    peft finds modules by the end of their names, and then wants them all, changed or not. Parameters of modules that
+    have others inside, and embeddings that are tied to a head, cannot be loaded in this way.
+    """
+    owner = {name: name.rpartition(".")[0] for name in base}
+    owners = set(owner.values())
+    wanted = {owner[name] for name in rest if owner[name] not in factors}
+    wanted = {
+        module
+        for module in wanted
+        if not any(other.startswith(f"{module}.") or other == "" for other in owners)
+        and not (set(factors) & {other for other in owners if other.endswith(module)})
+        and not (is_tied(base) and is_vocabulary(f"{module}.weight", base) if f"{module}.weight" in base else False)
+    }
+    return [
+        name
+        for name in base
+        if _inside(owner[name], heads)
+        or any(owner[name].endswith(module) for module in wanted)
+        or (name in rest and owner[name] in factors and name.endswith(".bias"))
+    ]
+
+
+def _task(config: Mapping[str, Any]) -> tuple[str | None, tuple[str, ...]]:
+    name = str((config.get("architectures") or [""])[0])
+    return next((task for pattern, task in TASKS.items() if re.fullmatch(pattern, name)), (None, ()))
+
+
+def _config(
+    base: Checkpoint, factors: Mapping[str, Factors], saved: Sequence[str], rank: int, alpha: int, task: str | None
+) -> dict[str, Any]:
+    owners = dict.fromkeys(name.rpartition(".")[0] for name in saved)
+    whole = [module for module in owners if module not in factors]
+    return {
+        "peft_type": "LORA",
+        "task_type": task,
+        "base_model_name_or_path": base.name if base.folder is None else str(base.folder.resolve()),
+        "r": rank,
+        "lora_alpha": alpha,
+        "lora_dropout": 0.0,
+        "target_modules": list(factors),
+        "rank_pattern": {re.escape(module): f.rank for module, f in factors.items() if f.rank < rank},
+        "alpha_pattern": {},
+        "fan_in_fan_out": any(is_transposed(module, base.config, False) for module in factors),
+        "bias": "lora_only" if len(whole) < len(owners) else "none",
+        "modules_to_save": whole or None,
+        "use_rslora": False,
+        "use_dora": False,
+        "init_lora_weights": True,
+        "inference_mode": True,
+    }

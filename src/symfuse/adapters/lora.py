@@ -1,0 +1,258 @@
+"""W + scale·B·A: a base with a LoRA adapter added, computed when it is read (Hu et al. 2021, arXiv 2106.09685)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from symfuse.adapters.config import CONFIG, WAY_OUT, Config, is_adapter, read_tensors
+from symfuse.adapters.names import is_tied, is_transposed, is_vocabulary, match, target_name
+from symfuse.errors import CheckpointError, IncompatibleError
+from symfuse.io import Checkpoint, TensorInfo, is_finite, scan
+from symfuse.io import open as open_checkpoint
+from symfuse.io.messages import some
+
+FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<factor>A\.weight|B\.weight|B\.bias|embedding_A|embedding_B)")
+UNKNOWN_FACTOR = re.compile(r"(.*\.)?(lora_\w+|token_adapter)(\..+)?")
+
+
+@dataclass(frozen=True)
+class _Change:
+    """What an adapter does to one tensor of the base; the fields are keys of the adapter's file.
+
+    whole: replaces the tensor. down, up: A (rank × in) and B (out × rank), of a matrix, a convolution or (transposed)
+    an embedding, or transposed layer. shift: a bias, of the factor B.
+    """
+
+    whole: str | None = None
+    down: str | None = None
+    up: str | None = None
+    shift: str | None = None
+    scale: float = 1.0
+    transposed: bool = False
+
+    def of(self, old: Tensor, read: Callable[[str], Tensor]) -> Tensor:
+        """The changed tensor in the widest dtype among all parts. read: a tensor of the adapter, by key."""
+        new = old if self.whole is None else read(self.whole)
+        if self.shift is not None:
+            new = new + self.scale * read(self.shift)
+        if self.down is None or self.up is None:
+            return new
+        a, b = read(self.down).flatten(1), read(self.up).flatten(1)
+        dtype = torch.promote_types(torch.promote_types(new.dtype, a.dtype), b.dtype)
+        left, right = (a.T, b.T) if self.transposed else (b, a)
+        flat = new.to(dtype).reshape(left.shape[0], right.shape[1])
+        return torch.addmm(flat, left.to(dtype), right.to(dtype), alpha=self.scale).reshape(new.shape)
+
+
+class _Changed(Mapping[str, Tensor]):
+    """The tensors of a base that an adapter changes, computed when they are read."""
+
+    def __init__(
+        self, base: Checkpoint, folder: Path, adapter: Mapping[str, Tensor], changes: Mapping[str, _Change]
+    ) -> None:
+        self.base = base
+        self.folder = folder
+        self.adapter = adapter
+        self.changes = changes
+
+    def __getitem__(self, name: str) -> Tensor:
+        dtype = self.base.info(name).dtype
+        rounded = self.wide(name).to(dtype)
+        if not is_finite(rounded):  # the parts are finite
+            raise IncompatibleError(
+                f"{name}: the tensor with the adapter {self.folder} added does not fit in {dtype}, the dtype of "
+                f"{self.base.name}; convert that model to a wider dtype first"
+            )
+        return rounded
+
+    def wide(self, name: str) -> Tensor:
+        """The tensor before it is rounded to the dtype of the base: float32 at least."""
+        return self.changes[name].of(self.base.read(name), self._read)
+
+    def _read(self, key: str) -> Tensor:
+        scan(key, self.adapter[key], str(self.folder))
+        return self.adapter[key].to(torch.promote_types(self.adapter[key].dtype, torch.float32))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.changes)
+
+    def __len__(self) -> int:
+        return len(self.changes)
+
+
+class _Adapted(Mapping[str, Tensor]):
+    """The tensors of a base with some of them changed; the others are read as the base reads them, in parts too."""
+
+    def __init__(self, base: Checkpoint, changed: Checkpoint) -> None:
+        self.base = base
+        self.changed = changed
+
+    def _holder(self, name: str) -> Checkpoint:
+        return self.changed if name in self.changed else self.base
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._holder(name)[name]
+
+    def wide(self, name: str) -> Tensor:
+        return self._holder(name).read(name)
+
+    def part(self, name: str, start: int, stop: int) -> Tensor:
+        return self._holder(name).part(name, start, stop)
+
+    def blocks(self, name: str) -> Iterator[Tensor]:
+        return self._holder(name).blocks(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.base)
+
+    def __len__(self) -> int:
+        return len(self.base)
+
+
+def apply(base: Checkpoint, adapter: str | Path) -> Checkpoint:
+    """The base with an adapter of peft added: W + scale·B·A, biases, and tensors that the adapter holds as a whole.
+
+    Lazy; dtypes are those of the base, `read` gives the values before rounding. A note says how many tensors change.
+    Layers that store [in, out] (GPT-2) are told by shape, and where that is square by their family and the adapter's
+    fan_in_fan_out. CheckpointError, by name: for kinds other than plain LoRA (DoRA, replicated layers, other types,
+    inits that change the base), for tensors of the adapter that the base lacks or that have other shapes, for ranks
+    that its config does not give, for a bias that the base's layer lacks, and for an embedding that is tied to a head.
+    """
+    folder = Path(adapter)
+    if not (folder / CONFIG).is_file():
+        raise CheckpointError(f"{folder} is not an adapter: it has no {CONFIG}")
+    config, tensors = Config.read(folder), read_tensors(folder)
+    changes = _changes(folder.name, config, tensors, base)
+    _refuse_tied(folder.name, changes, base)
+    notes: tuple[str, ...] = (f"adapter {folder.name}: {len(changes)} of {len(base)} tensors changed",)
+    if config.unknown:
+        notes += (f"adapter {folder.name}: options not known here, taken to be of training: {some(config.unknown)}",)
+    infos, name = {tensor: base.info(tensor) for tensor in base}, f"{base.name}+{folder.name}"
+    changed = Checkpoint(
+        _Changed(base, folder, tensors, changes),
+        base.config,
+        name=name,
+        infos={tensor: infos[tensor] for tensor in changes},
+    )
+    return Checkpoint(
+        _Adapted(base, changed),
+        base.config,
+        name=name,
+        folder=base.folder,
+        infos=infos,
+        notes=base.notes + notes,
+        sources=(*base.sources, folder),
+    )
+
+
+def open_adapter(folder: str | Path, base: str | Path | Checkpoint | None = None) -> Checkpoint:
+    """An adapter added to its base: the one given, or the local folder that its config names.
+
+    Nothing is downloaded unless `base` is the id of a model on the hub. Errors as of `apply`.
+    """
+    folder = Path(folder)
+    if not is_adapter(folder):
+        raise CheckpointError(f"{folder} is not an adapter: it has no {CONFIG}, or it holds a whole model")
+    if base is None:
+        base = Config.read(folder).base
+        if base is None or not Path(base).is_dir():
+            named = f"{base!r}, which is not a local folder" if base else "no base"
+            raise CheckpointError(
+                f"{folder} holds an adapter, not a model, and its {CONFIG} names {named}. Give the base too, "
+                f"as base+adapter: {base or 'BASE'}+{folder}"
+            )
+    return apply(base if isinstance(base, Checkpoint) else open_checkpoint(base), folder)
+
+
+def _changes(adapter: str, config: Config, tensors: Mapping[str, Tensor], base: Checkpoint) -> dict[str, _Change]:
+    """Name in the base → change."""
+    wholes: dict[str, str] = {}
+    factors: dict[str, dict[str, str]] = {}
+    for key in tensors:
+        name = target_name(key)
+        if name is None:
+            continue
+        if found := FACTOR.fullmatch(name):
+            factors.setdefault(found["module"], {})[found["factor"]] = key
+        elif UNKNOWN_FACTOR.fullmatch(name):
+            raise CheckpointError(f"{adapter}: {key!r} is not a part of plain LoRA. {WAY_OUT}.")
+        else:
+            wholes[name] = key
+    biases = [f"{module}.bias" for module, keys in factors.items() if "B.bias" in keys]
+    names = match([*wholes, *(f"{module}.weight" for module in factors)], base, adapter)
+    changes = {names[name]: _Change(whole=key) for name, key in wholes.items()}
+    for module, keys in factors.items():
+        name = names[f"{module}.weight"]
+        changes[name] = _low_rank(adapter, config, module, keys, tensors, base, name, changes.get(name, _Change()))
+        if f"{module}.bias" in biases:
+            bias = f"{name.removesuffix('.weight')}.bias"
+            if bias not in base:
+                raise CheckpointError(
+                    f"{adapter}: {keys['B.bias']!r} changes the bias of a layer (lora_bias) that has none in "
+                    f"{base.name}: {bias!r} is absent. Add a bias of zeros to the base, here and in its config."
+                )
+            changes[bias] = replace(changes.get(bias, _Change()), shift=keys["B.bias"], scale=config.scale_of(module))
+    for name, change in changes.items():
+        _check_vectors(adapter, name, change, tensors, base.info(name))
+    return changes
+
+
+def _low_rank(
+    adapter: str,
+    config: Config,
+    module: str,
+    keys: Mapping[str, str],
+    tensors: Mapping[str, Tensor],
+    base: Checkpoint,
+    name: str,
+    change: _Change,
+) -> _Change:
+    """The change of a weight by two factors, whose shapes must fit it one way or the other."""
+    embedding = "embedding_A" in keys or "embedding_B" in keys
+    down, up = (keys.get(f"embedding_{f}" if embedding else f"{f}.weight") for f in "AB")
+    if down is None or up is None:
+        raise CheckpointError(f"{adapter}: {module} has only {some(keys.values())}, expected both factors, A and B")
+    a, b, shape = tuple(tensors[down].shape), tuple(tensors[up].shape), base.info(name).shape
+    if min(len(a), len(b)) < 2 or a[0] != b[1] or a[0] != config.rank_of(module):
+        raise CheckpointError(
+            f"{adapter}: {module} has A {list(a)} and B {list(b)}, expected a rank of {config.rank_of(module)} as "
+            f"{CONFIG} gives it (r, rank_pattern); the scale depends on it. Save the adapter again."
+        )
+    out_in, straight = (b[0], *a[1:]), set(b[2:]) <= {1}
+    fits, fits_transposed = straight and out_in == shape, len(a) == len(b) == 2 and out_in[::-1] == shape
+    if not (fits_transposed if embedding else fits or fits_transposed):
+        raise CheckpointError(
+            f"{adapter}: {module} has A {list(a)} and B {list(b)}, a delta of {list(out_in)}, which does not fit "
+            f"{name!r} of {base.name}, {list(shape)}. Give the model that the adapter was trained on."
+        )
+    square = fits and fits_transposed
+    transposed = is_transposed(module, base.config, config.fan_in_fan_out) if square else fits_transposed
+    return replace(change, down=down, up=up, scale=config.scale_of(module), transposed=embedding or transposed)
+
+
+def _check_vectors(adapter: str, name: str, change: _Change, tensors: Mapping[str, Tensor], info: TensorInfo) -> None:
+    for key in (change.whole, change.shift):
+        if key is not None and tuple(tensors[key].shape) != info.shape:
+            resized = " Resize the base's vocabulary first." if len(info.shape) == 2 else ""
+            raise CheckpointError(
+                f"{adapter}: {key!r} is {list(tensors[key].shape)}, expected {list(info.shape)} as {name!r} "
+                f"of the base.{resized}"
+            )
+    if not info.dtype.is_floating_point:
+        raise CheckpointError(f"{adapter}: {name!r} of the base is {info}, expected floating-point numbers")
+
+
+def _refuse_tied(adapter: str, changes: Mapping[str, _Change], base: Checkpoint) -> None:
+    """peft changes the embedding alone and leaves the head as it was; one stored tensor cannot be both."""
+    changed = [name for name in changes if is_vocabulary(name, base)]
+    if changed and is_tied(base):
+        raise CheckpointError(
+            f"{adapter}: {changed[0]!r} of {base.name} is changed, and is tied to the model's head, which the "
+            "adapter does not change in the same way. Untie the head of the base first."
+        )

@@ -1,0 +1,98 @@
+"""Names: from the keys of an adapter's file to the tensors of its base that they change."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from symfuse.errors import CheckpointError
+from symfuse.io import Checkpoint
+from symfuse.io.messages import some
+
+WRAPPERS = ("base_model.model.", "_orig_mod.", "module.")
+# Layers of transformers that store [in, out], by the families that use them.
+CONV1D = re.compile(r"(.*\.)?(c_attn|c_proj|c_fc|q_attn)")
+CONV1D_FAMILIES = ("gpt2", "openai-gpt", "decision_transformer", "imagegpt", "clvp", "clvp_decoder")
+# Classes with a head that may be tied to the input embedding.
+VOCABULARY_HEAD = re.compile(r".*(CausalLM|LMHead|DoubleHeads|MaskedLM|PreTraining|ConditionalGeneration).*")
+
+
+def target_name(key: str) -> str | None:
+    """The name that a key of an adapter has in the model that it was trained on; None for what takes no part.
+
+    Beside the layers that it adapts, peft stores whole tensors: of adapted embeddings (`base_layer`), of biases, and
+    of modules that were trained as a whole, whose original it may keep.
+    """
+    while prefix := next((prefix for prefix in WRAPPERS if key.startswith(prefix)), ""):
+        key = key.removeprefix(prefix)
+    if ".original_module." in key:
+        return None
+    return key.replace(".base_layer.", ".").replace(".modules_to_save.", ".")
+
+
+def match(names: Collection[str], base: Checkpoint, adapter: str) -> dict[str, str]:
+    """Name in the adapter → tensor of the base: the same names, or one prefix more or less on all of them.
+
+    CheckpointError that lists the names without a tensor, if no prefix or more than one fits.
+    """
+    if all(name in base for name in names):
+        return {name: name for name in names}
+    candidates = [pair for pair in _prefixes(names, base) if all(_moved(name, *pair) in base for name in names)]
+    if len(candidates) == 1:
+        return {name: _moved(name, *candidates[0]) for name in names}
+    absent = [name for name in names if name not in base]
+    fits = f"{len(candidates)} prefixes fit" if candidates else "no prefix fits"
+    raise CheckpointError(
+        f"{adapter}: {len(absent)} of {len(names)} tensors that it changes are not in {base.name}: "
+        f"{some(absent, 20)}; {fits}. {base.name} has, for example, {some(base, 3)}. "
+        f"{_tied_hint(absent, base)}Give the model that the adapter was trained on, with its head."
+    )
+
+
+def _prefixes(names: Iterable[str], base: Checkpoint) -> list[tuple[str, str]]:
+    """Pairs (off, on) that turn some absent name into a tensor of the base."""
+    name = next(name for name in names if name not in base)
+    longer = {("", tensor.removesuffix(name)) for tensor in base if tensor.endswith("." + name)}
+    shorter = {(name.removesuffix(tensor), "") for tensor in base if name.endswith("." + tensor)}
+    return sorted(longer | shorter)
+
+
+def _moved(name: str, off: str, on: str) -> str:
+    return on + name.removeprefix(off) if name.startswith(off) else ""
+
+
+def is_transposed(module: str, config: Mapping[str, Any], fan_in_fan_out: bool) -> bool:
+    """Whether a layer stores [in, out]: by its class in the families where transformers has such layers, else as the
+    adapter says. For matrices whose shape does not tell."""
+    if config.get("model_type") in CONV1D_FAMILIES:
+        return CONV1D.fullmatch(module) is not None
+    return fan_in_fan_out
+
+
+def is_tied(base: Checkpoint) -> bool:
+    """Whether the model has a head that is its input embedding, so that one stored tensor stands for two."""
+    config = base.config
+    architectures = config.get("architectures") or [""]
+    if not VOCABULARY_HEAD.fullmatch(str(architectures[0])):
+        return False
+    vocabulary = [name for name in base if is_vocabulary(name, base)]
+    # Configs leave out what is the default of their family; then a second matrix tells that nothing is tied.
+    return config.get("tie_word_embeddings", len(vocabulary) == 1) is True
+
+
+def is_vocabulary(name: str, base: Checkpoint) -> bool:
+    shape = base.info(name).shape
+    sizes = [base.config.get("vocab_size"), *(c.get("vocab_size") for c in _inner_configs(base.config))]
+    return len(shape) == 2 and shape[0] in sizes
+
+
+def _inner_configs(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [value for value in config.values() if isinstance(value, Mapping)]
+
+
+def _tied_hint(absent: Iterable[str], base: Checkpoint) -> str:
+    heads = [name for name in absent if re.fullmatch(r"(.*\.)?(lm_head|decoder|embed_out)\.(weight|bias)", name)]
+    if not heads or not is_tied(base):
+        return ""
+    return f"{heads[0]} is a head that is tied to the embedding here; untie it in the base first. "

@@ -1,0 +1,185 @@
+"""Two configs compared: which fields differ once they are spelled alike, and whether the difference matters."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from symfuse.architectures.base import ARCHITECTURES, Config, lookup
+from symfuse.architectures.feed_forward import SAME
+from symfuse.errors import SpecError
+from symfuse.io import Checkpoint
+
+# What decides the function beside the fields that a declaration reads, and its default where families share one.
+SCALARS: dict[str, Any] = {
+    "layer_norm_eps": None, "layer_norm_epsilon": None, "is_decoder": False, "position_embedding_type": "absolute",
+    "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "norm_first": False,
+}  # fmt: skip
+OF_HEADS = {"architectures", "id2label", "num_labels", "tie_word_embeddings", "legacy", "encoder_stride"}
+
+# Fields that do not change what given weights compute in evaluation: training, bookkeeping, generation, the head.
+HARMLESS = (
+    "*dropout*", "*drop_rate*", "*drop_path*", "*layerdrop*", "*_pdrop", "initializer_*", "init_std*", "*_loss_coef",
+    "use_cache", "dtype", "torch_dtype", "transformers_version", "_*", "auto_map", "gradient_checkpointing",
+    "output_*", "return_dict", "use_return_dict", "torchscript", "use_bfloat16", "pretraining_tp", "chunk_size_*",
+    "attn_implementation", "unsloth_*", "problem_type", "task_specific_params", "finetuning_task", "label2id",
+    "*token_id", "*token_ids", "*token_index", "max_position_embeddings", "model_max_length", "max_length",
+    "min_length", "do_sample", "temperature", "top_k", "top_p", "num_beams", "repetition_penalty", "*penalty",
+    "no_repeat_ngram_size", "early_stopping", "tie_encoder_decoder", *OF_HEADS,
+)  # fmt: skip
+
+# Where a config was last written, which is no property of the model.
+UNSAID = ("transformers_version", "_name_or_path", "_commit_hash")
+
+# Values of fields that are absent, in all families that have them.
+DEFAULTS: dict[str, Any] = {"rms_norm_eps": 1e-6}
+THETA = {"mixtral": 1e6, "gpt_oss": 150_000.0, "llama4_text": 500_000.0, "ministral3": 1e6}
+
+# Families that scale the decoder's output by d_model^(−1/2) where the head is the embedding, unless
+# `scale_decoder_outputs` says otherwise (transformers 5.24).
+SCALED = {"t5", "umt5", "longt5", "switch_transformers", "pop2piano"}
+
+ACTIVATIONS = ("hidden_activation", "hidden_act", "activation_function", "activation")
+ROPE = {"rope_theta": "rope_theta", "rotary_emb_base": "rope_theta", "rotary_pct": "partial_rotary_factor"}
+ROPE |= {"partial_rotary_factor": "partial_rotary_factor"}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One field of config.json, dotted where it is nested, with its values in two models: None where it is absent.
+    matters: whether the same weights compute something else."""
+
+    field: str
+    ours: Any
+    theirs: Any
+    matters: bool
+
+    def __str__(self) -> str:
+        ours, theirs = ("absent" if value is None else repr(value) for value in (self.ours, self.theirs))
+        return f"{self.field}: {ours} and {theirs}"
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a config that describes the language model: of several modalities, or all of it."""
+    for key in ("text_config", "llm_config"):
+        if isinstance(config.get(key), Mapping):
+            return dict(config[key])
+    return config
+
+
+def differences(one: Checkpoint, other: Checkpoint) -> list[Difference]:
+    """The fields in which two configs of one model type differ, those that matter first.
+
+    Spellings of older versions of `transformers` are made equal first. Of a family with a declaration those fields
+    matter that it reads; of another one all but those known to be harmless, unless the field is absent on one side
+    and its default is not known.
+    """
+    configs = [_flat(_alike(checkpoint.config)) for checkpoint in (one, other)]
+    found = {}
+    for key in dict.fromkeys((*configs[0], *configs[1])):
+        ours, theirs = (config.get(key, _default(key, config)) for config in configs)
+        if key.rpartition(".")[2] in UNSAID or ours == theirs or (not ours and not theirs):  # absent, false, 0: one
+            continue
+        known = ours is not None and theirs is not None
+        found[key] = Difference(key, ours, theirs, known and not _harmless(key))
+    if all(checkpoint.config.get("model_type") in ARCHITECTURES for checkpoint in (one, other)):
+        found = {key: Difference(key, d.ours, d.theirs, False) for key, d in found.items()}
+        found |= _deciding_differences(one, other)
+    return sorted(found.values(), key=lambda difference: not difference.matters)
+
+
+def _harmless(key: str) -> bool:
+    parts = key.split(".")
+    return any(fnmatch.fnmatchcase(part, pattern) for part in parts for pattern in HARMLESS)
+
+
+def _default(key: str, config: Mapping[str, Any]) -> Any:
+    level, _, field = key.rpartition(".")
+    if field == "rope_theta":
+        return THETA.get(str(config.get(level.rpartition("rope_parameters")[0] + "model_type")), 10_000.0)
+    return DEFAULTS.get(field)
+
+
+def _flat(config: Mapping[str, Any], at: str = "") -> dict[str, Any]:
+    """Nested objects as dotted fields; null is absent."""
+    out: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping) and key not in ("id2label", "label2id"):
+            out |= _flat(value, f"{at}{key}.")
+        elif value is not None:
+            out[at + key] = value
+    return out
+
+
+def _alike(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config in the spelling of today, with fields that follow from others filled in or left out."""
+    c = {key: _alike(v) if key.endswith("_config") and isinstance(v, Mapping) else v for key, v in config.items()}
+    c = {key: value for key, value in c.items() if value is not None}
+    if rope := _rope(c):
+        c["rope_parameters"] = rope
+    named = [str(c[key]) for key in ACTIVATIONS if isinstance(c.get(key), str)]
+    if named:
+        activation = named[0]
+        if c.get("model_type") == "gemma" and activation == "gelu":
+            activation = "gelu_new"  # `transformers` takes the first Gemma's gelu for its approximation by tanh
+        c = {key: value for key, value in c.items() if key not in ACTIVATIONS}
+        c["hidden_act"] = SAME.get(activation, activation)
+    if c.get("model_type") in SCALED:
+        c = {"scale_decoder_outputs": c.get("tie_word_embeddings", True), **c}
+    if "feed_forward_proj" in c:  # the T5 family: these follow from it
+        c = {key: value for key, value in c.items() if key not in ("dense_act_fn", "is_gated_act")}
+    heads, width = c.get("num_attention_heads"), c.get("hidden_size")
+    if isinstance(heads, int) and isinstance(width, int) and heads > 0:
+        c = {"num_key_value_heads": heads, "head_dim": width // heads, **c}
+    if not c.get("use_sliding_window", True):
+        c = {key: value for key, value in c.items() if key not in ("sliding_window", "max_window_layers")}
+    if set(c.get("layer_types", ())) == {"full_attention"}:
+        del c["layer_types"]
+    return c
+
+
+def _rope(c: dict[str, Any]) -> dict[str, Any]:
+    """The rotary settings, taken out of a config, as `rope_parameters` of `transformers` 5 has them."""
+    scaling, given = c.pop("rope_scaling", {}), c.pop("rope_parameters", {})
+    local = c.pop("rope_local_base_freq", None)
+    single = {ROPE[key]: c.pop(key) for key in list(c) if key in ROPE}
+    settings = {**single, **scaling, **given}
+    if any(isinstance(value, Mapping) for value in settings.values()):  # one for each type of layer
+        return {key: _one_rope(value) if isinstance(value, Mapping) else value for key, value in given.items()}
+    if local is not None:
+        return {"full_attention": _one_rope(settings), "sliding_attention": {"rope_theta": local}}
+    return _one_rope(settings)
+
+
+def _one_rope(settings: Mapping[str, Any]) -> dict[str, Any]:
+    kind = settings.get("rope_type", settings.get("type", "default"))
+    rest = {key: value for key, value in settings.items() if key not in ("rope_type", "type") and value is not None}
+    return rest if kind == "default" else {**rest, "rope_type": kind}
+
+
+def rope_theta(config: Mapping[str, Any]) -> float | None:
+    """The base of rotary embeddings without scaling; None if they are scaled, or of several kinds."""
+    text = _alike(text_config(config))
+    rope = {"rope_theta": _default("rope_theta", text), **text.get("rope_parameters", {})}
+    return float(rope["rope_theta"]) if set(rope) == {"rope_theta"} else None
+
+
+def _deciding_differences(one: Checkpoint, other: Checkpoint) -> dict[str, Difference]:
+    ours, theirs = deciding(one), deciding(other)
+    keys = [key for key in ours if key in theirs and ours[key] != theirs[key]]
+    return {key: Difference(key, ours[key], theirs[key], True) for key in keys}
+
+
+def deciding(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The fields that decide the function of a declared base model: those that its declaration reads, and SCALARS."""
+    c = Config(checkpoint.config, str(checkpoint.config["model_type"]))
+    try:
+        lookup(checkpoint.config, checkpoint.name).declare(c)
+        for key, default in SCALARS.items():
+            c.get(key, default)
+    except SpecError as error:
+        raise SpecError(f"{checkpoint.name}: {error}") from None
+    seen = {key: value for key, value in c.seen.items() if value is not None and key not in OF_HEADS}
+    return {key: SAME.get(str(value), value) for key, value in seen.items()}

@@ -1,0 +1,208 @@
+"""What a check found, as data."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from symfuse.errors import SymfuseError
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A reason why the models cannot be merged. kind: the error that the merge would raise."""
+
+    kind: str
+    exit_code: int
+    text: str
+
+    @classmethod
+    def of(cls, error: SymfuseError) -> Problem:
+        return cls(type(error).__name__, error.exit_code, str(error))
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """One model. alignment: the axes that may be aligned, or why none. dtypes: numbers of tensors. buffers: derived
+    tensors, which are dropped. gives: what the result has from this model."""
+
+    name: str
+    family: str
+    declared: bool
+    alignment: str
+    parameters: int
+    bytes: int
+    dtypes: dict[str, int]
+    tied: bool
+    vocabulary: int | None
+    layers: int | None
+    tokenizer: bool
+    adapter: str | None
+    buffers: list[str]
+    gives: list[str]
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field of config.json that differs. matters: whether the same weights compute something else with it."""
+
+    models: list[str]
+    field: str
+    ours: Any
+    theirs: Any
+    matters: bool
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """How two tokenizers differ: numbers of tokens, and examples in words."""
+
+    models: list[str]
+    same: int
+    moved: int
+    only_first: int
+    only_second: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What was read. tensors: names in the reference's files, `of` how many matrices; entries: of each model."""
+
+    tensors: list[str]
+    of: int
+    entries: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Relation:
+    """How near a model is to the reference, in the sample. distance: |model - reference| / |reference|; equal_entries,
+    equal_rows: shares; None: not defined, as a norm is zero."""
+
+    model: str
+    reference: str
+    distance: float | None
+    cosine: float | None
+    equal_entries: float
+    equal_rows: float
+
+
+@dataclass(frozen=True)
+class Deltas:
+    """Task vectors, in the sample. norms: relative to the base's. correlations: cosines between them, in the order of
+    `models`; with_base: with the base (near -0.7 where a model does not come from it). None: a norm is zero."""
+
+    base: str
+    models: list[str]
+    norms: list[float | None]
+    correlations: list[list[float | None]]
+    with_base: list[float | None]
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """The parameters of one output tensor, lists in the order of models; weights: those in effect, if it has any."""
+
+    tensor: str
+    models: list[str]
+    weights: list[float] | None
+    parameters: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The output, and what it takes. memory: resident, predicted. read, written: bytes. disk_free: where the target is
+    to be; None without one. seconds: at `speed`, in words."""
+
+    tensors: int
+    bytes: int
+    files: int
+    dtypes: dict[str, int]
+    layers: int | None
+    read: int
+    written: int
+    threads: int
+    memory: int
+    memory_of: str
+    disk_needed: int
+    disk_free: int | None
+    seconds: float
+    speed: str
+
+
+@dataclass
+class Report:
+    """What a check found. problems: every reason why not, in the order in which a merge would meet them. sample: None
+    if nothing was read. weights: by model, the smallest and the largest among the tensors."""
+
+    method: str
+    name: str | None = None
+    base: str | None = None
+    base_given: bool = False
+    problems: list[Problem] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    models: list[ModelFacts] = field(default_factory=list)
+    config: list[Field] = field(default_factory=list)
+    tokenizers: list[Tokens] = field(default_factory=list)
+    sample: Sample | None = None
+    relations: list[Relation] = field(default_factory=list)
+    deltas: Deltas | None = None
+    weights: dict[str, list[float]] = field(default_factory=dict)
+    resolved: list[Resolved] = field(default_factory=list)
+    layers: list[str] = field(default_factory=list)
+    cost: Cost | None = None
+
+    @property
+    def possible(self) -> bool:
+        return not self.problems
+
+    @property
+    def exit_code(self) -> int:
+        """0, or that of the first problem's error."""
+        return self.problems[0].exit_code if self.problems else 0
+
+    def summary(self) -> list[str]:
+        """Three lines at most: whether, and with what of which model; how related; what it takes."""
+        families = " and ".join(dict.fromkeys(model.family for model in self.models)) or "no"
+        what = f"{self.method} of {len(self.models)} {families} models"
+        if self.problems:
+            more = f" (and {len(self.problems) - 1} more reasons)" if len(self.problems) > 1 else ""
+            return [f"cannot merge: {what}{more}", self.problems[0].text]
+        why = "the base model" if self.base_given else "the first, as base_model is not given"
+        given = next((model.gives for model in self.models if model.name == self.base), [])
+        lines = [f"{what}; {', '.join(given)} of {self.base} ({why})"]
+        if self.relations:
+            lines.append("; ".join(map(relation_text, self.relations)) + " (in a sample)")
+        if self.cost is not None:
+            lines.append(cost_text(self.cost))
+        return lines
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON has it; values of configs that are no JSON are texts."""
+        data: dict[str, Any] = json.loads(json.dumps(asdict(self), default=str))
+        return {"possible": self.possible, "exit_code": self.exit_code, "summary": self.summary(), **data}
+
+
+def relation_text(relation: Relation) -> str:
+    cosine = "-" if relation.cosine is None else f"{relation.cosine:.4f}"
+    distance = "-" if relation.distance is None else f"{relation.distance:.3g}"
+    return (
+        f"{relation.model} is {distance} of the norm away from {relation.reference}, cosine {cosine}, "
+        f"{relation.equal_rows:.0%} of rows identical"
+    )
+
+
+def size_text(nbytes: float) -> str:
+    return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.1f} MB"
+
+
+def cost_text(cost: Cost) -> str:
+    dtypes = ", ".join(cost.dtypes)
+    return (
+        f"output: {cost.tensors} tensors, {size_text(cost.bytes)} {dtypes} in {cost.files} file"
+        f"{'s' if cost.files > 1 else ''}; memory about {size_text(cost.memory)}, time about {cost.seconds:.0f} s "
+        f"({cost.speed})"
+    )

@@ -1,0 +1,188 @@
+"""What all verbs share: the group, common options, opening, proving and saving."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+import click
+
+from symfuse import __version__
+from symfuse.errors import SymfuseError
+from symfuse.output import Output
+
+if TYPE_CHECKING:
+    from symfuse.alignment import Alignment
+    from symfuse.io import Checkpoint
+    from symfuse.verification import Verification
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class _Group(click.Group):
+    """Turns a SymfuseError, and an interrupt, into one message on stderr and an exit code."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo("symfuse: interrupted", err=True)
+            sys.exit(130)
+
+    def main(self, *args: Any, **kwargs: Any) -> NoReturn:
+        try:
+            super().main(*args, **kwargs)
+        except SymfuseError as error:
+            click.echo(f"symfuse: {error}", err=True)
+            sys.exit(error.exit_code)
+        except (OSError, MemoryError) as error:  # standard output on a full disk, for example
+            click.echo(f"symfuse: {str(error) or 'not enough memory'}", err=True)
+            with suppress(OSError, ValueError):  # what is still to be flushed would fail again
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(1)
+        sys.exit(0)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="symfuse")
+def main() -> None:
+    """Align transformers by their symmetries, prove that nothing changed, and merge them."""
+
+
+def common(function: F) -> F:
+    function = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")(function)
+    return click.option("--quiet", "-q", is_flag=True, help="Print nothing but errors.")(function)
+
+
+def matching_options(function: F) -> F:
+    for option in reversed(
+        [
+            click.option("--layers", metavar="RANGE", help="Which layers: 0-4, 3, -1, 0-2,5, tail:3, head:3."),
+            click.option("--no-scaling", is_flag=True, help="Rotate and permute only."),
+            click.option("--one-pass", is_flag=True, help="Rotation, then scale, once (as in the paper)."),
+            click.option("--no-biases", is_flag=True, help="Do not translate key and value biases."),
+            click.option("--threads", type=click.IntRange(1), help="Worker threads. Default: all cores."),
+        ]
+    ):
+        function = option(function)
+    return function
+
+
+def writing_options(function: F) -> F:
+    for option in reversed(
+        [
+            click.option("--overwrite", is_flag=True, help="Replace the target if it exists."),
+            click.option("--max-shard-size", default="5GB", show_default=True, help="The largest weight file."),
+            click.option("--no-verify", is_flag=True, help="Do not run the models to prove that nothing changed."),
+        ]
+    ):
+        function = option(function)
+    return function
+
+
+def match_options(options: dict[str, Any], axes: str) -> dict[str, Any]:
+    return {
+        "axes": axes,
+        "layers": options["layers"],
+        "scaling": not options["no_scaling"],
+        "one_pass": options["one_pass"],
+        "biases": not options["no_biases"],
+        "threads": options["threads"],
+    }
+
+
+def open_model(out: Output, source: str) -> Checkpoint:
+    from symfuse.io import open as open_checkpoint
+
+    checkpoint = open_checkpoint(source, name=source)
+    for note in () if out.quiet else checkpoint.notes:
+        click.echo(f"symfuse: note: {note}", err=True)
+    return checkpoint
+
+
+def check_place(options: dict[str, Any], *inputs: Checkpoint) -> None:
+    """Whether the target can be written is known in the first second, not after the work."""
+    from symfuse.io import check_target
+    from symfuse.io.shards import parse_size
+
+    parse_size(options["max_shard_size"])
+    folders = [c.folder for c in inputs if c.folder is not None]
+    check_target(options["output"], overwrite=options["overwrite"], inputs=folders)
+
+
+def matched(out: Output, source: Checkpoint, anchor: Checkpoint, options: dict[str, Any]) -> Alignment:
+    from symfuse import api
+
+    with out.progress("matching", None) as advance:
+        return api.match(source, anchor, progress=lambda _step, total: advance(total), **options)
+
+
+def proved(out: Output, source: Checkpoint, alignment: Alignment) -> dict[str, Any]:
+    """Run source and moved model; VerificationError, before anything is written, if they differ."""
+    from symfuse import api
+
+    proof = api.prove(source, alignment)
+    out.say(
+        f"proved: outputs equal to {proof.exact.worst:.0e} before rounding, {proof.rounding:.0e} after "
+        f"({proof.exact.inputs})"
+    )
+    return verified(proof.exact) | {"rounding": proof.rounding}
+
+
+def verified(result: Verification) -> dict[str, Any]:
+    return {
+        "equal": result.equal,
+        "errors": dict(result.errors),
+        "tolerance": result.tolerance,
+        "inputs": result.inputs,
+    }
+
+
+def save(
+    out: Output,
+    checkpoint: Checkpoint,
+    options: dict[str, Any],
+    run: dict[str, Any],
+    extra: dict[str, bytes],
+    **how: Any,
+) -> None:
+    """Write a checkpoint with its card and run. how: for `Checkpoint.save`."""
+    from symfuse import report
+
+    files: dict[str, bytes | str] = {
+        "symfuse.json": json.dumps(run, indent=2) + "\n",
+        "README.md": report.model_card(run),
+        **extra,
+    }
+    with out.progress("writing", len(checkpoint)) as advance:
+        checkpoint.save(
+            options["output"],
+            overwrite=options["overwrite"],
+            max_shard_size=options["max_shard_size"],
+            extra=files,
+            progress=lambda _name, _nbytes: advance(None),
+            **how,
+        )
+
+
+def say_alignment(out: Output, run: dict[str, Any]) -> None:
+    rows = [
+        [
+            r["axis"],
+            r["group"],
+            f"{r['moved']} of {r['units']}",
+            f"{r['before']:.4g}",
+            f"{r['after']:.4g}",
+        ]
+        for r in run["matched"]
+    ]
+    title = f"{run['source']['name']} -> {run['anchor']['name']}"
+    out.table(["axis", "group", "elements moved", "squared distance", "after"], rows, title)
+    if run["verified"] is None:
+        out.say("not proved (--no-verify)")
+    d = run["distance"]
+    out.say(f"distance (not squared) of all parameters {d['before']:.4g} -> {d['after']:.4g} ({d['left']:.1%} of it)")

@@ -1,0 +1,121 @@
+"""The verb check: what a merge would do, and why it could not."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from symfuse.cli.app import common, main, matching_options
+from symfuse.cli.merge import recipe_options, recipes_of, reconcile_of, reconcile_options
+from symfuse.output import Output
+
+if TYPE_CHECKING:
+    from symfuse.check import Report
+
+LINES = 6  # of one kind, for people; --json has all
+
+
+@main.command()
+@click.argument("models", nargs=-1, required=True, metavar="RECIPE.yml [OUT] | MODELS...")
+@recipe_options
+@reconcile_options
+@matching_options
+@click.option("--output", "-o", type=click.Path(path_type=Path), help="Where it is to be written: is there room?")
+@click.option("--overwrite", is_flag=True, help="That folder may be replaced.")
+@click.option("--max-shard-size", default="5GB", show_default=True, help="The largest weight file.")
+@click.option("--no-sample", is_flag=True, help="Read no weights: do not say how related the models are.")
+@common
+def check(models: tuple[str, ...], as_json: bool, quiet: bool, **options: Any) -> None:
+    """Whether RECIPE.yml, or MODELS as the options say, can be merged; what differs, how related they are, what it
+    takes. Nothing is written. The exit code is 0, or that with which the merge would end."""
+    from symfuse.check import Target, check_all
+
+    out = Output(as_json, quiet)
+    if options["output"] is None:
+        del options["output"]  # none is needed
+    recipes, folder = recipes_of(models, options)
+    target = Target(
+        None if folder == Path() else folder, options["overwrite"], options["max_shard_size"], options["threads"]
+    )
+    reports = check_all(recipes, reconcile_of(options), target=target, sample=not options["no_sample"])
+    for report in reports:
+        _say(out, report)
+    out.finish({"recipes": [report.to_json() for report in reports]})
+    code = next((report.exit_code for report in reports if not report.possible), 0)
+    if code:
+        sys.exit(code)
+
+
+def _say(out: Output, report: Report) -> None:
+    if report.name is not None:
+        out.say(f"{report.name}:")
+    rows = [
+        [
+            m.name,
+            f"{m.family}{'' if m.declared else ' (not declared)'}",
+            "-" if m.layers is None else str(m.layers),
+            f"{m.parameters:,}",
+            ", ".join(m.dtypes),
+            "-" if m.vocabulary is None else f"{m.vocabulary:,}{' tied' if m.tied else ''}",
+            "yes" if m.tokenizer else "no",
+            ", ".join(m.gives) or "-",
+        ]
+        for m in report.models
+    ]
+    out.table(["model", "family", "layers", "parameters", "dtypes", "vocabulary", "tokenizer", "gives"], rows)
+    for model in report.models:
+        if model.adapter is not None:
+            out.say(f"{model.name}: with the adapter {model.adapter}")
+    _several(out, "differs", [f"{f.field}: {f.ours!r} and {f.theirs!r} in {' and '.join(f.models)}"
+             + (" (matters)" if f.matters else "") for f in report.config])  # fmt: skip
+    _several(out, "differs", [tokens.text for tokens in report.tokenizers])
+    _related(out, report)
+    if report.weights:
+        words = [f"{name} {a:g}" + (f" to {b:g}" if a != b else "") for name, (a, b) in report.weights.items()]
+        out.say(f"weights in effect: {', '.join(words)}")
+    _several(out, "layers", report.layers)
+    _several(out, "note", report.notes)
+    _several(out, "warning", report.warnings)
+    if report.problems:
+        out.say(f"cannot be merged, for {len(report.problems)} reason{'s' if len(report.problems) > 1 else ''}:")
+        for problem in report.problems:
+            out.say(f"  {problem.text}")
+        return
+    out.say("can be merged: " + report.summary()[0])
+    if report.cost is not None:
+        from symfuse.check.report import cost_text
+
+        out.say(cost_text(report.cost))
+
+
+def _related(out: Output, report: Report) -> None:
+    if report.sample is None:
+        return
+    rows = [
+        [r.model, _number(r.distance), _number(r.cosine), f"{r.equal_entries:.1%}", f"{r.equal_rows:.1%}"]
+        for r in report.relations
+    ]
+    s = report.sample
+    title = f"Against {report.relations[0].reference}, in {s.entries:,} entries of {len(s.tensors)} of {s.of} matrices"
+    out.table(["model", "distance / norm", "cosine", "equal entries", "equal rows"], rows, title)
+    if report.deltas is not None:
+        d = report.deltas
+        table = [
+            [model, _number(norm), _number(base), *map(_number, cosines)]
+            for model, norm, base, cosines in zip(d.models, d.norms, d.with_base, d.correlations, strict=True)
+        ]
+        out.table(["task vector", "norm / base", "cosine with base", *d.models], table)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
+
+
+def _several(out: Output, what: str, lines: list[str]) -> None:
+    for line in lines[:LINES]:
+        out.say(f"{what}: {line}")
+    if len(lines) > LINES:
+        out.say(f"{what}: {len(lines) - LINES} more (--json has all)")

@@ -1,0 +1,131 @@
+"""Opening a model: a folder, a hub id, a live module or a state dictionary."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from symfuse.errors import CheckpointError, OptionError
+from symfuse.io.checkpoint import Checkpoint
+from symfuse.io.folder import read_folder, read_json, refuse_dangling_links
+from symfuse.io.live import module_config, module_tensors, unwrap
+from symfuse.io.messages import some
+from symfuse.io.names import ties, without_prefixes
+from symfuse.io.quantised import refuse_quantised
+from symfuse.io.tensors import TensorInfo
+
+
+def open(  # noqa: A001 - the verb that users type: symfuse.open
+    source: str | os.PathLike[str] | Mapping[str, Tensor] | torch.nn.Module,
+    *,
+    config: Any = None,
+    name: str | None = None,
+    revision: str | None = None,
+    prefer_bin: bool = False,
+) -> Checkpoint:
+    """A model from a local folder, a hub id, a live module or a state dictionary.
+
+    `config`: a mapping or an object with `to_dict()`; needed where the source has none, else used instead of
+    its own. `revision` is for hub ids, `prefer_bin` for folders with both safetensors and .bin files. No code
+    of the model is imported or run. Raises CheckpointError if the source cannot be read as it stands (files
+    absent, damaged or in disagreement, quantised weights, an adapter without its base), OptionError for
+    arguments that make no sense.
+    """
+    given = None if config is None else _config_dict(config)
+    if isinstance(source, (str, os.PathLike)):
+        return _open_path(source, given, name, revision, prefer_bin)
+    if revision is not None or prefer_bin:
+        raise OptionError("revision and prefer_bin are for models in files, not for models in memory")
+    if isinstance(source, Checkpoint):
+        return source.replace(config=given, name=name)
+    if isinstance(source, torch.nn.Module):
+        module = unwrap(source)
+        given = module_config(module) if given is None else given
+        return _in_memory(module_tensors(module), given, name or type(module).__name__)
+    if isinstance(source, Mapping):
+        return _in_memory(source, given, name or "state dictionary")
+    raise OptionError(f"a model is a path, a hub id, a state dictionary or a module, not {type(source).__name__}")
+
+
+def _config_dict(config: Any) -> dict[str, Any]:
+    value = config.to_dict() if hasattr(config, "to_dict") else config
+    if not isinstance(value, Mapping):
+        raise OptionError(f"config must be a mapping or have to_dict(), not {type(config).__name__}")
+    return dict(value)
+
+
+def _open_path(
+    source: str | os.PathLike[str],
+    config: dict[str, Any] | None,
+    name: str | None,
+    revision: str | None,
+    bin_: bool,
+) -> Checkpoint:
+    folder = Path(source)
+    try:
+        folder.lstat()
+    except FileNotFoundError:
+        pass  # a hub id, perhaps
+    except (OSError, ValueError) as error:  # too long a name, a folder that may not be entered, a NUL
+        raise CheckpointError(f"{folder} cannot be read: {error}") from error
+    if folder.is_dir() and revision is not None:
+        raise OptionError(f"revision is for hub ids; {folder} is a local folder")
+    if not folder.is_dir():
+        folder, name = _from_hub(source, revision, bin_), name or str(source)
+    name = name or folder.resolve().name
+    try:
+        refuse_dangling_links(folder)
+        tensors, notes = read_folder(folder, prefer_bin=bin_)
+    except OSError as error:
+        raise CheckpointError(f"{folder} cannot be read: {error}") from error
+    if config is None:
+        if not (folder / "config.json").exists():
+            raise CheckpointError(
+                f"{folder} has no config.json. Add it, or pass config= (a dictionary, or a config of transformers)."
+            )
+        config = read_json(folder / "config.json")
+    if "auto_map" in config:
+        notes += ("the config names model code (auto_map); it is neither run nor copied, outputs have no auto_map",)
+    stored, more = without_prefixes(name, {key: key for key in tensors})
+    tensors = tensors.renamed(stored)
+    refuse_quantised(name, config, tensors.infos)
+    return Checkpoint(tensors, config, name=name, folder=folder, notes=notes + more)
+
+
+def _from_hub(source: str | os.PathLike[str], revision: str | None, prefer_bin: bool) -> Path:
+    from symfuse.io.hub import HUB_ID, download
+
+    path = Path(source)
+    if path.is_symlink():
+        raise CheckpointError(f"{path} is a symbolic link to {path.readlink()}, which is not there")
+    if path.exists():
+        raise CheckpointError(f"{path} is a file; give the folder that holds the weights and config.json")
+    if not isinstance(source, str) or not HUB_ID.fullmatch(source):
+        raise CheckpointError(f"{path} does not exist, and is not the id of a model on the hub (org/name)")
+    return download(source, revision=revision, prefer_bin=prefer_bin)
+
+
+def _in_memory(tensors: Mapping[str, Any], config: dict[str, Any] | None, name: str) -> Checkpoint:
+    if config is None:
+        raise OptionError(f"{name} has no config of its own: pass config= (a dictionary, or a transformers config)")
+    if not tensors:
+        raise CheckpointError(f"{name} holds no tensors")
+    wrong = [str(key) for key, value in tensors.items() if not isinstance(key, str) or not isinstance(value, Tensor)]
+    if wrong:
+        raise CheckpointError(f"{name}: expected tensors by name, found something else under {some(wrong)}")
+    absent = [key for key, value in tensors.items() if value.is_meta]
+    if absent:
+        raise CheckpointError(f"{name}: {some(absent)} on the meta device, without data. Load the weights first.")
+    names, notes = without_prefixes(name, {key: key for key in tensors})
+    kept = {new: tensors[old] for new, old in names.items()}
+    tied = ties(kept, config)
+    if tied:
+        notes += (f"left out as ties of earlier tensors: {some(tied)}",)
+    kept = {key: value for key, value in kept.items() if key not in tied}
+    refuse_quantised(name, config, {key: TensorInfo.of(value) for key, value in kept.items()})
+    return Checkpoint(kept, config, name=name, notes=notes)

@@ -1,0 +1,108 @@
+"""Work on many items in threads, which stop as soon as one fails."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from queue import SimpleQueue
+from typing import Generic, TypeVar
+
+import torch
+
+Item = TypeVar("Item")
+GRACE = 5.0  # seconds that workers get to notice that they should stop
+
+
+class Workers(Generic[Item]):
+    """`work(item, stop)` for each item, in threads that take the next one in order; iterate over what is finished.
+
+    `work` returns early if `stop` is set. What it raises, an interrupt included, is raised by the iteration.
+    """
+
+    def __init__(self, items: Iterable[Item], work: Callable[[Item, threading.Event], None], threads: int) -> None:
+        self._items = iter(items)
+        self._work = work
+        self._taking = threading.Lock()
+        self._stop = threading.Event()
+        self._results: SimpleQueue[tuple[Item] | BaseException | None] = SimpleQueue()
+        # A thread inside a long computation cannot be interrupted; the interpreter does not wait for daemons.
+        self._threads = [threading.Thread(target=self._run, name=f"worker {n}", daemon=True) for n in range(threads)]
+
+    def _run(self) -> None:
+        try:
+            while (taken := self._take()) is not None:
+                self._work(taken[0], self._stop)
+                if not self._stop.is_set():
+                    self._results.put(taken)
+            self._results.put(None)
+        except BaseException as error:
+            self._results.put(error)
+
+    def _take(self) -> tuple[Item] | None:
+        with self._taking:
+            if self._stop.is_set():
+                return None
+            for item in self._items:
+                return (item,)
+            return None
+
+    def __iter__(self) -> Iterator[Item]:
+        for thread in self._threads:
+            thread.start()
+        running = len(self._threads)
+        while running:
+            result = self._results.get()
+            if result is None:
+                running -= 1
+            elif isinstance(result, BaseException):
+                raise result
+            else:
+                yield result[0]
+
+    def stop(self) -> bool:
+        """Let all workers end; whether they have, after a while."""
+        self._stop.set()
+        deadline = time.monotonic() + GRACE
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def when_ended(self, then: Callable[[], None]) -> None:
+        """Call `then` once the last worker has ended."""
+
+        def wait() -> None:
+            for thread in self._threads:
+                if thread.ident is not None:
+                    thread.join()
+            then()
+
+        threading.Thread(target=wait, daemon=True).start()
+
+
+_lock = threading.Lock()
+_users = 0
+_torch_threads = 1
+
+
+@contextmanager
+def one_torch_thread() -> Iterator[None]:
+    """One BLAS thread for each thread of ours: parallel by tensor, never by both.
+
+    torch's number of threads belongs to the process: the first of overlapping users sets it, the last restores it.
+    """
+    global _users, _torch_threads
+    with _lock:
+        if _users == 0:
+            _torch_threads = torch.get_num_threads()
+            torch.set_num_threads(1)
+        _users += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _users -= 1
+            if _users == 0:
+                torch.set_num_threads(_torch_threads)

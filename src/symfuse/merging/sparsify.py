@@ -1,0 +1,164 @@
+"""Which entries of a streamed tensor are its largest, without sorting or holding it; trimming by magnitude."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from symfuse.errors import OptionError
+from symfuse.merging.stream import Block, Stream
+
+DIGIT = 16  # bits of a float that one pass tells apart
+
+
+def per_model(stream: Stream, name: str, values: Sequence[float], low: float, high: float) -> list[float]:
+    """One value for each model, of one that is for all perhaps; OptionError if one is not in [low, high] or finite."""
+    if len(values) not in (1, stream.count):
+        raise OptionError(f"{stream.name}: {len(values)} values of {name} for {stream.count} models; give one for each")
+    out = list(values) * (stream.count if len(values) == 1 else 1)
+    for number, (value, source) in enumerate(zip(out, stream.sources, strict=True), 1):
+        if not (low <= value <= high and math.isfinite(value)):
+            span = f"{low:g} to {high:g}" if math.isfinite(high - low) else "a finite number"
+            raise OptionError(
+                f"{stream.name}: {name} of {source.model or f'model {number}'} is {value}, expected {span}"
+            )
+    return out
+
+
+def repeatable(stream: Stream) -> Iterable[Block]:
+    """The blocks, to be iterated over several times and not overwritten: a tensor of one block is read once."""
+    return list(stream) if len(stream) == 1 else stream
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The k-th largest entry, and how many of the entries equal to it are among the k largest."""
+
+    value: float
+    equal: int
+
+
+@dataclass
+class Largest:
+    """Which entries are among the k largest: called with all blocks in order. Of equal ones the first are."""
+
+    cut: Cut
+    left: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.left = self.cut.equal
+
+    def __call__(self, values: Tensor) -> Tensor:
+        """values: a block. Returns booleans of its shape."""
+        among = values >= self.cut.value
+        equal = values == self.cut.value
+        found = int(torch.count_nonzero(equal))
+        if found > self.left:
+            late = equal.flatten().nonzero().squeeze(1)[self.left :]
+            among.view(-1)[late] = False
+        self.left -= min(found, self.left)
+        return among
+
+
+def kth_largest(
+    passes: Callable[[], Iterator[Sequence[Tensor]]], ranks: Sequence[Sequence[int]], dtype: torch.dtype
+) -> list[list[Cut]]:
+    """For each streamed quantity, its k-th largest entries for the given k (from 1 to the number of entries).
+
+    passes: an iterator over blocks, each a list of tensors of `dtype` (float32 or float64), one for each quantity, none
+    negative; the same at each call. Such floats are ordered as their bit patterns are, so this is a radix selection:
+    a pass counts the next DIGIT bits of the entries that begin as the one looked for. Two passes do for float32, four
+    for float64. Exact; holds a histogram for each rank.
+    """
+    integer, length = (torch.int32, 31) if dtype == torch.float32 else (torch.int64, 63)  # without the sign
+    # For each rank: the leading bits of that entry, and its rank among the entries that have them.
+    found = [[(0, k) for k in ks] for ks in ranks]
+    for stop in range(DIGIT, length + DIGIT, DIGIT):
+        rest = max(0, length - stop)
+        digit = length - rest - (stop - DIGIT)
+        counts = [{prefix: torch.zeros(2**digit, dtype=torch.int64) for prefix, _ in pairs} for pairs in found]
+        for values in passes():
+            for value, histograms in zip(values, counts, strict=True):
+                bits = value.view(integer).flatten() >> rest
+                for prefix, histogram in histograms.items():
+                    last = bits if stop == DIGIT else bits[bits >> digit == prefix] & (2**digit - 1)
+                    histogram += torch.bincount(last, minlength=2**digit)
+        found = [
+            [_next_digit(histograms[prefix], prefix << digit, k) for prefix, k in pairs]
+            for histograms, pairs in zip(counts, found, strict=True)
+        ]
+    return [[Cut(torch.tensor(bits, dtype=integer).view(dtype).item(), k) for bits, k in pairs] for pairs in found]
+
+
+def _next_digit(histogram: Tensor, prefix: int, k: int) -> tuple[int, int]:
+    """The prefix with the digit of the k-th largest entry, and its rank among the entries with that digit."""
+    from_top = histogram.flip(0).cumsum(0)
+    place = int(torch.searchsorted(from_top, k))
+    digit = len(histogram) - 1 - place
+    return prefix | digit, k - int(from_top[place] - histogram[digit])
+
+
+class Sparsifier:
+    """Drops entries of task vectors. `prepare` is called once, for the models that it is to be used on; then the
+    object itself, with each block of each in order."""
+
+    def prepare(self, blocks: Iterable[Block], models: Sequence[int]) -> None:
+        """Look at all blocks, as often as needed."""
+
+    def __call__(self, model: int, index: int, delta: Tensor) -> Tensor:
+        """The sparse delta of block `index`, (rows, columns), in place."""
+        raise NotImplementedError
+
+
+class Trim(Sparsifier):
+    """Keeps `kept` entries of each model that follow the `dropped` largest in magnitude, exactly so many: among equal
+    magnitudes those that are stored first count as larger.
+
+    rescale: multiplies what is kept so that the l1 norm of the whole tensor is what it was before (sums in float64);
+    if all that is kept is zero, it stays so.
+    """
+
+    def __init__(self, stream: Stream, dropped: Sequence[int], kept: Sequence[int], rescale: bool) -> None:
+        self._dtype = stream.dtype
+        self._ranks = [[below, below + count] for below, count in zip(dropped, kept, strict=True)]
+        self._rescale = rescale
+        self._factors: dict[int, float] = {}
+        self._largest: dict[int, list[Largest]] = {}
+
+    def prepare(self, blocks: Iterable[Block], models: Sequence[int]) -> None:
+        if not models:
+            return
+
+        def passes() -> Iterator[list[Tensor]]:
+            for block in blocks:
+                yield [(block.tensors[i] - block.origin).abs_() for i in models]
+
+        ranks = [[k for k in self._ranks[i] if k] for i in models]
+        cuts = dict(zip(models, kth_largest(passes, ranks, self._dtype), strict=True))
+        self._restart(cuts)
+        self._factors = dict.fromkeys(models, 1.0)
+        if self._rescale:
+            before, after = [0.0] * len(models), [0.0] * len(models)
+            for values in passes():
+                for i, (model, value) in enumerate(zip(models, values, strict=True)):
+                    before[i] += float(value.sum(dtype=torch.float64))
+                    after[i] += float(value.mul_(self._mask(model, value)).sum(dtype=torch.float64))
+            self._factors = {m: b / a if a else 1.0 for m, b, a in zip(models, before, after, strict=True)}
+            self._restart(cuts)
+
+    def __call__(self, model: int, index: int, delta: Tensor) -> Tensor:  # noqa: ARG002
+        delta.mul_(self._mask(model, delta.abs()))
+        return delta if self._factors[model] == 1 else delta.mul_(self._factors[model])
+
+    def _restart(self, cuts: Mapping[int, list[Cut]]) -> None:
+        self._largest = {model: [Largest(cut) for cut in found] for model, found in cuts.items()}
+
+    def _mask(self, model: int, magnitude: Tensor) -> Tensor:
+        masks = [largest(magnitude) for largest in self._largest[model]]
+        if len(masks) == 2:
+            return masks[1] & ~masks[0]
+        return masks[0] if masks else torch.zeros_like(magnitude, dtype=torch.bool)

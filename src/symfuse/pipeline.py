@@ -1,0 +1,260 @@
+"""The stages of a recipe, from folders to the merged checkpoint: open, reconcile, one vocabulary, align, plan.
+
+Every stage goes from checkpoints to checkpoints that are computed when they are read; no tensor is read before the
+alignment, and none is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from symfuse import adapters
+from symfuse.alignment import Alignment
+from symfuse.architectures import Model, require_same_shape
+from symfuse.errors import OptionError, UnknownArchitectureError
+from symfuse.io import Checkpoint
+from symfuse.io import open as open_checkpoint
+from symfuse.io.companions import is_of_tokenizer
+from symfuse.io.messages import some
+from symfuse.matching import Step, choose_axes, choose_layers, match_models, nearest_to_mean
+from symfuse.merging import lookup
+from symfuse.plan import plan_recipe, template_of
+from symfuse.recipe import ModelRef, Recipe
+from symfuse.recipe import TokenSource as RecipeToken
+from symfuse.rewrite import Reconcile, harmonise
+from symfuse.vocabulary import TokenSource, Vocabulary, build, rewrite, shared_rows, with_chat_template
+
+SHARED_ROWS = "shared-rows"  # of `tokenizer_source`: rows with equal numbers mean the same
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A recipe with its models, as far as it has got. models: by reference, in the order of the recipe. files: what
+    stands in for the template's tokenizer and other companions; None: those. alignments: of the models that were
+    moved. anchor: which was not. kept, config: tensors and fields that the result has besides."""
+
+    recipe: Recipe
+    models: Mapping[ModelRef, Checkpoint]
+    options: Reconcile = field(default_factory=Reconcile)
+    notes: tuple[str, ...] = ()
+    kept: Mapping[str, tuple[Checkpoint, str]] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
+    vocabulary: Vocabulary | None = None
+    alignments: Mapping[ModelRef, Alignment] = field(default_factory=dict)
+    anchor: ModelRef | None = None
+
+    @property
+    def template(self) -> int:
+        """The number of the model that gives names, config, dtypes and tokenizer."""
+        return list(self.models).index(template_of(self.recipe))
+
+
+def open_models(recipe: Recipe, known: Mapping[str, Checkpoint] | None = None) -> dict[ModelRef, Checkpoint]:
+    """Every model that the recipe names, by headers alone; known: those in memory, and results of earlier recipes."""
+    tokens = () if recipe.tokenizer is None else recipe.tokenizer.models_used()
+    refs = [ref for ref in dict.fromkeys([*recipe.models_used(), *tokens]) if ref.path != SHARED_ROWS]
+    return {ref: _open(ref, known or {}) for ref in refs}
+
+
+def _open(ref: ModelRef, known: Mapping[str, Checkpoint]) -> Checkpoint:
+    if str(ref) in known:
+        return known[str(ref)].replace(name=str(ref))
+    if Path(str(ref)).is_dir():  # a folder that has a + or an @ in its name
+        return _open_folder(str(ref), str(ref))
+    base = known[ref.path] if ref.path in known else _open_folder(ref.path, ref.path, ref.revision)
+    if ref.adapter is None:
+        return base
+    if not Path(ref.adapter.path).is_dir():
+        raise OptionError(f"{ref}: the adapter {ref.adapter} is not a local folder; download it first")
+    return adapters.apply(base, ref.adapter.path).replace(name=str(ref))
+
+
+def _open_folder(path: str, name: str, revision: str | None = None) -> Checkpoint:
+    folder = Path(path)
+    if revision is None and folder.is_dir() and adapters.is_adapter(folder):
+        return adapters.open_adapter(folder).replace(name=name)
+    return open_checkpoint(path, name=name, revision=revision)
+
+
+def prepare(recipe: Recipe, models: Mapping[ModelRef, Checkpoint], options: Reconcile | None = None) -> Stage:
+    """Models with the same tensors, in one vocabulary. Raises IncompatibleError where the recipe does not say how."""
+    options = options or Reconcile()
+    listed = [given.model for given in recipe.models]  # their numbers are what people count
+    refs = [ref for ref in dict.fromkeys([*listed, *models]) if ref in recipe.models_used()]
+    stage = Stage(recipe, {ref: models[ref] for ref in refs}, options)
+    notes: list[str] = []
+    for checkpoint in stage.models.values():
+        notes += [f"{checkpoint.name}: {note}" for note in checkpoint.notes]
+    done = harmonise(list(stage.models.values()), base=stage.template, options=options)
+    checkpoints = done.checkpoints
+    notes += done.notes
+    vocabulary = None
+    if recipe.tokenizer is not None:
+        vocabulary = _vocabulary(recipe, refs, checkpoints, models, stage.template)
+        checkpoints = rewrite(checkpoints, vocabulary, vocabulary_tensors)
+        notes += vocabulary.report.lines()
+    opened = [Model.of(checkpoint, undeclared=True) for checkpoint in checkpoints]
+    notes += [note for model in opened for note in model.notes]
+    whole = not recipe.slices and not any(module.slices for module in recipe.modules.values())
+    notes += require_same_shape(opened, force_config=options.force_config, layers=whole)
+    named = dict(zip(refs, checkpoints, strict=True))
+    return replace(
+        stage,
+        models=named,
+        notes=tuple(dict.fromkeys(notes)),
+        kept=done.kept,
+        config=done.config,
+        vocabulary=vocabulary,
+    )
+
+
+def vocabulary_tensors(checkpoint: Checkpoint) -> dict[str, int]:
+    """The tensors that have a dimension of the vocabulary, by name in the files, and which it is."""
+    spec = Model.of(checkpoint, undeclared=True).spec
+    out = {}
+    for name, declared in spec.tensors.items():
+        dims = [str(dim).strip("*|") for dim in declared.layout.dims]
+        if "vocab" in dims and spec.file_name(name) in checkpoint:
+            out[spec.file_name(name)] = dims.index("vocab")
+    return out
+
+
+def _vocabulary(
+    recipe: Recipe,
+    refs: Sequence[ModelRef],
+    checkpoints: Sequence[Checkpoint],
+    models: Mapping[ModelRef, Checkpoint],
+    template: int,
+) -> Vocabulary:
+    assert recipe.tokenizer is not None
+    given = recipe.tokenizer
+    if isinstance(given.source, ModelRef) and given.source.path == SHARED_ROWS:
+        if given.tokens or given.pad_to_multiple_of:
+            raise OptionError(f"tokenizer: tokens and pad_to_multiple_of have no meaning with source {SHARED_ROWS}")
+        return shared_rows(checkpoints)
+    source: Literal["union", "base"] | int | Checkpoint
+    if isinstance(given.source, str):
+        source = given.source
+    else:
+        source = refs.index(given.source) if given.source in refs else models[given.source]
+    tokens = {token: _token(of_token) for token, of_token in given.tokens.items()}
+    base = template if recipe.base_model is not None else None
+    return build(checkpoints, source, base=base, tokens=tokens, pad_to_multiple_of=given.pad_to_multiple_of)
+
+
+def _token(source: RecipeToken) -> TokenSource:
+    model = None if source.model is None else str(source.model)
+    if source.zero:
+        return TokenSource("zero", force=source.force)
+    if model is None:
+        return TokenSource("usual", force=source.force)
+    if source.token is None:
+        return TokenSource("model", model, force=source.force)
+    if isinstance(source.token, int):
+        return TokenSource("model_token", model, token_id=source.token, force=source.force)
+    return TokenSource("model_token", model, token=source.token, force=source.force)
+
+
+def anchor_of(stage: Stage) -> ModelRef | None:
+    """The model that the others are moved onto: as the recipe says; else the base of task vectors; else the one nearest
+    to the mean. None if nothing is to be aligned."""
+    align = stage.recipe.align
+    if align is None:
+        return None
+    refs = list(stage.models)
+    undeclared = [c.name for c in stage.models.values() if not Model.of(c, undeclared=True).declared]
+    if undeclared:
+        raise UnknownArchitectureError(
+            f"align: symfuse has no declaration of {some(undeclared)}, so it does not know what may be moved; leave "
+            "align out to merge by names and shapes, or add a declaration (CONTRIBUTING.md)"
+        )
+    spec = Model.of(next(iter(stage.models.values()))).spec
+    choose_axes(align.axes, spec)
+    choose_layers(align.layers, spec.axes["l"].size)
+    if isinstance(align.anchor, ModelRef):
+        return align.anchor
+    if isinstance(align.anchor, int):
+        listed = [given.model for given in stage.recipe.models] or refs
+        if not 1 <= align.anchor <= len(listed):
+            raise OptionError(f"align.anchor is {align.anchor}; there are models 1 to {len(listed)}")
+        return listed[align.anchor - 1]
+    if lookup(stage.recipe.merge_method).base == "required" and stage.recipe.base_model is not None:
+        return stage.recipe.base_model
+    return refs[nearest_to_mean([Model.of(checkpoint) for checkpoint in stage.models.values()])]
+
+
+def match_model(
+    stage: Stage,
+    ref: ModelRef,
+    anchor: ModelRef,
+    *,
+    threads: int | None = None,
+    progress: Callable[[Step, int], None] | None = None,
+) -> Alignment:
+    """The alignment of one model onto the anchor, as the recipe's `align` block asks for."""
+    align = stage.recipe.align
+    assert align is not None
+    return match_models(
+        Model.of(stage.models[ref]),
+        Model.of(stage.models[anchor]),
+        axes=align.axes,
+        layers=align.layers,
+        scaling=align.scaling,
+        one_pass=align.one_pass,
+        biases=align.biases,
+        threads=threads,
+        progress=progress,
+    )
+
+
+def aligned(stage: Stage, anchor: ModelRef, alignments: Mapping[ModelRef, Alignment]) -> Stage:
+    """The stage with its models moved."""
+    models = dict(stage.models)
+    for ref, alignment in alignments.items():
+        models[ref] = alignment(models[ref]).replace(name=models[ref].name)
+    return replace(stage, models=models, anchor=anchor, alignments=dict(alignments))
+
+
+def align_all(stage: Stage, *, threads: int | None = None) -> Stage:
+    """All models moved onto the anchor, if the recipe says so."""
+    anchor = anchor_of(stage)
+    if anchor is None:
+        return stage
+    moved = {ref: match_model(stage, ref, anchor, threads=threads) for ref in stage.models if ref != anchor}
+    return aligned(stage, anchor, moved)
+
+
+def finish(stage: Stage) -> Checkpoint:
+    """The merged checkpoint, with the files that go beside it."""
+    models = {ref: Model.of(checkpoint, undeclared=True) for ref, checkpoint in stage.models.items()}
+    merged = plan_recipe(stage.recipe, models, stage.kept)
+    template = list(stage.models.values())[stage.template]
+    files = dict(template.companions())
+    if stage.vocabulary is not None:
+        files = {name: data for name, data in files.items() if not is_of_tokenizer(name)} | dict(stage.vocabulary.files)
+    if stage.recipe.chat_template is not None:
+        files = with_chat_template(files, stage.recipe.chat_template, list(stage.models.values()))
+    return merged.replace(files=files, config={**merged.config, **stage.config})
+
+
+def merge_recipes(
+    recipes: Iterable[Recipe],
+    known: Mapping[str, Checkpoint] | None = None,
+    *,
+    options: Reconcile | None = None,
+    threads: int | None = None,
+) -> Checkpoint:
+    """The result of the last recipe, for which those before it are merged as they are read."""
+    results = dict(known or {})
+    merged = None
+    for recipe in recipes:
+        stage = prepare(recipe, open_models(recipe, results), options)
+        merged = finish(align_all(stage, threads=threads))
+        if recipe.name is not None:
+            results[recipe.name] = merged
+    if merged is None:
+        raise OptionError("a merge needs a recipe; none is given")
+    return merged

@@ -1,0 +1,34 @@
+"""Merge recipes: a validated superset of mergekit's YAML. A file may hold several, which name each other."""
+
+from __future__ import annotations
+
+from symfuse.recipe.documents import read_recipes
+from symfuse.recipe.model import (
+    Align,
+    Input,
+    ModelRef,
+    Module,
+    Recipe,
+    Slice,
+    Tokenizer,
+    TokenSource,
+    settings_for,
+)
+from symfuse.recipe.parser import parse_recipe
+from symfuse.recipe.settings import Case, Setting
+
+__all__ = [
+    "Align",
+    "Case",
+    "Input",
+    "ModelRef",
+    "Module",
+    "Recipe",
+    "Setting",
+    "Slice",
+    "TokenSource",
+    "Tokenizer",
+    "parse_recipe",
+    "read_recipes",
+    "settings_for",
+]

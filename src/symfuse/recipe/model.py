@@ -1,0 +1,135 @@
+"""What a merge recipe says, as frozen data; paths as they are typed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from symfuse.recipe.settings import Settings
+
+
+@dataclass(frozen=True)
+class ModelRef:
+    """A model by folder or hub name, at a revision, with a LoRA adapter added to it."""
+
+    path: str
+    revision: str | None = None
+    adapter: ModelRef | None = None
+
+    def __str__(self) -> str:
+        """`path@revision+adapter@revision`, the form that recipes use."""
+        own = f"{self.path}@{self.revision}" if self.revision else self.path
+        return f"{own}+{self.adapter}" if self.adapter else own
+
+
+@dataclass(frozen=True)
+class Input:
+    """A model that is merged. layer_range: first layer, and the one after the last; None: all."""
+
+    model: ModelRef
+    parameters: Settings = field(default_factory=dict)
+    layer_range: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Consecutive layers of the output, merged from as many layers of each source. base_model: None: the recipe's."""
+
+    sources: tuple[Input, ...]
+    base_model: ModelRef | None = None
+    parameters: Settings = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Module:
+    """A part of a model with several stacks of layers, such as an encoder: either models or slices."""
+
+    models: tuple[Input, ...] = ()
+    slices: tuple[Slice, ...] = ()
+    parameters: Settings = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Align:
+    """What is aligned before the merge. anchor: a model, its number among `models` (from 1), or None: that nearest to
+    the mean. The others: the options of `symfuse.match`."""
+
+    axes: str | tuple[str, ...] = "all"
+    anchor: ModelRef | int | None = None
+    source: Literal["weights"] = "weights"
+    layers: str | None = None
+    scaling: bool = True
+    one_pass: bool = False
+    biases: bool = True
+
+
+@dataclass(frozen=True)
+class TokenSource:
+    """Where a token's embedding comes from in models that lack it, or in all (`force`): from a model, there from the
+    token of the same name or from `token` (a name or a number); zeros; or, if neither is said, by the usual rule."""
+
+    model: ModelRef | None = None
+    token: str | int | None = None
+    zero: bool = False
+    force: bool = False
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """The vocabulary of the output: of all models, of the base or of one model; and single tokens."""
+
+    source: Literal["union", "base"] | ModelRef = "union"
+    tokens: Mapping[str, TokenSource] = field(default_factory=dict)
+    pad_to_multiple_of: int | None = None
+
+    def models_used(self) -> tuple[ModelRef, ...]:
+        """The models whose vocabulary or embeddings this names."""
+        own = [self.source] if isinstance(self.source, ModelRef) else []
+        return _unique([*own, *(token.model for token in self.tokens.values())])
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A merge. Exactly one of models, slices and modules is not empty. name: by which other recipes of the file call
+    its result. text: the YAML, as read."""
+
+    merge_method: str
+    models: tuple[Input, ...] = ()
+    slices: tuple[Slice, ...] = ()
+    modules: Mapping[str, Module] = field(default_factory=dict)
+    name: str | None = None
+    base_model: ModelRef | None = None
+    parameters: Settings = field(default_factory=dict)
+    dtype: str | None = None
+    out_dtype: str | None = None
+    tokenizer: Tokenizer | None = None
+    chat_template: str | None = None
+    align: Align | None = None
+    seed: int = 0
+    heads: str = "average"
+    text: str = ""
+
+    def models_used(self) -> tuple[ModelRef, ...]:
+        """The models whose layers are read: the base, the inputs in order, the anchor. (`Tokenizer.models_used` has
+        those that give tokens.)"""
+        anchor = self.align.anchor if self.align and isinstance(self.align.anchor, ModelRef) else None
+        return _unique([self.base_model, *self._inputs(), anchor])
+
+    def _inputs(self) -> Iterator[ModelRef | None]:
+        for part in (Module(self.models, self.slices), *self.modules.values()):
+            yield from (given.model for given in part.models)
+            for layers in part.slices:
+                yield layers.base_model
+                yield from (given.model for given in layers.sources)
+
+
+def settings_for(
+    recipe: Recipe, module: Module | None = None, layers: Slice | None = None, source: Input | None = None
+) -> tuple[Settings, ...]:
+    """The blocks of parameters that hold for one source, the strongest first: source, slice, module, recipe."""
+    return tuple(part.parameters for part in (source, layers, module, recipe) if part is not None)
+
+
+def _unique(models: Iterable[ModelRef | None]) -> tuple[ModelRef, ...]:
+    return tuple(dict.fromkeys(model for model in models if model is not None))

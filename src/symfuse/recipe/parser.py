@@ -1,0 +1,284 @@
+"""YAML → Recipe: mergekit's keys and ours, each checked where it stands."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import yaml
+
+from symfuse.errors import OptionError
+from symfuse.merging import Method
+from symfuse.merging.base import lookup
+from symfuse.recipe.model import Align, Input, ModelRef, Module, Recipe, Slice, Tokenizer, TokenSource
+from symfuse.recipe.settings import read_settings
+from symfuse.recipe.yaml_reader import Document, Item, read_documents
+
+DTYPES = ("bfloat16", "float16", "float32", "float64")
+_LAYOUTS = ("models", "slices", "modules")
+_TOKENIZERS = ("tokenizer", "tokenizer_source")
+_KEYS = (
+    *("name", "merge_method", "base_model", *_LAYOUTS, "parameters", "dtype", "out_dtype", *_TOKENIZERS),
+    *("chat_template", "align", "seed", "heads"),
+)
+_SWITCHES = ("scaling", "one_pass", "biases")
+_ONLY_IN_SLICES = {"layer_range": "layers are chosen in `slices` (slices: - sources: - model …, layer_range), not here"}
+_NO_RESIDUAL = {"residual_weight": "mergekit reads this key and does nothing with it; remove it"}
+_NO_OVERRIDE = {"override_architecture": "the architecture is that of the model's config.json; change it there"}
+
+
+def parse_recipe(given: str | Mapping[str, Any], where: str = "recipe") -> Recipe:
+    """One recipe from YAML text or from the mapping that it stands for; where: what messages call it.
+
+    Raises OptionError, with line and path, for all that is not a recipe: keys, methods and parameters that are not
+    known, values of another type, layers that do not fit.
+    """
+    text = given if isinstance(given, str) else _written(given, where)
+    documents = read_documents(text, where, lines=isinstance(given, str))
+    if len(documents) != 1:
+        found = f"holds {len(documents)} documents, expected one" if documents else "is empty"
+        raise OptionError(f"{where}: the recipe {found}")
+    return read_recipe(documents[0])
+
+
+def read_recipe(document: Document) -> Recipe:
+    """The recipe of a YAML document."""
+    root = document.root
+    if not isinstance(root.value, dict):
+        root.fail("a recipe is a mapping with keys such as merge_method and models, not a list or a single value")
+    fields = root.fields(_KEYS)
+    method = _method(_required(root, fields, "merge_method"))
+    layout = _layout(root, fields, _LAYOUTS)
+    base = _optional_model(fields)
+    models = _models(fields["models"], method) if layout == "models" else ()
+    if "align" in root.mapping() and "align" not in fields:
+        root.mapping()["align"].fail("the block is empty; write `align: {}` to align with the usual options")
+    return Recipe(
+        merge_method=method.name,
+        models=models,
+        slices=_slices(fields["slices"], method) if layout == "slices" else (),
+        modules=_modules(fields["modules"], method) if layout == "modules" else {},
+        name=_name(fields["name"]) if "name" in fields else None,
+        base_model=base,
+        parameters=read_settings(fields.get("parameters"), method, of_model=False),
+        dtype=_dtype(fields.get("dtype")),
+        out_dtype=_dtype(fields.get("out_dtype")),
+        tokenizer=_tokenizer(fields, has_base=base is not None),
+        chat_template=fields["chat_template"].text() if "chat_template" in fields else None,
+        align=_align(fields["align"], len(models)) if "align" in fields else None,
+        seed=fields["seed"].integer(0) if "seed" in fields else 0,
+        heads=_word_or_number(fields["heads"]) if "heads" in fields else "average",
+        text=document.text,
+    )
+
+
+def _written(given: Mapping[str, Any], where: str) -> str:
+    try:
+        text: str = yaml.safe_dump(dict(given), sort_keys=False, allow_unicode=True)
+    except yaml.YAMLError as error:
+        raise OptionError(f"{where}: only texts, numbers, lists and mappings make a recipe ({error})") from None
+    return text
+
+
+def _required(item: Item, fields: Mapping[str, Item], key: str) -> Item:
+    if key not in fields:
+        item.fail(f"`{key}` is missing")
+    return fields[key]
+
+
+def _layout(item: Item, fields: Mapping[str, Item], names: tuple[str, ...]) -> str:
+    found = [name for name in names if name in fields]
+    if len(found) != 1:
+        has = " and ".join(found) or "none of them"
+        (fields[found[-1]] if found else item).fail(f"expected one of {', '.join(names)}, found {has}")
+    return found[0]
+
+
+def _method(item: Item) -> Method:
+    name = item.text()
+    try:
+        return lookup(name)
+    except OptionError as error:
+        item.fail(str(error))
+
+
+def _name(item: Item) -> str:
+    name = item.text()
+    if re.search(r"[/\\+@\s]", name) or name.startswith("."):
+        item.fail(f"{name!r} cannot be a name, which recipes and folders use: no space, slash, + or @, no leading dot")
+    return name
+
+
+def _dtype(item: Item | None) -> str | None:
+    if item is None:
+        return None
+    named = Item(item.text().removeprefix("torch."), item.where, item.line, item.path)
+    return named.choice(DTYPES)
+
+
+def _word_or_number(item: Item) -> str:
+    return str(item.value) if type(item.value) is int else item.text()
+
+
+# -- models and layers -----------------------------------------------------------------------------
+
+
+def _model(item: Item) -> ModelRef:
+    """`model@revision+adapter@revision`, or the mapping {model: …, lora: …} for paths with these characters in them."""
+    if isinstance(item.value, dict):
+        fields = item.fields(("model", "lora"), _NO_OVERRIDE)
+        own = _path(_required(item, fields, "model"))
+        return ModelRef(own.path, own.revision, _path(fields["lora"]) if "lora" in fields else None)
+    parts = item.text().split("+")
+    if len(parts) > 2:
+        item.fail(f"{item.value!r} has more than one +; expected model+adapter, or {{model: …, lora: …}}")
+    own, *adapter = (_at_revision(item, part) for part in parts)
+    return ModelRef(own.path, own.revision, adapter[0] if adapter else None)
+
+
+def _path(item: Item) -> ModelRef:
+    if isinstance(item.value, dict):
+        fields = item.fields(("path", "revision"))
+        revision = fields["revision"].text() if "revision" in fields else None
+        return ModelRef(_required(item, fields, "path").text(), revision)
+    return _at_revision(item, item.text())
+
+
+def _at_revision(item: Item, text: str) -> ModelRef:
+    path, at, revision = (part.strip() for part in text.partition("@"))
+    if not path or (at and not revision) or "@" in revision:
+        item.fail(f"{item.value!r} does not name a model; expected path, path@revision or path+adapter")
+    return ModelRef(path, revision or None)
+
+
+def _optional_model(fields: Mapping[str, Item]) -> ModelRef | None:
+    return _model(fields["base_model"]) if "base_model" in fields else None
+
+
+def _models(item: Item, method: Method) -> tuple[Input, ...]:
+    return tuple(
+        _input(part, method, part.fields(("model", "parameters"), _ONLY_IN_SLICES)) for part in item.sequence()
+    )
+
+
+def _input(item: Item, method: Method, fields: Mapping[str, Item]) -> Input:
+    return Input(
+        _model(_required(item, fields, "model")),
+        read_settings(fields.get("parameters"), method, of_model=True),
+        _layer_range(fields["layer_range"]) if "layer_range" in fields else None,
+    )
+
+
+def _layer_range(item: Item) -> tuple[int, int]:
+    numbers = [part.integer(0) for part in item.sequence()]
+    if len(numbers) != 2 or numbers[0] >= numbers[1]:
+        item.fail(f"{numbers}: expected [first layer, layer after the last], such as [0, 16]")
+    return numbers[0], numbers[1]
+
+
+def _slices(item: Item, method: Method) -> tuple[Slice, ...]:
+    return tuple(_slice(part, method) for part in item.sequence())
+
+
+def _slice(item: Item, method: Method) -> Slice:
+    fields = item.fields(("sources", "base_model", "parameters"), _NO_RESIDUAL)
+    sources = []
+    for part in _required(item, fields, "sources").sequence():
+        given = part.fields(("model", "layer_range", "parameters"))
+        first, stop = _layer_range(_required(part, given, "layer_range"))
+        sources.append(_input(part, method, given))
+        start, end = sources[0].layer_range or (0, 0)
+        if stop - first != end - start:
+            given["layer_range"].fail(
+                f"{stop - first} layers, but the first source of the slice has {end - start}; they must be as many"
+            )
+    parameters = read_settings(fields.get("parameters"), method, of_model=False)
+    return Slice(tuple(sources), _optional_model(fields), parameters)
+
+
+def _modules(item: Item, method: Method) -> dict[str, Module]:
+    if not item.mapping():
+        item.fail("no module is named")
+    return {name: _module(part, method) for name, part in item.mapping().items()}
+
+
+def _module(item: Item, method: Method) -> Module:
+    fields = item.fields(("models", "slices", "parameters"))
+    parameters = read_settings(fields.get("parameters"), method, of_model=False)
+    if _layout(item, fields, ("models", "slices")) == "models":
+        return Module(models=_models(fields["models"], method), parameters=parameters)
+    return Module(slices=_slices(fields["slices"], method), parameters=parameters)
+
+
+# -- tokenizer and alignment -----------------------------------------------------------------------
+
+
+def _tokenizer(fields: Mapping[str, Item], has_base: bool) -> Tokenizer | None:
+    found = [fields[key] for key in _TOKENIZERS if key in fields]
+    if not found:
+        return None
+    if len(found) > 1:
+        found[1].fail("both tokenizer and tokenizer_source; they say the same thing, keep `tokenizer`")
+    if "tokenizer_source" in fields:
+        return Tokenizer(_vocabulary(fields["tokenizer_source"], has_base))
+    if not isinstance(found[0].value, dict):
+        found[0].fail("expected a mapping, such as {source: union}; a name alone is `tokenizer_source: …`")
+    given = found[0].fields(("source", "tokens", "pad_to_multiple_of"))
+    tokens = given["tokens"].mapping() if "tokens" in given else {}
+    return Tokenizer(
+        _vocabulary(given["source"], has_base) if "source" in given else "union",
+        {name: _token(part) for name, part in tokens.items()},
+        given["pad_to_multiple_of"].integer(1) if "pad_to_multiple_of" in given else None,
+    )
+
+
+def _vocabulary(item: Item, has_base: bool) -> Any:
+    """ "union", "base" or a ModelRef."""
+    if item.value == "base" and not has_base:
+        item.fail("the vocabulary of the base model, but the recipe has no base_model")
+    words: dict[Any, Literal["union", "base"]] = {"union": "union", "base": "base"}
+    return words[item.value] if isinstance(item.value, str) and item.value in words else _model(item)
+
+
+def _token(item: Item) -> TokenSource:
+    fields = item.fields(("source", "force"))
+    force = fields["force"].boolean() if "force" in fields else False
+    if "source" not in fields:
+        return TokenSource(force=force)
+    source = fields["source"]
+    if not isinstance(source.value, dict) or not {"kind", "token", "token_id"} & source.value.keys():
+        return TokenSource(_model(source), force=force)
+    given = source.fields(("kind", "model", "token", "token_id"))
+    if _required(source, given, "kind").choice(("model_token", "zero")) == "zero":
+        source.fields(("kind",))
+        return TokenSource(zero=True, force=force)
+    token = _layout(source, given, ("token", "token_id"))
+    name = given["token"].text() if token == "token" else given["token_id"].integer(0)
+    return TokenSource(_model(_required(source, given, "model")), name, force=force)
+
+
+def _align(item: Item, models: int) -> Align:
+    fields = item.fields(Align.__dataclass_fields__)
+    options: dict[str, Any] = {key: part.boolean() for key, part in fields.items() if key in _SWITCHES}
+    if "axes" in fields:
+        axes = fields["axes"]
+        several = isinstance(axes.value, list)
+        options["axes"] = tuple(part.text() for part in axes.sequence()) if several else axes.text()
+    if "anchor" in fields:
+        options["anchor"] = _anchor(fields["anchor"], models)
+    if "source" in fields:
+        options["source"] = fields["source"].choice(("weights",))
+    if "layers" in fields:
+        options["layers"] = _word_or_number(fields["layers"])
+    return Align(**options)
+
+
+def _anchor(item: Item, models: int) -> ModelRef | int:
+    if type(item.value) is not int:
+        return _model(item)
+    if not models:
+        item.fail("models are numbered under `models` only; name the anchor by its path")
+    if item.integer(1) > models:
+        item.fail(f"model {item.value}: there are models 1 to {models}")
+    return item.value

@@ -1,0 +1,204 @@
+"""Models brought to the same tensors before a merge: names, ties, biases, counters, and what only some of them have."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from symfuse.architectures.base import resolve
+from symfuse.architectures.config import rope_theta
+from symfuse.architectures.undeclared import HEAD, disagreeing_frequencies, is_derived
+from symfuse.errors import IncompatibleError
+from symfuse.io import Checkpoint, TensorInfo
+from symfuse.io.messages import some
+from symfuse.rewrite.names import has_inside, into_wrapper, match_names, out_of_wrapper, towers
+from symfuse.rewrite.rewritten import drop, with_values, zero_biases
+from symfuse.rewrite.ties import declared, match_ties
+
+COUNTER = "num_batches_tracked"
+
+
+@dataclass(frozen=True)
+class Reconcile:
+    """What to do where models do not have the same tensors. foreign: those that are in some models only are named and
+    refused, dropped, or kept as they are. missing_bias: biases that only some models have are refused, or zero in the
+    others. force_config: for `require_same_shape`."""
+
+    foreign: Literal["refuse", "drop", "keep"] = "refuse"
+    missing_bias: Literal["refuse", "zero"] = "refuse"
+    force_config: bool = False
+
+
+@dataclass(frozen=True)
+class Harmonised:
+    """checkpoints: in the order given, with the base's names. notes: what was done. kept: tensors that are to be added
+    to the merge as they are, by their name in it: the checkpoint and the name there. config: fields for the merge's
+    config.json that belong to what is kept."""
+
+    checkpoints: list[Checkpoint]
+    notes: list[str] = field(default_factory=list)
+    kept: dict[str, tuple[Checkpoint, str]] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
+
+
+def harmonise(checkpoints: Sequence[Checkpoint], *, base: int = 0, options: Reconcile = Reconcile()) -> Harmonised:
+    """Checkpoints with the names of the base, equal ties and the same tensors, as far as `options` allow.
+
+    Families may be declared or not. Raises IncompatibleError for models of different types, or that differ in biases
+    and other tensors which the options do not cover; SpecError for stored aliases that differ.
+    """
+    out = Harmonised(list(checkpoints))
+    _match_names(out, base)
+    out.checkpoints[:], notes = match_ties(out.checkpoints)
+    out.notes.extend(notes)
+    _match_biases(out, options)
+    _match_counters(out)
+    _match_tensors(out, base, options)
+    return out
+
+
+def _match_names(out: Harmonised, base: int) -> None:
+    for i, checkpoint in enumerate(out.checkpoints):
+        if not declared(checkpoint):
+            buffers = [name for name in checkpoint if is_derived(name, checkpoint.info(name))]
+            note = disagreeing_frequencies(checkpoint, buffers, rope_theta(checkpoint.config))
+            out.notes.extend([f"{checkpoint.name}: {note}"] if note else [])
+            out.checkpoints[i] = drop(checkpoint, buffers)
+    target = out.checkpoints[base]
+    texts = []
+    for i, checkpoint in enumerate(out.checkpoints):
+        if i == base:
+            continue
+        ours, theirs = target.config, checkpoint.config
+        wrap, unwrap = has_inside(ours, theirs), has_inside(theirs, ours)
+        if ours.get("model_type") != theirs.get("model_type") and not wrap and not unwrap:
+            raise IncompatibleError(
+                f"{target.name} and {checkpoint.name}: one is a {ours.get('model_type')}, the other a "
+                f"{theirs.get('model_type')}; only models of one family have the same tensors"
+            )
+        if declared(target) and declared(checkpoint):
+            continue  # a declaration knows its own prefixes, old names and buffers
+        checkpoint, note = match_names(checkpoint, target)
+        out.notes.extend([note] if note else [])
+        if unwrap:
+            out.notes.append(f"{checkpoint.name}: {len(towers(checkpoint))} tensors of other modalities are left out")
+            checkpoint = out_of_wrapper(checkpoint, target)
+        if wrap:
+            checkpoint = into_wrapper(checkpoint, target)
+            texts.append(checkpoint.name)
+        out.checkpoints[i] = checkpoint
+    if texts:
+        names = towers(target)
+        out.kept.update({name: (target, name) for name in names})
+        out.checkpoints[:] = [drop(c, names) for c in out.checkpoints]
+        out.notes.append(
+            f"{len(names)} tensors of other modalities, which {some(texts)} has not, are those of {target.name}"
+        )
+
+
+def _match_biases(out: Harmonised, options: Reconcile) -> None:
+    every: dict[str, TensorInfo] = {}
+    for checkpoint in out.checkpoints:
+        every |= {name: checkpoint.info(name) for name in checkpoint if name.endswith(".bias")}
+    for i, checkpoint in enumerate(out.checkpoints):
+        absent = {
+            name: info
+            for name, info in every.items()
+            if name not in checkpoint and name.removesuffix("bias") + "weight" in checkpoint
+        }
+        if not absent or declared(checkpoint):
+            continue
+        if options.missing_bias == "refuse":
+            owner = next(c.name for c in out.checkpoints if next(iter(absent)) in c)
+            raise IncompatibleError(
+                f"{owner} has {len(absent)} biases that {checkpoint.name} has not: {some(absent, 3)}; take them as "
+                "zero with the option missing-bias-as-zero, or make the models alike"
+            )
+        says = {
+            key: True
+            for c in out.checkpoints
+            for key, value in c.config.items()
+            if "bias" in key and value is True and not checkpoint.config.get(key)
+        }
+        out.checkpoints[i] = zero_biases(checkpoint, absent, says)
+        out.notes.append(f"{checkpoint.name}: {len(absent)} biases that it has not are zero: {some(absent, 3)}")
+
+
+def _match_counters(out: Harmonised) -> None:
+    """Counters of batch normalisation: the largest of all, in all. Its running statistics are averaged like weights."""
+    first = out.checkpoints[0]
+    names = [name for name in first if name.endswith(COUNTER) and all(name in c for c in out.checkpoints)]
+    if not names:
+        return
+    most = {name: torch.stack([c[name].reshape(()) for c in out.checkpoints]).max() for name in names}
+    out.checkpoints[:] = [with_values(checkpoint, most) for checkpoint in out.checkpoints]
+    out.notes.append(
+        f"batch normalisation: running means and variances are averaged like weights, {len(names)} counters "
+        f"({COUNTER}) are the largest of all; the statistics fit better once re-estimated on data"
+    )
+
+
+def _match_tensors(out: Harmonised, base: int, options: Reconcile) -> None:
+    """What not all models have: in unknown families any tensor, in known ones what is not declared or optional."""
+    if options.foreign == "refuse" and declared(out.checkpoints[base]):
+        return  # Model.of and require_same_shape name them
+    foreign = _foreign(out.checkpoints)
+    if not any(foreign):
+        return
+    found = sorted((c.name, sorted(names)) for c, names in zip(out.checkpoints, foreign, strict=True) if names)
+    words = "; ".join(f"{name}: {some(names, 8)}" for name, names in found)
+    if options.foreign == "refuse":
+        raise IncompatibleError(
+            f"tensors that not all models have ({words}). Say what becomes of them: foreign `drop`, or `keep` as they "
+            "are"
+        )
+    if options.foreign == "keep":
+        for i in sorted(range(len(foreign)), key=lambda i: i != base):
+            for name in foreign[i]:
+                out.kept.setdefault(name, (out.checkpoints[i], name))
+        if _has_head(foreign[base]) and "architectures" in out.checkpoints[base].config:
+            out.config["architectures"] = out.checkpoints[base].config["architectures"]
+    done = "dropped" if options.foreign == "drop" else "kept as they are"
+    out.notes.append(f"tensors that not all models have are {done} ({words})")
+    out.checkpoints[:] = [_less(c, names) for c, names in zip(out.checkpoints, foreign, strict=True)]
+
+
+def _has_head(names: Sequence[str]) -> bool:
+    return any(HEAD.fullmatch(name) for name in names)
+
+
+def _less(checkpoint: Checkpoint, names: Sequence[str]) -> Checkpoint:
+    """The checkpoint without these tensors; without a head it is of no class with one."""
+    config = {key: value for key, value in checkpoint.config.items() if key != "architectures"}
+    return drop(checkpoint, names).replace(config=config if _has_head(names) else None)
+
+
+def _foreign(checkpoints: Sequence[Checkpoint]) -> list[list[str]]:
+    """Of each checkpoint, the tensors that not all have. Where depths differ, a tensor of a layer is compared with
+    those of any layer: layers are no foreign tensors."""
+    depths = {max((int(n) for name in c for n in re.findall(r"\.(\d+)\.", name)), default=0) for c in checkpoints}
+    keys = []
+    for c in checkpoints:
+        names = _comparable(c)
+        keys.append({n: k if len(depths) == 1 or k is None else re.sub(r"\d+", "#", k) for n, k in names.items()})
+    common = set.intersection(*(set(found.values()) for found in keys)) | {_HEAD}
+    return [[name for name, key in found.items() if key is None or key not in common] for found in keys]
+
+
+_HEAD = "the task head"
+
+
+def _comparable(checkpoint: Checkpoint) -> dict[str, str | None]:
+    """Name in the file → the name by which models are compared; None if the family does not declare it."""
+    if not declared(checkpoint):
+        return {name: name for name in checkpoint}
+    spec = resolve(checkpoint.config, checkpoint, checkpoint.name)
+    out: dict[str, str | None] = {name: None for name in checkpoint if name not in spec.buffers}
+    for name in spec.tensors:
+        if spec.file_name(name) in out:
+            out[spec.file_name(name)] = _HEAD if name in spec.heads or name in spec.tied else name
+    return out

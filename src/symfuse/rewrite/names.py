@@ -1,0 +1,108 @@
+"""The same tensor under several names: prefixes of base models and of models of several modalities, old spellings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from symfuse.architectures.undeclared import is_tied, other_modality
+from symfuse.errors import IncompatibleError
+from symfuse.io import Checkpoint
+from symfuse.io.messages import some
+from symfuse.rewrite.rewritten import drop, renamed
+
+# The language model inside a model of several modalities, by release: prefix in the file → that of a text model.
+WRAPPED = {
+    "model.language_model.lm_head.": "lm_head.", "model.language_model.model.": "model.",
+    "model.language_model.": "model.", "language_model.lm_head.": "lm_head.", "language_model.model.": "model.",
+    "model.text_model.": "model.", "model.vision_tower.": "vision_tower.", "model.vision_model.": "vision_model.",
+    "model.visual.": "visual.", "model.multi_modal_projector.": "multi_modal_projector.",
+    "model.connector.": "connector.", "model.image_newline": "image_newline",
+}  # fmt: skip
+BASE_PREFIXES = ("model.", "transformer.", "backbone.", "gpt_neox.")  # and the model type's own
+OLD_NORMS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+
+
+def match_names(checkpoint: Checkpoint, target: Checkpoint) -> tuple[Checkpoint, str | None]:
+    """The checkpoint under the names and prefixes of the target, and a note if that changes any.
+
+    IncompatibleError if not one tensor has the same name then.
+    """
+    new = _names(checkpoint, target)
+    if not any(name in target for name in new):
+        raise IncompatibleError(
+            f"{target.name} and {checkpoint.name}: not one tensor has the same name, under any known prefix: "
+            f"{some(target, 3)}, and {some(checkpoint, 3)}"
+        )
+    changed = [(name, old) for name, old in new.items() if name != old]
+    if not changed:
+        return checkpoint, None
+    return renamed(checkpoint, new), (
+        f"{checkpoint.name}: {len(changed)} tensors are read under the names of {target.name}, such as "
+        f"{changed[0][1]} as {changed[0][0]}"
+    )
+
+
+def has_inside(config: Mapping[str, Any], text: Mapping[str, Any]) -> bool:
+    """Whether a config of several modalities has a language model of the type of this text model."""
+    inner = config.get("text_config")
+    if not isinstance(inner, Mapping) or isinstance(text.get("text_config"), Mapping):
+        return False
+    return _kind(inner) == _kind(text)
+
+
+def _kind(config: Mapping[str, Any]) -> str:
+    return str(config.get("model_type")).removesuffix("_text")
+
+
+def into_wrapper(checkpoint: Checkpoint, target: Checkpoint) -> Checkpoint:
+    """A text model with the config of a model of several modalities around it; it lacks their tensors."""
+    config = {
+        **target.config,
+        "text_config": checkpoint.config,
+        "tie_word_embeddings": is_tied(checkpoint.config, checkpoint),
+    }
+    return checkpoint.replace(config=config)
+
+
+def out_of_wrapper(checkpoint: Checkpoint, target: Checkpoint) -> Checkpoint:
+    """The language model of a model of several modalities, as a text model like the target."""
+    text = {**checkpoint.config["text_config"], "model_type": target.config["model_type"]}
+    text |= {"tie_word_embeddings": is_tied(checkpoint.config, checkpoint)}
+    return drop(checkpoint, towers(checkpoint)).replace(config=text)
+
+
+def towers(checkpoint: Checkpoint) -> list[str]:
+    """The tensors of modalities other than text."""
+    return [name for name in checkpoint if other_modality(name)]
+
+
+def _names(checkpoint: Checkpoint, target: Checkpoint) -> dict[str, str]:
+    """New name → present name: the target's where it has that tensor, else the present one."""
+    there = {_plain(name): name for name in target}
+    types = {str(c.config.get("model_type")) for c in (checkpoint, target)}
+    prefixes = ["", *BASE_PREFIXES, *(f"{t.replace('-', '_')}." for t in sorted(types))]
+
+    def spelt(name: str, prefix: str) -> str | None:
+        plain = _plain(name)
+        tries = (plain, prefix + plain, plain.removeprefix(prefix))
+        return next((there[word] for word in tries if word in there), None)
+
+    prefix = max(prefixes, key=lambda p: sum(spelt(name, p) is not None for name in checkpoint))
+    new: dict[str, str] = {}
+    for name in checkpoint:
+        word = spelt(name, prefix) or name
+        new[name if word in new else word] = name
+    return new
+
+
+def _plain(name: str) -> str:
+    """A name as a text model of today has it."""
+    for wrapped, plain in WRAPPED.items():
+        if name.startswith(wrapped):
+            name = plain + name.removeprefix(wrapped)
+            break
+    for old, new in OLD_NORMS.items():
+        if name == old or name.endswith("." + old):
+            return name.removesuffix(old) + new
+    return name

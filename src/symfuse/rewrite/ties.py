@@ -1,0 +1,69 @@
+"""Output heads that are the embedding, beside models whose head is their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from symfuse.architectures.base import ARCHITECTURES, Config, resolve
+from symfuse.architectures.undeclared import embedding, head_name, is_tied, undeclared
+from symfuse.io import Checkpoint
+from symfuse.io.messages import some
+from symfuse.rewrite.rewritten import drop, require_equal, untie
+
+
+def match_ties(checkpoints: Sequence[Checkpoint]) -> tuple[list[Checkpoint], list[str]]:
+    """If one model has a head of its own, those whose head is their embedding get one; with notes.
+
+    No alias of an embedding is left in models of unknown families (a declaration knows its own). SpecError if a stored
+    alias differs from what it stands for.
+    """
+    owner = next((c for c in checkpoints if not _is_tied(c) and _own_head(c)), None)
+    out, notes = [], []
+    for checkpoint in checkpoints:
+        heads = _aliases(checkpoint, owner) if owner is not None and _is_tied(checkpoint) else {}
+        if heads and owner is not None:
+            checkpoint = untie(checkpoint, heads)
+            notes.append(
+                f"{checkpoint.name}: the tie of {some(heads)} to {some(heads.values())} is broken, because "
+                f"{owner.name} has a head of its own; config.json says tie_word_embeddings false"
+            )
+        if not declared(checkpoint):
+            spec = undeclared(checkpoint)
+            for alias, name in spec.tied.items():
+                require_equal(checkpoint, spec.file_name(alias), spec.file_name(name))
+            checkpoint = drop(checkpoint, map(spec.file_name, spec.tied))
+        out.append(checkpoint)
+    return out, notes
+
+
+def declared(checkpoint: Checkpoint) -> bool:
+    """Whether symfuse has a declaration of the family."""
+    return checkpoint.config.get("model_type") in ARCHITECTURES
+
+
+def _is_tied(checkpoint: Checkpoint) -> bool:
+    if declared(checkpoint):
+        return Config(checkpoint.config, str(checkpoint.config["model_type"])).tied
+    return is_tied(checkpoint.config, checkpoint)
+
+
+def _own_head(checkpoint: Checkpoint) -> bool:
+    if declared(checkpoint):
+        return any(alias in checkpoint for alias in _declared_ties(checkpoint))
+    return head_name(checkpoint.config, checkpoint) in checkpoint
+
+
+def _aliases(checkpoint: Checkpoint, owner: Checkpoint) -> dict[str, str]:
+    """The head tensors that the owner stores and this checkpoint takes from its embedding: name → stored tensor."""
+    if declared(checkpoint):
+        return {alias: name for alias, name in _declared_ties(checkpoint).items() if alias in owner}
+    head, embed = head_name(owner.config, owner), embedding(checkpoint)
+    return {head: embed} if head and embed else {}
+
+
+def _declared_ties(checkpoint: Checkpoint) -> dict[str, str]:
+    """Alias → tensor, as the family has them where they are tied, by the names in the file."""
+    config = {**checkpoint.config, "tie_word_embeddings": True}
+    family = ARCHITECTURES[str(config["model_type"])].declare(Config(config, str(config["model_type"])))
+    spec = resolve(config, checkpoint, checkpoint.name)
+    return {alias: spec.file_name(name) for alias, name in family.tied.items() if spec.file_name(name) in checkpoint}

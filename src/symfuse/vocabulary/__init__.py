@@ -1,0 +1,27 @@
+"""Models whose vocabularies differ: one output vocabulary, and every model rewritten into it, lazily, row by row."""
+
+from __future__ import annotations
+
+from symfuse.vocabulary.build import Report, TokenSource, Vocabulary, build, shared_rows
+from symfuse.vocabulary.chat import TEMPLATES, chat_template, with_chat_template
+from symfuse.vocabulary.compare import Difference, compare, require_one_size
+from symfuse.vocabulary.rows import rewrite
+from symfuse.vocabulary.tokenizer import Tokenizer, has_tokenizer, read_tokenizer
+
+__all__ = [
+    "TEMPLATES",
+    "Difference",
+    "Report",
+    "TokenSource",
+    "Tokenizer",
+    "Vocabulary",
+    "build",
+    "chat_template",
+    "compare",
+    "has_tokenizer",
+    "read_tokenizer",
+    "require_one_size",
+    "rewrite",
+    "shared_rows",
+    "with_chat_template",
+]

@@ -1,0 +1,174 @@
+"""Configs that differ, in families without a declaration: inputs that broke other tools. Named after the cases."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tiny import MODELS
+
+from symfuse.architectures import Model, require_same_shape
+from symfuse.architectures.config import differences
+from symfuse.errors import IncompatibleError
+from symfuse.io import Checkpoint
+from test_undeclared import LLAMA, changed, llama, of, tiny
+
+ROPE = {"rope_parameters": None}
+
+
+def notes(*checkpoints: Checkpoint, **options: Any) -> tuple[str, ...]:
+    return require_same_shape([of(c) for c in checkpoints], **options)
+
+
+def refused(message: str, *checkpoints: Checkpoint) -> None:
+    """In both orders."""
+    for models in (checkpoints, checkpoints[::-1]):
+        with pytest.raises(IncompatibleError, match=message):
+            notes(*models)
+
+
+def test_c05_both_sizes_of_the_vocabulary_and_the_ways_out() -> None:
+    refused(
+        r"vocabulary sizes differ: (64 and 66|66 and 64); .*\{source: union\}` .* `tokenizer_source: shared",
+        llama(),
+        llama(1, vocab_size=66),
+    )
+
+
+def test_c47_activations() -> None:
+    a, b = llama(), llama(1, hidden_act="gelu")
+    refused(r"hidden_act: '(silu|gelu)' and '(silu|gelu)', so that the same weights compute something else", a, b)
+    (note,) = notes(a, b, force_config=True)
+    assert note.endswith("config.json differs in hidden_act: 'silu' and 'gelu'; the base's is kept, though the others "
+                         "computed with theirs")  # fmt: skip
+    assert notes(a, changed(b, hidden_act="swish")) == ()
+
+
+def test_c47_one_activation_in_an_old_and_a_new_field() -> None:
+    """The first Gemma's `gelu` is its approximation by tanh, as the new field says."""
+    new = tiny("GemmaForCausalLM", LLAMA | {"hidden_act": "gelu_pytorch_tanh"})
+    field = changed(new, hidden_act=None, hidden_activation="gelu_pytorch_tanh")
+    both = changed(new, hidden_act="gelu", hidden_activation="gelu_pytorch_tanh")
+    old = changed(new, hidden_act="gelu")
+    for one in (new, field, both, old):
+        for other in (new, field, both, old):
+            assert differences(one, other) == []
+    refused("hidden_act", new, changed(new, hidden_act="silu"))
+
+
+def test_c59_the_base_of_rotary_embeddings() -> None:
+    a, b = llama(), llama(1, rope_parameters={"rope_type": "default", "rope_theta": 1e6})
+    refused(r"rope_parameters\.rope_theta: (10000\.0 and 1000000\.0|1000000\.0 and 10000\.0)", a, b)
+    assert len(notes(a, b, force_config=True)) == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({"rope_theta": 1_000_000}, {"rope_theta": 1e6, "rope_type": "default"}),
+        ({"rope_theta": 1e6, "rope_scaling": None}, {"rope_theta": 1e6, "rope_type": "default"}),
+        ({}, {"rope_theta": 10000.0, "rope_type": "default"}),
+        (
+            {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2}},
+            {"rope_theta": 500000, "rope_type": "linear", "factor": 2.0},
+        ),
+    ],
+)
+def test_c59_equal_under_old_and_new_names(old: dict[str, Any], new: dict[str, Any]) -> None:
+    a = changed(llama(), rope_parameters=new)
+    b = changed(llama(1), **{"rope_parameters": None, **old})
+    assert differences(a, b) == differences(b, a) == []
+    other = changed(llama(1), **{"rope_parameters": None, **old, "rope_theta": 77.0})
+    assert [d.field for d in differences(a, other) if d.matters] == ["rope_parameters.rope_theta"]
+
+
+def test_c59_rotary_settings_by_type_of_layer() -> None:
+    """Gemma 3 says them once for windows and once for all, in old files under two fields."""
+    new = {
+        "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    }
+    a = changed(llama(), rope_parameters=new)
+    b = changed(llama(1), rope_parameters=None, rope_theta=1e6, rope_local_base_freq=1e4)
+    c = changed(llama(1), rope_parameters=None, rope_theta=1e6, rope_local_base_freq=2e4)
+    assert differences(a, b) == []
+    assert [d.field for d in differences(a, c)] == ["rope_parameters.sliding_attention.rope_theta"]
+
+
+def test_c60_scalars_outside_tensors() -> None:
+    refused(r"rms_norm_eps: ", llama(), llama(1, rms_norm_eps=1e-2))
+    one, other = (tiny("Gemma2ForCausalLM", LLAMA | {"query_pre_attn_scalar": s}, name=f"g{s}") for s in (8, 256))
+    refused(r"query_pre_attn_scalar: ", one, other)
+
+
+def test_c60_what_does_not_matter_is_noted() -> None:
+    a = llama()
+    b = changed(
+        llama(1), attention_dropout=0.3, use_cache=False, eos_token_id=5, max_position_embeddings=99,
+        initializer_range=0.5, _name_or_path="other", transformers_version="4.0", dtype="bfloat16",
+    )  # fmt: skip
+    (note,) = notes(a, b)
+    assert "use_cache: True and False" in note
+    assert note.endswith("the base's is kept")
+    assert {d.field for d in differences(a, b)} == {
+        "attention_dropout", "use_cache", "eos_token_id", "max_position_embeddings", "initializer_range", "dtype",
+    }  # fmt: skip
+
+
+def test_c60_fields_that_are_nested() -> None:
+    inner = {"text_config": {"rms_norm_eps": 1e-6, "attention_dropout": 0.0}}
+    a, b = changed(llama(), **inner), changed(llama(), text_config={"rms_norm_eps": 1e-5, "attention_dropout": 0.1})
+    found = differences(a, b)
+    assert [(d.field, d.matters) for d in found] == [
+        ("text_config.rms_norm_eps", True), ("text_config.attention_dropout", False),
+    ]  # fmt: skip
+
+
+def test_a_field_that_older_versions_did_not_write_is_noted_only() -> None:
+    a = llama()
+    old = changed(llama(1), head_dim=None, num_key_value_heads=2, attention_bias=None, mlp_bias=None, rms_norm_eps=None)
+    assert differences(a, old) == []
+    (found,) = differences(a, changed(llama(1), new_option="something"))
+    assert (found.field, found.ours, found.theirs, found.matters) == ("new_option", None, "something", False)
+
+
+def test_c61_both_numbers_of_layers() -> None:
+    refused(r"numbers of layers differ: (2 and 3|3 and 2)", llama(), llama(1, num_hidden_layers=3))
+
+
+def test_c62_both_widths() -> None:
+    refused(r"hidden sizes differ: (32 and 48|48 and 32) \(hidden_size\)", llama(), llama(1, hidden_size=48))
+    refused(r"feed-forward sizes differ: ", llama(), llama(1, intermediate_size=40))
+
+
+def test_c65_layers_of_their_own_width() -> None:
+    """Pruned in one layer: fine if all are, else the tensors are named."""
+
+    def pruned(seed: int) -> Checkpoint:
+        whole = llama(seed)
+        cut = {f"model.layers.1.mlp.{n}_proj.weight": whole[f"model.layers.1.mlp.{n}_proj.weight"][:40].clone()
+               for n in ("up", "gate")}  # fmt: skip
+        down = "model.layers.1.mlp.down_proj.weight"
+        return changed(whole, {**cut, down: whole[down][:, :40].clone()})
+
+    assert notes(pruned(0), pruned(1)) == ()
+    refused(r"3 tensors differ in shape: .*up_proj\.weight: \((40|48), 32\) and \((40|48), 32\)", pruned(0), llama(1))
+
+
+def test_families_that_are_not_known_are_not_mixed() -> None:
+    refused("one is a (llama|mistral), the other a (llama|mistral)", llama(), tiny("MistralForCausalLM", LLAMA, 1))
+
+
+def test_known_families_say_what_differs_too() -> None:
+    """Fields that the declaration reads matter; `force_config` lets them pass, with a note."""
+    a = MODELS["bert"](0)
+    b = changed(MODELS["bert"](1), hidden_act="relu", attention_probs_dropout_prob=0.7)
+    found = {d.field: d.matters for d in differences(a, b)}
+    assert found == {"hidden_act": True, "attention_probs_dropout_prob": False}
+    models = [Model.of(a), Model.of(b)]
+    with pytest.raises(IncompatibleError, match=r"axis 'ffn' has different symmetries|hidden_act"):
+        require_same_shape(models)
+    forced = require_same_shape(models, force_config=True)
+    assert "hidden_act: 'gelu' and 'relu'; the base's is kept" in forced[0]
+    assert torch.equal(a["embeddings.word_embeddings.weight"], models[0].read("embeddings.word_embeddings.weight"))
