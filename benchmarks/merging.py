@@ -2,8 +2,8 @@
 
     python benchmarks/merging.py [--quick] [--warm] [--rounds 3] [--work FOLDER] [--json results.json]
 
-Makes a base model and two fine-tunes of it (bfloat16, sharded, over 1 GB each) in the work folder, once. Everything that
-is timed is a process of its own, started afresh. Prints Markdown tables; what they say: docs/benchmarks.md.
+Makes a base model and two fine-tunes of it (bfloat16, sharded, over 1 GB each) in the work folder, once. All that is
+timed is a process of its own, started afresh. Prints Markdown tables; what they say: docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -32,7 +32,7 @@ from torch import Tensor
 
 BIN = Path(sys.executable).parent
 SHARD = 400 * 10**6
-SLOW = 25.0  # seconds; what takes longer is run once
+SLOW = 60.0  # seconds; what takes longer is run once
 
 
 @dataclass(frozen=True)
@@ -170,17 +170,15 @@ def run(command: Sequence[str | Path], *, one_thread: bool = False) -> Run:
     env.pop("OMP_NUM_THREADS", None)
     if one_thread:
         env["OMP_NUM_THREADS"] = "1"
-    with tempfile.TemporaryFile() as log:
-        start = time.perf_counter()
-        process = subprocess.Popen([str(part) for part in command], env=env, stdout=log, stderr=log)
-        _, status, usage = os.wait4(process.pid, 0)
-        wall = time.perf_counter() - start
-        process.returncode = os.waitstatus_to_exitcode(status)
-        if process.returncode:
-            log.seek(0)
-            raise RuntimeError(f"{command} ended with {process.returncode}:\n{log.read()[-2000:].decode()}")
-    unit = 1 if sys.platform == "darwin" else 1024
-    return Run(wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * unit)
+    with tempfile.TemporaryDirectory() as folder:
+        result, said = Path(folder) / "result", Path(folder) / "log"
+        with said.open("wb") as log:
+            child = [sys.executable, "-S", Path(__file__).with_name("_child.py"), result, *command]
+            subprocess.run([str(part) for part in child], env=env, stdout=log, stderr=log, check=True)
+        found = json.loads(result.read_text())
+        if found["code"]:
+            raise RuntimeError(f"{command} ended with {found['code']}:\n{said.read_text()[-2000:]}")
+    return Run(found["wall"], found["cpu"], found["peak"])
 
 
 def evict(folders: Sequence[Path]) -> None:
@@ -240,7 +238,7 @@ class Bench:
 
     def _write(self, recipe: Mapping[str, Any]) -> Path:
         text = yaml.safe_dump(dict(recipe), sort_keys=False)
-        path = self.work / f"{hash(text) % 10**12}.yml"
+        path = self.work / f"{zlib.crc32(text.encode()):08x}.yml"
         path.write_text(text)
         return path
 
@@ -283,7 +281,8 @@ def method_tasks(bench: Bench, models: Mapping[str, Path], *, peer: bool) -> dic
             tasks[f"symfuse, {method}, {threads}"] = bench.symfuse(recipe, inputs, one_thread=one)
             if peer:
                 tasks[f"mergekit, {method}, {threads}"] = bench.mergekit(recipe, inputs, one_thread=one)
-        tasks[f"symfuse --no-direct, {method}, all"] = bench.symfuse(recipe, inputs, "--no-direct")
+        if method == "linear":
+            tasks[f"symfuse --no-direct, {method}, all"] = bench.symfuse(recipe, inputs, "--no-direct")
     return tasks
 
 
@@ -336,21 +335,26 @@ def memory(bench: Bench, shapes: Sequence[Shape]) -> list[dict[str, Any]]:
 
 
 def bookkeeping(bench: Bench, *, peer: bool, rounds: int) -> list[dict[str, Any]]:
-    """Processor time for each tensor beyond those of a model of one layer."""
+    """Processor time of models of hardly any bytes, and of each tensor more than the next smaller one has.
+
+    The least of all rounds: starting up takes ten times as long, and varies by as much as is looked for.
+    """
     tools: dict[str, Callable[..., Task]] = {"symfuse": bench.symfuse} | ({"mergekit": bench.mergekit} if peer else {})
+    shapes = {len(shape.shapes()): shape for shape in (LEAST, FEW, MANY)}
     tasks: dict[str, Task] = {}
-    for shape in (LEAST, FEW, MANY):
+    for count, shape in shapes.items():
         models = make(bench.work / f"tiny-{shape.layers}", shape)
         for tool, task in tools.items():
-            tasks[f"{tool}, {len(shape.shapes())}"] = task(recipes(models)["linear"], [], one_thread=True)
+            tasks[f"{tool}, {count}"] = task(recipes(models)["linear"], [], one_thread=True)
     runs = interleave(tasks, rounds)
     rows = []
-    least = len(LEAST.shapes())
-    for shape in (FEW, MANY):
-        count = len(shape.shapes())
-        for tool in tools:
-            more = middle(runs[f"{tool}, {count}"]).cpu - middle(runs[f"{tool}, {least}"]).cpu
-            rows.append({"tool": tool, "tensors": count, "ms each": 1000 * more / (count - least)})
+    for tool in tools:
+        before: tuple[int, float] | None = None
+        for count in shapes:
+            seconds = min(found.cpu for found in runs[f"{tool}, {count}"])
+            each = None if before is None else 1000 * (seconds - before[1]) / (count - before[0])
+            rows.append({"tool": tool, "tensors": count, "cpu": seconds, "ms each": each})
+            before = count, seconds
     return rows
 
 
@@ -390,7 +394,7 @@ def measure(bench: Bench, *, quick: bool, rounds: int) -> dict[str, Any]:
     sizes = [shape] if quick else [Shape(layers=1), Shape(layers=4), FULL]
     used = memory(bench, sizes)
     _print("Peak resident memory of linear", _memory_table(used))
-    tiny = bookkeeping(bench, peer=peer, rounds=rounds)
+    tiny = bookkeeping(bench, peer=peer, rounds=2 * rounds)
     _print("Bookkeeping", _bookkeeping_table(tiny))
     data = {name: [asdict(r) for r in found] for name, found in (help_runs | runs).items()}
     return {"bytes": size, "cold": bench.cold, "runs": data, "memory": used, "bookkeeping": tiny}
@@ -407,9 +411,10 @@ def _memory_table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _bookkeeping_table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    yield "| tool | tensors | CPU ms for each |\n|---|--:|--:|"
+    yield "| tool | tensors | CPU s | ms for each tensor more |\n|---|--:|--:|--:|"
     for row in rows:
-        yield f"| {row['tool']} | {row['tensors']} | {row['ms each']:.2f} |"
+        each = "" if row["ms each"] is None else f"{row['ms each']:.2f}"
+        yield f"| {row['tool']} | {row['tensors']} | {row['cpu']:.2f} | {each} |"
 
 
 def main() -> None:

@@ -582,7 +582,7 @@ def test_help_is_quick_and_complete(tmp_path: Path) -> None:
     assert found.returncode == 0
     assert found.stdout.splitlines()[-1] == "[]"
     assert set(main.commands) == {
-        "inspect", "align", "verify", "distance", "merge", "methods", "extract-lora", "demo"
+        "inspect", "align", "verify", "distance", "merge", "methods", "check", "extract-lora", "demo"
     }  # fmt: skip
     for name in main.commands:
         assert name in found.stdout

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import symfuse
+from symfuse.merging import METHODS
 
 ROOT = Path(__file__).parents[1]
 TESTS = ROOT / "tests"
@@ -172,3 +173,11 @@ def test_the_rules_tell_good_from_bad() -> None:
 )
 def test_skips_are_found_with_their_reasons(text: str, reason: str | None) -> None:
     assert [found for _, found in skips(ast.parse(text))] == [reason]
+
+
+def test_every_merge_method_is_in_the_docs() -> None:
+    text = (ROOT / "docs/merging.md").read_text("utf-8")
+    rows = re.findall(r"^\| `(\w+)` \|.*?\|.*?\|.*?\|(.*?)\|", text, re.MULTILINE)
+    assert {name for name, _ in rows} == set(METHODS)
+    for name, parameters in rows:
+        assert set(re.findall(r"`(\w+)`", parameters)) == METHODS[name].parameters.keys() - {"int8_mask"}

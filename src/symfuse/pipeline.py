@@ -227,10 +227,10 @@ def align_all(stage: Stage, *, threads: int | None = None) -> Stage:
     return aligned(stage, anchor, moved)
 
 
-def finish(stage: Stage) -> Checkpoint:
-    """The merged checkpoint, with the files that go beside it."""
+def finish(stage: Stage, *, device: str = "cpu") -> Checkpoint:
+    """The merged checkpoint, with the files that go beside it. device: where blocks are combined."""
     models = {ref: Model.of(checkpoint, undeclared=True) for ref, checkpoint in stage.models.items()}
-    merged = plan_recipe(stage.recipe, models, stage.kept)
+    merged = plan_recipe(stage.recipe, models, stage.kept, device=device)
     template = list(stage.models.values())[stage.template]
     files = dict(template.companions())
     if stage.vocabulary is not None:

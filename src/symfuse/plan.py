@@ -32,7 +32,11 @@ class _Part:
 
 
 def plan_recipe(
-    recipe: Recipe, models: Mapping[ModelRef, Model], kept: Mapping[str, tuple[Checkpoint, str]] | None = None
+    recipe: Recipe,
+    models: Mapping[ModelRef, Model],
+    kept: Mapping[str, tuple[Checkpoint, str]] | None = None,
+    *,
+    device: str = "cpu",
 ) -> Checkpoint:
     """The merged checkpoint of a recipe. models: by reference, all that it names, aligned and in one vocabulary.
     kept: tensors that some models only have, to be added as they are: by name, the checkpoint and the name there.
@@ -61,7 +65,7 @@ def plan_recipe(
         outputs |= merge_slices(opened, method, slices, template=template, dtype=dtype, skip=frozenset(skip), copy=copy)
     for name, (owner, file) in (kept or {}).items():
         outputs[name] = Output(owner.info(file), (Term(owner, file),))
-    merged = Merged(outputs, seed=recipe.seed)
+    merged = Merged(outputs, seed=recipe.seed, device=device)
     checkpoint = opened[template].checkpoint
     config = _config(checkpoint.config, merged, layers, heads_dropped=recipe.heads == "drop")
     title = recipe.name or describe(outputs)

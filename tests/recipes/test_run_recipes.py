@@ -362,7 +362,6 @@ def test_modules(place: Callable[..., dict[str, Path]]) -> None:
             expected[name] = 0.9 * tensor + 0.1 * c[theirs]
         elif "layer." not in name:
             expected[name] = 0.9 * tensor + 0.1 * c[name]
-    found=tensors_of(out); print(sorted(found.keys()^expected.keys())); print(config_of(out)["decoder"]["num_hidden_layers"], config_of(out)["encoder"]["num_hidden_layers"], config_of(out).get("num_hidden_layers"))
     assert_rounded(tensors_of(out), expected, torch.float64)
     config = config_of(out)
     assert (config["encoder"]["num_hidden_layers"], config["decoder"]["num_hidden_layers"]) == (4, 2)

@@ -108,6 +108,10 @@ class _Adapted(Mapping[str, Tensor]):
     def blocks(self, name: str) -> Iterator[Tensor]:
         return self._holder(name).blocks(name)
 
+    def where(self, name: str) -> str | None:
+        """The file that holds the tensor as it is, if one does."""
+        return None if name in self.changed or self.base.where(name) == self.base.name else self.base.where(name)
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.base)
 

@@ -83,14 +83,14 @@ def require_same_shape(models: Sequence[Model], *, force_config: bool = False, l
                 f"{pair}: one is a {first.spec.family}, the other a {other.spec.family}; only models of one "
                 "family share their symmetries"
             )
-        _require_same_sizes(first, other, pair, layers, force_config)
+        require_same_sizes(first, other, pair, layers, force_config)
         found = differences(first.checkpoint, other.checkpoint)
-        notes += _let_pass(found, pair, force_config, layers)
-        _require_same_tensors(first, other, pair, layers)
+        notes += let_pass(found, pair, force_config, layers)
+        require_same_tensors(first, other, pair, layers)
     return tuple(notes)
 
 
-def _require_same_sizes(first: Model, other: Model, pair: str, layers: bool, force_config: bool) -> None:
+def require_same_sizes(first: Model, other: Model, pair: str, layers: bool, force_config: bool) -> None:
     ours, theirs = _base_axes(first.spec), _base_axes(other.spec)
     for axis in ours:
         if axis == "l" and not layers:
@@ -110,7 +110,7 @@ def _require_same_sizes(first: Model, other: Model, pair: str, layers: bool, for
                 )
 
 
-def _let_pass(found: Sequence[Difference], pair: str, force_config: bool, layers: bool) -> list[str]:
+def let_pass(found: Sequence[Difference], pair: str, force_config: bool, layers: bool) -> list[str]:
     """Notes for differences of configs; IncompatibleError for the first that matters, unless it is forced."""
     if not layers:
         found = [d for d in found if d.field.rpartition(".")[2] not in (*LAYER_COUNTS, "layer_types")]
@@ -131,7 +131,7 @@ def _let_pass(found: Sequence[Difference], pair: str, force_config: bool, layers
     return notes
 
 
-def _require_same_tensors(first: Model, other: Model, pair: str, layers: bool) -> None:
+def require_same_tensors(first: Model, other: Model, pair: str, layers: bool) -> None:
     ours, theirs = (_base_shapes(model, layers) for model in (first, other))
     if names := sorted(ours.keys() ^ theirs.keys()):
         raise IncompatibleError(
@@ -209,6 +209,9 @@ def _difference(axis: str, ours: Axis, theirs: Axis) -> str:
                 f"the {what} differ: {ours.size} and {theirs.size}; set `tokenizer: {{source: union}}` in the recipe "
                 "to match rows by token, or `tokenizer_source: shared-rows` to merge the rows that all have"
             )
+        if axis == "l":
+            way = "a recipe can take as many of each (`slices`, `layer_range`)"
+            return f"the {what} differ: {ours.size} and {theirs.size}; {way}"
         return f"the {what} differ: {ours.size} and {theirs.size}; there is no exact map between them"
     names = [a.group.name if a.group else "none" for a in (ours, theirs)]
     return (

@@ -17,7 +17,12 @@ from symfuse.merging.stream import BLOCK
 
 START = 250_000_000  # resident once everything is imported (231 MB measured), and a little
 SPEED = 500e6  # bytes per second, read and written together, of element-wise methods on two cores and a local disk
-WHOLE = {"tsv": 6, "iso_c": 6, "iso_cts": 6}  # methods that see a matrix whole: copies in float64, for each model
+# Blocks that are alive at once, for k + 2 that a method must hold. Measured on two threads, as (k + 2)·n blocks beside
+# START: linear and task_arithmetic n = 2, dare_ties 2.4, breadcrumbs 2.7, ties 3.6, sce and model_stock 3.8, della 4.2.
+LEAN = {"linear", "soup", "passthrough", "task_arithmetic", "dare_linear", "dare_ties"}
+LEAN_COPIES, COPIES = 2.5, 4.25
+# Methods that see a matrix whole: copies of it in float64, for each model and the base (measured 3.5 and 5.7).
+WHOLE = {"tsv": 6, "iso_c": 4, "iso_cts": 6}
 
 
 def cost(
@@ -25,9 +30,9 @@ def cost(
 ) -> Cost:
     """moved: names of models whose tensors are computed whole: aligned ones, and those with an adapter.
 
-    A worker holds, of an element-wise method on k tensors, k + 2 blocks (2²¹ values, or a row) in the working dtype;
-    whole matrices for methods of WHOLE; a tensor of each moved model with a copy; and a piece to write. Workers have
-    the largest tensors at the same time, at worst.
+    A worker holds, of an element-wise method on k tensors, k + 2 blocks (2²¹ values, or a row) in the working dtype,
+    COPIES times; of methods of WHOLE, whole matrices; of each moved model, a tensor and a copy; and a piece to write.
+    At worst all workers hold the largest tensors at the same time.
     """
     infos = {name: merged.info(name) for name in merged}
     workers = min(len(infos), threads or max(2, os.cpu_count() or 1))
@@ -72,7 +77,8 @@ def _held(output: Output, moved: Collection[str]) -> int:
         return whole + numel * 8 * len(terms) * WHOLE[output.method.name]
     columns = output.info.shape[-1] if len(output.info.shape) > 1 else math.prod(output.info.shape)
     block = min(numel, max(1, BLOCK // max(1, columns)) * columns)
-    return whole + block * item * (len(terms) + 2)
+    copies = LEAN_COPIES if output.method.name in LEAN else COPIES
+    return whole + int(block * item * (len(terms) + 2) * copies)
 
 
 def weights_of(outputs: Mapping[str, Output]) -> dict[str, list[float]]:

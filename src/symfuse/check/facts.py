@@ -32,7 +32,7 @@ def model_facts(ref: ModelRef, checkpoint: Checkpoint, model: Model | None, give
         parameters=sum(info.numel for info in infos),
         bytes=sum(info.nbytes for info in infos),
         dtypes=dtypes_of(checkpoint),
-        tied=bool(model.spec.tied) if model is not None else is_tied(checkpoint.config, checkpoint),
+        tied=bool(model.spec.tied) if model is not None and model.declared else is_tied(checkpoint.config, checkpoint),
         vocabulary=rows if type(rows) is int else None,
         layers=axes["l"].size if "l" in axes else None,
         tokenizer=has_tokenizer(checkpoint),

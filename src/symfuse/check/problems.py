@@ -8,7 +8,7 @@ from typing import ParamSpec, TypeVar
 
 from symfuse.architectures import Model
 from symfuse.architectures.config import differences
-from symfuse.architectures.model import WIDTHS, _let_pass, _require_same_sizes, _require_same_tensors
+from symfuse.architectures.model import WIDTHS, let_pass, require_same_sizes, require_same_tensors
 from symfuse.architectures.undeclared import LAYER_COUNTS
 from symfuse.errors import SymfuseError
 from symfuse.io import Checkpoint
@@ -105,13 +105,14 @@ def _compare(recipe: Recipe, models: Mapping[ModelRef, Checkpoint], options: Rec
         pair = f"{first.name} and {other.name}"
         sizes = Found()
         for one, two in _by_axis(first, other, without_rows=recipe.tokenizer is not None):
-            sizes.attempt(_require_same_sizes, one, two, pair, whole, options.force_config)
+            sizes.attempt(require_same_sizes, one, two, pair, whole, options.force_config)
         for error in sizes.errors:
             found.add(error)
         fields = [d for d in differences(first.checkpoint, other.checkpoint) if d.field not in SIZES]
-        found.attempt(_let_pass, fields, pair, options.force_config, whole)
-        if not sizes.errors:  # else these follow from the sizes
-            found.attempt(_require_same_tensors, first, other, pair, whole)
+        found.attempt(let_pass, fields, pair, options.force_config, whole)
+        rows = [model.spec.sizes.get("vocab") for model in (first, other)]
+        if not sizes.errors and rows[0] == rows[1]:  # else these follow from the sizes
+            found.attempt(require_same_tensors, first, other, pair, whole)
             if recipe.heads == "average":
                 found.attempt(require_same_heads, [first, other])
 

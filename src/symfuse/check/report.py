@@ -195,7 +195,7 @@ def relation_text(relation: Relation) -> str:
     )
 
 
-def size_text(nbytes: float) -> str:
+def size_text(nbytes: int) -> str:
     return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.1f} MB"
 
 

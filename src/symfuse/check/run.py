@@ -179,7 +179,7 @@ def _say_output(
 
 
 def _plan(merged: Checkpoint) -> Merged:
-    tensors = merged._tensors
+    tensors = merged.tensors
     assert isinstance(tensors, Merged)
     return tensors
 

@@ -55,17 +55,16 @@ def _say(out: Output, report: Report) -> None:
     rows = [
         [
             m.name,
-            f"{m.family}{'' if m.declared else ' (not declared)'}",
+            m.family,
             "-" if m.layers is None else str(m.layers),
-            f"{m.parameters:,}",
+            _count(m.parameters),
             ", ".join(m.dtypes),
-            "-" if m.vocabulary is None else f"{m.vocabulary:,}{' tied' if m.tied else ''}",
+            "-" if m.vocabulary is None else f"{m.vocabulary}{' tied' if m.tied else ''}",
             "yes" if m.tokenizer else "no",
-            ", ".join(m.gives) or "-",
         ]
         for m in report.models
     ]
-    out.table(["model", "family", "layers", "parameters", "dtypes", "vocabulary", "tokenizer", "gives"], rows)
+    out.table(["model", "family", "layers", "size", "dtype", "tokens", "tokenizer"], rows)
     for model in report.models:
         if model.adapter is not None:
             out.say(f"{model.name}: with the adapter {model.adapter}")
@@ -108,6 +107,10 @@ def _related(out: Output, report: Report) -> None:
             for model, norm, base, cosines in zip(d.models, d.norms, d.with_base, d.correlations, strict=True)
         ]
         out.table(["task vector", "norm / base", "cosine with base", *d.models], table)
+
+
+def _count(parameters: int) -> str:
+    return f"{parameters / 1e6:,.0f} M" if parameters >= 1e7 else f"{parameters:,}"
 
 
 def _number(value: float | None) -> str:

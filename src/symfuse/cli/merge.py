@@ -98,6 +98,7 @@ def recipe_options(function: F) -> F:
 @click.option("--output", "-o", type=click.Path(path_type=Path), help="The new folder.")
 @writing_options
 @click.option("--resume", is_flag=True, help="Keep what is done if interrupted, and go on from it.")
+@click.option("--device", default="cpu", show_default=True, help="Where tensors are combined: cpu or cuda.")
 @click.option("--no-direct", is_flag=True, help="Write through the page cache.")
 @common
 def merge(models: tuple[str, ...], as_json: bool, quiet: bool, **options: Any) -> None:
@@ -116,11 +117,12 @@ def merge(models: tuple[str, ...], as_json: bool, quiet: bool, **options: Any) -
         stage, _, _ = _aligned(out, stage, options)
         results[str(recipe.name)] = _finished(stage)
     recipe = recipes[-1]
+    _checked(out, recipe, options, results)
     stage = prepared(out, recipe, options, results)
     check_place(options, *stage.models.values())
     inputs = [checkpoint.lineage() for checkpoint in stage.models.values()]
     stage, runs, extra = _aligned(out, stage, options)
-    merged = _finished(stage)
+    merged = _finished(stage, options["device"])
     run = merge_run(recipe, stage, merged, inputs, runs)
     _save_merged(out, merged, options, run, extra)
     run |= {"output": str(target), "seconds": time.perf_counter() - out.start}
@@ -279,10 +281,14 @@ def prepared(out: Output, recipe: Recipe, options: Mapping[str, Any], known: Map
     return stage
 
 
-def _finished(stage: Stage) -> Checkpoint:
+def _finished(stage: Stage, device: str = "cpu") -> Checkpoint:
+    import torch
+
     from symfuse import pipeline
 
-    return pipeline.finish(stage)
+    if device != "cpu" and not torch.cuda.is_available():
+        raise OptionError(f"--device {device}: torch sees no such device here; leave it out to merge on the processor")
+    return pipeline.finish(stage, device=device)
 
 
 def _aligned(
@@ -311,6 +317,20 @@ def _aligned(
         say_alignment(out, runs[-1])
         extra[f"alignment-{number}.safetensors"] = alignments[ref].to_bytes()
     return pipeline.aligned(stage, anchor, alignments), runs, extra
+
+
+def _checked(out: Output, recipe: Recipe, options: Mapping[str, Any], known: Mapping[str, Checkpoint]) -> None:
+    """What the merge will be and cost, from headers; what makes it impossible is raised by the merge itself."""
+    from symfuse.check import Target, check
+
+    if out.quiet or out.as_json:
+        return
+    keys = ("overwrite", "max_shard_size", "threads")
+    target = Target(options["output"], **{key: options[key] for key in keys})
+    report = check(recipe, known, reconcile_of(options), target=target, sample=False)
+    if report.possible:
+        for line in [*report.summary(), *(f"warning: {warning}" for warning in report.warnings)]:
+            out.say(line)
 
 
 def merge_run(
@@ -356,6 +376,9 @@ def weights_of(merged: Checkpoint) -> dict[str, float] | None:
 def _save_merged(
     out: Output, merged: Checkpoint, options: Mapping[str, Any], run: Mapping[str, Any], extra: dict[str, bytes]
 ) -> None:
+    from symfuse.io.workers import keep_freed_memory
+
+    keep_freed_memory()
     fingerprint = hashlib.sha256(json.dumps([run["recipe"], run["inputs"], run["alignments"]], default=str).encode())
     save(
         out,

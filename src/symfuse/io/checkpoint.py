@@ -85,8 +85,9 @@ class Checkpoint(Mapping[str, Tensor]):
         return TensorInfo.of(self._tensors[name]) if self._infos is None else self._infos[name]
 
     def where(self, name: str) -> str:
-        """The file that holds a tensor, for messages; the checkpoint's name if it is not in a file."""
-        return self._tensors.where(name) if isinstance(self._tensors, StoredTensors) else self.name
+        """The file that holds a tensor as it is; the checkpoint's name if none does."""
+        where = getattr(self._tensors, "where", None)
+        return (None if where is None else where(name)) or self.name
 
     def read(self, name: str) -> Tensor:
         """This tensor for arithmetic: float32 at least, and not yet rounded to `info(name).dtype` if it is computed.

@@ -193,8 +193,8 @@ def _no_weights(folder: Path, files: Mapping[str, Path]) -> CheckpointError:
     if "adapter_config.json" in files:
         base = read_json(files["adapter_config.json"]).get("base_model_name_or_path")
         return CheckpointError(
-            f"{folder} holds an adapter of the model {base!r}, not a model. Merge it into its base first, "
-            "with peft: PeftModel.from_pretrained(base, adapter).merge_and_unload().save_pretrained(folder)."
+            f"{folder} holds an adapter of the model {base!r}, not a model. As an input of a merge write "
+            f"base+adapter: {base or 'BASE'}+{folder}."
         )
     if gguf := [name for name in files if name.endswith(".gguf")]:
         return CheckpointError(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
@@ -106,3 +107,15 @@ def one_torch_thread() -> Iterator[None]:
             _users -= 1
             if _users == 0:
                 torch.set_num_threads(_torch_threads)
+
+
+def keep_freed_memory() -> None:
+    """Ask glibc not to give freed blocks back to the system: a merge allocates blocks of the same sizes many times,
+    and each new page costs a fault. For processes of our own; elsewhere, and without glibc, nothing happens."""
+    with suppress(OSError, AttributeError):
+        libc = ctypes.CDLL(None)
+        for option, value in ((M_TRIM_THRESHOLD, 2**28), (M_MMAP_THRESHOLD, 2**25), (M_TOP_PAD, 2**24)):
+            libc.mallopt(option, value)
+
+
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # malloc.h; 2**25 is the most that it takes for the last

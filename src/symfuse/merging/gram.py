@@ -49,7 +49,8 @@ def gram(blocks: Iterable[Block], vectors: Vectors, *, rows: bool = False) -> Te
     Values are widened before they are multiplied, so that the products of float32 values are exact, and the cosine of
     two vectors good to some 1e-14: in float32 it would be 1e-7, and no angle below 5e-4 could be told from zero.
     """
-    products = []
+    by_row: list[Tensor] = []
+    total: Tensor | None = None
     for block in blocks:
         matrices = vectors(block)
         if rows:
@@ -58,8 +59,14 @@ def gram(blocks: Iterable[Block], vectors: Vectors, *, rows: bool = False) -> Te
             matrices, step, axis = [matrix.reshape(1, matrix.numel()) for matrix in matrices], CHUNK, 1
         for pieces in zip(*(torch.split(matrix, step, axis) for matrix in matrices), strict=True):
             wide = torch.stack([piece.double() for piece in pieces], 1)  # (rows, k, columns)
-            products.append(wide @ wide.mT)
-    return torch.cat(products).permute(1, 2, 0) if rows else torch.cat(products).sum(0)
+            product = wide @ wide.mT
+            if rows:
+                by_row.append(product)
+            else:  # added up at once: small results kept between large ones would hold the memory of all
+                total = product if total is None else total.add_(product)
+    if total is not None:
+        return total.squeeze(0)
+    return torch.cat(by_row).permute(1, 2, 0)
 
 
 def combine(blocks: Iterable[Block], vectors: Vectors, coefficients: Tensor) -> Iterator[Tensor]:

@@ -77,6 +77,10 @@ class _Rewritten(Mapping[str, Tensor]):
         self.source = of.source
         self.size = of.vocabulary.size
 
+    def where(self, name: str) -> str | None:
+        """The file that holds the tensor as it is, if one does."""
+        return None if name in self.dims or self.source.where(name) == self.source.name else self.source.where(name)
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.infos)
 
