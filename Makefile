@@ -33,6 +33,8 @@ table: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/assignment.py
 	$(BIN)/python benchmarks/matching.py
+	$(BIN)/python benchmarks/merging.py
+	$(BIN)/python benchmarks/agreement.py
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -360,17 +360,17 @@ largest value of its tensor, and the last column is the share of elements that a
 float32" repeat that with `dtype: float32` and the same `out_dtype` as before: mergekit then computes as symfuse always
 does. One step of bfloat16 is 3.9e-03 to 7.8e-03 of a value, one of float16 4.9e-04 to 9.8e-04. Where half-precision
 task vectors are selected by size, many are equally large, and the two tools keep different ones: every difference of
-ties and breadcrumbs in float32 is at such an entry (in sce, it changes the weights of the whole tensor). arcee_fusion differs
-in the few entries that lie on its limit but for the rounding of mergekit's divergences.
+ties and breadcrumbs in float32 is at such an entry (one in sce changes the weights of its whole tensor). arcee_fusion
+differs in the few entries that lie on its limit but for the rounding of mergekit's divergences.
 """
 
 # What differs on purpose; the docstrings of the code say the same where it is done.
 CHOICES = """\
 **Arithmetic.** Half-precision inputs are merged in float32; wider ones, and what is computed before the merge
 (adapters, alignments, vocabularies), in float64; results are rounded once, to the output's dtype. Most methods of
-mergekit compute in `dtype`, or in the stored one: of bfloat16 models, with a chain of bfloat16 roundings. Here `dtype` and
-`out_dtype` both mean the output's dtype. Where all models agree in an entry and the weights sum to one, that entry is
-written with its own bits. All tensors have the announced dtype: mergekit's arcee_fusion and ramplus_tl write float32
+mergekit compute in `dtype`, or in the stored one: of bfloat16 models, with a chain of bfloat16 roundings. Here `dtype`
+and `out_dtype` both mean the output's dtype. Where all models agree in an entry and the weights sum to one, that entry
+is written with its own bits. All tensors have the announced dtype: mergekit's arcee_fusion and ramplus_tl write float32
 for bfloat16 models, under a config that says bfloat16. Sums do not depend on the order in which models are listed.
 
 **Random methods.** DARE divides what it keeps by its density, DELLA by each entry's own probability, so that the

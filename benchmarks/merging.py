@@ -310,10 +310,15 @@ def _beside(theirs: float | None, ours: float) -> tuple[str, str]:
 
 
 def plain_table(runs: Runs) -> Iterator[str]:
-    yield "| | runs | wall s | CPU s | peak MB |\n|---|--:|--:|--:|--:|"
+    yield "| | runs | wall s | least to greatest | CPU s | least to greatest | peak MB |\n|---|--:|--:|--:|--:|--:|--:|"
     for name, found in runs.items():
         one = middle(found)
-        yield f"| {name} | {len(found)} | {one.wall:.2f} | {one.cpu:.2f} | {one.peak / 1e6:.0f} |"
+        wall, cpu = (_span([getattr(r, key) for r in found]) for key in ("wall", "cpu"))
+        yield f"| {name} | {len(found)} | {one.wall:.2f} | {wall} | {one.cpu:.2f} | {cpu} | {one.peak / 1e6:.0f} |"
+
+
+def _span(values: Sequence[float]) -> str:
+    return f"{min(values):.2f} to {max(values):.2f}"
 
 
 def memory(bench: Bench, shapes: Sequence[Shape]) -> list[dict[str, Any]]:

@@ -2,33 +2,71 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from symfuse.architectures import Model
-from symfuse.architectures.config import text_config
 from symfuse.architectures.undeclared import LAYER_COUNTS
 from symfuse.errors import IncompatibleError, OptionError
-from symfuse.io import Checkpoint
+from symfuse.io import Checkpoint, TensorInfo
 from symfuse.merging import Merged, Method, Output, Parameter, Slice, Term, lookup, merge_slices
 from symfuse.merging.engine import describe
 from symfuse.merging.models import head_model, require_same_heads
 from symfuse.recipe import Input, ModelRef, Module, Recipe, settings_for
 from symfuse.recipe import Slice as RecipeSlice
+from symfuse.spec import Spec
+
+LAYER = re.compile(r"(.*?)(?<![^.])(\d+)\.")  # a name up to the number of the layer
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """A slice of the recipe with all its inputs, the base among them if the method takes one."""
+
+    slice: RecipeSlice | None
+    inputs: tuple[Input, ...]
+    base: ModelRef | None
 
 
 @dataclass(frozen=True)
 class _Part:
-    """A slice of the recipe with all its inputs, the base among them if the method takes one."""
+    """A module of the recipe, or all of it: its slices, and the canonical names of its tensors."""
 
+    name: str
     module: Module | None
-    slice: RecipeSlice | None
-    inputs: tuple[Input, ...]
-    base: ModelRef | None
+    slices: tuple[_Inputs, ...]
+    names: frozenset[str] = frozenset()
+    modules: tuple[str, ...] = ()  # of the recipe, this one too
+
+    @property
+    def by_layer(self) -> bool:
+        return any(part.slice is not None for part in self.slices)
+
+    def layer(self, spec: Spec, name: str) -> int | None:
+        """The layer that a tensor is in: in a module with slices, the first number in its name."""
+        if self.module is None or not self.by_layer:
+            return spec.tensors[name].index.get("l")
+        match = LAYER.match(name)
+        return int(match[2]) if match and self.has(spec, name) else None
+
+    def has(self, spec: Spec, name: str) -> bool:
+        """Whether a tensor belongs to the module: that which its name says first (`decoder.bert.encoder.layer.0`)."""
+        file = f".{spec.file_name(name)}"
+        found = {module: at for module in self.modules if (at := file.find(f".{module}.")) >= 0}
+        return self.modules in ((), ("default",)) or (bool(found) and min(found, key=lambda m: found[m]) == self.name)
+
+    def depth(self, spec: Spec) -> int:
+        return max((at + 1 for name in spec.tensors if (at := self.layer(spec, name)) is not None), default=0)
+
+    def stacks(self, spec: Spec) -> set[str]:
+        """The lists of layers: their names up to the number."""
+        layered = (name for name in spec.tensors if self.layer(spec, name) is not None)
+        return {match[1] for name in layered if (match := LAYER.match(name))}
 
 
 def plan_recipe(
@@ -56,18 +94,23 @@ def plan_recipe(
     dropped = spec.heads if recipe.heads == "drop" else frozenset()
     dtype = _dtype(recipe)
     outputs: dict[str, Output] = {}
-    layers: list[tuple[Model, int]] | None = None
-    for names, parts in _modules(recipe, method, opened[template]):
-        slices = [_slice(recipe, part, order, opened) for part in parts]
-        if any(part.slice is not None for part in parts):
-            layers = [(opened[s.models[0]], s.starts[0] + i) for s in slices for i in range(s.length)]
-        skip = dropped if names is None else dropped | (spec.tensors.keys() - names)
-        outputs |= merge_slices(opened, method, slices, template=template, dtype=dtype, skip=frozenset(skip), copy=copy)
+    config = dict(opened[template].checkpoint.config)
+    if recipe.heads == "drop":
+        config.pop("architectures", None)  # the class with the head would fill it in at random
+    for part in _modules(recipe, method, opened[template]):
+        slices = [_slice(recipe, part, inputs, order, opened) for inputs in part.slices]
+        if part.by_layer:
+            kept_layers = [(opened[s.models[0]], s.starts[0] + i) for s in slices for i in range(s.length)]
+            _set_depth(config, part, opened[template], kept_layers)
+        skip = dropped | (spec.tensors.keys() - part.names)
+        outputs |= merge_slices(
+            opened, method, slices, template=template, dtype=dtype, skip=skip, copy=copy, layer=part.layer
+        )
     for name, (owner, file) in (kept or {}).items():
         outputs[name] = Output(owner.info(file), (Term(owner, file),))
     merged = Merged(outputs, seed=recipe.seed, device=device)
     checkpoint = opened[template].checkpoint
-    config = _config(checkpoint.config, merged, layers, heads_dropped=recipe.heads == "drop")
+    _set_dtype(config, merged.infos)
     title = recipe.name or describe(outputs)
     sources = [folder for model in opened for folder in model.checkpoint.sources]
     return checkpoint.replace(tensors=merged, infos=merged.infos, config=config, name=title, sources=sources)
@@ -78,59 +121,65 @@ def template_of(recipe: Recipe) -> ModelRef:
     return recipe.base_model or recipe.models_used()[0]
 
 
-def _modules(recipe: Recipe, method: Method, template: Model) -> Iterator[tuple[set[str] | None, list[_Part]]]:
-    """Each module of the recipe: the canonical names of its tensors (None: all), and its slices."""
+def _modules(recipe: Recipe, method: Method, template: Model) -> list[_Part]:
+    """The modules of the recipe, or all as one; OptionError for a module without tensors, and layers in none."""
+    spec = template.spec
     if not recipe.modules:
-        yield None, list(_parts(recipe, method, None, recipe.models, recipe.slices))
-        return
-    left = dict.fromkeys(template.spec.tensors)
+        slices = _inputs(recipe, method, recipe.models, recipe.slices)
+        return [_Part("", None, slices, frozenset(spec.tensors))]
+    left = set(spec.tensors)
+    parts = []
     for name, module in recipe.modules.items():
-        whole = len(recipe.modules) == 1 and name == "default"
-        names = {n for n in left if whole or _in_module(template.spec.file_name(n), name)}
+        part = _Part(name, module, _inputs(recipe, method, module.models, module.slices), modules=tuple(recipe.modules))
+        names = {tensor for tensor in left if part.has(spec, tensor)}
         if not names:
-            prefixes = sorted({template.spec.file_name(n).partition(".")[0] for n in left})
+            prefixes = sorted({spec.file_name(n).partition(".")[0] for n in left})
             raise OptionError(f"modules.{name}: no tensor's name has that part; the parts are {', '.join(prefixes)}")
-        for n in names:
-            del left[n]
-        yield names, list(_parts(recipe, method, module, module.models, module.slices))
-    if left:
-        raise OptionError(f"modules: {len(left)} tensors are in none of them, such as {next(iter(left))}")
+        left -= names
+        parts.append(replace(part, names=frozenset(names)))
+    if layered := sorted(name for name in left if LAYER.match(name)):
+        raise OptionError(f"modules: {len(layered)} tensors of layers are in none of them, such as {layered[0]}")
+    # What modules share, such as embeddings, goes with the first.
+    return [replace(parts[0], names=parts[0].names | left), *parts[1:]]
 
 
-def _in_module(file: str, module: str) -> bool:
-    return file.startswith(module + ".") or f".{module}." in file
-
-
-def _parts(
-    recipe: Recipe,
-    method: Method,
-    module: Module | None,
-    models: Sequence[Input],
-    slices: Sequence[RecipeSlice],
-) -> Iterator[_Part]:
+def _inputs(
+    recipe: Recipe, method: Method, models: Sequence[Input], slices: Sequence[RecipeSlice]
+) -> tuple[_Inputs, ...]:
     every: Sequence[RecipeSlice | None] = slices or [None]
+    out = []
     for part in every:
         inputs = tuple(models if part is None else part.sources)
         base = (None if part is None else part.base_model) or recipe.base_model
         if base is not None and base not in [given.model for given in inputs]:
-            if method.base == "unused":
+            if method.base != "unused":
+                inputs = (*inputs, Input(model=base, parameters={}, layer_range=inputs[0].layer_range))
+            elif part is None:
                 raise OptionError(
                     f"{method.name} has no use for base_model, and {base} is not among the models: list it with them "
                     "if it is one of those to be merged, or leave base_model out"
                 )
-            inputs = (*inputs, Input(model=base, parameters={}, layer_range=inputs[0].layer_range))
-        yield _Part(module, part, inputs, base)
+            else:  # of slices it only gives the config
+                base = None
+        out.append(_Inputs(part, inputs, base))
+    return tuple(out)
 
 
-def _slice(recipe: Recipe, part: _Part, order: Sequence[ModelRef], models: Sequence[Model]) -> Slice:
+def _slice(recipe: Recipe, module: _Part, part: _Inputs, order: Sequence[ModelRef], models: Sequence[Model]) -> Slice:
     numbers = tuple(order.index(given.model) for given in part.inputs)
-    ranges = [given.layer_range or (0, _depth(models[i])) for given, i in zip(part.inputs, numbers, strict=True)]
+    depths = {i: module.depth(models[i].spec) for i in numbers}
+    ranges = [given.layer_range or (0, depths[i]) for given, i in zip(part.inputs, numbers, strict=True)]
     for i, (start, stop) in zip(numbers, ranges, strict=True):
-        if stop > _depth(models[i]):
+        if stop > depths[i]:
             raise OptionError(
-                f"layer_range [{start}, {stop}] of {models[i].name}, which has {_depth(models[i])} layers (0 to "
-                f"{_depth(models[i]) - 1}; the end of a range is not part of it)"
+                f"layer_range [{start}, {stop}] of {models[i].name}, which has {depths[i]} layers (0 to "
+                f"{depths[i] - 1}; the end of a range is not part of it)"
             )
+    if part.slice is not None and len(stacks := module.stacks(models[numbers[0]].spec)) > 1:
+        raise IncompatibleError(
+            f"{models[numbers[0]].name} has several lists of layers ({', '.join(sorted(stacks))}): write `modules`, "
+            "each with slices of its own"
+        )
     lengths = {stop - start for start, stop in ranges}
     if len(lengths) > 1:
         found = ", ".join(f"{models[i].name} {b - a}" for i, (a, b) in zip(numbers, ranges, strict=True))
@@ -138,7 +187,7 @@ def _slice(recipe: Recipe, part: _Part, order: Sequence[ModelRef], models: Seque
 
     def resolve(parameter: Parameter, position: int | None, tensor: str, t: float) -> Any:
         source = None if position is None else part.inputs[position]
-        for settings in settings_for(recipe, part.module, part.slice, source):
+        for settings in settings_for(recipe, module.module, part.slice, source):
             if parameter.name in settings:
                 value = settings[parameter.name].at(tensor, t)
                 if value is not None:
@@ -149,42 +198,65 @@ def _slice(recipe: Recipe, part: _Part, order: Sequence[ModelRef], models: Seque
     return Slice(numbers, tuple(start for start, _ in ranges), lengths.pop(), base, resolve)
 
 
-def _depth(model: Model) -> int:
-    return model.spec.axes["l"].size if "l" in model.spec.axes else 0
-
-
 def _dtype(recipe: Recipe) -> torch.dtype | None:
     name = recipe.out_dtype or recipe.dtype
     return None if name is None else getattr(torch, name)
 
 
-def _config(
-    config: Mapping[str, Any], merged: Merged, layers: list[tuple[Model, int]] | None, *, heads_dropped: bool
-) -> dict[str, Any]:
-    """The template's config with what the merge changes: the number of layers, what is listed by layer, the dtype.
+def _set_depth(config: dict[str, Any], part: _Part, template: Model, layers: Sequence[tuple[Model, int]]) -> None:
+    """The config of as many layers as there are now. layers: of which model each is, and its number there.
 
-    layers: of which model each layer is, and its number there, if the recipe says that layer by layer.
+    IncompatibleError where a module's depth changes and config.json has no field for it.
     """
-    out = dict(config)
-    if heads_dropped:
-        out.pop("architectures", None)  # the class with the head would fill it in at random
-    if layers is not None:
-        text = dict(out["text_config"]) if isinstance(out.get("text_config"), Mapping) else out
-        for key, value in list(text.items()):
-            lists = [text_config(model.checkpoint.config).get(key) for model, _ in layers]
-            if isinstance(value, list) and all(
-                isinstance(of_model, list) and len(of_model) == _depth(model)
-                for (model, _), of_model in zip(layers, lists, strict=True)
-            ):
-                text[key] = [list(of_model or ())[i] for (_, i), of_model in zip(layers, lists, strict=True)]
-        key = next((key for key in LAYER_COUNTS if key in text), LAYER_COUNTS[0])
-        text[key] = len(layers)
-        if text is not out:
-            out["text_config"] = text
+    path, key = _depth_field(config, part, template)
+    if key is None:
+        if len(layers) != part.depth(template.spec):
+            raise IncompatibleError(
+                f"modules.{part.name}: config.json has no number of layers for it; take as many as there were"
+            )
+        return
+    holder = config
+    for step in path:
+        holder[step] = dict(holder[step])
+        holder = holder[step]
+    for field, value in list(holder.items()):  # what is listed layer by layer
+        lists = [_at(model.checkpoint.config, path).get(field) for model, _ in layers]
+        if isinstance(value, list) and all(
+            isinstance(theirs, list) and len(theirs) == part.depth(model.spec)
+            for (model, _), theirs in zip(layers, lists, strict=True)
+        ):
+            holder[field] = [list(theirs or ())[i] for (_, i), theirs in zip(layers, lists, strict=True)]
+    holder[key] = len(layers)
+
+
+def _depth_field(config: Mapping[str, Any], part: _Part, template: Model) -> tuple[tuple[str, ...], str | None]:
+    """Where config.json says how many layers there are: inside which objects, in which field."""
+    own = (part.name, f"{part.name}_config") if part.module else ()
+    for step in (*own, "text_config", "llm_config"):
+        if isinstance(config.get(step), Mapping):
+            return (step,), next((key for key in LAYER_COUNTS if key in config[step]), None)
+    if part.module is not None:
+        for key in (f"{part.name}_layers", f"num_{part.name}_layers"):
+            if key in config:
+                return (), key
+        stacks = {match[1] for name in template.spec.tensors if (match := LAYER.match(name))}
+        if len(stacks) > 1:  # of which only the first may be meant
+            return (), "num_layers" if part.name == "encoder" and "num_layers" in config else None
+    return (), next((key for key in LAYER_COUNTS if key in config), LAYER_COUNTS[0])
+
+
+def _at(config: Mapping[str, Any], path: Sequence[str]) -> Mapping[str, Any]:
+    for step in path:
+        config = config[step] if isinstance(config.get(step), Mapping) else {}
+    return config
+
+
+def _set_dtype(config: dict[str, Any], infos: Mapping[str, TensorInfo]) -> None:
+    """The dtype of most of the values."""
     sizes: Counter[torch.dtype] = Counter()
-    for info in merged.infos.values():
+    for info in infos.values():
         if info.dtype.is_floating_point:
             sizes[info.dtype] += info.nbytes
     if sizes:
-        out["torch_dtype" if "torch_dtype" in out else "dtype"] = str(sizes.most_common(1)[0][0]).removeprefix("torch.")
-    return out
+        key = "torch_dtype" if "torch_dtype" in config else "dtype"
+        config[key] = str(sizes.most_common(1)[0][0]).removeprefix("torch.")

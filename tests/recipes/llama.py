@@ -121,7 +121,7 @@ def config_of(folder: Path) -> dict[str, Any]:
 
 def assert_rounded(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], dtype: torch.dtype) -> None:
     """`found` is `expected` (float64) rounded once to `dtype`, but for what float32 or float64 arithmetic loses."""
-    assert found.keys() == expected.keys()
+    assert found.keys() == expected.keys(), sorted(found.keys() ^ expected.keys())
     limits = torch.finfo(dtype)
     half_unit = limits.eps / 2
     for name, tensor in expected.items():

@@ -349,7 +349,7 @@ def test_modules(place: Callable[..., dict[str, Path]]) -> None:
         return hf("EncoderDecoderModel", config, seed).save(folder)
 
     folders = place(kind="two", **{name: partial(pair, seed=seed) for seed, name in enumerate("abc")})
-    text = (FOLDER / "modules.yml").read_text("utf-8").replace("base_model: tiny/b", "base_model: tiny/a")
+    text = (FOLDER / "modules.yml").read_text("utf-8")
     Path("recipe.yml").write_text(text, "utf-8")
     out = run("recipe.yml")
     a, b, c = (tensors_of(folders[name]) for name in "abc")

@@ -87,7 +87,7 @@ def is_vocabulary(name: str, base: Checkpoint) -> bool:
     return len(shape) == 2 and shape[0] in sizes
 
 
-def _inner_configs(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _inner_configs(config: Mapping[str, Any]) -> list[Mapping[Any, Any]]:
     return [value for value in config.values() if isinstance(value, Mapping)]
 
 

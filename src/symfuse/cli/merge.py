@@ -112,18 +112,21 @@ def merge(models: tuple[str, ...], as_json: bool, quiet: bool, **options: Any) -
     recipes, target = recipes_of(models, options)
     options["output"] = target
     results: dict[str, Checkpoint] = {}
+    lineage: dict[str, list[dict[str, Any]]] = {}  # of the results, so that the output's names real models
     for recipe in recipes[:-1]:  # merged as they are read
         stage = prepared(out, recipe, options, results)
+        lineage[str(recipe.name)] = _lineage(stage, lineage)
         stage, _, _ = _aligned(out, stage, options)
         results[str(recipe.name)] = _finished(stage)
     recipe = recipes[-1]
     _checked(out, recipe, options, results)
     stage = prepared(out, recipe, options, results)
     check_place(options, *stage.models.values())
-    inputs = [checkpoint.lineage() for checkpoint in stage.models.values()]
+    inputs = _lineage(stage, lineage)
     stage, runs, extra = _aligned(out, stage, options)
     merged = _finished(stage, options["device"])
-    run = merge_run(recipe, stage, merged, inputs, runs)
+    text = "\n---\n".join(one.text.strip() for one in recipes) + "\n"
+    run = merge_run(replace(recipe, text=text), stage, merged, inputs, runs)
     _save_merged(out, merged, options, run, extra)
     run |= {"output": str(target), "seconds": time.perf_counter() - out.start}
     say_merge(out, run)
@@ -317,6 +320,14 @@ def _aligned(
         say_alignment(out, runs[-1])
         extra[f"alignment-{number}.safetensors"] = alignments[ref].to_bytes()
     return pipeline.aligned(stage, anchor, alignments), runs, extra
+
+
+def _lineage(stage: Stage, results: Mapping[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """What the stage's models are, those of earlier recipes by what they are made of."""
+    found = []
+    for ref, checkpoint in stage.models.items():
+        found += results[str(ref)] if str(ref) in results else [checkpoint.lineage()]
+    return [one for i, one in enumerate(found) if one not in found[:i]]
 
 
 def _checked(out: Output, recipe: Recipe, options: Mapping[str, Any], known: Mapping[str, Checkpoint]) -> None:

@@ -161,28 +161,32 @@ def merge_slices(
     dtype: torch.dtype | None = None,
     skip: frozenset[str] = frozenset(),
     copy: frozenset[str] = frozenset(),
+    layer: Callable[[Spec, str], int | None] | None = None,
 ) -> dict[str, Output]:
     """The plan of a merge: every output tensor, by its name in files, with what it is made of.
 
     models: all with the same tensors (see `require_same_shape`), but for the number of layers. template: the number of
     the model that gives names and, unless `dtype` is given, dtypes. skip: canonical names that are left out; copy:
-    those that are taken from the template as they are. Raises OptionError for numbers of models that the method does
+    those that are taken from the template as they are. layer: of a tensor, by its canonical name; default: as the Spec
+    says. Raises OptionError for numbers of models that the method does
     not take, and parameters that are missing.
     """
     for part in slices:
         _require_count(method, part)
     outputs: dict[str, Output] = {}
     tried: set[str] = set()
-    for part, name, shift, t in _places(models, slices, template):
+    layer = layer or _layer
+    for part, name, shift, t in _places(models, slices, template, layer):
         if name in skip:
             continue
         reference = _reference(part, template)
-        file = _output_name(models[template].spec, models[part.models[reference]].spec, name, shift)
+        spec = models[part.models[reference]].spec
+        file = _output_name(models[template].spec, spec, name, layer(spec, name), shift)
         if name in copy:
             term = Term(models[template].checkpoint, models[template].spec.file_name(name))
             outputs[file] = Output(term.info, (term,))
             continue
-        source = models[part.models[reference]].spec.tied.get(name, name)
+        source = spec.tied.get(name, name)
         terms = {
             i: _term(models[number], _shifted(source, start - part.starts[reference]))
             for i, (number, start) in enumerate(zip(part.models, part.starts, strict=True))
@@ -248,19 +252,21 @@ def _reference(part: Slice, template: int) -> int:
     return part.models.index(template) if template in part.models else 0
 
 
-def _places(models: Sequence[Model], slices: Sequence[Slice], template: int) -> Iterator[tuple[Slice, str, int, float]]:
+def _places(
+    models: Sequence[Model], slices: Sequence[Slice], template: int, layer: Callable[[Spec, str], int | None]
+) -> Iterator[tuple[Slice, str, int, float]]:
     """Every output tensor: the slice it is in, its canonical name in the slice's reference model, by how many layers it
     moves from there, and how deep in the slice it is (from 0 to 1)."""
 
     def stored(part: Slice) -> Iterator[tuple[str, int | None]]:
         model = models[part.models[_reference(part, template)]]
-        for name, declared in model.spec.tensors.items():
+        for name in model.spec.tensors:
             if model.spec.file_name(name) in model.checkpoint:
-                yield name, declared.index.get("l")
+                yield name, layer(model.spec, name)
 
     first, last = slices[0], slices[-1]
     yield from ((first, name, 0, 0.0) for name, at in stored(first) if at is None and _EMBEDDING.search(name))
-    layer = 0
+    depth = 0
     for part in slices:
         start = part.starts[_reference(part, template)]
         by_layer: dict[int, list[str]] = {}
@@ -269,8 +275,8 @@ def _places(models: Sequence[Model], slices: Sequence[Slice], template: int) -> 
                 by_layer.setdefault(at, []).append(name)
         for offset in range(part.length):
             t = offset / (part.length - 1) if part.length > 1 else 1.0
-            yield from ((part, name, layer - start, t) for name in by_layer.get(start + offset, ()))
-        layer += part.length
+            yield from ((part, name, depth - start, t) for name in by_layer.get(start + offset, ()))
+        depth += part.length
     yield from ((last, name, 0, 0.0) for name, at in stored(last) if at is None and not _EMBEDDING.search(name))
 
 
@@ -284,17 +290,26 @@ def _shifted(name: str, by: int) -> str:
     return name if by == 0 else re.sub(r"(^|\.)(\d+)(?=\.)", lambda m: f"{m[1]}{int(m[2]) + by}", name, count=1)
 
 
-def _output_name(template: Spec, reference: Spec, name: str, shift: int) -> str:
-    """The name in the output's files: as the template calls it, whose layers may be fewer."""
-    index = reference.tensors[name].index
-    own = _shifted(name, -index["l"]) if "l" in index else name
+def _layer(spec: Spec, name: str) -> int | None:
+    return spec.tensors[name].index.get("l")
+
+
+def _output_name(template: Spec, reference: Spec, name: str, at: int | None, shift: int) -> str:
+    """The name in the output's files: as the template calls it, whose layers may be fewer. at: its layer."""
+    own = _shifted(name, -(at or 0))
     if own in template.tensors:
-        return _shifted(template.file_name(own), index.get("l", 0) + shift)
+        return _shifted(template.file_name(own), (at or 0) + shift)
     return _shifted(reference.file_name(name), shift)
 
 
 def _term(model: Model, name: str) -> Term:
-    return Term(model.checkpoint, model.spec.file_name(model.spec.tied.get(name, name)))
+    file = model.spec.file_name(model.spec.tied.get(name, name))
+    if file not in model.checkpoint:
+        raise IncompatibleError(
+            f"{model.name} has no tensor {file}, and the layer that it is merged with has one like it; pair layers of "
+            "one kind"
+        )
+    return Term(model.checkpoint, file)
 
 
 def _require_shape(file: str, terms: Sequence[Term]) -> None:

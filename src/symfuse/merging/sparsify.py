@@ -54,6 +54,8 @@ class Largest:
 
     def __call__(self, values: Tensor) -> Tensor:
         """values: a block. Returns booleans of its shape."""
+        if self.left == 0:  # of the equal ones all that may be were in earlier blocks
+            return values > self.cut.value
         among = values >= self.cut.value
         equal = values == self.cut.value
         found = int(torch.count_nonzero(equal))
@@ -85,8 +87,9 @@ def kth_largest(
             for value, histograms in zip(values, counts, strict=True):
                 bits = value.view(integer).flatten() >> rest
                 for prefix, histogram in histograms.items():
-                    last = bits if stop == DIGIT else bits[bits >> digit == prefix] & (2**digit - 1)
-                    histogram += torch.bincount(last, minlength=2**digit)
+                    # Entries with another prefix go below the first digit or above the last (selecting costs more).
+                    last = (bits - ((prefix << digit) - 1)).clamp_(0, 2**digit + 1)
+                    histogram += torch.bincount(last, minlength=2**digit + 2)[1:-1]
         found = [
             [_next_digit(histograms[prefix], prefix << digit, k) for prefix, k in pairs]
             for histograms, pairs in zip(counts, found, strict=True)
