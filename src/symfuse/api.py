@@ -117,7 +117,7 @@ def merge(
     recipe: `merge_recipe`.
     """
     return merge_models(
-        [_model(source) for source in sources],
+        [Model.of(_open(source), undeclared=True) for source in sources],
         method=method,
         weights=weights,
         base=base,

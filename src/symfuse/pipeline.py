@@ -32,12 +32,14 @@ SHARED_ROWS = "shared-rows"  # of `tokenizer_source`: rows with equal numbers me
 
 @dataclass(frozen=True)
 class Stage:
-    """A recipe with its models, as far as it has got. models: by reference, in the order of the recipe. files: what
+    """A recipe with its models, as far as it has got. models: by reference, in the order of the recipe;
+    opened: as they were to begin with. files: what
     stands in for the template's tokenizer and other companions; None: those. alignments: of the models that were
     moved. anchor: which was not. kept, config: tensors and fields that the result has besides."""
 
     recipe: Recipe
     models: Mapping[ModelRef, Checkpoint]
+    opened: Mapping[ModelRef, Checkpoint]
     options: Reconcile = field(default_factory=Reconcile)
     notes: tuple[str, ...] = ()
     kept: Mapping[str, tuple[Checkpoint, str]] = field(default_factory=dict)
@@ -64,9 +66,13 @@ def _open(ref: ModelRef, known: Mapping[str, Checkpoint]) -> Checkpoint:
         return known[str(ref)].replace(name=str(ref))
     if Path(str(ref)).is_dir():  # a folder that has a + or an @ in its name
         return _open_folder(str(ref), str(ref))
+    if ref.revision is not None and ref.path in known:
+        raise OptionError(f"{ref}: {ref.path} is no model of a hub, so it has no revision")
     base = known[ref.path] if ref.path in known else _open_folder(ref.path, ref.path, ref.revision)
     if ref.adapter is None:
         return base
+    if ref.adapter.revision is not None:
+        raise OptionError(f"{ref}: revisions are of hub ids, and adapters are local folders; leave it out")
     if not Path(ref.adapter.path).is_dir():
         raise OptionError(f"{ref}: the adapter {ref.adapter} is not a local folder; download it first")
     return adapters.apply(base, ref.adapter.path).replace(name=str(ref))
@@ -84,7 +90,8 @@ def prepare(recipe: Recipe, models: Mapping[ModelRef, Checkpoint], options: Reco
     options = options or Reconcile()
     listed = [given.model for given in recipe.models]  # their numbers are what people count
     refs = [ref for ref in dict.fromkeys([*listed, *models]) if ref in recipe.models_used()]
-    stage = Stage(recipe, {ref: models[ref] for ref in refs}, options)
+    used = {ref: models[ref] for ref in refs}
+    stage = Stage(recipe, used, used, options)
     notes: list[str] = []
     for checkpoint in stage.models.values():
         notes += [f"{checkpoint.name}: {note}" for note in checkpoint.notes]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,9 +12,9 @@ import torch
 from symfuse.architectures import Model
 from symfuse.architectures.undeclared import LAYER_COUNTS
 from symfuse.errors import IncompatibleError, OptionError
-from symfuse.io import Checkpoint, TensorInfo
+from symfuse.io import Checkpoint
 from symfuse.merging import Merged, Method, Output, Parameter, Slice, Term, lookup, merge_slices
-from symfuse.merging.engine import describe
+from symfuse.merging.engine import describe, set_dtype
 from symfuse.merging.models import head_model, require_same_heads
 from symfuse.recipe import Input, ModelRef, Module, Recipe, settings_for
 from symfuse.recipe import Slice as RecipeSlice
@@ -86,7 +85,7 @@ def plan_recipe(
     order = list(models)
     opened = [models[ref] for ref in order]
     of_head = head_model(recipe.heads, opened)
-    template = order.index(template_of(recipe)) if of_head is None else of_head
+    template = order.index(template_of(recipe))
     spec = opened[template].spec
     if recipe.heads == "average":
         require_same_heads(opened)
@@ -107,18 +106,34 @@ def plan_recipe(
             opened, method, slices, template=template, dtype=dtype, skip=skip, copy=copy, layer=part.layer
         )
     for name, (owner, file) in (kept or {}).items():
-        outputs[name] = Output(owner.info(file), (Term(owner, file),))
+        info = owner.info(file)
+        typed = info if dtype is None or not info.dtype.is_floating_point else replace(info, dtype=dtype)
+        outputs[name] = Output(typed, (Term(owner, file),))
     merged = Merged(outputs, seed=recipe.seed, device=device)
     checkpoint = opened[template].checkpoint
-    _set_dtype(config, merged.infos)
+    set_dtype(config, merged.infos)
     title = recipe.name or describe(outputs)
     sources = [folder for model in opened for folder in model.checkpoint.sources]
     return checkpoint.replace(tensors=merged, infos=merged.infos, config=config, name=title, sources=sources)
 
 
 def template_of(recipe: Recipe) -> ModelRef:
-    """The model that gives config, names, dtypes and tokenizer: the base model, or else the first."""
-    return recipe.base_model or recipe.models_used()[0]
+    """The model that gives config, names, dtypes and tokenizer: the base model, or that whose head is kept, or else the
+    first. OptionError if the first two differ."""
+    parts = [(recipe.models, recipe.slices), *((m.models, m.slices) for m in recipe.modules.values())]
+    listed = [
+        given.model for models, slices in parts for given in [*models, *(s for part in slices for s in part.sources)]
+    ]
+    if recipe.heads in ("average", "drop"):
+        return recipe.base_model or listed[0]
+    named = [ref for i, ref in enumerate(dict.fromkeys(listed), 1) if recipe.heads in (str(ref), str(i))]
+    of_head = named[0] if len(named) == 1 else recipe.base_model or listed[0]  # `head_model` says what is wrong
+    if recipe.base_model not in (None, of_head):
+        raise OptionError(
+            f"base_model {recipe.base_model} and heads {recipe.heads}: the model whose head is kept gives the config, "
+            "as that names the class; leave base_model out, or name the same model"
+        )
+    return of_head
 
 
 def _modules(recipe: Recipe, method: Method, template: Model) -> list[_Part]:
@@ -249,14 +264,3 @@ def _at(config: Mapping[str, Any], path: Sequence[str]) -> Mapping[str, Any]:
     for step in path:
         config = config[step] if isinstance(config.get(step), Mapping) else {}
     return config
-
-
-def _set_dtype(config: dict[str, Any], infos: Mapping[str, TensorInfo]) -> None:
-    """The dtype of most of the values."""
-    sizes: Counter[torch.dtype] = Counter()
-    for info in infos.values():
-        if info.dtype.is_floating_point:
-            sizes[info.dtype] += info.nbytes
-    if sizes:
-        key = "torch_dtype" if "torch_dtype" in config else "dtype"
-        config[key] = str(sizes.most_common(1)[0][0]).removeprefix("torch.")

@@ -102,7 +102,7 @@ def test_c31_the_two_deberta_generations_are_not_mixed(tmp_path: Path) -> None:
     first = saved("C31 DeBERTa, first", tmp_path / "first", 0)
     second = MODELS["deberta"](0).save(tmp_path / "second")
     for order in ([first, second], [second, first]):
-        with pytest.raises(SymfuseError, match="'deberta'"):  # the first generation has no declaration
+        with pytest.raises(SymfuseError, match="deberta"):
             api.merge(order)
         recipe = parse_recipe({"merge_method": "linear", "models": [{"model": str(f)} for f in order]})
         with pytest.raises(IncompatibleError, match="deberta"):

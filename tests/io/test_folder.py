@@ -158,7 +158,7 @@ def test_no_weights(tmp_path: Path) -> None:
     (model / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "org/base"}))
     refused(
         model,
-        r"holds an adapter of the model 'org/base', not a model. As an input of a merge write base\+adapter: org/base\+",
+        r"holds an adapter of the model 'org/base', not a model\. As an input of a merge write .*: org/base\+",
     )
     with pytest.raises(CheckpointError, match=r"no \.bin file"):
         open_checkpoint(model, prefer_bin=True)

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 from symfuse.errors import OptionError
 from symfuse.merging import Source, Stream, lookup
-from symfuse.merging.arcee_fusion import order_statistics
+from symfuse.merging.sparsify import kth_largest
 from symfuse.merging.stream import BLOCK
 
 SHAPES = [(7, 13), (5,), (), (3, 4, 5)]
@@ -148,4 +148,6 @@ def test_order_statistics_are_those_of_a_sort(values: list[float], dtype: torch.
         tensor = tensor / 3  # bits below those of float32
     ranks = data.draw(st.lists(st.integers(0, len(values) - 1), min_size=1, max_size=3))
     expected = tensor.sort().values[ranks].tolist()
-    assert order_statistics(lambda: tensor.split(7), ranks, dtype) == expected
+    from_top = [len(values) - rank for rank in ranks]
+    (cuts,) = kth_largest(lambda: ([part] for part in tensor.split(7)), [from_top], dtype)
+    assert [cut.value for cut in cuts] == expected

@@ -75,7 +75,7 @@ def recipe_options(function: F) -> F:
             click.option(
                 "--base",
                 help="Number or path of the model whose config, dtypes and tokenizer it has, and which task vectors "
-                "start from. Default: 1, or that of --heads.",
+                "start from (methods that need one have no default). Default: 1, or that of --heads.",
             ),
             click.option("--heads", help="Task heads: average (default), drop, or a model's number."),
             click.option("--seed", type=int, help="Of methods that draw random numbers. Default: 0."),
@@ -127,7 +127,8 @@ def merge(models: tuple[str, ...], as_json: bool, quiet: bool, **options: Any) -
     merged = _finished(stage, options["device"])
     text = "\n---\n".join(one.text.strip() for one in recipes) + "\n"
     run = merge_run(replace(recipe, text=text), stage, merged, inputs, runs)
-    _save_merged(out, merged, options, run, extra)
+    state = [checkpoint.state() for checkpoint in (*stage.opened.values(), merged)]
+    _save_merged(out, merged, options, run, extra, state)
     run |= {"output": str(target), "seconds": time.perf_counter() - out.start}
     say_merge(out, run)
     out.finish(run)
@@ -146,7 +147,7 @@ def recipes_of(models: Sequence[str], options: Mapping[str, Any]) -> tuple[tuple
     given = [
         "--" + names.get(key, key).replace("_", "-")
         for key in (*_OF_RECIPE, *_OF_ALIGNMENT)
-        if options.get(key) and key not in ("threads", "no_verify")
+        if options.get(key) not in (None, False, ()) and key not in ("threads", "no_verify")
     ]
     if given:
         raise OptionError(f"{', '.join(given)}: the recipe says this; write it there")
@@ -325,7 +326,7 @@ def _aligned(
 def _lineage(stage: Stage, results: Mapping[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """What the stage's models are, those of earlier recipes by what they are made of."""
     found = []
-    for ref, checkpoint in stage.models.items():
+    for ref, checkpoint in stage.opened.items():
         found += results[str(ref)] if str(ref) in results else [checkpoint.lineage()]
     return [one for i, one in enumerate(found) if one not in found[:i]]
 
@@ -381,16 +382,26 @@ def weights_of(merged: Checkpoint) -> dict[str, float] | None:
         for output in outputs
         if (weights := effective_weights(output)) is not None
     }
-    return dict(found.pop()) if len(found) == 1 else None
+    if len(found) != 1:
+        return None
+    pairs = found.pop()
+    return {name: sum(weight for other, weight in pairs if other == name) for name, _ in pairs}
 
 
 def _save_merged(
-    out: Output, merged: Checkpoint, options: Mapping[str, Any], run: Mapping[str, Any], extra: dict[str, bytes]
+    out: Output,
+    merged: Checkpoint,
+    options: Mapping[str, Any],
+    run: Mapping[str, Any],
+    extra: dict[str, bytes],
+    state: list[Any],
 ) -> None:
+    """state: of the input files, so that a run is not resumed with others."""
     from symfuse.io.workers import keep_freed_memory
 
     keep_freed_memory()
-    fingerprint = hashlib.sha256(json.dumps([run["recipe"], run["inputs"], run["alignments"]], default=str).encode())
+    kept = {key: value for key, value in run.items() if key in ("symfuse", "recipe", "inputs", "alignments")}
+    fingerprint = hashlib.sha256(json.dumps([kept, state], default=str).encode())
     save(
         out,
         merged,

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from symfuse.errors import CheckpointError, OutputError
+from symfuse.errors import CheckpointError, OptionError, OutputError
 from symfuse.io.companions import read_companions
 from symfuse.io.tensors import StoredTensors, TensorInfo, flat_part
 from symfuse.io.writer import write
@@ -139,16 +139,23 @@ class Checkpoint(Mapping[str, Tensor]):
         return self.replace(tensors=_Cast(self, infos), infos=infos)
 
     def lineage(self) -> dict[str, Any]:
-        """What tells this model from others: name, folder, and a sha256 over the header and the first numbers of each
-        tensor of its files (over the header alone, where tensors are computed)."""
+        """What tells this model from others: name, folder, and a sha256 over names, dtypes, shapes, the first numbers
+        of each tensor that is in a file, and adapters as a whole."""
         digest = hashlib.sha256()
         for name in sorted(self):
             info = self.info(name)
             digest.update(f"{name} {info.dtype} {info.shape}".encode())
-            if isinstance(self._tensors, StoredTensors):
+            if self.where(name) != self.name:
                 digest.update(self.part(name, 0, min(64, math.prod(info.shape))).double().numpy().tobytes())
+        for path in sorted(path for folder in self.sources for path in folder.glob("adapter_*")):
+            digest.update(path.read_bytes())
         folder = None if self.folder is None else str(self.folder)
         return {"name": self.name, "folder": folder, "sha256": digest.hexdigest()}
+
+    def state(self) -> list[tuple[str, int, int]]:
+        """Name, size and time of change of every file that the model is read from: equal if none was written since."""
+        files = [path for folder in self.sources for path in sorted(folder.iterdir()) if path.is_file()]
+        return [(str(path), stat.st_size, stat.st_mtime_ns) for path in files for stat in [path.stat()]]
 
     def replace(
         self,
@@ -193,8 +200,11 @@ class Checkpoint(Mapping[str, Tensor]):
     ) -> Path:
         """Write the model as a folder that `from_pretrained` loads; see `symfuse.io.write`.
 
+        resume: see there; fingerprint: what it needs to tell this model from another, OptionError without one.
         What is written is `self[name]`, streamed by the mapping's own `blocks(name)` if it has that.
         """
+        if resume and not fingerprint:
+            raise OptionError("resume needs a fingerprint of what is written, so that two models are never mixed")
         return write(
             target,
             {name: self.info(name) for name in self},

@@ -120,8 +120,8 @@ def require_fit(name: str, values: Tensor, dtype: torch.dtype) -> None:
     """IncompatibleError if finite values are not so any more in `dtype`, in which they are to be stored."""
     if values.dtype == dtype or not values.numel() or not dtype.is_floating_point:
         return
-    ends = torch.stack(torch.aminmax(values.detach()))
-    if not ends.to(dtype).float().isfinite().all():
+    ends = torch.stack(torch.aminmax(values.detach().float() if values.dtype.itemsize == 1 else values.detach()))
+    if not ends.to(dtype).double().isfinite().all():
         raise IncompatibleError(
             f"{name}: values from {ends[0]:g} to {ends[1]:g} do not fit in {str(dtype).removeprefix('torch.')}, the "
             "dtype of the output; take a wider one (out_dtype, --dtype, or a base that has it), or smaller weights"

@@ -70,7 +70,7 @@ class Drop(Sparsifier):
         if steps == STEPS:
             return delta
         keep = random_steps(self._stream.random_seed(model, index), delta.numel()) < steps
-        delta.mul_(torch.from_numpy(keep).reshape(delta.shape))
+        delta.mul_(torch.from_numpy(keep).reshape(delta.shape).to(delta.device))
         return delta.mul_(STEPS / steps) if self._rescale else delta
 
 

@@ -85,7 +85,7 @@ class RankedDrop(Sparsifier):
         by_rank = torch.from_numpy(random < steps.astype(np.int32)).to(delta.dtype)
         if self._rescale:
             by_rank.mul_(torch.from_numpy(STEPS / steps))
-        return delta.mul_(torch.empty_like(by_rank).scatter_(1, ascending(delta.abs()), by_rank))
+        return delta.mul_(torch.empty_like(by_rank).scatter_(1, ascending(delta.abs().cpu()), by_rank).to(delta.device))
 
 
 def ascending(values: Tensor) -> Tensor:

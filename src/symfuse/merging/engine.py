@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from symfuse.architectures import Model
 from symfuse.errors import IncompatibleError, OptionError
-from symfuse.io import Checkpoint, TensorInfo, scan
+from symfuse.io import Checkpoint, TensorInfo, is_finite, scan
 from symfuse.io.tensors import require_fit
 from symfuse.merging.base import Method, Parameter
 from symfuse.merging.stream import Source, Stream
@@ -60,9 +61,13 @@ class Term:
         """For messages."""
         return f"{self.checkpoint.name}/{self.checkpoint.where(self.file)}" if self.stored else self.checkpoint.name
 
+    @property
+    def label(self) -> str:
+        """The folder's own name, by which random numbers are seeded, so that it may be moved elsewhere."""
+        return PurePath(self.checkpoint.name).name
+
     def source(self) -> Source:
-        # Random numbers are seeded by the folder's own name, so that it may be moved elsewhere.
-        return Source(partial(self.checkpoint.part, self.file), PurePath(self.checkpoint.name).name, self.where)
+        return Source(partial(self.checkpoint.part, self.file), self.label, self.where)
 
 
 @dataclass(frozen=True)
@@ -116,6 +121,10 @@ class Merged(Mapping[str, Tensor]):
                 yield block
         else:
             for block in output.method(self._stream(name, output, infos), output.parameters or {}):
+                if block.dtype == output.info.dtype and not is_finite(
+                    block
+                ):  # nothing is rounded, so nobody else looks
+                    raise IncompatibleError(f"{name}: the merge does not fit in {block.dtype}; take smaller weights")
                 yield block.cpu()
 
     def _stream(self, name: str, output: Output, infos: Sequence[TensorInfo]) -> Stream:
@@ -149,7 +158,7 @@ def _bytes(tensor: Tensor) -> memoryview:
 
 def _alike(output: Output, i: int) -> tuple[Any, ...]:
     per_model = [values[i] for values in (output.parameters or {}).values() if isinstance(values, list)]
-    return (output.terms[i].checkpoint.name, *per_model)
+    return (output.terms[i].label, *per_model)
 
 
 def merge_slices(
@@ -184,25 +193,38 @@ def merge_slices(
         file = _output_name(models[template].spec, spec, name, layer(spec, name), shift)
         if name in copy:
             term = Term(models[template].checkpoint, models[template].spec.file_name(name))
-            outputs[file] = Output(term.info, (term,))
+            outputs[file] = Output(_typed(term.info, dtype), (term,))
             continue
-        source = spec.tied.get(name, name)
+        source, layered = spec.tied.get(name, name), layer(spec, name) is not None
         terms = {
-            i: _term(models[number], _shifted(source, start - part.starts[reference]))
+            i: _term(models[number], _shifted(source, start - part.starts[reference] if layered else 0))
             for i, (number, start) in enumerate(zip(part.models, part.starts, strict=True))
         }
         base = None if part.base is None or method.base == "unused" else terms.pop(part.base)
         of_template = next((terms[i] for i in terms if part.models[i] == template), None)
-        info = (base or of_template or next(iter(terms.values()))).info
+        info = _typed((base or of_template or next(iter(terms.values()))).info, dtype)
         _require_shape(file, [*terms.values(), *([base] if base else [])])
-        if dtype is not None and info.dtype.is_floating_point:
-            info = replace(info, dtype=dtype)
         order, parameters = _resolved(method, part, terms, file, t)
         if (key := repr((len(terms), base is None, parameters))) not in tried:
             _try(method, file, [terms[i].checkpoint.name for i in order], base is not None, parameters)
             tried.add(key)
         outputs[file] = Output(info, tuple(terms[i] for i in order), base, method, parameters)
     return outputs
+
+
+def _typed(info: TensorInfo, dtype: torch.dtype | None) -> TensorInfo:
+    return info if dtype is None or not info.dtype.is_floating_point else replace(info, dtype=dtype)
+
+
+def set_dtype(config: dict[str, Any], infos: Mapping[str, TensorInfo]) -> None:
+    """The dtype of most of the values, if config.json says any."""
+    sizes: Counter[torch.dtype] = Counter()
+    for info in infos.values():
+        if info.dtype.is_floating_point:
+            sizes[info.dtype] += info.numel
+    key = "torch_dtype" if "torch_dtype" in config else "dtype"
+    if sizes and config.get(key) is not None:
+        config[key] = str(sizes.most_common(1)[0][0]).removeprefix("torch.")
 
 
 def describe(outputs: Mapping[str, Output]) -> str:
@@ -237,7 +259,9 @@ def effective_weights(output: Output) -> list[float] | None:
 def _require_count(method: Method, part: Slice) -> None:
     apart = method.base != "unused" and part.base is not None
     if method.base == "required" and part.base is None:
-        raise OptionError(f"{method.name} needs a base model, which the others are compared to; name it (base_model)")
+        raise OptionError(
+            f"{method.name} needs a base model, which the others are compared to: --base, or base_model in a recipe"
+        )
     least, most = method.models
     count = len(part.models) - apart
     if count < least or (most is not None and count > most):
@@ -335,7 +359,7 @@ def _resolved(
         return found
 
     each = {i: {p.name: value(p, i, terms[i].file) for p in method.parameters.values() if p.per_model} for i in terms}
-    order = sorted(terms, key=lambda i: (*each[i].values(), terms[i].checkpoint.name))
+    order = sorted(terms, key=lambda i: (*each[i].values(), terms[i].label))
     values: dict[str, Any] = {}
     for p in method.parameters.values():
         values[p.name] = [each[i][p.name] for i in order] if p.per_model else value(p, None, file)

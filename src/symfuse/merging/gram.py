@@ -65,8 +65,8 @@ def gram(blocks: Iterable[Block], vectors: Vectors, *, rows: bool = False) -> Te
             else:  # added up at once: small results kept between large ones would hold the memory of all
                 total = product if total is None else total.add_(product)
     if total is not None:
-        return total.squeeze(0)
-    return torch.cat(by_row).permute(1, 2, 0)
+        return total.squeeze(0).cpu()
+    return torch.cat(by_row).permute(1, 2, 0).cpu()
 
 
 def combine(blocks: Iterable[Block], vectors: Vectors, coefficients: Tensor) -> Iterator[Tensor]:
@@ -81,7 +81,7 @@ def combine(blocks: Iterable[Block], vectors: Vectors, coefficients: Tensor) -> 
                 out.add_(part, alpha=share)
         else:
             last = first + len(parts[0])
-            columns = coefficients[:, first:last, None].to(parts[0].dtype)
+            columns = coefficients[:, first:last, None].to(parts[0])
             out = parts[0].mul_(columns[0])
             for part, column in zip(parts[1:], columns[1:], strict=True):
                 out.addcmul_(part, column)

@@ -12,7 +12,7 @@ from symfuse.errors import IncompatibleError, OptionError
 from symfuse.io import Checkpoint
 from symfuse.io.messages import suggestion
 from symfuse.merging.base import Method, Parameter, lookup
-from symfuse.merging.engine import Merged, Resolve, Slice, describe, merge_slices
+from symfuse.merging.engine import Merged, Resolve, Slice, describe, merge_slices, set_dtype
 
 
 def merge_models(
@@ -70,6 +70,7 @@ def merged_checkpoint(models: Sequence[Model], template: int, merged: Merged, he
     config = dict(checkpoint.config)
     if heads == "drop":
         config.pop("architectures", None)  # the class with the head would fill it in at random
+    set_dtype(config, merged.infos)
     sources = [folder for model in models for folder in model.checkpoint.sources]
     return checkpoint.replace(
         tensors=merged, infos=merged.infos, config=config, name=describe(merged.outputs), sources=sources

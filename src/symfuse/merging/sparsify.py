@@ -89,7 +89,7 @@ def kth_largest(
                 for prefix, histogram in histograms.items():
                     # Entries with another prefix go below the first digit or above the last (selecting costs more).
                     last = (bits - ((prefix << digit) - 1)).clamp_(0, 2**digit + 1)
-                    histogram += torch.bincount(last, minlength=2**digit + 2)[1:-1]
+                    histogram += torch.bincount(last, minlength=2**digit + 2)[1:-1].cpu()
         found = [
             [_next_digit(histograms[prefix], prefix << digit, k) for prefix, k in pairs]
             for histograms, pairs in zip(counts, found, strict=True)

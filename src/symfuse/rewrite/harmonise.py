@@ -116,7 +116,7 @@ def _match_biases(out: Harmonised, options: Reconcile) -> None:
             owner = next(c.name for c in out.checkpoints if next(iter(absent)) in c)
             raise IncompatibleError(
                 f"{owner} has {len(absent)} biases that {checkpoint.name} has not: {some(absent, 3)}; take them as "
-                "zero with the option missing-bias-as-zero, or make the models alike"
+                "zero (--missing-bias zero), or make the models alike"
             )
         says = {
             key: True
