@@ -217,13 +217,13 @@ def _typed(info: TensorInfo, dtype: torch.dtype | None) -> TensorInfo:
 
 
 def set_dtype(config: dict[str, Any], infos: Mapping[str, TensorInfo]) -> None:
-    """The dtype of most of the values, if config.json says any."""
+    """The dtype of most of the values."""
     sizes: Counter[torch.dtype] = Counter()
     for info in infos.values():
         if info.dtype.is_floating_point:
             sizes[info.dtype] += info.numel
     key = "torch_dtype" if "torch_dtype" in config else "dtype"
-    if sizes and config.get(key) is not None:
+    if sizes:
         config[key] = str(sizes.most_common(1)[0][0]).removeprefix("torch.")
 
 
