@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,17 +9,15 @@ from typing import Any
 import torch
 
 from symfuse.architectures import Model
-from symfuse.architectures.undeclared import LAYER_COUNTS
+from symfuse.architectures.undeclared import LAYER, LAYER_COUNTS
 from symfuse.errors import IncompatibleError, OptionError
 from symfuse.io import Checkpoint
 from symfuse.merging import Merged, Method, Output, Parameter, Slice, Term, lookup, merge_slices
-from symfuse.merging.engine import describe, set_dtype
-from symfuse.merging.models import head_model, require_same_heads
+from symfuse.merging.engine import typed
+from symfuse.merging.models import head_model, merged_checkpoint, require_same_heads, template_config
 from symfuse.recipe import Input, ModelRef, Module, Recipe, settings_for
 from symfuse.recipe import Slice as RecipeSlice
 from symfuse.spec import Spec
-
-LAYER = re.compile(r"(.*?)(?<![^.])(\d+)\.")  # a name up to the number of the layer
 
 
 @dataclass(frozen=True)
@@ -93,9 +90,7 @@ def plan_recipe(
     dropped = spec.heads if recipe.heads == "drop" else frozenset()
     dtype = _dtype(recipe)
     outputs: dict[str, Output] = {}
-    config = dict(opened[template].checkpoint.config)
-    if recipe.heads == "drop":
-        config.pop("architectures", None)  # the class with the head would fill it in at random
+    config = template_config(opened[template], recipe.heads)
     for part in _modules(recipe, method, opened[template]):
         slices = [_slice(recipe, part, inputs, order, opened) for inputs in part.slices]
         if part.by_layer:
@@ -106,15 +101,9 @@ def plan_recipe(
             opened, method, slices, template=template, dtype=dtype, skip=skip, copy=copy, layer=part.layer
         )
     for name, (owner, file) in (kept or {}).items():
-        info = owner.info(file)
-        typed = info if dtype is None or not info.dtype.is_floating_point else replace(info, dtype=dtype)
-        outputs[name] = Output(typed, (Term(owner, file),))
+        outputs[name] = Output(typed(owner.info(file), dtype), (Term(owner, file),))
     merged = Merged(outputs, seed=recipe.seed, device=device)
-    checkpoint = opened[template].checkpoint
-    set_dtype(config, merged.infos)
-    title = recipe.name or describe(outputs)
-    sources = [folder for model in opened for folder in model.checkpoint.sources]
-    return checkpoint.replace(tensors=merged, infos=merged.infos, config=config, name=title, sources=sources)
+    return merged_checkpoint(opened, template, merged, config, recipe.name)
 
 
 def template_of(recipe: Recipe) -> ModelRef:

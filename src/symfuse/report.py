@@ -172,12 +172,12 @@ def tokenizer_notes(checkpoints: Sequence[Checkpoint], base: int) -> list[str]:
     taken = checkpoints[base].name
     ours = _tokenizer_files(checkpoints[base])
     notes = []
-    for i, checkpoint in enumerate(checkpoints):
+    for checkpoint in checkpoints:
         theirs = _tokenizer_files(checkpoint)
         if differ := sorted(name for name in ours.keys() & theirs.keys() if ours[name] != theirs[name]):
             notes.append(f"{', '.join(differ)} of {checkpoint.name} and {taken} differ; those of {taken} are taken")
             with suppress(SymfuseError):  # a tokenizer that cannot be read is none of the merge's
-                notes += [str(d) for d in compare([checkpoints[base], checkpoints[i]]) if d]
+                notes += [str(d) for d in compare([checkpoints[base], checkpoint]) if d]
     return notes
 
 

@@ -110,7 +110,7 @@ class _Adapted(Mapping[str, Tensor]):
 
     def where(self, name: str) -> str | None:
         """The file that holds the tensor as it is, if one does."""
-        return None if name in self.changed or self.base.where(name) == self.base.name else self.base.where(name)
+        return None if name in self.changed else self.base.file_of(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.base)

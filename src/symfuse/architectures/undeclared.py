@@ -50,6 +50,7 @@ LAYER_COUNTS = ("encoder_layers", "num_hidden_layers", "n_layer", "n_layers", "n
 LISTS = {"layers", "layer", "h", "block", "blocks"}
 PREDICTORS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")  # layers after the last, that guess more tokens
 
+LAYER = re.compile(r"(.*?)(?<![^.])(\d+)\.")  # a name up to the number of the layer
 MASK = re.compile(r".*\b(attn|attention)\.bias")
 PARTITIONED = (
     "It looks like a placeholder of a partitioned save (ZeRO stage 3, FSDP): gather the weights before saving "
@@ -189,7 +190,7 @@ def _layers(config: Mapping[str, Any], names: Iterable[str], where: str) -> tupl
     """
     stacks: dict[str, dict[str, int]] = defaultdict(dict)
     for name in names:
-        if match := re.match(r"(.*?)(?<![^.])(\d+)\.", name):
+        if match := LAYER.match(name):
             stacks[match[1]][name] = int(match[2])
     sizes = {stack: max(layers.values()) + 1 for stack, layers in stacks.items()}
     known = [stack for stack in stacks if stack.rstrip(".").rpartition(".")[2] in LISTS]

@@ -41,7 +41,7 @@ def cost(
     how = f"whole matrices ({method})" if method in WHOLE else "blocks"
     how += f" and whole tensors of {', '.join(sorted(moved))}" if moved else ""
     size = sum(info.nbytes for info in infos.values())
-    read = sum(t.info.nbytes for o in outputs.values() for t in (*o.terms, *([o.base] if o.base else [])))
+    read = sum(t.info.nbytes for o in outputs.values() for t in o.inputs)
     config = merged.config.get("text_config", merged.config)
     layers = next((config[key] for key in ("num_hidden_layers", "n_layer", "n_layers") if key in config), None)
     return Cost(

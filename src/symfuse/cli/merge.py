@@ -114,17 +114,18 @@ def merge(models: tuple[str, ...], as_json: bool, quiet: bool, **options: Any) -
     results: dict[str, Checkpoint] = {}
     lineage: dict[str, list[dict[str, Any]]] = {}  # of the results, so that the output's names real models
     for recipe in recipes[:-1]:  # merged as they are read
-        stage = prepared(out, recipe, options, results)
+        stage, merged = prepared(out, recipe, options, results)
         lineage[str(recipe.name)] = _lineage(stage, lineage)
         stage, _, _ = _aligned(out, stage, options)
-        results[str(recipe.name)] = _finished(stage)
+        results[str(recipe.name)] = merged if stage.anchor is None else _finished(stage)
     recipe = recipes[-1]
     _checked(out, recipe, options, results)
-    stage = prepared(out, recipe, options, results)
+    stage, merged = prepared(out, recipe, options, results, options["device"])
     check_place(options, *stage.models.values())
     inputs = _lineage(stage, lineage)
     stage, runs, extra = _aligned(out, stage, options)
-    merged = _finished(stage, options["device"])
+    if stage.anchor is not None:
+        merged = _finished(stage, options["device"])
     text = "\n---\n".join(one.text.strip() for one in recipes) + "\n"
     run = merge_run(replace(recipe, text=text), stage, merged, inputs, runs)
     state = [checkpoint.state() for checkpoint in (*stage.opened.values(), merged)]
@@ -147,7 +148,7 @@ def recipes_of(models: Sequence[str], options: Mapping[str, Any]) -> tuple[tuple
     given = [
         "--" + names.get(key, key).replace("_", "-")
         for key in (*_OF_RECIPE, *_OF_ALIGNMENT)
-        if options.get(key) not in (None, False, ()) and key not in ("threads", "no_verify")
+        if options.get(key) not in (None, False, ())
     ]
     if given:
         raise OptionError(f"{', '.join(given)}: the recipe says this; write it there")
@@ -162,7 +163,7 @@ def recipes_of(models: Sequence[str], options: Mapping[str, Any]) -> tuple[tuple
 _OF_RECIPE = (
     "method", "weights", "no_normalize", "settings", "base", "heads", "seed", "dtype", "tokenizer", "axes", "anchor",
 )  # fmt: skip
-_OF_ALIGNMENT = ("layers", "no_scaling", "one_pass", "no_biases", "threads", "no_verify")
+_OF_ALIGNMENT = ("layers", "no_scaling", "one_pass", "no_biases")
 
 
 def _recipe_of_options(models: Sequence[str], options: Mapping[str, Any]) -> Recipe:
@@ -271,18 +272,21 @@ def reconcile_of(options: Mapping[str, Any]) -> Reconcile:
     )
 
 
-def prepared(out: Output, recipe: Recipe, options: Mapping[str, Any], known: Mapping[str, Checkpoint]) -> Stage:
-    """The recipe's models, opened and brought to the same tensors; notes are said."""
+def prepared(
+    out: Output, recipe: Recipe, options: Mapping[str, Any], known: Mapping[str, Checkpoint], device: str = "cpu"
+) -> tuple[Stage, Checkpoint]:
+    """The recipe's models, opened and brought to the same tensors, and their merge as they are: whether they fit
+    together is known before anything is computed. Notes are said."""
     from symfuse import pipeline, report
 
     stage = pipeline.prepare(recipe, pipeline.open_models(recipe, known), reconcile_of(options))
-    pipeline.finish(stage)  # does it fit together? before anything is computed
+    merged = _finished(stage, device)
     if recipe.tokenizer is None:
         more = report.tokenizer_notes(list(stage.models.values()), stage.template)
         stage = replace(stage, notes=(*stage.notes, *more))
     for note in stage.notes:
         out.say(f"note: {note}")
-    return stage
+    return stage, merged
 
 
 def _finished(stage: Stage, device: str = "cpu") -> Checkpoint:

@@ -85,18 +85,23 @@ class Checkpoint(Mapping[str, Tensor]):
         """The dtype and shape of a tensor; no tensor data is read, unless only the tensor itself can tell."""
         return TensorInfo.of(self._tensors[name]) if self._infos is None else self._infos[name]
 
-    def where(self, name: str) -> str:
-        """The file that holds a tensor as it is; the checkpoint's name if none does."""
+    def file_of(self, name: str) -> str | None:
+        """The file that holds a tensor as it is; None if it is computed, or in memory."""
         where = getattr(self._tensors, "where", None)
-        return (None if where is None else where(name)) or self.name
+        found: str | None = None if where is None else where(name)
+        return found
+
+    def where(self, name: str) -> str:
+        """`file_of`, or else the checkpoint's name: for messages."""
+        return self.file_of(name) or self.name
 
     def read(self, name: str) -> Tensor:
         """This tensor for arithmetic: float32 at least, and not yet rounded to `info(name).dtype` if it is computed.
 
         CheckpointError, naming the model and its file, if it has NaN or infinity.
         """
-        tensor, where = self._unrounded(name), self.where(name)
-        scan(name, tensor, where if where == self.name else f"{self.name}/{where}")
+        tensor, file = self._unrounded(name), self.file_of(name)
+        scan(name, tensor, self.name if file is None else f"{self.name}/{file}")
         return tensor.to(torch.promote_types(tensor.dtype, torch.float32)) if tensor.is_floating_point() else tensor
 
     def part(self, name: str, start: int, stop: int) -> Tensor:
@@ -145,7 +150,7 @@ class Checkpoint(Mapping[str, Tensor]):
         for name in sorted(self):
             info = self.info(name)
             digest.update(f"{name} {info.dtype} {info.shape}".encode())
-            if self.where(name) != self.name:
+            if self.file_of(name) is not None:
                 digest.update(self.part(name, 0, min(64, math.prod(info.shape))).double().numpy().tobytes())
         for path in sorted(path for folder in self.sources for path in folder.glob("adapter_*")):
             digest.update(path.read_bytes())

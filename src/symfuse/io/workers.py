@@ -89,10 +89,11 @@ _torch_threads = 1
 
 
 @contextmanager
-def one_torch_thread() -> Iterator[None]:
+def one_torch_thread() -> Iterator[int]:
     """One BLAS thread for each thread of ours: parallel by tensor, never by both.
 
     torch's number of threads belongs to the process: the first of overlapping users sets it, the last restores it.
+    Gives the number that it was.
     """
     global _users, _torch_threads
     with _lock:
@@ -101,7 +102,7 @@ def one_torch_thread() -> Iterator[None]:
             torch.set_num_threads(1)
         _users += 1
     try:
-        yield
+        yield _torch_threads
     finally:
         with _lock:
             _users -= 1

@@ -6,7 +6,6 @@ in any order is the optimum; the instances are solved in parallel threads, one B
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +21,7 @@ from symfuse.alignment import Alignment
 from symfuse.architectures import Model, require_floating, require_same_shape
 from symfuse.errors import OptionError
 from symfuse.groups import Conformal, Element, Group, PartMoments, add, objective
+from symfuse.io.workers import one_torch_thread
 from symfuse.matching.axes import choose_axes, choose_layers
 from symfuse.spec import Instance, Shift, Spec
 from symfuse.stats import Read, features, weight_moments
@@ -241,28 +241,8 @@ def _ridge(w: Tensor, right: Tensor) -> Tensor:
     return t
 
 
-_lock = threading.Lock()
-_open_pools = 0
-_torch_threads = 1
-
-
 @contextmanager
 def _workers(threads: int | None) -> Iterator[ThreadPoolExecutor]:
-    """Worker threads with one BLAS thread each: parallel by module, never by both.
-
-    torch's number of threads belongs to the process: the first of overlapping pools sets it, the last restores it.
-    """
-    global _open_pools, _torch_threads
-    with _lock:
-        if _open_pools == 0:
-            _torch_threads = torch.get_num_threads()
-            torch.set_num_threads(1)
-        _open_pools += 1
-    try:
-        with ThreadPoolExecutor(threads or _torch_threads) as pool:
-            yield pool
-    finally:
-        with _lock:
-            _open_pools -= 1
-            if _open_pools == 0:
-                torch.set_num_threads(_torch_threads)
+    """Worker threads with one BLAS thread each: parallel by module, never by both."""
+    with one_torch_thread() as before, ThreadPoolExecutor(threads or before) as pool:
+        yield pool

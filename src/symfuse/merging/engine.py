@@ -54,7 +54,7 @@ class Term:
     @property
     def stored(self) -> bool:
         """Whether the values are those of a file: what is computed has more digits than its dtype."""
-        return self.checkpoint.where(self.file) != self.checkpoint.name
+        return self.checkpoint.file_of(self.file) is not None
 
     @property
     def where(self) -> str:
@@ -79,6 +79,11 @@ class Output:
     base: Term | None = None
     method: Method | None = None
     parameters: Mapping[str, Any] | None = None
+
+    @property
+    def inputs(self) -> tuple[Term, ...]:
+        """All that it is made of, the base last."""
+        return self.terms if self.base is None else (*self.terms, self.base)
 
 
 class Merged(Mapping[str, Tensor]):
@@ -112,24 +117,21 @@ class Merged(Mapping[str, Tensor]):
     def blocks(self, name: str) -> Iterator[Tensor]:
         """The tensor in blocks, in the working dtype: who writes them rounds them."""
         output = self.outputs[name]
-        infos = [term.info for term in (*output.terms, *([output.base] if output.base else []))]
-        if not all(info.dtype.is_floating_point for info in infos):
+        if not all(term.info.dtype.is_floating_point for term in output.inputs):
             yield _equal(name, output)
         elif output.method is None:
             for block in output.terms[0].checkpoint.blocks(output.terms[0].file):
                 scan(output.terms[0].file, block, output.terms[0].where)
                 yield block
         else:
-            for block in output.method(self._stream(name, output, infos), output.parameters or {}):
-                if block.dtype == output.info.dtype and not is_finite(
-                    block
-                ):  # nothing is rounded, so nobody else looks
+            for block in output.method(self._stream(name, output), output.parameters or {}):
+                # What is rounded is looked at then.
+                if block.dtype == output.info.dtype and not is_finite(block):
                     raise IncompatibleError(f"{name}: the merge does not fit in {block.dtype}; take smaller weights")
                 yield block.cpu()
 
-    def _stream(self, name: str, output: Output, infos: Sequence[TensorInfo]) -> Stream:
-        terms = [*output.terms, *([output.base] if output.base else [])]
-        half = all(info.dtype.itemsize <= 2 for info in infos) and all(term.stored for term in terms)
+    def _stream(self, name: str, output: Output) -> Stream:
+        half = all(term.info.dtype.itemsize <= 2 and term.stored for term in output.inputs)
         return Stream(
             name,
             output.info.shape,
@@ -177,8 +179,7 @@ def merge_slices(
     models: all with the same tensors (see `require_same_shape`), but for the number of layers. template: the number of
     the model that gives names and, unless `dtype` is given, dtypes. skip: canonical names that are left out; copy:
     those that are taken from the template as they are. layer: of a tensor, by its canonical name; default: as the Spec
-    says. Raises OptionError for numbers of models that the method does
-    not take, and parameters that are missing.
+    says. Raises OptionError for numbers of models that the method does not take, and parameters that are missing.
     """
     for part in slices:
         _require_count(method, part)
@@ -193,7 +194,7 @@ def merge_slices(
         file = _output_name(models[template].spec, spec, name, layer(spec, name), shift)
         if name in copy:
             term = Term(models[template].checkpoint, models[template].spec.file_name(name))
-            outputs[file] = Output(_typed(term.info, dtype), (term,))
+            outputs[file] = Output(typed(term.info, dtype), (term,))
             continue
         source, layered = spec.tied.get(name, name), layer(spec, name) is not None
         terms = {
@@ -202,7 +203,7 @@ def merge_slices(
         }
         base = None if part.base is None or method.base == "unused" else terms.pop(part.base)
         of_template = next((terms[i] for i in terms if part.models[i] == template), None)
-        info = _typed((base or of_template or next(iter(terms.values()))).info, dtype)
+        info = typed((base or of_template or next(iter(terms.values()))).info, dtype)
         _require_shape(file, [*terms.values(), *([base] if base else [])])
         order, parameters = _resolved(method, part, terms, file, t)
         if (key := repr((len(terms), base is None, parameters))) not in tried:
@@ -212,7 +213,8 @@ def merge_slices(
     return outputs
 
 
-def _typed(info: TensorInfo, dtype: torch.dtype | None) -> TensorInfo:
+def typed(info: TensorInfo, dtype: torch.dtype | None) -> TensorInfo:
+    """In that dtype, if one is asked for and the tensor is of floating point."""
     return info if dtype is None or not info.dtype.is_floating_point else replace(info, dtype=dtype)
 
 
@@ -376,8 +378,7 @@ def _try(method: Method, file: str, models: Sequence[str], base: bool, parameter
 
 def _equal(name: str, output: Output) -> Tensor:
     """Integers and booleans never enter arithmetic: they are the same in all models, or the merge is refused."""
-    terms = [*output.terms, *([output.base] if output.base else [])]
-    first, *others = (term.checkpoint[term.file] for term in terms)
+    first, *others = (term.checkpoint[term.file] for term in output.inputs)
     if any(tensor.dtype != first.dtype or not torch.equal(tensor, first) for tensor in others):
         raise IncompatibleError(
             f"{name}: {first.dtype} tensors differ between the models and cannot be averaged; make them equal, "

@@ -61,20 +61,27 @@ def merge_models(
         skip=spec.heads if heads == "drop" else frozenset(),
         copy=frozenset() if kept is None else spec.heads,
     )
-    return merged_checkpoint(models, template, Merged(outputs, seed=seed, device=device), heads)
+    config = template_config(models[template], heads)
+    return merged_checkpoint(models, template, Merged(outputs, seed=seed, device=device), config)
 
 
-def merged_checkpoint(models: Sequence[Model], template: int, merged: Merged, heads: str = "average") -> Checkpoint:
-    """The merged tensors with config, companions and notes of the template."""
-    checkpoint = models[template].checkpoint
-    config = dict(checkpoint.config)
+def template_config(template: Model, heads: str) -> dict[str, Any]:
+    """The template's config, to be changed where the merge changes the model."""
+    config = dict(template.checkpoint.config)
     if heads == "drop":
         config.pop("architectures", None)  # the class with the head would fill it in at random
+    return config
+
+
+def merged_checkpoint(
+    models: Sequence[Model], template: int, merged: Merged, config: dict[str, Any], name: str | None = None
+) -> Checkpoint:
+    """The merged tensors with companions and notes of the template, and this config, which gets their dtype."""
     set_dtype(config, merged.infos)
+    name = name or describe(merged.outputs)
     sources = [folder for model in models for folder in model.checkpoint.sources]
-    return checkpoint.replace(
-        tensors=merged, infos=merged.infos, config=config, name=describe(merged.outputs), sources=sources
-    )
+    checkpoint = models[template].checkpoint
+    return checkpoint.replace(tensors=merged, infos=merged.infos, config=config, name=name, sources=sources)
 
 
 def constant(method: Method, given: Mapping[str, Any], models: Sequence[int]) -> Resolve:

@@ -60,8 +60,7 @@ class _Rewritten(Mapping[str, Tensor]):
     def where(self, name: str) -> str | None:
         """The file that holds the tensor as it is, if one does."""
         origin = self.origins[name]
-        as_it_is = origin.given is None and origin.factor == 1.0 and self.source.where(origin.name) != self.source.name
-        return self.source.where(origin.name) if as_it_is else None
+        return self.source.file_of(origin.name) if origin.given is None and origin.factor == 1.0 else None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.origins)

@@ -79,7 +79,7 @@ class _Rewritten(Mapping[str, Tensor]):
 
     def where(self, name: str) -> str | None:
         """The file that holds the tensor as it is, if one does."""
-        return None if name in self.dims or self.source.where(name) == self.source.name else self.source.where(name)
+        return None if name in self.dims else self.source.file_of(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.infos)
