@@ -388,10 +388,11 @@ million of larger tensors at random, and sums divergences in float64. nearswap m
 zero (nuslerp of rows: mergekit draws an arc of 90 degrees to a zero vector); karcher leaves zero tensors out of the
 direction; model_stock gives the base for opposite vectors; equal and single inputs give themselves.
 
-**Refused here, and taken without a word there:** keys that are not known (with the nearest that is) or that do nothing
-(`residual_weight`); a parameter of the whole merge under one model; weights that sum to zero or less where they are to
-be normalised; NaN and infinity in inputs and results; configs that compute something else (rope base, activation,
-norms: `--force-config`); a target folder that exists.
+**Refused here, and taken without a word there:** keys that are not known (with the nearest that is), that stand twice
+or that do nothing (`residual_weight`); a parameter of the whole merge under one model; weights that sum to zero or less
+where they are to be normalised (`normalize: false` takes them as they are); NaN and infinity in inputs and results;
+configs that compute something else (rope base, activation, norms: `--force-config`, or `force_config: true` in the
+recipe); a target folder that exists (`--overwrite`). `int8_mask` is taken and has no effect.
 
 **Vocabulary.** The rule for rows is mergekit's; new tokens of a union are numbered in the order of the models (there
 in a random one, anew in each run: the comparison above is by token). New padding rows are the mean of all others.

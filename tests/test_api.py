@@ -102,11 +102,11 @@ def test_folders_state_dicts_and_modules_are_the_same_model(folders: tuple[Path,
         (folders[0], b),
     ]
     wanted = dict(symfuse.merge(folders, weights=[0.3, 0.7]))
-    distance = symfuse.distance(*folders).total
+    distance = symfuse.distance(*folders).whole.squared
     first = symfuse.match(*folders)
     for source, anchor in kinds:
         assert same(dict(symfuse.merge([source, anchor], weights=[0.3, 0.7])), wanted)
-        assert symfuse.distance(source, anchor).total == pytest.approx(distance, rel=1e-14)
+        assert symfuse.distance(source, anchor).whole.squared == pytest.approx(distance, rel=1e-14)
         alignment = symfuse.match(source, anchor)
         assert alignment.elements.keys() == first.elements.keys()
         for instance, element in alignment.elements.items():
@@ -299,21 +299,25 @@ def test_distances_are_those_of_all_parameters_and_add_up(label: str) -> None:
     assert d.euclidean == pytest.approx((x - y).norm().item(), rel=1e-13)
     assert d.relative == pytest.approx(((x - y).norm() / y.norm()).item(), rel=1e-13)
     assert d.cosine == pytest.approx(torch.cosine_similarity(x, y, dim=0).item(), rel=1e-12)
-    for part in (d.by_axis, d.by_layer, d.by_tensor):
-        assert sum(part.values()) == pytest.approx(d.total, rel=1e-13)
-    assert {"qk", "v", "ffn", "residual"} <= set(d.by_axis)
-    assert {0, 1} <= set(d.by_layer)
+    for part in (d.by("axis"), d.by("layer"), d.by("tensor"), d.by("layer", "axis")):
+        assert sum(gap.squared for gap in part.values()) == pytest.approx(d.whole.squared, rel=1e-13)
+    for name, gap in d.by("tensor").items():
+        file = symfuse.declare(a).file_name(str(name))
+        x, y = a[file].flatten(), b[file].flatten()
+        assert gap.cosine == pytest.approx(torch.cosine_similarity(x, y, dim=0).item(), rel=1e-12)
+    assert {"qk", "v", "ffn", "residual"} <= set(d.by("axis"))
+    assert {0, 1} <= set(d.by("layer"))
     back = symfuse.distance(b, a)
-    assert back.total == pytest.approx(d.total, rel=1e-14)
-    assert symfuse.distance(a, a).total == 0
+    assert back.whole.squared == pytest.approx(d.whole.squared, rel=1e-14)
+    assert symfuse.distance(a, a).whole.squared == 0
     assert symfuse.distance(a, a).cosine == pytest.approx(1)
 
 
 def test_heads_of_one_model_only_are_left_out_of_distances() -> None:
     mlm, tagger = MODELS["bert-mlm"](0), MODELS["bert-token"](0)
     d = symfuse.distance(mlm, tagger)
-    assert not [name for name in d.by_tensor if name.startswith(("cls", "classifier"))]
-    assert len(d.by_tensor) == 37
+    assert not [name for name in map(str, d.by("tensor")) if name.startswith(("cls", "classifier"))]
+    assert len(d.by("tensor")) == 37
 
 
 def test_every_error_is_one_of_the_tree() -> None:

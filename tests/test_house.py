@@ -9,9 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from beartype.roar import BeartypeCallHintViolation
+from jaxtyping import TypeCheckError
 
 import symfuse
+from symfuse.groups import Moments
 from symfuse.merging import METHODS
+from symfuse.recipe import ModelRef
+from symfuse.spec import parse
 
 ROOT = Path(__file__).parents[1]
 TESTS = ROOT / "tests"
@@ -173,6 +179,16 @@ def test_the_rules_tell_good_from_bad() -> None:
 )
 def test_skips_are_found_with_their_reasons(text: str, reason: str | None) -> None:
     assert [found for _, found in skips(ast.parse(text))] == [reason]
+
+
+def test_types_and_shapes_are_checked_while_tests_run() -> None:
+    """By the hook of conftest.py."""
+    for wrong in (lambda: parse(3), lambda: ModelRef(path=3)):  # type: ignore[arg-type]
+        with pytest.raises(BeartypeCallHintViolation):
+            wrong()
+    rows = torch.ones(2)
+    with pytest.raises(TypeCheckError):
+        Moments(torch.ones(2, 3), rows, rows)
 
 
 def test_every_merge_method_is_in_the_docs() -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from contract.tiny import GPT2, MODELS, TEXT, encoder, of
+from covering import covering
 from symfuse import api
 from symfuse.alignment import Alignment, random_alignment
 from symfuse.errors import CheckpointError, IncompatibleError, OptionError
@@ -87,8 +88,8 @@ def test_a_planted_alignment_is_recovered_to_rounding(label: str) -> None:
 def test_a_planted_alignment_is_recovered_to_the_level_of_the_noise(label: str) -> None:
     anchor = pair(label)[0]
     source = planted(noisy(anchor, 1e-3))
-    noise = api.distance(noisy(anchor, 1e-3), anchor).total
-    assert api.distance(api.match(source, anchor)(source), anchor).total <= noise * 1.0001
+    noise = api.distance(noisy(anchor, 1e-3), anchor).whole.squared
+    assert api.distance(api.match(source, anchor)(source), anchor).whole.squared <= noise * 1.0001
 
 
 @every_model
@@ -113,9 +114,9 @@ def test_an_aligned_model_is_the_same_function_and_nearer(label: str) -> None:
     moved = alignment(source)
     assert api.verify(source, moved, alignment).worst < 1e-11
     before, after = api.distance(source, anchor), api.distance(moved, anchor)
-    assert after.total < 0.95 * before.total
+    assert after.whole.squared < 0.95 * before.whole.squared
     for axis in ("qk", "ffn"):
-        assert after.by_axis[axis] < before.by_axis[axis]
+        assert after.by("axis")[axis].squared < before.by("axis")[axis].squared
 
 
 @some_models
@@ -124,11 +125,11 @@ def test_no_axis_is_farther_than_before(label: str) -> None:
     source, anchor = pair(label)
     moved = api.match(source, anchor, biases=False)(source)
     before, after = api.distance(source, anchor), api.distance(moved, anchor)
-    for axis, gap in before.by_axis.items():
-        assert after.by_axis[axis] <= gap * (1 + 1e-12)
-        assert (after.by_axis[axis] < gap) == (axis in MATCHED)
-    for layer, gap in before.by_layer.items():
-        assert (after.by_layer[layer] < gap) == (layer >= 0)
+    for axis, gap in before.by("axis").items():
+        assert after.by("axis")[axis].squared <= gap.squared * (1 + 1e-12)
+        assert (after.by("axis")[axis].squared < gap.squared) == (axis in MATCHED)
+    for layer, gap in before.by("layer").items():
+        assert (after.by("layer")[layer].squared < gap.squared) == (layer >= 0)
 
 
 @pytest.mark.parametrize("size", [1e-6, 1e-3, 1e-1])
@@ -136,21 +137,22 @@ def test_no_axis_is_farther_than_before(label: str) -> None:
 def test_close_models_are_never_moved_apart(label: str, size: float) -> None:
     anchor = pair(label)[0]
     source = noisy(anchor, size)
-    before = api.distance(source, anchor).total
-    assert api.distance(api.match(source, anchor)(source), anchor).total <= before
+    before = api.distance(source, anchor).whole.squared
+    assert api.distance(api.match(source, anchor)(source), anchor).whole.squared <= before
 
 
-@pytest.mark.parametrize("size", [1e-6, 1e-3, 1e-1])
-@pytest.mark.parametrize("factor", [1, 30, 100])
-@pytest.mark.parametrize("label", ["torch-relu-post", "bert-mlm", "gpt2-lm", "deberta", "vit"])
+@pytest.mark.parametrize(
+    ("label", "factor", "size"),
+    covering(["torch-relu-post", "bert-mlm", "gpt2-lm", "deberta", "vit"], [1, 30, 100], [1e-6, 1e-3, 1e-1]),
+)
 def test_large_value_biases_never_make_it_worse(label: str, factor: float, size: float) -> None:
     """They may decide which element is the best; with translations it is never farther than without."""
     anchor = value_biases_times(factor, MODELS[label](0))
     for changed in (factor, 1.01 * factor):
         source = value_biases_times(changed, noisy(MODELS[label](0), size))
-        before = api.distance(source, anchor).total
-        plain = api.distance(api.match(source, anchor, biases=False)(source), anchor).total
-        translated = api.distance(api.match(source, anchor)(source), anchor).total
+        before = api.distance(source, anchor).whole.squared
+        plain = api.distance(api.match(source, anchor, biases=False)(source), anchor).whole.squared
+        translated = api.distance(api.match(source, anchor)(source), anchor).whole.squared
         assert plain <= before
         assert translated <= before
         assert translated <= plain * (1 + 1e-9)
@@ -161,9 +163,9 @@ def test_large_value_biases_never_make_it_worse(label: str, factor: float, size:
 def test_large_value_biases_of_independent_models(label: str, factor: float) -> None:
     source, anchor = (value_biases_times(factor, model) for model in pair(label))
     plain, translated = (api.match(source, anchor, biases=biases) for biases in (False, True))
-    distances = [api.distance(g(source), anchor).total for g in (plain, translated)]
+    distances = [api.distance(g(source), anchor).whole.squared for g in (plain, translated)]
     assert distances[1] <= distances[0] * (1 + 1e-9)
-    assert distances[0] < api.distance(source, anchor).total
+    assert distances[0] < api.distance(source, anchor).whole.squared
     assert api.prove(source, translated).exact.worst < 1e-12
 
 
@@ -278,7 +280,7 @@ def test_only_the_axes_that_were_asked_for(axes: str | list[str], chosen: set[st
 
 @pytest.mark.parametrize(
     ("axis", "why"),
-    [("h", "not matched by this version"), ("residual", "not matched"), ("vocab", "not matched"), ("foo", "not known")],
+    [("vocab", "not known"), ("foo", "not known"), ("heads,residuals", "did you mean 'residual'")],
 )
 def test_other_axes_are_refused(axis: str, why: str) -> None:
     with pytest.raises(OptionError, match=why):
@@ -501,7 +503,7 @@ def test_no_permutation_of_four_neurons_is_nearer(kind: str, seed: int) -> None:
     assert matched(source, anchor) == pytest.approx(best, rel=1e-12)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_no_signed_permutation_of_four_neurons_is_nearer(seed: int) -> None:
     source, anchor = four_neurons("tanh", seed), four_neurons("tanh", seed + 10)
     signs = [torch.tensor(s) for s in itertools.product([1.0, -1.0], repeat=4)]
@@ -579,7 +581,7 @@ def test_no_rotation_of_a_head_is_nearer(seed: int, axis: str) -> None:
     for scaling, slack in ((False, 1e-9), (True, 0.05)):
         alignment = api.match(source, anchor, axes=axis, scaling=scaling, biases=False)
         assert all(isinstance(g, Similarity) for g in alignment.elements.values())
-        found = api.distance(alignment(source), anchor).by_axis[axis]
+        found = api.distance(alignment(source), anchor).by("axis")[axis].squared
         best = sum(nearest_of_all_rotations(*head, scaling) for head in heads)
         assert best * (1 - 1e-4) <= found <= best * (1 + slack)
 

@@ -461,7 +461,10 @@ def test_three_models_are_aligned_to_one() -> None:
             assert (alignment is None) == (i == anchor)
             if alignment is not None:
                 assert api.verify(model, moved, alignment).equal
-                assert api.distance(moved, models[anchor]).total < 0.9 * api.distance(model, models[anchor]).total
+                assert (
+                    api.distance(moved, models[anchor]).whole.squared
+                    < 0.9 * api.distance(model, models[anchor]).whole.squared
+                )
 
 
 def test_options_of_matching_reach_it() -> None:

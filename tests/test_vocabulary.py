@@ -357,6 +357,57 @@ def test_errors_of_tokenizers(pair: list[Checkpoint], tmp_path: Path) -> None:
         vocabulary.build(pair, "union", base=0)
 
 
+@pytest.mark.parametrize(
+    ("file", "text", "words"),
+    [
+        ("tokenizer_config.json", "{", "tokenizer_config.json is not JSON: Expecting property name"),
+        ("tokenizer_config.json", "[]", "tokenizer_config.json is not a JSON object"),
+        ("tokenizer_config.json", "[" * 100_000, "tokenizer_config.json is not JSON: maximum recursion"),
+        ("tokenizer.json", '{"model": {"vocab": {"\\ud800": 0}}}', "tokenizer.json is not JSON: .*surrogates"),
+    ],
+)
+def test_damaged_files_are_named_or_carried(
+    pair: list[Checkpoint], tmp_path: Path, file: str, text: str, words: str
+) -> None:
+    (tmp_path / "a" / file).write_text(text)
+    for work in (
+        lambda: vocabulary.build(pair, "union", base=0),
+        lambda: vocabulary.shared_rows([pair[0], pair[0]]),
+        lambda: vocabulary.compare(pair),
+    ):
+        with pytest.raises(CheckpointError, match=f"tokenizer files of a cannot be read .*{words}"):
+            work()
+    pair[0].save(tmp_path / "out")  # what need not be read is not
+    assert (tmp_path / "out" / file).read_text() == text
+    if file == "tokenizer_config.json":
+        with pytest.raises(CheckpointError, match=f"{words}.*, in a; it may hold the chat template"):
+            vocabulary.chat_template("auto", pair)
+        with pytest.raises(CheckpointError, match=words):
+            vocabulary.with_chat_template({file: text.encode()}, "chatml")
+
+
+def test_a_pair_of_surrogates_is_a_character(tmp_path: Path) -> None:
+    a = model(tmp_path / "a", 54, [*COMMON, "\U0001f999"])
+    path = tmp_path / "a" / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text("utf-8"))))
+    assert "\\ud83e\\udd99" in path.read_text()
+    assert vocabulary.read_tokenizer(a).tokens["\U0001f999"] == 53
+
+
+def test_a_damaged_file_that_names_code_is_carried(tmp_path: Path) -> None:
+    a = model(tmp_path / "a", 53, COMMON)
+    for text in ('{"auto_map": 1, "x": "\\ud800"}', '{"auto_map"' + ":[" * 100_000):
+        (tmp_path / "a" / "tokenizer_config.json").write_text(text)
+        assert a.companions()["tokenizer_config.json"] == text.encode()
+
+
+def test_a_list_of_chat_templates_with_other_entries(tmp_path: Path) -> None:
+    a = model(tmp_path / "a", 53, COMMON)
+    entries = [1, {"name": ["default"]}, {"template": "{{ 1 }}"}, {"name": "default", "template": "{{ 2 }}"}]
+    (tmp_path / "a" / "tokenizer_config.json").write_text(json.dumps({"chat_template": entries}))
+    assert vocabulary.chat_template("auto", [a]) == "{{ 2 }}"
+
+
 def test_a_tokenizer_with_holes_takes_no_tokens(tmp_path: Path) -> None:
     a, b = model(tmp_path / "a", 60, COMMON), model(tmp_path / "b", 55, [*COMMON, "new", "more"])
     path = tmp_path / "a" / "tokenizer.json"

@@ -17,7 +17,21 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from symfuse.alignment import Alignment, random_alignment
-    from symfuse.api import align, declare, distance, match, merge, merge_recipe, prove, to_module, verify
+    from symfuse.api import (
+        align,
+        barrier,
+        declare,
+        distance,
+        landscape,
+        match,
+        merge,
+        merge_recipe,
+        prove,
+        score,
+        task,
+        to_module,
+        verify,
+    )
     from symfuse.errors import SymfuseError
     from symfuse.io import Checkpoint, open  # noqa: A004
 
@@ -26,14 +40,18 @@ _HOME = {
     "Checkpoint": "io",
     "SymfuseError": "errors",
     "align": "api",
+    "barrier": "api",
     "declare": "api",
     "distance": "api",
+    "landscape": "api",
     "match": "api",
     "merge": "api",
     "merge_recipe": "api",
     "open": "io",
     "prove": "api",
     "random_alignment": "alignment",
+    "score": "api",
+    "task": "api",
     "to_module": "api",
     "verify": "api",
 }
@@ -43,14 +61,18 @@ __all__ = [
     "Checkpoint",
     "SymfuseError",
     "align",
+    "barrier",
     "declare",
     "distance",
+    "landscape",
     "match",
     "merge",
     "merge_recipe",
     "open",
     "prove",
     "random_alignment",
+    "score",
+    "task",
     "to_module",
     "verify",
 ]
@@ -63,4 +85,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted([*__all__, "__version__"])

@@ -25,13 +25,14 @@ from safetensors.torch import save
 from torch import Tensor
 
 from symfuse.architectures import ARCHITECTURES, Model, require_floating, resolve
+from symfuse.canonical import REWRITES, canonical
 from symfuse.errors import CheckpointError, IncompatibleError, LayoutError, OutputError, SymmetryError
 from symfuse.groups import ELEMENTS, Element
 from symfuse.io import Checkpoint, is_finite
 from symfuse.io import open as open_checkpoint
 from symfuse.spec import Atom, Axis, Instance, Shift, Spec, Variance
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,13 +40,15 @@ class Alignment:
     """{axis instance: element} for the checkpoints of a Spec, and the translations of biases.
 
     elements: what is absent is the identity. shifts: by canonical name of a bias (Spec.shifts), a vector of its
-    shape, in the moved basis: bias → g·bias + t. provenance: where it comes from, JSON data.
+    shape, in the moved basis: bias → g·bias + t. provenance: where it comes from, JSON data. frame: the exact rewrites
+    (symfuse.canonical) that come before the elements; the spec is that of the rewritten model.
     """
 
     spec: Spec
     elements: Mapping[Instance, Element]
     shifts: Mapping[str, Tensor] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    frame: tuple[str, ...] = ()
 
     def __call__(self, source: Checkpoint | str | PathLike[str] | torch.nn.Module) -> Checkpoint:
         """The source moved: the same function, as a lazy checkpoint (each tensor is moved when it is read).
@@ -55,18 +58,34 @@ class Alignment:
         """
         if not isinstance(source, Checkpoint):
             source = open_checkpoint(source)
-        bound = replace(self, spec=self._bind(source))
+        if not self.frame:
+            return self._move(source, self._declared(source))
+        model = canonical(Model.of(source), self.frame)
+        return self._move(model.checkpoint, model.spec)
+
+    def on(self, model: Model) -> Checkpoint:
+        """As the call, of a model that is in the frame already."""
+        return self._move(model.checkpoint, model.spec)
+
+    def in_frame(self, anchor: Checkpoint) -> Checkpoint:
+        """A model, such as the anchor, in the frame in which this alignment moves others: rewritten, and not moved."""
+        return canonical(Model.of(anchor), self.frame).checkpoint if self.frame else anchor
+
+    def _declared(self, source: Checkpoint) -> Spec:
+        known = source.config.get("model_type") in list(ARCHITECTURES)
+        return resolve(source.config, source, source.name) if known else self.spec
+
+    def _move(self, source: Checkpoint, declared: Spec) -> Checkpoint:
+        bound = replace(self, spec=self._bind(source, declared))
         files = [f for name in bound.spec.tensors if (f := bound.spec.file_name(name)) in source]
         infos = {name: source.info(name) for name in files}
         return source.replace(tensors=_Moved(bound, source), infos=infos, name=f"{source.name} (aligned)")
 
-    def _bind(self, source: Checkpoint) -> Spec:
+    def _bind(self, source: Checkpoint, declared: Spec) -> Spec:
         """The declaration of the source, in which the axes that are moved must be those of this alignment.
 
         Equal names and shapes are not enough: numbers of heads and activations hide behind them.
         """
-        known = source.config.get("model_type") in list(ARCHITECTURES)
-        declared = resolve(source.config, source, source.name) if known else self.spec
         ours = {self.spec.file_name(name) for name in self.spec.tensors} | self.spec.buffers
         as_here = ours >= set(source) and declared.sizes.items() <= self.spec.sizes.items()
         spec = self.spec if as_here else declared
@@ -179,6 +198,11 @@ class Alignment:
         shifts = {name: self.move(name, t) for name, t in first.shifts.items()}
         for name, t in self.shifts.items():
             shifts[name] = shifts[name] + t if name in shifts else t
+        if not set(self.frame) <= set(first.frame):
+            raise SymmetryError(
+                f"an alignment in the frame {', '.join(self.frame)} cannot follow one in "
+                f"{', '.join(first.frame) or 'none'}"
+            )
         provenance = {"first": dict(first.provenance), "then": dict(self.provenance)}
         return replace(first, elements=elements, shifts=shifts, provenance=provenance)
 
@@ -220,7 +244,7 @@ class Alignment:
         }
         tensors |= {f"shift/{name}": t.contiguous() for name, t in self.shifts.items()}
         tensors = {key: t.clone() for key, t in tensors.items()}  # expanded identities share storage
-        meta = {"spec": self.spec.to_json(), "provenance": dict(self.provenance)}
+        meta = {"spec": self.spec.to_json(), "provenance": dict(self.provenance), "frame": list(self.frame)}
         data = save(tensors, {"format": "pt", "symfuse": str(FORMAT), **{k: json.dumps(v) for k, v in meta.items()}})
         return _sorted_header(data)
 
@@ -267,7 +291,10 @@ class Alignment:
         wrong += [name for name, t in shifts.items() if not _translates(t, spec, name)]
         if wrong:
             raise ValueError(f"{', '.join(wrong)}: not an element of the group of that axis, or of another size")
-        return cls(spec, elements, shifts, json.loads(meta["provenance"]))
+        frame = tuple(json.loads(meta["frame"]))
+        if unknown := [name for name in frame if name not in REWRITES]:
+            raise ValueError(f"{', '.join(map(str, unknown))}: no rewrites that this version knows")
+        return cls(spec, elements, shifts, json.loads(meta["provenance"]), frame)
 
 
 def _in_words(axis: Axis | None) -> str:

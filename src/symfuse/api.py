@@ -14,17 +14,21 @@ from torch import Tensor
 from symfuse.alignment import Alignment
 from symfuse.architectures import Model
 from symfuse.errors import OptionError
-from symfuse.evaluate import Distance
+from symfuse.evaluate import Barrier, Distance, Landscape, Loss, Score, Task, make_task, read_records
+from symfuse.evaluate import barrier as path_barrier
 from symfuse.evaluate import distance as model_distance
+from symfuse.evaluate import evaluate as evaluate_model
+from symfuse.evaluate import landscape as plane_landscape
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
 from symfuse.matching import Step, match_models, nearest_to_mean
 from symfuse.merging import merge_models
+from symfuse.modules import live
 from symfuse.pipeline import merge_recipes
 from symfuse.recipe import parse_recipe, read_recipes
 from symfuse.rewrite import Reconcile
 from symfuse.spec import Spec
-from symfuse.verification import Proof, Verification, live
+from symfuse.verification import Proof, Verification
 from symfuse.verification import prove as prove_alignment
 from symfuse.verification import verify as verify_checkpoints
 
@@ -76,7 +80,8 @@ def match(
 
 @dataclass(frozen=True)
 class Aligned:
-    """Models in one frame. checkpoints: in the order given, the anchor as it was. alignments: None for the anchor."""
+    """Models in one frame. checkpoints: in the order given, the anchor unmoved, in that frame. alignments: None for the
+    anchor."""
 
     checkpoints: tuple[Checkpoint, ...]
     alignments: tuple[Alignment | None, ...]
@@ -95,7 +100,9 @@ def align(sources: Sequence[Source], anchor: int | None = None, **options: Any) 
         raise OptionError(f"anchor {anchor}: there are models 0 to {len(models) - 1}")
     anchor = nearest_to_mean(models) if anchor is None else anchor
     alignments = [None if i == anchor else match_models(m, models[anchor], **options) for i, m in enumerate(models)]
-    moved = [m.checkpoint if g is None else g(m.checkpoint) for m, g in zip(models, alignments, strict=True)]
+    frame = next(g for g in alignments if g is not None).in_frame  # the same for all
+    pairs = zip(models, alignments, strict=True)
+    moved = [frame(m.checkpoint) if g is None else g(m.checkpoint) for m, g in pairs]
     return Aligned(tuple(moved), tuple(alignments), anchor)
 
 
@@ -188,6 +195,70 @@ def distance(a: Source, b: Source) -> Distance:
     return model_distance(_model(a), _model(b))
 
 
+def barrier(
+    source: Source,
+    to: Source,
+    loss: Loss,
+    alignments: Mapping[str, Alignment | tuple[Source, Source]] | None = None,
+    *,
+    baselines: Mapping[str, tuple[str, ...]] | None = None,
+    **options: Any,
+) -> Barrier:
+    """The loss along the straight path from `to` (λ = 0) to `source` (λ = 1): as they are, and under each alignment.
+
+    loss: a Task (`symfuse.task`), or any callable from a live module to one number. alignments: named; each moves the
+    source, or is a pair of models in a parametrisation of its own, whose plain baseline is another such pair:
+    `{"folded": (fa, fb), "rotation": (g(fa), fb)}, baselines={"rotation": ("folded", "none")}`. options: those of
+    `symfuse.evaluate.barrier`, such as points, refine, build, dtype. The result has `.curves[name].barrier`.
+    """
+    pairs: dict[str, tuple[Checkpoint | torch.nn.Module, Checkpoint | torch.nn.Module]] = {
+        "none": (_runnable(source), _runnable(to))
+    }
+    own: dict[str, tuple[str, ...]] = {}
+    for name, given in (alignments or {}).items():
+        if isinstance(given, Alignment):
+            pairs[name] = (given(_open(source)), given.in_frame(_open(to)) if given.frame else _runnable(to))
+            if given.frame:
+                plain = f"none, {' '.join(given.frame)}"
+                pairs[plain] = (given.in_frame(_open(source)), given.in_frame(_open(to)))
+                own[name] = (plain, "none")
+        else:
+            pairs[name] = (_runnable(given[0]), _runnable(given[1]))
+    if baselines is None:
+        baselines = {name: own.get(name, ("none",)) for name in pairs if name != "none"}
+    return path_barrier(pairs, loss, baselines=baselines, **options)
+
+
+def task(name: str | None, data: Any, model: Source, *, encoding: str = "utf-8", **options: Any) -> Task:
+    """What to evaluate on: a loss that `barrier`, `landscape` and `evaluate` take.
+
+    name: causal-lm, masked-lm, sequence-classification, token-classification, image-classification, retrieval; None:
+    what the model's head is made for. data: a path (text, CSV, JSON lines, Parquet, a folder of images), a `datasets`
+    object, or a list of dictionaries. model: whose tokenizer or image processor prepares them. options: those of the
+    task, such as text_column, label_column, max_length, batch_size, limit, seed. Raises DataError, naming file and row.
+    """
+    return make_task(name, read_records(data, encoding=encoding), _open(model), **options)
+
+
+def landscape(models: Mapping[str, Source], loss: Loss, **options: Any) -> Landscape:
+    """The loss on the plane through three named models, such as `{"A": a, "A aligned": g(a), "B": b}`.
+
+    options: those of `symfuse.evaluate.landscape`: steps, margin, journal (a file to go on from), build, dtype.
+    """
+    return plane_landscape({name: _runnable(source) for name, source in models.items()}, loss, **options)
+
+
+def score(
+    source: Source,
+    loss: Loss,
+    *,
+    build: Callable[[Checkpoint], torch.nn.Module] | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Score:
+    """Loss and metrics of one model, in evaluation mode. loss, build: as in `barrier`."""
+    return evaluate_model(_runnable(source), loss, build=build, dtype=dtype)
+
+
 def to_module(source: Source, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
     """A live module of the class that the config names, in evaluation mode: `merge([a, b])` → module out."""
     return live(_open(source), dtype)
@@ -196,6 +267,10 @@ def to_module(source: Source, dtype: torch.dtype = torch.float32) -> torch.nn.Mo
 def nearest(sources: Sequence[Source]) -> int:
     """The number (from 0) of the model nearest to the mean of all: the anchor, where none is named."""
     return nearest_to_mean([_model(source) for source in sources])
+
+
+def _runnable(source: Source) -> Checkpoint | torch.nn.Module:
+    return source if isinstance(source, torch.nn.Module) else _open(source)
 
 
 def _open(source: Source) -> Checkpoint:

@@ -9,6 +9,7 @@
     ├── SymmetryError            6   an operation that a symmetry group does not allow
     ├── VerificationError        7   two models that should compute the same thing and do not
     ├── OutputError              8   a target that cannot be written
+    ├── DataError                9   texts, tables or images that cannot be read, or that a task cannot use
     └── OptionError              2   an option or argument that makes no sense
 
 A message says what is wrong, where (file, tensor, key), what was expected and found, and the way out.
@@ -71,6 +72,12 @@ class OutputError(SymfuseError):
     """The target cannot be written."""
 
     exit_code: ClassVar[int] = 8
+
+
+class DataError(SymfuseError):
+    """Texts, tables or images to evaluate on cannot be read, or are not what a task needs."""
+
+    exit_code: ClassVar[int] = 9
 
 
 class OptionError(SymfuseError):

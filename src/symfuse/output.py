@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import click
@@ -39,6 +39,17 @@ class Output:
         for row in rows:
             table.add_row(*row)
         Console().print(table)
+
+    def cost(self) -> dict[str, float]:
+        """For the document of a run: seconds since the verb began; the most memory that the process has had, in bytes
+        (not on Windows)."""
+        spent = {"seconds": time.perf_counter() - self.start}
+        with suppress(ImportError):
+            import resource
+
+            unit = 1 if sys.platform == "darwin" else 1024
+            spent["peak memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        return spent
 
     def finish(self, data: dict[str, Any]) -> None:
         if self.as_json:

@@ -6,6 +6,7 @@ alignment, and none is kept.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, Literal
 from symfuse import adapters
 from symfuse.alignment import Alignment
 from symfuse.architectures import Model, require_same_shape
+from symfuse.architectures.undeclared import LAYER
 from symfuse.errors import OptionError, UnknownArchitectureError
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
@@ -22,10 +24,19 @@ from symfuse.io.messages import some
 from symfuse.matching import Step, choose_axes, choose_layers, match_models, nearest_to_mean
 from symfuse.merging import lookup
 from symfuse.plan import plan_recipe, template_of
-from symfuse.recipe import ModelRef, Recipe
+from symfuse.recipe import ModelRef, Recipe, without_effect
 from symfuse.recipe import TokenSource as RecipeToken
 from symfuse.rewrite import Reconcile, harmonise
-from symfuse.vocabulary import TokenSource, Vocabulary, build, rewrite, shared_rows, with_chat_template
+from symfuse.spec import Spec
+from symfuse.vocabulary import (
+    TokenSource,
+    Vocabulary,
+    build,
+    has_tokenizer,
+    rewrite,
+    shared_rows,
+    with_chat_template,
+)
 
 SHARED_ROWS = "shared-rows"  # of `tokenizer_source`: rows with equal numbers mean the same
 
@@ -50,8 +61,15 @@ class Stage:
 
     @property
     def template(self) -> int:
-        """The number of the model that gives names, config, dtypes and tokenizer."""
+        """The number of the model that gives names, config and dtypes, and the tokenizer if the recipe names none."""
         return list(self.models).index(template_of(self.recipe))
+
+    @property
+    def tokenizer(self) -> str:
+        """Whose tokenizer the result has, in words."""
+        template = list(self.models.values())[self.template]
+        own = f"tokenizer of {template.name}" if has_tokenizer(template) else "no tokenizer"
+        return own if self.vocabulary is None else self.vocabulary.origin
 
 
 def open_models(recipe: Recipe, known: Mapping[str, Checkpoint] | None = None) -> dict[ModelRef, Checkpoint]:
@@ -64,7 +82,8 @@ def open_models(recipe: Recipe, known: Mapping[str, Checkpoint] | None = None) -
 def _open(ref: ModelRef, known: Mapping[str, Checkpoint]) -> Checkpoint:
     if str(ref) in known:
         return known[str(ref)].replace(name=str(ref))
-    if Path(str(ref)).is_dir():  # a folder that has a + or an @ in its name
+    # A folder that has a + or an @ in its name; os.path's isdir is false for what is no path at all.
+    if os.path.isdir(str(ref)):  # noqa: PTH112
         return _open_folder(str(ref), str(ref))
     if ref.revision is not None and ref.path in known:
         raise OptionError(f"{ref}: {ref.path} is no model of a hub, so it has no revision")
@@ -73,21 +92,23 @@ def _open(ref: ModelRef, known: Mapping[str, Checkpoint]) -> Checkpoint:
         return base
     if ref.adapter.revision is not None:
         raise OptionError(f"{ref}: revisions are of hub ids, and adapters are local folders; leave it out")
-    if not Path(ref.adapter.path).is_dir():
+    if not os.path.isdir(ref.adapter.path):  # noqa: PTH112
         raise OptionError(f"{ref}: the adapter {ref.adapter} is not a local folder; download it first")
     return adapters.apply(base, ref.adapter.path).replace(name=str(ref))
 
 
 def _open_folder(path: str, name: str, revision: str | None = None) -> Checkpoint:
-    folder = Path(path)
-    if revision is None and folder.is_dir() and adapters.is_adapter(folder):
-        return adapters.open_adapter(folder).replace(name=name)
+    if revision is None and os.path.isdir(path) and adapters.is_adapter(Path(path)):  # noqa: PTH112
+        return adapters.open_adapter(Path(path)).replace(name=name)
     return open_checkpoint(path, name=name, revision=revision)
 
 
 def prepare(recipe: Recipe, models: Mapping[ModelRef, Checkpoint], options: Reconcile | None = None) -> Stage:
-    """Models with the same tensors, in one vocabulary. Raises IncompatibleError where the recipe does not say how."""
-    options = options or Reconcile()
+    """Models with the same tensors, in one vocabulary. options: instead of the recipe's.
+
+    Raises IncompatibleError where neither says how.
+    """
+    options = options or reconcile_of(recipe)
     listed = [given.model for given in recipe.models]  # their numbers are what people count
     refs = [ref for ref in dict.fromkeys([*listed, *models]) if ref in recipe.models_used()]
     used = {ref: models[ref] for ref in refs}
@@ -107,6 +128,7 @@ def prepare(recipe: Recipe, models: Mapping[ModelRef, Checkpoint], options: Reco
     notes += [note for model in opened for note in model.notes]
     whole = not recipe.slices and not any(module.slices for module in recipe.modules.values())
     notes += require_same_shape(opened, force_config=options.force_config, layers=whole)
+    notes += without_effect(recipe, _names(recipe, opened))
     named = dict(zip(refs, checkpoints, strict=True))
     return replace(
         stage,
@@ -116,6 +138,22 @@ def prepare(recipe: Recipe, models: Mapping[ModelRef, Checkpoint], options: Reco
         config=done.config,
         vocabulary=vocabulary,
     )
+
+
+def _names(recipe: Recipe, models: Sequence[Model]) -> set[str]:
+    """What filters are compared to: the names of tensors, those of layers at every depth that slices put them at."""
+    names = {file for model in models for file in map(model.spec.file_name, model.spec.tensors)}
+    depth = max(
+        sum(stop - start for part in slices for start, stop in [part.sources[0].layer_range or (0, 0)])
+        for slices in (recipe.slices, *(module.slices for module in recipe.modules.values()))
+    )
+    ends = {(match[1], name[match.end() :]) for name in names if (match := LAYER.match(name))}
+    return names | {f"{start}{at}.{end}" for start, end in ends for at in range(depth)}
+
+
+def reconcile_of(recipe: Recipe) -> Reconcile:
+    """What the recipe says of models that do not fit together."""
+    return Reconcile(recipe.foreign, recipe.missing_bias, recipe.force_config)
 
 
 def vocabulary_tensors(checkpoint: Checkpoint) -> dict[str, int]:
@@ -142,9 +180,11 @@ def _vocabulary(
         if given.tokens or given.pad_to_multiple_of:
             raise OptionError(f"tokenizer: tokens and pad_to_multiple_of have no meaning with source {SHARED_ROWS}")
         return shared_rows(checkpoints)
-    source: Literal["union", "base"] | int | Checkpoint
-    if isinstance(given.source, str):
-        source = given.source
+    source: Literal["union"] | int | Checkpoint
+    if given.source == "union":
+        source = "union"
+    elif isinstance(given.source, str):  # of the base, or of the first model as in mergekit
+        source = template
     else:
         source = refs.index(given.source) if given.source in refs else models[given.source]
     tokens = {token: _token(of_token) for token, of_token in given.tokens.items()}
@@ -180,7 +220,7 @@ def anchor_of(stage: Stage) -> ModelRef | None:
         )
     spec = Model.of(next(iter(stage.models.values()))).spec
     choose_axes(align.axes, spec)
-    choose_layers(align.layers, spec.axes["l"].size)
+    layers_of(stage.recipe, spec)
     if isinstance(align.anchor, ModelRef):
         return align.anchor
     if isinstance(align.anchor, int):
@@ -191,6 +231,14 @@ def anchor_of(stage: Stage) -> ModelRef | None:
     if lookup(stage.recipe.merge_method).base == "required" and stage.recipe.base_model is not None:
         return stage.recipe.base_model
     return refs[nearest_to_mean([Model.of(checkpoint) for checkpoint in stage.models.values()])]
+
+
+def layers_of(recipe: Recipe, spec: Spec) -> list[int]:
+    """The layers that are to be aligned; OptionError, with the place in the recipe, if they are not there."""
+    try:
+        return sorted(choose_layers(None if recipe.align is None else recipe.align.layers, spec.axes["l"].size))
+    except OptionError as error:
+        recipe.refuse(error, "align.layers")
 
 
 def match_model(
@@ -222,6 +270,7 @@ def aligned(stage: Stage, anchor: ModelRef, alignments: Mapping[ModelRef, Alignm
     models = dict(stage.models)
     for ref, alignment in alignments.items():
         models[ref] = alignment(models[ref]).replace(name=models[ref].name)
+        models[anchor] = alignment.in_frame(stage.models[anchor])  # the same for all
     return replace(stage, models=models, anchor=anchor, alignments=dict(alignments))
 
 

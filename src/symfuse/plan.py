@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -81,7 +82,10 @@ def plan_recipe(
     method = lookup(recipe.merge_method)
     order = list(models)
     opened = [models[ref] for ref in order]
-    of_head = head_model(recipe.heads, opened)
+    try:
+        of_head = head_model(recipe.heads, opened)
+    except OptionError as error:
+        recipe.refuse(error, "heads")
     template = order.index(template_of(recipe))
     spec = opened[template].spec
     if recipe.heads == "average":
@@ -97,13 +101,23 @@ def plan_recipe(
             kept_layers = [(opened[s.models[0]], s.starts[0] + i) for s in slices for i in range(s.length)]
             _set_depth(config, part, opened[template], kept_layers)
         skip = dropped | (spec.tensors.keys() - part.names)
-        outputs |= merge_slices(
-            opened, method, slices, template=template, dtype=dtype, skip=skip, copy=copy, layer=part.layer
-        )
+        try:
+            outputs |= merge_slices(
+                opened, method, slices, template=template, dtype=dtype, skip=skip, copy=copy, layer=part.layer
+            )
+        except OptionError as error:
+            _refuse(recipe, method, error)
     for name, (owner, file) in (kept or {}).items():
         outputs[name] = Output(typed(owner.info(file), dtype), (Term(owner, file),))
     merged = Merged(outputs, seed=recipe.seed, device=device)
     return merged_checkpoint(opened, template, merged, config, recipe.name)
+
+
+def _refuse(recipe: Recipe, method: Method, error: OptionError) -> NoReturn:
+    """The error with the lines of the parameters that it names, or that of the method."""
+    names = [name for name in method.parameters if re.search(rf"\b{name}s?\b", str(error))]
+    given = [name for name in names if any(path.endswith(f".{name}") for path in recipe.places)]
+    recipe.refuse(error, *(given or ["merge_method"]))
 
 
 def template_of(recipe: Recipe) -> ModelRef:
@@ -123,6 +137,14 @@ def template_of(recipe: Recipe) -> ModelRef:
             "as that names the class; leave base_model out, or name the same model"
         )
     return of_head
+
+
+def why_template(recipe: Recipe) -> str:
+    """Why it is that model, in words."""
+    if recipe.base_model is not None:
+        return "the base model"
+    kept = recipe.heads not in ("average", "drop")
+    return "whose head is kept" if kept else "the first model, as no base_model is given"
 
 
 def _modules(recipe: Recipe, method: Method, template: Model) -> list[_Part]:

@@ -7,8 +7,7 @@ the same element has acted on the original's.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +15,10 @@ import torch
 from torch import Tensor
 
 from symfuse.alignment import Alignment
-from symfuse.architectures import ARCHITECTURES, Model
 from symfuse.errors import CheckpointError, IncompatibleError, OptionError, VerificationError
-from symfuse.io import Checkpoint, scan
+from symfuse.io import Checkpoint
 from symfuse.io.messages import first_line
+from symfuse.modules import live
 
 Outputs = Mapping[str, Tensor]
 
@@ -57,91 +56,6 @@ class Verification:
                 f"{what}: output {self.worst_output!r} differs by {self.worst:.2e} relative to its largest entry, "
                 f"{self.tolerance:.0e} allowed ({self.inputs}); nothing was written"
             )
-
-
-def live(checkpoint: Checkpoint, dtype: torch.dtype = torch.float64) -> torch.nn.Module:
-    """The real module of a checkpoint, in evaluation mode: the `transformers` class that its config names, or
-    what the family builds. CheckpointError if it cannot be built, or weights would be filled in at random."""
-    architecture = ARCHITECTURES.get(str(checkpoint.config.get("model_type")))
-    if architecture is not None:
-        Model.of(checkpoint)  # says more clearly what does not fit
-    weights = dict(checkpoint)  # as they are written, rounded to their dtypes
-    for name, tensor in weights.items():
-        scan(name, tensor, checkpoint.name)
-    if architecture is not None and architecture.build is not None:
-        module = architecture.build(checkpoint.config).to(dtype)
-        module.load_state_dict({name: tensor.to(dtype) for name, tensor in weights.items()})
-        return module.eval()
-    return _transformers_module(checkpoint, weights, dtype).eval()
-
-
-def _transformers_module(checkpoint: Checkpoint, weights: dict[str, Tensor], dtype: torch.dtype) -> torch.nn.Module:
-    import transformers
-
-    data = dict(checkpoint.config)
-    model_type = str(data.get("model_type"))
-    if model_type not in transformers.CONFIG_MAPPING:
-        raise CheckpointError(
-            f"{checkpoint.name}: transformers {transformers.__version__} has no model_type {model_type!r}, so "
-            "the model cannot be run; give verify a `runner`, or skip the check"
-        )
-    named = (data.get("architectures") or [None])[0]
-    kind: Any = getattr(transformers, str(named), None)
-    if named is None:
-        kind = transformers.MODEL_MAPPING[transformers.CONFIG_MAPPING[model_type]]
-    elif not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
-        raise CheckpointError(
-            f"{checkpoint.name}: architectures in config.json names {named!r}, which is not a model class of "
-            f"transformers {transformers.__version__}; write the class of this model, or skip the check"
-        )
-    try:
-        with _quiet():
-            module, report = _load(kind, data, weights, dtype)
-    except Exception as error:  # whatever that class raises
-        raise CheckpointError(
-            f"{checkpoint.name}: transformers {transformers.__version__} cannot build the {model_type} of its "
-            f"config.json: {first_line(error)}"
-        ) from error
-    for problem in ("missing_keys", "mismatched_keys"):
-        if report[problem]:
-            names = ", ".join(sorted(map(str, report[problem]))[:5])
-            raise CheckpointError(f"{checkpoint.name}: {problem.replace('_', ' ')} for {kind.__name__}: {names}")
-    return module
-
-
-def _load(
-    kind: Any, data: dict[str, Any], weights: dict[str, Tensor], dtype: torch.dtype
-) -> tuple[torch.nn.Module, dict[str, Any]]:
-    """A module of that class of transformers, and its loading report."""
-    import transformers
-
-    loaded: tuple[torch.nn.Module, dict[str, Any]] = kind.from_pretrained(
-        None,
-        config=transformers.CONFIG_MAPPING[data["model_type"]].from_dict(data),
-        state_dict=weights,
-        output_loading_info=True,
-        dtype=dtype,
-        # Some eager implementations (ViT) take the softmax in float32 whatever the dtype: 1e-7 in float64.
-        attn_implementation="sdpa" if kind._supports_sdpa else "eager",
-    )
-    return loaded
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """No loading bars and no advice from transformers: what matters is in its loading report."""
-    from transformers import utils
-
-    logging: Any = utils.logging  # its functions have no type hints
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
 
 
 def random_inputs(module: torch.nn.Module, config: Mapping[str, Any], seed: int = 0) -> dict[str, Tensor]:

@@ -15,7 +15,6 @@ from symfuse import api, report
 from symfuse.alignment import Alignment, random_alignment
 from symfuse.architectures import ARCHITECTURES
 from symfuse.cli import main
-from symfuse.errors import OptionError
 from symfuse.groups import Permutation
 from symfuse.io import Checkpoint
 from symfuse.spec import Instance
@@ -65,19 +64,19 @@ def test_c42_heads_move_as_one(label: str) -> None:
             assert not api.verify(a, b.replace(tensors={**dict(b), name: a[name]})).equal, name
 
 
-def test_c42_planted_heads_are_not_matched_by_this_version() -> None:
+def test_c42_planted_heads_are_found_where_they_are_matched_and_not_by_rotations_inside_of_them() -> None:
     a = MODELS["bert-mlm"]()
-    b = random_alignment(api.declare(a), 1, {"h"})(a)
-    with pytest.raises(OptionError, match="'h' is declared but not matched by this version"):
-        api.match(b, a, axes="h")
-    alignment = api.match(b, a)
-    assert {instance.axis for instance in alignment.elements} <= {"qk", "v"}
-    after = api.distance(alignment(b), a)
-    assert after.total < api.distance(b, a).total
-    assert after.relative > 0.1  # rotations inside the heads do not bring them back
-    assert api.verify(b, alignment(b), alignment).equal
+    b = random_alignment(api.declare(a), 1, {"h", "qk", "v"})(a)
+    inside = api.match(b, a, axes="attention")
+    assert {instance.axis for instance in inside.elements} <= {"qk", "v"}
+    assert 0.1 < api.distance(inside(b), a).relative < api.distance(b, a).relative
+    both = api.match(b, a, axes="heads,attention")
+    assert {instance.axis for instance in both.elements} == {"h", "qk", "v"}
+    assert api.distance(both(b), a).relative < 1e-6
+    for alignment in (inside, both):
+        assert api.verify(b, alignment(b), alignment).equal
     rows = {row["axis"]: row for row in report.inspection(a)["axes"]}
-    assert (rows["h"]["group"], rows["h"]["matched by"]) == ("permutation", "-")
+    assert (rows["h"]["group"], rows["h"]["matched by"]) == ("permutation", "heads")
 
 
 # ---- C50: one rounding
@@ -131,7 +130,7 @@ def test_c51_fine_tunes_of_one_model_keep_the_identity(label: str) -> None:
         alignment = api.match(a, b, **options)
         steps = alignment.provenance["steps"]
         assert all(step["after"] <= step["before"] for step in steps)
-        assert api.distance(alignment(a), b).total <= api.distance(a, b).total
+        assert api.distance(alignment(a), b).whole.squared <= api.distance(a, b).whole.squared
         assert not [i for i in alignment.elements if i.axis not in MATCHED]
         permuted = [g for i, g in alignment.elements.items() if i.axis == "ffn"]
         identity = torch.arange(29)
@@ -226,5 +225,5 @@ def test_elements_of_other_axes_than_those_named_are_left_alone() -> None:
     alignment = api.match(b, a, axes="ffn")
     assert isinstance(alignment, Alignment)
     after = api.distance(alignment(b), a)
-    assert after.by_axis["ffn"] == 0
-    assert after.by_axis["qk"] == api.distance(b, a).by_axis["qk"]
+    assert after.by("axis")["ffn"].squared == 0
+    assert after.by("axis")["qk"] == api.distance(b, a).by("axis")["qk"]

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from torch import Tensor
 
 from contract.tiny import MODELS
+from covering import covering
 from recipes.llama import SIZES, adapted, adapter, llama, randomise
 from symfuse import pipeline
 from symfuse.cli import main
@@ -101,8 +102,7 @@ def run(recipe: Mapping[str, Any], out: str = "out", *options: str) -> Path:
 # ---- C21
 
 
-@pytest.mark.parametrize("kind", ["declared", "undeclared"])
-@pytest.mark.parametrize("name", sorted(METHODS))
+@pytest.mark.parametrize(("name", "kind"), covering(sorted(METHODS), ["declared", "undeclared"]))
 def test_c21_with_itself_a_model_keeps_its_tensors_and_its_config(name: str, kind: str, tmp_path: Path) -> None:
     known = berts() if kind == "declared" else llamas()
     model = known["m0"]

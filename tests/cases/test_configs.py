@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 import torch
 from tiny import MODELS
 
+from symfuse import pipeline
 from symfuse.architectures import Model, require_same_shape
 from symfuse.architectures.config import differences
-from symfuse.errors import IncompatibleError
+from symfuse.check import check
+from symfuse.errors import IncompatibleError, SpecError
 from symfuse.io import Checkpoint
+from symfuse.recipe import parse_recipe
 from test_undeclared import LLAMA, changed, llama, of, tiny
 
 ROPE = {"rope_parameters": None}
@@ -172,3 +176,35 @@ def test_known_families_say_what_differs_too() -> None:
     forced = require_same_shape(models, force_config=True)
     assert "hidden_act: 'gelu' and 'relu'; the base's is kept" in forced[0]
     assert torch.equal(a["embeddings.word_embeddings.weight"], models[0].read("embeddings.word_embeddings.weight"))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("rope_parameters", 3, "rope_parameters is 3, expected a JSON object"),
+        ("rope_scaling", [1], r"rope_scaling is \[1\], expected a JSON object"),
+        ("rope_parameters", {"rope_theta": "x"}, "rope_theta is 'x', expected a number"),
+        ("text_config", 3, "text_config is 3, expected a JSON object"),
+        ("architectures", 3, "architectures is 3, expected a list"),
+        ("layer_types", 3, "layer_types is 3, expected a list"),
+        ("model_type", ["llama"], r"model_type is \['llama'\], expected a name in quotes"),
+    ],
+)
+def test_fields_of_another_kind(key: str, value: Any, words: str) -> None:
+    """Said with the model's name by the merge, and by a check among its problems."""
+    given = {key: value}
+    pair = [changed(llama(), **given).replace(name="a"), changed(llama(1), **given).replace(name="b")]
+    with pytest.raises(SpecError, match=f"a: config.json: {words}"):
+        differences(*pair)
+    recipe = parse_recipe({"merge_method": "linear", "models": [{"model": "a"}, {"model": "b"}]})
+    known = dict(zip("ab", pair, strict=True))
+    with pytest.raises(SpecError, match=f"a: config.json: {words}"):
+        pipeline.prepare(recipe, pipeline.open_models(recipe, known))
+    problems = check(recipe, known, sample=False).problems
+    assert [problem.exit_code for problem in problems] == [4]
+    assert re.search(f"a: config.json: {words}", problems[0].text)
+
+
+def test_layer_types_that_are_no_names() -> None:
+    pair = [changed(llama(seed), layer_types=[{"a": 1}, ["b"]]) for seed in (0, 1)]
+    assert differences(*pair) == []

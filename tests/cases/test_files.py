@@ -509,6 +509,23 @@ def test_c100_unwritable_output(model: Checkpoint, tmp_path: Path) -> None:
         locked.rmdir()
 
 
+def test_c100_an_old_output_that_cannot_be_removed(model: Checkpoint) -> None:
+    """It could be moved aside all the same; the new one would be there, and the old one left beside it."""
+    parent = Path(tempfile.mkdtemp())
+    try:
+        model.save(parent / "out")
+        before = contents(parent / "out")
+        (parent / "out").chmod(0o555)
+        parent.chmod(0o777)
+        with as_ordinary_user(), pytest.raises(OutputError, match="is not writable, so it cannot be replaced"):
+            model.save(parent / "out", overwrite=True)
+        assert contents(parent / "out") == before
+        assert [path.name for path in parent.iterdir()] == ["out"]
+    finally:
+        (parent / "out").chmod(0o755)
+        shutil.rmtree(parent)
+
+
 def tokenizer_files(folder: Path) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
 

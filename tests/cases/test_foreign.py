@@ -17,8 +17,9 @@ from symfuse.errors import IncompatibleError, LayoutError, SpecError
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
 from symfuse.merging.models import merge_models
+from symfuse.modules import live
 from symfuse.rewrite import Harmonised, Reconcile, harmonise, zero_biases
-from symfuse.verification import live, verify
+from symfuse.verification import verify
 from test_undeclared import LLAMA, changed, llama, of, tiny
 
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"

@@ -79,6 +79,14 @@ def test_c07_a_tokenizer_longer_than_the_embedding_is_refused(tmp_path: Path) ->
             vocabulary.build(pair, "base", base=base)
 
 
+def test_c07_shared_rows_need_a_row_for_each_token_of_the_tokenizer_that_is_taken(tmp_path: Path) -> None:
+    a, b = model(tmp_path / "a", 64, SIXTY_FOUR), model(tmp_path / "b", 65, SIXTY_FOUR, ["x", "y"])
+    with pytest.raises(CheckpointError, match=r"tokenizer of b has 66 tokens .* 65 rows .* no row for 'y' \(65\)"):
+        vocabulary.shared_rows([a, b])
+    c = model(tmp_path / "c", 63, SIXTY_FOUR)
+    assert vocabulary.shared_rows([a, c]).size == 64  # whose files are not taken may have what it likes
+
+
 def test_c08_a_token_that_nobody_has_is_zero_and_reported(tmp_path: Path) -> None:
     """The tokens of a third model, of which neither has the last."""
     letters = [chr(ord("a") + i) for i in range(26)]

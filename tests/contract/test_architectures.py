@@ -13,9 +13,10 @@ from tiny import MODELS, Case, case
 from symfuse.alignment import Alignment, random_alignment
 from symfuse.architectures import ARCHITECTURES, resolve
 from symfuse.errors import SpecError
+from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
+from symfuse.modules import live
 from symfuse.spec import Spec
-from symfuse.verification import live
 
 # The worst that the true declarations show is 5e-15, on every model and axis.
 EXACT = 1e-13
@@ -29,9 +30,9 @@ def moving(spec: Spec, seed: int, axes: set[str] | None = None) -> Alignment:
     return next(g for g in candidates if not any(element.is_identity() for element in g.elements.values()))
 
 
-def assert_moved(this: Case, g: Alignment, axes: set[str] | None = None) -> None:
-    """Every tensor that an element or a translation touches has changed, and no other one."""
-    moved = g(this.checkpoint)
+def assert_moved(this: Case, g: Alignment, axes: set[str] | None = None) -> Checkpoint:
+    """Every tensor that an element or a translation touches has changed, and no other one. The moved model."""
+    moved = this.checkpoint.replace(tensors=dict(g(this.checkpoint)))
     rules = [rule for rule in this.spec.shifts if axes is None or rule.axis.strip("*") in axes]
     shifted = {name for rule in rules if rule.bias in g.shifts for name in (rule.bias, rule.into)}
     for name, declared in this.spec.tensors.items():
@@ -40,6 +41,7 @@ def assert_moved(this: Case, g: Alignment, axes: set[str] | None = None) -> None
         file_name = this.spec.file_name(name)
         same = torch.equal(moved[file_name], this.checkpoint[file_name])
         assert same != (touched or name in shifted), name
+    return moved
 
 
 def test_every_family_has_a_tiny_model() -> None:
@@ -88,8 +90,8 @@ def test_the_symmetries_of_each_axis_alone_leave_the_function(label: str) -> Non
     this = case(label)
     for axis in sorted({instance.axis for instance in this.spec.movable}):
         g = moving(this.spec, 2, {axis})
-        assert_moved(this, g, {axis})
-        assert this.error(g(this.checkpoint), g) < EXACT, axis
+        moved = assert_moved(this, g, {axis})
+        assert this.error(moved, g) < EXACT, axis
 
 
 @every_model

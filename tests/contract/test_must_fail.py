@@ -15,9 +15,10 @@ from symfuse.alignment import Alignment, random_alignment
 from symfuse.architectures.feed_forward import neurons
 from symfuse.errors import IncompatibleError, SpecError, SymmetryError
 from symfuse.groups import Conformal, Group, Monomial, Orthogonal, PositiveMonomial, Scaling, Signed
+from symfuse.modules import live
 from symfuse.spec import Axis, Declared, Layout, Spec, Variance, parse
 from symfuse.spec.layout import Atom
-from symfuse.verification import live, run
+from symfuse.verification import run
 
 BROKEN = 1e-3
 

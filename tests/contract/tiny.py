@@ -19,8 +19,9 @@ from symfuse.architectures import Model
 from symfuse.architectures.torch_encoder import build
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
+from symfuse.modules import live
 from symfuse.spec import Spec
-from symfuse.verification import compare, live, random_inputs, run
+from symfuse.verification import compare, random_inputs, run
 
 TEXT = {
     "vocab_size": 61,

@@ -100,8 +100,8 @@ KILLED = textwrap.dedent("""
                 print("here", flush=True)
                 time.sleep(60)
             yield from super().__call__(name)
-    from symfuse.io import journal
-    journal.BATCH = 1
+    from symfuse.io import journal, workers
+    journal.BATCH, workers.GRACE = 1, 0.5
     run(Path(sys.argv[1]), Slow(), **eval(sys.argv[2]))
 """)
 

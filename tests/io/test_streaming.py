@@ -119,6 +119,34 @@ def test_a_file_that_is_cut_after_it_was_opened(tmp_path: Path) -> None:
         checkpoint.part("w3", 0, 100)
 
 
+def test_a_file_that_is_written_or_gone_after_it_was_opened(tmp_path: Path) -> None:
+    """Of the same size too: parts of two versions are never mixed."""
+    out = model().save(tmp_path / "out")
+    torch.save(dict(model()), tmp_path / "out" / "pytorch_model.bin")
+    for prefer_bin, file in ((False, "model.safetensors"), (True, "pytorch_model.bin")):
+        checkpoint = open_checkpoint(out, prefer_bin=prefer_bin)
+        stat = (out / file).stat()
+        os.utime(out / file, ns=(stat.st_atime_ns, stat.st_mtime_ns + 10**9))
+        for read in (lambda one: one["w3"], lambda one: one.part("w3", 0, 9)):
+            with pytest.raises(CheckpointError, match=f"{file} has changed since it was opened: it was written to"):
+                read(checkpoint)
+        checkpoint = open_checkpoint(out, prefer_bin=prefer_bin)
+        (out / file).unlink()
+        for read in (lambda one: one["w3"], lambda one: one.part("w3", 0, 9)):
+            with pytest.raises(CheckpointError, match=f"{file} has changed since it was opened: .*No such file"):
+                read(checkpoint)
+
+
+def test_a_folder_that_is_gone_after_it_was_opened(tmp_path: Path) -> None:
+    out = model().save(tmp_path / "out")
+    checkpoint = open_checkpoint(out)
+    out.rename(tmp_path / "elsewhere")
+    with pytest.raises(CheckpointError, match="a file beside the weights cannot be read"):
+        checkpoint.companions()
+    with pytest.raises(CheckpointError, match="out has changed since it was opened"):
+        checkpoint.state()
+
+
 @pytest.mark.parametrize("turned", [False, True])
 def test_flat_parts(turned: bool) -> None:
     tensor = torch.arange(2 * 3 * 5).reshape(2, 3, 5)

@@ -28,6 +28,7 @@ from symfuse.errors import OptionError, OutputError
 from symfuse.io import Checkpoint, TensorInfo, write
 from symfuse.io import open as open_checkpoint
 from symfuse.io.shards import parse_size, plan_shards
+from symfuse.io.target import check_target, existing_parent
 from symfuse.io.tensors import DTYPES
 
 CONFIG = {"model_type": "tiny", "width": 5}
@@ -156,7 +157,7 @@ def test_modes_are_those_of_ordinary_files(tmp_path: Path) -> None:
 
 def test_existing_target(tmp_path: Path) -> None:
     out = save(tmp_path / "out", {"w": torch.zeros(3), "old": torch.ones(1)}, extra={"old.txt": "old"})
-    with pytest.raises(OutputError, match="exists; choose another output, or allow overwriting"):
+    with pytest.raises(OutputError, match="exists; choose another output, or replace it"):
         save(out, {"w": torch.ones(3)})
     assert set(load_file(out / "model.safetensors")) == {"w", "old"}
     save(out, {"w": torch.ones(3)}, overwrite=True)
@@ -204,10 +205,12 @@ def test_whatever_stops_the_writing_nothing_is_left(tmp_path: Path, kind: type[B
     no_leftovers(tmp_path)
 
 
-def test_a_polite_kill_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_polite_kill_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
     script = textwrap.dedent("""
         import sys, time, torch
-        from symfuse.io import TensorInfo, write
+        from symfuse.io import TensorInfo, workers, write
+        workers.GRACE = 0.5
         def read(name):
             if name == "second":
                 print("half", flush=True)
@@ -222,15 +225,32 @@ def test_a_polite_kill_leaves_nothing(tmp_path: Path) -> None:
         assert run.stdout is not None
         assert run.stdout.readline() == "half\n"
         assert len(list(tmp_path.iterdir())) == 1  # the hidden folder
-        run.send_signal(signal.SIGTERM)
-        assert run.wait(30) == 128 + signal.SIGTERM
+        run.send_signal(number)
+        assert run.wait(30) == 128 + number
     no_leftovers(tmp_path)
 
 
-def test_the_handler_of_sigterm_is_put_back(tmp_path: Path) -> None:
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+def test_handlers_of_signals_are_put_back(tmp_path: Path) -> None:
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    assert list(map(signal.getsignal, numbers)) == [signal.SIG_DFL] * 2
     save(tmp_path / "a", tensors())
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert list(map(signal.getsignal, numbers)) == [signal.SIG_DFL] * 2
+
+
+def test_what_nohup_ignores_stays_ignored(tmp_path: Path) -> None:
+    found = []
+
+    def read(_name: str) -> Iterator[Tensor]:
+        found.append(signal.getsignal(signal.SIGHUP))
+        return iter([torch.ones(3)])
+
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        write(tmp_path / "a", {"w": TensorInfo(torch.float32, (3,))}, read, config=CONFIG)
+        found.append(signal.getsignal(signal.SIGHUP))
+    finally:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    assert found == [signal.SIG_IGN] * 2
 
 
 @pytest.mark.parametrize("produced", [torch.zeros(7), torch.zeros(5), torch.zeros(2, 3, dtype=torch.int32)])
@@ -306,6 +326,17 @@ def test_parent_that_is_a_file(tmp_path: Path) -> None:
         save(tmp_path / "file" / "out", tensors())
     with pytest.raises(OutputError, match="is a file"):
         save(tmp_path / "file", tensors(), overwrite=True)
+
+
+def test_the_root_and_names_that_are_too_long(tmp_path: Path) -> None:
+    for name in ("n" * 300, "new/" + "n" * 256, "q/" * 2500 + "x"):
+        with pytest.raises(OutputError, match=r"cannot be written: \[Errno 36\] File name too long"):
+            check_target(tmp_path / name)
+    for overwrite in (False, True):
+        with pytest.raises(OutputError, match="/ is the root of the file system; choose a folder in it"):
+            check_target("/", overwrite=overwrite)
+    assert existing_parent(Path("/")) == Path("/")
+    no_leftovers(tmp_path)
 
 
 def test_odd_strides_and_lazy_conjugates_are_packed(tmp_path: Path) -> None:

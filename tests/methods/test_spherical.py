@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
-from symfuse.errors import OptionError
+from symfuse.errors import IncompatibleError, OptionError
 from symfuse.merging import Source, Stream, lookup
 from symfuse.merging.gram import gram, models
 from symfuse.merging.stream import BLOCK
@@ -284,3 +284,11 @@ def test_a_rotation_of_the_inputs_rotates_the_result(tensors: list[Tensor]) -> N
         expected = turned(merge(name, some, base if based else None, **parameters))
         found = merge(name, [turned(t) for t in some], turned(base) if based else None, **parameters)
         assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("weight", [3e38, -3e38])
+def test_coefficients_beyond_the_working_dtype_are_refused(weight: float) -> None:
+    """Each weight fits in float32; the coefficient that it leads to is larger."""
+    tensors = draw((7, 13), 2, torch.float32)
+    with pytest.raises(IncompatibleError, match=r"^w: the merge does not fit in torch\.float32; take smaller weights"):
+        merge("multislerp", tensors, weight=[weight, weight], normalize_weights=False)

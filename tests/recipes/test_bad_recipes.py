@@ -108,6 +108,18 @@ BAD = {
         "weight is '1e999', expected a finite number",
     ),
     "parameter of 400 digits": (MODELS + f"parameters: {{weight: {'9' * 400}}}\n", "9, expected a finite number"),
+    "parameter beyond float32": (
+        MODELS + "parameters:\n  weight: [1, 1.0e+300]\n",
+        "line 6: parameters.weight[1]: weight is 1e+300, expected a finite number between -3.4e+38 and 3.4e+38",
+    ),
+    "parameter that is a text beyond float32": (
+        MODELS + "parameters: {weight: -1e39}\n",
+        "weight is '-1e39', expected",
+    ),
+    "whole number beyond float32": (
+        MODELS.replace("linear", "karcher") + "parameters: {max_iter: 1.0e+300}\n",
+        "line 5: parameters.max_iter: max_iter is 1e+300, expected a whole number between -3.4e+38 and 3.4e+38",
+    ),
     "parameter of 5000 digits": (MODELS + f"parameters: {{weight: {'9' * 5000}}}\n", "9' does not read as int"),
     "parameter of the whole merge": (
         MODELS + "    parameters: {normalize: true}\n",
@@ -170,10 +182,6 @@ BAD = {
         "line 5: tokenizer_source: both tokenizer and tokenizer_source",
     ),
     "tokenizer as a word": (MODELS + "tokenizer: union\n", "line 5: tokenizer: expected a mapping, such as"),
-    "tokenizer of no base": (
-        MODELS + "tokenizer_source: base\n",
-        "line 5: tokenizer_source: the vocabulary of the base",
-    ),
     "token of no kind": (
         MODELS + "tokenizer:\n  tokens:\n    <s>:\n      source: {model: a, token: b}\n",
         "line 8: tokenizer.tokens.<s>.source: `kind` is missing",
@@ -196,9 +204,31 @@ BAD = {
         SLICE + "      - {model: a, layer_range: [0, 1]}\nalign: {anchor: 1}\n",
         "line 5: align.anchor: models are numbered under `models` only",
     ),
+    "axes in one text of a list": (
+        MODELS + "align:\n  axes: [v, 'attention,ffn']\n",
+        "line 6: align.axes[1]: axis 'attention,ffn' is not known (did you mean 'attention'?)",
+    ),
     "switch of align": (MODELS + "align: {biases: 1}\n", "line 5: align.biases: expected true or false, found 1"),
     "seed": (MODELS + "seed: -1\n", "line 5: seed: -1 is below 0"),
     "name": (MODELS + "name: ../x\n", "line 5: name: '../x' cannot be a name"),
+    "axes of align": (
+        MODELS + "align:\n  axes: [ffn, attn]\n",
+        "line 6: align.axes[1]: axis 'attn' is not known (did you mean 'attention'?); choose from ",
+    ),
+    "axes that nothing moves": (
+        MODELS + "align: {axes: 'ffn,positions'}\n",
+        "line 5: align.axes: axis 'positions' is not known",
+    ),
+    "foreign tensors": (MODELS + "foreign: keeps\n", "line 5: foreign: 'keeps' is not known (did you mean 'keep'?)"),
+    "missing biases": (
+        MODELS + "missing_bias: drop\n",
+        "line 5: missing_bias: 'drop' is not known; choose from refuse",
+    ),
+    "forced config": (MODELS + "force_config: 1\n", "line 5: force_config: expected true or false, found 1"),
+    "mixture of experts": (
+        "base_model: a\ngate_mode: hidden\nexperts: [{source_model: b}]\n",
+        "line 2: gate_mode: this is no merge recipe, but one for a mixture of experts, which mergekit-moe builds",
+    ),
     # YAML
     "nothing": ("# only a comment\n", "the recipe is empty"),
     "a list": ("- a\n", "line 1: a recipe is a mapping"),

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import math
-import pickle
 import re
-import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import Tensor
-
+from symfuse.adapters.names import module_pattern
 from symfuse.errors import CheckpointError
+from symfuse.io import TensorInfo
+from symfuse.io.folder import read_json
+from symfuse.io.messages import first_line
+from symfuse.io.safetensors_file import read_safetensors
+from symfuse.io.tensors import DTYPE_NAMES, StoredTensors
+from symfuse.io.torch_file import read_torch_file
 
 CONFIG, SAFETENSORS, TORCH = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 MODEL_WEIGHTS = re.compile(r"(model|pytorch_model)\b.*\.(safetensors|bin|index\.json)")
@@ -45,6 +44,19 @@ TRAINING = {
     "megatron_config", "megatron_core", "loftq_config", "eva_config", "corda_config", "lora_ga_config",
     "velora_config", "qalora_group_size", "ensure_weight_tying",
 }  # fmt: skip
+MAX_RANK = 2**31 - 1
+WHOLE, POSITIVE, FLAG = (
+    f"a whole number from 1 to {MAX_RANK}",
+    "a positive number below 3.4e38, the end of float32",
+    "true or false",
+)
+KINDS: Mapping[str, Callable[[Any], bool]] = {
+    WHOLE: lambda value: type(value) is int and 1 <= value <= MAX_RANK,
+    POSITIVE: lambda value: type(value) in (int, float) and 0 < value < 3.4e38,
+    FLAG: lambda value: value is None or isinstance(value, bool),
+    "a text": lambda value: value is None or isinstance(value, str),
+    "a JSON object": lambda value: isinstance(value, Mapping),
+}
 
 
 @dataclass(frozen=True)
@@ -63,22 +75,22 @@ class Config:
     @classmethod
     def read(cls, folder: Path) -> Config:
         """CheckpointError for a file that is damaged, and, by name, for kinds of adapter other than plain LoRA."""
-        values = _read_json(folder / CONFIG)
+        values = read_json(folder / CONFIG)
         _refuse_unsupported(folder, values)
         known = {"peft_type", "init_lora_weights", "base_model_name_or_path", "r", "lora_alpha", "use_rslora"}
         known |= {"rank_pattern", "alpha_pattern", "fan_in_fan_out", *UNSUPPORTED, *TRAINING}
-        rank, alpha = values.get("r", 8), values.get("lora_alpha", 8)
-        ranks, alphas = values.get("rank_pattern") or {}, values.get("alpha_pattern") or {}
-        base = values.get("base_model_name_or_path") or None
-        _check(folder, base, (rank, alpha), (ranks, alphas))
+
+        def value(key: str, kind: str, default: Any = None) -> Any:
+            return _checked(folder, key, values.get(key, default), kind)
+
         return cls(
-            base=base,
-            rank=int(rank),
-            alpha=float(alpha),
-            rank_stabilised=bool(values.get("use_rslora")),
-            ranks=ranks,
-            alphas=alphas,
-            fan_in_fan_out=bool(values.get("fan_in_fan_out")),
+            base=value("base_model_name_or_path", "a text") or None,
+            rank=value("r", WHOLE, 8),
+            alpha=float(value("lora_alpha", POSITIVE, 8)),
+            rank_stabilised=bool(value("use_rslora", FLAG)),
+            ranks=_patterns(folder, "rank_pattern", values.get("rank_pattern"), WHOLE),
+            alphas=_patterns(folder, "alpha_pattern", values.get("alpha_pattern"), POSITIVE),
+            fan_in_fan_out=bool(value("fan_in_fan_out", FLAG)),
             unknown=tuple(sorted(key for key, value in values.items() if value and key not in known)),
         )
 
@@ -97,39 +109,34 @@ def is_adapter(folder: Path) -> bool:
     return (folder / CONFIG).is_file() and not any(MODEL_WEIGHTS.fullmatch(path.name) for path in folder.iterdir())
 
 
-def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """The tensors of an adapter under the names of its file; memory-mapped, so that they are read when used."""
+def read_tensors(folder: Path) -> tuple[StoredTensors, tuple[str, ...]]:
+    """The tensors of an adapter under the names of its file, each read when it is asked for, and notes for the user.
+
+    CheckpointError for a file that is absent or damaged, holds code, or anything other than named tensors.
+    """
     path = folder / SAFETENSORS if (folder / SAFETENSORS).exists() else folder / TORCH
     if not path.exists():
         raise CheckpointError(f"{folder} has a {CONFIG} and neither {SAFETENSORS} nor {TORCH}. Complete the download.")
-    loaded: Any
     try:
-        if path.name == SAFETENSORS:
-            loaded = load_file(path)
-        else:
-            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-    except pickle.UnpicklingError as error:
+        stored, notes = (read_safetensors(path), ()) if path.name == SAFETENSORS else read_torch_file(path)
+    except CheckpointError:
+        raise
+    except Exception as error:  # bytes that are no pickle can make its reader raise anything
         raise CheckpointError(
-            f"{path.name} was not loaded: it is damaged, or holds Python objects besides tensors, which can run code "
-            f"when they are read. Save the adapter as safetensors. ({path})"
+            f"{path.name} cannot be read; copy or download it again. ({path}: {first_line(error)})"
         ) from error
-    except (SafetensorError, RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
-        raise CheckpointError(f"{path.name} cannot be read; copy or download it again. ({path}: {error})") from error
-    if not isinstance(loaded, dict) or not all(isinstance(tensor, Tensor) for tensor in loaded.values()):
-        raise CheckpointError(f"{path.name} holds something other than named tensors. ({path})")
-    if not loaded:
+    if not stored:
         raise CheckpointError(f"{path.name} holds no tensors, so the adapter would change nothing. ({path})")
-    return loaded
+    return StoredTensors(stored), notes
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path.name} cannot be read as JSON: {error}. ({path})") from error
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{path.name} holds {type(values).__name__}, expected a JSON object. ({path})")
-    return values
+def require_floating(where: str, name: str, info: TensorInfo) -> None:
+    """CheckpointError if a tensor holds integers, complex numbers or truth values, which are no weights to add."""
+    if not info.dtype.is_floating_point or info.dtype not in DTYPE_NAMES:
+        raise CheckpointError(
+            f"{where}: {name!r} is {info}, expected floating-point numbers (float32, bfloat16, …). Convert it, or, "
+            "if it is quantised, use the original."
+        )
 
 
 def _refuse_unsupported(folder: Path, values: Mapping[str, Any]) -> None:
@@ -149,24 +156,27 @@ def _refuse_unsupported(folder: Path, values: Mapping[str, Any]) -> None:
         )
 
 
-def _check(folder: Path, base: Any, numbers: tuple[Any, ...], patterns: tuple[Any, ...]) -> None:
-    mappings = all(isinstance(pattern, Mapping) for pattern in patterns)
-    values = [*numbers, *(value for pattern in patterns if mappings for value in pattern.values())]
-    positive = all(isinstance(value, (int, float)) and value > 0 for value in values)
-    if not (isinstance(base, str | None) and mappings and positive):
-        raise CheckpointError(
-            f"{CONFIG}: expected positive numbers for r, lora_alpha and the values of rank_pattern and "
-            f"alpha_pattern, and a text for base_model_name_or_path. ({folder / CONFIG})"
-        )
-    for key in (key for pattern in patterns for key in pattern):
+def _checked(folder: Path, key: str, value: Any, kind: str) -> Any:
+    """A value of the config, or CheckpointError if it is not of that kind."""
+    if not KINDS[kind](value):
+        found = repr(value)
+        shown = found if len(found) <= 60 else f"{found[:60]}…"
+        raise CheckpointError(f"{CONFIG}: {key} is {shown}, expected {kind}. ({folder / CONFIG})")
+    return value
+
+
+def _patterns(folder: Path, key: str, value: Any, kind: str) -> Mapping[str, Any]:
+    """Values of that kind, by regular expression for modules."""
+    patterns: Mapping[str, Any] = _checked(folder, key, value or {}, "a JSON object")
+    for pattern, one in patterns.items():
+        _checked(folder, f"{key} of {pattern!r}", one, kind)
         try:
-            re.compile(key)
-        except re.error as error:
-            raise CheckpointError(
-                f"{CONFIG}: the pattern {key!r} is not valid: {error}. ({folder / CONFIG})"
-            ) from error
+            module_pattern(pattern)
+        except ValueError as error:
+            raise CheckpointError(f"{CONFIG}: {key}: {error}. ({folder / CONFIG})") from error
+    return patterns
 
 
 def _of_pattern(patterns: Mapping[str, Any], module: str, default: Any) -> Any:
-    """As peft does: the first pattern, a regular expression, that matches the end of the module's dotted name."""
-    return next((v for key, v in patterns.items() if re.match(rf"(.*\.)?({key})$", module)), default)
+    """As peft does: the first pattern that matches."""
+    return next((value for pattern, value in patterns.items() if module_pattern(pattern).match(module)), default)

@@ -14,14 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from symfuse.adapters.config import CONFIG, SAFETENSORS
+from symfuse.adapters.config import CONFIG, MAX_RANK, SAFETENSORS, require_floating
 from symfuse.adapters.factors import Factors, factorise
-from symfuse.adapters.names import is_tied, is_transposed, is_vocabulary
+from symfuse.adapters.names import class_name, is_tied, is_transposed, is_vocabulary, module_pattern
 from symfuse.errors import IncompatibleError, OptionError, OutputError
-from symfuse.io import Checkpoint, check_target
+from symfuse.io import Checkpoint, check_target, is_finite
 from symfuse.io.messages import some
 
 # By the last part of a module's name: tables of vectors, which are looked up and not multiplied with.
@@ -36,6 +37,7 @@ TASKS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     r".*ForTokenClassification": ("TOKEN_CLS", ("classifier", "score")),
     r".*ForQuestionAnswering": ("QUESTION_ANS", ("qa_outputs",)),
 }
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,9 @@ class Adapter:
     @property
     def error(self) -> float:
         """|difference − adapter| / |difference| over all tensors that were not saved as a whole (Frobenius norm)."""
-        lost = sum(f.residual**2 for f in self.factors.values()) + sum(norm**2 for norm in self.left_out.values())
-        total = sum(f.norm**2 for f in self.factors.values()) + sum(norm**2 for norm in self.left_out.values())
-        return math.sqrt(lost / total) if total else 0.0
+        lost = math.hypot(*(f.residual for f in self.factors.values()), *self.left_out.values())
+        total = math.hypot(*(f.norm for f in self.factors.values()), *self.left_out.values())
+        return lost / total if total else 0.0
 
     def report(self) -> list[str]:
         """The truncation error: in total, then of every module; and what was left out."""
@@ -97,7 +99,7 @@ class Adapter:
             for parent in made:
                 if parent.is_dir() and not any(parent.iterdir()):
                     parent.rmdir()
-            if isinstance(error, OSError):
+            if isinstance(error, (OSError, SafetensorError)):  # the latter for a full disk, too
                 raise OutputError(f"{place} could not be written: {error}. No part of it was left behind") from error
             raise
         return place
@@ -120,34 +122,35 @@ def extract(
     peft matches them. alpha: lora_alpha, by default the rank; only the factors' scale depends on it. What is not of
     low rank (embeddings, norms, biases, excluded layers) is left out and reported, or saved as a whole with
     `save_rest` where peft can load it. A head of a classifier is always saved as a whole: peft expects it.
-    IncompatibleError if the models have other tensors or shapes, OptionError for patterns that match nothing.
+    IncompatibleError if the models have other tensors or shapes, or differences or factors are too large for their
+    dtypes; CheckpointError for layers of integers; OptionError for patterns that match nothing.
     """
-    if rank < 1 or (alpha is not None and alpha < 1):
-        raise OptionError(f"rank and alpha are at least 1, not {rank} and {alpha}")
-    if not dtype.is_floating_point:
-        raise OptionError(f"the factors' dtype is a floating-point one, not {dtype}")
+    alpha = rank if alpha is None else alpha
+    if not all(1 <= number <= MAX_RANK for number in (rank, alpha)):
+        raise OptionError(f"rank and alpha are whole numbers, at least 1 and at most {MAX_RANK}")
+    if dtype not in DTYPES:
+        names = ", ".join(str(one).removeprefix("torch.") for one in DTYPES)
+        raise OptionError(f"the factors' dtype is {dtype}, expected a common floating-point one: {names}")
     _require_same_tensors(finetuned, base)
-    task, heads = _task(base.config)
+    task, heads = _task(base)
     linear = _linear(base, heads)
     chosen = _chosen(linear, modules, exclude)
     factors: dict[str, Factors] = {}
     rest: dict[str, float] = {}
-    for name in base:
-        if not base.info(name).dtype.is_floating_point:
-            continue
-        delta = finetuned.read(name) - base.read(name)
+    for name in _floating(finetuned, base, linear):
+        delta = _difference(finetuned, base, name)
         norm = float(torch.linalg.vector_norm(delta, dtype=torch.float64))
         module = name.removesuffix(".weight")
         if norm and name.endswith(".weight") and module in chosen:
             turned = delta.T if is_transposed(module, base.config, False) else delta
-            factors[module] = factorise(turned, rank, alpha or rank, dtype)
+            factors[module] = factorise(module, turned, rank, alpha, dtype)
         elif norm:
             rest[name] = norm
     saved = _saved(rest if save_rest else {}, heads, factors, base)
     left_out = {name: norm for name, norm in rest.items() if name not in saved}
     if not factors:
         raise IncompatibleError(f"{finetuned.name} and {base.name} differ in no linear layer that was chosen")
-    config = _config(base, factors, saved, rank, alpha or rank, task)
+    config = _config(base, factors, saved, rank, alpha, task)
     tensors = {name: finetuned[name].contiguous() for name in saved}
     return Adapter(factors, tensors, left_out, config, (*base.sources, *finetuned.sources))
 
@@ -166,6 +169,29 @@ def _require_same_tensors(finetuned: Checkpoint, base: Checkpoint) -> None:
             )
 
 
+def _floating(finetuned: Checkpoint, base: Checkpoint, linear: Sequence[str]) -> list[str]:
+    """The tensors to compare: all but those that hold other numbers in both models, and are no linear layer."""
+    weights = {f"{module}.weight" for module in linear}
+    names = []
+    for name in base:
+        models = (finetuned, base)
+        if name in weights or any(model.info(name).dtype.is_floating_point for model in models):
+            for model in models:
+                require_floating(model.name, name, model.info(name))
+            names.append(name)
+    return names
+
+
+def _difference(finetuned: Checkpoint, base: Checkpoint, name: str) -> Tensor:
+    delta = finetuned.read(name) - base.read(name)
+    if not is_finite(delta):
+        raise IncompatibleError(
+            f"{name!r}: the difference of {finetuned.name} and {base.name} does not fit in {delta.dtype}; there is no "
+            "adapter for it. Look at the numbers of both: some are near the largest that there are"
+        )
+    return delta
+
+
 def _linear(base: Checkpoint, heads: Sequence[str]) -> list[str]:
     """Modules with a matrix to multiply with, except the heads that peft holds as a whole."""
     names = [name.removesuffix(".weight") for name in base if name.endswith(".weight")]
@@ -182,9 +208,9 @@ def _linear(base: Checkpoint, heads: Sequence[str]) -> list[str]:
 def _chosen(linear: Sequence[str], modules: Sequence[str], exclude: Sequence[str]) -> set[str]:
     def matching(pattern: str) -> set[str]:
         try:
-            found = {module for module in linear if re.match(rf"(.*\.)?({pattern})$", module)}
-        except re.error as error:
-            raise OptionError(f"the pattern {pattern!r} is not valid: {error}") from error
+            found = set(filter(module_pattern(pattern).match, linear))
+        except ValueError as error:
+            raise OptionError(str(error)) from error
         if not found:
             raise OptionError(f"{pattern!r} matches no linear layer, such as {some(linear, 3)}")
         return found
@@ -224,8 +250,8 @@ def _saved(
     ]
 
 
-def _task(config: Mapping[str, Any]) -> tuple[str | None, tuple[str, ...]]:
-    name = str((config.get("architectures") or [""])[0])
+def _task(base: Checkpoint) -> tuple[str | None, tuple[str, ...]]:
+    name = class_name(base)
     return next((task for pattern, task in TASKS.items() if re.fullmatch(pattern, name)), (None, ()))
 
 

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from symfuse.errors import IncompatibleError
+from symfuse.io.tensors import require_fit
+
 EXACT = 1024  # up to this smaller side, a full decomposition costs little
 OVERSAMPLING, ITERATIONS = 16, 6
 
@@ -33,22 +36,38 @@ class Factors:
         return self.residual / self.norm
 
 
-def factorise(delta: Tensor, rank: int, alpha: int, dtype: torch.dtype) -> Factors:
-    """The factors of a difference (out × in, not zero), of at most that rank, less if the difference has less.
+def factorise(module: str, delta: Tensor, rank: int, alpha: int, dtype: torch.dtype) -> Factors:
+    """The factors of a module's difference (out × in, finite, not zero), of at most that rank, less if it has less.
 
     Both factors get the root of the singular values, so that they are of one size when they are rounded to dtype. The
-    scale, alpha / rank of these factors, is divided out of B.
+    scale, alpha / rank of these factors, is divided out of B. IncompatibleError, by module, if they are too large or
+    too small for dtype.
     """
     exact = min(delta.shape) <= EXACT or 4 * rank >= min(delta.shape)
+    # In units of a power of two near the largest number, which is exact, no product overflows or vanishes.
+    unit = 2.0 ** (math.frexp(float(torch.linalg.vector_norm(delta, math.inf)))[1] - 1)
+    delta = delta / unit
     u, s, vt = torch.linalg.svd(delta, full_matrices=False) if exact else _randomised(delta, rank)
     noise = float(s[0]) * max(delta.shape) * torch.finfo(delta.dtype).eps
     keep = max(1, min(rank, int((s > noise).sum())))
-    root = s[:keep].sqrt()
-    scale = alpha / keep
-    up = (u[:, :keep] * (root / scale)).to(dtype).contiguous()
-    down = (root[:, None] * vt[:keep]).to(dtype).contiguous()
-    lost = torch.addmm(delta, up.to(delta.dtype), down.to(delta.dtype), alpha=-scale)
-    return Factors(down, up, _norm(delta), _norm(lost), exact)
+    root, scale = s[:keep].double().sqrt(), alpha / keep
+    size = math.sqrt(unit)
+    up = _rounded(f"{module}.lora_B", u[:, :keep] * (root * (size / scale)), dtype)
+    down = _rounded(f"{module}.lora_A", (root * size)[:, None] * vt[:keep], dtype)
+    back = [(up.double() * (scale / size)).to(delta.dtype), (down.double() / size).to(delta.dtype)]
+    lost = torch.addmm(delta, *back, alpha=-1)
+    return Factors(down, up, unit * _norm(delta), unit * _norm(lost), exact)
+
+
+def _rounded(name: str, factor: Tensor, dtype: torch.dtype) -> Tensor:
+    require_fit(name, factor, dtype)
+    rounded = factor.to(dtype).contiguous()
+    if not rounded.any():
+        raise IncompatibleError(
+            f"{name}: values up to {float(factor.abs().max()):.3g} are zero in {str(dtype).removeprefix('torch.')}, "
+            "the dtype of the adapter; take a wider one (--dtype), or a smaller alpha"
+        )
+    return rounded
 
 
 def _randomised(delta: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:

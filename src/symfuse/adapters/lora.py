@@ -10,12 +10,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from symfuse.adapters.config import CONFIG, WAY_OUT, Config, is_adapter, read_tensors
+from symfuse.adapters.config import CONFIG, WAY_OUT, Config, is_adapter, read_tensors, require_floating
 from symfuse.adapters.names import is_tied, is_transposed, is_vocabulary, match, target_name
 from symfuse.errors import CheckpointError, IncompatibleError
 from symfuse.io import Checkpoint, TensorInfo, is_finite, scan
 from symfuse.io import open as open_checkpoint
 from symfuse.io.messages import some
+from symfuse.io.tensors import StoredTensors
 
 FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<factor>A\.weight|B\.weight|B\.bias|embedding_A|embedding_B)")
 UNKNOWN_FACTOR = re.compile(r"(.*\.)?(lora_\w+|token_adapter)(\..+)?")
@@ -63,21 +64,24 @@ class _Changed(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         dtype = self.base.info(name).dtype
-        rounded = self.wide(name).to(dtype)
-        if not is_finite(rounded):  # the parts are finite
-            raise IncompatibleError(
-                f"{name}: the tensor with the adapter {self.folder} added does not fit in {dtype}, the dtype of "
-                f"{self.base.name}; convert that model to a wider dtype first"
-            )
-        return rounded
+        return self._fitting(name, self.wide(name).to(dtype))
 
     def wide(self, name: str) -> Tensor:
         """The tensor before it is rounded to the dtype of the base: float32 at least."""
-        return self.changes[name].of(self.base.read(name), self._read)
+        return self._fitting(name, self.changes[name].of(self.base.read(name), self._read))
+
+    def _fitting(self, name: str, values: Tensor) -> Tensor:
+        if not is_finite(values):  # the parts are finite
+            raise IncompatibleError(
+                f"{name}: the tensor with the adapter {self.folder} added does not fit in {values.dtype}; convert "
+                f"{self.base.name} to a wider dtype first, or use an adapter with smaller numbers"
+            )
+        return values
 
     def _read(self, key: str) -> Tensor:
-        scan(key, self.adapter[key], str(self.folder))
-        return self.adapter[key].to(torch.promote_types(self.adapter[key].dtype, torch.float32))
+        tensor = self.adapter[key]
+        scan(key, tensor, str(self.folder))
+        return tensor if tensor.dtype == torch.float64 else tensor.float()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.changes)
@@ -125,16 +129,18 @@ def apply(base: Checkpoint, adapter: str | Path) -> Checkpoint:
     Lazy; dtypes are those of the base, `read` gives the values before rounding. A note says how many tensors change.
     Layers that store [in, out] (GPT-2) are told by shape, and where that is square by their family and the adapter's
     fan_in_fan_out. CheckpointError, by name: for kinds other than plain LoRA (DoRA, replicated layers, other types,
-    inits that change the base), for tensors of the adapter that the base lacks or that have other shapes, for ranks
-    that its config does not give, for a bias that the base's layer lacks, and for an embedding that is tied to a head.
+    inits that change the base), for tensors of the adapter that the base lacks or that have other shapes, for numbers
+    that are not floating-point ones, for ranks that its config does not give, for a bias that the base's layer lacks,
+    and for an embedding that is tied to a head.
     """
     folder = Path(adapter)
     if not (folder / CONFIG).is_file():
         raise CheckpointError(f"{folder} is not an adapter: it has no {CONFIG}")
-    config, tensors = Config.read(folder), read_tensors(folder)
+    config, (tensors, told) = Config.read(folder), read_tensors(folder)
     changes = _changes(folder.name, config, tensors, base)
     _refuse_tied(folder.name, changes, base)
     notes: tuple[str, ...] = (f"adapter {folder.name}: {len(changes)} of {len(base)} tensors changed",)
+    notes += tuple(f"adapter {folder.name}: {note}" for note in told)
     if config.unknown:
         notes += (f"adapter {folder.name}: options not known here, taken to be of training: {some(config.unknown)}",)
     infos, name = {tensor: base.info(tensor) for tensor in base}, f"{base.name}+{folder.name}"
@@ -174,7 +180,7 @@ def open_adapter(folder: str | Path, base: str | Path | Checkpoint | None = None
     return apply(base if isinstance(base, Checkpoint) else open_checkpoint(base), folder)
 
 
-def _changes(adapter: str, config: Config, tensors: Mapping[str, Tensor], base: Checkpoint) -> dict[str, _Change]:
+def _changes(adapter: str, config: Config, tensors: StoredTensors, base: Checkpoint) -> dict[str, _Change]:
     """Name in the base → change."""
     wholes: dict[str, str] = {}
     factors: dict[str, dict[str, str]] = {}
@@ -182,6 +188,7 @@ def _changes(adapter: str, config: Config, tensors: Mapping[str, Tensor], base: 
         name = target_name(key)
         if name is None:
             continue
+        require_floating(adapter, key, tensors.infos[key])
         if found := FACTOR.fullmatch(name):
             factors.setdefault(found["module"], {})[found["factor"]] = key
         elif UNKNOWN_FACTOR.fullmatch(name):
@@ -212,7 +219,7 @@ def _low_rank(
     config: Config,
     module: str,
     keys: Mapping[str, str],
-    tensors: Mapping[str, Tensor],
+    tensors: StoredTensors,
     base: Checkpoint,
     name: str,
     change: _Change,
@@ -222,7 +229,7 @@ def _low_rank(
     down, up = (keys.get(f"embedding_{f}" if embedding else f"{f}.weight") for f in "AB")
     if down is None or up is None:
         raise CheckpointError(f"{adapter}: {module} has only {some(keys.values())}, expected both factors, A and B")
-    a, b, shape = tuple(tensors[down].shape), tuple(tensors[up].shape), base.info(name).shape
+    a, b, shape = tensors.infos[down].shape, tensors.infos[up].shape, base.info(name).shape
     if min(len(a), len(b)) < 2 or a[0] != b[1] or a[0] != config.rank_of(module):
         raise CheckpointError(
             f"{adapter}: {module} has A {list(a)} and B {list(b)}, expected a rank of {config.rank_of(module)} as "
@@ -240,16 +247,15 @@ def _low_rank(
     return replace(change, down=down, up=up, scale=config.scale_of(module), transposed=embedding or transposed)
 
 
-def _check_vectors(adapter: str, name: str, change: _Change, tensors: Mapping[str, Tensor], info: TensorInfo) -> None:
+def _check_vectors(adapter: str, name: str, change: _Change, tensors: StoredTensors, info: TensorInfo) -> None:
     for key in (change.whole, change.shift):
-        if key is not None and tuple(tensors[key].shape) != info.shape:
+        if key is not None and tensors.infos[key].shape != info.shape:
             resized = " Resize the base's vocabulary first." if len(info.shape) == 2 else ""
             raise CheckpointError(
-                f"{adapter}: {key!r} is {list(tensors[key].shape)}, expected {list(info.shape)} as {name!r} "
+                f"{adapter}: {key!r} is {list(tensors.infos[key].shape)}, expected {list(info.shape)} as {name!r} "
                 f"of the base.{resized}"
             )
-    if not info.dtype.is_floating_point:
-        raise CheckpointError(f"{adapter}: {name!r} of the base is {info}, expected floating-point numbers")
+    require_floating(f"the base of {adapter}", name, info)
 
 
 def _refuse_tied(adapter: str, changes: Mapping[str, _Change], base: Checkpoint) -> None:

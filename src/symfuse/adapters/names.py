@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, TypeVar
 
-from symfuse.errors import CheckpointError
+from symfuse.architectures.base import Config as ModelConfig
+from symfuse.errors import CheckpointError, SpecError
 from symfuse.io import Checkpoint
 from symfuse.io.messages import some
 
+T = TypeVar("T")
 WRAPPERS = ("base_model.model.", "_orig_mod.", "module.")
 # Layers of transformers that store [in, out], by the families that use them.
 CONV1D = re.compile(r"(.*\.)?(c_attn|c_proj|c_fc|q_attn)")
@@ -62,6 +64,17 @@ def _moved(name: str, off: str, on: str) -> str:
     return on + name.removeprefix(off) if name.startswith(off) else ""
 
 
+def module_pattern(pattern: str) -> re.Pattern[str]:
+    """What peft makes of a name or a regular expression: it matches the end of a module's dotted name.
+
+    ValueError if it is not valid.
+    """
+    try:
+        return re.compile(rf"(.*\.)?({pattern})$")
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ValueError(f"the pattern {pattern!r} is not valid: {error}") from error
+
+
 def is_transposed(module: str, config: Mapping[str, Any], fan_in_fan_out: bool) -> bool:
     """Whether a layer stores [in, out]: by its class in the families where transformers has such layers, else as the
     adapter says. For matrices whose shape does not tell."""
@@ -72,13 +85,24 @@ def is_transposed(module: str, config: Mapping[str, Any], fan_in_fan_out: bool) 
 
 def is_tied(base: Checkpoint) -> bool:
     """Whether the model has a head that is its input embedding, so that one stored tensor stands for two."""
-    config = base.config
-    architectures = config.get("architectures") or [""]
-    if not VOCABULARY_HEAD.fullmatch(str(architectures[0])):
+    if not VOCABULARY_HEAD.fullmatch(class_name(base)):
         return False
-    vocabulary = [name for name in base if is_vocabulary(name, base)]
+    if "tie_word_embeddings" in base.config:
+        return bool(_of_config(base, lambda config: config.get("tie_word_embeddings", False)))
     # Configs leave out what is the default of their family; then a second matrix tells that nothing is tied.
-    return config.get("tie_word_embeddings", len(vocabulary) == 1) is True
+    return sum(is_vocabulary(name, base) for name in base) == 1
+
+
+def class_name(base: Checkpoint) -> str:
+    """The class that config.json names, or nothing. SpecError if what it says there is no list."""
+    return _of_config(base, lambda config: config.class_name)
+
+
+def _of_config(base: Checkpoint, value: Callable[[ModelConfig], T]) -> T:
+    try:
+        return value(ModelConfig(base.config, "model"))
+    except SpecError as error:
+        raise SpecError(f"{base.name}: {error}") from error
 
 
 def is_vocabulary(name: str, base: Checkpoint) -> bool:

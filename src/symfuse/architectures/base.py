@@ -102,8 +102,8 @@ class Family:
 
     tensors: the base model's, by name without `prefix` (which checkpoints of a class with a head have).
     optional: parts of the base model that may be absent as a whole (a pooler). heads: by label.
-    tied: alias → the tensor it equals; an alias may be absent. buffers: patterns of derived tensors, dropped.
-    legacy: old endings of names → today's. See Spec for the rest.
+    tied: alias → the tensor it equals; an alias may be absent. reads: of any head; what is absent does not read.
+    buffers: patterns of derived tensors, dropped. legacy: old endings of names → today's. See Spec for the rest.
     """
 
     axes: Mapping[str, Axis]
@@ -116,6 +116,7 @@ class Family:
     legacy: Mapping[str, str] = field(default_factory=dict)
     shifts: tuple[Shift, ...] = ()
     outputs: Mapping[str, str] = field(default_factory=dict)
+    reads: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -194,6 +195,7 @@ def resolve(config: Mapping[str, Any], names: Iterable[str], where: str = "check
     aliases = {n: t for head in family.heads.values() for n, t in head.tensors.items() if n in family.tied}
     heads.update(add({n: t for n, t in aliases.items() if n in current and n not in tensors}, ""))
     tensors = {n: d for n, d in tensors.items() if n not in family.tied or stored[n] in current}
+    bare = not heads & tensors.keys()  # then the outputs are those of the base model
     return Spec(
         family=str(config["model_type"]),
         axes=family.axes,
@@ -207,6 +209,16 @@ def resolve(config: Mapping[str, Any], names: Iterable[str], where: str = "check
             if (shift := rule.at(index)).bias in tensors
         ),
         outputs={name: parse(text) for name, text in family.outputs.items()},
+        reads={
+            norm.format(**index): tuple(
+                reader
+                for template in readers
+                if (reader := template.format(**index)) in tensors or (bare and reader in family.outputs)
+            )
+            for norm, readers in family.reads.items()
+            for index in indices(norm, family.axes)
+            if norm.format(**index) in tensors
+        },
         names={n: f for n in tensors if (f := current.get(stored[n], stored[n])) != n},
         buffers=frozenset(name for name in names if is_buffer(name, family)),
     )

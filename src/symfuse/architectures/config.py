@@ -37,6 +37,12 @@ UNSAID = ("transformers_version", "_name_or_path", "_commit_hash")
 DEFAULTS: dict[str, Any] = {"rms_norm_eps": 1e-6}
 THETA = {"mixtral": 1e6, "gpt_oss": 150_000.0, "llama4_text": 500_000.0, "ministral3": 1e6}
 
+# Of what kind some fields are, where they are there.
+KINDS: dict[str, Any] = {
+    "rope_parameters": {}, "rope_scaling": {}, "text_config": {}, "llm_config": {}, "layer_types": [],
+    "architectures": [], "model_type": "",
+}  # fmt: skip
+
 # Families that scale the decoder's output by d_model^(−1/2) where the head is the embedding, unless
 # `scale_decoder_outputs` says otherwise (transformers 5.24).
 SCALED = {"t5", "umt5", "longt5", "switch_transformers", "pop2piano"}
@@ -74,9 +80,9 @@ def differences(one: Checkpoint, other: Checkpoint) -> list[Difference]:
 
     Spellings of older versions of `transformers` are made equal first. Of a family with a declaration those fields
     matter that it reads; of another one all but those known to be harmless, unless the field is absent on one side
-    and its default is not known.
+    and its default is not known. SpecError, naming the model, for a field of another kind than it must be.
     """
-    configs = [_flat(_alike(checkpoint.config)) for checkpoint in (one, other)]
+    configs = [_flat(_spelled(checkpoint)) for checkpoint in (one, other)]
     found = {}
     for key in dict.fromkeys((*configs[0], *configs[1])):
         ours, theirs = (config.get(key, _default(key, config)) for config in configs)
@@ -84,7 +90,7 @@ def differences(one: Checkpoint, other: Checkpoint) -> list[Difference]:
             continue
         known = ours is not None and theirs is not None
         found[key] = Difference(key, ours, theirs, known and not _harmless(key))
-    if all(checkpoint.config.get("model_type") in ARCHITECTURES for checkpoint in (one, other)):
+    if all(str(checkpoint.config.get("model_type")) in ARCHITECTURES for checkpoint in (one, other)):
         found = {key: Difference(key, d.ours, d.theirs, False) for key, d in found.items()}
         found |= _deciding_differences(one, other)
     return sorted(found.values(), key=lambda difference: not difference.matters)
@@ -113,8 +119,20 @@ def _flat(config: Mapping[str, Any], at: str = "") -> dict[str, Any]:
     return out
 
 
+def _spelled(checkpoint: Checkpoint) -> dict[str, Any]:
+    try:
+        return _alike(checkpoint.config)
+    except SpecError as error:
+        raise SpecError(f"{checkpoint.name}: {error}") from None
+
+
 def _alike(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config in the spelling of today, with fields that follow from others filled in or left out."""
+    """A config in the spelling of today, with fields that follow from others filled in or left out.
+
+    SpecError for a field of another kind than it must be.
+    """
+    for key, kind in KINDS.items():
+        _get(config, key, kind)
     c = {key: _alike(v) if key.endswith("_config") and isinstance(v, Mapping) else v for key, v in config.items()}
     c = {key: value for key, value in c.items() if value is not None}
     if rope := _rope(c):
@@ -135,9 +153,15 @@ def _alike(config: Mapping[str, Any]) -> dict[str, Any]:
         c = {"num_key_value_heads": heads, "head_dim": width // heads, **c}
     if not c.get("use_sliding_window", True):
         c = {key: value for key, value in c.items() if key not in ("sliding_window", "max_window_layers")}
-    if set(c.get("layer_types", ())) == {"full_attention"}:
+    types = c.get("layer_types")
+    if types and all(kind == "full_attention" for kind in types):
         del c["layer_types"]
     return c
+
+
+def _get(config: Mapping[str, Any], key: str, default: Any) -> Any:
+    """A field, or its default; SpecError if it is of another kind than that."""
+    return Config(config, str(config.get("model_type"))).get(key, default)
 
 
 def _rope(c: dict[str, Any]) -> dict[str, Any]:
@@ -154,14 +178,18 @@ def _rope(c: dict[str, Any]) -> dict[str, Any]:
 
 
 def _one_rope(settings: Mapping[str, Any]) -> dict[str, Any]:
+    _get(settings, "rope_theta", 1.0)
     kind = settings.get("rope_type", settings.get("type", "default"))
     rest = {key: value for key, value in settings.items() if key not in ("rope_type", "type") and value is not None}
     return rest if kind == "default" else {**rest, "rope_type": kind}
 
 
 def rope_theta(config: Mapping[str, Any]) -> float | None:
-    """The base of rotary embeddings without scaling; None if they are scaled, or of several kinds."""
-    text = _alike(text_config(config))
+    """The base of rotary embeddings without scaling; None if they are scaled, of several kinds, or not understood."""
+    try:
+        text = _alike(text_config(config))
+    except SpecError:  # said, with the model's name, where configs are compared
+        return None
     rope = {"rope_theta": _default("rope_theta", text), **text.get("rope_parameters", {})}
     return float(rope["rope_theta"]) if set(rope) == {"rope_theta"} else None
 

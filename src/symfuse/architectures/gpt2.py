@@ -51,4 +51,15 @@ def gpt2(c: Config) -> Family:
             Shift(ATTENTION + "c_attn.bias", "v", ATTENTION + "c_proj.weight", ATTENTION + "c_proj.bias"),
         ),
         outputs={"last_hidden_state": "residual"},
+        reads={
+            LAYER + "ln_1.weight": (ATTENTION + "c_attn.weight",),
+            LAYER + "ln_2.weight": (LAYER + "mlp.c_fc.weight",),
+            "ln_f.weight": (
+                "last_hidden_state",
+                "lm_head.weight",
+                "score.weight",
+                "classifier.weight",
+                "qa_outputs.weight",
+            ),
+        },
     )

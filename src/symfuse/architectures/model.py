@@ -120,7 +120,8 @@ def let_pass(found: Sequence[Difference], pair: str, force_config: bool, layers:
         d = deciding[0]
         raise IncompatibleError(
             f"{pair}: config.json differs in {d}{more}, so that the same weights compute something else; make them "
-            "equal if one of them is wrong"
+            "equal if one of them is wrong, or take the base's all the same (--force-config, or `force_config: true` "
+            "in a recipe)"
         )
     notes = [
         f"{pair}: config.json differs in {d}; the base's is kept, though the others computed with theirs"
@@ -136,7 +137,7 @@ def require_same_tensors(first: Model, other: Model, pair: str, layers: bool) ->
     if names := sorted(ours.keys() ^ theirs.keys()):
         raise IncompatibleError(
             f"{pair}: {len(names)} tensors are in one model only: {some(names)}; "
-            "remove that part from one or add it to the other"
+            "leave them out or keep them as they are (--foreign drop or keep, or `foreign: drop` in a recipe)"
         )
     if wrong := [name for name in ours if ours[name] != theirs[name]]:
         shapes = "; ".join(f"{name}: {ours[name]} and {theirs[name]}" for name in wrong[:5])

@@ -38,6 +38,14 @@ def layer_shifts(layer: str) -> tuple[Shift, ...]:
     )
 
 
+def layer_reads(layer: str) -> dict[str, tuple[str, ...]]:
+    """Which weights read each norm of a layer with `norm_first`."""
+    return {
+        layer + "norm1.weight": (layer + "self_attn.in_proj_weight",),
+        layer + "norm2.weight": (layer + "linear1.weight",),
+    }
+
+
 def layer_axes(c: Config) -> dict[str, Axis]:
     act = c.get("hidden_act", "relu")
     return block_axes(c.num_hidden_layers, c.hidden_size, c.num_attention_heads, c.intermediate_size, act)
@@ -68,6 +76,7 @@ def torch_transformer_encoder(c: Config) -> Family:
         shifts=layer_shifts("layers.{l}."),
         # The module's input lives in the residual space as well as its output.
         outputs={"output": "residual", "src": "residual"},
+        reads=layer_reads("layers.{l}.") | {"norm.weight": ("output",)} if c.get("norm_first", False) else {},
     )
 
 

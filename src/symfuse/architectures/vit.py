@@ -39,6 +39,14 @@ TENSORS = {
     "layernorm.weight": "|residual|",
     "layernorm.bias": "residual",
 }
+READS = {
+    LAYER + "layernorm_before.weight": tuple(f"{ATTENTION}{name}.weight" for name in ("query", "key", "value")),
+    LAYER + "layernorm_after.weight": (LAYER + "intermediate.dense.weight",),
+    "layernorm.weight": (
+        "last_hidden_state", "pooler.dense.weight", "classifier.weight", "decoder.0.weight", "cls_classifier.weight",
+        "distillation_classifier.weight",
+    ),
+}  # fmt: skip
 DISTILLATION = {"embeddings.distillation_token": "1 1 residual"}
 MASK = {"embeddings.mask_token": "1 1 residual"}
 
@@ -84,6 +92,7 @@ def _family(c: Config, prefix: str, tokens: Mapping[str, str], heads: Mapping[st
         },
         shifts=(key_shift(ATTENTION + "key"), value_shift(ATTENTION + "value", OUTPUT)) if biased else (),
         outputs={"last_hidden_state": "residual", "pooler_output": "pool"},
+        reads=READS,
     )
 
 

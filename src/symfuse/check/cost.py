@@ -7,6 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Collection, Mapping
 
+from symfuse.architectures.config import text_config
 from symfuse.check.report import Cost, Resolved
 from symfuse.io import Checkpoint
 from symfuse.io.direct import PIECE
@@ -16,6 +17,7 @@ from symfuse.merging.engine import effective_weights
 from symfuse.merging.stream import BLOCK
 
 START = 250_000_000  # resident once everything is imported (231 MB measured), and a little
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers")
 SPEED = 500e6  # bytes per second, read and written together, of element-wise methods on two cores and a local disk
 # Blocks that are alive at once, for k + 2 that a method must hold. Measured on two threads, as (k + 2)·n blocks beside
 # START: linear and task_arithmetic n = 2, dare_ties 2.4, breadcrumbs 2.7, ties 3.6, sce and model_stock 3.8, della 4.2.
@@ -42,8 +44,8 @@ def cost(
     how += f" and whole tensors of {', '.join(sorted(moved))}" if moved else ""
     size = sum(info.nbytes for info in infos.values())
     read = sum(t.info.nbytes for o in outputs.values() for t in o.inputs)
-    config = merged.config.get("text_config", merged.config)
-    layers = next((config[key] for key in ("num_hidden_layers", "n_layer", "n_layers") if key in config), None)
+    config = text_config(merged.config)
+    layers = next((config[key] for key in LAYERS if type(config.get(key)) is int), None)
     return Cost(
         tensors=len(infos),
         bytes=size,

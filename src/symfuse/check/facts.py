@@ -14,15 +14,15 @@ from symfuse.check.report import Field, ModelFacts, Tokens
 from symfuse.errors import SymfuseError
 from symfuse.io import Checkpoint
 from symfuse.matching.axes import MATCHABLE
-from symfuse.recipe import ModelRef
-from symfuse.vocabulary import compare, has_tokenizer
+from symfuse.recipe import ModelRef, Recipe
+from symfuse.vocabulary import compare_tokenizers, has_tokenizer, read_tokenizer
+from symfuse.vocabulary.tokenizer import without_rows
 
 
 def model_facts(ref: ModelRef, checkpoint: Checkpoint, model: Model | None, gives: Sequence[str]) -> ModelFacts:
     """model: None if its tensors are not those of its family."""
     infos = [checkpoint.info(name) for name in checkpoint]
     axes = {} if model is None else model.spec.axes
-    rows = text_config(checkpoint.config).get("vocab_size", checkpoint.config.get("vocab_size"))
     names = [axis for group in MATCHABLE.values() for axis in group if axis in axes]
     return ModelFacts(
         name=str(ref),
@@ -33,13 +33,18 @@ def model_facts(ref: ModelRef, checkpoint: Checkpoint, model: Model | None, give
         bytes=sum(info.nbytes for info in infos),
         dtypes=dtypes_of(checkpoint),
         tied=bool(model.spec.tied) if model is not None and model.declared else is_tied(checkpoint.config, checkpoint),
-        vocabulary=rows if type(rows) is int else None,
+        vocabulary=_rows(checkpoint),
         layers=axes["l"].size if "l" in axes else None,
         tokenizer=has_tokenizer(checkpoint),
         adapter=adapter_of(ref),
         buffers=[] if model is None else sorted(name for name in model.spec.buffers if name in checkpoint),
         gives=list(gives),
     )
+
+
+def _rows(checkpoint: Checkpoint) -> int | None:
+    rows = text_config(checkpoint.config).get("vocab_size", checkpoint.config.get("vocab_size"))
+    return rows if type(rows) is int else None
 
 
 def dtypes_of(checkpoint: Checkpoint) -> dict[str, int]:
@@ -85,30 +90,33 @@ def config_fields(checkpoints: Sequence[Checkpoint]) -> list[Field]:
 
 def tokenizer_differences(checkpoints: Sequence[Checkpoint], given: bool, warn: Callable[[str], None]) -> list[Tokens]:
     """How tokenizers differ, token by token. given: the recipe says what becomes of vocabularies."""
-    try:
-        found = [difference for difference in compare(checkpoints) if difference]
-    except SymfuseError as error:
-        warn(f"tokenizers are not compared: {error}")
-        return []
+    theirs = []
+    for checkpoint in filter(has_tokenizer, checkpoints):
+        try:
+            theirs.append(read_tokenizer(checkpoint))
+        except SymfuseError as error:
+            warn(f"not compared with other tokenizers: {error}")
+            continue
+        rows = _rows(checkpoint)
+        if not given and rows is not None and (fault := without_rows(theirs[-1], rows)):
+            warn(fault)  # no error: rows are merged by number, and a text may do without these tokens
+    found = [difference for difference in compare_tokenizers(theirs) if difference]
     for d in () if given else found:
-        if d.moved:
-            warn(
-                f"{d}; rows are merged by number, so that these tokens' rows are mixed: set `tokenizer_source: union` "
-                "(or base, or a model) to match rows by token"
-            )
+        if d.warning:
+            warn(d.warning)
     return [
-        Tokens([d.model, d.other], d.same, len(d.moved), len(d.only_model), len(d.only_other), str(d)) for d in found
+        Tokens([d.model, d.other], d.same, len(d.moved), len(d.only_model), len(d.only_other), len(d.mixed), str(d))
+        for d in found
     ]
 
 
-def gives(
-    models: Mapping[ModelRef, Checkpoint], template: ModelRef, others: Mapping[ModelRef, str]
-) -> dict[ModelRef, list[str]]:
-    """What the result has of each model. others: what else a model gives, such as the tokenizer."""
+def gives(models: Mapping[ModelRef, Checkpoint], template: ModelRef, recipe: Recipe) -> dict[ModelRef, list[str]]:
+    """What the result has of each model; a tokenizer that is put together, or that of shared rows, is no one's here."""
     out: dict[ModelRef, list[str]] = {ref: [] for ref in models}
     if template in models:
-        own = ["tokenizer"] if has_tokenizer(models[template]) and "tokenizer" not in others.values() else []
-        out[template] = ["config", "names", "dtypes", *own]
-    for ref, what in others.items():
-        out.setdefault(ref, []).append(what)
+        out[template] = ["config", "names", "dtypes"]
+    source = "base" if recipe.tokenizer is None else recipe.tokenizer.source
+    giver = template if source == "base" else source
+    if isinstance(giver, ModelRef) and giver in models and has_tokenizer(models[giver]):
+        out[giver].append("tokenizer")
     return out

@@ -10,12 +10,13 @@ from symfuse.architectures import Model
 from symfuse.architectures.config import differences
 from symfuse.architectures.model import WIDTHS, let_pass, require_same_sizes, require_same_tensors
 from symfuse.architectures.undeclared import LAYER_COUNTS
+from symfuse.check.report import Alignment
 from symfuse.errors import SymfuseError
 from symfuse.io import Checkpoint
-from symfuse.matching.axes import choose_axes, choose_layers
+from symfuse.matching.axes import choose_axes
 from symfuse.merging import lookup
 from symfuse.merging.models import require_same_heads
-from symfuse.pipeline import SHARED_ROWS, Stage, anchor_of, finish, open_models, prepare
+from symfuse.pipeline import SHARED_ROWS, Stage, anchor_of, finish, layers_of, open_models, prepare, reconcile_of
 from symfuse.plan import plan_recipe, template_of
 from symfuse.recipe import Align, Input, ModelRef, Recipe
 from symfuse.rewrite import Reconcile, harmonise
@@ -56,28 +57,33 @@ def open_each(recipe: Recipe, known: Mapping[str, Checkpoint], found: Found) -> 
     return out
 
 
-def prepared(recipe: Recipe, models: Mapping[ModelRef, Checkpoint], options: Reconcile, found: Found) -> Stage | None:
+def prepared(
+    recipe: Recipe, models: Mapping[ModelRef, Checkpoint], options: Reconcile | None, found: Found
+) -> Stage | None:
     """The stage before alignment, or None; what stands against it, or against the plan, is noted."""
     stage = found.attempt(prepare, recipe, models, options)
     if stage is None:
-        _compare(recipe, models, options, found)
+        _compare(recipe, models, options or reconcile_of(recipe), found)
         _plan_of_one(recipe, models, found)
-        return None
-    if recipe.align is not None:
-        _try_alignment(stage, recipe.align, found)
     return stage
 
 
-def _try_alignment(stage: Stage, align: Align, found: Found) -> None:
-    """What `align` names must be there. Without an anchor that is named, it is found by reading all weights."""
+def alignment(stage: Stage, align: Align, found: Found) -> Alignment | None:
+    """What is to be aligned with what; what `align` names must be there. Without an anchor that is named, it is found
+    by reading all weights, or of two models it is the last."""
     model = Model.of(stage.models[template_of(stage.recipe)], undeclared=True)
     undeclared = not all(Model.of(c, undeclared=True).declared for c in stage.models.values())
     task_vectors = lookup(stage.recipe.merge_method).base == "required" and stage.recipe.base_model is not None
-    if undeclared or align.anchor is not None or task_vectors:
-        found.attempt(anchor_of, stage)
-    if not undeclared:
-        found.attempt(choose_axes, align.axes, model.spec)
-        found.attempt(choose_layers, align.layers, model.spec.axes["l"].size)
+    known = undeclared or align.anchor is not None or task_vectors
+    anchor = found.attempt(anchor_of, stage) if known else list(stage.models)[-1] if len(stage.models) < 3 else None
+    if undeclared or (known and anchor is None):
+        return None
+    axes = found.attempt(choose_axes, align.axes, model.spec)
+    layers = found.attempt(layers_of, stage.recipe, model.spec)
+    if axes is None or layers is None:
+        return None
+    named = None if anchor is None else str(anchor)
+    return Alignment(named, list(axes), layers, align.scaling, align.one_pass, align.biases)
 
 
 def merged(stage: Stage, found: Found) -> Checkpoint | None:
@@ -108,8 +114,9 @@ def _compare(recipe: Recipe, models: Mapping[ModelRef, Checkpoint], options: Rec
             sizes.attempt(require_same_sizes, one, two, pair, whole, options.force_config)
         for error in sizes.errors:
             found.add(error)
-        fields = [d for d in differences(first.checkpoint, other.checkpoint) if d.field not in SIZES]
-        found.attempt(let_pass, fields, pair, options.force_config, whole)
+        fields = found.attempt(differences, first.checkpoint, other.checkpoint) or []
+        others = [d for d in fields if d.field not in SIZES]
+        found.attempt(let_pass, others, pair, options.force_config, whole)
         rows = [model.spec.sizes.get("vocab") for model in (first, other)]
         if not sizes.errors and rows[0] == rows[1]:  # else these follow from the sizes
             found.attempt(require_same_tensors, first, other, pair, whole)

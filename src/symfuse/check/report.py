@@ -56,13 +56,14 @@ class Field:
 
 @dataclass(frozen=True)
 class Tokens:
-    """How two tokenizers differ: numbers of tokens, and examples in words."""
+    """How two tokenizers differ: numbers of tokens, and examples in words. mixed: ids that hold different tokens."""
 
     models: list[str]
     same: int
     moved: int
     only_first: int
     only_second: int
+    mixed: int
     text: str
 
 
@@ -114,7 +115,7 @@ class Resolved:
 @dataclass(frozen=True)
 class Cost:
     """The output, and what it takes. memory: resident, predicted. read, written: bytes. disk_free: where the target is
-    to be; None without one. seconds: at `speed`, in words."""
+    to be; None without one, or if it cannot be written. seconds: at `speed`, in words."""
 
     tensors: int
     bytes: int
@@ -132,15 +133,32 @@ class Cost:
     speed: str
 
 
+@dataclass(frozen=True)
+class Alignment:
+    """What is aligned before the merge. anchor: None if it is that nearest to the mean, for which all weights are read.
+    The others: what the recipe's `align` selects."""
+
+    anchor: str | None
+    axes: list[str]
+    layers: list[int]
+    scaling: bool
+    one_pass: bool
+    biases: bool
+
+
 @dataclass
 class Report:
     """What a check found. problems: every reason why not, in the order in which a merge would meet them. sample: None
-    if nothing was read. weights: by model, the smallest and the largest among the tensors."""
+    if nothing was read. base, why_base: the model that gives config, names and dtypes, and why; tokenizer: whose the
+    result has; both in words. alignment: None if nothing is aligned, or it is not known. weights: by model, the
+    smallest and the largest among the tensors."""
 
     method: str
     name: str | None = None
     base: str | None = None
-    base_given: bool = False
+    why_base: str = ""
+    tokenizer: str | None = None
+    alignment: Alignment | None = None
     problems: list[Problem] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -167,13 +185,13 @@ class Report:
     def summary(self) -> list[str]:
         """Three lines at most: whether, and with what of which model; how related; what it takes."""
         families = " and ".join(dict.fromkeys(model.family for model in self.models)) or "no"
-        what = f"{self.method} of {len(self.models)} {families} models"
+        what = f"{self.method} of {len(self.models)} {families} model{'' if len(self.models) == 1 else 's'}"
         if self.problems:
             more = f" (and {len(self.problems) - 1} more reasons)" if len(self.problems) > 1 else ""
             return [f"cannot merge: {what}{more}", self.problems[0].text]
-        why = "the base model" if self.base_given else "the first, as base_model is not given"
         given = next((model.gives for model in self.models if model.name == self.base), [])
-        lines = [f"{what}; {', '.join(given)} of {self.base} ({why})"]
+        other = f"; {self.tokenizer}" if self.tokenizer is not None and "tokenizer" not in given else ""
+        lines = [f"{what}; {', '.join(given)} of {self.base} ({self.why_base}){other}"]
         if self.relations:
             lines.append("; ".join(map(relation_text, self.relations)) + " (in a sample)")
         if self.cost is not None:

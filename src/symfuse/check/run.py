@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,10 +12,10 @@ from symfuse.check import cost, facts, problems, relation
 from symfuse.check.problems import Found
 from symfuse.check.report import Problem, Report
 from symfuse.io import Checkpoint, check_target
-from symfuse.io.target import check_space
+from symfuse.io.target import check_space, free_space
 from symfuse.merging import Merged, lookup
 from symfuse.pipeline import Stage
-from symfuse.plan import template_of
+from symfuse.plan import template_of, why_template
 from symfuse.recipe import Input, ModelRef, Recipe
 from symfuse.rewrite import Reconcile
 from symfuse.rewrite.rewritten import drop
@@ -40,13 +39,14 @@ def check(
     target: Target | None = None,
     sample: bool = True,
 ) -> Report:
-    """What a merge will do and cost, and every reason why it cannot be done.
+    """What a merge will do and cost, and every reason why it cannot be done that shows without reading all weights:
+    NaN, infinity and results that do not fit into the output's dtype the merge itself may still meet.
 
     From headers, configs and tokenizer files; and, with `sample`, from at most 64 MB of weights. Otherwise no weights
-    are read but rotary frequencies and counters, a few numbers each. known: as for `open_models`. Raises nothing for
-    what is wrong with models or recipe: that is in `problems`.
+    are read but rotary frequencies and counters, a few numbers each. known: as for `open_models`. options: instead of
+    the recipe's. Raises nothing for what is wrong with models or recipe: that is in `problems`.
     """
-    return _checked(recipe, known or {}, {}, options or Reconcile(), target or Target(), sample)[0]
+    return _checked(recipe, known or {}, {}, options, target or Target(), sample)[0]
 
 
 def check_all(
@@ -60,7 +60,7 @@ def check_all(
     out, results = [], dict[str, Checkpoint]()
     for number, recipe in enumerate(recipes, 1):
         place = target if number == len(recipes) and target is not None else Target()
-        report, merged = _checked(recipe, {}, results, options or Reconcile(), place, sample)
+        report, merged = _checked(recipe, {}, results, options, place, sample)
         out.append(report)
         if merged is None:
             break  # the others need it
@@ -73,7 +73,7 @@ def _checked(
     recipe: Recipe,
     known: Mapping[str, Checkpoint],
     results: Mapping[str, Checkpoint],
-    options: Reconcile,
+    options: Reconcile | None,
     target: Target,
     sample: bool,
 ) -> tuple[Report, Checkpoint | None]:
@@ -88,6 +88,9 @@ def _checked(
         stage = problems.prepared(recipe, bare, options, found)
         if stage is not None:
             report.notes += stage.notes
+            report.tokenizer = stage.tokenizer
+            if recipe.align is not None:
+                report.alignment = problems.alignment(stage, recipe.align, found)
             moved = _moved(stage, results)
             merged = problems.merged(stage, found)
             if merged is not None:
@@ -101,12 +104,8 @@ def _checked(
 def _describe(report: Report, recipe: Recipe, models: Mapping[ModelRef, Checkpoint]) -> None:
     """The models, and what differs between them."""
     template = template_of(recipe)
-    report.base, report.base_given = str(template), recipe.base_model is not None
-    others = {}
-    if recipe.tokenizer is not None:
-        source = recipe.tokenizer.source
-        others = {source: "tokenizer"} if isinstance(source, ModelRef) and source in models else {}
-    gives = facts.gives(models, template, others)
+    report.base, report.why_base = str(template), why_template(recipe)
+    gives = facts.gives(models, template, recipe)
     for ref, checkpoint in models.items():
         model = Found().attempt(Model.of, checkpoint, undeclared=True)
         report.models.append(facts.model_facts(ref, checkpoint, model, gives[ref]))
@@ -115,7 +114,7 @@ def _describe(report: Report, recipe: Recipe, models: Mapping[ModelRef, Checkpoi
         report.notes += [f"{checkpoint.name}: {note}" for note in checkpoint.notes]
     given = [source.model for source in recipe.models]
     ordered = [models[ref] for ref in dict.fromkeys([*given, *models]) if ref in models]
-    report.config += facts.config_fields(ordered)
+    report.config += Found().attempt(facts.config_fields, ordered) or []  # an error is said by `prepared`
     report.tokenizers += facts.tokenizer_differences(ordered, recipe.tokenizer is not None, report.warnings.append)
     report.layers += _ranges(recipe)
 
@@ -172,10 +171,11 @@ def _say_output(
     report.cost = sized
     if target.folder is not None:
         place = Path(os.path.abspath(target.folder))  # noqa: PTH100 - keeps symbolic links, which are refused
+        before = len(found.errors)
         found.attempt(check_target, place, overwrite=target.overwrite, inputs=merged.sources)
-        parent = next(parent for parent in place.parents if parent.exists())
-        report.cost = replace(sized, disk_free=shutil.disk_usage(parent).free)
-        found.attempt(check_space, place, sized.bytes)
+        if len(found.errors) == before:
+            report.cost = replace(sized, disk_free=free_space(place))
+            found.attempt(check_space, place, sized.bytes)
 
 
 def _plan(merged: Checkpoint) -> Merged:

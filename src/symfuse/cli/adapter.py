@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -9,17 +11,24 @@ import click
 from symfuse.cli.app import common, main, open_model
 from symfuse.output import Output
 
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+
 
 @main.command("extract-lora")
 @click.argument("finetuned")
 @click.option("--base", required=True, help="The model that it was tuned from.")
 @click.option("--output", "-o", required=True, type=click.Path(path_type=Path), help="The new folder.")
-@click.option("--rank", required=True, type=click.IntRange(1), help="Of each adapter matrix.")
+@click.option("--rank", required=True, type=click.IntRange(1), help="Of each adapter matrix, at most.")
 @click.option("--alpha", type=click.IntRange(1), help="lora_alpha. Default: the rank, a scale of one.")
-@click.option("--module", "modules", multiple=True, help="Only these layers (ends of names, or patterns).")
-@click.option("--exclude", multiple=True, help="Not these.")
+@click.option(
+    "--module",
+    "modules",
+    multiple=True,
+    help="Only these layers: ends of names, or patterns; several with commas, or given again.",
+)
+@click.option("--exclude", multiple=True, help="Not these; likewise.")
 @click.option("--save-rest", is_flag=True, help="Keep what has no low rank (embeddings, norms) as whole tensors.")
-@click.option("--dtype", default="float32", show_default=True, help="Of the adapter.")
+@click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True, help="Of the adapter.")
 @common
 def extract_lora(
     finetuned: str,
@@ -34,21 +43,41 @@ def extract_lora(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """The difference of FINETUNED from its base as a LoRA adapter (peft), by truncated SVD."""
+    """What FINETUNED changed of its base, as a LoRA adapter.
+
+    In the format of peft, by truncated singular value decomposition. Where a difference has a lower rank than asked,
+    its adapter has that.
+    """
     import torch
 
     from symfuse import adapters
-    from symfuse.errors import OptionError
+    from symfuse.io import check_target
+    from symfuse.io.messages import some
 
     out = Output(as_json, quiet)
-    if not isinstance(found := getattr(torch, dtype, None), torch.dtype) or not found.is_floating_point:
-        raise OptionError(f"--dtype {dtype!r}: expected float32, bfloat16, float16 or float64")
     tuned, start = open_model(out, finetuned), open_model(out, base)
+    check_target(output, inputs=(*start.sources, *tuned.sources))  # before the work
     adapter = adapters.extract(
-        tuned, start, rank, modules=modules, exclude=exclude, alpha=alpha, dtype=found, save_rest=save_rest
+        tuned,
+        start,
+        rank,
+        modules=_listed(modules),
+        exclude=_listed(exclude),
+        alpha=alpha,
+        dtype=getattr(torch, dtype),
+        save_rest=save_rest,
     )
     adapter.save(output)
+    lower = {module: factors.rank for module, factors in adapter.factors.items() if factors.rank < rank}
+    if lower:
+        words = some([f"{module} has {found}" for module, found in lower.items()], 3)
+        out.say(f"note: {len(lower)} differences have a lower rank than {rank}, and their adapters with them: {words}")
     for line in adapter.report():
         out.say(line)
     out.say(f"written to {output}")
-    out.finish({"output": str(output), "error": adapter.error, "report": adapter.report()})
+    out.finish({"output": str(output), "error": adapter.error, "lower rank": lower, "report": adapter.report()})
+
+
+def _listed(given: Sequence[str]) -> list[str]:
+    """The single words; a comma inside {braces} or [brackets] belongs to a pattern."""
+    return [word.strip() for text in given for word in re.split(r",(?![^{\[]*[}\]])", text) if word.strip()]

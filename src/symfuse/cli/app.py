@@ -55,7 +55,7 @@ def main() -> None:
 
 def common(function: F) -> F:
     function = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")(function)
-    return click.option("--quiet", "-q", is_flag=True, help="Print nothing but errors.")(function)
+    return click.option("--quiet", "-q", is_flag=True, help="Print errors and warnings only.")(function)
 
 
 def matching_options(function: F) -> F:

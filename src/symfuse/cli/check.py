@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from symfuse.cli.app import common, main, matching_options
-from symfuse.cli.merge import recipe_options, recipes_of, reconcile_of, reconcile_options
+from symfuse.cli.recipes import recipe_options, recipes_of, reconcile_options
 from symfuse.output import Output
 
 if TYPE_CHECKING:
     from symfuse.check import Report
+    from symfuse.check.report import Alignment
 
 LINES = 6  # of one kind, for people; --json has all
 
@@ -29,18 +30,19 @@ LINES = 6  # of one kind, for people; --json has all
 @click.option("--no-sample", is_flag=True, help="Read no weights: do not say how related the models are.")
 @common
 def check(models: tuple[str, ...], as_json: bool, quiet: bool, **options: Any) -> None:
-    """Whether RECIPE.yml, or MODELS as the options say, can be merged; what differs, how related they are, what it
-    takes. Nothing is written. The exit code is 0, or that with which the merge would end."""
+    """Whether a merge can be done, and what it takes.
+
+    Of RECIPE.yml, or MODELS as the options say (as for `symfuse merge`): what differs, how related they are, what is
+    aligned, what it costs. Nothing is written. Headers, configs, tokenizers and a sample of the weights are read (with
+    --no-sample, no weights). The exit code is 0, or that with which the merge would end, as far as that shows: NaN,
+    infinity and results that do not fit into the output's dtype are found when all is read.
+    """
     from symfuse.check import Target, check_all
 
     out = Output(as_json, quiet)
-    if options["output"] is None:
-        del options["output"]  # none is needed
     recipes, folder = recipes_of(models, options)
-    target = Target(
-        None if folder == Path() else folder, options["overwrite"], options["max_shard_size"], options["threads"]
-    )
-    reports = check_all(recipes, reconcile_of(options), target=target, sample=not options["no_sample"])
+    target = Target(folder, options["overwrite"], options["max_shard_size"], options["threads"])
+    reports = check_all(recipes, target=target, sample=not options["no_sample"])
     for report in reports:
         _say(out, report)
     out.finish({"recipes": [report.to_json() for report in reports]})
@@ -76,6 +78,8 @@ def _say(out: Output, report: Report) -> None:
         words = [f"{name} {a:g}" + (f" to {b:g}" if a != b else "") for name, (a, b) in report.weights.items()]
         out.say(f"weights in effect: {', '.join(words)}")
     _several(out, "layers", report.layers)
+    if report.alignment is not None:
+        out.say(alignment_text(report.alignment))
     _several(out, "note", report.notes)
     _several(out, "warning", report.warnings)
     if report.problems:
@@ -88,6 +92,14 @@ def _say(out: Output, report: Report) -> None:
         from symfuse.check.report import cost_text
 
         out.say(cost_text(report.cost))
+
+
+def alignment_text(alignment: Alignment) -> str:
+    anchor = alignment.anchor or "the model nearest to the mean of all, which is known once all weights are read"
+    ways = ("" if alignment.scaling else ", without scaling") + (", in one pass" if alignment.one_pass else "")
+    biases = "" if alignment.biases else ", biases as they are"
+    layers = ", ".join(map(str, alignment.layers))
+    return f"aligned first: axes {', '.join(alignment.axes)} of layers {layers}{ways}{biases}; anchor: {anchor}"
 
 
 def _related(out: Output, report: Report) -> None:

@@ -14,7 +14,6 @@ import click
 
 from symfuse import __version__
 from symfuse.cli.app import (
-    F,
     check_place,
     common,
     main,
@@ -24,6 +23,7 @@ from symfuse.cli.app import (
     say_alignment,
     writing_options,
 )
+from symfuse.cli.recipes import is_recipe, recipe_options, recipes_of, reconcile_options
 from symfuse.errors import OptionError
 from symfuse.output import Output
 
@@ -31,63 +31,6 @@ if TYPE_CHECKING:
     from symfuse.io import Checkpoint
     from symfuse.pipeline import Stage
     from symfuse.recipe import ModelRef, Recipe
-    from symfuse.rewrite import Reconcile
-
-
-def reconcile_options(function: F) -> F:
-    for option in reversed(
-        [
-            click.option(
-                "--foreign",
-                type=click.Choice(["refuse", "drop", "keep"]),
-                default="refuse",
-                show_default=True,
-                help="Tensors that only some models have.",
-            ),
-            click.option(
-                "--missing-bias",
-                type=click.Choice(["refuse", "zero"]),
-                default="refuse",
-                show_default=True,
-                help="Biases that only some models have.",
-            ),
-            click.option("--force-config", is_flag=True, help="Merge although configs compute something else."),
-        ]
-    ):
-        function = option(function)
-    return function
-
-
-def recipe_options(function: F) -> F:
-    """What a recipe says, for models on the command line."""
-    for option in reversed(
-        [
-            click.option("--method", help="How tensors are combined. Default: linear. `symfuse methods` lists them."),
-            click.option("--weights", help="One per model, in order: 0.3,0.7. Default: equal."),
-            click.option("--no-normalize", is_flag=True, help="Take the weights as they are."),
-            click.option(
-                "--set",
-                "settings",
-                multiple=True,
-                metavar="NAME=VALUE",
-                help="A parameter of the method: density=0.5, or one value per model: density=0.3,0.5.",
-            ),
-            click.option(
-                "--base",
-                help="Number or path of the model whose config, dtypes and tokenizer it has, and which task vectors "
-                "start from (methods that need one have no default). Default: 1, or that of --heads.",
-            ),
-            click.option("--heads", help="Task heads: average (default), drop, or a model's number."),
-            click.option("--seed", type=int, help="Of methods that draw random numbers. Default: 0."),
-            click.option("--dtype", help="Of the result: float32, bfloat16, … Default: the base's, by tensor."),
-            click.option("--tokenizer", help="union, base, shared-rows or a model: where vocabularies differ."),
-            click.option("--align", "axes", metavar="AXES", help="Align first: attention, ffn, all."),
-            click.option("--anchor", help="Number (from 1) or path of the model to align to. Default: the base of task "
-                "vectors, else that nearest to the mean."),
-        ]
-    ):  # fmt: skip
-        function = option(function)
-    return function
 
 
 @main.command()
@@ -102,7 +45,10 @@ def recipe_options(function: F) -> F:
 @click.option("--no-direct", is_flag=True, help="Write through the page cache.")
 @common
 def merge(models: tuple[str, ...], as_json: bool, quiet: bool, **options: Any) -> None:
-    """Merge as RECIPE.yml says (mergekit's recipes run as they are), or MODELS as the options say.
+    """Merge as RECIPE.yml or the options say.
+
+    Mergekit's recipes run as they are. With a recipe, --method to --anchor and --layers to --no-biases are written in
+    it, and not given here; the other options go with both.
 
     \b
     symfuse merge recipe.yml OUT
@@ -110,176 +56,44 @@ def merge(models: tuple[str, ...], as_json: bool, quiet: bool, **options: Any) -
     """
     out = Output(as_json, quiet)
     recipes, target = recipes_of(models, options)
+    if target is None:
+        usage = "symfuse merge recipe.yml OUT" if is_recipe(models) else "-o OUT"
+        raise OptionError(f"where to? Name the new folder: {usage}")
     options["output"] = target
+    warnings: list[str] = []
     results: dict[str, Checkpoint] = {}
     lineage: dict[str, list[dict[str, Any]]] = {}  # of the results, so that the output's names real models
     for recipe in recipes[:-1]:  # merged as they are read
-        stage, merged = prepared(out, recipe, options, results)
+        warnings += _checked(out, recipe, options, results, last=False)
+        stage, merged = prepared(out, recipe, results)
         lineage[str(recipe.name)] = _lineage(stage, lineage)
         stage, _, _ = _aligned(out, stage, options)
         results[str(recipe.name)] = merged if stage.anchor is None else _finished(stage)
     recipe = recipes[-1]
-    _checked(out, recipe, options, results)
-    stage, merged = prepared(out, recipe, options, results, options["device"])
+    warnings += _checked(out, recipe, options, results, last=True)
+    stage, merged = prepared(out, recipe, results, options["device"])
     check_place(options, *stage.models.values())
     inputs = _lineage(stage, lineage)
     stage, runs, extra = _aligned(out, stage, options)
     if stage.anchor is not None:
         merged = _finished(stage, options["device"])
     text = "\n---\n".join(one.text.strip() for one in recipes) + "\n"
-    run = merge_run(replace(recipe, text=text), stage, merged, inputs, runs)
+    run = merge_run(replace(recipe, text=text), stage, merged, inputs, runs) | {"warnings": warnings}
     state = [checkpoint.state() for checkpoint in (*stage.opened.values(), merged)]
     _save_merged(out, merged, options, run, extra, state)
-    run |= {"output": str(target), "seconds": time.perf_counter() - out.start}
+    run |= {"output": str(target)} | out.cost()
     say_merge(out, run)
     out.finish(run)
 
 
-def recipes_of(models: Sequence[str], options: Mapping[str, Any]) -> tuple[tuple[Recipe, ...], Path | None]:
-    """The recipes that the arguments mean, and the folder to write; OptionError for arguments that clash."""
-    from symfuse.recipe import read_recipes
-
-    if not models[0].endswith((".yml", ".yaml")):
-        target = options.get("output", Path())
-        if target is None:
-            raise OptionError("where to? Name the new folder: -o OUT")
-        return (_recipe_of_options(models, options),), target
-    names = {"axes": "align", "settings": "set"}
-    given = [
-        "--" + names.get(key, key).replace("_", "-")
-        for key in (*_OF_RECIPE, *_OF_ALIGNMENT)
-        if options.get(key) not in (None, False, ())
-    ]
-    if given:
-        raise OptionError(f"{', '.join(given)}: the recipe says this; write it there")
-    if len(models) > 2 or (len(models) == 2 and options.get("output") is not None):
-        raise OptionError("a recipe and one folder to write are expected: symfuse merge recipe.yml OUT")
-    target = Path(models[1]) if len(models) == 2 else options.get("output", Path())
-    if target is None:
-        raise OptionError("where to? Name the new folder: symfuse merge recipe.yml OUT")
-    return read_recipes(Path(models[0])), target
-
-
-_OF_RECIPE = (
-    "method", "weights", "no_normalize", "settings", "base", "heads", "seed", "dtype", "tokenizer", "axes", "anchor",
-)  # fmt: skip
-_OF_ALIGNMENT = ("layers", "no_scaling", "one_pass", "no_biases")
-
-
-def _recipe_of_options(models: Sequence[str], options: Mapping[str, Any]) -> Recipe:
-    from symfuse.merging import lookup
-    from symfuse.recipe import parse_recipe
-
-    method = lookup(options["method"] or "linear")
-    heads = options["heads"] or "average"
-    base = _base(options["base"], heads, models)
-    if options["axes"] is None:
-        unused = ("layers", "no_scaling", "one_pass", "no_biases", "anchor", "no_verify")
-        given = ["--" + key.replace("_", "-") for key in unused if options.get(key)]
-        if given:  # not ignored without a word
-            raise OptionError(f"{', '.join(given)}: without --align nothing is aligned; add --align, or leave it out")
-    listed = [model for i, model in enumerate(models) if method.base == "unused" or i != base]
-    shared, each = _parameters(options, listed)
-    recipe: dict[str, Any] = {
-        "merge_method": method.name,
-        "models": [{"model": m} | ({"parameters": each[i]} if each[i] else {}) for i, m in enumerate(listed)],
-        "parameters": shared,
-        "base_model": None if base is None else models[base],
-        "dtype": options["dtype"],
-        "tokenizer_source": options["tokenizer"],
-        "seed": options["seed"],
-        "heads": models[int(heads) - 1] if heads.isdigit() and 0 < int(heads) <= len(models) else heads,
-        "align": None if options["axes"] is None else _align(options, models),
-    }
-    return parse_recipe({key: value for key, value in recipe.items() if value not in (None, {})}, "the options")
-
-
-def _align(options: Mapping[str, Any], models: Sequence[str]) -> dict[str, Any]:
-    block = {
-        "axes": options["axes"].split(",") if "," in options["axes"] else options["axes"],
-        "anchor": None if options["anchor"] is None else models[_number("--anchor", options["anchor"], models)],
-        "layers": options["layers"],
-        "scaling": not options["no_scaling"],
-        "one_pass": options["one_pass"],
-        "biases": not options["no_biases"],
-    }
-    return {key: value for key, value in block.items() if value is not None}
-
-
-def _parameters(options: Mapping[str, Any], models: Sequence[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Parameters for all models, and for each one."""
-    shared: dict[str, Any] = {"normalize": False} if options["no_normalize"] else {}
-    each: list[dict[str, Any]] = [{} for _ in models]
-    given = dict(_setting(text) for text in options["settings"] or ())
-    if options["weights"] is not None:
-        given["weight"] = _numbers(options["weights"])
-    for name, value in given.items():
-        if not isinstance(value, list):
-            shared[name] = value
-            continue
-        if len(value) != len(models):
-            raise OptionError(f"{len(value)} {name}s for {len(models)} models; give one for each, in the same order")
-        for block, one in zip(each, value, strict=True):
-            block[name] = one
-    return shared, each
-
-
-def _setting(text: str) -> tuple[str, Any]:
-    import yaml
-
-    name, equals, value = text.partition("=")
-    if not equals or not value:
-        raise OptionError(f"--set {text!r}: write NAME=VALUE, such as density=0.5")
-    try:
-        values = [yaml.safe_load(part) for part in value.split(",")]
-    except yaml.YAMLError:
-        raise OptionError(f"--set {text!r}: {value!r} is not a value") from None
-    return name, values if len(values) > 1 else values[0]
-
-
-def _base(text: str | None, heads: str, models: Sequence[str]) -> int | None:
-    """The number of the model that the result is named and typed after: the one whose head is kept, if that is said."""
-    kept = None if heads in ("average", "drop") else _number("--heads", heads, models)
-    base = kept if text is None else _number("--base", text, models)
-    if kept is not None and base != kept:
-        raise OptionError(
-            f"--base {text} and --heads {heads}: whose head is kept is also the base, as its config names the class; "
-            "leave --base out, or name the same model"
-        )
-    return base
-
-
-def _numbers(text: str) -> list[float]:
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise OptionError(f"--weights {text!r}: write numbers separated by commas, such as 0.3,0.7") from None
-
-
-def _number(option: str, text: str, models: Sequence[str]) -> int:
-    found = [i for i, model in enumerate(models) if text in (model, str(i + 1))]
-    if len(found) != 1:
-        listed = ", ".join(f"{i + 1} ({model})" for i, model in enumerate(models))
-        raise OptionError(f"{option} {text!r}: write the number or the path of one model: {listed}")
-    return found[0]
-
-
-def reconcile_of(options: Mapping[str, Any]) -> Reconcile:
-    from symfuse.rewrite import Reconcile
-
-    return Reconcile(
-        foreign=options["foreign"], missing_bias=options["missing_bias"], force_config=options["force_config"]
-    )
-
-
 def prepared(
-    out: Output, recipe: Recipe, options: Mapping[str, Any], known: Mapping[str, Checkpoint], device: str = "cpu"
+    out: Output, recipe: Recipe, known: Mapping[str, Checkpoint], device: str = "cpu"
 ) -> tuple[Stage, Checkpoint]:
     """The recipe's models, opened and brought to the same tensors, and their merge as they are: whether they fit
     together is known before anything is computed. Notes are said."""
     from symfuse import pipeline, report
 
-    stage = pipeline.prepare(recipe, pipeline.open_models(recipe, known), reconcile_of(options))
+    stage = pipeline.prepare(recipe, pipeline.open_models(recipe, known))
     merged = _finished(stage, device)
     if recipe.tokenizer is None:
         more = report.tokenizer_notes(list(stage.models.values()), stage.template)
@@ -315,13 +129,15 @@ def _aligned(
     for number, ref in enumerate(stage.models, 1):
         if ref == anchor:
             continue
+        start = time.perf_counter()
         with out.progress("matching", None) as advance:
             alignments[ref] = pipeline.match_model(
                 stage, ref, anchor, threads=options["threads"], progress=lambda _step, total: advance(total)
             )
+        matching = {"seconds": time.perf_counter() - start}
         source, to = stage.models[ref], stage.models[anchor]
         proof = None if options["no_verify"] else proved(out, source, alignments[ref])
-        runs.append(report.alignment_run(source, to, alignments[ref], proof))
+        runs.append(report.alignment_run(source, to, alignments[ref], proof) | matching)
         say_alignment(out, runs[-1])
         extra[f"alignment-{number}.safetensors"] = alignments[ref].to_bytes()
     return pipeline.aligned(stage, anchor, alignments), runs, extra
@@ -335,18 +151,25 @@ def _lineage(stage: Stage, results: Mapping[str, list[dict[str, Any]]]) -> list[
     return [one for i, one in enumerate(found) if one not in found[:i]]
 
 
-def _checked(out: Output, recipe: Recipe, options: Mapping[str, Any], known: Mapping[str, Checkpoint]) -> None:
-    """What the merge will be and cost, from headers; what makes it impossible is raised by the merge itself."""
+def _checked(
+    out: Output, recipe: Recipe, options: Mapping[str, Any], known: Mapping[str, Checkpoint], *, last: bool
+) -> list[str]:
+    """What the merge will be and cost, from headers, and what to be warned of; what makes it impossible is raised by
+    the merge itself. last: this is what will be written."""
     from symfuse.check import Target, check
 
-    if out.quiet or out.as_json:
-        return
     keys = ("overwrite", "max_shard_size", "threads")
-    target = Target(options["output"], **{key: options[key] for key in keys})
-    report = check(recipe, known, reconcile_of(options), target=target, sample=False)
-    if report.possible:
-        for line in [*report.summary(), *(f"warning: {warning}" for warning in report.warnings)]:
-            out.say(line)
+    target = Target(options["output"] if last else None, **{key: options[key] for key in keys})
+    report = check(recipe, known, target=target, sample=False)
+    if not report.possible:
+        return []
+    for line in report.summary() if last else ():
+        out.say(line)
+    for warning in report.warnings:
+        if out.quiet or out.as_json:
+            click.echo(f"symfuse: warning: {warning}", err=True)
+        out.say(f"warning: {warning}")
+    return report.warnings
 
 
 def merge_run(
@@ -357,22 +180,43 @@ def merge_run(
     alignments: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
     """The run as data, for symfuse.json, the model card and --json."""
+    from symfuse.plan import why_template
+
     return {
+        "kind": "merge",
         "symfuse": __version__,
         "method": recipe.merge_method,
         "recipe": recipe.text,
-        "merged": merged.name,
+        "merged": _title(recipe, stage, merged),
         "models": [str(ref) for ref in stage.models],
         "inputs": list(inputs),
         "weights": weights_of(merged),
         "base": str(list(stage.models)[stage.template]),
-        "base given": recipe.base_model is not None,
+        "why base": why_template(recipe),
+        "tokenizer": stage.tokenizer,
         "heads": recipe.heads,
         "seed": recipe.seed,
         "anchor": None if stage.anchor is None else str(stage.anchor),
         "alignments": list(alignments),
         "notes": list(stage.notes),
     }
+
+
+def _title(recipe: Recipe, stage: Stage, merged: Checkpoint) -> str:
+    """The merge in a line, with all models whose tensors it has, in the order of the recipe."""
+    from symfuse.merging import Merged
+    from symfuse.merging.engine import effective_weights
+
+    assert isinstance(merged.tensors, Merged)
+    outputs = merged.tensors.outputs.values()
+    terms = {term.checkpoint.name for output in outputs for term in output.terms}
+    names = [checkpoint.name for checkpoint in stage.models.values() if checkpoint.name in terms]
+    if recipe.merge_method == "linear" and weights_of(merged) is not None:
+        first = next(output for output in outputs if output.method is not None)
+        pairs = list(zip([term.checkpoint.name for term in first.terms], effective_weights(first) or (), strict=True))
+        return " + ".join(f"{weight:g}·{name}" for name, weight in sorted(pairs, key=lambda pair: names.index(pair[0])))
+    base = next((f"; base {output.base.checkpoint.name}" for output in outputs if output.base is not None), "")
+    return f"{recipe.merge_method}({', '.join(names)}{base})"
 
 
 def weights_of(merged: Checkpoint) -> dict[str, float] | None:
@@ -404,7 +248,8 @@ def _save_merged(
     from symfuse.io.workers import keep_freed_memory
 
     keep_freed_memory()
-    kept = {key: value for key, value in run.items() if key in ("symfuse", "recipe", "inputs", "alignments")}
+    kept = {key: value for key, value in run.items() if key in ("symfuse", "recipe", "inputs")}
+    kept["alignments"] = [{key: one[key] for key in one if key != "seconds"} for one in run["alignments"]]
     fingerprint = hashlib.sha256(json.dumps([kept, state], default=str).encode())
     save(
         out,
@@ -420,8 +265,10 @@ def _save_merged(
 
 
 def say_merge(out: Output, run: Mapping[str, Any]) -> None:
-    base = run["base"] + ("" if run["base given"] else " (the first; base_model names another)")
-    out.say(f"{run['merged']}; config, dtypes and tokenizer of {base}")
+    base = f"{run['base']} ({run['why base']})"
+    own = run["tokenizer"] == f"tokenizer of {run['base']}"
+    given = f"config, dtypes and tokenizer of {base}" if own else f"config and dtypes of {base}, {run['tokenizer']}"
+    out.say(f"{run['merged']}; {given}")
     out.say(f"written to {run['output']} in {run['seconds']:.1f} s")
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -23,28 +24,76 @@ from symfuse.cli.app import (
     verified,
     writing_options,
 )
+from symfuse.cli.results import check_result, finish, result_option
 from symfuse.output import Output
+
+if TYPE_CHECKING:
+    from symfuse.io import Checkpoint
 
 
 @main.command()
 @click.argument("model")
 @common
 def inspect(model: str, as_json: bool, quiet: bool) -> None:
-    """Axes, groups and sizes of MODEL: what can be matched, what not, and why."""
+    """What of MODEL can be matched, what not, and why.
+
+    By axes, with their symmetry groups and sizes. Of a family without a declaration (Llama, Qwen, Mistral, …), which
+    can be merged and not aligned, what its files say.
+    """
+    from symfuse.architectures import ARCHITECTURES
     from symfuse.report import inspection
 
     out = Output(as_json, quiet)
-    data = inspection(open_model(out, model))
+    checkpoint = open_model(out, model)
+    family = checkpoint.config.get("model_type")
+    undeclared = isinstance(family, str) and family not in ARCHITECTURES
+    data = _undeclared(checkpoint) if undeclared else inspection(checkpoint)
     out.say(
         f"{model}: {data['family']}, {data['tensors']} tensors, {data['parameters']:,} parameters, {data['dtypes']}"
     )
-    rows = [[a["axis"], a["group"], str(a["size"]), str(a["instances"]), a["matched by"]] for a in data["axes"]]
-    out.table(["axis", "group", "size", "elements", "matched by"], rows)
+    not_matched = {axis["axis"]: "never" if axis["group"] == "none" else "not yet" for axis in data["axes"]}
+    rows = [
+        [
+            a["axis"],
+            a["group"],
+            str(a["size"]),
+            str(a["instances"]),
+            a["matched by"].replace("-", not_matched[a["axis"]]),
+        ]
+        for a in data["axes"]
+    ]
+    if rows:
+        out.table(["axis", "group", "size", "elements", "matched by"], rows)
+        out.say("  not yet: declared and proved exact, not matched in this version; never: see its group")
     for group, why in dict.fromkeys((a["group"], a["why"]) for a in data["axes"]):
         out.say(f"  {group}: {why}")
     for note in data["notes"]:
         out.say(f"note: {note}")
     out.finish(data)
+
+
+def _undeclared(checkpoint: Checkpoint) -> dict[str, Any]:
+    """`inspection` of a family that symfuse does not declare."""
+    from symfuse.architectures import ARCHITECTURES, Model
+    from symfuse.check.facts import model_facts
+    from symfuse.recipe import ModelRef
+
+    found = model_facts(ModelRef(checkpoint.name), checkpoint, Model.of(checkpoint, undeclared=True), ())
+    return {
+        "model": checkpoint.name,
+        "family": found.family,
+        "tensors": len(checkpoint),
+        "parameters": found.parameters,
+        "dtypes": ", ".join(found.dtypes),
+        "heads": [],
+        "axes": [],
+        "notes": [
+            *checkpoint.notes,
+            f"{found.layers or 'no'} layers, vocabulary of {found.vocabulary or 'no'} tokens",
+            f"symfuse has no declaration for {found.family!r}: it can be merged, by names and shapes, and not aligned; "
+            f"declared are {', '.join(sorted(ARCHITECTURES))}",
+        ],
+    }
 
 
 @main.command()
@@ -56,17 +105,24 @@ def inspect(model: str, as_json: bool, quiet: bool) -> None:
 @writing_options
 @common
 def align(source: str, anchor: str, axes: str, as_json: bool, quiet: bool, **options: Any) -> None:
-    """Move SOURCE onto the anchor: the same function, nearer in weight space."""
+    """Move SOURCE onto an anchor, and prove that it is the same.
+
+    The same function, nearer in weight space. Of each axis the squared distance over all that it touches is said: of
+    value heads also the output bias that value biases move into, which `distance` counts under residual.
+    """
     from symfuse import report
 
     out = Output(as_json, quiet)
     a, b = open_model(out, source), open_model(out, anchor)
     check_place(options, a, b)
+    start = time.perf_counter()
     alignment = matched(out, a, b, match_options(options, axes))
+    matching = {"seconds": time.perf_counter() - start}  # the file is written before all of it is known
     run = report.alignment_run(a, b, alignment, None if options["no_verify"] else proved(out, a, alignment))
+    run |= out.cost() | matching
     save(out, alignment(a), options, run, {"alignment.safetensors": alignment.to_bytes()})
     say_alignment(out, run)
-    run |= {"output": str(options["output"]), "seconds": time.perf_counter() - out.start}
+    run |= {"output": str(options["output"])} | out.cost()
     out.say(f"written to {options['output']} in {run['seconds']:.1f} s")
     out.finish(run)
 
@@ -78,7 +134,10 @@ def align(source: str, anchor: str, axes: str, as_json: bool, quiet: bool, **opt
 @click.option("--text", type=click.Path(exists=True, dir_okay=False), help="Lines to run, with the model's tokenizer.")
 @common
 def verify(before: str, after: str, tolerance: float | None, text: str | None, as_json: bool, quiet: bool) -> None:
-    """Run both models on the same inputs and compare what they compute. Exit code 7 if they differ."""
+    """Whether two models compute the same, by running them.
+
+    Both on the same inputs. Exit code 7 if they differ.
+    """
     from symfuse import api, report
 
     out = Output(as_json, quiet)
@@ -97,12 +156,17 @@ def verify(before: str, after: str, tolerance: float | None, text: str | None, a
 @click.argument("b")
 @click.option("--axes", default="all", show_default=True, help="What to match for the second column.")
 @matching_options
+@result_option
 @common
-def distance(a: str, b: str, axes: str, as_json: bool, quiet: bool, **options: Any) -> None:
-    """How far A is from B, by axis and layer, before and after alignment."""
+def distance(a: str, b: str, axes: str, output: Path | None, as_json: bool, quiet: bool, **options: Any) -> None:
+    """How far A is from B, before and after alignment.
+
+    By axis and layer. Each number of a model counts once, under the innermost axis that acts on it.
+    """
     from symfuse import api, report
 
     out = Output(as_json, quiet)
+    check_result(output, "distance")
     source, anchor = open_model(out, a), open_model(out, b)
     alignment = matched(out, source, anchor, match_options(options, axes))
     before, after = api.distance(source, anchor), api.distance(alignment(source), anchor)
@@ -114,22 +178,33 @@ def distance(a: str, b: str, axes: str, as_json: bool, quiet: bool, **options: A
                 f"{r['before']:.4g}",
                 f"{r['after']:.4g}",
                 f"{r['share']:.1%}" if r["before"] else "-",
+                *(f"{cosine:.4f}" if math.isfinite(cosine) else "-" for cosine in r["cosine"]),
             ]
             for r in data[f"by_{part}"]
         ]
-        out.table([part, "squared distance", "after", "left"], rows)
+        out.table([part, "squared distance", "after", "left", "cosine", "after"], rows)
     out.say(
         f"distance {data['before']:.4g} -> {data['after']:.4g} ({data['left']:.1%} left), relative to |B| "
         f"{before.relative:.3g} -> {after.relative:.3g}, cosine {before.cosine:.4f} -> {after.cosine:.4f}"
     )
-    out.finish(data)
+    finish(out, {"kind": "distance", "source": a, "anchor": b, **data}, output)
 
 
 @main.command()
 @click.option("--work", type=click.Path(path_type=Path), help="Where models are written. Default: a temporary folder.")
+@click.option(
+    "--page",
+    default="symfuse-demo.html",
+    show_default=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The page that shows it all.",
+)
 @common
-def demo(work: Path | None, as_json: bool, quiet: bool) -> None:
-    """All of it, on real models that registry packages carry, in minutes."""
+def demo(work: Path | None, page: Path, as_json: bool, quiet: bool) -> None:
+    """All of it, on real models, in minutes.
+
+    On those that registry packages carry.
+    """
     from symfuse.demo.run import run_demo
 
-    run_demo(Output(as_json, quiet), work)
+    run_demo(Output(as_json, quiet), work, page)

@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 
 from symfuse import api, report
-from symfuse.alignment import random_alignment
-from symfuse.demo import packages, receptors, sentences
+from symfuse.alignment import Alignment, random_alignment
+from symfuse.demo import packages, page, receptors, sentences
+from symfuse.evaluate import Barrier, Loss
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
 from symfuse.output import Output
@@ -32,11 +33,13 @@ T = TypeVar("T")
 SEED = 0
 MOVED = ("qk", "v", "ffn")  # the axes that this version matches, and moves in the planted case
 PLANTED = ("MiniLM", "planted average", "planted, aligned average")
+POINTS, STEPS = 11, 11  # of barriers, and a side of the landscape
 SCEPTR_PAIR = ("SCEPTR_dropout_noise_only", "SCEPTR_MLM_only")
 
 
-def run_demo(out: Output, work: Path | None = None) -> dict[str, Any]:
-    """Run all three cases; models are written under `work` (default: a temporary folder, removed at the end)."""
+def run_demo(out: Output, work: Path | None = None, target: Path = Path("symfuse-demo.html")) -> dict[str, Any]:
+    """Run all three cases, and write the page that shows them to `target`; models are written under `work` (default:
+    a temporary folder, removed at the end)."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) if work is None else work
         folder.mkdir(parents=True, exist_ok=True)
@@ -47,9 +50,12 @@ def run_demo(out: Output, work: Path | None = None) -> dict[str, Any]:
         data: dict[str, Any] = {
             "everyday": _everyday(out, folder),
             "planted": _planted(out, folder),
-            "hard": _hard(out),
+            "hard": _hard(out, folder),
         }
         _summary(out, data)
+        runs = [folder / f"run-{case}" for case in ("everyday", "planted", "hard")]
+        data["page"] = str(report.write_page(runs, target, "symfuse demo").resolve())
+        out.say(f"the page of all three, to look at in a browser: {data['page']}")
         data["seconds"] = time.perf_counter() - out.start
         out.say(
             f"done in {data['seconds']:.0f} s. To go on with the same two models (--work keeps what the demo writes):"
@@ -94,6 +100,10 @@ def _everyday(out: Output, work: Path) -> dict[str, Any]:
         models[label] = api.merge([source, base]).save(work / label.replace(" ", "-"), overwrite=True)
     scores = {label: _sentence_scores(folder) for label, folder in models.items()}
     _sentence_table(out, scores)
+    found = _barrier(out, tuned, base, page.retrieval(base), alignment)
+    page.write_run(
+        work / "run-everyday", alignment, run, found.to_json(), page.evaluation(models, page.retrieval(base))
+    )
     return {"match_seconds": seconds, "verified": proof.exact.worst, "alignment": run, "scores": scores}
 
 
@@ -129,6 +139,10 @@ def _planted(out: Output, work: Path) -> dict[str, Any]:
     out.table(["model", "agrees with MiniLM"], rows, "the nearest of 200 sentences to each of them")
     if peer is None:
         out.say("(mergekit-pytorch is not on the path, or failed; else its linear merge stands here too)")
+    proof = {"equal": True, "errors": {"all": exact}, "tolerance": 1e-11, "inputs": "seeded random inputs"}
+    barrier = _barrier(out, planted, base, page.retrieval(base), alignment)
+    run = report.alignment_run(planted, base, alignment, proof)
+    page.write_run(work / "run-planted", alignment, run, barrier.to_json())
     recovered = api.verify(base, open_checkpoint(models["planted, aligned average"]))
     out.say(f"the aligned average equals MiniLM to {recovered.worst:.0e}")
     return {
@@ -137,7 +151,7 @@ def _planted(out: Output, work: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _hard(out: Output) -> dict[str, Any]:
+def _hard(out: Output, work: Path) -> dict[str, Any]:
     out.say(f"\n3. The hard pair: {SCEPTR_PAIR[0]} and {SCEPTR_PAIR[1]}, trained independently, post-norm")
     a, b = (open_checkpoint(packages.sceptr(name), name=name) for name in SCEPTR_PAIR)
     tokens = receptors.tokens(a.config)
@@ -169,10 +183,44 @@ def _hard(out: Output) -> dict[str, Any]:
         "The symmetries of attention and feed-forward alone do not connect these two (the residual stream stays): "
         f"the aligned average is {'worse' if worse else 'better'} than the plain one in loss, and both are useless."
     )
+    barrier = _barrier(out, a, b, page.masked_receptors, alignment, page.build_receptors)
+    with out.progress("landscape", None) as advance:
+        plane = api.landscape(
+            {a.name: a, f"{a.name} (aligned)": moved, b.name: b},
+            page.masked_receptors,
+            steps=STEPS,
+            build=page.build_receptors,
+            progress=lambda _done, total: advance(total),
+        )
+    run = report.alignment_run(a, b, alignment, {"errors": dict(proof.exact.errors), "inputs": proof.exact.inputs})
+    page.write_run(work / "run-hard", alignment, run, barrier.to_json(), plane.to_json())
     return {
         "models": SCEPTR_PAIR, "match_seconds": seconds, "verified": proof.exact.worst,
         "distance": report.distances(before, after), "scores": scores,
     }  # fmt: skip
+
+
+def _barrier(
+    out: Output,
+    source: Checkpoint,
+    anchor: Checkpoint,
+    loss: Loss,
+    alignment: Alignment,
+    build: Callable[[Checkpoint], torch.nn.Module] | None = None,
+) -> Barrier:
+    """Said as one line, and returned."""
+    with out.progress("barrier", 2 * POINTS) as advance:
+        found = api.barrier(
+            source, anchor, loss, {"aligned": alignment}, points=POINTS, refine=0, build=build,
+            progress=lambda *_: advance(None),
+        )  # fmt: skip
+    plain, aligned = found.curves["none"], found.curves["aligned"]
+    out.say(
+        f"barrier of the loss on the path between the two ({found.task['task']}, {POINTS} points): "
+        f"{plain.barrier:.3f} as they are, {aligned.barrier:.3f} aligned (loss of the two: {plain.ends[0]:.3f}, "
+        f"{plain.ends[1]:.3f})"
+    )
+    return found
 
 
 def _sentence_scores(folder: Path) -> dict[str, float]:

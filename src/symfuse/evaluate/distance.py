@@ -1,35 +1,33 @@
-"""How far apart two models are: over all parameters, by axis, by layer and by tensor."""
+"""How far apart two models are: Euclidean distance and cosine, over all parameters or by axis, layer and tensor."""
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-
-import torch
 
 from symfuse.architectures import Model, require_same_shape
 from symfuse.spec import Spec
 
 
 @dataclass(frozen=True)
-class Distance:
-    """Squared Euclidean distances, float64 accumulations. by_axis: each number belongs to the innermost axis on which
-    a group acts (`qk`, `v`, `ffn`, else `residual`, else `rest`), so the parts add up to the total. by_layer: the
-    same by layer, -1 for what is in none. norm_a, norm_b: squared norms; dot: the inner product."""
+class Gap:
+    """Between two vectors: squared: of their difference; dot: their inner product; norm_a, norm_b: squared norms.
+    Gaps of parts add up to the gap of the whole. Summed in float64."""
 
-    total: float
-    dot: float
-    norm_a: float
-    norm_b: float
-    by_axis: Mapping[str, float]
-    by_layer: Mapping[int, float]
-    by_tensor: Mapping[str, float]
+    squared: float = 0.0
+    dot: float = 0.0
+    norm_a: float = 0.0
+    norm_b: float = 0.0
+
+    def __add__(self, other: Gap) -> Gap:
+        return Gap(
+            self.squared + other.squared, self.dot + other.dot, self.norm_a + other.norm_a, self.norm_b + other.norm_b
+        )
 
     @property
     def euclidean(self) -> float:
-        return math.sqrt(self.total)
+        return math.sqrt(self.squared)
 
     @property
     def cosine(self) -> float:
@@ -38,7 +36,52 @@ class Distance:
     @property
     def relative(self) -> float:
         """The distance as a share of the norm of b."""
-        return math.sqrt(self.total / self.norm_b) if self.norm_b else math.inf
+        return math.sqrt(self.squared / self.norm_b) if self.norm_b else math.inf
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one axis has of one tensor. axis: the innermost on which a group acts (`qk`, `v`, `ffn`, else `residual`,
+    else `rest`); each number belongs to one. layer: -1 for tensors that are in none."""
+
+    tensor: str
+    axis: str
+    layer: int
+    gap: Gap
+
+
+@dataclass(frozen=True)
+class Distance:
+    """The distance of two models as the pieces that add up to it."""
+
+    pieces: tuple[Piece, ...]
+
+    @property
+    def whole(self) -> Gap:
+        return sum((piece.gap for piece in self.pieces), Gap())
+
+    @property
+    def euclidean(self) -> float:
+        return self.whole.euclidean
+
+    @property
+    def cosine(self) -> float:
+        return self.whole.cosine
+
+    @property
+    def relative(self) -> float:
+        """The distance as a share of the norm of b."""
+        return self.whole.relative
+
+    def by(self, *keys: str) -> Mapping[Hashable, Gap]:
+        """Sums by "axis", "layer" or "tensor"; with several keys by their tuples. Layers rise, others stand as in the
+        declaration."""
+        found: dict[Hashable, Gap] = {}
+        for piece in self.pieces:
+            values = tuple(getattr(piece, key) for key in keys)
+            key = values if len(keys) > 1 else values[0]
+            found[key] = found.get(key, Gap()) + piece.gap
+        return dict(sorted(found.items())) if keys == ("layer",) else found
 
 
 def distance(a: Model, b: Model) -> Distance:
@@ -47,32 +90,18 @@ def distance(a: Model, b: Model) -> Distance:
     Raises IncompatibleError if the base models are not of one family and shape.
     """
     require_same_shape([a, b])
-    by_axis: dict[str, float] = defaultdict(float)
-    by_layer: dict[int, float] = defaultdict(float)
-    by_tensor: dict[str, float] = {}
-    sums = torch.zeros(3, dtype=torch.float64)
+    pieces = []
     for name, declared in a.spec.tensors.items():
-        if not common(a.spec, b.spec, name):
+        if not a.spec.shares(name, b.spec):
             continue
         x, y = a.read(name), b.read(name)
-        by_tensor[name] = 0.0
+        layer = declared.index.get("l", -1)
         for part, other in zip(a.spec.segments(name, x), b.spec.segments(name, y), strict=True):
             left, right = part.view.double(), other.view.double()
-            gap = (left - right).square().sum().item()
-            sums += torch.stack([(left * right).sum(), left.square().sum(), right.square().sum()])
-            by_axis[_innermost(a.spec, [atom.name for atom in part.atoms])] += gap
-            by_layer[declared.index.get("l", -1)] += gap
-            by_tensor[name] += gap
-    dot, norm_a, norm_b = sums.tolist()
-    layers = dict(sorted(by_layer.items()))
-    return Distance(sum(by_tensor.values()), dot, norm_a, norm_b, dict(by_axis), layers, by_tensor)
-
-
-def common(a: Spec, b: Spec, name: str) -> bool:
-    """Whether a tensor is in both models, with one shape, and not merely the alias of another."""
-    if name not in b.tensors or name in a.tied or name in b.tied:
-        return False
-    return a.tensors[name].layout.shape(a.sizes) == b.tensors[name].layout.shape(b.sizes)
+            sums = [(left - right).square(), left * right, left.square(), right.square()]
+            gap = Gap(*(product.sum().item() for product in sums))
+            pieces.append(Piece(name, _innermost(a.spec, [atom.name for atom in part.atoms]), layer, gap))
+    return Distance(tuple(pieces))
 
 
 def _innermost(spec: Spec, names: list[str]) -> str:

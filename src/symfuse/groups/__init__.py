@@ -3,22 +3,38 @@
 from __future__ import annotations
 
 from symfuse.groups.base import Element, Group, Moments, Part, PartMoments, add, objective
+from symfuse.groups.centred import Centred
+from symfuse.groups.invertible import Invertible
+from symfuse.groups.linear import Linear
 from symfuse.groups.monomial import Monomial, Permutation, PositiveMonomial, Scaling, Signed
-from symfuse.groups.orthogonal import Conformal, Orthogonal, Similarity
+from symfuse.groups.orthogonal import Conformal, Orthogonal, Similarity, nuclear_norms
 
 # Every group, by the name under which alignments are saved. The contract tests run over this table.
 GROUPS: dict[str, Group] = {
-    group.name: group for group in (Permutation(), Signed(), Scaling(), PositiveMonomial(), Orthogonal(), Conformal())
+    group.name: group
+    for group in (
+        Permutation(),
+        Signed(),
+        Scaling(),
+        PositiveMonomial(),
+        Orthogonal(),
+        Centred(),
+        Conformal(),
+        Invertible(),
+    )
 }
 # Every kind of element, to load alignments.
-ELEMENTS: dict[str, type[Element]] = {kind.__name__.lower(): kind for kind in (Monomial, Similarity)}
+ELEMENTS: dict[str, type[Element]] = {kind.__name__.lower(): kind for kind in (Monomial, Similarity, Linear)}
 
 __all__ = [
     "ELEMENTS",
     "GROUPS",
+    "Centred",
     "Conformal",
     "Element",
     "Group",
+    "Invertible",
+    "Linear",
     "Moments",
     "Monomial",
     "Orthogonal",
@@ -30,5 +46,6 @@ __all__ = [
     "Signed",
     "Similarity",
     "add",
+    "nuclear_norms",
     "objective",
 ]

@@ -15,6 +15,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from symfuse.errors import SymmetryError
+
 Part = Literal["primal", "dual", "plain"]
 # Not typing.Self: the checker of the tests sees methods one by one, where Self has no meaning.
 E = TypeVar("E", bound="Element")
@@ -24,15 +26,38 @@ E = TypeVar("E", bound="Element")
 class Moments:
     """All that a closed form needs of anchor features X and source features Y, one row per unit; they add.
 
-    xy: the cross-Gram X Yᵀ. xx, yy: the squared norms of the rows, i.e. the diagonals of X Xᵀ and Y Yᵀ
-    (no group so far needs more of these).
+    xy: the cross-Gram X Yᵀ. xx, yy: X Xᵀ and Y Yᵀ, of which most groups need the diagonals alone, the squared norms of
+    the rows: for a group without `Group.gram` they are those, for one with it the full matrices. Every solver takes
+    full ones.
     """
 
     xy: Float[Tensor, "*b n n"]
-    xx: Float[Tensor, "*b n"]
-    yy: Float[Tensor, "*b n"]
+    xx: Float[Tensor, "*b n"] | Float[Tensor, "*b n n"]
+    yy: Float[Tensor, "*b n"] | Float[Tensor, "*b n n"]
+
+    @property
+    def full(self) -> bool:
+        """Whether xx and yy are Gram matrices rather than their diagonals."""
+        return self.xx.ndim == self.xy.ndim
+
+    @property
+    def x_norms(self) -> Float[Tensor, "*b n"]:
+        """The squared norms of the rows of X."""
+        return self.xx.diagonal(dim1=-2, dim2=-1) if self.full else self.xx
+
+    @property
+    def y_norms(self) -> Float[Tensor, "*b n"]:
+        """The squared norms of the rows of Y."""
+        return self.yy.diagonal(dim1=-2, dim2=-1) if self.full else self.yy
+
+    @property
+    def size(self) -> Float[Tensor, "*b"]:
+        """|X|² + |Y|², float64: rounding errors of the objective are relative to it."""
+        return self.x_norms.double().sum(-1) + self.y_norms.double().sum(-1)
 
     def __add__(self, other: Moments) -> Moments:
+        if self.full != other.full:  # which would broadcast
+            raise SymmetryError("moments with Gram matrices and moments with norms alone do not add; form both alike")
         return Moments(self.xy + other.xy, self.xx + other.xx, self.yy + other.yy)
 
 
@@ -90,8 +115,8 @@ class Element(ABC):
         """⟨g, C⟩, the sum over entries of g times C, float64."""
 
     @abstractmethod
-    def gain(self, yy: Float[Tensor, "*b n"]) -> Float[Tensor, "*b"]:
-        """|gY|² from the squared norms of the rows of Y."""
+    def gain(self, yy: Float[Tensor, "*b n"] | Float[Tensor, "*b n n"]) -> Float[Tensor, "*b"]:
+        """|gY|² from Y Yᵀ, or from its diagonal if that is enough (else SymmetryError); yy has the element's batch."""
 
     @property
     @abstractmethod
@@ -116,6 +141,8 @@ class Group(ABC):
     moments_dtype: ClassVar[torch.dtype] = torch.float64
     # Whether g⁻ᵀ = g for all elements: then primal and dual moments need not be kept apart.
     self_dual: ClassVar[bool] = False
+    # Whether `best` needs all of X Xᵀ and Y Yᵀ, which cost as much as X Yᵀ, or the norms of rows alone.
+    gram: ClassVar[bool] = False
 
     @property
     def name(self) -> str:
@@ -152,6 +179,14 @@ class Group(ABC):
     def best(self, moments: PartMoments) -> Element:
         """argmin over g of |X − gY|² + |X' − g⁻ᵀY'|² + |X'' − |g|Y''|² (primal, dual and plain parts)."""
 
+    def reach(self, c: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b"]:
+        """max of ⟨g, C⟩ over the elements that keep norms: what a pair of units is worth whose insides g aligns."""
+        group = self.without_scaling()
+        if type(group) is not type(self):
+            return group.reach(c)
+        norms = c.new_zeros(c.shape[:-1])
+        return self.best({"primal": Moments(c, norms, norms)}).inner(c)
+
 
 def total(moments: PartMoments) -> Moments:
     """The sum of all parts: what a group needs in which g, g⁻ᵀ and |g| act alike."""
@@ -172,5 +207,18 @@ def objective(g: Element, moments: PartMoments) -> Float[Tensor, "*b"]:
     values = []
     for part, m in moments.items():
         h = g.part(part)
-        values.append(m.xx.double().sum(-1) - 2 * h.inner(m.xy) + h.gain(m.yy.double()))
+        values.append(m.x_norms.double().sum(-1) - 2 * h.inner(m.xy) + h.gain(m.yy.double()))
     return torch.stack(values).sum(0)
+
+
+def row_norms(yy: Tensor, batch: tuple[int, ...]) -> Float[Tensor, "*b n"]:
+    """The squared norms of rows, from them or from the Gram matrices of which they are the diagonals."""
+    return yy if yy.ndim == len(batch) + 1 else yy.diagonal(dim1=-2, dim2=-1)
+
+
+def multiply(matrix: Float[Tensor, "*b n n"], w: Tensor, dim: int) -> Tensor:
+    """The matrix times w along `dim`, in the dtype of w. The leading dimensions of w are the batch."""
+    k = matrix.ndim - 2
+    moved = w.movedim(dim, k)
+    rows = moved.reshape(*moved.shape[: k + 1], -1)
+    return (matrix.to(w.dtype) @ rows).reshape(moved.shape).movedim(k, dim)

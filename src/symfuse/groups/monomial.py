@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from symfuse.groups.assignment import assign_batch
-from symfuse.groups.base import Element, Group, Moments, PartMoments, total
+from symfuse.groups.base import Element, Group, Moments, PartMoments, row_norms, total
 from symfuse.groups.scale import best_scale, least_cost
 
 # How many pairs of units are scored at once: what bounds the memory of scoring.
@@ -75,6 +75,7 @@ class Monomial(Element):
         return (picked if self.scale is None else picked * self.scale.double()).sum(-1)
 
     def gain(self, yy: Tensor) -> Tensor:
+        yy = row_norms(yy, self.batch)
         if self.scale is None:
             return yy.sum(-1)
         return (torch.take_along_dim(yy, self.index, -1) * self.scale.to(yy.dtype) ** 2).sum(-1)
@@ -249,5 +250,5 @@ def _terms(m: Moments | None, diagonal: bool = False) -> tuple[Tensor, Tensor]:
     if m is None:
         return torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
     if diagonal:
-        return m.yy.double(), torch.diagonal(m.xy, dim1=-2, dim2=-1).double()
-    return m.yy.double()[..., None, :].expand(m.xy.shape), m.xy.double()
+        return m.y_norms.double(), torch.diagonal(m.xy, dim1=-2, dim2=-1).double()
+    return m.y_norms.double()[..., None, :].expand(m.xy.shape), m.xy.double()

@@ -158,9 +158,13 @@ class Checkpoint(Mapping[str, Tensor]):
         return {"name": self.name, "folder": folder, "sha256": digest.hexdigest()}
 
     def state(self) -> list[tuple[str, int, int]]:
-        """Name, size and time of change of every file that the model is read from: equal if none was written since."""
-        files = [path for folder in self.sources for path in sorted(folder.iterdir()) if path.is_file()]
-        return [(str(path), stat.st_size, stat.st_mtime_ns) for path in files for stat in [path.stat()]]
+        """Name, size and time of change of every file that the model is read from: equal if none was written since.
+        CheckpointError if one is gone."""
+        try:
+            files = [path for folder in self.sources for path in sorted(folder.iterdir()) if path.is_file()]
+            return [(str(path), stat.st_size, stat.st_mtime_ns) for path in files for stat in [path.stat()]]
+        except OSError as error:
+            raise CheckpointError(f"{self.name} has changed since it was opened: {error}") from error
 
     def replace(
         self,

@@ -6,6 +6,8 @@ import json
 import re
 from pathlib import Path
 
+from symfuse.errors import CheckpointError
+
 COMPANION = re.compile(
     r"(tokenizer|vocab|chat_template|image_processor)[^/]*\.(json|txt|model|jinja|vocab|tiktoken)"
     r"|merges\.txt|bpe\.codes|special_tokens_map\.json|added_tokens\.json|[^/]+\.model"
@@ -32,8 +34,15 @@ def companions(folder: Path) -> list[Path]:
 
 
 def read_companions(folder: Path) -> dict[str, bytes]:
-    """The companion files by relative name (links are followed), without references to code that stays."""
-    return {path.as_posix(): _without_auto_map(path, (folder / path).read_bytes()) for path in companions(folder)}
+    """The companion files by relative name (links are followed), without references to code that stays.
+
+    What they hold is not looked at otherwise, so that a damaged one is carried as it is. CheckpointError if one cannot
+    be read.
+    """
+    try:
+        return {path.as_posix(): _without_auto_map(path, (folder / path).read_bytes()) for path in companions(folder)}
+    except OSError as error:
+        raise CheckpointError(f"{folder}: a file beside the weights cannot be read: {error}") from error
 
 
 def is_of_tokenizer(name: str) -> bool:
@@ -47,8 +56,8 @@ def _without_auto_map(path: Path, data: bytes) -> bytes:
         return data
     try:
         settings = json.loads(data)
-    except ValueError:
+        if not isinstance(settings, dict) or settings.pop("auto_map", None) is None:
+            return data
+        return (json.dumps(settings, indent=2, ensure_ascii=False) + "\n").encode()
+    except (ValueError, RecursionError):  # no JSON, or half a surrogate pair in it
         return data
-    if not isinstance(settings, dict) or settings.pop("auto_map", None) is None:
-        return data
-    return (json.dumps(settings, indent=2, ensure_ascii=False) + "\n").encode()

@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from symfuse.errors import CheckpointError
+from symfuse.io.stamp import Stamp
 from symfuse.io.tensors import DTYPES, StoredTensor, TensorInfo
 
 MAX_HEADER = 100_000_000  # the limit of the safetensors library
@@ -30,6 +31,7 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
     Raises CheckpointError if the file's size is not the one that its header implies, or its header is bad.
     """
     stored: dict[str, StoredTensor] = {}
+    stamp = Stamp.of(path)
     end = 0
     header, header_size = _header(path)
     for name, entry in header.items():
@@ -37,9 +39,9 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
             continue
         info, stop = _entry(path, name, entry)
         end = max(end, stop)
-        part = partial(_part, path, info.dtype, header_size + stop - info.nbytes)
-        stored[name] = StoredTensor(info, path.name, partial(_read, path, name), part)
-    actual, expected = path.stat().st_size, header_size + end
+        part = partial(_part, stamp, info.dtype, header_size + stop - info.nbytes)
+        stored[name] = StoredTensor(info, path.name, partial(_read, stamp, name), part)
+    actual, expected = stamp.size, header_size + end
     if actual != expected:
         fault = "cut short" if actual < expected else "longer than its header says"
         raise CheckpointError(
@@ -51,6 +53,8 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
             pass  # the library's own checks: gaps and overlaps between tensors
     except SafetensorError as error:
         raise CheckpointError(f"{path.name} has an invalid header: {error}. ({path})") from error
+    except (OSError, RuntimeError) as error:
+        raise stamp.error(str(error)) from error
     return stored
 
 
@@ -108,16 +112,20 @@ def _entry(path: Path, name: str, entry: Any) -> tuple[TensorInfo, int]:
     return info, stop
 
 
-def _read(path: Path, name: str) -> Tensor:
+def _read(stamp: Stamp, name: str) -> Tensor:
     # Each tensor has a mapping of its own, given back together with it: a shared one would keep every page
     # that was ever read in memory. Opening costs under 1 ms for a thousand tensors a file. The mapping is
     # private: changes in memory do not reach the file.
-    with safe_open(path, framework="pt") as file:
-        tensor: Tensor = file.get_tensor(name)
-        return tensor
+    stamp.require_same()
+    try:
+        with safe_open(stamp.path, framework="pt") as file:
+            tensor: Tensor = file.get_tensor(name)
+            return tensor
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise stamp.error(str(error)) from error
 
 
-def _part(path: Path, dtype: torch.dtype, position: int, start: int, stop: int) -> Tensor:
+def _part(stamp: Stamp, dtype: torch.dtype, position: int, start: int, stop: int) -> Tensor:
     """The elements from start to stop of the tensor whose first byte is at `position`.
 
     A private mapping of just these pages, given back with the tensor, and no advice to the system. Measured on parts of
@@ -129,9 +137,10 @@ def _part(path: Path, dtype: torch.dtype, position: int, start: int, stop: int) 
         return torch.empty(0, dtype=dtype)
     first, last = position + start * dtype.itemsize, position + stop * dtype.itemsize
     offset = first % mmap.ALLOCATIONGRANULARITY
+    stamp.require_same()
     try:
-        with path.open("rb") as file:
+        with stamp.path.open("rb") as file:
             window = mmap.mmap(file.fileno(), last - first + offset, access=mmap.ACCESS_COPY, offset=first - offset)
     except (OSError, ValueError) as error:  # ValueError: the file ends before
-        raise CheckpointError(f"{path.name} has changed since it was opened: {error}. ({path})") from error
+        raise stamp.error(str(error)) from error
     return torch.frombuffer(window, dtype=dtype, count=stop - start, offset=offset)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from symfuse.errors import OutputError
@@ -15,41 +16,61 @@ def check_target(target: str | os.PathLike[str], *, overwrite: bool = False, inp
     """OutputError if `write` could not write there: for callers with long work to do before they write."""
     place = Path(os.path.abspath(target))  # noqa: PTH100 - keeps symbolic links, which are refused below
     try:
-        place.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        pass
-    except (OSError, ValueError) as error:  # too long a name, for example
+        _check(place, overwrite, inputs)
+    except (OSError, ValueError) as error:  # a folder that may not be entered, a NUL
         raise OutputError(f"{place} cannot be written: {error}") from error
+
+
+def _check(place: Path, overwrite: bool, inputs: Sequence[Path]) -> None:
+    parent = existing_parent(place)
+    for path in (place, *(parent / name for name in place.relative_to(parent).parts)):
+        with suppress(FileNotFoundError, NotADirectoryError):
+            path.lstat()  # fails for a name that is too long, of a folder still to be made too
     real = place.resolve()
     for given in inputs:
         read = given.resolve()
         if real == read or read in real.parents or real in read.parents:
             relation = "is" if real == read else "lies inside" if read in real.parents else "holds"
             raise OutputError(f"the output {place} {relation} the input {given}; choose another output")
+    if place == place.parent:
+        raise OutputError(f"{place} is the root of the file system; choose a folder in it")
     if place.is_symlink():
         raise OutputError(f"{place} is a symbolic link; nothing is written through links. Give the folder itself")
     if place.exists() and not place.is_dir():
         raise OutputError(f"{place} is a file; choose another output")
     if place.exists() and not overwrite:
-        raise OutputError(f"{place} exists; choose another output, or allow overwriting it")
+        raise OutputError(
+            f"{place} exists; choose another output, or replace it (--overwrite; in Python overwrite=True)"
+        )
     if place.exists() and any(place.iterdir()) and not (place / "config.json").exists():
         raise OutputError(
             f"{place} exists and is not a model folder (it has no config.json), so it is not overwritten: "
             f"it holds {some(sorted(path.name for path in place.iterdir()))}"
         )
-    parent = _existing_parent(place)
     if not parent.is_dir():
         raise OutputError(f"{parent} is not a folder, so {place} cannot be created")
-    if not os.access(parent, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
+    if not _writable(parent):
         raise OutputError(f"{parent} is not writable, so {place} cannot be created")
+    if place.exists() and not _writable(place):  # else it could be moved aside, and then not be removed
+        raise OutputError(f"{place} is not writable, so it cannot be replaced")
 
 
-def _existing_parent(place: Path) -> Path:
-    return next(parent for parent in place.parents if os.path.lexists(parent))
+def _writable(folder: Path) -> bool:
+    return os.access(folder, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids)
+
+
+def existing_parent(place: Path) -> Path:
+    """The nearest folder above that is there; of the root, itself."""
+    return next((parent for parent in place.parents if os.path.lexists(parent)), place)
+
+
+def free_space(place: Path) -> int:
+    """Bytes that are free on the disk on which `place` is, or is to be."""
+    return shutil.disk_usage(existing_parent(place)).free
 
 
 def check_space(place: Path, nbytes: int) -> None:
-    needed, free = nbytes + nbytes // 100, shutil.disk_usage(_existing_parent(place)).free
+    needed, free = nbytes + nbytes // 100, free_space(place)
     if needed > free:
         raise OutputError(
             f"{place} needs {needed / 1e6:,.1f} MB and its disk has {free / 1e6:,.1f} MB free; "

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import warnings
 import zipfile
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from symfuse.errors import CheckpointError
 from symfuse.io.messages import first_line, some
+from symfuse.io.stamp import Stamp
 from symfuse.io.tensors import StoredTensor, TensorInfo, flat_part
 
 WRAPPERS = ("state_dict", "model", "module")  # the keys under which trainers nest the weights
@@ -24,12 +24,13 @@ def read_torch_file(path: Path) -> tuple[dict[str, StoredTensor], tuple[str, ...
 
     Raises CheckpointError if the file cannot be read, holds code, or anything other than named tensors.
     """
+    stamp = Stamp.of(path)
     loaded = _load(path)
     notes: tuple[str, ...] = ()
     if not _is_state_dict(loaded):
         loaded, key = _unwrap(path, loaded)
         notes = (f"{path.name}: the weights were read from under the key {key!r}",)
-    return {name: _stored(path, name, tensor) for name, tensor in loaded.items()}, notes
+    return {name: _stored(stamp, name, tensor) for name, tensor in loaded.items()}, notes
 
 
 def _load(path: Path) -> Any:
@@ -71,11 +72,20 @@ def _unwrap(path: Path, loaded: Any) -> tuple[dict[str, Tensor], str]:
     return loaded[candidates[0]], candidates[0]
 
 
-def _stored(path: Path, name: Any, tensor: Tensor) -> StoredTensor:
+def _stored(stamp: Stamp, name: Any, tensor: Tensor) -> StoredTensor:
+    path = stamp.path
     if not isinstance(name, str):
         raise CheckpointError(f"{path.name}: the key {name!r} is not a tensor's name. ({path})")
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
         kind = "quantised" if tensor.is_quantized else "without data" if tensor.is_meta else str(tensor.layout)
         raise CheckpointError(f"{path.name}: {name!r} is {kind}, expected a dense tensor. ({path})")
     data = tensor.detach()
-    return StoredTensor(TensorInfo.of(data), path.name, lambda: data, partial(flat_part, data))
+
+    def read() -> Tensor:
+        stamp.require_same()  # to read a mapped file that was cut short ends the process
+        return data
+
+    def part(start: int, stop: int) -> Tensor:
+        return flat_part(read(), start, stop)
+
+    return StoredTensor(TensorInfo.of(data), path.name, read, part)

@@ -56,10 +56,10 @@ def write(
     possible.
 
     Raises OutputError before any tensor is asked for if the target cannot be written, and later if the disk fills up or
-    a tensor does not have the dtype and size announced. Whatever ends the writing early (an interrupt or SIGTERM too),
-    no part of the output is left behind; unless with `resume`: then what is finished stays, hidden beside the target,
-    and the next run with `resume` and the same `fingerprint` (of what makes up the tensors' values), names, shapes and
-    shards asks only for the tensors that are not finished. Any other run to that target starts over.
+    a tensor does not have the dtype and size announced. Whatever ends the writing early (an interrupt, SIGTERM or
+    SIGHUP too), no part of the output is left behind; unless with `resume`: then what is finished stays, hidden beside
+    the target, and the next run with `resume` and the same `fingerprint` (of what makes up the tensors' values), names,
+    shapes and shards asks only for the tensors that are not finished. Any other run to that target starts over.
     """
     place = Path(os.path.abspath(target))  # noqa: PTH100 - keeps symbolic links, which are refused below
     _check_infos(infos)
@@ -71,7 +71,7 @@ def write(
         remove_stale(place, partial.folder if resume else None)
         held = partial.held
     _check_space(place, sum(info.nbytes for info in infos.values()) + sum(map(len, files.values())) - held)
-    with _sigterm_as_exception(), new_folder(place, partial, resume=resume), ExitStack() as opened:
+    with _kills_as_exceptions(), new_folder(place, partial, resume=resume), ExitStack() as opened:
         with system_errors(place):
             output = _Output(partial, shards, opened, direct=direct, fingerprint=fingerprint if resume else None)
             for name, data in {**(companions or {}), **files}.items():
@@ -254,20 +254,27 @@ def _json(value: Mapping[str, Any], what: str) -> bytes:
 
 
 @contextmanager
-def _sigterm_as_exception() -> Iterator[None]:
-    """Let a polite kill unwind the stack, and with it remove what is half written, as an interrupt does."""
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-        yield  # handlers belong to the main thread, and another one's is not ours to replace
+def _kills_as_exceptions() -> Iterator[None]:
+    """Let a polite kill, or a terminal that is closed, unwind the stack, and with it remove what is half written, as an
+    interrupt does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # handlers belong to the main thread
         return
+    # Another handler is not ours to replace, and nohup ignores SIGHUP on purpose.
+    ours = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) == signal.SIG_DFL]
 
     def stop(number: int, _frame: FrameType | None) -> None:
+        for one in ours:  # often both come, and the second must not interrupt the cleaning up
+            signal.signal(one, signal.SIG_IGN)
         raise SystemExit(128 + number)
 
-    signal.signal(signal.SIGTERM, stop)
+    for number in ours:
+        signal.signal(number, stop)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _write_file(path: Path, data: bytes) -> None:

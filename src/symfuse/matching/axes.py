@@ -6,29 +6,35 @@ import re
 from collections.abc import Iterable, Sequence
 
 from symfuse.errors import OptionError
+from symfuse.io.messages import suggestion
 from symfuse.spec import Spec
 
-# Anatomy → axes, and `biases` for their translations. Given the residual stream, these are independent of each other.
-MATCHABLE: dict[str, tuple[str, ...]] = {"attention": ("qk", "v"), "ffn": ("ffn",)}
+# Anatomy → axes, and `biases` for their translations. Given the residual stream and the order of heads, attention and
+# feed-forward are independent of each other; the others meet them.
+MATCHABLE: dict[str, tuple[str, ...]] = {
+    "attention": ("qk", "v"), "ffn": ("ffn",), "heads": ("h",), "residual": ("residual",), "pooler": ("pool",),
+    "head": ("lm", "mask", "embedding"),
+}  # fmt: skip
+
+WORDS = MATCHABLE | {axis: (axis,) for group in MATCHABLE.values() for axis in group}
+WORDS["all"] = MATCHABLE["attention"] + MATCHABLE["ffn"]
 
 
 def choose_axes(words: str | Iterable[str], spec: Spec) -> tuple[str, ...]:
     """The axes named by words such as "attention,ffn", "qk" or "all"; OptionError for one that cannot be matched."""
-    parts = [w.strip() for w in words.split(",")] if isinstance(words, str) else list(words)
-    known = MATCHABLE | {axis: (axis,) for group in MATCHABLE.values() for axis in group}
-    known["all"] = tuple(axis for group in MATCHABLE.values() for axis in group)
-    if not parts:
-        raise OptionError(f"no axes to match; choose from {', '.join(known)}")
-    chosen: list[str] = []
-    for word in parts:
-        if word not in known:
-            declared = word in spec.axes
-            raise OptionError(
-                f"axis {word!r} {'is declared but not matched by this version' if declared else 'is not known'}; "
-                f"choose from {', '.join(known)}"
-            )
-        chosen += [axis for axis in known[word] if axis not in chosen]
+    chosen = dict.fromkeys(axis for word in require_axes(words) for axis in WORDS[word])
     return tuple(axis for axis in chosen if axis in spec.axes)
+
+
+def require_axes(words: str | Iterable[str]) -> list[str]:
+    """The single words; OptionError, with the nearest that exists, for one that selects nothing."""
+    parts = [w.strip() for w in words.split(",")] if isinstance(words, str) else list(words)
+    if not parts:
+        raise OptionError(f"no axes to match; choose from {', '.join(WORDS)}")
+    for word in parts:
+        if word not in WORDS:
+            raise OptionError(f"axis {word!r} is not known{suggestion(word, WORDS)}; choose from {', '.join(WORDS)}")
+    return parts
 
 
 def choose_layers(text: str | int | Sequence[int] | None, layers: int) -> frozenset[int]:

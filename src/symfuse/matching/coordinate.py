@@ -1,13 +1,15 @@
 """Matching from weights: for each axis instance the best element, given all the others.
 
-Attention and feed-forward axes do not meet each other in any tensor part, so with the residual stream fixed one pass
-in any order is the optimum; the instances are solved in parallel threads, one BLAS thread each.
+Attention and feed-forward axes do not meet each other in any tensor part, so with the residual stream and the order of
+heads fixed one pass in any order is the optimum; the instances are solved in parallel threads, one BLAS thread each.
+Where axes that meet are chosen too, that pass comes after a descent over all of them (`descend`).
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -19,10 +21,13 @@ from torch import Tensor
 from symfuse import __version__
 from symfuse.alignment import Alignment
 from symfuse.architectures import Model, require_floating, require_same_shape
+from symfuse.canonical import canonical
 from symfuse.errors import OptionError
-from symfuse.groups import Conformal, Element, Group, PartMoments, add, objective
+from symfuse.groups import Conformal, Element, Group, add, objective
 from symfuse.io.workers import one_torch_thread
 from symfuse.matching.axes import choose_axes, choose_layers
+from symfuse.matching.blocks import improve
+from symfuse.matching.descent import Watch, descend
 from symfuse.spec import Instance, Shift, Spec
 from symfuse.stats import Read, features, weight_moments
 
@@ -47,6 +52,14 @@ class Step:
 # The share of the distance that is left from which on biases may change which element is the best.
 BIASES_MATTER = 0.01
 
+# Where axes meet, the descent and the translations of biases are done in turns, until a descent gains less than this
+# share, or so many times.
+SETTLED = 1e-3
+ROUNDS = 5
+
+# What makes a pre-norm residual stream rotatable, in place.
+ROTATABLE = ("untie", "fold_norms", "centre", "drop_gauges")
+
 Progress = Callable[[Step, int], None]  # a step that is done, and how many there are in all
 
 
@@ -59,14 +72,21 @@ def match_models(
     scaling: bool = True,
     one_pass: bool = False,
     biases: bool = True,
+    starts: int = 2,
+    seed: int = 0,
+    frame: Sequence[str] | None = None,
     threads: int | None = None,
     progress: Progress | None = None,
+    watch: Watch | None = None,
 ) -> Alignment:
     """The alignment that moves `source` towards `anchor`, from the weights.
 
     axes: what to match ("attention", "ffn", "qk", …). layers: which (see choose_layers). scaling: rescaling beside
     rotations and permutations where the group has it. one_pass: the rotation, then the scale, once, as in Zhang et
-    al. 2025 (instead of in turns). biases: also translate the biases that may be. threads: workers, default all cores.
+    al. 2025 (instead of in turns). biases: also translate the biases that may be. starts, seed: of the descent over
+    axes that meet (see `descend`); watch: called with each of its sweeps. frame: the rewrites before the elements
+    (symfuse.canonical); by default ROTATABLE where the residual stream of a pre-norm model is matched, else none.
+    threads: workers, default all cores.
     An element that does not lower its objective is replaced by the identity, which is left out of the alignment.
     Raises IncompatibleError, OptionError, CheckpointError (NaN or infinity, naming the tensor).
     """
@@ -75,28 +95,79 @@ def match_models(
     require_same_shape([source, anchor])
     for model in (source, anchor):
         require_floating(model)
+    chosen_axes = choose_axes(axes, source.spec)
+    if frame is None:
+        frame = ROTATABLE if "residual" in chosen_axes and source.spec.reads else ()
+    original, (source, anchor) = (source, anchor), (canonical(model, frame) for model in (source, anchor))
     spec = source.spec
-    chosen_axes = choose_axes(axes, spec)
     chosen_layers = choose_layers(layers, spec.axes["l"].size)
     instances = [i for i in spec.movable if i.axis in chosen_axes and (not i.index or i.index[0] in chosen_layers)]
     rules: dict[Instance, list[Shift]] = {}
     for rule in spec.shifts if biases else ():
         rules.setdefault(spec.instance(rule.axis.strip("*"), spec.tensors[rule.bias].index), []).append(rule)
-    pair = _Pair(spec, source.read, anchor.read)
+    chosen = {instance: _group(spec, instance, scaling, one_pass) for instance in instances}
+    shared = [name for name in spec.tensors if spec.shares(name, anchor.spec)]
+    meeting = [i for i in instances if not i.index or any(i.axis in spec.batch_axes(other) for other in chosen_axes)]
 
-    def solve(instance: Instance) -> tuple[Instance, _Found, float]:
-        start = time.perf_counter()
-        group = spec.axes[instance.axis].group
-        assert group is not None
-        group = group if scaling else group.without_scaling()
-        group = replace(group, one_pass=True) if one_pass and isinstance(group, Conformal) else group
-        return instance, pair.solve(instance, group, rules.get(instance, [])), time.perf_counter() - start
-
-    elements: dict[Instance, Element] = {}
-    shifts: dict[str, Tensor] = {}
-    steps: list[dict[str, Any]] = []
+    parts = _Parts(spec, chosen, meeting, rules)
+    total, steps, curves = Alignment(spec, {}), list[dict[str, Any]](), dict[str, list[float]]()
     with _workers(threads) as pool:
-        for instance, found, seconds in pool.map(solve, instances):
+        for number in range(ROUNDS if meeting else 1):
+            current = Model(total.on(source), spec) if number else source
+            if meeting:
+                free = {(rule.bias, rule.axis) for rule in spec.shifts if rule.into is None} if biases else set()
+                read = anchor.read, current.read
+                descents = descend(
+                    spec, *read, instances, chosen, pool, names=shared, skip=free, starts=1 if number else starts,
+                    seed=seed, watch=watch,
+                )  # fmt: skip
+                best = descents[0]
+                curves |= {f"{d.start}, round {number + 1}" if number else d.start: list(d.curve) for d in descents}
+                if best.curve[-1] < best.curve[0]:
+                    total = best.alignment @ total
+                    current = Model(total.on(source), spec)
+                settled = bool(number) and best.curve[0] - best.curve[-1] < SETTLED * best.curve[0]
+            inner, steps = parts.solve(current, anchor, pool, None if number else progress)
+            total = inner @ total
+            if not meeting or settled:
+                break
+        if meeting:
+            steps = [_step(spec, source, anchor, total, instance, shared) for instance in instances]
+    options = {
+        "axes": list(chosen_axes), "layers": sorted(chosen_layers), "scaling": scaling,
+        "one_pass": one_pass, "biases": biases, **({"starts": starts, "seed": seed} if meeting else {}),
+    }  # fmt: skip
+    provenance = {
+        "symfuse": __version__, "source": original[0].checkpoint.lineage(), "anchor": original[1].checkpoint.lineage(),
+        "from": "weights", "options": options, "steps": steps, **({"descents": curves} if meeting else {}),
+    }  # fmt: skip
+    return replace(total, provenance=provenance, frame=tuple(frame))
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What is solved instance by instance: `chosen` without the axes that meet, with the translations of each."""
+
+    spec: Spec
+    chosen: Mapping[Instance, Group]
+    meeting: Sequence[Instance]
+    rules: Mapping[Instance, list[Shift]]
+
+    def solve(
+        self, source: Model, anchor: Model, pool: ThreadPoolExecutor, progress: Progress | None
+    ) -> tuple[Alignment, list[dict[str, Any]]]:
+        pair = _Pair(self.spec, source.read, anchor.read)
+        instances = [instance for instance in self.chosen if instance not in self.meeting]
+
+        def one(instance: Instance) -> tuple[Instance, _Found, float]:
+            start = time.perf_counter()
+            found = pair.solve(instance, self.chosen[instance], self.rules.get(instance, []))
+            return instance, found, time.perf_counter() - start
+
+        elements: dict[Instance, Element] = {}
+        shifts: dict[str, Tensor] = {}
+        steps = []
+        for instance, found, seconds in pool.map(one, instances):
             if found.moved:
                 elements[instance] = found.element
             for name, t in found.shifts.items():
@@ -106,15 +177,44 @@ def match_models(
             steps.append({key: value for key, value in asdict(step).items() if key != "seconds"})
             if progress is not None:
                 progress(step, len(instances))
-    options = {
-        "axes": list(chosen_axes), "layers": sorted(chosen_layers), "scaling": scaling,
-        "one_pass": one_pass, "biases": biases,
+        return Alignment(self.spec, elements, {n: t for n, t in shifts.items() if bool(t.any())}), steps
+
+
+def _group(spec: Spec, instance: Instance, scaling: bool, one_pass: bool) -> Group:
+    group = spec.axes[instance.axis].group
+    assert group is not None
+    group = group if scaling else group.without_scaling()
+    return replace(group, one_pass=True) if one_pass and isinstance(group, Conformal) else group
+
+
+def _step(
+    spec: Spec, source: Model, anchor: Model, found: Alignment, instance: Instance, shared: Sequence[str]
+) -> dict[str, Any]:
+    """What an alignment over axes that meet did to one of them: over the tensors that it touches, before and after all
+    of it."""
+    moved = Model(found.on(source), spec)
+    before = after = 0.0
+    for name in (n for n in spec.movable[instance] if n in shared):
+        x = anchor.read(name).double()
+        before += float((x - source.read(name)).square().sum())
+        after += float((x - moved.read(name)).square().sum())
+    group, element = spec.axes[instance.axis].group, found.elements.get(instance)
+    assert group is not None
+    units = math.prod(spec.batch(instance.axis))
+    return {
+        "instance": str(instance), "group": group.label, "before": before, "after": after,
+        "units": units, "moved": 0 if element is None else _not_identity(element, group),
     }  # fmt: skip
-    provenance = {
-        "symfuse": __version__, "source": source.checkpoint.lineage(), "anchor": anchor.checkpoint.lineage(),
-        "from": "weights", "options": options, "steps": steps,
-    }  # fmt: skip
-    return Alignment(spec, elements, {n: t for n, t in shifts.items() if bool(t.any())}, provenance)
+
+
+def _not_identity(element: Element, group: Group) -> int:
+    """How many elements of a batch are not the identity."""
+    unit = group.identity(element.size, element.batch).tensors()
+    differ = torch.zeros(element.batch, dtype=torch.bool)
+    for key, tensor in element.tensors().items():
+        same = tensor == unit.get(key, torch.ones_like(tensor))
+        differ |= ~same.reshape(*element.batch, -1).all(-1)
+    return int(differ.sum())
 
 
 @dataclass(frozen=True)
@@ -148,13 +248,13 @@ class _Pair:
         free = {(rule.bias, rule.axis) for rule in rules if rule.into is None}
         paid = {(rule.bias, rule.axis) for rule in rules if rule.into is not None}
         moments = weight_moments(self.spec, instance, self.anchor, self.source, group, free | paid)
-        element, before, after, better = _improve(group, moments)
+        element, before, after, better = improve(group, moments)
         start = before.sum().item() + self._translate(instance, None, rules)[1]
         shifts, rest = self._translate(instance, element, rules)
         found = [(after.sum().item() + rest, element, shifts, int(better.sum()))]
         if rest > BIASES_MATTER * found[0][0]:
             biases = weight_moments(self.spec, instance, self.anchor, self.source, group, free, only=paid)
-            other, _, _, moved = _improve(group, add(moments, biases))
+            other, _, _, moved = improve(group, add(moments, biases))
             shifts, rest = self._translate(instance, other, rules)
             found.append((objective(other, moments).sum().item() + rest, other, shifts, int(moved.sum())))
         if min(found, key=_cost)[0] > start:
@@ -196,29 +296,6 @@ class _Pair:
                 left += (wanted - t).square().sum().item() + c.square().sum().item()
             shifts[rule.bias] = shifts[rule.bias] + out if rule.bias in shifts else out
         return ({} if element is None else shifts), left
-
-
-def _improve(group: Group, moments: PartMoments) -> tuple[Element, Tensor, Tensor, Tensor]:
-    """The best element, the objective before and after, and whether it is better, [*b]; else it is the identity."""
-    best = group.best(moments)
-    identity = group.identity(best.size, best.batch)
-    before, after = objective(identity, moments), objective(best, moments)
-    # What rounding alone explains: a unit of the moments, and a few of the sums over them, which are in float64.
-    eps = torch.finfo(group.moments_dtype).eps + 16 * torch.finfo(torch.float64).eps
-    rounding = eps * sum(m.xx.sum(-1).double() + m.yy.sum(-1).double() for m in moments.values())
-    better = after < before - rounding
-    if not bool(better.all()):
-        unit = identity.tensors()
-        kept = {
-            key: torch.where(
-                better.reshape(*better.shape, *[1] * (t.ndim - better.ndim)),
-                t,
-                unit.get(key, torch.ones_like(t)),
-            )
-            for key, t in best.tensors().items()
-        }
-        best = best.rebuild(kept)
-    return best, before, torch.where(better, after, before), better
 
 
 def _cost(candidate: tuple[float, Element, Mapping[str, Tensor], int]) -> float:

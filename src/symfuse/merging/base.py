@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
+import torch
 from torch import Tensor
 
 from symfuse.errors import OptionError
@@ -25,6 +25,9 @@ PerModel = Annotated[Sequence[float], "one per model"]
 Merge = Callable[..., Iterator[Tensor]]
 Base = Literal["required", "optional", "unused"]
 
+# Numbers meet tensors of float32, which torch refuses to scale by anything larger.
+LARGEST = torch.finfo(torch.float32).max
+
 
 @dataclass(frozen=True)
 class Parameter:
@@ -36,23 +39,27 @@ class Parameter:
     default: Any
 
     def value(self, given: Any, where: str) -> Any:
-        """A value from a recipe as this parameter's type; OptionError, saying where it stands, if it is not one."""
+        """A value from a recipe as this parameter's type; OptionError, saying where it stands, if it is not one, or a
+        number that float32 does not hold."""
         if self.kind is bool:
             if isinstance(given, bool):
                 return given
         elif not isinstance(given, bool) and isinstance(given, (int, float, str)):
-            with suppress(ValueError):  # YAML reads 1e-5 as a string
+            # YAML reads 1e-5 as a string; whole numbers may have more than 308 digits.
+            with suppress(ValueError, OverflowError):
                 value = self.kind(given)
-                if self.kind is str or (math.isfinite(value) and value == float(given)):
+                if self.kind is str or (abs(value) <= LARGEST and value == float(given)):
                     return value
-        words = {bool: "true or false", float: "a finite number", int: "a whole number", str: "a text"}
-        raise OptionError(f"{where}: {self.name} is {given!r}, expected {words[self.kind]}")
+        span = f"between -{LARGEST:.2g} and {LARGEST:.2g}"
+        words = {bool: "true or false", float: f"a finite number {span}", int: f"a whole number {span}", str: "a text"}
+        raise OptionError(f"{where}: {self.name} is {given!r:.24}, expected {words[self.kind]}")
 
 
 @dataclass(frozen=True)
 class Method:
     """A merge method. base: whether the tensors of a base model come apart from the others. models: how many others,
-    at least and at most. paper: the source."""
+    at least and at most. paper: the source. ignored: parameters that change nothing, and are there as recipes have
+    them."""
 
     name: str
     label: str
@@ -60,6 +67,7 @@ class Method:
     function: Merge
     base: Base
     models: tuple[int, int | None]
+    ignored: tuple[str, ...] = ()
 
     @cached_property
     def parameters(self) -> Mapping[str, Parameter]:
@@ -88,12 +96,18 @@ METHODS: dict[str, Method] = {}
 
 
 def method(
-    name: str, *, label: str, paper: str, base: Base = "unused", models: tuple[int, int | None] = (1, None)
+    name: str,
+    *,
+    label: str,
+    paper: str,
+    base: Base = "unused",
+    models: tuple[int, int | None] = (1, None),
+    ignored: tuple[str, ...] = (),
 ) -> Callable[[Merge], Merge]:
     """Register a merge method under the name that recipes and the command line use."""
 
     def register(function: Merge) -> Merge:
-        METHODS[name] = Method(name, label, paper, function, base, models)
+        METHODS[name] = Method(name, label, paper, function, base, models, ignored)
         return function
 
     return register

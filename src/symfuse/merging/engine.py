@@ -357,7 +357,10 @@ def _resolved(
         found = part.resolve(parameter, model, tensor, t)
         found = parameter.default if found is None else found
         if found is None:
-            raise OptionError(f"{method.name} needs a value for {parameter.name}; {file} has none")
+            raise OptionError(
+                f"{method.name} needs a value for {parameter.name}, and {file} has none: `parameters: "
+                f"{{{parameter.name}: 0.5}}` in a recipe, --set {parameter.name}=0.5, or as an argument"
+            )
         return found
 
     each = {i: {p.name: value(p, i, terms[i].file) for p in method.parameters.values() if p.per_model} for i in terms}

@@ -99,7 +99,8 @@ def constant(method: Method, given: Mapping[str, Any], models: Sequence[int]) ->
         if parameter.per_model and isinstance(value, (list, tuple)):
             if len(value) != len(models):
                 raise OptionError(
-                    f"{len(value)} {name}s for {len(models)} models; give one for each, in the same order"
+                    f"{len(value)} {name}{'' if len(value) == 1 else 's'} for {len(models)} "
+                    f"model{'' if len(models) == 1 else 's'}; give one for each, in the same order"
                     + (", the base aside" if method.base != "unused" else "")
                 )
             values[name] = {i: parameter.value(v, method.name) for i, v in zip(models, value, strict=True)}

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from symfuse.errors import OptionError
+from symfuse.errors import IncompatibleError, OptionError
 from symfuse.merging.base import PerModel, method
 from symfuse.merging.gram import PARALLEL, centred, combine, gram, norms
 from symfuse.merging.stream import Stream
@@ -39,8 +39,11 @@ def multislerp(
             yield block.tensors[0]
         return
     vectors = centred(stream)
-    shares = normalized(weight) if normalize_weights else list(weight)
-    yield from combine(stream, vectors, barycentre(gram(stream, vectors), shares, eps))
+    shares = normalized(weight, "normalize_weights") if normalize_weights else list(weight)
+    coefficients = barycentre(gram(stream, vectors), shares, eps)
+    if coefficients.abs().max() > torch.finfo(stream.dtype).max:
+        raise IncompatibleError(f"{stream.name}: the merge does not fit in {stream.dtype}; take smaller weights")
+    yield from combine(stream, vectors, coefficients)
 
 
 def barycentre(products: Tensor, weight: Sequence[float], eps: float) -> Tensor:

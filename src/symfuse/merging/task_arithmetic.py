@@ -19,6 +19,7 @@ from symfuse.merging.stream import Stream
     label="Task arithmetic",
     paper="Ilharco et al. 2023, Editing models with task arithmetic, arXiv 2212.04089",
     base="required",
+    ignored=("density", "rescale"),
 )
 def task_arithmetic(
     stream: Stream,

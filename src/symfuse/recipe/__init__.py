@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from symfuse.recipe.documents import read_recipes
+from symfuse.recipe.effect import without_effect
 from symfuse.recipe.model import (
     Align,
     Input,
@@ -31,4 +32,5 @@ __all__ = [
     "parse_recipe",
     "read_recipes",
     "settings_for",
+    "without_effect",
 ]

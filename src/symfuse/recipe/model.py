@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NoReturn
 
+from symfuse.errors import OptionError
 from symfuse.recipe.settings import Settings
 
 
@@ -92,7 +93,8 @@ class Tokenizer:
 @dataclass(frozen=True)
 class Recipe:
     """A merge. Exactly one of models, slices and modules is not empty. name: by which other recipes of the file call
-    its result. text: the YAML, as read."""
+    its result. foreign, missing_bias, force_config: what becomes of models that do not fit (see `Reconcile`). text: the
+    YAML, as read. places: of every key, file, line and path, by path; none if the recipe was no text."""
 
     merge_method: str
     models: tuple[Input, ...] = ()
@@ -108,13 +110,22 @@ class Recipe:
     align: Align | None = None
     seed: int = 0
     heads: str = "average"
+    foreign: Literal["refuse", "drop", "keep"] = "refuse"
+    missing_bias: Literal["refuse", "zero"] = "refuse"
+    force_config: bool = False
     text: str = ""
+    places: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def models_used(self) -> tuple[ModelRef, ...]:
         """The models whose layers are read: the base, the inputs in order, the anchor. (`Tokenizer.models_used` has
         those that give tokens.)"""
         anchor = self.align.anchor if self.align and isinstance(self.align.anchor, ModelRef) else None
         return _unique([self.base_model, *self._inputs(), anchor])
+
+    def refuse(self, error: OptionError, *keys: str) -> NoReturn:
+        """The error after the places of these keys, by the ends of their paths, as far as they are known."""
+        found = [place for path, place in self.places.items() if path in keys or path.rpartition(".")[2] in keys]
+        raise OptionError(f"{' and '.join(found[:3])}: {error}" if found else str(error)) from None
 
     def _inputs(self) -> Iterator[ModelRef | None]:
         for part in (Module(self.models, self.slices), *self.modules.values()):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import yaml
 
 from symfuse.errors import OptionError
+from symfuse.matching.axes import require_axes
 from symfuse.merging import Method
 from symfuse.merging.base import lookup
 from symfuse.recipe.model import Align, Input, ModelRef, Module, Recipe, Slice, Tokenizer, TokenSource
@@ -20,10 +21,12 @@ _LAYOUTS = ("models", "slices", "modules")
 _TOKENIZERS = ("tokenizer", "tokenizer_source")
 _KEYS = (
     *("name", "merge_method", "base_model", *_LAYOUTS, "parameters", "dtype", "out_dtype", *_TOKENIZERS),
-    *("chat_template", "align", "seed", "heads"),
+    *("chat_template", "align", "seed", "heads", "foreign", "missing_bias", "force_config"),
 )
 _SWITCHES = ("scaling", "one_pass", "biases")
 _ONLY_IN_SLICES = {"layer_range": "layers are chosen in `slices` (slices: - sources: - model …, layer_range), not here"}
+_OF_EXPERTS = "this is no merge recipe, but one for a mixture of experts, which mergekit-moe builds; symfuse does not"
+_NOT_OURS = {"experts": _OF_EXPERTS, "experts_per_token": _OF_EXPERTS, "gate_mode": _OF_EXPERTS}
 _NO_RESIDUAL = {"residual_weight": "mergekit reads this key and does nothing with it; remove it"}
 _NO_OVERRIDE = {"override_architecture": "the architecture is that of the model's config.json; change it there"}
 
@@ -47,7 +50,7 @@ def read_recipe(document: Document) -> Recipe:
     root = document.root
     if not isinstance(root.value, dict):
         root.fail("a recipe is a mapping with keys such as merge_method and models, not a list or a single value")
-    fields = root.fields(_KEYS)
+    fields = root.fields(_KEYS, _NOT_OURS)
     method = _method(_required(root, fields, "merge_method"))
     layout = _layout(root, fields, _LAYOUTS)
     base = _optional_model(fields)
@@ -64,13 +67,31 @@ def read_recipe(document: Document) -> Recipe:
         parameters=read_settings(fields.get("parameters"), method, of_model=False),
         dtype=_dtype(fields.get("dtype")),
         out_dtype=_dtype(fields.get("out_dtype")),
-        tokenizer=_tokenizer(fields, has_base=base is not None),
+        tokenizer=_tokenizer(fields),
         chat_template=fields["chat_template"].text() if "chat_template" in fields else None,
         align=_align(fields["align"], len(models)) if "align" in fields else None,
         seed=fields["seed"].integer(0) if "seed" in fields else 0,
         heads=_word_or_number(fields["heads"]) if "heads" in fields else "average",
         text=document.text,
+        places=dict(_places(root)),
+        **_reconciled(fields),
     )
+
+
+def _reconciled(fields: Mapping[str, Item]) -> dict[str, Any]:
+    """What becomes of models that do not fit together."""
+    words = {"foreign": ("refuse", "drop", "keep"), "missing_bias": ("refuse", "zero")}
+    found: dict[str, Any] = {key: fields[key].choice(known) for key, known in words.items() if key in fields}
+    return found | ({"force_config": fields["force_config"].boolean()} if "force_config" in fields else {})
+
+
+def _places(item: Item) -> Iterator[tuple[str, str]]:
+    if item.line is None:
+        return
+    yield item.path, item.place
+    parts = item.value.values() if isinstance(item.value, dict) else item.value
+    for part in parts if isinstance(item.value, (dict, list)) else ():
+        yield from _places(part)
 
 
 def _written(given: Mapping[str, Any], where: str) -> str:
@@ -214,29 +235,27 @@ def _module(item: Item, method: Method) -> Module:
 # -- tokenizer and alignment -----------------------------------------------------------------------
 
 
-def _tokenizer(fields: Mapping[str, Item], has_base: bool) -> Tokenizer | None:
+def _tokenizer(fields: Mapping[str, Item]) -> Tokenizer | None:
     found = [fields[key] for key in _TOKENIZERS if key in fields]
     if not found:
         return None
     if len(found) > 1:
         found[1].fail("both tokenizer and tokenizer_source; they say the same thing, keep `tokenizer`")
     if "tokenizer_source" in fields:
-        return Tokenizer(_vocabulary(fields["tokenizer_source"], has_base))
+        return Tokenizer(_vocabulary(fields["tokenizer_source"]))
     if not isinstance(found[0].value, dict):
         found[0].fail("expected a mapping, such as {source: union}; a name alone is `tokenizer_source: …`")
     given = found[0].fields(("source", "tokens", "pad_to_multiple_of"))
     tokens = given["tokens"].mapping() if "tokens" in given else {}
     return Tokenizer(
-        _vocabulary(given["source"], has_base) if "source" in given else "union",
+        _vocabulary(given["source"]) if "source" in given else "union",
         {name: _token(part) for name, part in tokens.items()},
         given["pad_to_multiple_of"].integer(1) if "pad_to_multiple_of" in given else None,
     )
 
 
-def _vocabulary(item: Item, has_base: bool) -> Any:
-    """ "union", "base" or a ModelRef."""
-    if item.value == "base" and not has_base:
-        item.fail("the vocabulary of the base model, but the recipe has no base_model")
+def _vocabulary(item: Item) -> Any:
+    """ "union", "base" (without a base model, the one that gives the config) or a ModelRef."""
     words: dict[Any, Literal["union", "base"]] = {"union": "union", "base": "base"}
     return words[item.value] if isinstance(item.value, str) and item.value in words else _model(item)
 
@@ -265,6 +284,8 @@ def _align(item: Item, models: int) -> Align:
         axes = fields["axes"]
         several = isinstance(axes.value, list)
         options["axes"] = tuple(part.text() for part in axes.sequence()) if several else axes.text()
+        for part in axes.sequence() if several else [axes]:
+            _require_axes(part, (part.text(),) if several else part.text())
     if "anchor" in fields:
         options["anchor"] = _anchor(fields["anchor"], models)
     if "source" in fields:
@@ -272,6 +293,13 @@ def _align(item: Item, models: int) -> Align:
     if "layers" in fields:
         options["layers"] = _word_or_number(fields["layers"])
     return Align(**options)
+
+
+def _require_axes(item: Item, words: str | tuple[str, ...]) -> None:
+    try:
+        require_axes(words)
+    except OptionError as error:
+        item.fail(str(error))
 
 
 def _anchor(item: Item, models: int) -> ModelRef | int:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from symfuse.io.messages import suggestion
@@ -18,14 +17,21 @@ Settings: TypeAlias = Mapping[str, "Setting"]
 
 @dataclass(frozen=True)
 class Case:
-    """values: one, or several that are spread over the layers. filter: a part of the names it is for; None: all."""
+    """values: one, or several that are spread over the layers. filter: a part of the names it is for; None: all.
+    place: file, line and path, if it comes from a text."""
 
     values: tuple[Scalar, ...]
     filter: str | None = None
+    place: str = field(default="", compare=False, repr=False)
+
+    @property
+    def of_all(self) -> bool:
+        """Whether this is for every tensor."""
+        return self.filter in (None, "*")
 
     def covers(self, tensor: str) -> bool:
         """Whether this is for that tensor."""
-        return self.filter is None or self.filter == "*" or self.filter in tensor
+        return self.filter is None or self.of_all or self.filter in tensor
 
 
 @dataclass(frozen=True)
@@ -56,7 +62,7 @@ def read_settings(item: Item | None, method: Method, *, of_model: bool) -> Setti
     """A block `parameters:`. of_model: it belongs to one model.
 
     OptionError for a parameter that the method does not have, or one of the whole merge given for one model; for
-    values of another type, and for infinite ones.
+    values of another type, and for numbers that are infinite or too large.
     """
     if item is None:
         return {}
@@ -85,14 +91,15 @@ def _setting(item: Item, parameter: Parameter) -> Setting:
         return Setting((_case(item, parameter),))
     if isinstance(item.value, list) and any(isinstance(part.value, dict) for part in item.value):
         return Setting(tuple(_case(part, parameter) for part in item.value))
-    return Setting((Case(_values(item, parameter)),))
+    return Setting((Case(_values(item, parameter), place=item.place),))
 
 
 def _case(item: Item, parameter: Parameter) -> Case:
     fields = item.fields(("filter", "value"))
     if "value" not in fields:
         item.fail("`value` is missing")
-    return Case(_values(fields["value"], parameter), fields["filter"].text() if "filter" in fields else None)
+    where = fields["filter"].text() if "filter" in fields else None
+    return Case(_values(fields["value"], parameter), where, item.place)
 
 
 def _values(item: Item, parameter: Parameter) -> tuple[Scalar, ...]:
@@ -101,14 +108,5 @@ def _values(item: Item, parameter: Parameter) -> tuple[Scalar, ...]:
 
 
 def _scalar(item: Item, parameter: Parameter) -> Scalar:
-    given = item.scalar()
-    infinite = f"{parameter.name} is {str(given)[:20]}, expected a finite number"
-    if isinstance(given, float) and not math.isfinite(given):
-        item.fail(infinite)
-    try:
-        value: Scalar = parameter.value(given, item.place)
-    except OverflowError:  # a whole number of more than 308 digits
-        item.fail(infinite)
-    if isinstance(value, float) and not math.isfinite(value):
-        item.fail(infinite)
+    value: Scalar = parameter.value(item.scalar(), item.place)
     return value

@@ -15,7 +15,7 @@ from symfuse.architectures.undeclared import HEAD, disagreeing_frequencies, is_d
 from symfuse.errors import IncompatibleError
 from symfuse.io import Checkpoint, TensorInfo
 from symfuse.io.messages import some
-from symfuse.rewrite.names import has_inside, into_wrapper, match_names, out_of_wrapper, towers
+from symfuse.rewrite.names import declared_names, has_inside, into_wrapper, match_names, out_of_wrapper, towers
 from symfuse.rewrite.rewritten import drop, with_values, zero_biases
 from symfuse.rewrite.ties import declared, match_ties
 
@@ -81,7 +81,9 @@ def _match_names(out: Harmonised, base: int) -> None:
                 f"{theirs.get('model_type')}; only models of one family have the same tensors"
             )
         if declared(target) and declared(checkpoint):
-            continue  # a declaration knows its own prefixes, old names and buffers
+            # A declaration knows its own prefixes, old names and buffers.
+            out.notes.extend(declared_names(checkpoint, target))
+            continue
         checkpoint, note = match_names(checkpoint, target)
         out.notes.extend([note] if note else [])
         if unwrap:
@@ -116,7 +118,7 @@ def _match_biases(out: Harmonised, options: Reconcile) -> None:
             owner = next(c.name for c in out.checkpoints if next(iter(absent)) in c)
             raise IncompatibleError(
                 f"{owner} has {len(absent)} biases that {checkpoint.name} has not: {some(absent, 3)}; take them as "
-                "zero (--missing-bias zero), or make the models alike"
+                "zero (--missing-bias zero, or `missing_bias: zero` in a recipe), or make the models alike"
             )
         says = {
             key: True
@@ -153,8 +155,8 @@ def _match_tensors(out: Harmonised, base: int, options: Reconcile) -> None:
     words = "; ".join(f"{name}: {some(names, 8)}" for name, names in found)
     if options.foreign == "refuse":
         raise IncompatibleError(
-            f"tensors that not all models have ({words}). Say what becomes of them: foreign `drop`, or `keep` as they "
-            "are"
+            f"tensors that not all models have ({words}). Say what becomes of them: --foreign drop, or keep (as they "
+            "are); `foreign: drop` in a recipe"
         )
     if options.foreign == "keep":
         for i in sorted(range(len(foreign)), key=lambda i: i != base):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from symfuse.architectures.base import resolve
 from symfuse.architectures.undeclared import is_tied, other_modality
-from symfuse.errors import IncompatibleError
+from symfuse.errors import IncompatibleError, SymfuseError
 from symfuse.io import Checkpoint
 from symfuse.io.messages import some
 from symfuse.rewrite.rewritten import drop, renamed
@@ -37,10 +38,27 @@ def match_names(checkpoint: Checkpoint, target: Checkpoint) -> tuple[Checkpoint,
     changed = [(name, old) for name, old in new.items() if name != old]
     if not changed:
         return checkpoint, None
-    return renamed(checkpoint, new), (
+    return renamed(checkpoint, new), _note(checkpoint, target, changed)[0]
+
+
+def declared_names(checkpoint: Checkpoint, target: Checkpoint) -> list[str]:
+    """A note if two models of declared families have a tensor under different names in their files."""
+    try:
+        ours, theirs = (resolve(c.config, c, c.name) for c in (target, checkpoint))
+    except SymfuseError:
+        return []  # of a model that does not fit its declaration, which is said when it is read
+    common = [name for name in theirs.tensors if name in ours.tensors]
+    pairs = [(ours.file_name(name), theirs.file_name(name)) for name in common]
+    return _note(checkpoint, target, [(new, old) for new, old in pairs if new != old])
+
+
+def _note(checkpoint: Checkpoint, target: Checkpoint, changed: Sequence[tuple[str, str]]) -> list[str]:
+    if not changed:
+        return []
+    return [
         f"{checkpoint.name}: {len(changed)} tensors are read under the names of {target.name}, such as "
         f"{changed[0][1]} as {changed[0][0]}"
-    )
+    ]
 
 
 def has_inside(config: Mapping[str, Any], text: Mapping[str, Any]) -> bool:

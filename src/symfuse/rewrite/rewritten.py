@@ -98,7 +98,7 @@ def untie(checkpoint: Checkpoint, heads: Mapping[str, str]) -> Checkpoint:
     """
     config = dict(checkpoint.config)
     factor = 1.0
-    if config.get("model_type") in SCALED:
+    if str(config.get("model_type")) in SCALED:
         factor = float(config["d_model"]) ** -0.5 if config.get("scale_decoder_outputs", True) else 1.0
         config["scale_decoder_outputs"] = False
     for head, name in heads.items():

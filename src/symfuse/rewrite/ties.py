@@ -38,7 +38,7 @@ def match_ties(checkpoints: Sequence[Checkpoint]) -> tuple[list[Checkpoint], lis
 
 def declared(checkpoint: Checkpoint) -> bool:
     """Whether symfuse has a declaration of the family."""
-    return checkpoint.config.get("model_type") in ARCHITECTURES
+    return str(checkpoint.config.get("model_type")) in ARCHITECTURES
 
 
 def _is_tied(checkpoint: Checkpoint) -> bool:
@@ -49,19 +49,19 @@ def _is_tied(checkpoint: Checkpoint) -> bool:
 
 def _own_head(checkpoint: Checkpoint) -> bool:
     if declared(checkpoint):
-        return any(alias in checkpoint for alias in _declared_ties(checkpoint))
+        return any(alias in checkpoint for alias in declared_ties(checkpoint))
     return head_name(checkpoint.config, checkpoint) in checkpoint
 
 
 def _aliases(checkpoint: Checkpoint, owner: Checkpoint) -> dict[str, str]:
     """The head tensors that the owner stores and this checkpoint takes from its embedding: name → stored tensor."""
     if declared(checkpoint):
-        return {alias: name for alias, name in _declared_ties(checkpoint).items() if alias in owner}
+        return {alias: name for alias, name in declared_ties(checkpoint).items() if alias in owner}
     head, embed = head_name(owner.config, owner), embedding(checkpoint)
     return {head: embed} if head and embed else {}
 
 
-def _declared_ties(checkpoint: Checkpoint) -> dict[str, str]:
+def declared_ties(checkpoint: Checkpoint) -> dict[str, str]:
     """Alias → tensor, as the family has them where they are tied, by the names in the file."""
     config = {**checkpoint.config, "tie_word_embeddings": True}
     family = ARCHITECTURES[str(config["model_type"])].declare(Config(config, str(config["model_type"])))

@@ -78,8 +78,10 @@ class Spec:
 
     family: the model type. axes: by name. tensors: by canonical name (without the base prefix), in order.
     heads: names of the tensors of the task head. tied: alias → the tensor that it equals. shifts: biases that
-    may be translated. outputs: the layouts of the model's outputs, by field name. names: canonical name →
-    name in the file, where they differ. buffers: names in the file of derived tensors, which are dropped.
+    may be translated. outputs: the layouts of the model's outputs, by field name. reads: of a pre-norm model, the
+    gain of each norm of its stream → all that reads what this norm puts out: weights of linear maps (whose biases are
+    named alike), or output fields. names: canonical name → name in the file, where they differ. buffers: names in the
+    file of derived tensors, which are dropped.
     """
 
     family: str
@@ -89,6 +91,7 @@ class Spec:
     tied: Mapping[str, str] = field(default_factory=dict)
     shifts: tuple[Shift, ...] = ()
     outputs: Mapping[str, Layout] = field(default_factory=dict)
+    reads: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
     buffers: frozenset[str] = frozenset()
 
@@ -146,6 +149,12 @@ class Spec:
                 return segment
         raise LayoutError(f"{name}: {atom!r} does not occur in its layout {self.tensors[name].layout}")
 
+    def shares(self, name: str, other: Spec) -> bool:
+        """Whether a tensor is in both models, with one shape, and not merely the alias of another."""
+        if name not in other.tensors or name in self.tied or name in other.tied:
+            return False
+        return self.tensors[name].layout.shape(self.sizes) == other.tensors[name].layout.shape(other.sizes)
+
     def check(self, shapes: Mapping[str, tuple[int, ...]], where: str) -> None:
         """Every declared tensor is there with its shape and nothing else is: else one error that lists all.
 
@@ -184,6 +193,7 @@ class Spec:
             "tied": dict(self.tied),
             "shifts": [[s.bias, s.axis, s.weight, s.into] for s in self.shifts],
             "outputs": {name: str(layout) for name, layout in self.outputs.items()},
+            "reads": {norm: list(readers) for norm, readers in self.reads.items()},
             "names": dict(self.names),
             "buffers": sorted(self.buffers),
         }
@@ -201,6 +211,7 @@ class Spec:
             tied=data["tied"],
             shifts=tuple(Shift(*s) for s in data["shifts"]),
             outputs={name: parse(text) for name, text in data["outputs"].items()},
+            reads={norm: tuple(readers) for norm, readers in data["reads"].items()},
             names=data["names"],
             buffers=frozenset(data["buffers"]),
         )

@@ -3,12 +3,11 @@ the sum over tensors of unfold(anchor) unfold(source)ᵀ (Git Re-Basin, Eq. 3; Z
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from symfuse.errors import SymmetryError
 from symfuse.groups import Group, Moments, Part, PartMoments
 from symfuse.spec import Atom, Instance, Spec, Variance
 
@@ -18,21 +17,24 @@ Read = Callable[[str], Tensor]
 def features(spec: Spec, instance: Instance, name: str, *tensors: Tensor) -> Iterator[tuple[Atom, tuple[Tensor, ...]]]:
     """What each part of a tensor says of the units of an axis: its atom there, and a view [*b, n, k] of each tensor.
 
-    Where the axis occurs twice in one part (a square map of a space to itself) its moments are quadratic in the
-    element and no closed form exists: SymmetryError.
+    Where the axis occurs twice in one part (a square map of a space to itself) moments are quadratic in the element.
+    Then it comes once for each, the other held as it is: the moments are linear in the element, to first order around
+    the identity, and whether an element is better must be looked at.
     """
     batch = spec.batch_axes(instance.axis)
     for segments in zip(*(spec.segments(name, t) for t in tensors), strict=True):
         atoms = segments[0].atoms
         names = [atom.name for atom in atoms]
-        if instance.axis not in names:
-            continue
-        if names.count(instance.axis) > 1:
-            raise SymmetryError(f"{name}: {spec.tensors[name].layout} has axis {instance.axis} twice; no closed form")
-        front = [*map(names.index, batch), names.index(instance.axis)]
-        order = front + [i for i in range(len(names)) if i not in front]
-        views = (s.view.permute(order).reshape(*(s.view.shape[i] for i in front), -1) for s in segments)
-        yield atoms[front[-1]], tuple(views)
+        for at in (i for i, axis in enumerate(names) if axis == instance.axis):
+            front = [*map(names.index, batch), at]
+            order = front + [i for i in range(len(names)) if i not in front]
+            views = (s.view.permute(order).reshape(*(s.view.shape[i] for i in front), -1) for s in segments)
+            yield atoms[at], tuple(views)
+
+
+def is_square(spec: Spec, instance: Instance, name: str) -> bool:
+    """Whether a part of a tensor has the axis twice."""
+    return any([atom.name for atom in part].count(instance.axis) > 1 for part in spec.tensors[name].layout.parts())
 
 
 def weight_moments(
@@ -43,23 +45,26 @@ def weight_moments(
     group: Group,
     skip: Collection[tuple[str, str]] = (),
     only: Collection[tuple[str, str]] | None = None,
+    names: Sequence[str] | None = None,
 ) -> PartMoments:
-    """The moments of one axis instance over all tensors that it touches, but for the parts (name, atom) in `skip`,
-    or over those in `only`.
+    """The moments of one axis instance over all tensors that it touches, or those of `names`, but for the parts
+    (name, atom) in `skip`, or over those in `only`.
 
     anchor, source: read a tensor by canonical name; whatever else moves has already been applied to the source.
-    The dtype is the group's. Where g acts like its dual, both parts are summed as they come.
+    The dtype is the group's, and xx and yy are what it needs (`Group.gram`). Where g acts like its dual, both parts are
+    summed as they come.
     """
     out: dict[Part, Moments] = {}
     dtype = group.moments_dtype
-    for name in spec.movable[instance]:
+    for name in spec.movable[instance] if names is None else names:
         for atom, (fx, fy) in features(spec, instance, name, anchor(name), source(name)):
             if (name, str(atom)) in skip or (only is not None and (name, str(atom)) not in only):
                 continue
             part: Part = "primal" if group.self_dual and atom.variance is Variance.DUAL else atom.variance.value
             if part not in out:
                 *batch, n, _ = fx.shape
-                out[part] = Moments(*(torch.zeros(*batch, *rest, dtype=dtype) for rest in ((n, n), (n,), (n,))))
+                own = (n, n) if group.gram else (n,)
+                out[part] = Moments(*(torch.zeros(*batch, *rest, dtype=dtype) for rest in ((n, n), own, own)))
             _add(out[part], fx, fy)
     return out
 
@@ -68,9 +73,13 @@ def _add(m: Moments, fx: Tensor, fy: Tensor) -> None:
     """Add the moments of features [*b, n, k] in place, one element at a time: its copy in the moments' dtype stays
     in the cache, where one of the whole tensor is fetched, page by page, from the system."""
     n, k = fx.shape[-2:]
-    flat = (m.xy.view(-1, n, n), m.xx.view(-1, n), m.yy.view(-1, n), fx.reshape(-1, n, k), fy.reshape(-1, n, k))
+    own = (n, n) if m.full else (n,)
+    flat = (m.xy.view(-1, n, n), m.xx.view(-1, *own), m.yy.view(-1, *own), fx.reshape(-1, n, k), fy.reshape(-1, n, k))
     for xy, xx, yy, x, y in zip(*flat, strict=True):
         x, y = x.to(xy.dtype), y.to(xy.dtype)
         xy.addmm_(x, y.T)
-        xx.add_(torch.linalg.vecdot(x, x))
-        yy.add_(torch.linalg.vecdot(y, y))
+        for moment, rows in ((xx, x), (yy, y)):
+            if m.full:
+                moment.addmm_(rows, rows.T)
+            else:
+                moment.add_(torch.linalg.vecdot(rows, rows))

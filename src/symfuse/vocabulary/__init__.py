@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from symfuse.vocabulary.build import Report, TokenSource, Vocabulary, build, shared_rows
 from symfuse.vocabulary.chat import TEMPLATES, chat_template, with_chat_template
-from symfuse.vocabulary.compare import Difference, compare, require_one_size
+from symfuse.vocabulary.compare import Difference, compare, compare_tokenizers, require_one_size
 from symfuse.vocabulary.rows import rewrite
 from symfuse.vocabulary.tokenizer import Tokenizer, has_tokenizer, read_tokenizer
 
@@ -18,6 +18,7 @@ __all__ = [
     "build",
     "chat_template",
     "compare",
+    "compare_tokenizers",
     "has_tokenizer",
     "read_tokenizer",
     "require_one_size",

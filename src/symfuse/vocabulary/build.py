@@ -73,6 +73,7 @@ class Vocabulary:
     tokens: token -> row. size: rows, padding included. rows: for each model, int64 of that size: the row that it has
     for each output row, or -1. donors, donor_rows: what fills the rows that are -1: a row of a model, or MEAN, ZERO or
     CENTRE. sizes: rows of each model. special: ids for the config (`bos_token_id`, …). files: the tokenizer's files.
+    origin: whose tokenizer it is, in words.
     """
 
     tokens: Mapping[str, int]
@@ -84,6 +85,7 @@ class Vocabulary:
     special: Mapping[str, Any]
     files: Mapping[str, bytes]
     report: Report
+    origin: str
 
     def unchanged(self, model: int) -> bool:
         """Whether this model's rows are the output's rows already."""
@@ -129,12 +131,14 @@ def build(
     special = {key: value for key, value in giver.config.items() if key.endswith("_token_id")}
     added = len(out.tokens.keys() - theirs[first].tokens.keys())
     shared = sum(all(token in tokenizer.tokens for tokenizer in theirs) for token in theirs[first].tokens)
-    return plan.vocabulary(special, out.files, shared, added)
+    origin = f"tokenizer of {giver.name}" + (f" with {len(new)} tokens added" if new else "")
+    return plan.vocabulary(special, out.files, Report(shared, added, plan.filled(), tuple(plan.nowhere)), origin)
 
 
 def shared_rows(checkpoints: Sequence[Checkpoint]) -> Vocabulary:
     """Models whose rows mean the same as far as they go: rows that all have are merged, the others are copied from the
-    model with the most rows, with its tokenizer files and special ids. No tokenizer is looked at."""
+    model with the most rows, with its tokenizer files and special ids. Tokens are not compared; CheckpointError if the
+    tokenizer that is taken is damaged or has tokens without a row."""
     sizes = [rows(checkpoint) for checkpoint in checkpoints]
     size, fewest, largest = max(sizes), min(sizes), sizes.index(max(sizes))
     plan = _Plan(checkpoints, [], {}, size)
@@ -143,9 +147,10 @@ def shared_rows(checkpoints: Sequence[Checkpoint]) -> Vocabulary:
     for model in range(len(checkpoints)):
         plan.rows[model][: size if model == largest else fewest] = torch.arange(size if model == largest else fewest)
     giver = checkpoints[largest]
-    files = read_tokenizer(giver).files if has_tokenizer(giver) else {}
+    files = _checked(giver).files if has_tokenizer(giver) else {}
     special = {key: value for key, value in giver.config.items() if key.endswith("_token_id")}
-    return plan.vocabulary(special, files, fewest, size - fewest)
+    origin = f"tokenizer of {giver.name}" if files else "no tokenizer"
+    return plan.vocabulary(special, files, Report(fewest, size - fewest, plan.filled(), ()), origin)
 
 
 def _checked(checkpoint: Checkpoint) -> Tokenizer:
@@ -249,17 +254,21 @@ class _Plan:
             f"tokens: {token!r}: {name!r} is not one of the models {some(names)}{suggestion(name, names)}"
         )
 
-    def vocabulary(self, special: Mapping[str, Any], files: Mapping[str, bytes], shared: int, added: int) -> Vocabulary:
-        """shared, added: for the report."""
+    def filled(self) -> dict[str, dict[str, int]]:
+        """For the report: of each model, how many rows it gets from where."""
         names = {MEAN: "the mean of the models that have it", ZERO: "zero", CENTRE: "the mean of the other rows"}
         names |= {number: f"from {model.name}" for number, model in enumerate(self.models)}
-        filled = {}
+        out = {}
         for model, index in zip(self.models, self.rows, strict=True):
             counts = Counter(self.donors[index < 0].tolist())
-            filled[model.name] = {names[donor]: count for donor, count in sorted(counts.items(), reverse=True)}
-        report = Report(shared, added, filled, tuple(self.nowhere))
+            out[model.name] = {names[donor]: count for donor, count in sorted(counts.items(), reverse=True)}
+        return out
+
+    def vocabulary(
+        self, special: Mapping[str, Any], files: Mapping[str, bytes], report: Report, origin: str
+    ) -> Vocabulary:
         sizes = tuple(rows(model) for model in self.models)
         index_arrays = dict(enumerate(self.rows))
         return Vocabulary(
-            self.tokens, self.size, index_arrays, self.donors, self.donor_rows, sizes, special, files, report
+            self.tokens, self.size, index_arrays, self.donors, self.donor_rows, sizes, special, files, report, origin
         )

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from symfuse.errors import OptionError
+from symfuse.errors import CheckpointError, OptionError
 from symfuse.io import Checkpoint
 from symfuse.io.messages import suggestion
-from symfuse.vocabulary.tokenizer import CONFIG
+from symfuse.vocabulary.tokenizer import CONFIG, json_object
 
 FILE = "chat_template.jinja"
 
@@ -81,13 +82,14 @@ def with_chat_template(
     files: Mapping[str, bytes], template: str, checkpoints: Sequence[Checkpoint] = ()
 ) -> dict[str, bytes]:
     """Tokenizer files with this chat template (as `chat_template` reads it) in place of their own, in a file of its
-    own and, for readers that know no such file, in tokenizer_config.json if there is one."""
+    own and, for readers that know no such file, in tokenizer_config.json if there is one. CheckpointError if that is
+    damaged."""
     text = chat_template(template, checkpoints)
     if text is None:
         return dict(files)
     out = {**files, FILE: text.encode()}
     if CONFIG in files:
-        settings = {**json.loads(files[CONFIG]), "chat_template": text}
+        settings = {**_settings(files[CONFIG], "the base model"), "chat_template": text}
         out[CONFIG] = (json.dumps(settings, indent=2, ensure_ascii=False) + "\n").encode()
     return out
 
@@ -97,9 +99,25 @@ def _of(model: Checkpoint) -> str | None:
     if model.folder is None:
         return None
     path, settings = model.folder / FILE, model.folder / CONFIG
-    if path.is_file():
-        return path.read_text("utf-8").strip()
-    template = json.loads(settings.read_bytes()).get("chat_template") if settings.is_file() else None
+    try:
+        if path.is_file():
+            return path.read_text("utf-8").strip()
+        data = settings.read_bytes() if settings.is_file() else b"{}"
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"the chat template of {model.name} cannot be read: {error}. ({path})") from error
+    template = _settings(data, model.name).get("chat_template")
     if isinstance(template, list):  # several, by name
-        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+        named = [entry for entry in template if isinstance(entry, Mapping) and entry.get("name") == "default"]
+        template = named[-1].get("template") if named else None
     return template.strip() if isinstance(template, str) else None
+
+
+def _settings(data: bytes, name: str) -> dict[str, Any]:
+    """A tokenizer_config.json."""
+    try:
+        return json_object(CONFIG, data)
+    except ValueError as error:
+        raise CheckpointError(
+            f"{error}, in {name}; it may hold the chat template. Copy or download it again, or merge without "
+            "chat_template."
+        ) from error

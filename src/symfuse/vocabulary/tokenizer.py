@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -28,6 +29,7 @@ TOKENIZER, CONFIG, ADDED, SPECIAL_MAP = (
     "added_tokens.json",
     "special_tokens_map.json",
 )
+SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 VOCABULARIES = ("vocab.txt", "vocab.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "spm.model")
 
 
@@ -93,7 +95,7 @@ def read_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
 
     From tokenizer.json (https://huggingface.co/docs/tokenizers), else vocab.txt (WordPiece) or vocab.json (BPE), else,
     for sentencepiece models, through transformers; then the added and special tokens of the other files.
-    CheckpointError if there is none or it is damaged.
+    CheckpointError, naming the file, if there is none or it is damaged.
     """
     folder = checkpoint.folder
     if folder is None or not has_tokenizer(checkpoint):
@@ -101,10 +103,9 @@ def read_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
             f"{checkpoint.name} has no tokenizer files (tokenizer.json, vocab.txt, vocab.json or a sentencepiece "
             "model). Copy those of the model it was trained from into its folder, or merge without a tokenizer source."
         )
-    files = _files(folder)
     try:
-        return _parse(checkpoint, folder, files)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:  # JSON and UTF-8 errors are ValueErrors
+        return _parse(checkpoint, folder, _files(folder))
+    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(
             f"the tokenizer files of {checkpoint.name} cannot be read ({type(error).__name__}: {error}); copy or "
             f"download them again. ({folder})"
@@ -124,16 +125,23 @@ def size_holder(name: str, config: Mapping[str, Any]) -> Mapping[str, Any]:
     raise CheckpointError(f"the config of {name} has no vocab_size, which a merge of vocabularies needs")
 
 
-def require_rows(tokenizer: Tokenizer, count: int) -> None:
-    """CheckpointError if a token has no row; fewer tokens than rows are normal (padding)."""
+def without_rows(tokenizer: Tokenizer, count: int) -> str | None:
+    """What is wrong if a token has no row, in words; fewer tokens than rows are normal (padding)."""
     without = [f"{token!r} ({number})" for token, number in tokenizer.tokens.items() if number >= count]
-    if without:
-        largest = max(tokenizer.tokens.values())
-        raise CheckpointError(
-            f"the tokenizer of {tokenizer.name} has {len(tokenizer.tokens)} tokens with ids up to {largest}, but its "
-            f"embedding has {count} rows (vocab_size): no row for {some(without)}. Restore the files that belong to "
-            "these weights, or resize the model first (resize_token_embeddings of transformers)."
-        )
+    if not without:
+        return None
+    return (
+        f"the tokenizer of {tokenizer.name} has {len(tokenizer.tokens)} tokens with ids up to "
+        f"{max(tokenizer.tokens.values())}, but its embedding has {count} rows (vocab_size): no row for "
+        f"{some(without)}. Restore the files that belong to these weights, or resize the model first "
+        "(resize_token_embeddings of transformers)."
+    )
+
+
+def require_rows(tokenizer: Tokenizer, count: int) -> None:
+    """CheckpointError if a token has no row."""
+    if fault := without_rows(tokenizer, count):
+        raise CheckpointError(fault)
 
 
 def _files(folder: Path) -> dict[str, bytes]:
@@ -247,10 +255,20 @@ def _with_added(files: Mapping[str, bytes], entries: Mapping[int, Mapping[str, A
 
 def _json(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
     """A file's JSON object; empty if there is no such file."""
-    data = json.loads(files[name]) if name in files else {}
-    if not isinstance(data, dict):
+    return json_object(name, files[name]) if name in files else {}
+
+
+def json_object(name: str, data: bytes) -> dict[str, Any]:
+    """The JSON object in a file; ValueError, naming the file, if there is none, or one that cannot be written again."""
+    try:
+        value = json.loads(data)
+        if SURROGATE.search(data):  # pairs are characters; half a pair is none, and tokenizers refuses the file
+            json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{name} is not JSON: {error}") from error
+    if not isinstance(value, dict):
         raise ValueError(f"{name} is not a JSON object")
-    return data
+    return value
 
 
 def _dump(data: Mapping[str, Any]) -> bytes:

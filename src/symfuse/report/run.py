@@ -88,19 +88,28 @@ def _axes(spec: Spec) -> list[dict[str, Any]]:
 
 
 def distances(before: Distance, after: Distance) -> dict[str, Any]:
-    """Euclidean distances before and after an alignment; squared ones by axis and layer, with the share left."""
+    """Euclidean distances and cosines before and after an alignment; by axis, layer, both and tensor squared distances,
+    which add up, with the share that is left."""
 
-    def rows(label: str, a: Mapping[Any, float], b: Mapping[Any, float]) -> list[dict[str, Any]]:
-        return [{label: k, "before": a[k], "after": b[k], "share": b[k] / a[k] if a[k] else 1.0} for k in a]
+    def rows(*keys: str) -> list[dict[str, Any]]:
+        found = []
+        for (key, a), b in zip(before.by(*keys).items(), after.by(*keys).values(), strict=True):
+            values = key if isinstance(key, tuple) else (key,)
+            share = b.squared / a.squared if a.squared else 1.0
+            part = {"before": a.squared, "after": b.squared, "share": share, "cosine": [a.cosine, b.cosine]}
+            found.append(dict(zip(keys, values, strict=True)) | part)
+        return found
 
     return {
         "before": before.euclidean,
         "after": after.euclidean,
-        "left": after.euclidean / before.euclidean if before.total else 1.0,
+        "left": after.euclidean / before.euclidean if before.euclidean else 1.0,
         "relative": [before.relative, after.relative],
         "cosine": [before.cosine, after.cosine],
-        "by_axis": rows("axis", before.by_axis, after.by_axis),
-        "by_layer": rows("layer", before.by_layer, after.by_layer),
+        "by_axis": rows("axis"),
+        "by_layer": rows("layer"),
+        "by_layer_and_axis": rows("layer", "axis"),
+        "by_tensor": rows("tensor"),
     }
 
 
@@ -125,6 +134,7 @@ def alignment_run(
         for key in ("units", "moved", "before", "after"):
             row[key] += step[key]
     return {
+        "kind": "alignment",
         "symfuse": __version__,
         "source": alignment.provenance["source"],
         "anchor": alignment.provenance["anchor"],
@@ -160,6 +170,8 @@ def model_card(run: Mapping[str, Any]) -> str:
     weights = run.get("weights") or {}
     rows = [f"- `{name}`{f', weight {weights[name]:g}' if name in weights else ''}" for name in names]
     lines += ["", "Made from:", "", *rows, ""]
+    if "tokenizer" in run:
+        lines += [f"It has config and dtypes of `{run['base']}` ({run['why base']}), {run['tokenizer']}.", ""]
     if "recipe" in run:
         lines += ["```yaml", run["recipe"].rstrip(), "```", ""]
     lines += ["The whole run as data: `symfuse.json`.", ""]
@@ -177,7 +189,8 @@ def tokenizer_notes(checkpoints: Sequence[Checkpoint], base: int) -> list[str]:
         if differ := sorted(name for name in ours.keys() & theirs.keys() if ours[name] != theirs[name]):
             notes.append(f"{', '.join(differ)} of {checkpoint.name} and {taken} differ; those of {taken} are taken")
             with suppress(SymfuseError):  # a tokenizer that cannot be read is none of the merge's
-                notes += [str(d) for d in compare([checkpoints[base], checkpoint]) if d]
+                found = compare([checkpoints[base], checkpoint])
+                notes += [str(d) for d in found if d and not d.warning]  # else the merge warns of it
     return notes
 
 

@@ -1,0 +1,292 @@
+"""Verbs that run models on data: evaluate, barrier, landscape."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from symfuse.cli.app import F, common, main, matched, open_model
+from symfuse.cli.results import check_result, finish, result_option
+from symfuse.errors import CheckpointError, OptionError, SymfuseError
+from symfuse.output import Output
+
+if TYPE_CHECKING:
+    from symfuse.alignment import Alignment
+    from symfuse.evaluate import Barrier, Task
+    from symfuse.io import Checkpoint
+
+# Alignments by name, as in the papers' tables: permutations of neurons; with rotations of heads; and their scales.
+NAMED: dict[str, dict[str, Any]] = {
+    "permutation": {"axes": "ffn", "scaling": False},
+    "rotation": {"axes": "all", "scaling": False},
+    "scaling": {"axes": "all", "scaling": True},
+}
+_OPTIONS = ("batch_size", "max_length", "limit", "seed", "pooling")
+
+
+def data_options(function: F) -> F:
+    """What a task needs."""
+    for option in reversed(
+        [
+            click.option("--data", required=True, help="Text, CSV, TSV, JSON (lines), Parquet, or a folder of images."),
+            click.option("--task", help="causal-lm, masked-lm, … Default: what the model's head is made for."),
+            click.option(
+                "--column", "columns", multiple=True, metavar="ROLE=NAME", help="Where a column is called otherwise."
+            ),
+            click.option("--encoding", default="utf-8", show_default=True, help="Of text files."),
+            click.option("--limit", type=click.IntRange(1), help="How many rows, drawn by the seed. Default: all."),
+            click.option("--batch-size", type=click.IntRange(1), help="Texts or images in a batch. Default: 16."),
+            click.option(
+                "--max-length", type=click.IntRange(2), help="Tokens in a text. Default: 256, or the model's."
+            ),
+            click.option("--pooling", type=click.Choice(["mean", "cls", "max"]), help="Of embeddings (retrieval)."),
+            click.option("--seed", type=int, help="Of masks and of rows that are drawn. Default: 0."),
+        ]
+    ):
+        function = option(function)
+    return function
+
+
+def task(options: Mapping[str, Any], checkpoint: Checkpoint, *others: Checkpoint) -> Task:
+    """The task that the options name, on their data as that checkpoint reads them. Whoever else is evaluated on it and
+    would read them otherwise is warned of."""
+    from symfuse.evaluate import make_task, read_records
+
+    columns = {}
+    for text in options["columns"]:
+        role, equals, name = text.partition("=")
+        if not (role and equals and name):
+            raise OptionError(f"--column {text!r}: write ROLE=NAME, such as text=sentence or label=topic")
+        if f"{role}_column" in columns:
+            raise OptionError(f"--column {text!r}: {role} is named twice; name one column for each role")
+        columns[f"{role}_column"] = name
+    given = {key: options[key] for key in _OPTIONS if options[key] is not None}
+    records = read_records(options["data"], encoding=options["encoding"])
+    made = make_task(options["task"], records, checkpoint, **columns, **given)
+    for other in others:
+        if _reading(other) == _reading(checkpoint):
+            continue
+        reason = "its tokens or labels have other numbers"
+        try:
+            same = make_task(made.name, records, other, **columns, **given).describe() == made.describe()
+        except CheckpointError:  # it has no tokenizer of its own
+            continue
+        except SymfuseError as error:
+            same, reason = False, str(error)
+        if not same:
+            click.echo(
+                f"symfuse: warning: {other.name} reads these data otherwise than {checkpoint.name} ({reason}); it is "
+                f"given what {checkpoint.name} reads",
+                err=True,
+            )
+    return made
+
+
+def _reading(checkpoint: Checkpoint) -> tuple[object, ...]:
+    """All of a checkpoint that data are read by, but its weights."""
+    from symfuse.io.companions import is_of_tokenizer
+
+    files = {
+        name: data
+        for name, data in checkpoint.companions().items()
+        if is_of_tokenizer(name) or name == "preprocessor_config.json"
+    }
+    keys = ("label2id", "num_labels", "vocab_size", "max_position_embeddings", "type_vocab_size", "pad_token_id")
+    return (files, *(checkpoint.config.get(key) for key in keys))
+
+
+@main.command()
+@click.argument("models", nargs=-1, required=True)
+@data_options
+@result_option
+@common
+def evaluate(models: tuple[str, ...], output: Path | None, as_json: bool, quiet: bool, **options: Any) -> None:
+    """Loss and metrics of MODELS on the same data.
+
+    The data are read by the tokenizer or image processor of the first.
+    """
+    from symfuse import api
+
+    out = Output(as_json, quiet)
+    check_result(output, "evaluation")
+    checkpoints = [open_model(out, model) for model in models]
+    loss = task(options, *checkpoints)
+    found = []
+    with out.progress("evaluating", len(models)) as advance:
+        for checkpoint in checkpoints:
+            start = time.perf_counter()
+            score = api.score(checkpoint, loss)
+            if not math.isfinite(score.loss):
+                raise CheckpointError(
+                    f"{checkpoint.name}: the loss on {loss.source} is {score.loss}, so it says nothing; numbers may "
+                    "have overflowed (look for very large weights), or a text may be degenerate"
+                )
+            found.append({"name": checkpoint.name, **score.to_json(), "seconds": time.perf_counter() - start})
+            advance(None)
+    metrics = list(found[0]["metrics"])
+    rows = [
+        [one["name"], f"{one['loss']:.4f}", *(f"{one['metrics'][m]:.4f}" for m in metrics), str(one["count"])]
+        for one in found
+    ]
+    out.table(["model", "loss", *metrics, "counted"], rows, f"{loss.name} on {loss.source}")
+    finish(out, {"kind": "evaluation", "task": loss.describe(), "models": found}, output)
+
+
+@main.command()
+@click.argument("a")
+@click.argument("b")
+@data_options
+@click.option(
+    "--align", "alignments", multiple=True, metavar="WHAT", help="See above. Default: scaling. May be repeated."
+)
+@click.option("--points", type=click.IntRange(3), default=11, show_default=True, help="Evenly spaced λ, ends included.")
+@click.option("--refine", type=click.IntRange(0), default=2, show_default=True, help="Halvings around the maximum.")
+@result_option
+@common
+def barrier(
+    a: str, b: str, alignments: tuple[str, ...], points: int, refine: int, output: Path | None, as_json: bool,
+    quiet: bool, **options: Any,
+) -> None:  # fmt: skip
+    """The loss on the straight path from B to A.
+
+    As they are and aligned. WHAT is permutation (of neurons), rotation (and of heads), scaling (and their scales), axes
+    such as attention, or NAME=FILE for an alignment that `symfuse align` wrote.
+    """
+    from symfuse import api
+
+    out = Output(as_json, quiet)
+    check_result(output, "barrier")
+    asked = _asked(alignments or ("scaling",))
+    source, anchor = open_model(out, a), open_model(out, b)
+    loss = task(options, anchor, source)
+    found = {name: _alignment(out, what, source, anchor) for name, what in asked.items()}
+    total = (1 + len(found)) * (points + 2 * refine)
+    with out.progress("evaluating", total) as advance:
+        result = api.barrier(
+            source, anchor, loss, found, points=points, refine=refine, progress=lambda *_: advance(None)
+        )
+    say_barrier(out, result)
+    finish(out, result.to_json(), output)
+
+
+def say_barrier(out: Output, result: Barrier) -> None:
+    rows = []
+    for name, curve in result.curves.items():
+        share = result.share(name, "none") if name != "none" else None
+        end, start = curve.ends
+        rows.append(
+            [
+                name,
+                f"{curve.distance:.4g}",
+                f"{start:.4f}, {end:.4f}",
+                f"{curve.barrier:.4f}",
+                f"{curve.barrier_over_mean:.4f}",
+                f"{curve.peak.at:g}" if curve.barrier else "-",
+                "-" if share is None else f"{share:.1%}",
+            ]
+        )
+    columns = ["alignment", "distance", "loss of A, B", "barrier", "over the mean", "at λ", "left of plain"]
+    out.table(columns, rows, f"{result.source} to {result.anchor}: {result.task['task']}")
+
+
+def _asked(texts: Sequence[str]) -> dict[str, Alignment | dict[str, Any]]:
+    """By name, the alignments read from files, and how the others are to be made. What is wrong with them is known
+    before the work."""
+    from symfuse.alignment import Alignment
+    from symfuse.io.messages import suggestion
+    from symfuse.matching.axes import WORDS, require_axes
+
+    found: dict[str, Alignment | dict[str, Any]] = {}
+    for text in texts:
+        name, equals, file = text.partition("=")
+        if equals and not (name and file):
+            raise OptionError(f"--align {text!r}: write NAME=FILE, such as mine=moved/alignment.safetensors")
+        if name == "none" or name in found:
+            what = "the models as they are, always shown" if name == "none" else "given twice"
+            raise OptionError(f"--align {text!r}: {name!r} is {what}; choose another name")
+        if equals:
+            found[name] = Alignment.load(file)
+            continue
+        if name not in NAMED and Path(name).exists():
+            raise OptionError(f"--align {text!r}: a file needs a name, for the table; write NAME={text}")
+        if name not in NAMED:
+            try:
+                require_axes(name)
+            except OptionError as error:
+                raise OptionError(
+                    f"--align {text!r} is not known{suggestion(text, [*NAMED, *WORDS])}; choose from "
+                    f"{', '.join([*NAMED, *WORDS])}, or NAME=FILE"
+                ) from error
+        found[name] = NAMED.get(name, {"axes": name})
+    return found
+
+
+def _alignment(out: Output, what: Alignment | dict[str, Any], source: Checkpoint, anchor: Checkpoint) -> Alignment:
+    """Made, or as it was read, if it fits the source. A warning if it was made for other models."""
+    if isinstance(what, dict):
+        return matched(out, source, anchor, what)
+    what(source)
+    for role, checkpoint in (("source", source), ("anchor", anchor)):
+        made = what.provenance.get(role)
+        if isinstance(made, dict) and made.get("sha256") != checkpoint.lineage()["sha256"]:
+            click.echo(
+                f"symfuse: warning: the alignment was made for another {role} ({made.get('name')}) than "
+                f"{checkpoint.name}; it moves {source.name}, but perhaps not towards {anchor.name}",
+                err=True,
+            )
+    return what
+
+
+@main.command()
+@click.argument("a")
+@click.argument("b")
+@click.argument("c", required=False)
+@data_options
+@click.option("--align", "what", help="As in barrier, without a third model. Default: scaling.")
+@click.option("--steps", type=click.IntRange(2), default=21, show_default=True, help="Grid points a side.")
+@click.option("--margin", type=click.FloatRange(0), default=0.25, show_default=True, help="Around the models.")
+@result_option
+@common
+def landscape(
+    a: str, b: str, c: str | None, what: str | None, steps: int, margin: float, output: Path | None, as_json: bool,
+    quiet: bool, **options: Any,
+) -> None:  # fmt: skip
+    """The loss on the plane through three models.
+
+    Through A, A aligned to B, and B; or through A, B and C. With -o each point is kept as it is done, in
+    DIR/landscape.jsonl; the same command goes on from there if it was interrupted.
+    """
+    from symfuse import api
+
+    out = Output(as_json, quiet)
+    check_result(output, "landscape")
+    names = [model for model in (a, b, c) if model is not None]
+    if len(set(names)) < len(names):
+        raise OptionError(f"{', '.join(names)}: a plane goes through different models; one is named twice")
+    if c is not None and what is not None:
+        raise OptionError("--align: of three models none is aligned; leave it out, or leave out the third")
+    asked = {} if c is not None else _asked([what or "scaling"])
+    opened = [open_model(out, name) for name in names]
+    loss = task(options, opened[-1], *opened[:-1])
+    models = dict(zip(names, opened, strict=True))
+    for given in asked.values():
+        alignment = _alignment(out, given, opened[0], opened[1])
+        models = {a: opened[0], f"{a} (aligned)": alignment(opened[0]), b: opened[1]}
+    journal = None if output is None else output / "landscape.jsonl"
+    with out.progress("evaluating", None) as advance:
+        result = api.landscape(
+            models, loss, steps=steps, margin=margin, journal=journal, progress=lambda _done, total: advance(total)
+        )
+    rows = [
+        [name, f"{x:.4g}", f"{y:.4g}", f"{score.loss:.4f}"]
+        for name, (x, y), score in zip(result.names, result.plane.corners, result.corners, strict=True)
+    ]
+    out.table(["model", "x", "y", "loss"], rows, f"{loss.name} on {loss.source}: the plane")
+    losses = [score.loss for row in result.scores for score in row]
+    out.say(f"{len(losses)} points, loss {min(losses):.4f} to {max(losses):.4f}")
+    finish(out, result.to_json(), output)

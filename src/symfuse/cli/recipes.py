@@ -1,0 +1,235 @@
+"""What the command line says of a merge, as recipes: a file of them, or models and options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from symfuse.cli.app import F
+from symfuse.errors import OptionError
+
+if TYPE_CHECKING:
+    from symfuse.recipe import Recipe
+
+
+def reconcile_options(function: F) -> F:
+    for option in reversed(
+        [
+            click.option(
+                "--foreign",
+                type=click.Choice(["refuse", "drop", "keep"]),
+                help="Tensors that only some models have. Default: as the recipe says, or refuse.",
+            ),
+            click.option(
+                "--missing-bias",
+                type=click.Choice(["refuse", "zero"]),
+                help="Biases that only some models have. Default: as the recipe says, or refuse.",
+            ),
+            click.option("--force-config", is_flag=True, help="Merge although configs compute something else."),
+        ]
+    ):
+        function = option(function)
+    return function
+
+
+def recipe_options(function: F) -> F:
+    """What a recipe says, for models on the command line. Models are numbered from 1."""
+    for option in reversed(
+        [
+            click.option("--method", help="How tensors are combined. Default: linear. `symfuse methods` lists them."),
+            click.option("--weights", help="One per model, in order: 0.3,0.7. Default: equal."),
+            click.option("--no-normalize", is_flag=True, help="Take the weights as they are."),
+            click.option(
+                "--set",
+                "settings",
+                multiple=True,
+                metavar="NAME=VALUE",
+                help="A parameter of the method: density=0.5, or one value per model: density=0.3,0.5.",
+            ),
+            click.option(
+                "--base",
+                help="Number (from 1) or path of the model whose config, dtypes and tokenizer it has, and which task "
+                "vectors start from (methods that need one have no default). Default: 1, or that of --heads.",
+            ),
+            click.option("--heads", help="Task heads: average (default), drop, or a model's number (from 1)."),
+            click.option("--seed", type=int, help="Of methods that draw random numbers. Default: 0."),
+            click.option("--dtype", help="Of the result: float32, bfloat16, … Default: the base's, by tensor."),
+            click.option("--tokenizer", help="union, base, shared-rows or a model: where vocabularies differ."),
+            click.option("--align", "axes", metavar="AXES", help="Align first: attention, ffn, all."),
+            click.option("--anchor", help="Number (from 1) or path of the model to align to. Default: the base of task "
+                "vectors, else that nearest to the mean."),
+        ]
+    ):  # fmt: skip
+        function = option(function)
+    return function
+
+
+def recipes_of(models: Sequence[str], options: Mapping[str, Any]) -> tuple[tuple[Recipe, ...], Path | None]:
+    """The recipes that the arguments mean, and the folder to write if one is named; OptionError for arguments that
+    clash."""
+    from symfuse.recipe import read_recipes
+
+    if not is_recipe(models):
+        return (_recipe_of_options(models, options),), options["output"]
+    names = {"axes": "align", "settings": "set"}
+    given = {
+        "--" + names.get(key, key).replace("_", "-"): place
+        for key, place in _OF_RECIPE.items()
+        if options.get(key) not in (None, False, ())
+    }
+    if given:
+        raise OptionError(f"{', '.join(given)}: with a recipe, write this in it: {', '.join(given.values())}")
+    if len(models) > 2 or (len(models) == 2 and options["output"] is not None):
+        raise OptionError("a recipe and one folder to write are expected: symfuse merge recipe.yml OUT")
+    target = Path(models[1]) if len(models) == 2 else options["output"]
+    return tuple(_completed(recipe, options) for recipe in read_recipes(Path(models[0]))), target
+
+
+def is_recipe(models: Sequence[str]) -> bool:
+    return models[0].endswith((".yml", ".yaml"))
+
+
+# The options that a recipe has keys for, and these.
+_OF_RECIPE = {
+    "method": "`merge_method: …`",
+    "weights": "`parameters: {weight: …}` of each model",
+    "no_normalize": "`parameters: {normalize: false}`",
+    "settings": "`parameters: {…}`",
+    "base": "`base_model: …`",
+    "heads": "`heads: …`",
+    "seed": "`seed: …`",
+    "dtype": "`dtype: …`",
+    "tokenizer": "`tokenizer_source: …`",
+    "axes": "`align: {axes: …}`",
+    "anchor": "`align: {anchor: …}`",
+    "layers": "`align: {layers: …}`",
+    "no_scaling": "`align: {scaling: false}`",
+    "one_pass": "`align: {one_pass: true}`",
+    "no_biases": "`align: {biases: false}`",
+}
+
+
+def _reconciling(options: Mapping[str, Any]) -> dict[str, Any]:
+    """What the options say of models that do not fit together, as keys of a recipe."""
+    return {key: options[key] for key in ("foreign", "missing_bias", "force_config") if options[key]}
+
+
+def _completed(recipe: Recipe, options: Mapping[str, Any]) -> Recipe:
+    """The recipe with what the options say besides, in its text too, so that the recorded one is what was run."""
+    import yaml
+
+    from symfuse.recipe import parse_recipe
+
+    keys = {key: value for key, value in _reconciling(options).items() if getattr(recipe, key) != value}
+    if not keys:
+        return recipe
+    text = f"{recipe.text.rstrip()}\n{yaml.safe_dump(keys)}"
+    try:
+        parse_recipe(text)
+    except OptionError:  # in one line of braces, or with one of the keys
+        text = yaml.safe_dump({**yaml.safe_load(recipe.text), **keys}, sort_keys=False, allow_unicode=True)
+    return replace(recipe, text=text, **keys)
+
+
+def _recipe_of_options(models: Sequence[str], options: Mapping[str, Any]) -> Recipe:
+    from symfuse.merging import lookup
+    from symfuse.recipe import parse_recipe
+
+    method = lookup(options["method"] or "linear")
+    heads = options["heads"] or "average"
+    base = _base(options["base"], heads, models)
+    if options["axes"] is None:
+        unused = ("layers", "no_scaling", "one_pass", "no_biases", "anchor", "no_verify")
+        given = ["--" + key.replace("_", "-") for key in unused if options.get(key)]
+        if given:  # not ignored without a word
+            raise OptionError(f"{', '.join(given)}: without --align nothing is aligned; add --align, or leave it out")
+    listed = [model for i, model in enumerate(models) if method.base == "unused" or i != base]
+    shared, each = _parameters(options, listed)
+    recipe: dict[str, Any] = {
+        "merge_method": method.name,
+        "models": [{"model": m} | ({"parameters": each[i]} if each[i] else {}) for i, m in enumerate(listed)],
+        "parameters": shared,
+        "base_model": None if base is None else models[base],
+        "dtype": options["dtype"],
+        "tokenizer_source": options["tokenizer"],
+        "seed": options["seed"],
+        "heads": models[int(heads) - 1] if heads.isdigit() and 0 < int(heads) <= len(models) else heads,
+        "align": None if options["axes"] is None else _align(options, models),
+        **_reconciling(options),
+    }
+    return parse_recipe({key: value for key, value in recipe.items() if value not in (None, {})}, "the options")
+
+
+def _align(options: Mapping[str, Any], models: Sequence[str]) -> dict[str, Any]:
+    block = {
+        "axes": options["axes"].split(",") if "," in options["axes"] else options["axes"],
+        "anchor": None if options["anchor"] is None else models[_number("--anchor", options["anchor"], models)],
+        "layers": options["layers"],
+        "scaling": not options["no_scaling"],
+        "one_pass": options["one_pass"],
+        "biases": not options["no_biases"],
+    }
+    return {key: value for key, value in block.items() if value is not None}
+
+
+def _parameters(options: Mapping[str, Any], models: Sequence[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Parameters for all models, and for each one."""
+    shared: dict[str, Any] = {"normalize": False} if options["no_normalize"] else {}
+    each: list[dict[str, Any]] = [{} for _ in models]
+    given = dict(_setting(text) for text in options["settings"] or ())
+    if options["weights"] is not None:
+        given["weight"] = _numbers(options["weights"])
+    for name, value in given.items():
+        if not isinstance(value, list):
+            shared[name] = value
+            continue
+        if len(value) != len(models):
+            found = f"{len(value)} {name}{'' if len(value) == 1 else 's'} for {len(models)} model"
+            raise OptionError(f"{found}{'' if len(models) == 1 else 's'}; give one for each, in the same order")
+        for block, one in zip(each, value, strict=True):
+            block[name] = one
+    return shared, each
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    import yaml
+
+    name, equals, value = text.partition("=")
+    if not equals or not value:
+        raise OptionError(f"--set {text!r}: write NAME=VALUE, such as density=0.5")
+    try:
+        values = [yaml.safe_load(part) for part in value.split(",")]
+    except yaml.YAMLError:
+        raise OptionError(f"--set {text!r}: {value!r} is not a value") from None
+    return name, values if len(values) > 1 else values[0]
+
+
+def _base(text: str | None, heads: str, models: Sequence[str]) -> int | None:
+    """The number of the model that the result is named and typed after: the one whose head is kept, if that is said."""
+    kept = None if heads in ("average", "drop") else _number("--heads", heads, models)
+    base = kept if text is None else _number("--base", text, models)
+    if kept is not None and base != kept:
+        raise OptionError(
+            f"--base {text} and --heads {heads}: whose head is kept is also the base, as its config names the class; "
+            "leave --base out, or name the same model"
+        )
+    return base
+
+
+def _numbers(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise OptionError(f"--weights {text!r}: write numbers separated by commas, such as 0.3,0.7") from None
+
+
+def _number(option: str, text: str, models: Sequence[str]) -> int:
+    found = [i for i, model in enumerate(models) if text in (model, str(i + 1))]
+    if len(found) != 1:
+        listed = ", ".join(f"{i + 1} ({model})" for i, model in enumerate(models))
+        raise OptionError(f"{option} {text!r}: write the number or the path of one model: {listed}")
+    return found[0]

@@ -1,0 +1,61 @@
+"""Results that verbs leave in a folder for `symfuse report`: FOLDER/KIND.json, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import click
+
+from symfuse.errors import OutputError
+from symfuse.output import Output
+
+result_option = click.option(
+    "--output", "-o", metavar="DIR", type=click.Path(path_type=Path), help="A folder to keep the result in, as JSON."
+)
+
+
+def check_result(folder: Path | None, kind: str) -> None:
+    """OutputError, before the work, if `finish` could not write there. The folder may be there, with other files."""
+    if folder is None:
+        return
+    from symfuse.io.target import existing_parent
+
+    place = folder.absolute()
+    try:
+        parent = place if os.path.lexists(place) else existing_parent(place)
+        for path in (parent / name for name in place.relative_to(parent).parts):
+            with suppress(FileNotFoundError):
+                path.lstat()  # fails for a name that is too long
+        if not parent.is_dir():
+            raise OutputError(f"{parent} is not a folder; choose another place for {kind}.json (-o)")
+        if (place / f"{kind}.json").is_dir():
+            raise OutputError(f"{place / kind}.json is a folder; choose another place (-o)")
+        with tempfile.TemporaryFile(dir=parent):
+            pass
+    except (OSError, ValueError) as error:  # a NUL in the name
+        raise OutputError(
+            f"{folder}: {kind}.json cannot be written there ({error}); choose another place (-o)"
+        ) from error
+
+
+def finish(out: Output, data: dict[str, Any], folder: Path | None) -> None:
+    """Write a result with what it cost, in one move, and say where; with --json print it. An older one is replaced."""
+    data = data | out.cost()
+    if folder is not None:
+        target = folder / f"{data['kind']}.json"
+        scratch = target.with_name(f".{target.name}.{os.getpid()}")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            scratch.write_text(json.dumps(data, indent=2) + "\n", "utf-8")
+            scratch.replace(target)
+        except OSError as error:
+            with suppress(OSError):
+                scratch.unlink()
+            raise OutputError(f"{target}: cannot be written ({error})") from error
+        out.say(f"written to {target}; to look at it: symfuse report {folder} -o page.html")
+    out.finish(data)

@@ -1,0 +1,117 @@
+"""What a model is asked to do: batches that never change, and a loss and metrics that add up over them.
+
+A `Task` is a callable from a live module to a `Score`; any other callable of that kind takes its place (`Loss`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from symfuse.errors import OptionError
+
+Batch = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Score:
+    """loss: the mean in nats over `count` tokens or examples (0: not known). metrics: such as accuracy, in [0, 1]."""
+
+    loss: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    count: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Of one batch: the sum of the losses (a scalar, with its graph), over how many, and the sums of metrics."""
+
+    loss: Tensor
+    count: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+Loss = Callable[[nn.Module], Score | Tensor | float]
+
+
+class Task(ABC):
+    """Fixed batches with a loss. auto: the `transformers` class that builds the module, such as AutoModelForMaskedLM.
+
+    batches: what the module takes by name, and `labels` where the loss has any. source: where the data come from.
+    """
+
+    name: ClassVar[str]
+    auto: ClassVar[str]
+
+    def __init__(self, batches: Sequence[Batch], source: str = "memory") -> None:
+        if not batches:
+            raise OptionError(f"{self.name}: there are no batches to evaluate on")
+        self.batches = tuple(batches)
+        self.source = source
+
+    @abstractmethod
+    def totals(self, module: nn.Module, batch: Batch) -> Totals:
+        """Loss and metrics of one batch, summed; keeps the graph, for whoever wants gradients."""
+
+    def __call__(self, module: nn.Module) -> Score:
+        """Means weighted by what was counted: tokens or examples, not batches."""
+        losses: list[float] = []
+        metrics: Counter[str] = Counter()
+        count = 0
+        for batch in self.batches:
+            totals = self.totals(module, batch)
+            losses.append(totals.loss.item())
+            metrics.update(totals.metrics)
+            count += totals.count
+        return Score(math.fsum(losses) / count, {name: value / count for name, value in metrics.items()}, count)
+
+    def describe(self) -> dict[str, Any]:
+        """Name, data and a digest of every number in the batches: two scores compare if these are equal."""
+        digest = hashlib.sha256()
+        for batch in self.batches:
+            for name, tensor in sorted(batch.items()):
+                digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+                digest.update(tensor.contiguous().numpy().tobytes())
+        return {"task": self.name, "data": self.source, "batches": len(self.batches), "sha256": digest.hexdigest()}
+
+
+def describe(loss: Loss) -> dict[str, Any]:
+    """What a loss is, for reports; of a callable that is not a Task only its name is known."""
+    return loss.describe() if isinstance(loss, Task) else {"task": getattr(loss, "__name__", type(loss).__name__)}
+
+
+def measure(loss: Loss, module: nn.Module) -> Score:
+    """The score of a module in evaluation mode, without gradients and with fixed random numbers: the same each time.
+
+    The module's mode and the caller's random numbers stay. OptionError if the loss gives something else than a Score
+    or one number.
+    """
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            found = loss(module)
+    finally:
+        for part, training in modes:
+            part.training = training
+    if isinstance(found, Score):
+        return found
+    if isinstance(found, Tensor) and found.numel() == 1:
+        return Score(found.item())
+    if isinstance(found, int | float):
+        return Score(float(found))
+    raise OptionError(
+        f"the loss gave {type(found).__name__}; expected a symfuse Score, or one number as float or tensor"
+    )

@@ -1,0 +1,68 @@
+"""Rotations of centred features: what may act on a residual stream that LayerNorm reads, once its gains are folded."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from symfuse.groups.base import Element, Group, PartMoments, total
+from symfuse.groups.orthogonal import Orthogonal, Similarity, polar, refuse_plain
+
+
+class Centred(Group):
+    """Q with Qᵀ Q = 1 and Q 1 = ±1, reflections included: an O(n − 1) on the complement of the ones vector, and a sign.
+
+    Such a Q commutes with centring up to its sign, so LayerNorm without gains commutes with it.
+
+    best: in the basis of a Householder reflection H that maps the ones vector to a multiple of the first unit vector,
+    Q = H diag(±1, Q') H. So ⟨Q, C⟩ is largest for the sign of C'₀₀ and the polar factor of the rest of C' = H C H
+    (Schönemann 1966), C the sum of all cross-Grams.
+    """
+
+    self_dual: ClassVar[bool] = True
+
+    @property
+    def label(self) -> str:
+        return "rotation that keeps the mean"
+
+    def random(self, n: int, batch: tuple[int, ...], rng: torch.Generator) -> Similarity:
+        sign = torch.randint(0, 2, batch, generator=rng, dtype=torch.float64) * 2 - 1
+        return _joined(sign, Orthogonal().random(n - 1, batch, rng).matrix)
+
+    def identity(self, n: int, batch: tuple[int, ...]) -> Similarity:
+        return Orthogonal().identity(n, batch)
+
+    def contains(self, g: Element, atol: float) -> bool:
+        """Whether Q is orthogonal and maps the unit vector along the ones to plus or minus itself, to within atol."""
+        if not isinstance(g, Similarity) or not Orthogonal().contains(g, atol):
+            return False
+        image = g.matrix.sum(-1) / math.sqrt(g.size)
+        sign = torch.where(image.sum(-1, keepdim=True) < 0, -1.0, 1.0).to(image.dtype)
+        return bool(((image - sign / math.sqrt(g.size)).abs() <= atol).all())
+
+    def best(self, moments: PartMoments) -> Similarity:
+        refuse_plain(moments)
+        c = _reflected(total(moments).xy)
+        return _joined(torch.where(c[..., 0, 0] < 0, -1.0, 1.0), polar(c[..., 1:, 1:]))
+
+
+def _joined(sign: Float[Tensor, "*b"], rest: Float[Tensor, "*b m m"]) -> Similarity:
+    """H diag(sign, rest) H."""
+    n = rest.shape[-1] + 1
+    q = rest.new_zeros(*rest.shape[:-2], n, n)
+    q[..., 0, 0], q[..., 1:, 1:] = sign, rest
+    return Similarity(_reflected(q))
+
+
+def _reflected(c: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b n n"]:
+    """H C H, as two changes of rank one. H = 1 − 2vvᵀ/|v|² with v = u + e₁ maps u = 1/√n to −e₁."""
+    n = c.shape[-1]
+    v = torch.full((n,), 1 / math.sqrt(n), dtype=c.dtype)
+    v[0] += 1
+    share = 2 / (v @ v)
+    c = c - share * v[:, None] * (v @ c)[..., None, :]
+    return c - share * (c @ v)[..., :, None] * v

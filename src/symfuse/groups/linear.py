@@ -1,0 +1,67 @@
+"""The element of general linear maps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from symfuse.errors import SymmetryError
+from symfuse.groups.base import Element, multiply
+from symfuse.groups.orthogonal import NO_PERMUTATION_PART
+
+
+@dataclass(frozen=True, eq=False)
+class Linear(Element):
+    """w → M w; its dual is w → M⁻ᵀ w. The inverse is kept beside the matrix, so that no use of it rounds again."""
+
+    matrix: Float[Tensor, "*b n n"]
+    inverse_matrix: Float[Tensor, "*b n n"]
+
+    @property
+    def size(self) -> int:
+        return self.matrix.shape[-1]
+
+    @property
+    def batch(self) -> tuple[int, ...]:
+        return tuple(self.matrix.shape[:-2])
+
+    def act(self, w: Tensor, dim: int) -> Tensor:
+        return multiply(self.matrix, w, dim)
+
+    def dual(self) -> Linear:
+        return Linear(self.inverse_matrix.mT, self.matrix.mT)
+
+    def forget(self) -> Linear:
+        raise SymmetryError(NO_PERMUTATION_PART)
+
+    def inverse(self) -> Linear:
+        return Linear(self.inverse_matrix, self.matrix)
+
+    def __matmul__(self, other: Linear) -> Linear:
+        return Linear(self.matrix @ other.matrix, other.inverse_matrix @ self.inverse_matrix)
+
+    def inner(self, c: Tensor) -> Tensor:
+        return (self.matrix.double() * c.double()).sum((-2, -1))
+
+    def gain(self, yy: Tensor) -> Tensor:
+        if yy.ndim == len(self.batch) + 1:
+            raise SymmetryError("what a linear map makes of |Y|² needs Y Yᵀ; form the moments for a group with `gram`")
+        matrix = self.matrix.to(yy.dtype)
+        return ((matrix @ yy) * matrix).sum((-2, -1))
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"matrix": self.matrix, "inverse_matrix": self.inverse_matrix}
+
+    def rebuild(self, tensors: Mapping[str, Tensor]) -> Linear:
+        return Linear(tensors["matrix"], tensors["inverse_matrix"])
+
+    @property
+    def reorders_only(self) -> bool:
+        return False
+
+    def is_identity(self) -> bool:
+        return all(bool((t == torch.eye(self.size, dtype=t.dtype)).all()) for t in self.tensors().values())

@@ -1,0 +1,31 @@
+"""One block: the best element of an axis instance for given moments, never worse than none."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from symfuse.groups import Element, Group, PartMoments, objective
+
+
+def improve(group: Group, moments: PartMoments) -> tuple[Element, Tensor, Tensor, Tensor]:
+    """The best element, the objective before and after, and whether it is better, [*b]; else it is the identity."""
+    best = group.best(moments)
+    identity = group.identity(best.size, best.batch)
+    before, after = objective(identity, moments), objective(best, moments)
+    # What rounding alone explains: a unit of the moments, and a few of the sums over them, which are in float64.
+    eps = torch.finfo(group.moments_dtype).eps + 16 * torch.finfo(torch.float64).eps
+    rounding = eps * sum(m.size for m in moments.values())
+    better = after < before - rounding
+    if not bool(better.all()):
+        unit = identity.tensors()
+        kept = {
+            key: torch.where(
+                better.reshape(*better.shape, *[1] * (t.ndim - better.ndim)),
+                t,
+                unit.get(key, torch.ones_like(t)),
+            )
+            for key, t in best.tensors().items()
+        }
+        best = best.rebuild(kept)
+    return best, before, torch.where(better, after, before), better

@@ -1,0 +1,67 @@
+"""Which head of the source belongs to which head of the anchor: each pair is scored at its best inner elements, and the
+heads are assigned (Ainsworth et al. 2023 have no such step; Verma & Elbayad 2024, Section 3.2, from activations)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from symfuse.groups import Element, Group
+from symfuse.groups.assignment import assign_batch
+from symfuse.groups.monomial import Monomial
+from symfuse.spec import Instance, Spec
+from symfuse.stats import Read, features
+
+
+def match_outer(
+    spec: Spec,
+    outer: Instance,
+    inner: Sequence[Instance],
+    anchor: Read,
+    source: Mapping[str, Tensor],
+    groups: Mapping[Instance, Group],
+    skip: Collection[tuple[str, str]],
+) -> Element:
+    """The permutation of an axis (heads) that has the largest sum of scores of its pairs. The score of anchor index i
+    and source index j is, summed over the inner axes, the largest ⟨g, C_ij⟩ that their groups reach, or ⟨1, C_ij⟩ of
+    those that are not matched, and ⟨x_i, y_j⟩ of what has no inner axis.
+
+    inner: the instances to be matched inside. Of their norms the sum is the same for every permutation.
+    """
+    size = spec.axes[outer.axis].size
+    total = torch.zeros(size, size, dtype=torch.float64)
+    insides = [axis for axis in spec.order if outer.axis in spec.batch_axes(axis)]
+    matched = {instance.axis: instance for instance in inner}
+    index = dict(zip(("l",), outer.index, strict=False))
+    names = [name for name in spec.movable[outer] if name in source]
+    for axis in insides:
+        grams = [
+            _pairs(x, y)
+            for name in names
+            if axis in (atom.name for atom in spec.tensors[name].layout.atoms())
+            for atom, (x, y) in features(spec, spec.instance(axis, index), name, anchor(name), source[name])
+            if (name, str(atom)) not in skip
+        ]
+        if not grams:
+            continue
+        gram = torch.stack(grams).sum(0)
+        if axis in matched:
+            total += groups[matched[axis]].reach(gram)
+        else:
+            total += torch.diagonal(gram, dim1=-2, dim2=-1).sum(-1)
+    for name in names:
+        parts = [s for s in spec.segments(name, source[name]) if outer.axis in (atom.name for atom in s.atoms)]
+        for part, (atom, (x, y)) in zip(parts, features(spec, outer, name, anchor(name), source[name]), strict=True):
+            if (name, str(atom)) not in skip and not {a.name for a in part.atoms} & set(insides):
+                total += x.double() @ y.double().T
+    return Monomial(assign_batch(total))
+
+
+def _pairs(x: Float[Tensor, "h n k"], y: Float[Tensor, "h n k"]) -> Float[Tensor, "h h n n"]:
+    """The cross-Gram of every pair (i of the anchor, j of the source), float64."""
+    h, n, k = x.shape
+    grams = x.reshape(h * n, k) @ y.reshape(h * n, k).T.to(x.dtype)
+    return grams.reshape(h, n, h, n).permute(0, 2, 1, 3).double()

@@ -1,0 +1,179 @@
+"""Live modules of checkpoints: the real class of `transformers`, or what the family builds."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from symfuse.architectures import ARCHITECTURES, Model
+from symfuse.errors import CheckpointError
+from symfuse.io import Checkpoint, scan
+from symfuse.io.messages import first_line
+
+
+def live(
+    checkpoint: Checkpoint, dtype: torch.dtype = torch.float64, kind: type[torch.nn.Module] | None = None
+) -> torch.nn.Module:
+    """The real module of a checkpoint, in evaluation mode: of that class of `transformers`, or of the one that its
+    config names, or what the family builds. CheckpointError if it cannot be built, or weights would be filled in at
+    random."""
+    architecture = ARCHITECTURES.get(str(checkpoint.config.get("model_type")))
+    if architecture is not None:
+        Model.of(checkpoint)  # says more clearly what does not fit
+    weights = dict(checkpoint)  # as they are written, rounded to their dtypes
+    for name, tensor in weights.items():
+        scan(name, tensor, checkpoint.name)
+    if architecture is not None and architecture.build is not None:
+        module = architecture.build(checkpoint.config).to(dtype)
+        module.load_state_dict({name: tensor.to(dtype) for name, tensor in weights.items()})
+        return module.eval()
+    return _transformers_module(checkpoint, weights, dtype, kind).eval()
+
+
+def build_module(checkpoint: Checkpoint, dtype: torch.dtype, auto: str | None = None) -> torch.nn.Module:
+    """The module that a config describes, in evaluation mode, with whatever weights: for whoever sets them all.
+
+    auto: the class of `transformers` that chooses the module's class, such as AutoModelForMaskedLM; by default it is
+    the one that the config names. Of AutoModel the hidden states are wanted: a pooler, which not all checkpoints have,
+    is left out. CheckpointError if there is no such class, or it cannot be built.
+    """
+    architecture = ARCHITECTURES.get(str(checkpoint.config.get("model_type")))
+    with torch.random.fork_rng(devices=[]):  # the initial values are nobody's random numbers
+        if architecture is not None and architecture.build is not None:
+            return architecture.build(checkpoint.config).to(dtype).eval()
+        kind = _auto_class(checkpoint, auto) if auto else _named_class(checkpoint)
+        bare = auto == "AutoModel" and "add_pooling_layer" in inspect.signature(kind).parameters
+        with _reporting(checkpoint), _quiet(), _without_initial_values():
+            module: Any = kind._from_config(
+                _config(checkpoint.config),
+                dtype=dtype,
+                attn_implementation=_attention(kind),
+                **({"add_pooling_layer": False} if bare else {}),
+            )
+            module.tie_weights()  # which is part of what was left out
+    found: torch.nn.Module = module.eval()
+    return found
+
+
+def _without_initial_values() -> Any:
+    """Drawing them takes seconds for a model of a hundred million weights."""
+    from transformers.initialization import no_init_weights
+
+    return no_init_weights()
+
+
+def _named_class(checkpoint: Checkpoint) -> Any:
+    """The class of transformers that the config names; the base model's if it names none."""
+    import transformers
+
+    model_type = _known_type(checkpoint)
+    named = (checkpoint.config.get("architectures") or [None])[0]
+    kind: Any = getattr(transformers, str(named), None)
+    if named is None:
+        return transformers.MODEL_MAPPING[transformers.CONFIG_MAPPING[model_type]]
+    if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
+        raise CheckpointError(
+            f"{checkpoint.name}: architectures in config.json names {named!r}, which is not a model class of "
+            f"transformers {transformers.__version__}; write the class of this model, or skip the check"
+        )
+    return kind
+
+
+def _auto_class(checkpoint: Checkpoint, auto: str) -> Any:
+    """The class that an Auto class of transformers has for this kind of config."""
+    import transformers
+
+    model_type = _known_type(checkpoint)
+    mapping = getattr(transformers, auto)._model_mapping
+    config = transformers.CONFIG_MAPPING[model_type]
+    if config not in mapping:
+        raise CheckpointError(f"{checkpoint.name}: transformers has no {auto} for a {model_type}; choose another task")
+    found = mapping[config]
+    return found[0] if isinstance(found, tuple) else found
+
+
+def _known_type(checkpoint: Checkpoint) -> str:
+    import transformers
+
+    model_type = str(checkpoint.config.get("model_type"))
+    if model_type not in transformers.CONFIG_MAPPING:
+        raise CheckpointError(
+            f"{checkpoint.name}: transformers {transformers.__version__} has no model_type {model_type!r}, so "
+            "the model cannot be run; give verify a `runner`, or skip the check"
+        )
+    return model_type
+
+
+def _transformers_module(
+    checkpoint: Checkpoint, weights: dict[str, Tensor], dtype: torch.dtype, kind: Any = None
+) -> torch.nn.Module:
+    kind = _named_class(checkpoint) if kind is None else kind
+    with _reporting(checkpoint), _quiet():
+        module, report = _load(kind, checkpoint.config, weights, dtype)
+    for problem in ("missing_keys", "mismatched_keys"):
+        if report[problem]:
+            names = ", ".join(sorted(map(str, report[problem]))[:5])
+            raise CheckpointError(f"{checkpoint.name}: {problem.replace('_', ' ')} for {kind.__name__}: {names}")
+    return module
+
+
+@contextmanager
+def _reporting(checkpoint: Checkpoint) -> Iterator[None]:
+    """CheckpointError for whatever a class of transformers raises while a module is built."""
+    import transformers
+
+    try:
+        yield
+    except Exception as error:
+        raise CheckpointError(
+            f"{checkpoint.name}: transformers {transformers.__version__} cannot build the "
+            f"{checkpoint.config.get('model_type')} of its config.json: {first_line(error)}"
+        ) from error
+
+
+def _load(
+    kind: Any, config: Mapping[str, Any], weights: dict[str, Tensor], dtype: torch.dtype
+) -> tuple[torch.nn.Module, dict[str, Any]]:
+    """A module of that class of transformers, and its loading report."""
+    loaded: tuple[torch.nn.Module, dict[str, Any]] = kind.from_pretrained(
+        None,
+        config=_config(config),
+        state_dict=weights,
+        output_loading_info=True,
+        dtype=dtype,
+        attn_implementation=_attention(kind),
+    )
+    return loaded
+
+
+def _config(config: Mapping[str, Any]) -> Any:
+    import transformers
+
+    return transformers.CONFIG_MAPPING[config["model_type"]].from_dict(dict(config))
+
+
+def _attention(kind: Any) -> str:
+    """Some eager implementations (ViT) take the softmax in float32 whatever the dtype: 1e-7 in float64."""
+    return "sdpa" if kind._supports_sdpa else "eager"
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No loading bars and no advice from transformers: what matters is in its loading report."""
+    from transformers import utils
+
+    logging: Any = utils.logging  # its functions have no type hints
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()

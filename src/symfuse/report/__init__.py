@@ -1,0 +1,15 @@
+"""Runs as data, and what is shown of them: tables, model cards, one page, figures."""
+
+from __future__ import annotations
+
+from symfuse.report.page import write_page
+from symfuse.report.run import (
+    alignment_run,
+    distances,
+    inspection,
+    model_card,
+    text_inputs,
+    tokenizer_notes,
+)
+
+__all__ = ["alignment_run", "distances", "inspection", "model_card", "text_inputs", "tokenizer_notes", "write_page"]

@@ -1,0 +1,102 @@
+"""What a page is made of, before it is HTML: sections of paragraphs, tables and figures. Everything is plain text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Cell = str | int | float | None
+_ANATOMY = {
+    "h": "Heads",
+    "qk": "Queries and keys",
+    "v": "Values and outputs",
+    "ffn": "Neurons",
+}
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+@dataclass(frozen=True)
+class Table:
+    """columns: by title how its numbers are written (a format, or "" for text). best: of a column, "min" or "max": its
+    best number stands out."""
+
+    title: str
+    columns: Mapping[str, str]
+    rows: Sequence[Sequence[Cell]]
+    best: Mapping[str, str] = field(default_factory=dict)
+
+    def written(self, row: Sequence[Cell]) -> list[str]:
+        return [write(cell, form) for cell, form in zip(row, self.columns.values(), strict=True)]
+
+    def winners(self) -> set[tuple[int, int]]:
+        """(row, column) of the best numbers; none where all are equal."""
+        found = set()
+        for number, title in enumerate(self.columns):
+            values = [row[number] for row in self.rows]
+            numbers = [v for v in values if isinstance(v, int | float) and math.isfinite(v)]
+            if title in self.best and len(set(numbers)) > 1:
+                top = (min if self.best[title] == "min" else max)(numbers)
+                found |= {(i, number) for i, value in enumerate(values) if value == top}
+        return found
+
+
+@dataclass(frozen=True)
+class Chart:
+    """spec: Vega-Lite, without colours (the page has them). text: what it shows, for whoever does not see it. numbers:
+    the data. size: "wide", or "half" of the page."""
+
+    title: str
+    text: str
+    spec: Mapping[str, Any]
+    numbers: Table
+    size: str = "wide"
+
+
+Part = str | Table | Chart
+
+
+@dataclass(frozen=True)
+class Section:
+    title: str
+    parts: Sequence[Part]
+
+
+def write(cell: Cell, form: str = ".4g") -> str:
+    """A cell as it is read: numbers that are none as a dash, and large ones without an exponent."""
+    if cell is None or (isinstance(cell, float) and math.isnan(cell)):
+        return "–"
+    if isinstance(cell, str):
+        return cell
+    large = form == ".4g" and 1e4 <= abs(cell) < 1e12
+    return format(cell, ",.0f" if large else form)
+
+
+def tiny(number: float) -> str:
+    """An error by its order, such as 8·10⁻¹⁵."""
+    if not number or not math.isfinite(number):
+        return str(number) if number else "0"
+    digit, power = f"{number:.0e}".split("e")
+    return f"{digit}·10{str(int(power)).translate(_RAISED)}"
+
+
+def short(name: str, limit: int = 1000) -> str:
+    """A model's name for a sentence or, with a limit, for a chart: of a path the last two parts, as of a hub id."""
+    parts = [part for part in name.split("/") if part]
+    last = "/".join(parts[-2:]) if parts else name
+    return last if len(last) <= limit else f"{last[: limit // 2]}…{last[-(limit // 2) :]}"
+
+
+def axis_title(axis: str) -> str:
+    """An axis in words, where it is one of the usual ones."""
+    return f"{_ANATOMY[axis]} ({axis})" if axis in _ANATOMY else axis
+
+
+def listed(words: Sequence[str]) -> str:
+    """One, two and three."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else "none"
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

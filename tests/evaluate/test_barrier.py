@@ -1,0 +1,241 @@
+"""Loss barriers: the endpoints are the models, both definitions, fair comparisons (C107, C108), bad input."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+import symfuse
+from symfuse.errors import IncompatibleError, OptionError
+from symfuse.evaluate import Batch, Score, Task, Totals, WeightSpace, barrier, measure
+
+
+class TokenLoss(Task):
+    """Cross entropy of every token against fixed labels, by the model's own logits."""
+
+    name = "masked-lm"
+    auto = "AutoModelForMaskedLM"
+
+    def totals(self, module: nn.Module, batch: Batch) -> Totals:
+        labels = batch["labels"]
+        logits = module(input_ids=batch["input_ids"]).logits
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+        hits = float((logits.argmax(-1) == labels).sum())
+        return Totals(loss, labels.numel(), {"accuracy": hits})
+
+
+def bert(folder: Path, seed: int) -> Path:
+    torch.manual_seed(seed)
+    config = transformers.BertConfig(
+        vocab_size=31, hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=34,
+        max_position_embeddings=12, initializer_range=0.4, hidden_dropout_prob=0.5,
+    )  # fmt: skip
+    transformers.BertForMaskedLM(config).save_pretrained(folder)
+    return folder
+
+
+def token_loss(teacher: Path) -> TokenLoss:
+    """Some random sentences, and what that model would say: it has the least loss."""
+    rng = torch.Generator().manual_seed(0)
+    module = symfuse.to_module(teacher)
+    ids = [torch.randint(0, 31, shape, generator=rng) for shape in ((3, 9), (2, 5), (4, 7))]
+    return TokenLoss([{"input_ids": one, "labels": module(one).logits.argmax(-1)} for one in ids])
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    root = tmp_path_factory.mktemp("pair")
+    return bert(root / "a", 0), bert(root / "b", 1)
+
+
+def test_c107_the_ends_of_the_path_are_the_models_bit_for_bit_and_every_run_is_the_same(
+    folders: tuple[Path, Path],
+) -> None:
+    loss = token_loss(folders[0])
+    a, b = map(symfuse.open, folders)
+    first, second = (barrier({"none": (a, b)}, loss, points=5, refine=1).curves["none"] for _ in range(2))
+    assert first == second
+    for folder, point in ((folders[1], first.points[0]), (folders[0], first.points[-1])):
+        module: Any = transformers.BertForMaskedLM.from_pretrained(folder).eval()  # with dropout 0.5 at hand
+        with torch.no_grad():
+            assert loss(module) == point.score
+        assert measure(loss, module.train()) == point.score
+        assert module.training
+    assert first.points[0].score.count == 27 + 10 + 28
+    assert len(first.points) in (6, 7)
+
+
+def test_c108_a_planted_copy_has_no_barrier_once_aligned_and_two_trainings_have_their_own_ends(
+    folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    loss = token_loss(folders[0])
+    a, other = map(symfuse.open, folders)
+    plant = symfuse.random_alignment(symfuse.declare(a), 3, axes=("qk", "v", "ffn"))
+    copy = symfuse.open(plant(a).save(tmp_path / "copy"))
+    found = symfuse.barrier(copy, a, loss, {"all": symfuse.match(copy, to=a)}, points=5)
+    none, aligned = found.curves["none"], found.curves["all"]
+    assert none.barrier > 0.05
+    assert aligned.barrier < 1e-5  # rounding in float32
+    assert aligned.distance < 1e-4 * none.distance
+    assert aligned.ends == pytest.approx(none.ends, abs=1e-5)
+    assert found.share("all", "none") == aligned.barrier / none.barrier
+    seeds = symfuse.barrier(a, other, loss, {"all": symfuse.match(a, to=other)}, points=3, refine=0)
+    assert {curve.name: curve.points[0] for curve in seeds.curves.values()} == dict.fromkeys(
+        ("none", "all"), seeds.curves["none"].points[0]
+    )
+    assert seeds.curves["none"].ends[1] == measure(loss, symfuse.to_module(folders[0])).loss
+    assert seeds.curves["none"].distance == pytest.approx(symfuse.distance(a, other).euclidean, rel=1e-6)
+    assert seeds.task == loss.describe()
+
+
+class Number(nn.Module):
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.value = nn.Parameter(torch.tensor([value], dtype=torch.float64))
+
+
+def well(module: nn.Module) -> Tensor:
+    """1 - (x - 0.3)^2, highest at 0.3, on top of a slope of 0.5: between 0 and 1 an arch above its chord."""
+    x = next(module.parameters())
+    return (1 - (x - 0.3) ** 2 + 0.5 * x).sum()
+
+
+@pytest.mark.parametrize(("refine", "near"), [(0, 0.05), (2, 0.02), (8, 1e-3)])
+def test_both_definitions_and_the_place_of_the_maximum_on_a_path_that_is_known(refine: int, near: float) -> None:
+    found = barrier({"none": (Number(1.0), Number(0.0))}, well, refine=refine, dtype=torch.float64).curves["none"]
+    loss = {x: 1 - (x - 0.3) ** 2 + 0.5 * x for x in (0.0, 0.5, 0.55, 1.0)}
+    assert found.ends == (loss[0.0], loss[1.0])
+    assert found.peak.at == pytest.approx(0.5, abs=near)  # x(1 - x) above the chord
+    assert found.barrier == pytest.approx(0.25, abs=near**2)
+    exact = loss[0.55] - (loss[0.0] + loss[1.0]) / 2  # the loss itself is highest at 0.55
+    assert found.barrier_over_mean == pytest.approx(exact, abs=0.003)
+    assert found.barrier_over_mean <= exact + 1e-12
+    assert found.distance == 1.0
+    assert [p.at for p in found.points] == sorted({p.at for p in found.points})
+    assert {i / 10 for i in range(11)} <= {p.at for p in found.points}
+
+
+def test_a_path_that_sags_has_no_barrier() -> None:
+    found = barrier({"none": (Number(1.0), Number(-1.0))}, lambda m: next(m.parameters()).item() ** 2).curves["none"]
+    assert found.barrier == 0.0
+    assert found.peak.at in (0.0, 1.0)
+
+
+def test_the_baseline_is_taken_in_both_parametrisations() -> None:
+    pairs = {
+        "none": (Number(0.0), Number(4.0)),
+        "none, folded": (Number(0.0), Number(2.0)),
+        "g": (Number(1.0), Number(2.0)),
+    }
+    found = barrier(
+        pairs, lambda m: math.sin(next(m.parameters()).item()), baselines={"g": ("none, folded", "none")}, refine=0
+    )
+    assert found.share("g", "none") == found.curves["g"].barrier / found.curves["none"].barrier
+    assert list(found.to_json()["curves"][2]["left of"]) == ["none, folded", "none"]
+
+
+def test_live_modules_stay_as_they_are_and_an_unrounded_midpoint_is_the_mean() -> None:
+    torch.manual_seed(0)
+    a, b = (nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Linear(5, 2)).double() for _ in range(2))
+    before = [{name: tensor.clone() for name, tensor in m.state_dict().items()} for m in (a, b)]
+    seen: list[dict[str, Tensor]] = []
+
+    def loss(module: nn.Module) -> float:
+        seen.append({name: tensor.clone() for name, tensor in module.state_dict().items()})
+        return float(len(seen))
+
+    barrier({"none": (a, b)}, loss, points=3, refine=0, dtype=torch.float64)
+    for module, state in zip((a, b), before, strict=True):
+        assert module.training
+        assert all(torch.equal(state[name], tensor) for name, tensor in module.state_dict().items())
+    for name, tensor in seen[1].items():
+        torch.testing.assert_close(
+            tensor, (before[0][name] + before[1][name]) / 2 if tensor.is_floating_point() else tensor
+        )
+    assert all(torch.equal(seen[0][name], before[1][name]) for name in seen[0])
+    assert all(torch.equal(seen[2][name], before[0][name]) for name in seen[2])
+
+
+def test_combinations_of_several_models_and_their_gram_matrix() -> None:
+    rng = torch.Generator().manual_seed(0)
+    states = [{"weight": torch.randn(2, 3, generator=rng), "bias": torch.randn(2, generator=rng)} for _ in range(3)]
+    space = WeightSpace(nn.Linear(3, 2), states, ["a", "b", "c"])
+    space.set([0.2, 0.3, 0.5])
+    for name, weight in space.weights.items():
+        expected = sum(c * state[name].double() for c, state in zip((0.2, 0.3, 0.5), states, strict=True))
+        torch.testing.assert_close(weight.double(), expected, rtol=1e-6, atol=1e-6)
+    steps = torch.stack([torch.cat([(s[n] - states[0][n]).flatten() for n in s]) for s in states[1:]]).double()
+    torch.testing.assert_close(space.gram(), steps @ steps.T, rtol=1e-6, atol=1e-6)
+    for i, state in enumerate(states):
+        space.set([float(i == j) for j in range(3)])
+        assert all(torch.equal(weight, state[name]) for name, weight in space.weights.items())
+
+
+def test_tied_weights_and_missing_prefixes_are_found(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(vocab_size=19, n_embd=12, n_layer=1, n_head=2, n_positions=8)
+    models = [transformers.GPT2LMHeadModel(config) for _ in range(2)]
+    for model, name in zip(models, "ab", strict=True):
+        model.transformer.save_pretrained(tmp_path / name)  # without the prefix, and without the tied head
+
+    class Causal(TokenLoss):
+        auto = "AutoModelForCausalLM"
+
+    batch = {"input_ids": torch.arange(8)[None], "labels": torch.arange(8)[None]}
+    loss = Causal([batch])
+    a, b = (symfuse.open(tmp_path / name) for name in "ab")
+    curve = barrier({"none": (a, b)}, loss, points=3, refine=0).curves["none"]
+    assert curve.ends == tuple(measure(loss, model).loss for model in reversed(models))
+
+
+def test_a_task_whose_head_a_model_lacks_is_refused_by_name(tmp_path: Path, folders: tuple[Path, Path]) -> None:
+    inner: Any = symfuse.to_module(folders[0])
+    headless = symfuse.open(inner.bert)
+    with pytest.raises(IncompatibleError, match=r"BertForMaskedLM has weights that this model lacks: cls\.predictions"):
+        barrier({"none": (headless, symfuse.open(folders[1]))}, token_loss(folders[0]))
+
+
+def test_other_shapes_and_integers_that_differ_are_refused() -> None:
+    with pytest.raises(IncompatibleError, match=r"weight has shape \(2, 3\), expected \(2, 4\)"):
+        barrier({"none": (nn.Linear(4, 2), nn.Linear(3, 2))}, well)
+    a, b = (nn.BatchNorm1d(2) for _ in range(2))
+    with torch.no_grad():
+        a.get_buffer("num_batches_tracked").add_(1)
+    with pytest.raises(symfuse.SymfuseError, match="num_batches_tracked holds integers that differ"):
+        barrier({"none": (a, b)}, lambda _: 0.0)
+
+
+@pytest.mark.parametrize("value", ["0.5", None, torch.zeros(2)])
+def test_a_loss_that_is_no_number_is_refused(value: object) -> None:
+    with pytest.raises(OptionError, match="expected a symfuse Score, or one number"):
+        barrier({"none": (Number(0.0), Number(1.0))}, lambda _: value)  # type: ignore[arg-type,return-value]
+
+
+def test_a_loss_that_is_nan_has_no_barrier_to_report() -> None:
+    with pytest.raises(symfuse.SymfuseError, match=r"the loss is nan at λ = 0\.5"):
+        barrier(
+            {"none": (Number(0.0), Number(1.0))}, lambda m: math.log(1) if next(m.parameters()) != 0.5 else math.nan
+        )
+
+
+def test_options_out_of_range() -> None:
+    pair = {"none": (Number(0.0), Number(1.0))}
+    with pytest.raises(OptionError, match="3 points at least"):
+        barrier(pair, well, points=2)
+    with pytest.raises(OptionError, match="needs a pair"):
+        barrier({}, well)
+
+
+def test_random_numbers_of_the_caller_are_left_alone() -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    found = barrier({"none": (Number(0.0), Number(1.0))}, lambda _: Score(torch.rand(1).item()), points=3, refine=0)
+    assert torch.equal(torch.rand(3), expected)
+    assert len({p.score.loss for p in found.curves["none"].points}) == 1  # the same draws at every point
