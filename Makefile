@@ -35,6 +35,8 @@ bench: $(READY)
 	$(BIN)/python benchmarks/matching.py
 	$(BIN)/python benchmarks/merging.py
 	$(BIN)/python benchmarks/agreement.py
+	$(BIN)/python benchmarks/barrier.py
+	$(BIN)/python benchmarks/barriers.py
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

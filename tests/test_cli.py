@@ -126,7 +126,7 @@ def test_align(models: Path) -> None:
     run_ = data("align", "a", "--to", "b", "-o", "out")
     assert set(run_) == {
         "kind", "symfuse", "source", "anchor", "options", "matched", "translated biases", "distance", "verified",
-        "output", "seconds",
+        "frame", "output", "seconds", "peak memory",
     }  # fmt: skip
     assert run_["output"] == "out"
     for key, name in (("source", "a"), ("anchor", "b")):
@@ -148,7 +148,11 @@ def test_align(models: Path) -> None:
         "model.safetensors", "config.json", "symfuse.json", "README.md", "alignment.safetensors",
     }  # fmt: skip
     written = json.loads((out / "symfuse.json").read_text("utf-8"))
-    assert written == {key: value for key, value in run_.items() if key not in ("output", "seconds")}
+    cost = ("seconds", "peak memory")  # in the file that of matching
+    assert {key: value for key, value in written.items() if key not in cost} == {
+        key: value for key, value in run_.items() if key not in ("output", *cost)
+    }
+    assert 0 < written["seconds"] < run_["seconds"]
     card = (out / "README.md").read_text("utf-8")
     assert card.startswith("---\nlibrary_name: transformers\n")
     assert "`a` moved onto `b`" in card
@@ -218,16 +222,9 @@ def test_verify_on_text(models: Path) -> None:
 def test_distance(models: Path) -> None:
     found = data("distance", "a", "b")
     assert set(found) == {
-        "before",
-        "after",
-        "left",
-        "relative",
-        "cosine",
-        "by_axis",
-        "by_layer",
-        "by_layer_and_axis",
-        "by_tensor",
-    }
+        "kind", "source", "anchor", "before", "after", "left", "relative", "cosine", "by_axis", "by_layer",
+        "by_layer_and_axis", "by_tensor", "seconds", "peak memory",
+    }  # fmt: skip
     assert found["left"] == pytest.approx(found["after"] / found["before"])
     before = api.distance("a", "b")
     assert {row["axis"]: row["before"] for row in found["by_axis"]} == pytest.approx(
@@ -249,6 +246,7 @@ def test_merge(models: Path) -> None:
     assert set(run_) == {
         "kind", "symfuse", "method", "recipe", "merged", "models", "inputs", "weights", "base", "why base", "tokenizer",
         "heads", "seed", "anchor", "alignments", "notes", "warnings", "output", "seconds",
+        "peak memory",
     }  # fmt: skip
     assert (run_["models"], run_["weights"], run_["anchor"], run_["alignments"]) == (
         ["a", "b"],
@@ -626,3 +624,20 @@ def test_every_option_has_a_help() -> None:
         if isinstance(option, click.Option) and not option.help
     ]
     assert missing == []
+
+
+def test_align_from_activations_and_the_anchor_in_the_frame(models: Path) -> None:
+    for seed, name in enumerate(("g", "h")):
+        MODELS["gpt2-lm"](seed).save(models / name)
+    done("align", "g", "--to", "h", "-o", "out", "--axes", "residual,heads", "--anchor-output", "framed", "-q")
+    found = Alignment.load("out/alignment.safetensors")
+    assert found.frame == ("untie", "fold_norms", "centre", "drop_gauges")
+    assert api.verify("h", "framed").equal
+    assert api.verify("g", "out").equal
+    assert (
+        api.distance("out", "framed").relative < api.distance(found.in_frame(open_checkpoint("g")), "framed").relative
+    )
+    refused = run("align", "g", "--to", "h", "-o", "out2", "--from", "activations")
+    assert refused.exit_code == 2
+    assert "--from activations and --data belong together" in refused.stderr
+    assert not Path("out2").exists()

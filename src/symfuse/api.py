@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,14 +14,14 @@ from torch import Tensor
 from symfuse.alignment import Alignment
 from symfuse.architectures import Model
 from symfuse.errors import OptionError
-from symfuse.evaluate import Barrier, Distance, Landscape, Loss, Score, Task, make_task, read_records
+from symfuse.evaluate import Barrier, Batch, Distance, Landscape, Loss, Score, Task, make_task, read_records
 from symfuse.evaluate import barrier as path_barrier
 from symfuse.evaluate import distance as model_distance
 from symfuse.evaluate import evaluate as evaluate_model
 from symfuse.evaluate import landscape as plane_landscape
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
-from symfuse.matching import Step, match_models, nearest_to_mean
+from symfuse.matching import match_by_activations, match_models, match_universe, nearest_to_mean
 from symfuse.merging import merge_models
 from symfuse.modules import live
 from symfuse.pipeline import merge_recipes
@@ -52,30 +52,29 @@ def match(
     axes: str | Sequence[str] = "all",
     layers: str | int | Sequence[int] | None = None,
     scaling: bool = True,
-    one_pass: bool = False,
-    biases: bool = True,
-    threads: int | None = None,
-    progress: Callable[[Step, int], None] | None = None,
+    data: Task | Iterable[Batch] | None = None,
+    **options: Any,
 ) -> Alignment:
-    """The alignment that moves `source` towards the anchor `to`, which stays as it is; from the weights, no data.
+    """The alignment that moves `source` towards the anchor `to`; from the weights, or with `data` from activations.
 
     axes: "all", or what to match: "attention" (per-head rotations of query/key and value/output; Zhang et al. 2025,
-    Theorem 4.1, Algorithm 1), "ffn" (neurons, exact assignment), or single axes. layers: which, as "0-4" or "tail:3".
-    scaling: also rescale (Eq. 11–12), in turns with the rotation until it stops improving, or with `one_pass` once.
-    biases: also translate key and value biases. threads: workers, default all cores. progress: called with each step
-    that is done and the number of all. Apply the result: `alignment(source)`.
+    Theorem 4.1, Algorithm 1), "ffn" (neurons, exact assignment), "heads", "residual", "pooler", or single axes.
+    layers: which, as "0-4" or "tail:3". scaling: also rescale (Eq. 11–12). data: a task, or batches of module inputs
+    (Verma & Elbayad 2024). options: of `match_models` (one_pass, biases, starts, seed, frame, threads, progress), or
+    with data of `match_by_activations` (frame, kind, residual, without, build), both in symfuse.matching.
+
+    Apply the result: `alignment(source)`. Where it has a frame (the rotated residual stream of a pre-norm model), the
+    anchor to merge with is `alignment.in_frame(to)`.
     """
-    return match_models(
-        _model(source),
-        _model(to),
-        axes=axes if isinstance(axes, str) else tuple(axes),
-        layers=tuple(layers) if isinstance(layers, Sequence) and not isinstance(layers, str) else layers,
-        scaling=scaling,
-        one_pass=one_pass,
-        biases=biases,
-        threads=threads,
-        progress=progress,
-    )
+    chosen: dict[str, Any] = {
+        "axes": axes if isinstance(axes, str) else tuple(axes),
+        "layers": tuple(layers) if isinstance(layers, Sequence) and not isinstance(layers, str) else layers,
+        "scaling": scaling,
+    }
+    if data is None:
+        return match_models(_model(source), _model(to), **chosen, **options)
+    batches = data.batches if isinstance(data, Task) else data
+    return match_by_activations(_model(source), _model(to), batches, **chosen, **options)
 
 
 @dataclass(frozen=True)
@@ -85,17 +84,21 @@ class Aligned:
 
     checkpoints: tuple[Checkpoint, ...]
     alignments: tuple[Alignment | None, ...]
-    anchor: int
+    anchor: int | None
 
 
-def align(sources: Sequence[Source], anchor: int | None = None, **options: Any) -> Aligned:
+def align(sources: Sequence[Source], anchor: int | Literal["universe"] | None = None, **options: Any) -> Aligned:
     """Move all models onto the one numbered `anchor` (from 0); by default onto the one nearest to their mean.
 
-    options: those of `match`. With two models that are equally near, the last is the anchor.
+    "universe": onto their running mean instead, until it settles, so that no model is special (`match_universe`).
+    options: those of `match_models`. With two models that are equally near, the last is the anchor.
     """
     models = [_model(source) for source in sources]
     if len(models) < 2:
         raise OptionError(f"an alignment needs two models at least, {len(models)} given")
+    if anchor == "universe":
+        found = match_universe(models, **options).alignments
+        return Aligned(tuple(g(m.checkpoint) for g, m in zip(found, models, strict=True)), found, None)
     if anchor is not None and not 0 <= anchor < len(models):
         raise OptionError(f"anchor {anchor}: there are models 0 to {len(models) - 1}")
     anchor = nearest_to_mean(models) if anchor is None else anchor

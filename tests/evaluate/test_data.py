@@ -221,7 +221,7 @@ def test_columns_and_values_are_asked_for_by_name() -> None:
     assert isinstance(found, Records)
     assert found.columns == ("txt", "n", "gap", "more")
     with pytest.raises(DataError, match=r"a column 'text' \(did you mean 'txt'\?\), found 'txt', 'n', 'gap', 'more'; "
-                                        r"name the right one with text_column \(--text-column\)"):  # fmt: skip
+                                        r"name the right one with text_column \(--column text=NAME\)"):  # fmt: skip
         found.require(text_column="text")
     with pytest.raises(DataError, match="memory, row 2: 'n' is missing"):
         found.value(1, "n")

@@ -29,11 +29,13 @@ NAMED: dict[str, dict[str, Any]] = {
 _OPTIONS = ("batch_size", "max_length", "limit", "seed", "pooling")
 
 
-def data_options(function: F) -> F:
-    """What a task needs."""
+def data_options(function: F, required: bool = True) -> F:
+    """What a task needs. required: whether there is nothing to do without data."""
     for option in reversed(
         [
-            click.option("--data", required=True, help="Text, CSV, TSV, JSON (lines), Parquet, or a folder of images."),
+            click.option(
+                "--data", required=required, help="Text, CSV, TSV, JSON (lines), Parquet, or a folder of images."
+            ),
             click.option("--task", help="causal-lm, masked-lm, … Default: what the model's head is made for."),
             click.option(
                 "--column", "columns", multiple=True, metavar="ROLE=NAME", help="Where a column is called otherwise."
@@ -165,10 +167,9 @@ def barrier(
     source, anchor = open_model(out, a), open_model(out, b)
     loss = task(options, anchor, source)
     found = {name: _alignment(out, what, source, anchor) for name, what in asked.items()}
-    total = (1 + len(found)) * (points + 2 * refine)
-    with out.progress("evaluating", total) as advance:
+    with out.progress("evaluating", None) as advance:
         result = api.barrier(
-            source, anchor, loss, found, points=points, refine=refine, progress=lambda *_: advance(None)
+            source, anchor, loss, found, points=points, refine=refine, progress=lambda *done: advance(done[-1])
         )
     say_barrier(out, result)
     finish(out, result.to_json(), output)
@@ -177,7 +178,7 @@ def barrier(
 def say_barrier(out: Output, result: Barrier) -> None:
     rows = []
     for name, curve in result.curves.items():
-        share = result.share(name, "none") if name != "none" else None
+        shares = [result.share(name, base) for base in result.baselines.get(name, ())]  # of its own form first
         end, start = curve.ends
         rows.append(
             [
@@ -187,7 +188,7 @@ def say_barrier(out: Output, result: Barrier) -> None:
                 f"{curve.barrier:.4f}",
                 f"{curve.barrier_over_mean:.4f}",
                 f"{curve.peak.at:g}" if curve.barrier else "-",
-                "-" if share is None else f"{share:.1%}",
+                " / ".join("-" if share is None else f"{share:.1%}" for share in shares) or "-",
             ]
         )
     columns = ["alignment", "distance", "loss of A, B", "barrier", "over the mean", "at λ", "left of plain"]
@@ -276,7 +277,8 @@ def landscape(
     models = dict(zip(names, opened, strict=True))
     for given in asked.values():
         alignment = _alignment(out, given, opened[0], opened[1])
-        models = {a: opened[0], f"{a} (aligned)": alignment(opened[0]), b: opened[1]}
+        framed = alignment.in_frame  # as they are, but for alignments of models in another form
+        models = {a: framed(opened[0]), f"{a} (aligned)": alignment(opened[0]), b: framed(opened[1])}
     journal = None if output is None else output / "landscape.jsonl"
     with out.progress("evaluating", None) as advance:
         result = api.landscape(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,9 @@ from symfuse.cli.app import (
     verified,
     writing_options,
 )
+from symfuse.cli.evaluate import data_options, task
 from symfuse.cli.results import check_result, finish, result_option
+from symfuse.errors import CheckpointError, OptionError
 from symfuse.output import Output
 
 if TYPE_CHECKING:
@@ -99,24 +102,49 @@ def _undeclared(checkpoint: Checkpoint) -> dict[str, Any]:
 @main.command()
 @click.argument("source")
 @click.option("--to", "anchor", required=True, help="The anchor, which stays as it is.")
-@click.option("--axes", default="all", show_default=True, help="attention, ffn, qk, v, all.")
+@click.option("--axes", default="all", show_default=True, help="attention, ffn, heads, residual, pooler, all, qk, …")
+@click.option(
+    "--from",
+    "statistics",
+    type=click.Choice(["weights", "activations"]),
+    default="weights",
+    show_default=True,
+    help="What is compared; activations need --data.",
+)
 @matching_options
+@partial(data_options, required=False)
+@click.option(
+    "--anchor-output",
+    type=click.Path(path_type=Path),
+    help="A folder for the anchor in the frame of the result, where that is another (residual, pre-norm models).",
+)
 @click.option("--output", "-o", required=True, type=click.Path(path_type=Path), help="The new folder.")
 @writing_options
 @common
-def align(source: str, anchor: str, axes: str, as_json: bool, quiet: bool, **options: Any) -> None:
+def align(
+    source: str, anchor: str, axes: str, statistics: str, anchor_output: Path | None, as_json: bool, quiet: bool,
+    **options: Any,
+) -> None:  # fmt: skip
     """Move SOURCE onto an anchor, and prove that it is the same.
 
     The same function, nearer in weight space. Of each axis the squared distance over all that it touches is said: of
     value heads also the output bias that value biases move into, which `distance` counts under residual.
     """
-    from symfuse import report
+    from symfuse import api, report
 
     out = Output(as_json, quiet)
     a, b = open_model(out, source), open_model(out, anchor)
     check_place(options, a, b)
+    if anchor_output is not None:
+        check_place(options | {"output": anchor_output}, a, b)
     start = time.perf_counter()
-    alignment = matched(out, a, b, match_options(options, axes))
+    if (statistics == "activations") != (options["data"] is not None):
+        raise OptionError("--from activations and --data belong together: name the data that both models are run on")
+    if statistics == "weights":
+        alignment = matched(out, a, b, match_options(options, axes))
+    else:
+        chosen = {"axes": axes, "layers": options["layers"], "scaling": not options["no_scaling"]}
+        alignment = api.match(a, b, data=task(options, b), **chosen)
     matching = {"seconds": time.perf_counter() - start}  # the file is written before all of it is known
     run = report.alignment_run(a, b, alignment, None if options["no_verify"] else proved(out, a, alignment))
     run |= out.cost() | matching
@@ -124,6 +152,15 @@ def align(source: str, anchor: str, axes: str, as_json: bool, quiet: bool, **opt
     say_alignment(out, run)
     run |= {"output": str(options["output"])} | out.cost()
     out.say(f"written to {options['output']} in {run['seconds']:.1f} s")
+    if alignment.frame:
+        out.say(
+            f"its frame: {', '.join(alignment.frame)}; to be averaged with the anchor in the same (--anchor-output)"
+        )
+    if anchor_output is not None:
+        alignment.in_frame(b).save(
+            anchor_output, overwrite=options["overwrite"], max_shard_size=options["max_shard_size"]
+        )
+        out.say(f"the anchor in that frame: {anchor_output}")
     out.finish(run)
 
 
@@ -169,7 +206,10 @@ def distance(a: str, b: str, axes: str, output: Path | None, as_json: bool, quie
     check_result(output, "distance")
     source, anchor = open_model(out, a), open_model(out, b)
     alignment = matched(out, source, anchor, match_options(options, axes))
-    before, after = api.distance(source, anchor), api.distance(alignment(source), anchor)
+    start, end = alignment.in_frame(source), alignment.in_frame(anchor)  # distances are between models in one frame
+    before, after = api.distance(start, end), api.distance(alignment(source), end)
+    if not math.isfinite(before.euclidean):
+        raise CheckpointError(f"{a} and {b}: their distance is more than float64 can hold; look at their weights")
     data = report.distances(before, after)
     for part in ("axis", "layer"):
         rows = [
@@ -178,7 +218,7 @@ def distance(a: str, b: str, axes: str, output: Path | None, as_json: bool, quie
                 f"{r['before']:.4g}",
                 f"{r['after']:.4g}",
                 f"{r['share']:.1%}" if r["before"] else "-",
-                *(f"{cosine:.4f}" if math.isfinite(cosine) else "-" for cosine in r["cosine"]),
+                *("-" if cosine is None else f"{cosine:.4f}" for cosine in r["cosine"]),
             ]
             for r in data[f"by_{part}"]
         ]

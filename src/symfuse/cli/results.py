@@ -29,7 +29,7 @@ def check_result(folder: Path | None, kind: str) -> None:
     try:
         parent = place if os.path.lexists(place) else existing_parent(place)
         for path in (parent / name for name in place.relative_to(parent).parts):
-            with suppress(FileNotFoundError):
+            with suppress(FileNotFoundError, NotADirectoryError):
                 path.lstat()  # fails for a name that is too long
         if not parent.is_dir():
             raise OutputError(f"{parent} is not a folder; choose another place for {kind}.json (-o)")

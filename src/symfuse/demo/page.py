@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -45,8 +46,10 @@ def build_receptors(checkpoint: Checkpoint) -> torch.nn.Module:
 
 def evaluation(models: Mapping[str, Path], loss: Loss) -> dict[str, Any]:
     """Loss and metrics of each model."""
-    scores = {label: api.score(folder, loss) for label, folder in models.items()}
-    rows = [{"name": label, **score.to_json()} for label, score in scores.items()]
+    rows = []
+    for label, folder in models.items():
+        start = time.perf_counter()
+        rows.append({"name": label, **api.score(folder, loss).to_json(), "seconds": time.perf_counter() - start})
     return {"kind": "evaluation", "task": describe(loss), "models": rows}
 
 

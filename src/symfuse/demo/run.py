@@ -24,7 +24,7 @@ from torch import Tensor
 from symfuse import api, report
 from symfuse.alignment import Alignment, random_alignment
 from symfuse.demo import packages, page, receptors, sentences
-from symfuse.evaluate import Barrier, Loss
+from symfuse.evaluate import Loss
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
 from symfuse.output import Output
@@ -82,6 +82,7 @@ def _everyday(out: Output, work: Path) -> dict[str, Any]:
     moved = alignment(tuned)
     proof = api.prove(tuned, alignment, inputs=_text(base, sentences.sentences(24)))
     run = report.alignment_run(tuned, base, alignment, {"errors": dict(proof.exact.errors), "rounding": proof.rounding})
+    run["seconds"] = seconds
     out.say(
         f"aligned in {seconds:.1f} s; on 24 real sentences the outputs differ by {proof.exact.worst:.0e} in float64, "
         f"by {proof.rounding:.0e} once the moved weights are rounded to float32"
@@ -101,9 +102,7 @@ def _everyday(out: Output, work: Path) -> dict[str, Any]:
     scores = {label: _sentence_scores(folder) for label, folder in models.items()}
     _sentence_table(out, scores)
     found = _barrier(out, tuned, base, page.retrieval(base), alignment)
-    page.write_run(
-        work / "run-everyday", alignment, run, found.to_json(), page.evaluation(models, page.retrieval(base))
-    )
+    page.write_run(work / "run-everyday", alignment, run, found, page.evaluation(models, page.retrieval(base)))
     return {"match_seconds": seconds, "verified": proof.exact.worst, "alignment": run, "scores": scores}
 
 
@@ -141,8 +140,8 @@ def _planted(out: Output, work: Path) -> dict[str, Any]:
         out.say("(mergekit-pytorch is not on the path, or failed; else its linear merge stands here too)")
     proof = {"equal": True, "errors": {"all": exact}, "tolerance": 1e-11, "inputs": "seeded random inputs"}
     barrier = _barrier(out, planted, base, page.retrieval(base), alignment)
-    run = report.alignment_run(planted, base, alignment, proof)
-    page.write_run(work / "run-planted", alignment, run, barrier.to_json())
+    run = report.alignment_run(planted, base, alignment, proof) | {"seconds": seconds}
+    page.write_run(work / "run-planted", alignment, run, barrier)
     recovered = api.verify(base, open_checkpoint(models["planted, aligned average"]))
     out.say(f"the aligned average equals MiniLM to {recovered.worst:.0e}")
     return {
@@ -185,15 +184,18 @@ def _hard(out: Output, work: Path) -> dict[str, Any]:
     )
     barrier = _barrier(out, a, b, page.masked_receptors, alignment, page.build_receptors)
     with out.progress("landscape", None) as advance:
-        plane = api.landscape(
-            {a.name: a, f"{a.name} (aligned)": moved, b.name: b},
-            page.masked_receptors,
-            steps=STEPS,
-            build=page.build_receptors,
-            progress=lambda _done, total: advance(total),
+        plane, spent = _timed(
+            lambda: api.landscape(
+                {a.name: a, f"{a.name} (aligned)": moved, b.name: b},
+                page.masked_receptors,
+                steps=STEPS,
+                build=page.build_receptors,
+                progress=lambda _done, total: advance(total),
+            )
         )
     run = report.alignment_run(a, b, alignment, {"errors": dict(proof.exact.errors), "inputs": proof.exact.inputs})
-    page.write_run(work / "run-hard", alignment, run, barrier.to_json(), plane.to_json())
+    run["seconds"] = seconds
+    page.write_run(work / "run-hard", alignment, run, barrier, plane.to_json() | {"seconds": spent})
     return {
         "models": SCEPTR_PAIR, "match_seconds": seconds, "verified": proof.exact.worst,
         "distance": report.distances(before, after), "scores": scores,
@@ -207,12 +209,14 @@ def _barrier(
     loss: Loss,
     alignment: Alignment,
     build: Callable[[Checkpoint], torch.nn.Module] | None = None,
-) -> Barrier:
-    """Said as one line, and returned."""
+) -> dict[str, Any]:
+    """Said as one line, and returned as a document."""
     with out.progress("barrier", 2 * POINTS) as advance:
-        found = api.barrier(
-            source, anchor, loss, {"aligned": alignment}, points=POINTS, refine=0, build=build,
-            progress=lambda *_: advance(None),
+        found, seconds = _timed(
+            lambda: api.barrier(
+                source, anchor, loss, {"aligned": alignment}, points=POINTS, refine=0, build=build,
+                progress=lambda *_: advance(None),
+            )
         )  # fmt: skip
     plain, aligned = found.curves["none"], found.curves["aligned"]
     out.say(
@@ -220,7 +224,7 @@ def _barrier(
         f"{plain.barrier:.3f} as they are, {aligned.barrier:.3f} aligned (loss of the two: {plain.ends[0]:.3f}, "
         f"{plain.ends[1]:.3f})"
     )
-    return found
+    return found.to_json() | {"seconds": seconds}
 
 
 def _sentence_scores(folder: Path) -> dict[str, float]:

@@ -7,6 +7,7 @@ Every point of the plane is an affine combination of the three, so no direction 
 from __future__ import annotations
 
 import json
+import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,13 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from symfuse.errors import IncompatibleError, OptionError, OutputError
+from symfuse.errors import CheckpointError, IncompatibleError, OptionError, OutputError
 from symfuse.evaluate.task import Loss, Score, describe, measure
 from symfuse.evaluate.weights import Build, open_space
 from symfuse.io import Checkpoint
 
 # A third model this near to the line of the others, relative to its distance, spans no plane with them.
 _COLLINEAR = 1e-6
+
+# Beyond this margin, in extents of the models, there is nothing to see but overflow.
+_WIDEST = 100
 
 
 @dataclass(frozen=True)
@@ -35,8 +39,10 @@ class Plane:
     def of(cls, gram: Tensor) -> Plane:
         """From the inner products of the second and the third model, seen from the first; float64 [2, 2].
 
-        IncompatibleError if the three lie on a line.
+        IncompatibleError if the three lie on a line, CheckpointError if a distance overflows.
         """
+        if not gram.isfinite().all():
+            raise CheckpointError("the models are too far apart for numbers in float64; look at their weights")
         width = gram[0, 0].sqrt().item()
         along = (gram[0, 1] / gram[0, 0].sqrt()).item() if width else 0.0
         up = (gram[1, 1] - along * along).clamp_min(0).sqrt().item()
@@ -105,9 +111,9 @@ def landscape(
     """
     if len(models) != 3:
         raise OptionError(f"a plane goes through three models; {len(models)} given")
-    if steps < 2 or margin < 0:
+    if steps < 2 or not 0 <= margin <= _WIDEST:
         raise OptionError(
-            f"steps is {steps} and margin {margin}; a grid needs 2 steps at least and a margin of 0 or more"
+            f"steps is {steps} and margin {margin}; a grid needs 2 steps at least and a margin of 0 to {_WIDEST}"
         )
     names = tuple(models)
     with tempfile.TemporaryDirectory(prefix="symfuse-") as scratch:
@@ -119,7 +125,13 @@ def landscape(
         done = _Journal(journal, {"models": names, "places": places, "task": task, "dtype": str(dtype)})
         for number, (x, y) in enumerate(places):
             if number not in done.scores:
-                done.add(number, measure(loss, space.set(plane.coefficients(x, y))))
+                score = measure(loss, space.set(plane.coefficients(x, y)))
+                if not math.isfinite(score.loss):
+                    raise CheckpointError(
+                        f"the loss is {score.loss} at ({x:.4g}, {y:.4g}) of the plane through {', '.join(names)}; take "
+                        "a smaller margin, try dtype float64 if numbers overflow, else look at the data"
+                    )
+                done.add(number, score)
             if progress is not None:
                 progress(number + 1, len(places))
     scores = [done.scores[number] for number in range(len(places))]
@@ -144,19 +156,16 @@ class _Journal:
         if path is None:
             return
         try:
-            lines = path.read_text("utf-8").split("\n") if path.exists() else []
-            if not lines or not lines[0]:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(head + "\n", "utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            first, *points = (path.read_text("utf-8") if path.exists() else "").split("\n")
+            points = points[:-1]  # what follows the last newline was cut off
+            if points and first != head:
+                raise OutputError(f"{path} is of other models, data or grid; remove it to start anew")
+            for number, score in map(json.loads, points):
+                self.scores[number] = Score(**score)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("\n".join([head, *points, ""]), "utf-8")
+        except (OSError, ValueError, TypeError) as error:  # of bad UTF-8, or lines that are no points
             raise OutputError(f"{path}: cannot be kept as the journal of this landscape ({error})") from error
-        if lines and lines[0] and lines[0] != head:
-            raise OutputError(f"{path} is of other models, data or grid; remove it to start anew")
-        for line in lines[1:-1]:  # what follows the last newline was cut off
-            number, score = json.loads(line)
-            self.scores[number] = Score(**score)
-        if lines and lines[-1]:
-            path.write_text("\n".join(lines[:-1]) + "\n", "utf-8")
 
     def add(self, number: int, score: Score) -> None:
         self.scores[number] = score

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from symfuse.architectures import ARCHITECTURES
 from symfuse.errors import CheckpointError, IncompatibleError
 from symfuse.evaluate.task import Loss, Score, Task, measure
-from symfuse.io import Checkpoint, scan
+from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
 from symfuse.io.messages import some
 from symfuse.io.tensors import StoredTensors
@@ -121,7 +121,7 @@ def _by_memory_name(checkpoint: Checkpoint, module: nn.Module, scratch: Path) ->
     if not isinstance(checkpoint.tensors, StoredTensors | dict):  # computed
         checkpoint = open_checkpoint(checkpoint.to(torch.float32).save(scratch), name=checkpoint.name)
     for name in checkpoint:
-        scan(name, checkpoint[name], checkpoint.where(name))
+        checkpoint.read(name)  # whether all is finite
     names = {name: _on_disk(name, checkpoint, module) for name in module.state_dict()}
     found = _Renamed(checkpoint, {ours: theirs for ours, theirs in names.items() if theirs is not None})
     declared = str(checkpoint.config.get("model_type")) in ARCHITECTURES or not hasattr(module, "base_model_prefix")

@@ -204,6 +204,9 @@ class Scaling(Group):
         p, q, r, s = (t.expand(*batch, n) for t in (p, q, r, s))
         return Monomial(_identity(n, batch), best_scale(p, q, r, s))
 
+    def reach(self, c: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b"]:
+        return torch.diagonal(c, dim1=-2, dim2=-1).double().sum(-1)  # the identity alone keeps norms
+
 
 class PositiveMonomial(Group):
     """Reorders the units and rescales each by a positive factor: the neurons of a ReLU feed-forward.

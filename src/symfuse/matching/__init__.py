@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+from symfuse.matching.activations import match_by_activations
 from symfuse.matching.anchor import nearest_to_mean
 from symfuse.matching.axes import MATCHABLE, choose_axes, choose_layers
 from symfuse.matching.coordinate import Step, match_models
+from symfuse.matching.universe import Universe, match_universe
 
-__all__ = ["MATCHABLE", "Step", "choose_axes", "choose_layers", "match_models", "nearest_to_mean"]
+__all__ = [
+    "MATCHABLE",
+    "Step",
+    "Universe",
+    "choose_axes",
+    "choose_layers",
+    "match_by_activations",
+    "match_models",
+    "match_universe",
+    "nearest_to_mean",
+]

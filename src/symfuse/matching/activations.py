@@ -8,14 +8,92 @@ scored at its best inner elements, then what is inside of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
+from symfuse import __version__
+from symfuse.alignment import Alignment
+from symfuse.architectures import Model
+from symfuse.canonical import canonical
+from symfuse.errors import OptionError
 from symfuse.groups import Element, Group, Monomial
 from symfuse.groups.assignment import assign_batch
+from symfuse.groups.base import total
+from symfuse.groups.scale import LIMIT
+from symfuse.io import Checkpoint
+from symfuse.matching.axes import choose_axes, choose_layers
+from symfuse.matching.blocks import improve
+from symfuse.matching.coordinate import group_of, require_pair, rotatable, step_of
+from symfuse.modules import live
 from symfuse.spec import Instance, Spec
-from symfuse.stats.activations import Batch, Heard, Kind, Place, listen, moments_of, pairs_of, places
+from symfuse.stats.activations import Batch, Heard, Place, listen, moments_of, pairs_of, places, require_kind
+
+# Which of the places where an axis that all layers share is heard count.
+RESIDUAL = {"first": slice(1), "last": slice(-1, None), "all": slice(None)}
+
+
+def match_by_activations(
+    source: Model,
+    anchor: Model,
+    batches: Iterable[Batch],
+    *,
+    axes: str | tuple[str, ...] = "all",
+    layers: str | int | tuple[int, ...] | None = None,
+    scaling: bool = True,
+    frame: Sequence[str] | None = None,
+    kind: str = "pearson",
+    residual: str = "all",
+    without: Collection[int] = (),
+    build: Callable[[Checkpoint], nn.Module] | None = None,
+) -> Alignment:
+    """The alignment that moves `source` towards `anchor`, from what both do on the same batches.
+
+    axes, layers, scaling, frame: as in `match_models`. kind: how units are compared, see `moments_of`. residual: see
+    `match_activations`. without: ids of tokens that do not count, such as special ones; padding never does. build:
+    makes the module, for models that `transformers` does not have. Biases are not translated: activations do not say
+    how.
+    """
+    require_pair(source, anchor)
+    chosen = choose_axes(axes, source.spec)
+    frame = rotatable(source, chosen) if frame is None else frame
+    lineage = source.checkpoint.lineage(), anchor.checkpoint.lineage()
+    source, anchor = (canonical(model, frame) for model in (source, anchor))
+    spec = source.spec
+    kept = choose_layers(layers, spec.axes["l"].size)
+    instances = [i for i in spec.movable if i.axis in chosen and (not i.index or i.index[0] in kept)]
+    groups = {instance: group_of(spec, instance, scaling) for instance in instances}
+    modules = [(build or _live)(model.checkpoint) for model in (anchor, source)]
+
+    def keep(batch: Batch) -> Tensor:
+        if "input_ids" not in batch:
+            raise OptionError(
+                f"there are no tokens to leave out: the batches have no input_ids, but {', '.join(batch)}"
+            )
+        ids = batch["input_ids"]
+        mask = batch.get("attention_mask", torch.ones_like(ids)).bool()
+        return mask & ~torch.isin(ids, torch.tensor(sorted(without), dtype=ids.dtype))
+
+    elements = match_activations(
+        spec, modules[0], modules[1], batches, instances, groups, kind=kind, residual=residual,
+        keep=keep if without else None,
+    )  # fmt: skip
+    options = {
+        "axes": list(chosen), "layers": sorted(kept), "scaling": scaling, "kind": kind, "residual": residual,
+        "without": sorted(without),
+    }  # fmt: skip
+    found = Alignment(spec, elements)
+    steps = [step_of(spec, source, anchor, found, i, list(spec.tensors)) for i in instances]
+    provenance = {
+        "symfuse": __version__, "source": lineage[0], "anchor": lineage[1], "from": "activations", "options": options,
+        "steps": steps,
+    }  # fmt: skip
+    return replace(found, provenance=provenance, frame=tuple(frame))
+
+
+def _live(checkpoint: Checkpoint) -> nn.Module:
+    return live(checkpoint, torch.float32)
 
 
 def match_activations(
@@ -26,7 +104,7 @@ def match_activations(
     instances: Sequence[Instance],
     groups: Mapping[Instance, Group],
     *,
-    kind: Kind = "pearson",
+    kind: str = "pearson",
     residual: str = "all",
     keep: Callable[[Batch], Tensor] | None = None,
 ) -> dict[Instance, Element]:
@@ -35,6 +113,9 @@ def match_activations(
     residual: which places of an axis that all layers share count: the "first", the "last", or "all". kind: as in
     `moments_of`. keep: as in `listen`. An instance that is heard nowhere is left out.
     """
+    require_kind(kind)
+    if residual not in RESIDUAL:
+        raise OptionError(f"residual is {residual!r}; expected {', '.join(RESIDUAL)}")
     where = {
         i: _chosen(places(spec, anchor, i), residual) if not i.index else places(spec, anchor, i) for i in instances
     }
@@ -48,12 +129,27 @@ def match_activations(
         if inner:
             elements |= _heads(spec, instance, inner, at, groups)
         elif instance not in elements:
-            elements[instance] = groups[instance].best(moments_of(spec, instance, at[instance], groups[instance], kind))
+            elements[instance] = _alone(spec, instance, at[instance], groups[instance], kind)
     return {instance: element for instance, element in elements.items() if not element.is_identity()}
 
 
 def _chosen(found: Sequence[Place], which: str) -> Sequence[Place]:
-    return {"first": found[:1], "last": found[-1:], "all": found}[which]
+    return found[RESIDUAL[which]]
+
+
+def _alone(spec: Spec, instance: Instance, heard: Mapping[Place, Heard], group: Group, kind: str) -> Element:
+    """The best element of an axis that none is inside of.
+
+    Units that may be rescaled are permuted first, and then given the deviations of the anchor's: correlations know
+    nothing of scales, and what activations gain by one takes no account of the weights that read the unit.
+    """
+    if not isinstance(group.identity(1, ()), Monomial) or (reordering := group.without_scaling()) == group:
+        return improve(group, moments_of(spec, instance, heard, group, kind))[0]
+    index = improve(reordering, moments_of(spec, instance, heard, reordering, kind))[0].tensors()["index"]
+    units = total(moments_of(spec, instance, heard, reordering, "covariance"))
+    ratio = units.x_norms / torch.take_along_dim(units.y_norms, index, -1)
+    scale = torch.where(ratio.isfinite() & (ratio > 0), ratio, 1.0).sqrt()
+    return Monomial(index, scale.clamp(1 / LIMIT, LIMIT))
 
 
 def _heads(

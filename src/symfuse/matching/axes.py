@@ -13,10 +13,11 @@ from symfuse.spec import Spec
 # feed-forward are independent of each other; the others meet them.
 MATCHABLE: dict[str, tuple[str, ...]] = {
     "attention": ("qk", "v"), "ffn": ("ffn",), "heads": ("h",), "residual": ("residual",), "pooler": ("pool",),
-    "head": ("lm", "mask", "embedding"),
+    "head": ("lm", "mask", "embedding", "pre", "discriminator", "summary", "head"),
 }  # fmt: skip
 
-WORDS = MATCHABLE | {axis: (axis,) for group in MATCHABLE.values() for axis in group}
+# An axis that is called like its group (ELECTRA's "head") is named by the group alone.
+WORDS = {axis: (axis,) for group in MATCHABLE.values() for axis in group} | MATCHABLE
 WORDS["all"] = MATCHABLE["attention"] + MATCHABLE["ffn"]
 
 

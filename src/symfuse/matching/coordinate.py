@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -92,12 +92,9 @@ def match_models(
     """
     if threads is not None and threads < 1:
         raise OptionError(f"threads {threads}: at least one is needed")
-    require_same_shape([source, anchor])
-    for model in (source, anchor):
-        require_floating(model)
+    require_pair(source, anchor)
     chosen_axes = choose_axes(axes, source.spec)
-    if frame is None:
-        frame = ROTATABLE if "residual" in chosen_axes and source.spec.reads else ()
+    frame = rotatable(source, chosen_axes) if frame is None else frame
     original, (source, anchor) = (source, anchor), (canonical(model, frame) for model in (source, anchor))
     spec = source.spec
     chosen_layers = choose_layers(layers, spec.axes["l"].size)
@@ -105,17 +102,18 @@ def match_models(
     rules: dict[Instance, list[Shift]] = {}
     for rule in spec.shifts if biases else ():
         rules.setdefault(spec.instance(rule.axis.strip("*"), spec.tensors[rule.bias].index), []).append(rule)
-    chosen = {instance: _group(spec, instance, scaling, one_pass) for instance in instances}
+    chosen = {instance: group_of(spec, instance, scaling, one_pass) for instance in instances}
     shared = [name for name in spec.tensors if spec.shares(name, anchor.spec)]
     meeting = [i for i in instances if not i.index or any(i.axis in spec.batch_axes(other) for other in chosen_axes)]
 
     parts = _Parts(spec, chosen, meeting, rules)
+    translated = [rule for i in instances if i not in meeting for rule in rules.get(i, [])]
+    free = {(rule.bias, rule.axis) for rule in translated if rule.into is None}
     total, steps, curves = Alignment(spec, {}), list[dict[str, Any]](), dict[str, list[float]]()
     with _workers(threads) as pool:
         for number in range(ROUNDS if meeting else 1):
             current = Model(total.on(source), spec) if number else source
             if meeting:
-                free = {(rule.bias, rule.axis) for rule in spec.shifts if rule.into is None} if biases else set()
                 read = anchor.read, current.read
                 descents = descend(
                     spec, *read, instances, chosen, pool, names=shared, skip=free, starts=1 if number else starts,
@@ -129,10 +127,10 @@ def match_models(
                 settled = bool(number) and best.curve[0] - best.curve[-1] < SETTLED * best.curve[0]
             inner, steps = parts.solve(current, anchor, pool, None if number else progress)
             total = inner @ total
-            if not meeting or settled:
+            if not meeting or settled or not inner.shifts:
                 break
         if meeting:
-            steps = [_step(spec, source, anchor, total, instance, shared) for instance in instances]
+            steps = [step_of(spec, source, anchor, total, instance, shared) for instance in instances]
     options = {
         "axes": list(chosen_axes), "layers": sorted(chosen_layers), "scaling": scaling,
         "one_pass": one_pass, "biases": biases, **({"starts": starts, "seed": seed} if meeting else {}),
@@ -141,7 +139,8 @@ def match_models(
         "symfuse": __version__, "source": original[0].checkpoint.lineage(), "anchor": original[1].checkpoint.lineage(),
         "from": "weights", "options": options, "steps": steps, **({"descents": curves} if meeting else {}),
     }  # fmt: skip
-    return replace(total, provenance=provenance, frame=tuple(frame))
+    elements = {i: g for i, g in total.elements.items() if not g.is_identity()}  # there and back again
+    return replace(total, elements=elements, provenance=provenance, frame=tuple(frame))
 
 
 @dataclass(frozen=True)
@@ -180,21 +179,34 @@ class _Parts:
         return Alignment(self.spec, elements, {n: t for n, t in shifts.items() if bool(t.any())}), steps
 
 
-def _group(spec: Spec, instance: Instance, scaling: bool, one_pass: bool) -> Group:
+def require_pair(source: Model, anchor: Model) -> None:
+    """IncompatibleError or CheckpointError unless one may be moved onto the other."""
+    require_same_shape([source, anchor])
+    for model in (source, anchor):
+        require_floating(model)
+
+
+def rotatable(model: Model, axes: Collection[str]) -> tuple[str, ...]:
+    """The rewrites after which the residual stream may be rotated, if that is matched and is pre-norm; else none."""
+    return ROTATABLE if "residual" in axes and model.spec.reads else ()
+
+
+def group_of(spec: Spec, instance: Instance, scaling: bool, one_pass: bool = False) -> Group:
+    """The group to match an axis instance with."""
     group = spec.axes[instance.axis].group
     assert group is not None
     group = group if scaling else group.without_scaling()
     return replace(group, one_pass=True) if one_pass and isinstance(group, Conformal) else group
 
 
-def _step(
+def step_of(
     spec: Spec, source: Model, anchor: Model, found: Alignment, instance: Instance, shared: Sequence[str]
 ) -> dict[str, Any]:
     """What an alignment over axes that meet did to one of them: over the tensors that it touches, before and after all
     of it."""
     moved = Model(found.on(source), spec)
     before = after = 0.0
-    for name in (n for n in spec.movable[instance] if n in shared):
+    for name in (n for n in spec.movable[instance] if n in shared and spec.shares(n, anchor.spec)):
         x = anchor.read(name).double()
         before += float((x - source.read(name)).square().sum())
         after += float((x - moved.read(name)).square().sum())

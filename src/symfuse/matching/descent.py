@@ -25,6 +25,7 @@ from symfuse.stats import Read, is_square, weight_moments
 # Sweeps end when one lowers the squared distance by less than this share of what is left, or after so many.
 ENOUGH = 1e-4
 SWEEPS = 30
+ROUNDING = 1e-6  # of the squared distance: moved weights are rounded to float32, and distances summed anew
 
 Skip = Collection[tuple[str, str]]
 Watch = Callable[[str, float], None]  # the start and the squared distance, after each sweep
@@ -100,9 +101,10 @@ def _sweeps(
 ) -> Descent:
     curve = [first]
     current = first if start == "identity" else solver.distance(moved)
+    rounding = ROUNDING * max(first, current)  # not of what is left, which may be nothing
     for _ in range(SWEEPS):
         gain = solver.sweep(moved, order)
-        assert gain >= 0, f"a sweep raised the squared distance by {-gain}"
+        assert gain >= -rounding, f"a sweep raised the squared distance by {-gain}"
         current -= gain
         curve.append(current)
         if watch is not None:

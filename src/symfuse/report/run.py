@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -96,7 +97,12 @@ def distances(before: Distance, after: Distance) -> dict[str, Any]:
         for (key, a), b in zip(before.by(*keys).items(), after.by(*keys).values(), strict=True):
             values = key if isinstance(key, tuple) else (key,)
             share = b.squared / a.squared if a.squared else 1.0
-            part = {"before": a.squared, "after": b.squared, "share": share, "cosine": [a.cosine, b.cosine]}
+            part = {
+                "before": a.squared,
+                "after": b.squared,
+                "share": share,
+                "cosine": [_finite(a.cosine), _finite(b.cosine)],
+            }
             found.append(dict(zip(keys, values, strict=True)) | part)
         return found
 
@@ -105,12 +111,17 @@ def distances(before: Distance, after: Distance) -> dict[str, Any]:
         "after": after.euclidean,
         "left": after.euclidean / before.euclidean if before.euclidean else 1.0,
         "relative": [before.relative, after.relative],
-        "cosine": [before.cosine, after.cosine],
+        "cosine": [_finite(before.cosine), _finite(after.cosine)],
         "by_axis": rows("axis"),
         "by_layer": rows("layer"),
         "by_layer_and_axis": rows("layer", "axis"),
         "by_tensor": rows("tensor"),
     }
+
+
+def _finite(number: float) -> float | None:
+    """None for a number that is none, as of the angle to a zero vector: JSON has no NaN."""
+    return number if math.isfinite(number) else None
 
 
 def alignment_run(
@@ -133,6 +144,7 @@ def alignment_run(
         )
         for key in ("units", "moved", "before", "after"):
             row[key] += step[key]
+    start, end = alignment.in_frame(source), alignment.in_frame(anchor)  # distances are between models in one frame
     return {
         "kind": "alignment",
         "symfuse": __version__,
@@ -141,7 +153,8 @@ def alignment_run(
         "options": alignment.provenance["options"],
         "matched": list(matched.values()),
         "translated biases": len(alignment.shifts),
-        "distance": distances(api.distance(source, anchor), api.distance(alignment(source), anchor)),
+        "frame": list(alignment.frame),
+        "distance": distances(api.distance(start, end), api.distance(alignment(source), end)),
         "verified": verified,
     }
 

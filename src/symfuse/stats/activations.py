@@ -18,10 +18,12 @@ from torch import Tensor, nn
 
 from symfuse.errors import OptionError
 from symfuse.groups import Group, Moments, Monomial, Part, PartMoments
+from symfuse.io.live import module_tensors
+from symfuse.io.names import memory
 from symfuse.spec import Instance, Layout, Spec, Variance
 
 Batch = Mapping[str, Tensor]
-Kind = Literal["pearson", "covariance"]
+KINDS = ("pearson", "covariance")
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ def places(spec: Spec, module: nn.Module, instance: Instance) -> tuple[Place, ..
             found["in"].append(Place(name, "in", inputs))
         if outputs is not None and _heard(outputs, instance.axis):
             found["out"].append(Place(name, "out", outputs))
-    reads = _of_one_input(found["in"])
+    reads = _of_one_input(found["in"], owners)
     return tuple(reads or found["out"])
 
 
@@ -93,6 +95,8 @@ def listen(
                 )
     if not sums and wanted:
         raise OptionError("there are no batches to take activations from")
+    if any(one.count == 0 for one in sums.values()):
+        raise OptionError("of the batches no positions are left to take activations from: all are masked, or left out")
     return {place: one.heard() for place, one in sums.items()}
 
 
@@ -131,16 +135,21 @@ def _unit(variances: Tensor) -> Tensor:
     return torch.where(variances > 1e-12 * variances.amax(), variances, torch.inf).rsqrt()
 
 
+def require_kind(kind: str) -> None:
+    """OptionError for a kind of moments that there is not."""
+    if kind not in KINDS:
+        raise OptionError(f"kind is {kind!r}; expected {' or '.join(KINDS)}")
+
+
 def moments_of(
-    spec: Spec, instance: Instance, heard: Mapping[Place, Heard], group: Group, kind: Kind = "pearson"
+    spec: Spec, instance: Instance, heard: Mapping[Place, Heard], group: Group, kind: str = "pearson"
 ) -> PartMoments:
     """The moments of one axis instance, summed over the places where it is heard.
 
     kind: covariances, or correlations ("pearson"), in which every unit has the same say; of units that a group mixes
     always covariances, as no rotation of units leaves their deviations what they are.
     """
-    if kind not in ("pearson", "covariance"):
-        raise OptionError(f"kind is {kind!r}; expected pearson or covariance")
+    require_kind(kind)
     by_unit = kind == "pearson" and isinstance(group.identity(1, ()), Monomial)
     out: dict[Part, Moments] = {}
     for place, found in heard.items():
@@ -187,8 +196,10 @@ def _units(spec: Spec, instance: Instance, place: Place) -> Iterator[tuple[Varia
 
 def _rows(heard: Tensor, mask: Tensor | None) -> Tensor:
     """[…, width] as [positions, width], without those that are masked out; float32 at least."""
-    if mask is not None and heard.shape[:2] == mask.shape:
-        heard = heard[mask.to(heard.device).bool()]
+    if mask is not None:
+        mask = mask.reshape(-1, mask.shape[-1])  # of a choice among several the body sees each as a row
+        if heard.ndim == 3 and heard.shape[:2] == mask.shape:  # not what is pooled
+            heard = heard[mask.to(heard.device).bool()]
     flat = heard.reshape(-1, heard.shape[-1])
     return flat.to(torch.promote_types(flat.dtype, torch.float32)).cpu()
 
@@ -211,12 +222,11 @@ def _sides(owner: nn.Module, layout: Layout) -> tuple[Layout | None, Layout | No
 
 def _owners(spec: Spec, module: nn.Module) -> dict[str, nn.Module]:
     """The module that owns each declared weight and is called with its input."""
-    modules = dict(module.named_modules())
+    modules = _by_weight(module)
     prefix: Any = getattr(module, "base_model_prefix", "") or ""
     found = {}
     for name in spec.tensors:
-        path = name.rpartition(".")[0]
-        for one in (path, f"{prefix}.{path}", path.removeprefix(f"{prefix}.")):
+        for one in (name, f"{prefix}.{name}", name.removeprefix(f"{prefix}.")):
             owner = modules.get(one)
             # Of torch's attention the input projection is called as the module itself, and the output one not at all.
             if owner is not None and type(owner).__name__ != "NonDynamicallyQuantizableLinear":
@@ -225,12 +235,23 @@ def _owners(spec: Spec, module: nn.Module) -> dict[str, nn.Module]:
     return found
 
 
-def _of_one_input(reads: Sequence[Place]) -> list[Place]:
-    """Of several weights that read one and the same input (query, key, value) the first."""
-    found: dict[str, Place] = {}
+def _by_weight(module: nn.Module) -> dict[str, nn.Module]:
+    """The module that owns each weight, by the weight's name in memory, and by that on disk, which may be another."""
+    names = dict(module.named_parameters(remove_duplicate=False))
+    owners = {name: module.get_submodule(name.rpartition(".")[0]) for name in names}
+    held = {memory(weight): owners[name] for name, weight in names.items()}
+    on_disk = module_tensors(module)
+    return {name: held[memory(t)] for name, t in on_disk.items() if memory(t) in held} | owners
+
+
+def _of_one_input(reads: Sequence[Place], owners: Mapping[str, nn.Module]) -> list[Place]:
+    """Of several weights that read one and the same input (query, key, value) the first: those of one kind of module
+    inside of one other."""
+    found: dict[tuple[str, ...], Place] = {}
     for place in reads:
-        parent = place.weight.rpartition(".")[0].rpartition(".")[0]
-        found.setdefault(parent, place)
+        path = place.weight.rpartition(".")[0]
+        inside = path.rpartition(".")[0]
+        found.setdefault((inside, type(owners[place.weight]).__name__) if inside else (path,), place)
     return list(found.values())
 
 
@@ -245,6 +266,8 @@ def _listening(spec: Spec, module: nn.Module, wanted: Iterable[Place]) -> Iterat
 
         def hook(called: Any, args: Any, output: Any, place: Place = place) -> None:
             given: Tensor = args[0]
+            if place in heard:  # called again, as DeBERTa's projections are with the relative positions
+                return
             if place.side == "in":
                 heard[place] = given
             elif isinstance(called, nn.MultiheadAttention):

@@ -57,7 +57,7 @@ def read_json(path: Path, encoding: str, limit: int | None) -> Records:
 def read_json_lines(path: Path, encoding: str, limit: int | None) -> Records:
     """One object a line; blank lines are left out."""
     with _opened(path, encoding) as file:
-        lines = ((number, _parse(line, path, number)) for number, line in enumerate(file, 1) if line.strip())
+        lines = ((number, _parse(line.rstrip(), path, number)) for number, line in enumerate(file, 1) if line.strip())
         return _collect(((n, _require_object(row, f"{path}:{n}")) for n, row in lines), path, "json", limit)
 
 

@@ -118,8 +118,8 @@ def classified(logits: Tensor, labels: Tensor) -> Totals:
     logits, labels = logits[kept], labels[kept]
     if labels.numel() and int(labels.max()) >= logits.shape[-1]:
         raise IncompatibleError(
-            f"there is a label {int(labels.max())}, and the model tells {logits.shape[-1]} apart, numbered from 0; were "
-            "the data read as those of another model?"
+            f"there is a label {int(labels.max())}, and the model tells {logits.shape[-1]} apart, numbered from 0; "
+            "were the data read as those of another model?"
         )
     loss = nn.functional.cross_entropy(logits, labels, reduction="sum")
     hits = float((logits.detach().argmax(-1) == labels).sum())

@@ -1,0 +1,469 @@
+"""What is heard of two models: where, of which positions, and which numbers, against sums over all activations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from contract.tiny import MODELS, case, real
+from symfuse.architectures import Model
+from symfuse.errors import OptionError
+from symfuse.groups import GROUPS, Conformal, Group, Invertible, Permutation
+from symfuse.matching.activations import match_activations
+from symfuse.spec import Instance, Spec
+from symfuse.stats.activations import Heard, Place, listen, moments_of, pairs_of, places
+
+Batch = Mapping[str, Tensor]
+
+SELF, MLP = "encoder.layer.{}.attention.self", "encoder.layer.{}.intermediate.dense.in residual*"
+VIT = "encoder.layer.{}.attention.attention"
+FUSED = "layers.{}.self_attn.out (h qk + h qk* + h v)"
+
+
+def both(*templates: str) -> list[str]:
+    return [template.format(layer) for template in templates for layer in (0, 1)]
+
+
+# label → axis instance → where it is to be heard, with the layout there. In each list the order of the declaration.
+PLACES: dict[str, dict[str, list[str]]] = {
+    "bert-sequence": {
+        "residual": [*both(f"{SELF}.query.in residual*", MLP), "pooler.dense.in residual*"],
+        "qk[0]": ["encoder.layer.0.attention.self.query.out (h qk)", "encoder.layer.0.attention.self.key.out (h qk*)"],
+        "v[1]": ["encoder.layer.1.attention.output.dense.in (h v*)"],
+        "h[1]": ["encoder.layer.1.attention.output.dense.in (h v*)"],
+        "ffn[1]": ["encoder.layer.1.output.dense.in ffn*"],
+        "pool": ["classifier.in pool*"],
+    },
+    "bert": {"pool": ["pooler.dense.out pool"]},  # nothing reads it
+    "bert-mlm": {
+        "residual": [*both(f"{SELF}.query.in residual*", MLP), "cls.predictions.transform.dense.in residual*"],
+    },
+    "electra": {
+        "embedding": ["embeddings_project.in embedding*"],
+        "residual": both(f"{SELF}.query.in residual*", MLP),
+    },
+    "distilbert-sequence": {"pre": ["classifier.in pre*"], "ffn[0]": ["transformer.layer.0.ffn.lin2.in ffn*"]},
+    "deberta-mlm": {"residual": [
+        *both("encoder.layer.{}.attention.self.query_proj.in residual*", MLP),
+        "cls.predictions.transform.dense.in residual*",
+    ]},
+    "gpt2-lm": {
+        "residual": both("h.{}.attn.c_attn.in residual*", "h.{}.mlp.c_fc.in residual*"),
+        "qk[1]": ["h.1.attn.c_attn.out (h qk + h qk* + h v)"],
+        "v[1]": ["h.1.attn.c_proj.in (h v*)"],
+        "h[1]": ["h.1.attn.c_proj.in (h v*)"],
+        "ffn[0]": ["h.0.mlp.c_proj.in ffn*"],
+    },
+    "gpt2-lm-untied": {"residual": [
+        *both("h.{}.attn.c_attn.in residual*", "h.{}.mlp.c_fc.in residual*"), "lm_head.in residual*"
+    ]},
+    # Whose modules have other names in memory than their weights have on disk.
+    "vit": {
+        "residual": [*both(f"{VIT}.query.in residual*", MLP), "pooler.dense.in residual*"],
+        "qk[0]": [f"{VIT}.query.out (h qk)".format(0), f"{VIT}.key.out (h qk*)".format(0)],
+        "v[0]": ["encoder.layer.0.attention.output.dense.in (h v*)"],
+        "ffn[1]": ["encoder.layer.1.output.dense.in ffn*"],
+        "pool": ["pooler.dense.out pool"],
+    },
+    "deit-teacher": {"residual": [
+        *both(f"{VIT}.query.in residual*", MLP), "cls_classifier.in residual*", "distillation_classifier.in residual*",
+    ]},
+    # torch's attention calls its output projection as a function, so that its input is heard nowhere.
+    "torch-relu-post": {
+        "residual": both("layers.{}.self_attn.in residual*", "layers.{}.linear1.in residual*"),
+        "h[0]": [FUSED.format(0)], "qk[0]": [FUSED.format(0)], "v[1]": [FUSED.format(1)],
+        "ffn[1]": ["layers.1.linear2.in ffn*"],
+    },
+}  # fmt: skip
+
+
+@cache
+def pair(label: str) -> tuple[Spec, nn.Module, nn.Module]:
+    """The declaration, and two independent models: the anchor and the source."""
+    return case(label).spec, real(case(label).checkpoint), real(MODELS[label](seed=5))
+
+
+def tokens(rows: int, length: int, seed: int, padded: int = 0) -> dict[str, Tensor]:
+    rng = torch.Generator().manual_seed(seed)
+    ids = torch.randint(5, 61, (rows, length), generator=rng)
+    mask = torch.ones_like(ids)
+    if padded:
+        mask[1, -padded:] = 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+@cache
+def batches(label: str) -> tuple[dict[str, Tensor], ...]:
+    """Three of different lengths, two of them with padding, where the model has any."""
+    if "input_ids" in case(label).inputs:
+        return tokens(4, 9, 1, padded=3), tokens(2, 5, 2), tokens(3, 11, 3, padded=1)
+    ((name, like),) = case(label).inputs.items()
+    rng = torch.Generator().manual_seed(1)
+    draw = (torch.randn(n, *like.shape[1:], generator=rng, dtype=like.dtype) for n in (3, 2))
+    return tuple({name: t} for t in draw)
+
+
+def place(label: str, instance: str, at: int = 0) -> Place:
+    spec, module, _ = pair(label)
+    return places(spec, module, Instance.parse(instance))[at]
+
+
+def direct(
+    label: str, chosen: Callable[[nn.Module, Batch], Tensor], given: Iterable[Batch] | None = None
+) -> tuple[Tensor, Tensor]:
+    """All rows of the anchor and of the source, in one matrix each: by what `chosen` says of one batch."""
+    _, *modules = pair(label)
+    with torch.inference_mode():
+        rows = [
+            torch.cat([chosen(m, b).reshape(-1, chosen(m, b).shape[-1]) for b in given or batches(label)])
+            for m in modules
+        ]
+    return rows[0], rows[1]
+
+
+def covariances(x: Tensor, y: Tensor) -> Heard:
+    x, y = (t - t.mean(0) for t in (x, y))
+    return Heard(*(a.T @ b / len(x) for a, b in ((x, y), (x, x), (y, y))))
+
+
+def assert_heard(found: Heard, x: Tensor, y: Tensor) -> None:
+    wanted = covariances(x, y)
+    for name in ("xy", "xx", "yy"):
+        one, other = getattr(found, name), getattr(wanted, name)
+        torch.testing.assert_close(one, other if one.ndim == 2 else other.diagonal(), rtol=1e-10, atol=1e-12)
+
+
+def unmasked(t: Tensor, batch: Batch) -> Tensor:
+    return t[batch["attention_mask"].bool()]
+
+
+def hidden(layer: int) -> Callable[[nn.Module, Batch], Tensor]:
+    """The stream before that layer, at the positions that are no padding."""
+    return lambda module, batch: unmasked(module(**batch, output_hidden_states=True).hidden_states[layer], batch)
+
+
+# Where to listen.
+
+
+@pytest.mark.parametrize(
+    ("label", "instance"), [(label, name) for label, found in PLACES.items() for name in found], ids=str
+)
+def test_places(label: str, instance: str) -> None:
+    spec, module, _ = pair(label)
+    found = [f"{p} {p.layout}" for p in places(spec, module, Instance.parse(instance))]
+    assert found == PLACES[label][instance]
+
+
+@pytest.mark.parametrize(
+    "label", ["bert-sequence", "gpt2-lm", "vit", "deit-teacher", "deberta-mlm", "torch-relu-post", "sceptr"]
+)
+def test_every_axis_is_heard_somewhere(label: str) -> None:
+    spec, module = case(label).spec, real(case(label).checkpoint)
+    assert all(places(spec, module, instance) for instance in spec.movable)
+
+
+# What is heard, against hidden states that the models hand out, or that follow from them in one step.
+
+
+@pytest.mark.parametrize(("label", "at"), [("bert-mlm", 0), ("bert-mlm", 1), ("deberta-mlm", 0), ("deberta-mlm", 1)])
+def test_the_stream(label: str, at: int) -> None:
+    """DeBERTa's projections are called a second time, with the positions, which are no part of the stream."""
+    where = place(label, "residual", at)
+    spec, *modules = pair(label)
+    found = listen(spec, *modules, batches(label), [where], gram=[where])
+    assert_heard(found[where], *direct(label, hidden(at)))
+
+
+def test_only_diagonals_are_kept_where_grams_are_not_asked_for() -> None:
+    where = [place("bert-mlm", "residual", at) for at in (0, 1)]
+    spec, *modules = pair("bert-mlm")
+    found = listen(spec, *modules, batches("bert-mlm"), where, gram=where[1:])
+    assert [found[one].xx.ndim for one in where] == [1, 2]
+    for at, one in enumerate(where):
+        assert_heard(found[one], *direct("bert-mlm", hidden(at)))
+
+
+def test_behind_a_norm() -> None:
+    """What GPT-2's attention reads is the stream after its norm."""
+    where = place("gpt2-lm", "residual", 1)
+    spec, *modules = pair("gpt2-lm")
+
+    def normed(module: Any, batch: Batch) -> Tensor:
+        return cast(Tensor, module.transformer.h[1].ln_1(hidden(1)(module, batch)))
+
+    assert_heard(listen(spec, *modules, batches("gpt2-lm"), [where])[where], *direct("gpt2-lm", normed))
+
+
+def test_queries_and_keys() -> None:
+    spec, *modules = pair("bert-mlm")
+    query, key = (place("bert-mlm", "qk[1]", at) for at in (0, 1))
+    found = listen(spec, *modules, batches("bert-mlm"), [query, key], gram=[query, key])
+    for where, name in ((query, "query"), (key, "key")):
+
+        def projected(module: Any, batch: Batch, name: str = name) -> Tensor:
+            attention = getattr(module.bert.encoder.layer[1].attention, "self")  # noqa: B009
+            return cast(Tensor, getattr(attention, name)(hidden(1)(module, batch)))
+
+        assert_heard(found[where], *direct("bert-mlm", projected))
+
+
+def test_torch_attention_is_heard_at_its_input_projection() -> None:
+    spec, *modules = pair("torch-relu-post")
+    where = place("torch-relu-post", "qk[0]")
+
+    def projected(module: Any, batch: Batch) -> Tensor:
+        attention = module.layers[0].self_attn
+        return batch["src"] @ attention.in_proj_weight.T + attention.in_proj_bias
+
+    found = listen(spec, *modules, batches("torch-relu-post"), [where], gram=[where])
+    assert_heard(found[where], *direct("torch-relu-post", projected))
+
+
+def test_neurons() -> None:
+    spec, *modules = pair("bert-mlm")
+    where = place("bert-mlm", "ffn[1]")
+
+    def neurons(module: Any, batch: Batch) -> Tensor:
+        layer = module.bert.encoder.layer[1]
+        seen: list[Tensor] = []
+        handle = layer.intermediate.register_forward_hook(lambda *args: seen.append(args[-1]))
+        module(**batch)
+        handle.remove()
+        return unmasked(seen[0], batch)
+
+    assert_heard(listen(spec, *modules, batches("bert-mlm"), [where])[where], *direct("bert-mlm", neurons))
+
+
+def pooled(module: Any, batch: Batch) -> Tensor:
+    """Before the tanh."""
+    last = module.bert if hasattr(module, "bert") else module
+    return cast(Tensor, last.pooler.dense(last(**batch).last_hidden_state[:, 0]))
+
+
+@pytest.mark.parametrize("length", [9, 20])
+def test_what_is_pooled_has_no_padding(length: int) -> None:
+    """Even where there are as many positions as units, so that the mask has the shape of what is pooled."""
+    spec, *modules = pair("bert")
+    where = place("bert", "pool")
+    given = [tokens(4, length, 1, padded=3), tokens(3, length, 2)]
+    assert_heard(listen(spec, *modules, given, [where])[where], *direct("bert", pooled, given))
+
+
+def test_listening_leaves_modules_as_they_are() -> None:
+    spec, *modules = pair("torch-relu-post")
+    before = torch.backends.mha.get_fastpath_enabled()
+    wanted = list({p for i in spec.movable for p in places(spec, modules[0], i)})
+    with pytest.raises(TypeError):
+        listen(spec, *modules, [{"src": torch.zeros(1, 2, 20).double()}, {}], wanted)
+    assert not any(m._forward_hooks for module in modules for m in module.modules())
+    assert torch.backends.mha.get_fastpath_enabled() == before
+    assert all(p.requires_grad for module in modules for p in module.parameters())
+
+
+# Which positions count.
+
+
+@pytest.mark.parametrize("label", ["bert-sequence", "gpt2-lm", "deberta-mlm", "bert-choice"])
+def test_padding_has_no_influence(label: str) -> None:
+    spec, *modules = pair(label)
+    instances = [i for i in spec.movable if i != Instance("pool")]
+    wanted = list(dict.fromkeys(p for i in instances for p in places(spec, modules[0], i)))
+    batch = dict(tokens(4, 9, 1, padded=4))
+    other = batch | {"input_ids": torch.where(batch["attention_mask"].bool(), batch["input_ids"], 7)}
+    if label == "bert-choice":  # [batch, choices, length]
+        batch, other = ({name: t[None] for name, t in given.items()} for given in (batch, other))
+    one, two = (listen(spec, *modules, [given], wanted) for given in (batch, other))
+    for p in wanted:
+        torch.testing.assert_close(one[p].xy, two[p].xy, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(one[p].yy, two[p].yy, rtol=1e-10, atol=1e-12)
+    # It would have one, if it were counted.
+    ones = {name: torch.ones_like(t) if name == "attention_mask" else t for name, t in batch.items()}
+    assert (listen(spec, *modules, [ones], wanted)[wanted[0]].xy - one[wanted[0]].xy).abs().max() > 1e-3
+
+
+def test_batches_add_up_whatever_their_sizes() -> None:
+    """One batch with padding, or each text by itself without."""
+    spec, *modules = pair("bert-mlm")
+    where = place("bert-mlm", "residual", 1)
+    batch = tokens(4, 9, 1, padded=4)
+    rows = [{n: t[k : k + 1, : int(batch["attention_mask"][k].sum())] for n, t in batch.items()} for k in range(4)]
+    one, other = (listen(spec, *modules, given, [where])[where] for given in ([batch], rows))
+    torch.testing.assert_close(one.xy, other.xy, rtol=1e-10, atol=1e-12)
+
+
+def test_without_a_mask_all_positions_count() -> None:
+    spec, *modules = pair("bert-mlm")
+    where = place("bert-mlm", "residual", 1)
+    batch = tokens(4, 9, 1)
+    one, other = (listen(spec, *modules, [b], [where])[where] for b in (batch, {"input_ids": batch["input_ids"]}))
+    torch.testing.assert_close(one.xy, other.xy)
+
+
+def test_keep_chooses_positions() -> None:
+    spec, *modules = pair("bert-mlm")
+    where = place("bert-mlm", "residual", 1)
+
+    def keep(batch: Batch) -> Tensor:
+        return batch["attention_mask"].bool() & (batch["input_ids"] % 3 != 0)
+
+    def kept(module: Any, batch: Batch) -> Tensor:
+        return cast(Tensor, module(**batch, output_hidden_states=True).hidden_states[1][keep(batch)])
+
+    found = listen(spec, *modules, batches("bert-mlm"), [where], keep=keep, gram=[where])
+    assert_heard(found[where], *direct("bert-mlm", kept))
+
+
+def test_labels_and_other_fields_are_not_handed_to_the_models() -> None:
+    spec, *modules = pair("bert-mlm")
+    where = place("bert-mlm", "residual")
+    batch = tokens(2, 5, 1)
+    with_labels = batch | {"labels": torch.full_like(batch["input_ids"], -100), "length": torch.tensor([5, 5])}
+    one, other = (listen(spec, *modules, [b], [where])[where] for b in (batch, with_labels))
+    assert torch.equal(one.xy, other.xy)
+
+
+# Moments.
+
+
+def heard_at(label: str, instance: str) -> tuple[Spec, Instance, dict[Place, Heard]]:
+    spec, *modules = pair(label)
+    one = Instance.parse(instance)
+    found = places(spec, modules[0], one)
+    return spec, one, listen(spec, *modules, batches(label), found, gram=found)
+
+
+def test_pearson_is_the_correlation_coefficient() -> None:
+    spec, instance, heard = heard_at("bert-mlm", "residual")
+    first = next(iter(heard))
+    moments = moments_of(spec, instance, {first: heard[first]}, Permutation(), "pearson")
+    x, y = direct("bert-mlm", hidden(0))
+    wanted = torch.corrcoef(torch.cat([x, y], 1).T)[:20, 20:]
+    assert moments.keys() == {"primal"}
+    torch.testing.assert_close(moments["primal"].xy, wanted, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(moments["primal"].xx, torch.ones(20, dtype=torch.float64))
+    torch.testing.assert_close(moments["primal"].yy, torch.ones(20, dtype=torch.float64))
+
+
+def test_covariance() -> None:
+    spec, instance, heard = heard_at("bert-mlm", "residual")
+    first = next(iter(heard))
+    moments = moments_of(spec, instance, {first: heard[first]}, Permutation(), "covariance")
+    x, y = direct("bert-mlm", hidden(0))
+    wanted = torch.cov(torch.cat([x, y], 1).T, correction=0)
+    torch.testing.assert_close(moments["primal"].xy, wanted[:20, 20:], rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(moments["primal"].xx, wanted.diagonal()[:20], rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(moments["primal"].yy, wanted.diagonal()[20:], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["pearson", "covariance"])
+def test_places_add(kind: Any) -> None:
+    spec, instance, heard = heard_at("gpt2-lm", "residual")
+    each = [moments_of(spec, instance, {p: h}, Permutation(), kind)["primal"] for p, h in heard.items()]
+    together = moments_of(spec, instance, heard, Permutation(), kind)["primal"]
+    torch.testing.assert_close(together.xy, torch.stack([m.xy for m in each]).sum(0))
+    torch.testing.assert_close(together.yy, torch.stack([m.yy for m in each]).sum(0))
+
+
+def test_a_unit_that_never_changes_is_like_no_other() -> None:
+    spec, instance = case("bert").spec, Instance("ffn", (0,))
+    where = place("bert", "ffn[0]")
+    rng = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(50, 29, generator=rng, dtype=torch.float64) for _ in range(2))
+    x[:, 3] = 2.0
+    found = covariances(x, y)
+    moments = moments_of(
+        spec, instance, {where: Heard(found.xy, found.xx.diagonal(), found.yy.diagonal())}, Permutation()
+    )
+    assert moments["primal"].xy.isfinite().all()
+    assert torch.equal(moments["primal"].xy[3], torch.zeros(29, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("kind", ["pearson", "covariance"])
+@pytest.mark.parametrize("group", [Conformal(), Invertible()], ids=lambda g: g.name)
+def test_of_units_that_are_mixed_always_covariances(kind: Any, group: Group) -> None:
+    """Queries are primal and keys dual; heads are apart."""
+    spec, instance, heard = heard_at("bert-mlm", "qk[0]")
+    moments = moments_of(spec, instance, heard, group, kind)
+    assert list(moments) == ["primal", "dual"]
+    for where, part in zip(heard, ("primal", "dual"), strict=True):
+        found = moments[part]
+        for head in range(4):
+            own = slice(5 * head, 5 * head + 5)
+            torch.testing.assert_close(found.xy[head], heard[where].xy[own, own])
+            xx = heard[where].xx[own, own]
+            torch.testing.assert_close(found.xx[head], xx if group.gram else xx.diagonal())
+
+
+def test_what_reads_values_hears_them_as_they_are() -> None:
+    """The output projection has v*, but its input transforms as the values do."""
+    spec, instance, heard = heard_at("bert-mlm", "v[0]")
+    assert moments_of(spec, instance, heard, Conformal()).keys() == {"primal"}
+
+
+def test_heads_that_are_permuted_whole() -> None:
+    """The units of a head are summed over."""
+    spec, instance, heard = heard_at("bert-mlm", "h[0]")
+    moments = moments_of(spec, instance, heard, Permutation(), "covariance")["primal"]
+    (found,) = heard.values()
+    wanted = torch.stack([
+        torch.stack([torch.trace(found.xy[5 * i : 5 * i + 5, 5 * j : 5 * j + 5]) for j in range(4)]) for i in range(4)
+    ])  # fmt: skip
+    torch.testing.assert_close(moments.xy, wanted)
+
+
+@pytest.mark.parametrize("label", ["bert-mlm", "gpt2-lm", "torch-relu-post"])
+def test_all_pairs_of_heads(label: str) -> None:
+    spec, instance, heard = heard_at(label, "qk[0]")
+    pairs = pairs_of(spec, instance, heard)
+    assert pairs.shape == (4, 4, 5, 5)
+    offsets = (0, 20) if len(heard) == 1 else (0,)  # queries and keys in one output, or in two
+    for i in range(4):
+        for j in range(4):
+            wanted = sum(
+                h.xy[o + 5 * i : o + 5 * i + 5, o + 5 * j : o + 5 * j + 5] for h in heard.values() for o in offsets
+            )
+            torch.testing.assert_close(pairs[i, j], wanted)
+
+
+# What is refused.
+
+
+def test_no_batches() -> None:
+    spec, *modules = pair("bert-mlm")
+    with pytest.raises(OptionError, match="no batches"):
+        listen(spec, *modules, [], [place("bert-mlm", "residual")])
+    groups = dict.fromkeys([Instance("residual")], GROUPS["permutation"])
+    with pytest.raises(OptionError, match="no batches"):
+        match_activations(spec, *modules, iter(()), list(groups), groups)
+
+
+def test_a_kind_that_there_is_not() -> None:
+    spec, instance, heard = heard_at("bert-mlm", "residual")
+    wrong: Any = "spearman"
+    with pytest.raises(OptionError, match="'spearman'; expected pearson or covariance"):
+        moments_of(spec, instance, heard, Permutation(), wrong)
+
+
+@pytest.mark.parametrize("axes", [{"h", "qk", "v"}, {"ffn"}], ids=str)
+def test_options_are_looked_at_before_the_models_run(axes: set[str]) -> None:
+    spec, *modules = pair("bert-mlm")
+    groups = {i: g for i in spec.movable if i.axis in axes and (g := spec.axes[i.axis].group) is not None}
+
+    def never() -> Iterable[Batch]:
+        raise AssertionError("a batch was asked for")
+        yield {}
+
+    wrong: Any = "spearman"
+    with pytest.raises(OptionError, match="'spearman'"):
+        match_activations(spec, *modules, never(), list(groups), groups, kind=wrong)
+    with pytest.raises(OptionError, match="'middle'; expected first, last, all"):
+        match_activations(spec, *modules, never(), list(groups), groups, residual="middle")
+
+
+def test_models_are_those_of_the_declaration() -> None:
+    assert Model.of(case("bert-mlm").checkpoint).spec == pair("bert-mlm")[0]

@@ -1,0 +1,212 @@
+"""From activations: a model that was moved by random elements of all its axes at once is found again in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from contract.tiny import MODELS, case, real
+from recovery.planted import EVERYTHING, Planted, planted, size, squared
+from symfuse.alignment import Alignment, random_alignment
+from symfuse.architectures import Model
+from symfuse.errors import OptionError
+from symfuse.groups import Element
+from symfuse.matching import match_by_activations
+from symfuse.matching.activations import match_activations
+from symfuse.spec import Instance
+from symfuse.stats.activations import listen, places
+from symfuse.verification import prove
+
+LABELS = [
+    "bert-sequence", "bert", "deberta-mlm", "gpt2-lm", "gpt2", "vit", "vit-classification", "torch-relu-post",
+]  # fmt: skip
+# What a torch encoder reads is in its stream: on the same inputs only the other axes do the same.
+INSIDE = frozenset({"h", "qk", "v", "ffn"})
+
+
+def of_all(label: str, noise: float = 0.0) -> Planted:
+    return planted(label, noise, axes=INSIDE if label.startswith("torch") else None)
+
+
+@cache
+def batches(label: str) -> tuple[Mapping[str, Tensor], ...]:
+    """More positions than there are units, some of them padding; token types and all else at random."""
+    found = []
+    like = case(label).inputs
+    for seed in range(6):
+        rng = torch.Generator().manual_seed(seed)
+        if "input_ids" in like:
+            ids = torch.randint(5, min(61, case(label).spec.sizes.get("vocab", 19)), (6, 10), generator=rng)
+            mask = torch.ones_like(ids)
+            mask[2, 6:] = 0
+            found.append({"input_ids": ids, "attention_mask": mask})
+        else:
+            ((name, one),) = like.items()
+            found.append({name: torch.randn(6, *one.shape[1:], generator=rng, dtype=one.dtype)})
+    return tuple(found)
+
+
+def matched(plant: Planted, label: str, axes: set[str] | None = None, **options: Any) -> dict[Instance, Element]:
+    spec = plant.home.spec
+    groups = {i: g for i in spec.movable if (g := spec.axes[i.axis].group) and (axes is None or i.axis in axes)}
+    modules = real(plant.home.checkpoint), real(plant.moved)
+    return match_activations(spec, *modules, batches(label), list(groups), groups, **options)
+
+
+def undone(plant: Planted, elements: Mapping[Instance, Element]) -> Alignment:
+    return Alignment(plant.home.spec, elements)
+
+
+def scales(alignment: Alignment) -> Tensor:
+    found = [g.tensors()["scale"].flatten() for g in alignment.elements.values() if "scale" in g.tensors()]
+    return torch.cat(found)
+
+
+def unbiased(plant: Planted, alignment: Alignment) -> float:
+    """The squared distance over all but what translations of biases change."""
+    back = alignment.on(Model(plant.moved, plant.home.spec))
+    changed = {plant.home.spec.file_name(n) for n in random_alignment(plant.home.spec, 3).shifts}
+    changed |= {plant.home.spec.file_name(rule.into) for rule in plant.home.spec.shifts if rule.into}
+    names = [name for name in back if name not in changed]
+    return sum(float((back[name] - plant.home.checkpoint[name]).square().sum()) for name in names)
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_all_axes_at_once(label: str) -> None:
+    plant = of_all(label)
+    elements = matched(plant, label, None if plant.axes is None else set(plant.axes))
+    alignment = undone(plant, elements)
+    assert {i.axis for i in elements} == (plant.axes or {i.axis for i in plant.home.spec.movable})
+    assert unbiased(plant, Alignment(plant.home.spec, {})) > 0.1 * size(plant.home.checkpoint)
+    assert unbiased(plant, alignment) < 1e-16 * size(plant.home.checkpoint)
+
+
+@pytest.mark.parametrize(("label", "axis"), [("sceptr", "ffn[1]"), ("distilbert-sequence", "pre")])
+def test_units_that_never_fire_are_not_told_apart(label: str, axis: str) -> None:
+    """All others are found, with their scales; those that do not fire are left to each other."""
+    plant = planted(label)
+    instance = Instance.parse(axis)
+    found = matched(plant, label)[instance].tensors()
+    wanted = random_alignment(plant.home.spec, 3).inverse().elements[instance].tensors()
+    spec, *modules = plant.home.spec, real(plant.home.checkpoint), real(plant.moved)
+    ((_, heard),) = listen(spec, *modules, batches(label), places(spec, modules[0], instance)).items()
+    fires = heard.xx > 1e-12
+    assert 0 < int((~fires).sum()) < 6
+    assert torch.equal(found["index"][fires], wanted["index"][fires])
+    torch.testing.assert_close(found["scale"][fires], wanted["scale"][fires])
+    assert torch.equal(found["scale"][~fires], torch.ones(int((~fires).sum()), dtype=torch.float64))
+
+
+@pytest.mark.parametrize("kind", ["pearson", "covariance"])
+@pytest.mark.parametrize("residual", ["first", "last", "all"])
+def test_every_kind_and_place_finds_the_stream(kind: str, residual: str) -> None:
+    plant = planted("bert-mlm", axes=frozenset({"residual", "ffn"}))
+    elements = matched(plant, "bert-mlm", {"residual", "ffn"}, kind=kind, residual=residual)
+    assert unbiased(plant, undone(plant, elements)) == 0
+
+
+@pytest.mark.parametrize(
+    "axes", [{"h"}, {"h", "v"}, {"h", "qk"}, {"qk", "v"}, {"v"}, {"qk"}], ids=lambda a: "+".join(sorted(a))
+)
+@pytest.mark.parametrize("label", ["bert-mlm", "gpt2-lm", "torch-relu-post"])
+def test_parts_of_attention(label: str, axes: set[str]) -> None:
+    plant = planted(label, axes=frozenset(axes), frame=())
+    elements = matched(plant, label, axes)
+    assert {i.axis for i in elements} == axes
+    assert unbiased(plant, undone(plant, elements)) < 1e-18 * size(plant.home.checkpoint)
+
+
+@pytest.mark.parametrize("label", ["bert-mlm", "gpt2-lm"])
+def test_a_model_is_at_home_already(label: str) -> None:
+    plant = planted(label)
+    spec, module = plant.home.spec, real(plant.home.checkpoint)
+    groups = {i: g for i in spec.movable if (g := spec.axes[i.axis].group)}
+    elements = match_activations(spec, module, module, batches(label), list(groups), groups)
+    same = undone(plant, elements).on(plant.home)
+    assert squared(same, plant.home.checkpoint) < 1e-18 * size(plant.home.checkpoint)
+    assert not {"residual", "h", "ffn"} & {i.axis for i in elements} or label == "gpt2-lm"
+
+
+@pytest.mark.parametrize("label", ["bert-sequence", "gpt2-lm", "vit-classification", "torch-relu-post"])
+def test_with_noise_permutations_are_exact_and_rotations_near(label: str) -> None:
+    plant = of_all(label, noise=1e-3)
+    alignment = undone(plant, matched(plant, label, None if plant.axes is None else set(plant.axes)))
+    assert unbiased(plant, alignment) < 4 * plant.own
+
+
+def build(checkpoint: Any) -> torch.nn.Module:
+    return real(checkpoint)
+
+
+@pytest.mark.parametrize("label", ["bert-sequence", "gpt2-lm", "vit-classification", "torch-relu-post"])
+def test_from_checkpoints(label: str) -> None:
+    plant = of_all(label)
+    alignment = match_by_activations(
+        Model.of(plant.moved), Model.of(plant.case.checkpoint), batches(label), frame=plant.frame, build=build,
+        axes=EVERYTHING if plant.axes is None else tuple(plant.axes),
+    )  # fmt: skip
+    assert alignment.frame == plant.frame
+    assert unbiased(plant, alignment) < 1e-16 * size(plant.home.checkpoint)
+    assert alignment.provenance["from"] == "activations"
+    assert prove(plant.moved, alignment).exact.equal
+
+
+@pytest.mark.parametrize("kind", ["pearson", "covariance"])
+def test_neurons_of_unrelated_models_are_rescaled_within_reason(kind: str) -> None:
+    """Activations do not see the weights on the other side, which a scale near nothing would blow up."""
+    source, anchor = (Model.of(MODELS["torch-relu-post"](seed=s)) for s in (3, 4))
+    alignment = match_by_activations(source, anchor, batches("torch-relu-post"), axes="ffn", kind=kind, build=build)
+    found = scales(alignment)
+    assert float(found.min()) > 0.01
+    assert float(found.max()) < 100
+    assert prove(source.checkpoint, alignment).exact.equal
+
+
+def test_frame_by_default() -> None:
+    given = [batches("gpt2-lm")[0]]
+    source, anchor = (Model.of(MODELS["gpt2-lm"](seed=s)) for s in (3, 4))
+    assert "fold_norms" in match_by_activations(source, anchor, given, axes="residual", build=build).frame
+    assert match_by_activations(source, anchor, given, axes="heads", build=build).frame == ()
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("bert-sequence", "bert"), ("bert", "bert-pretraining"), ("gpt2-lm", "gpt2")]
+)
+def test_a_head_that_one_of_them_has_not(one: str, other: str) -> None:
+    source, anchor = Model.of(MODELS[one](seed=3)), Model.of(MODELS[other](seed=4))
+    alignment = match_by_activations(source, anchor, batches(one), axes=EVERYTHING, frame=(), build=build)
+    assert prove(source.checkpoint, alignment).exact.equal
+
+
+def test_tokens_that_do_not_count() -> None:
+    """Of what is said with them there is nothing left: another token in their place gives the same."""
+    plant = planted("bert-mlm", axes=frozenset({"ffn"}))
+    source, anchor = Model.of(plant.moved), Model.of(MODELS["bert-mlm"](seed=9))
+    options: dict[str, Any] = {"axes": "ffn", "build": build}
+    found = [
+        match_by_activations(source, anchor, batches("bert-mlm"), without=without, **options)
+        for without in ((), (7, 11))
+    ]
+    assert found[1].provenance["options"]["without"] == [7, 11]
+    index = [[g.tensors()["index"].tolist() for g in alignment.elements.values()] for alignment in found]
+    assert index[0] != index[1]  # they did count
+    everything = tuple(range(61))
+    with pytest.raises(OptionError, match="positions"):
+        match_by_activations(source, anchor, batches("bert-mlm"), without=everything, **options)
+
+
+def test_images_have_no_tokens() -> None:
+    source = Model.of(MODELS["vit"](seed=1))
+    with pytest.raises(OptionError, match="input_ids"):
+        match_by_activations(source, source, batches("vit"), axes="ffn", without=(1,), build=build)
+
+
+def test_no_batches() -> None:
+    source = Model.of(MODELS["bert-mlm"](seed=1))
+    with pytest.raises(OptionError, match="no batches"):
+        match_by_activations(source, source, [], axes="ffn", build=build)
