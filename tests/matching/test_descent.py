@@ -386,3 +386,12 @@ def test_float32_models_keep_their_dtype() -> None:
     assert {back.info(name).dtype for name in back} == {torch.float32}
     assert falls(curves(alignment), 1e-6)
     assert case("bert-mlm").spec.axes == alignment.spec.axes
+
+
+def test_classifiers_that_read_different_spaces_are_not_one_tensor() -> None:
+    token, sequence = (Model.of(MODELS[label]()).spec for label in ("bert-token", "bert-sequence"))
+    assert token.tensors["classifier.weight"].layout.shape(token.sizes) == sequence.tensors[
+        "classifier.weight"
+    ].layout.shape(sequence.sizes)
+    assert not token.shares("classifier.weight", sequence)
+    assert token.shares("embeddings.word_embeddings.weight", sequence)

@@ -150,10 +150,11 @@ class Spec:
         raise LayoutError(f"{name}: {atom!r} does not occur in its layout {self.tensors[name].layout}")
 
     def shares(self, name: str, other: Spec) -> bool:
-        """Whether a tensor is in both models, with one shape, and not merely the alias of another."""
+        """Whether a tensor is in both models, in the same spaces and sizes, and not merely the alias of another."""
         if name not in other.tensors or name in self.tied or name in other.tied:
             return False
-        return self.tensors[name].layout.shape(self.sizes) == other.tensors[name].layout.shape(other.sizes)
+        ours, theirs = self.tensors[name].layout, other.tensors[name].layout
+        return ours == theirs and ours.shape(self.sizes) == theirs.shape(other.sizes)
 
     def check(self, shapes: Mapping[str, tuple[int, ...]], where: str) -> None:
         """Every declared tensor is there with its shape and nothing else is: else one error that lists all.
