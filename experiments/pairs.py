@@ -1,7 +1,7 @@
 """Axes × frame × source of the statistics, against distance and barrier: python experiments/pairs.py [--quick] [PAIR …]
 
 For every pair: match on each choice of axes, from the weights and from activations on the part "match" of its data;
-then the path between the models on the part "test", which nothing is chosen on. Rows go to data/pairs.json, where those
+then the path between the models on the part "test". Rows go to data/pairs.json, where those
 of other pairs stay, and the tables to standard output; `--print` only prints what is in the file, `--write` puts it in
 docs/pairs.md.
 
@@ -136,11 +136,12 @@ def from_weights(pair: Pair, axes: tuple[str, ...], frame: tuple[str, ...]) -> A
     return match_models(a, b, axes=axes, frame=frame, starts=STARTS, seed=SEED, threads=torch.get_num_threads())
 
 
-def from_activations(pair: Pair, axes: tuple[str, ...], frame: tuple[str, ...], residual: str = "all") -> Alignment:
-    """Without scales: least squares of activations that are hardly correlated would have units vanish."""
+def from_activations(
+    pair: Pair, axes: tuple[str, ...], frame: tuple[str, ...], residual: str = "all", scaling: bool = True
+) -> Alignment:
     a, b = Model.of(pair.source), Model.of(pair.anchor)
     return match_by_activations(
-        a, b, pair.batches, axes=axes, frame=frame, scaling=False, residual=residual, build=pair.listen
+        a, b, pair.batches, axes=axes, frame=frame, scaling=scaling, residual=residual, build=pair.listen
     )
 
 
@@ -157,6 +158,7 @@ SOURCES: dict[str, Callable[[Pair, tuple[str, ...], tuple[str, ...]], Alignment]
     "activations": from_activations,
     "activations, first": functools.partial(from_activations, residual="first"),
     "activations, last": functools.partial(from_activations, residual="last"),
+    "activations, no scales": functools.partial(from_activations, scaling=False),
     "activations, weights": from_both,
 }
 
