@@ -239,3 +239,21 @@ def test_random_numbers_of_the_caller_are_left_alone() -> None:
     found = barrier({"none": (Number(0.0), Number(1.0))}, lambda _: Score(torch.rand(1).item()), points=3, refine=0)
     assert torch.equal(torch.rand(3), expected)
     assert len({p.score.loss for p in found.curves["none"].points}) == 1  # the same draws at every point
+
+
+def test_weights_that_transformers_renames_in_memory_are_found(tmp_path: Path) -> None:
+    config = transformers.ViTConfig(
+        hidden_size=12, num_hidden_layers=1, num_attention_heads=2, intermediate_size=14, image_size=8, patch_size=4
+    )
+    models = []
+    for seed, name in enumerate("ab"):
+        torch.manual_seed(seed)
+        models.append(transformers.ViTForImageClassification(config).eval())
+        models[-1].save_pretrained(tmp_path / name)
+    pixels = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    found = symfuse.barrier(
+        tmp_path / "a", tmp_path / "b", lambda m: m(pixel_values=pixels).logits.square().sum(), points=3, refine=0
+    )
+    for end, model in zip(found.curves["none"].ends, reversed(models), strict=True):
+        with torch.no_grad():
+            assert end == pytest.approx(model(pixel_values=pixels).logits.square().sum().item(), rel=1e-5)

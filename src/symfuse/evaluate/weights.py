@@ -18,6 +18,7 @@ from symfuse.errors import CheckpointError, IncompatibleError
 from symfuse.evaluate.task import Loss, Score, Task, measure
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
+from symfuse.io.live import names_in_memory
 from symfuse.io.messages import some
 from symfuse.io.tensors import StoredTensors
 from symfuse.modules import build_module, live
@@ -122,7 +123,8 @@ def _by_memory_name(checkpoint: Checkpoint, module: nn.Module, scratch: Path) ->
         checkpoint = open_checkpoint(checkpoint.to(torch.float32).save(scratch), name=checkpoint.name)
     for name in checkpoint:
         checkpoint.read(name)  # whether all is finite
-    names = {name: _on_disk(name, checkpoint, module) for name in module.state_dict()}
+    disk = {ours: theirs for theirs, ours in names_in_memory(module).items()}
+    names = {name: _on_disk(disk.get(name, name), checkpoint, module) for name in module.state_dict()}
     found = _Renamed(checkpoint, {ours: theirs for ours, theirs in names.items() if theirs is not None})
     declared = str(checkpoint.config.get("model_type")) in ARCHITECTURES or not hasattr(module, "base_model_prefix")
     if declared or all(name in found for name, _ in module.named_parameters()):

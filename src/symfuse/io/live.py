@@ -49,6 +49,13 @@ def module_tensors(module: nn.Module) -> dict[str, Tensor]:
     return _as_on_disk(module, tensors)
 
 
+def names_in_memory(module: nn.Module) -> dict[str, str]:
+    """{name on disk: name in the module} of the weights that are whole in both."""
+    tensors = module.state_dict()
+    names = {id(tensor): name for name, tensor in tensors.items()}
+    return {disk: names[id(tensor)] for disk, tensor in _as_on_disk(module, tensors).items() if id(tensor) in names}
+
+
 def _declared_ties(module: nn.Module) -> list[re.Pattern[str]]:
     """The names that a transformers model declares to be ties (a list up to version 4, then a dictionary)."""
     parts = (getattr(part, "_tied_weights_keys", None) or () for part in module.modules())
