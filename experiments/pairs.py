@@ -37,7 +37,7 @@ from symfuse.demo import packages, page, receptors, sentences
 from symfuse.evaluate import Barrier, Curve, Loss
 from symfuse.io import Checkpoint
 from symfuse.matching import choose_axes, match_by_activations, match_models
-from symfuse.matching.coordinate import ROTATABLE
+from symfuse.matching.chosen import ROTATABLE
 from symfuse.stats.activations import Batch
 
 DATA = Path(__file__).parent / "data" / "pairs.json"

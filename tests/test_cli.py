@@ -18,9 +18,9 @@ import click
 import pytest
 import torch
 import transformers
-from click.testing import CliRunner, Result
 from torch import Tensor
 
+from command import done, run
 from contract.tiny import MODELS, TEXT, of
 from symfuse import api, pipeline
 from symfuse.alignment import Alignment
@@ -49,16 +49,6 @@ def models(originals: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         shutil.copytree(folder, tmp_path / name)
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def run(*args: str) -> Result:
-    return CliRunner().invoke(main, list(args))
-
-
-def done(*args: str) -> Result:
-    result = run(*args)
-    assert result.exit_code == 0, result.output
-    return result
 
 
 def data(*args: str) -> dict[str, Any]:

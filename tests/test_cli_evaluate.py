@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner, Result
 
+from command import done, run
 from contract.tiny import GPT2, TEXT, of
 from evaluate.task_cases import NAMED, byte_level, table, wordpiece
 from symfuse import api
@@ -63,16 +63,6 @@ def place(originals: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     shutil.copytree(originals, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def run(*args: str) -> Result:
-    return CliRunner().invoke(main, list(args))
-
-
-def done(*args: str) -> Result:
-    result = run(*args)
-    assert result.exit_code == 0, result.output
-    return result
 
 
 def data(*args: str) -> dict[str, Any]:

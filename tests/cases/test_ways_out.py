@@ -13,9 +13,9 @@ import pytest
 import torch
 import transformers
 import yaml
-from click.testing import CliRunner, Result
 
 import symfuse
+from command import done, run
 from contract.tiny import MODELS
 from recipes.llama import COMMON, llama, tensors_of
 from symfuse.cli import main
@@ -54,16 +54,6 @@ def place(originals: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
         (tmp_path / folder.name).symlink_to(folder)
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def run(*args: str) -> Result:
-    return CliRunner().invoke(main, list(args))
-
-
-def done(*args: str) -> Result:
-    result = run(*args)
-    assert result.exit_code == 0, result.output
-    return result
 
 
 def recipe(text: str, name: str = "recipe.yml") -> str:

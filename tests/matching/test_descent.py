@@ -18,7 +18,7 @@ from symfuse.errors import OptionError
 from symfuse.groups import Group, Monomial, Permutation
 from symfuse.io import Checkpoint
 from symfuse.matching import match_models
-from symfuse.matching.coordinate import ROTATABLE
+from symfuse.matching.chosen import ROTATABLE
 from symfuse.matching.descent import Descent, descend
 from symfuse.spec import Axis, Instance, Spec, expand
 from symfuse.verification import prove

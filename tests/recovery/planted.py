@@ -14,7 +14,7 @@ from symfuse.architectures import Model
 from symfuse.canonical import canonical
 from symfuse.io import Checkpoint
 from symfuse.matching import match_models
-from symfuse.matching.coordinate import ROTATABLE
+from symfuse.matching.chosen import ROTATABLE
 from symfuse.verification import Outputs, run
 
 EVERYTHING = "attention,ffn,heads,residual,pooler,head"

@@ -22,7 +22,7 @@ from symfuse.errors import CheckpointError, IncompatibleError, SymmetryError
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
 from symfuse.matching import match_models
-from symfuse.matching.coordinate import ROTATABLE
+from symfuse.matching.chosen import ROTATABLE
 from symfuse.spec import Instance
 from symfuse.verification import prove, verify
 

@@ -45,17 +45,11 @@ def check_result(folder: Path | None, kind: str) -> None:
 
 def finish(out: Output, data: dict[str, Any], folder: Path | None) -> None:
     """Write a result with what it cost, in one move, and say where; with --json print it. An older one is replaced."""
+    from symfuse.io.target import write_text
+
     data = data | out.cost()
     if folder is not None:
         target = folder / f"{data['kind']}.json"
-        scratch = target.with_name(f".{target.name}.{os.getpid()}")
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            scratch.write_text(json.dumps(data, indent=2) + "\n", "utf-8")
-            scratch.replace(target)
-        except OSError as error:
-            with suppress(OSError):
-                scratch.unlink()
-            raise OutputError(f"{target}: cannot be written ({error})") from error
+        write_text(target, json.dumps(data, indent=2) + "\n", "the result")
         out.say(f"written to {target}; to look at it: symfuse report {folder} -o page.html")
     out.finish(data)

@@ -19,7 +19,7 @@ from torch import nn
 
 from symfuse.errors import CheckpointError, OptionError
 from symfuse.evaluate.task import Loss, Score, describe, measure
-from symfuse.evaluate.weights import Build, WeightSpace, open_space
+from symfuse.evaluate.weights import Build, WeightSpace, name_of, open_space
 from symfuse.io import Checkpoint
 
 Source = Checkpoint | nn.Module
@@ -139,11 +139,11 @@ def barrier(
     curves = {}
     for name, (a, b) in pairs.items():
         with tempfile.TemporaryDirectory(prefix="symfuse-") as scratch:
-            space = open_space([b, a], [_name(b), _name(a)], loss, Path(scratch), build, dtype)
+            space = open_space([b, a], [name_of(b), name_of(a)], loss, Path(scratch), build, dtype)
             report = None if progress is None else _reporter(progress, name, total)
             found = _path(space, loss, points, refine, report)
             curves[name] = Curve(name, tuple(found), space.gram().item() ** 0.5)
-    first, last = names or tuple(map(_name, next(iter(pairs.values()))))
+    first, last = names or tuple(map(name_of, next(iter(pairs.values()))))
     return Barrier(first, last, describe(loss), curves, baselines)
 
 
@@ -171,7 +171,3 @@ def _path(
 
 def _reporter(progress: Callable[[str, Point, int], None], name: str, total: int) -> Callable[[Point], None]:
     return lambda point: progress(name, point, total)
-
-
-def _name(source: Source) -> str:
-    return source.name if isinstance(source, Checkpoint) else type(source).__name__

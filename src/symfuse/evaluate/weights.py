@@ -107,13 +107,16 @@ def open_space(
     return WeightSpace(module.eval().requires_grad_(False), models, names)
 
 
+def name_of(source: Checkpoint | nn.Module) -> str:
+    return source.name if isinstance(source, Checkpoint) else type(source).__name__
+
+
 def evaluate(
     source: Checkpoint | nn.Module, loss: Loss, *, build: Build | None = None, dtype: torch.dtype = torch.float32
 ) -> Score:
     """The score of one model. build, dtype: as in `open_space`."""
-    name = source.name if isinstance(source, Checkpoint) else type(source).__name__
     with tempfile.TemporaryDirectory(prefix="symfuse-") as scratch:
-        space = open_space([source], [name], loss, Path(scratch), build, dtype)
+        space = open_space([source], [name_of(source)], loss, Path(scratch), build, dtype)
         return measure(loss, space.set([1.0]))
 
 

@@ -21,6 +21,20 @@ def check_target(target: str | os.PathLike[str], *, overwrite: bool = False, inp
         raise OutputError(f"{place} cannot be written: {error}") from error
 
 
+def write_text(target: Path, text: str, what: str) -> None:
+    """Write a file in one move, whole or not at all; an older one is replaced. OutputError, with what it is, if that
+    is not possible."""
+    scratch = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        scratch.write_text(text, "utf-8")
+        scratch.replace(target)
+    except OSError as error:
+        with suppress(OSError):
+            scratch.unlink()
+        raise OutputError(f"{target}: {what} cannot be written there ({error})") from error
+
+
 def _check(place: Path, overwrite: bool, inputs: Sequence[Path]) -> None:
     parent = existing_parent(place)
     for path in (place, *(parent / name for name in place.relative_to(parent).parts)):

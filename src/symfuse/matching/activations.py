@@ -8,24 +8,20 @@ scored at its best inner elements, then what is inside of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from symfuse import __version__
 from symfuse.alignment import Alignment
 from symfuse.architectures import Model
-from symfuse.canonical import canonical
 from symfuse.errors import OptionError
 from symfuse.groups import Element, Group, Monomial
 from symfuse.groups.assignment import assign_batch
 from symfuse.groups.base import total
 from symfuse.groups.scale import LIMIT
 from symfuse.io import Checkpoint
-from symfuse.matching.axes import choose_axes, choose_layers
 from symfuse.matching.blocks import improve
-from symfuse.matching.coordinate import group_of, require_pair, rotatable, step_of
+from symfuse.matching.chosen import choose, steps_of
 from symfuse.modules import live
 from symfuse.spec import Instance, Spec
 from symfuse.stats.activations import Batch, Heard, Place, listen, moments_of, pairs_of, places, require_kind
@@ -55,16 +51,8 @@ def match_by_activations(
     makes the module, for models that `transformers` does not have. Biases are not translated: activations do not say
     how.
     """
-    require_pair(source, anchor)
-    chosen = choose_axes(axes, source.spec)
-    frame = rotatable(source, chosen) if frame is None else frame
-    lineage = source.checkpoint.lineage(), anchor.checkpoint.lineage()
-    source, anchor = (canonical(model, frame) for model in (source, anchor))
-    spec = source.spec
-    kept = choose_layers(layers, spec.axes["l"].size)
-    instances = [i for i in spec.movable if i.axis in chosen and (not i.index or i.index[0] in kept)]
-    groups = {instance: group_of(spec, instance, scaling) for instance in instances}
-    modules = [(build or _live)(model.checkpoint) for model in (anchor, source)]
+    chosen = choose(source, anchor, axes, layers, scaling=scaling, frame=frame)
+    live_anchor, live_source = ((build or _live)(model.checkpoint) for model in (chosen.anchor, chosen.source))
 
     def keep(batch: Batch) -> Tensor:
         if "input_ids" not in batch:
@@ -76,20 +64,12 @@ def match_by_activations(
         return mask & ~torch.isin(ids, torch.tensor(sorted(without), dtype=ids.dtype))
 
     elements = match_activations(
-        spec, modules[0], modules[1], batches, instances, groups, kind=kind, residual=residual,
-        keep=keep if without else None,
+        chosen.spec, live_anchor, live_source, batches, list(chosen.groups), chosen.groups, kind=kind,
+        residual=residual, keep=keep if without else None,
     )  # fmt: skip
-    options = {
-        "axes": list(chosen), "layers": sorted(kept), "scaling": scaling, "kind": kind, "residual": residual,
-        "without": sorted(without),
-    }  # fmt: skip
-    found = Alignment(spec, elements)
-    steps = [step_of(spec, source, anchor, found, i, list(spec.tensors)) for i in instances]
-    provenance = {
-        "symfuse": __version__, "source": lineage[0], "anchor": lineage[1], "from": "activations", "options": options,
-        "steps": steps,
-    }  # fmt: skip
-    return replace(found, provenance=provenance, frame=tuple(frame))
+    options = {"scaling": scaling, "kind": kind, "residual": residual, "without": sorted(without)}
+    found = Alignment(chosen.spec, elements)
+    return chosen.alignment(found, "activations", options, steps_of(chosen, found))
 
 
 def _live(checkpoint: Checkpoint) -> nn.Module:
@@ -116,9 +96,8 @@ def match_activations(
     require_kind(kind)
     if residual not in RESIDUAL:
         raise OptionError(f"residual is {residual!r}; expected {', '.join(RESIDUAL)}")
-    where = {
-        i: _chosen(places(spec, anchor, i), residual) if not i.index else places(spec, anchor, i) for i in instances
-    }
+    where = {i: places(spec, anchor, i) for i in instances}
+    where |= {i: found[RESIDUAL[residual]] for i, found in where.items() if not i.index}
     wanted = list(dict.fromkeys(place for found in where.values() for place in found))
     full = {place for i, found in where.items() if groups[i].gram for place in found}
     heard = listen(spec, anchor, source, batches, wanted, keep=keep, gram=full)
@@ -131,10 +110,6 @@ def match_activations(
         elif instance not in elements:
             elements[instance] = _alone(spec, instance, at[instance], groups[instance], kind)
     return {instance: element for instance, element in elements.items() if not element.is_identity()}
-
-
-def _chosen(found: Sequence[Place], which: str) -> Sequence[Place]:
-    return found[RESIDUAL[which]]
 
 
 def _alone(spec: Spec, instance: Instance, heard: Mapping[Place, Heard], group: Group, kind: str) -> Element:

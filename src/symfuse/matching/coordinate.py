@@ -7,9 +7,8 @@ Where axes that meet are chosen too, that pass comes after a descent over all of
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -18,15 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from symfuse import __version__
 from symfuse.alignment import Alignment
-from symfuse.architectures import Model, require_floating, require_same_shape
-from symfuse.canonical import canonical
+from symfuse.architectures import Model
 from symfuse.errors import OptionError
-from symfuse.groups import Conformal, Element, Group, add, objective
+from symfuse.groups import Element, Group, add, objective
 from symfuse.io.workers import one_torch_thread
-from symfuse.matching.axes import choose_axes, choose_layers
 from symfuse.matching.blocks import improve
+from symfuse.matching.chosen import choose, steps_of
 from symfuse.matching.descent import Watch, descend
 from symfuse.spec import Instance, Shift, Spec
 from symfuse.stats import Read, features, weight_moments
@@ -56,9 +53,6 @@ BIASES_MATTER = 0.01
 # share, or so many times.
 SETTLED = 1e-3
 ROUNDS = 5
-
-# What makes a pre-norm residual stream rotatable, in place.
-ROTATABLE = ("untie", "fold_norms", "centre", "drop_gauges")
 
 Progress = Callable[[Step, int], None]  # a step that is done, and how many there are in all
 
@@ -92,21 +86,15 @@ def match_models(
     """
     if threads is not None and threads < 1:
         raise OptionError(f"threads {threads}: at least one is needed")
-    require_pair(source, anchor)
-    chosen_axes = choose_axes(axes, source.spec)
-    frame = rotatable(source, chosen_axes) if frame is None else frame
-    original, (source, anchor) = (source, anchor), (canonical(model, frame) for model in (source, anchor))
-    spec = source.spec
-    chosen_layers = choose_layers(layers, spec.axes["l"].size)
-    instances = [i for i in spec.movable if i.axis in chosen_axes and (not i.index or i.index[0] in chosen_layers)]
+    chosen = choose(source, anchor, axes, layers, scaling=scaling, frame=frame, one_pass=one_pass)
+    source, anchor, spec, instances = chosen.source, chosen.anchor, chosen.spec, list(chosen.groups)
     rules: dict[Instance, list[Shift]] = {}
     for rule in spec.shifts if biases else ():
         rules.setdefault(spec.instance(rule.axis.strip("*"), spec.tensors[rule.bias].index), []).append(rule)
-    chosen = {instance: group_of(spec, instance, scaling, one_pass) for instance in instances}
     shared = [name for name in spec.tensors if spec.shares(name, anchor.spec)]
-    meeting = [i for i in instances if not i.index or any(i.axis in spec.batch_axes(other) for other in chosen_axes)]
+    meeting = [i for i in instances if not i.index or any(i.axis in spec.batch_axes(other) for other in chosen.axes)]
 
-    parts = _Parts(spec, chosen, meeting, rules)
+    parts = _Parts(spec, chosen.groups, meeting, rules)
     translated = [rule for i in instances if i not in meeting for rule in rules.get(i, [])]
     free = {(rule.bias, rule.axis) for rule in translated if rule.into is None}
     total, steps, curves = Alignment(spec, {}), list[dict[str, Any]](), dict[str, list[float]]()
@@ -116,8 +104,8 @@ def match_models(
             if meeting:
                 read = anchor.read, current.read
                 descents = descend(
-                    spec, *read, instances, chosen, pool, names=shared, skip=free, starts=1 if number else starts,
-                    seed=seed, watch=watch,
+                    spec, *read, instances, chosen.groups, pool, names=shared, skip=free,
+                    starts=1 if number else starts, seed=seed, watch=watch,
                 )  # fmt: skip
                 best = descents[0]
                 curves |= {f"{d.start}, round {number + 1}" if number else d.start: list(d.curve) for d in descents}
@@ -130,25 +118,20 @@ def match_models(
             if not meeting or settled or not inner.shifts:
                 break
         if meeting:
-            steps = [step_of(spec, source, anchor, total, instance, shared) for instance in instances]
-    options = {
-        "axes": list(chosen_axes), "layers": sorted(chosen_layers), "scaling": scaling,
-        "one_pass": one_pass, "biases": biases, **({"starts": starts, "seed": seed} if meeting else {}),
-    }  # fmt: skip
-    provenance = {
-        "symfuse": __version__, "source": original[0].checkpoint.lineage(), "anchor": original[1].checkpoint.lineage(),
-        "from": "weights", "options": options, "steps": steps, **({"descents": curves} if meeting else {}),
-    }  # fmt: skip
+            steps = steps_of(chosen, total)
+    options: dict[str, Any] = {"scaling": scaling, "one_pass": one_pass, "biases": biases}
+    options |= {"starts": starts, "seed": seed} if meeting else {}
     elements = {i: g for i, g in total.elements.items() if not g.is_identity()}  # there and back again
-    return replace(total, elements=elements, provenance=provenance, frame=tuple(frame))
+    more = {"descents": curves} if meeting else {}
+    return chosen.alignment(replace(total, elements=elements), "weights", options, steps, **more)
 
 
 @dataclass(frozen=True)
 class _Parts:
-    """What is solved instance by instance: `chosen` without the axes that meet, with the translations of each."""
+    """What is solved instance by instance: `groups` without the axes that meet, with the translations of each."""
 
     spec: Spec
-    chosen: Mapping[Instance, Group]
+    groups: Mapping[Instance, Group]
     meeting: Sequence[Instance]
     rules: Mapping[Instance, list[Shift]]
 
@@ -156,11 +139,11 @@ class _Parts:
         self, source: Model, anchor: Model, pool: ThreadPoolExecutor, progress: Progress | None
     ) -> tuple[Alignment, list[dict[str, Any]]]:
         pair = _Pair(self.spec, source.read, anchor.read)
-        instances = [instance for instance in self.chosen if instance not in self.meeting]
+        instances = [instance for instance in self.groups if instance not in self.meeting]
 
         def one(instance: Instance) -> tuple[Instance, _Found, float]:
             start = time.perf_counter()
-            found = pair.solve(instance, self.chosen[instance], self.rules.get(instance, []))
+            found = pair.solve(instance, self.groups[instance], self.rules.get(instance, []))
             return instance, found, time.perf_counter() - start
 
         elements: dict[Instance, Element] = {}
@@ -177,56 +160,6 @@ class _Parts:
             if progress is not None:
                 progress(step, len(instances))
         return Alignment(self.spec, elements, {n: t for n, t in shifts.items() if bool(t.any())}), steps
-
-
-def require_pair(source: Model, anchor: Model) -> None:
-    """IncompatibleError or CheckpointError unless one may be moved onto the other."""
-    require_same_shape([source, anchor])
-    for model in (source, anchor):
-        require_floating(model)
-
-
-def rotatable(model: Model, axes: Collection[str]) -> tuple[str, ...]:
-    """The rewrites after which the residual stream may be rotated, if that is matched and is pre-norm; else none."""
-    return ROTATABLE if "residual" in axes and model.spec.reads else ()
-
-
-def group_of(spec: Spec, instance: Instance, scaling: bool, one_pass: bool = False) -> Group:
-    """The group to match an axis instance with."""
-    group = spec.axes[instance.axis].group
-    assert group is not None
-    group = group if scaling else group.without_scaling()
-    return replace(group, one_pass=True) if one_pass and isinstance(group, Conformal) else group
-
-
-def step_of(
-    spec: Spec, source: Model, anchor: Model, found: Alignment, instance: Instance, shared: Sequence[str]
-) -> dict[str, Any]:
-    """What an alignment over axes that meet did to one of them: over the tensors that it touches, before and after all
-    of it."""
-    moved = Model(found.on(source), spec)
-    before = after = 0.0
-    for name in (n for n in spec.movable[instance] if n in shared and spec.shares(n, anchor.spec)):
-        x = anchor.read(name).double()
-        before += float((x - source.read(name)).square().sum())
-        after += float((x - moved.read(name)).square().sum())
-    group, element = spec.axes[instance.axis].group, found.elements.get(instance)
-    assert group is not None
-    units = math.prod(spec.batch(instance.axis))
-    return {
-        "instance": str(instance), "group": group.label, "before": before, "after": after,
-        "units": units, "moved": 0 if element is None else _not_identity(element, group),
-    }  # fmt: skip
-
-
-def _not_identity(element: Element, group: Group) -> int:
-    """How many elements of a batch are not the identity."""
-    unit = group.identity(element.size, element.batch).tensors()
-    differ = torch.zeros(element.batch, dtype=torch.bool)
-    for key, tensor in element.tensors().items():
-        same = tensor == unit.get(key, torch.ones_like(tensor))
-        differ |= ~same.reshape(*element.batch, -1).all(-1)
-    return int(differ.sum())
 
 
 @dataclass(frozen=True)

@@ -9,17 +9,16 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import cache
 from html import escape
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from symfuse.errors import OptionError, OutputError
+from symfuse.errors import OptionError
+from symfuse.io.target import write_text
 from symfuse.report.collect import collect
 from symfuse.report.content import Chart, Part, Section, Table
 from symfuse.report.origins import pair
@@ -59,16 +58,7 @@ def page(runs: Sequence[str | Path], title: str | None = None) -> str:
 
 def write_page(runs: Sequence[str | Path], target: Path, title: str | None = None) -> Path:
     """Write the page in one move; OutputError if that is not possible."""
-    text = page(runs, title)
-    scratch = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        scratch.write_text(text, "utf-8")
-        scratch.replace(target)
-    except OSError as error:
-        with suppress(OSError):
-            scratch.unlink()
-        raise OutputError(f"{target}: the page cannot be written there ({error})") from error
+    write_text(target, page(runs, title), "the page")
     return target
 
 

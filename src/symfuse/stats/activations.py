@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from symfuse.errors import OptionError
 from symfuse.groups import Group, Moments, Monomial, Part, PartMoments
-from symfuse.io.live import module_tensors
-from symfuse.io.names import memory
+from symfuse.io.live import names_in_memory
 from symfuse.spec import Instance, Layout, Spec, Variance
 
 Batch = Mapping[str, Tensor]
@@ -239,9 +238,7 @@ def _by_weight(module: nn.Module) -> dict[str, nn.Module]:
     """The module that owns each weight, by the weight's name in memory, and by that on disk, which may be another."""
     names = dict(module.named_parameters(remove_duplicate=False))
     owners = {name: module.get_submodule(name.rpartition(".")[0]) for name in names}
-    held = {memory(weight): owners[name] for name, weight in names.items()}
-    on_disk = module_tensors(module)
-    return {name: held[memory(t)] for name, t in on_disk.items() if memory(t) in held} | owners
+    return {disk: owners[name] for disk, name in names_in_memory(module).items() if name in owners} | owners
 
 
 def _of_one_input(reads: Sequence[Place], owners: Mapping[str, nn.Module]) -> list[Place]:
