@@ -15,13 +15,21 @@ from torch import Tensor, nn
 
 from symfuse.architectures import ARCHITECTURES
 from symfuse.errors import CheckpointError, IncompatibleError
+from symfuse.evaluate.compatible import (
+    counts_batches,
+    most_weights,
+    require_equal_ties,
+    require_one_function,
+    require_read,
+)
 from symfuse.evaluate.task import Loss, Score, Task, measure
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
-from symfuse.io.live import names_in_memory
+from symfuse.io.live import module_config, names_in_memory
 from symfuse.io.messages import some
 from symfuse.io.tensors import StoredTensors
 from symfuse.modules import build_module, live
+from symfuse.rewrite.ties import match_ties
 
 Build = Callable[[Checkpoint], nn.Module]
 
@@ -52,7 +60,7 @@ class WeightSpace:
         with torch.no_grad():
             for name, weight in self.weights.items():
                 start = first[name]
-                if not weight.is_floating_point():
+                if not weight.is_floating_point() and not counts_batches(name):
                     _same_integers(name, start, [model[name] for model, _ in rest])
                 if not weight.is_floating_point() or not rest:
                     weight.copy_(start)
@@ -70,10 +78,10 @@ class WeightSpace:
         total = torch.zeros(count, count, dtype=torch.float64)
         for name, weight in self.weights.items():
             if weight.is_floating_point():
-                start = self.models[0][name]
-                steps = [model[name] - start for model in self.models[1:]]
+                start = self.models[0][name].double()
+                steps = [model[name].to(start) - start for model in self.models[1:]]
                 for i, j in itertools.combinations_with_replacement(range(count), 2):
-                    total[i, j] += (steps[i] * steps[j]).sum(dtype=torch.float64)
+                    total[i, j] += steps[i].flatten() @ steps[j].flatten()
         return total + total.triu(1).T
 
 
@@ -87,23 +95,33 @@ def open_space(
 ) -> WeightSpace:
     """The space of folders, open checkpoints and live modules (which are not touched).
 
-    The module is what `build` makes of the last source, else a copy of it if it is live, else of the class that the
-    task calls for, else of the one that the config names; in `dtype`. Models whose tensors are computed (aligned,
-    merged) are computed once, into files in `scratch`: at every point they are only read.
+    The module is what `build` makes of the last source, else a copy of a live one if there is any, else of the class
+    that the task calls for, else of the one that the config names; in `dtype`. Models whose tensors are computed
+    (aligned, merged) are computed once, into files in `scratch`, in `dtype` or float32 if that is wider: they are not
+    rounded to the dtype in which `save` would write them. IncompatibleError if the models differ in more than weights,
+    so that no module is all of them; with `build`, of live modules only their weights are compared.
     """
+    modules = [source for source in sources if isinstance(source, nn.Module)]
+    untied = iter(match_ties([source for source in sources if isinstance(source, Checkpoint)])[0])
+    sources = [source if isinstance(source, nn.Module) else next(untied) for source in sources]
+    labels = isinstance(loss, Task) and loss.auto.endswith("Classification")
+    require_one_function(sources, names, bare=build is None, labels=labels)
     last = sources[-1]
     if build is not None:
-        module = build(last if isinstance(last, Checkpoint) else open_checkpoint(last)).to(dtype)
-    elif isinstance(last, nn.Module):
-        module = copy.deepcopy(last).to(dtype)
+        given = last if isinstance(last, Checkpoint) else open_checkpoint(last, config=module_config(last) or {})
+        module = build(given).to(dtype)
+    elif isinstance(last, nn.Module) or modules:
+        module = copy.deepcopy(most_weights(modules)).to(dtype)
     else:
         module = build_module(last, dtype, loss.auto if isinstance(loss, Task) else None)
     models = [
-        dict(source.state_dict())
+        _in_memory(source, module, name)
         if isinstance(source, nn.Module)
-        else _by_memory_name(source, module, scratch / str(i))
-        for i, source in enumerate(sources)
+        else _by_memory_name(source, module, scratch / str(i), torch.promote_types(dtype, torch.float32))
+        for i, (source, name) in enumerate(zip(sources, names, strict=True))
     ]
+    for model, name in zip(models, names, strict=True):
+        require_equal_ties(module, model, name)
     return WeightSpace(module.eval().requires_grad_(False), models, names)
 
 
@@ -120,10 +138,19 @@ def evaluate(
         return measure(loss, space.set([1.0]))
 
 
-def _by_memory_name(checkpoint: Checkpoint, module: nn.Module, scratch: Path) -> Mapping[str, Tensor]:
-    """The tensors of a checkpoint by the module's names, from files."""
+def _in_memory(source: nn.Module, module: nn.Module, name: str) -> Mapping[str, Tensor]:
+    """The weights of a live module, by name."""
+    found = dict(source.state_dict())
+    require_read(module, found.keys(), module.state_dict().keys(), name)
+    return found
+
+
+def _by_memory_name(
+    checkpoint: Checkpoint, module: nn.Module, scratch: Path, wide: torch.dtype
+) -> Mapping[str, Tensor]:
+    """The tensors of a checkpoint by the module's names, from files; those that are computed in `wide`."""
     if not isinstance(checkpoint.tensors, StoredTensors | dict):  # computed
-        checkpoint = open_checkpoint(checkpoint.to(torch.float32).save(scratch), name=checkpoint.name)
+        checkpoint = open_checkpoint(checkpoint.to(wide).save(scratch), name=checkpoint.name)
     for name in checkpoint:
         checkpoint.read(name)  # whether all is finite
     disk = {ours: theirs for theirs, ours in names_in_memory(module).items()}
@@ -131,8 +158,9 @@ def _by_memory_name(checkpoint: Checkpoint, module: nn.Module, scratch: Path) ->
     found = _Renamed(checkpoint, {ours: theirs for ours, theirs in names.items() if theirs is not None})
     declared = str(checkpoint.config.get("model_type")) in ARCHITECTURES or not hasattr(module, "base_model_prefix")
     if declared or all(name in found for name, _ in module.named_parameters()):
+        require_read(module, list(checkpoint), set(found.names.values()), checkpoint.name)
         return found  # what is missing is reported by name
-    return dict(live(checkpoint, torch.float32, type(module)).state_dict())  # names that transformers converts
+    return dict(live(checkpoint, wide, type(module)).state_dict())  # names that transformers converts
 
 
 def _on_disk(name: str, checkpoint: Checkpoint, module: nn.Module) -> str | None:
