@@ -272,10 +272,10 @@ def report(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n\n".join(parts)
 
 
-def write(file: Path, tables: str) -> None:
-    """Put the tables in a Markdown file, between its lines MARKS."""
-    before, _, rest = file.read_text("utf-8").partition(MARKS[0])
-    file.write_text(f"{before}{MARKS[0]}\n\n{tables}\n\n{MARKS[1]}{rest.partition(MARKS[1])[2]}", "utf-8")
+def write(file: Path, tables: str, marks: tuple[str, str] = MARKS) -> None:
+    """Put the tables in a Markdown file, between two lines of it."""
+    before, _, rest = file.read_text("utf-8").partition(marks[0])
+    file.write_text(f"{before}{marks[0]}\n\n{tables}\n\n{marks[1]}{rest.partition(marks[1])[2]}", "utf-8")
 
 
 def _known(file: Path) -> dict[str, Any]:
@@ -285,23 +285,26 @@ def _known(file: Path) -> dict[str, Any]:
 
 def _record(file: Path, rows: Sequence[Mapping[str, Any]], seconds: float) -> None:
     """Put the rows of a pair in the file, in place of those that it has."""
+    known, name = _known(file), rows[0]["pair"]
+    spent = known.get("seconds by pair", {}) | {name: round(seconds, 1)}
+    kept = [row for row in known["rows"] if row["pair"] != name]
+    found = about("python experiments/pairs.py") | {"starts": STARTS, "seconds by pair": spent, "rows": [*kept, *rows]}
+    file.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", "utf-8")
+
+
+def about(command: str) -> dict[str, Any]:
+    """Of what versions and machine figures are."""
     import transformers
 
-    known, name = _known(file), rows[0]["pair"]
-    about = {
+    return {
         "symfuse": symfuse.__version__,
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "python": platform.python_version(),
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, {torch.get_num_threads()} thread",
         "seed": SEED,
-        "starts": STARTS,
-        "command": "python experiments/pairs.py",
+        "command": command,
     }
-    spent = known.get("seconds by pair", {}) | {name: round(seconds, 1)}
-    kept = [row for row in known["rows"] if row["pair"] != name]
-    document = about | {"seconds by pair": spent, "rows": [*kept, *rows]}
-    file.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 
 def main() -> None:

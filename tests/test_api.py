@@ -16,6 +16,7 @@ from torch import Tensor
 
 import symfuse
 from contract.tiny import MODELS, TEXT, encoder, of
+from matched import match
 from symfuse import api
 from symfuse.errors import CheckpointError, IncompatibleError, OptionError, SymfuseError, UnknownArchitectureError
 from symfuse.io import Checkpoint
@@ -103,11 +104,11 @@ def test_folders_state_dicts_and_modules_are_the_same_model(folders: tuple[Path,
     ]
     wanted = dict(symfuse.merge(folders, weights=[0.3, 0.7]))
     distance = symfuse.distance(*folders).whole.squared
-    first = symfuse.match(*folders)
+    first = match(*folders)
     for source, anchor in kinds:
         assert same(dict(symfuse.merge([source, anchor], weights=[0.3, 0.7])), wanted)
         assert symfuse.distance(source, anchor).whole.squared == pytest.approx(distance, rel=1e-14)
-        alignment = symfuse.match(source, anchor)
+        alignment = match(source, anchor)
         assert alignment.elements.keys() == first.elements.keys()
         for instance, element in alignment.elements.items():
             dense = first.elements[instance].to_dense()
@@ -149,7 +150,7 @@ def test_a_module_that_transformers_does_not_have() -> None:
 ])  # fmt: skip
 def test_the_result_loads_with_nothing_missing_or_left_over(tmp_path: Path, label: str, kind: str) -> None:
     a, b = (MODELS[label](seed) for seed in (0, 1))
-    alignment = symfuse.match(a, b)
+    alignment = match(a, b)
     for name, result in (("aligned", alignment(a)), ("merged", symfuse.merge([alignment(a), b]))):
         out = result.save(tmp_path / name)
         module, report = getattr(transformers, kind).from_pretrained(out, output_loading_info=True, dtype=torch.float64)
@@ -210,7 +211,7 @@ def test_no_tensor_is_read_before_it_is_saved(tmp_path: Path, label: str) -> Non
     assert sorted(read_a.read) == sorted(set(read_a.read)) == sorted(set(a) - {read_a.first})
     assert sorted(read_b.read) == sorted(read_a.read)
 
-    alignment = symfuse.match(a, b)
+    alignment = match(a, b)
     read_a.read.clear()
     read_b.read.clear()
     moved = alignment(a)
@@ -322,7 +323,7 @@ def test_heads_of_one_model_only_are_left_out_of_distances() -> None:
 
 def test_every_error_is_one_of_the_tree() -> None:
     for wrong in (
-        lambda: symfuse.match(encoder(), encoder(), axes="nothing"),
+        lambda: match(encoder(), encoder(), axes="nothing"),
         lambda: symfuse.merge([]),
         lambda: symfuse.align([encoder()]),
         lambda: symfuse.merge([encoder(), encoder()], heads="3"),

@@ -71,3 +71,21 @@ def test_scores_of_the_assignment_benchmark(load) -> None:  # type: ignore[no-un
 def test_a_declaration_without_names_is_that_of_the_config(load) -> None:  # type: ignore[no-untyped-def]
     for shape in load("matching").SHAPES:
         assert resolve(shape.config, []).axes["l"].size == shape.layers
+
+
+@pytest.mark.parametrize("number", range(2))
+def test_sweeps_against_their_floor(load, number: int) -> None:  # type: ignore[no-untyped-def]
+    """A post-norm model with a pooler, and a pre-norm one, whose residual stream is rotated."""
+    sweeps = load("sweeps")
+    shape = sweeps.shapes(layers=2, width=128, vocabulary=40)[number]
+    for kind in ("independent", "fine-tune"):
+        source, anchor = sweeps.pair(shape, kind)
+        ready = sweeps.Ready.of(source, anchor)
+        matched = {instance.axis: group.name for instance, group in ready.chosen.groups.items()}
+        assert matched.keys() == {"residual", "h", "qk", "v", "ffn"} | ({"pool"} if number == 0 else set())
+        assert matched["residual"] == ("permutation", "centred")[number]
+        for task in (sweeps.floor(ready, 2), sweeps.sweep(ready, 2)):
+            task()
+    rows = list(sweeps.measure(shape, [1], 2))
+    assert all(row["ratio"] > 0 and row["whole"]["descents"]["identity"] for row in rows)
+    assert sweeps.table(rows).count("\n") == 3

@@ -11,6 +11,7 @@ import transformers
 from torch import Tensor
 
 from contract.tiny import GPT2, MODELS, TEXT, encoder, of
+from matched import match
 from symfuse import api
 from symfuse.alignment import Alignment, random_alignment
 from symfuse.errors import CheckpointError, IncompatibleError, SpecError, SymfuseError
@@ -48,7 +49,7 @@ def same(a: Checkpoint | dict[str, Tensor], b: Checkpoint | dict[str, Tensor]) -
 @pytest.mark.parametrize("label", WITH_HEAD)
 def test_the_alignment_of_a_bare_model_moves_one_with_a_head(label: str) -> None:
     base, head, prefix = base_and_head(label)
-    g = api.match(base, MODELS[label](5))
+    g = match(base, MODELS[label](5))
     assert {instance.axis for instance in g.elements} == MATCHED
     moved, alone = g(head), g(base)
     assert set(moved) == set(head)
@@ -63,13 +64,13 @@ def test_the_alignment_of_a_bare_model_moves_one_with_a_head(label: str) -> None
 @pytest.mark.parametrize("label", WITH_HEAD)
 def test_the_alignment_of_a_model_with_a_head_moves_the_bare_one(label: str) -> None:
     base, head, prefix = base_and_head(label)
-    g = api.match(head, base_and_head(label, 5)[1])
+    g = match(head, base_and_head(label, 5)[1])
     moved, whole = g(base), g(head)
     assert set(moved) == set(base)
     assert api.prove(base, g).exact.worst < 1e-12
     for name in moved:
         assert torch.equal(moved[name], whole[prefix + name] if prefix + name in whole else base[name]), name
-    assert same(api.match(base, MODELS[label](5))(base), moved)
+    assert same(match(base, MODELS[label](5))(base), moved)
 
 
 @pytest.mark.parametrize("label", WITH_HEAD)
@@ -102,7 +103,7 @@ def test_old_names_and_buffers_of_the_source(tmp_path: Path) -> None:
 
 def test_folders_modules_and_checkpoints_are_moved_alike(tmp_path: Path) -> None:
     base, head, _ = base_and_head("bert")
-    g = api.match(base, MODELS["bert"](5))
+    g = match(base, MODELS["bert"](5))
     folder = head.save(tmp_path / "head")
     module = api.to_module(head, torch.float64)
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
@@ -119,7 +120,7 @@ def test_folders_modules_and_checkpoints_are_moved_alike(tmp_path: Path) -> None
 
 def test_an_alignment_from_a_file_is_bound_as_well(tmp_path: Path) -> None:
     base, head, _ = base_and_head("bert")
-    g = api.match(base, MODELS["bert"](5))
+    g = match(base, MODELS["bert"](5))
     loaded = Alignment.load(g.save(tmp_path / "g.safetensors"))
     torch.testing.assert_close(dict(loaded(head)), dict(g(head)), rtol=0, atol=1e-14)
 
@@ -198,18 +199,18 @@ def test_every_refusal_is_of_the_tree_and_comes_before_anything_is_read(tmp_path
 @pytest.mark.parametrize("label", ["torch-relu-post", "bert-mlm", "gpt2-lm"])
 def test_two_matches_of_the_same_files_are_the_same_bytes(tmp_path: Path, label: str) -> None:
     folders = [MODELS[label](seed).save(tmp_path / str(seed)) for seed in (0, 1)]
-    first = api.match(*folders).to_bytes()
-    assert {api.match(*folders, threads=1 + i % 2).to_bytes() for i in range(6)} == {first}
+    first = match(*folders).to_bytes()
+    assert {match(*folders, threads=1 + i % 2).to_bytes() for i in range(6)} == {first}
     for i in range(6):  # the order of metadata was another one each time
-        assert Alignment.load(api.match(*folders).save(tmp_path / f"{i}.safetensors")).to_bytes() == first
+        assert Alignment.load(match(*folders).save(tmp_path / f"{i}.safetensors")).to_bytes() == first
         assert (tmp_path / f"{i}.safetensors").read_bytes() == first
-    assert api.match(folders[1], folders[0]).to_bytes() != first
+    assert match(folders[1], folders[0]).to_bytes() != first
 
 
 def test_provenance_says_from_what_and_nothing_of_the_clock(tmp_path: Path) -> None:
     a, b = (MODELS["bert-mlm"](seed).save(tmp_path / name) for seed, name in enumerate("ab"))
     seconds: list[float] = []
-    g = api.match(a, b, progress=lambda step, _total: seconds.append(step.seconds))
+    g = match(a, b, progress=lambda step, _total: seconds.append(step.seconds))
     assert g.provenance["source"] == open_checkpoint(a).lineage()
     assert g.provenance["anchor"] == open_checkpoint(b).lineage()
     assert g.provenance["source"].keys() == {"name", "folder", "sha256"}

@@ -100,7 +100,7 @@ def test_inspect(models: Path) -> None:
     assert set(axes["ffn"]) == {"axis", "size", "group", "instances", "matched by", "why"}
     assert (axes["ffn"]["group"], axes["ffn"]["size"], axes["ffn"]["instances"]) == ("permutation", 29, 2)
     assert (axes["qk"]["group"], axes["qk"]["instances"], axes["qk"]["matched by"]) == (
-        "rotation, scale",
+        "invertible map",
         8,
         "attention",
     )
@@ -113,7 +113,7 @@ def test_inspect(models: Path) -> None:
 
 def test_align(models: Path) -> None:
     before = everything(models)
-    run_ = data("align", "a", "--to", "b", "-o", "out")
+    run_ = data("align", "a", "--to", "b", "-o", "out", "--axes", "attention,ffn")
     assert set(run_) == {
         "kind", "symfuse", "source", "anchor", "options", "matched", "translated biases", "distance", "verified",
         "frame", "output", "seconds", "peak memory",
@@ -125,7 +125,7 @@ def test_align(models: Path) -> None:
         assert re.fullmatch("[0-9a-f]{64}", run_[key]["sha256"])
     assert run_["options"]["axes"] == ["qk", "v", "ffn"]
     assert {row["axis"]: row["units"] for row in run_["matched"]} == {"qk": 8, "v": 8, "ffn": 2}
-    assert set(run_["matched"][0]) == {"axis", "group", "units", "moved", "before", "after"}
+    assert set(run_["matched"][0]) == {"axis", "group", "units", "moved", "before", "after", "condition"}
     assert max(run_["verified"]["errors"].values()) < 1e-12 < run_["verified"]["tolerance"]
     assert 0 < run_["verified"]["rounding"] < 1e-12
     assert run_["distance"]["after"] < run_["distance"]["before"]

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from contract.tiny import MODELS, encoder
 from covering import covering
+from matched import match
 from symfuse import api
 from symfuse.alignment import Alignment, random_alignment
 from symfuse.errors import VerificationError
@@ -81,7 +82,7 @@ WRONG: dict[str, Callable[[Alignment], Alignment]] = {
 @pytest.mark.parametrize("label", [*LABELS, "gpt2-lm", "deberta", "torch-relu-post"])
 def test_what_is_right_is_proved_and_its_rounding_told(label: str, dtype: torch.dtype) -> None:
     source, anchor = (MODELS[label](seed).to(dtype) for seed in (0, 1))
-    for g in (api.match(source, anchor), random_alignment(api.declare(source), 1, MATCHED)):
+    for g in (match(source, anchor), random_alignment(api.declare(source), 1, MATCHED)):
         proof = api.prove(source, g)
         assert proof.exact.worst <= 1e-12
         assert proof.exact.tolerance == TOLERANCE[torch.float64]
@@ -100,7 +101,7 @@ def test_what_is_stored_in_float64_is_hardly_rounded() -> None:
 @pytest.mark.parametrize(("mistake", "label", "dtype"), covering(list(WRONG), LABELS, DTYPES))
 def test_what_is_wrong_is_not_proved(mistake: str, label: str, dtype: torch.dtype) -> None:
     source, anchor = (MODELS[label](seed).to(dtype) for seed in (0, 1))
-    for g in (api.match(source, anchor), random_alignment(api.declare(source), 1, MATCHED)):
+    for g in (match(source, anchor), random_alignment(api.declare(source), 1, MATCHED)):
         wrong = WRONG[mistake](g)
         with pytest.raises(VerificationError, match=r"after alignment: output 'logits' differs by .*nothing was"):
             api.prove(source, wrong)

@@ -24,10 +24,10 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from symfuse.architectures import ARCHITECTURES, Model, require_floating, resolve
+from symfuse.architectures import ARCHITECTURES, VARIANTS, Model, require_floating, resolve, vary
 from symfuse.canonical import REWRITES, canonical
 from symfuse.errors import CheckpointError, IncompatibleError, LayoutError, OutputError, SymmetryError
-from symfuse.groups import ELEMENTS, Element
+from symfuse.groups import ELEMENTS, Element, compose
 from symfuse.io import Checkpoint, is_finite
 from symfuse.io import open as open_checkpoint
 from symfuse.spec import Atom, Axis, Instance, Shift, Spec, Variance
@@ -41,7 +41,9 @@ class Alignment:
 
     elements: what is absent is the identity. shifts: by canonical name of a bias (Spec.shifts), a vector of its
     shape, in the moved basis: bias → g·bias + t. provenance: where it comes from, JSON data. frame: the exact rewrites
-    (symfuse.canonical) that come before the elements; the spec is that of the rewritten model.
+    (symfuse.canonical) that come before the elements; the spec is that of the rewritten model. variants: those under
+    which the declaration is read (symfuse.architectures.variants); with any, the alignment is inexact: the moved model
+    computes something else.
     """
 
     spec: Spec
@@ -49,6 +51,7 @@ class Alignment:
     shifts: Mapping[str, Tensor] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
     frame: tuple[str, ...] = ()
+    variants: tuple[str, ...] = ()
 
     def __call__(self, source: Checkpoint | str | PathLike[str] | torch.nn.Module) -> Checkpoint:
         """The source moved: the same function, as a lazy checkpoint (each tensor is moved when it is read).
@@ -61,10 +64,10 @@ class Alignment:
         if not self.frame:
             return self._move(source, self._declared(source))
         model = canonical(Model.of(source), self.frame)
-        return self._move(model.checkpoint, model.spec)
+        return self._move(model.checkpoint, vary(model.spec, self.variants))
 
     def on(self, model: Model) -> Checkpoint:
-        """As the call, of a model that is in the frame already."""
+        """As the call, of a model that is in the frame already, and its declaration under the variants."""
         return self._move(model.checkpoint, model.spec)
 
     def in_frame(self, anchor: Checkpoint) -> Checkpoint:
@@ -73,7 +76,7 @@ class Alignment:
 
     def _declared(self, source: Checkpoint) -> Spec:
         known = source.config.get("model_type") in list(ARCHITECTURES)
-        return resolve(source.config, source, source.name) if known else self.spec
+        return vary(resolve(source.config, source, source.name), self.variants) if known else self.spec
 
     def _move(self, source: Checkpoint, declared: Spec) -> Checkpoint:
         bound = replace(self, spec=self._bind(source, declared))
@@ -109,7 +112,9 @@ class Alignment:
                 )
 
     def __repr__(self) -> str:
-        return f"Alignment({self.spec.family}, {len(self.elements)} elements, {len(self.shifts)} translated biases)"
+        inexact = f", inexact: {', '.join(self.variants)}" if self.variants else ""
+        counts = f"{len(self.elements)} elements, {len(self.shifts)} translated biases"
+        return f"Alignment({self.spec.family}, {counts}{inexact})"
 
     def move(self, name: str, tensor: Tensor) -> Tensor:
         """The tensor of that canonical name moved by the linear part (no translation); its dtype is kept.
@@ -181,19 +186,19 @@ class Alignment:
         return replace(back, shifts={name: -back.move(name, t) for name, t in self.shifts.items()})
 
     def __matmul__(self, first: Alignment) -> Alignment:
-        """The alignment that acts as `first`, then as self; SymmetryError if their elements differ in kind."""
+        """The alignment that acts as `first`, then as self; SymmetryError if their frames or variants do not agree."""
+        if self.variants != first.variants:
+            raise SymmetryError(
+                f"an alignment under {', '.join(self.variants) or 'no variants'} cannot follow one under "
+                f"{', '.join(first.variants) or 'none'}: their axes are not the same; make both under the same"
+            )
         self._require_same_axes(first.spec, self.spec.axes.keys() | first.spec.axes.keys(), "the first alignment")
         undo = first.inverse().elements
         elements = dict(first.elements)
         for instance, element in self.elements.items():
             element = self._reindex(instance, element, undo)
             if instance in elements:
-                if type(element) is not type(elements[instance]):
-                    raise SymmetryError(
-                        f"{instance}: a {type(element).__name__} cannot be composed with a "
-                        f"{type(elements[instance]).__name__}"
-                    )
-                element = element @ elements[instance]
+                element = compose(element, elements[instance])
             elements[instance] = element
         shifts = {name: self.move(name, t) for name, t in first.shifts.items()}
         for name, t in self.shifts.items():
@@ -245,6 +250,7 @@ class Alignment:
         tensors |= {f"shift/{name}": t.contiguous() for name, t in self.shifts.items()}
         tensors = {key: t.clone() for key, t in tensors.items()}  # expanded identities share storage
         meta = {"spec": self.spec.to_json(), "provenance": dict(self.provenance), "frame": list(self.frame)}
+        meta |= {"variants": list(self.variants)} if self.variants else {}
         data = save(tensors, {"format": "pt", "symfuse": str(FORMAT), **{k: json.dumps(v) for k, v in meta.items()}})
         return _sorted_header(data)
 
@@ -294,7 +300,10 @@ class Alignment:
         frame = tuple(json.loads(meta["frame"]))
         if unknown := [name for name in frame if name not in REWRITES]:
             raise ValueError(f"{', '.join(map(str, unknown))}: no rewrites that this version knows")
-        return cls(spec, elements, shifts, json.loads(meta["provenance"]), frame)
+        variants = tuple(json.loads(meta.get("variants", "[]")))
+        if unknown := [name for name in variants if name not in VARIANTS]:
+            raise ValueError(f"{', '.join(map(str, unknown))}: no variants that this version knows")
+        return cls(spec, elements, shifts, json.loads(meta["provenance"]), frame, variants)
 
 
 def _in_words(axis: Axis | None) -> str:
@@ -350,8 +359,8 @@ class _Moved(Mapping[str, Tensor]):
         if name in self.alignment.shifted:
             moved = self.wide(file_name).to(self.source.info(file_name).dtype)
         else:
-            moved = self.alignment.move(name, self.source[file_name])
-        if not is_finite(moved) and is_finite(self.source[file_name]):
+            moved = self.alignment.move(name, self.source.read(file_name)).to(self.source.info(file_name).dtype)
+        if not is_finite(moved):
             dtype = str(moved.dtype).removeprefix("torch.")
             raise IncompatibleError(
                 f"{file_name}: the moved tensor does not fit in {dtype}, the dtype of {self.source.name}; convert that "
@@ -374,10 +383,11 @@ class _Moved(Mapping[str, Tensor]):
         return sum(1 for _ in self)
 
 
-def random_alignment(spec: Spec, seed: int, axes: Collection[str] | None = None) -> Alignment:
+def random_alignment(spec: Spec, seed: int, axes: Collection[str] | None = None, *, largest: bool = False) -> Alignment:
     """Random elements of every axis (or of those named), and random translations: the same function, far away.
 
-    It is how a declaration is proved (the outputs must not change) and how a planted case is made.
+    largest: of all that may act, which is how a declaration is proved (the outputs must not change); else of what
+    matching usually looks for, which is how a planted case is made.
     """
     rng = torch.Generator().manual_seed(seed)
     chosen = [i for i in spec.movable if axes is None or i.axis in axes]
@@ -385,7 +395,8 @@ def random_alignment(spec: Spec, seed: int, axes: Collection[str] | None = None)
     for instance in sorted(chosen):
         axis = spec.axes[instance.axis]
         assert axis.group is not None
-        elements[instance] = axis.group.random(axis.size, spec.batch(instance.axis), rng)
+        group = axis.group if largest else axis.group.usual()
+        elements[instance] = group.random(axis.size, spec.batch(instance.axis), rng)
     shifts: dict[str, Tensor] = {}
     for rule in spec.shifts:
         if axes is not None and rule.axis.strip("*") not in axes:

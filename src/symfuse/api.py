@@ -21,7 +21,7 @@ from symfuse.evaluate import evaluate as evaluate_model
 from symfuse.evaluate import landscape as plane_landscape
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
-from symfuse.matching import match_by_activations, match_models, match_universe, nearest_to_mean
+from symfuse.matching import auto_axes, match_by_activations, match_models, match_universe, nearest_to_mean
 from symfuse.merging import merge_models
 from symfuse.modules import live
 from symfuse.pipeline import merge_recipes
@@ -49,19 +49,26 @@ def match(
     source: Source,
     to: Source,
     *,
-    axes: str | Sequence[str] = "all",
+    axes: str | Sequence[str] = "auto",
     layers: str | int | Sequence[int] | None = None,
-    scaling: bool = True,
+    scaling: bool | None = None,
+    groups: Mapping[str, str] | None = None,
+    variants: Sequence[str] = (),
     data: Task | Iterable[Batch] | None = None,
     **options: Any,
 ) -> Alignment:
     """The alignment that moves `source` towards the anchor `to`; from the weights, or with `data` from activations.
 
-    axes: "all", or what to match: "attention" (per-head rotations of query/key and value/output; Zhang et al. 2025,
-    Theorem 4.1, Algorithm 1), "ffn" (neurons, exact assignment), "heads", "residual", "pooler", or single axes.
-    layers: which, as "0-4" or "tail:3". scaling: also rescale (Eq. 11–12). data: a task, or batches of module inputs
-    (Verma & Elbayad 2024). options: of `match_models` (one_pass, biases, starts, seed, frame, threads, progress), or
-    with data of `match_by_activations` (frame, kind, residual, without, build), both in symfuse.matching.
+    axes: what to match: "attention" (per-head rotations of query/key and value/output; Zhang et al. 2025,
+    Theorem 4.1, Algorithm 1), "ffn" (neurons, exact assignment), "heads", "residual", "pooler", single axes, or
+    "all"; "auto": attention and ffn of models that are related (a fine-tune), else all.
+    layers: which, as "0-4" or "tail:3". scaling: also rescale (Eq. 11–12), by default only from the weights. groups:
+    by axis the name of the group to match with, {"qk": "orthogonal", "residual": "permutation"}, or "none"; it must be
+    a subgroup of what is declared, and its axis is matched also if `axes` does not name it. variants: inexact ones, by
+    which the moved model computes something else: "heads-ignored", "separate-qk", "separate-residual". data: a task,
+    or batches of module inputs (both: Verma & Elbayad 2024). options: of `match_models` (one_pass, biases, starts,
+    seed, frame, threads, progress), or with data of `match_by_activations` (frame, kind, residual, without, build),
+    both in symfuse.matching.
 
     Apply the result: `alignment(source)`. Where it has a frame (the rotated residual stream of a pre-norm model), the
     anchor to merge with is `alignment.in_frame(to)`.
@@ -69,7 +76,9 @@ def match(
     chosen: dict[str, Any] = {
         "axes": axes if isinstance(axes, str) else tuple(axes),
         "layers": tuple(layers) if isinstance(layers, Sequence) and not isinstance(layers, str) else layers,
-        "scaling": scaling,
+        "groups": groups,
+        "variants": tuple(variants),
+        **({} if scaling is None else {"scaling": scaling}),
     }
     if data is None:
         return match_models(_model(source), _model(to), **chosen, **options)
@@ -96,6 +105,7 @@ def align(sources: Sequence[Source], anchor: int | Literal["universe"] | None = 
     models = [_model(source) for source in sources]
     if len(models) < 2:
         raise OptionError(f"an alignment needs two models at least, {len(models)} given")
+    options["axes"] = auto_axes(options.get("axes", "auto"), models)[0]  # the same for all
     if anchor == "universe":
         found = match_universe(models, **options).alignments
         return Aligned(tuple(g(m.checkpoint) for g, m in zip(found, models, strict=True)), found, None)

@@ -56,10 +56,11 @@ class Output:
             click.echo(json.dumps(data, indent=2))
 
     @contextmanager
-    def progress(self, what: str, total: int | None) -> Iterator[Callable[[int | None], None]]:
-        """A bar on stderr, on terminals only; advanced by one at each call, which may set the total."""
+    def progress(self, what: str, total: int | None) -> Iterator[Callable[..., None]]:
+        """A bar on stderr, on terminals only; advanced by one at each call with the total, or None where that is known;
+        of a call with a text that is what the bar says."""
         if self.quiet or self.as_json or not sys.stderr.isatty():
-            yield lambda _total: None
+            yield lambda total=None, text="": None  # noqa: ARG005
             return
         from rich.console import Console
         from rich.progress import Progress
@@ -67,7 +68,10 @@ class Output:
         with Progress(console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task(what, total=total)
 
-            def advance(total: int | None) -> None:
+            def advance(total: int | None = None, text: str = "") -> None:
+                if text:
+                    bar.update(task, description=text)
+                    return
                 if total is not None:
                     bar.update(task, total=total)
                 bar.advance(task)

@@ -21,7 +21,8 @@ from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
 from symfuse.io.companions import is_of_tokenizer
 from symfuse.io.messages import some
-from symfuse.matching import Step, choose_axes, choose_layers, match_models, nearest_to_mean
+from symfuse.matching import Step, auto_axes, choose_axes, choose_groups, choose_layers, match_models, nearest_to_mean
+from symfuse.matching.descent import Watch
 from symfuse.merging import lookup
 from symfuse.plan import plan_recipe, template_of
 from symfuse.recipe import ModelRef, Recipe, without_effect
@@ -219,8 +220,9 @@ def anchor_of(stage: Stage) -> ModelRef | None:
             "align out to merge by names and shapes, or add a declaration (CONTRIBUTING.md)"
         )
     spec = Model.of(next(iter(stage.models.values()))).spec
-    choose_axes(align.axes, spec)
+    choose_axes(align.axes, spec)  # whether they can be matched
     layers_of(stage.recipe, spec)
+    groups_of(stage.recipe, spec)
     if isinstance(align.anchor, ModelRef):
         return align.anchor
     if isinstance(align.anchor, int):
@@ -233,12 +235,26 @@ def anchor_of(stage: Stage) -> ModelRef | None:
     return refs[nearest_to_mean([Model.of(checkpoint) for checkpoint in stage.models.values()])]
 
 
+def axes_of(stage: Stage) -> str | tuple[str, ...]:
+    """The words for the axes that the recipe's `align` block asks for, the same for all models."""
+    assert stage.recipe.align is not None
+    return auto_axes(stage.recipe.align.axes, [Model.of(checkpoint) for checkpoint in stage.models.values()])[0]
+
+
 def layers_of(recipe: Recipe, spec: Spec) -> list[int]:
     """The layers that are to be aligned; OptionError, with the place in the recipe, if they are not there."""
     try:
         return sorted(choose_layers(None if recipe.align is None else recipe.align.layers, spec.axes["l"].size))
     except OptionError as error:
         recipe.refuse(error, "align.layers")
+
+
+def groups_of(recipe: Recipe, spec: Spec) -> dict[str, str]:
+    """The groups that the recipe names, by axis; OptionError, with the place in it, for an axis that is not there."""
+    try:
+        return choose_groups({} if recipe.align is None else recipe.align.groups, spec)
+    except OptionError as error:
+        recipe.refuse(error, "align.groups")
 
 
 def match_model(
@@ -248,6 +264,7 @@ def match_model(
     *,
     threads: int | None = None,
     progress: Callable[[Step, int], None] | None = None,
+    watch: Watch | None = None,
 ) -> Alignment:
     """The alignment of one model onto the anchor, as the recipe's `align` block asks for."""
     align = stage.recipe.align
@@ -255,13 +272,15 @@ def match_model(
     return match_models(
         Model.of(stage.models[ref]),
         Model.of(stage.models[anchor]),
-        axes=align.axes,
+        axes=axes_of(stage),
         layers=align.layers,
         scaling=align.scaling,
+        groups=align.groups,
         one_pass=align.one_pass,
         biases=align.biases,
         threads=threads,
         progress=progress,
+        watch=watch,
     )
 
 

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from torch import Tensor
 
 from contract.tiny import MODELS
+from matched import match
 from symfuse import api, report
 from symfuse.alignment import Alignment, random_alignment
 from symfuse.architectures import ARCHITECTURES
@@ -67,10 +68,10 @@ def test_c42_heads_move_as_one(label: str) -> None:
 def test_c42_planted_heads_are_found_where_they_are_matched_and_not_by_rotations_inside_of_them() -> None:
     a = MODELS["bert-mlm"]()
     b = random_alignment(api.declare(a), 1, {"h", "qk", "v"})(a)
-    inside = api.match(b, a, axes="attention")
+    inside = match(b, a, axes="attention")
     assert {instance.axis for instance in inside.elements} <= {"qk", "v"}
     assert 0.1 < api.distance(inside(b), a).relative < api.distance(b, a).relative
-    both = api.match(b, a, axes="heads,attention")
+    both = match(b, a, axes="heads,attention")
     assert {instance.axis for instance in both.elements} == {"h", "qk", "v"}
     assert api.distance(both(b), a).relative < 1e-6
     for alignment in (inside, both):
@@ -87,7 +88,7 @@ def test_c42_planted_heads_are_found_where_they_are_matched_and_not_by_rotations
 def test_c50_half_precision_is_rounded_once(label: str, dtype: torch.dtype) -> None:
     """Each entry is the nearest of its dtype to the exact one, biases that are turned and translated too."""
     source, anchor = (cast(MODELS[label](seed), dtype) for seed in (0, 1))
-    alignment = api.match(source, anchor)
+    alignment = match(source, anchor)
     spec = alignment.spec
     assert alignment.shifts
     moved, exact = alignment(source), alignment(cast(source, torch.float64))
@@ -127,7 +128,7 @@ def test_c51_fine_tunes_of_one_model_keep_the_identity(label: str) -> None:
     base = MODELS[label]()
     a, b = noisy(base, 1e-2, 1), noisy(base, 1e-2, 2)
     for options in ({}, {"scaling": False}, {"one_pass": True}):
-        alignment = api.match(a, b, **options)
+        alignment = match(a, b, **options)
         steps = alignment.provenance["steps"]
         assert all(step["after"] <= step["before"] for step in steps)
         assert api.distance(alignment(a), b).whole.squared <= api.distance(a, b).whole.squared
@@ -155,7 +156,7 @@ def test_c51_the_identity_is_reported(tmp_path: Path) -> None:
 @pytest.mark.parametrize("label", FAMILIES)
 def test_c52_aligned_to_a_random_partner_it_is_the_same_function(label: str) -> None:
     a, b = MODELS[label](0), MODELS[label](1)
-    alignment = api.match(a, b)
+    alignment = match(a, b)
     assert {instance.axis for instance in alignment.elements} == MATCHED
     moved = alignment(a)
     inputs: dict[str, Tensor] | None = None
@@ -177,7 +178,7 @@ def test_c53_all_planted_neurons_are_found(label: str) -> None:
     spec = api.declare(a)
     planted = random_alignment(spec, 5, MATCHED)
     b = planted(a)
-    alignment = api.match(b, a)
+    alignment = match(b, a)
     for instance, element in (alignment @ planted).elements.items():
         if instance.axis == "ffn":
             assert torch.equal(element.tensors()["index"], torch.arange(29)), instance
@@ -191,7 +192,7 @@ def test_c53_all_planted_neurons_are_found(label: str) -> None:
 @pytest.mark.parametrize("label", FAMILIES)
 def test_c53_an_unchanged_model_is_left_alone(label: str) -> None:
     a = MODELS[label]()
-    alignment = api.match(a, a)
+    alignment = match(a, a)
     assert (len(alignment.elements), len(alignment.shifts)) == (0, 0)
     run = report.alignment_run(a, a, alignment, None)
     assert run["distance"]["before"] == run["distance"]["after"] == 0
@@ -208,7 +209,7 @@ def test_c53_an_unchanged_model_is_left_alone(label: str) -> None:
 def test_c108a_a_planted_copy_is_at_no_distance_after_alignment(label: str) -> None:
     a = MODELS[label]()
     copy = random_alignment(api.declare(a), 6, MATCHED)(a)
-    alignment = api.match(copy, a)
+    alignment = match(copy, a)
     run = report.alignment_run(copy, a, alignment, None)
     assert run["distance"]["before"] > 10
     assert run["distance"]["after"] < 1e-10
@@ -222,7 +223,7 @@ def test_elements_of_other_axes_than_those_named_are_left_alone() -> None:
     a = MODELS["bert-mlm"]()
     planted = random_alignment(api.declare(a), 7, {"qk", "ffn"})
     b = planted(a)
-    alignment = api.match(b, a, axes="ffn")
+    alignment = match(b, a, axes="ffn")
     assert isinstance(alignment, Alignment)
     after = api.distance(alignment(b), a)
     assert after.by("axis")["ffn"].squared == 0

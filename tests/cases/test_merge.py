@@ -12,6 +12,7 @@ import torch
 import transformers
 
 from contract.tiny import MODELS, TEXT, of
+from matched import match
 from symfuse import api
 from symfuse.errors import IncompatibleError, SpecError
 from symfuse.io import Checkpoint
@@ -126,7 +127,7 @@ def test_c101_the_files_of_the_base_come_along(tmp_path: Path, base: int) -> Non
         (folder / "generation_config.json").write_text(json.dumps({"max_length": i}), "utf-8")
         (folder / "chat_template.jinja").write_text(f"template {i}", "utf-8")
         (folder / "code.py").write_text("raise SystemExit", "utf-8")
-    alignment = api.match(folders[0], folders[1])
+    alignment = match(folders[0], folders[1])
     out = api.merge([alignment(open_checkpoint(folders[0])), folders[1]], base=base).save(tmp_path / "out")
     assert json.loads((out / "generation_config.json").read_text("utf-8")) == {"max_length": base}
     assert (out / "chat_template.jinja").read_text("utf-8") == f"template {base}"

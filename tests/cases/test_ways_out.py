@@ -190,7 +190,8 @@ def test_check_says_the_alignment(place: Path, models: list[str], align: dict[st
     given = linear(*models, align={**align, "layers": "tail:1", "biases": False})
     found = json.loads(done("check", given, "--no-sample", "--json").stdout)["recipes"][0]["alignment"]
     assert found == {
-        "anchor": anchor, "axes": ["ffn"], "layers": [1], "scaling": True, "one_pass": False, "biases": False,
+        "anchor": anchor, "axes": ["ffn"], "layers": [1], "scaling": True, "groups": {}, "one_pass": False,
+        "biases": False,
     }  # fmt: skip
     text = done("check", given, "--no-sample").stdout
     assert "aligned first: axes ffn of layers 1, biases as they are; anchor: " + (anchor or "the model nearest") in text

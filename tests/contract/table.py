@@ -38,7 +38,8 @@ def measure(label: str) -> tuple[str, str, Errors, set[str], str]:
     for column, axes in [*COLUMNS.items(), ("all at once", set(spec.axes))]:
         present = {i.axis for i in spec.movable} & axes
         if present:
-            alignment = symfuse.random_alignment(spec, 1, axes=None if column == "all at once" else present)
+            acting = None if column == "all at once" else present
+            alignment = symfuse.random_alignment(spec, 1, axes=acting, largest=True)
             errors[column] = this.error(alignment(checkpoint), alignment)
     biases = {"key free" if rule.into is None else "value folded" for rule in spec.shifts}
     groups = sorted({f"{i.axis}: {g.label}" for i in spec.movable if (g := spec.axes[i.axis].group)})

@@ -13,7 +13,7 @@ from task_cases import CASES, task
 from torch import Tensor, nn
 
 import symfuse
-from symfuse.errors import IncompatibleError
+from symfuse.errors import IncompatibleError, OptionError
 from symfuse.evaluate import barrier, measure
 from symfuse.io import Checkpoint
 
@@ -127,9 +127,7 @@ def test_layers_that_the_module_has_not_are_refused_and_heads_of_other_tasks_are
     def build(checkpoint: Checkpoint) -> nn.Module:
         return transformers.BertForMaskedLM(transformers.BertConfig.from_dict(dict(checkpoint.config)))
 
-    with pytest.raises(
-        IncompatibleError, match=r"shallow: a BertForMaskedLM of this depth has no place for bert\."
-    ):
+    with pytest.raises(IncompatibleError, match=r"shallow: a BertForMaskedLM of this depth has no place for bert\."):
         symfuse.score(shallow, token_loss, build=build)
 
     def body(checkpoint: Checkpoint) -> nn.Module:
@@ -194,3 +192,50 @@ def test_how_many_batches_were_seen_in_training_is_no_weight() -> None:
     one(torch.randn(4, 3)), other(torch.randn(4, 3)), other(torch.randn(4, 3))
     loss = lambda module: module(torch.ones(2, 3)).square().sum()  # noqa: E731
     assert ends(one, other, loss) == (measure(loss, other).loss, measure(loss, one).loss)
+
+
+class Stem(nn.Module):
+    """Batch normalisation behind a linear map, whose means shift as its weights do."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.linear, self.norm = nn.Linear(5, 7), nn.BatchNorm1d(7)
+        self.out = nn.Linear(7, 3)
+        for _ in range(40):
+            self(x=3 + torch.randn(64, 5))
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.out(torch.relu(self.norm(self.linear(x))))
+        return out
+
+
+def test_c57_batch_statistics_are_taken_anew_at_inner_points_only_and_only_if_there_are_data() -> None:
+    a, b, held = Stem(0), Stem(1), 3 + torch.randn(256, 5, generator=torch.Generator().manual_seed(0))
+    seen = {}
+
+    @torch.no_grad()
+    def loss(module: nn.Module) -> float:
+        stem: Any = module
+        assert not any(part.training for part in module.modules())
+        inside = stem.norm(stem.linear(held))
+        seen[float(stem.out.weight[0, 0].detach())] = inside.mean(0), inside.std(0)
+        return float(module(held).square().mean())
+
+    batches = [{"x": part} for part in held.split(64)]
+    plain = barrier({"none": (a, b)}, loss, points=3, refine=0)
+    old = seen.copy()
+    renewed = barrier({"none": (a, b)}, loss, points=3, refine=0, renew=batches)
+    assert plain.curves["none"].ends == renewed.curves["none"].ends == (loss(b), loss(a))
+    assert plain.curves["none"].points[1] != renewed.curves["none"].points[1]
+    (middle,) = seen.keys() - {float(m.out.weight[0, 0].detach()) for m in (a, b)}
+    gain = (a.norm.weight + b.norm.weight) / 2
+    torch.testing.assert_close(seen[middle][0], (a.norm.bias + b.norm.bias).detach() / 2, rtol=0, atol=1e-5)
+    torch.testing.assert_close(seen[middle][1], gain.detach(), rtol=0.02, atol=0)
+    assert float((old[middle][1] - gain).detach().abs().max()) > 0.2  # interpolated they are wrong
+    assert renewed.to_json()["batch statistics"] == "taken anew from 4 batches at inner points"
+    assert "batch statistics" not in plain.to_json()
+    assert a.norm.momentum == 0.1
+    with pytest.raises(OptionError, match="no batches to take the statistics"):
+        barrier({"none": (a, b)}, loss, points=3, refine=0, renew=[])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 from pathlib import Path
 
 import pytest
@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 import symfuse
+from contract.tiny import TEXT, of
 from symfuse.errors import IncompatibleError, OptionError, OutputError
-from symfuse.evaluate import Plane, landscape
+from symfuse.evaluate import Plane, Score, landscape
 
 
 class Vector(nn.Module):
@@ -20,25 +21,26 @@ class Vector(nn.Module):
         self.value = nn.Parameter(torch.tensor(values, dtype=torch.float64))
 
 
-MODELS = {"a": Vector(1, 0, 0, 2), "b": Vector(3, 1, 0, 2), "c": Vector(0, 2, 5, 1)}
+# None is as good as another, and the third stands upright above no other.
+MODELS = {"a": Vector(1, 0, 0, 2), "b": Vector(3, 1, 0, 2), "c": Vector(2, 2, 5, 1)}
 
 
 def bowl(module: nn.Module) -> float:
     return next(module.parameters()).square().sum().item()
 
 
-def counted(
-    function: Callable[[nn.Module], float], stop: int | None = None
-) -> tuple[Callable[[nn.Module], float], list[int]]:
-    calls: list[int] = []
+class Watch:
+    """How often `watched` was called, and before which call it is interrupted."""
 
-    def loss(module: nn.Module) -> float:
-        if stop is not None and len(calls) == stop:
-            raise KeyboardInterrupt
-        calls.append(1)
-        return function(module)
+    calls = 0
+    stop = -1
 
-    return loss, calls
+
+def watched(module: nn.Module) -> float:
+    if Watch.calls == Watch.stop:
+        raise KeyboardInterrupt
+    Watch.calls += 1
+    return bowl(module)
 
 
 def test_the_plane_keeps_all_distances_and_the_loss_is_that_of_the_point() -> None:
@@ -57,30 +59,37 @@ def test_the_plane_keeps_all_distances_and_the_loss_is_that_of_the_point() -> No
         for j, x in enumerate(found.xs):
             point = vectors[0] + x * first + y * second
             assert found.scores[i][j].loss == pytest.approx((point @ point).item(), rel=1e-12)
+            assert found.to_json()["loss"][i][j] == found.scores[i][j].loss
+    assert found.scores[0][-1].loss != pytest.approx(found.scores[-1][0].loss, rel=0.1)  # rows are not columns
     assert [score.loss for score in found.corners] == [bowl(m) for m in MODELS.values()]
-    xs = [x for x, _ in found.plane.corners]
-    assert found.xs[0] == pytest.approx(min(xs) - 0.5 * (max(xs) - min(xs)))
-    assert found.xs[-1] == pytest.approx(max(xs) + 0.5 * (max(xs) - min(xs)))
+    for axis, ticks in enumerate((found.xs, found.ys)):
+        low, high = places[:, axis].min().item(), places[:, axis].max().item()
+        assert ticks[0] == pytest.approx(low - 0.5 * (high - low))
+        assert ticks[-1] == pytest.approx(high + 0.5 * (high - low))
 
 
-def test_a_run_that_was_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_the_metrics_stand_where_the_losses_do() -> None:
+    found = landscape(MODELS, lambda m: Score(bowl(m), {"twice": 2 * bowl(m)}, 1), steps=3, margin=0.1)
+    document = found.to_json()
+    assert document["metrics"]["twice"] == [[2 * loss for loss in row] for row in document["loss"]]
+
+
+def test_a_run_that_was_stopped_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = tmp_path / "landscape.jsonl"
-    loss, calls = counted(bowl, stop=7)
+    monkeypatch.setattr(Watch, "calls", 0)
+    monkeypatch.setattr(Watch, "stop", 7)
     with pytest.raises(KeyboardInterrupt):
-        landscape(MODELS, loss, steps=3, journal=journal)
+        landscape(MODELS, watched, steps=3, journal=journal)
+    monkeypatch.setattr(Watch, "stop", -1)
     with journal.open("a") as file:
         file.write('[7, {"loss": 1')  # as a kill in the middle of a line leaves it
-    rest, more = counted(bowl)
-    rest.__name__ = loss.__name__
     seen: list[tuple[int, int]] = []
-    found = landscape(MODELS, rest, steps=3, journal=journal, progress=lambda done, of: seen.append((done, of)))
-    assert len(calls) == 7
-    assert len(more) == 3 + 9 - 7
-    assert seen[-1] == (12, 12)
-    assert found == landscape(MODELS, rest, steps=3)
-    again, none = counted(bowl)
-    assert landscape(MODELS, again, steps=3, journal=journal) == found
-    assert not none
+    found = landscape(MODELS, watched, steps=3, journal=journal, progress=lambda done, of: seen.append((done, of)))
+    assert Watch.calls == 3 + 9
+    assert seen == [(done, 12) for done in range(1, 13)]
+    assert landscape(MODELS, watched, steps=3, journal=journal) == found
+    assert Watch.calls == 3 + 9
+    assert found == landscape(MODELS, watched, steps=3)
 
 
 def test_a_journal_of_something_else_is_refused(tmp_path: Path) -> None:
@@ -90,6 +99,17 @@ def test_a_journal_of_something_else_is_refused(tmp_path: Path) -> None:
         landscape(MODELS, bowl, steps=3, journal=journal)
     with pytest.raises(OutputError, match="is of other models, data or grid"):
         landscape(MODELS | {"c": Vector(1, 1, 1, 1)}, bowl, steps=2, journal=journal)
+    turned = {name: Vector(*model.value.tolist()[::-1]) for name, model in MODELS.items()}
+    with pytest.raises(OutputError, match="is of other models"):  # whose distances are the same
+        landscape(turned, bowl, steps=2, journal=journal)
+    two = [lambda m: bowl(m) + 1.0, lambda m: bowl(m) + 2.0]  # of one name
+    landscape(MODELS, two[0], steps=2, journal=tmp_path / "of two.jsonl")
+    with pytest.raises(OutputError, match="or of another loss"):
+        landscape(MODELS, two[1], steps=2, journal=tmp_path / "of two.jsonl")
+    tanh, relu = ({n: nn.Sequential(m, layer) for n, m in MODELS.items()} for layer in (nn.Tanh(), nn.ReLU()))
+    landscape(tanh, bowl, steps=2, journal=tmp_path / "tanh.jsonl")
+    with pytest.raises(OutputError, match="is of other models"):  # of the same weights
+        landscape(relu, bowl, steps=2, journal=tmp_path / "tanh.jsonl")
     journal.write_bytes(b"\xff\xfe")
     with pytest.raises(OutputError, match="cannot be kept as the journal"):
         landscape(MODELS, bowl, steps=2, journal=journal)
@@ -110,10 +130,36 @@ def test_options_of_a_landscape() -> None:
         landscape(MODELS, bowl, steps=1)
 
 
-def test_the_corners_of_a_real_pair_are_the_models(tmp_path: Path) -> None:
-    plane = Plane.of(torch.tensor([[4.0, 2.0], [2.0, 10.0]], dtype=torch.float64))
-    assert plane.corners == ((0.0, 0.0), (2.0, 0.0), (1.0, 3.0))
+def test_a_plane_from_inner_products() -> None:
+    plane = Plane.of(torch.tensor([[16.0, 4.0], [4.0, 10.0]], dtype=torch.float64))
+    assert plane.corners == ((0.0, 0.0), (4.0, 0.0), (1.0, 3.0))
     for i, corner in enumerate(plane.corners):
         assert plane.coefficients(*corner) == tuple(float(i == j) for j in range(3))
-    assert plane.coefficients(1.0, 1.0) == pytest.approx((1 / 3, 1 / 3, 1 / 3))
-    assert symfuse.landscape is not None
+    weights = (0.5, 0.3, 0.2)
+    place = [sum(c * corner[i] for c, corner in zip(weights, plane.corners, strict=True)) for i in (0, 1)]
+    assert plane.coefficients(*place) == pytest.approx(weights)
+
+
+def test_the_corners_of_a_real_pair_are_the_models(tmp_path: Path) -> None:
+    """A, A aligned, and B: of B the loss is another, and the order is that of the names."""
+    a, b = (of("BertForMaskedLM", "BertConfig", TEXT)(seed) for seed in (0, 1))
+    models = {
+        "a": a.save(tmp_path / "a"),
+        "moved": symfuse.match(a, to=b, axes="attention,ffn")(a),
+        "b": b.save(tmp_path / "b"),
+    }
+    ids = torch.arange(2, 12)[None]
+
+    def loss(module: nn.Module) -> float:
+        return nn.functional.cross_entropy(module(input_ids=ids).logits[0], ids[0]).item()
+
+    found = symfuse.landscape(models, loss, steps=2, margin=0.0)
+    assert found.names == ("a", "moved", "b")
+    losses = [score.loss for score in found.corners]
+    assert [losses[0], losses[2]] == [symfuse.score(folder, loss).loss for folder in (models["a"], models["b"])]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    assert abs(losses[2] - losses[0]) > 1e-2
+    distances = [symfuse.distance(a, model).euclidean for model in (models["moved"], b)]
+    places = [math.hypot(x, y) for x, y in found.plane.corners[1:]]
+    assert places == pytest.approx(distances, rel=1e-5)
+    assert distances[0] != pytest.approx(distances[1], rel=0.05)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from contract.tiny import MODELS, encoder
+from matched import match
 from symfuse import api
 from symfuse.alignment import random_alignment
 from symfuse.errors import CheckpointError, OutputError
@@ -129,7 +130,7 @@ def test_sources_are_all_folders_that_are_read(tmp_path: Path) -> None:
     a, b, c = map(open_checkpoint, folders)
     assert a.sources == (folders[0],)
     assert encoder().sources == ()
-    g = api.match(a, b)
+    g = match(a, b)
     assert g(a).sources == (folders[0],)
     merged = api.merge([g(a), b, c])
     assert set(merged.sources) == set(folders)
@@ -141,7 +142,7 @@ def test_sources_are_all_folders_that_are_read(tmp_path: Path) -> None:
 def test_no_source_is_ever_written_into(tmp_path: Path, base: int) -> None:
     folders = [MODELS["bert-mlm"](seed).save(tmp_path / "ab"[seed]) for seed in (0, 1)]
     (tmp_path / "link").symlink_to(folders[1])
-    g = api.match(*folders)
+    g = match(*folders)
     before = whole(tmp_path)
     results: list[Checkpoint] = [
         api.merge(folders, base=base),
@@ -168,7 +169,7 @@ def test_no_source_is_ever_written_into(tmp_path: Path, base: int) -> None:
 @pytest.mark.parametrize("label", ["torch-relu-post", "bert-mlm", "gpt2-lm"])
 def test_c72_a_merge_of_aligned_half_precision_is_rounded_once(label: str, dtype: torch.dtype) -> None:
     a, b = (MODELS[label](seed).to(dtype) for seed in (0, 1))
-    g = api.match(a, b)
+    g = match(a, b)
     wide_a, wide_b = a.to(torch.float64), b.to(torch.float64)
     for weights in ([0.5, 0.5], [0.3, 0.7]):
         merged = api.merge([g(a), b], weights=weights)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any, cast
@@ -10,13 +11,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import symfuse.stats.places
 from contract.tiny import MODELS, case, real
 from symfuse.architectures import Model
 from symfuse.errors import OptionError
 from symfuse.groups import GROUPS, Conformal, Group, Invertible, Permutation
 from symfuse.matching.activations import match_activations
 from symfuse.spec import Instance, Spec
-from symfuse.stats.activations import Heard, Place, listen, moments_of, pairs_of, places
+from symfuse.stats.activations import Heard, listen, moments_of, pairs_of
+from symfuse.stats.places import Place, places
 
 Batch = Mapping[str, Tensor]
 
@@ -110,7 +113,8 @@ def batches(label: str) -> tuple[dict[str, Tensor], ...]:
 
 def place(label: str, instance: str, at: int = 0) -> Place:
     spec, module, _ = pair(label)
-    return places(spec, module, Instance.parse(instance))[at]
+    where = Instance.parse(instance)
+    return places(spec, module, [where])[where][at]
 
 
 def direct(
@@ -155,7 +159,8 @@ def hidden(layer: int) -> Callable[[nn.Module, Batch], Tensor]:
 )
 def test_places(label: str, instance: str) -> None:
     spec, module, _ = pair(label)
-    found = [f"{p} {p.layout}" for p in places(spec, module, Instance.parse(instance))]
+    where = Instance.parse(instance)
+    found = [f"{p} {p.layout}" for p in places(spec, module, [where])[where]]
     assert found == PLACES[label][instance]
 
 
@@ -164,7 +169,18 @@ def test_places(label: str, instance: str) -> None:
 )
 def test_every_axis_is_heard_somewhere(label: str) -> None:
     spec, module = case(label).spec, real(case(label).checkpoint)
-    assert all(places(spec, module, instance) for instance in spec.movable)
+    found = places(spec, module, spec.movable)
+    assert found.keys() == spec.movable.keys()
+    assert all(found.values())
+
+
+def test_modules_are_looked_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, module, _ = pair("bert-mlm")
+    looked: list[nn.Module] = []
+    original = symfuse.stats.places.names_in_memory
+    monkeypatch.setattr(symfuse.stats.places, "names_in_memory", lambda m: looked.append(m) or original(m))
+    assert len(places(spec, module, spec.movable)) > 8
+    assert looked == [module]
 
 
 # What is heard, against hidden states that the models hand out, or that follow from them in one step.
@@ -257,7 +273,7 @@ def test_what_is_pooled_has_no_padding(length: int) -> None:
 def test_listening_leaves_modules_as_they_are() -> None:
     spec, *modules = pair("torch-relu-post")
     before = torch.backends.mha.get_fastpath_enabled()
-    wanted = list({p for i in spec.movable for p in places(spec, modules[0], i)})
+    wanted = list({p for found in places(spec, modules[0], spec.movable).values() for p in found})
     with pytest.raises(TypeError):
         listen(spec, *modules, [{"src": torch.zeros(1, 2, 20).double()}, {}], wanted)
     assert not any(m._forward_hooks for module in modules for m in module.modules())
@@ -272,7 +288,7 @@ def test_listening_leaves_modules_as_they_are() -> None:
 def test_padding_has_no_influence(label: str) -> None:
     spec, *modules = pair(label)
     instances = [i for i in spec.movable if i != Instance("pool")]
-    wanted = list(dict.fromkeys(p for i in instances for p in places(spec, modules[0], i)))
+    wanted = list(dict.fromkeys(p for found in places(spec, modules[0], instances).values() for p in found))
     batch = dict(tokens(4, 9, 1, padded=4))
     other = batch | {"input_ids": torch.where(batch["attention_mask"].bool(), batch["input_ids"], 7)}
     if label == "bert-choice":  # [batch, choices, length]
@@ -327,13 +343,120 @@ def test_labels_and_other_fields_are_not_handed_to_the_models() -> None:
     assert torch.equal(one.xy, other.xy)
 
 
+def padded_encoder() -> tuple[list[nn.Module], Batch, Tensor]:
+    """Two torch encoders, what they read, and which positions of it count."""
+    rng = torch.Generator().manual_seed(7)
+    mask = torch.ones(4, 6, dtype=torch.bool)
+    mask[1, 4:] = False
+    mask[3, 1:] = False
+    return [*pair("torch-relu-post")[1:]], {"src": torch.randn(4, 6, 20, generator=rng).double()}, mask
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("attention_mask", lambda mask: mask.long()),
+        ("src_key_padding_mask", lambda mask: ~mask),
+        ("src_key_padding_mask", lambda mask: torch.where(mask, 0.0, -torch.inf).double()),
+    ],
+    ids=["as transformers has it", "as torch has it", "added to scores"],
+)
+def test_padding_of_a_torch_encoder(name: str, said: Callable[[Tensor], Tensor]) -> None:
+    """The modules see the mask, and what is padded does not count: as if each text stood by itself."""
+    modules, batch, mask = padded_encoder()
+    spec = pair("torch-relu-post")[0]
+    wanted = [place("torch-relu-post", *at) for at in (("residual", 0), ("residual", 2), ("qk[0]",), ("ffn[1]",))]
+    found = listen(spec, *modules, [{**batch, name: said(mask)}], wanted)
+    alone = [{"src": batch["src"][k : k + 1, : int(mask[k].sum())]} for k in range(4)]
+    wanted_values = listen(spec, *modules, alone, wanted)
+    for where in wanted:
+        for value in ("xy", "xx", "yy"):
+            torch.testing.assert_close(
+                getattr(found[where], value), getattr(wanted_values[where], value), rtol=1e-9, atol=1e-12
+            )
+
+
+# Modules that are not called.
+
+
+class PastHooks(nn.Linear):
+    """Called as its `.forward` is."""
+
+    __call__ = nn.Linear.forward
+
+
+class FirstOnly(nn.Linear):
+    """Heard the first time only."""
+
+    calls = 0
+
+    def __call__(self, given: Tensor) -> Tensor:
+        self.calls += 1
+        return cast(Tensor, super().__call__(given) if self.calls == 1 else self.forward(given))
+
+
+def quiet(kind: type[nn.Linear], name: str) -> tuple[Spec, nn.Module, nn.Module]:
+    """Two torch encoders, in the second of which a linear map is of that kind."""
+    spec, anchor, source = pair("torch-relu-post")
+    source = copy.deepcopy(source)
+    source.get_submodule(name).__class__ = kind
+    return spec, anchor, source
+
+
+def test_a_place_that_is_not_called_is_left_out_if_the_axis_is_heard_elsewhere() -> None:
+    spec, anchor, source = quiet(PastHooks, "layers.1.linear1")
+    given = batches("torch-relu-post")
+    where = places(spec, anchor, [Instance("residual")])[Instance("residual")]
+    heard = listen(spec, anchor, source, given, where)
+    assert [str(p) for p in where if p not in heard] == ["layers.1.linear1.in"]
+    groups: dict[Instance, Group] = {Instance("residual"): Permutation()}
+    assert match_activations(spec, anchor, source, given, list(groups), groups) == {}  # all read the same stream
+
+
+def test_an_axis_that_is_heard_nowhere_is_named() -> None:
+    spec, anchor, source = quiet(PastHooks, "layers.1.linear2")
+    groups: dict[Instance, Group] = {Instance("ffn", (k,)): Permutation() for k in (0, 1)}
+    with pytest.raises(
+        OptionError, match=r"nothing is heard of ffn\[1\] at layers\.1\.linear2\.in: .*leave that axis out"
+    ):
+        match_activations(spec, anchor, source, batches("torch-relu-post"), list(groups), groups)
+
+
+def test_a_module_that_is_called_in_some_batches_only() -> None:
+    spec, anchor, source = quiet(FirstOnly, "layers.1.linear2")
+    where = place("torch-relu-post", "ffn[1]")
+    with pytest.raises(OptionError, match=r"layers\.1\.linear2\.in is heard in 1 of 2 batches"):
+        listen(spec, anchor, source, batches("torch-relu-post"), [where])
+
+
 # Moments.
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e4])
+def test_units_with_means_far_above_their_deviations_lose_no_digits(offset: float) -> None:
+    """In float32 squares of 1e4 leave no digits to a variance of 1. The first batch has no position that counts."""
+    spec, *modules = pair("torch-relu-post")
+    modules = [copy.deepcopy(module).float() for module in modules]
+    rng = torch.Generator().manual_seed(2)
+    given = [{"src": torch.randn(8, 25, 20, generator=rng) + offset} for _ in range(4)]
+    where = place("torch-relu-post", "residual")
+
+    def keep(batch: Batch) -> Tensor:
+        return torch.full((8, 25), batch is not given[0])
+
+    heard = listen(spec, *modules, given, [where], keep=keep, gram=[where])
+    rows = torch.cat([batch["src"].reshape(-1, 20) for batch in given[1:]]).double()
+    wanted = torch.cov(rows.T, correction=0)
+    for name in ("xy", "xx", "yy"):
+        torch.testing.assert_close(getattr(heard[where], name), wanted, rtol=1e-5, atol=1e-5)
+    moments = moments_of(spec, Instance("residual"), heard, Permutation())["primal"]
+    torch.testing.assert_close(moments.xy, torch.corrcoef(rows.T), rtol=1e-5, atol=1e-5)
 
 
 def heard_at(label: str, instance: str) -> tuple[Spec, Instance, dict[Place, Heard]]:
     spec, *modules = pair(label)
     one = Instance.parse(instance)
-    found = places(spec, modules[0], one)
+    found = places(spec, modules[0], [one])[one]
     return spec, one, listen(spec, *modules, batches(label), found, gram=found)
 
 

@@ -128,7 +128,7 @@ REACHED = {
     "permutation": by_permutations,
     "signed": lambda c: by_permutations(c.abs()),
     "scaling": lambda c: float(torch.trace(c)),
-    "positivemonomial": by_permutations,
+    "monomial": by_permutations,
     "orthogonal": by_svd,
     "centred": on_the_complement_of_ones,
     "conformal": by_svd,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -16,6 +17,7 @@ from symfuse.alignment import Alignment, random_alignment
 from symfuse.errors import CheckpointError, IncompatibleError, SpecError, SymmetryError
 from symfuse.groups import (
     Conformal,
+    Invertible,
     Monomial,
     Orthogonal,
     Permutation,
@@ -258,12 +260,14 @@ def test_alignments_of_other_axes_are_not_composed() -> None:
             Alignment(spec, {}) @ Alignment(SPEC, {})
 
 
-def test_elements_of_different_kinds_are_not_composed() -> None:
-    res = Instance("res")
-    turn = Alignment(SPEC, {res: Orthogonal().random(7, (), torch.Generator())})
-    permute = Alignment(SPEC, {res: Permutation().random(7, (), torch.Generator())})
-    with pytest.raises(SymmetryError, match="res: a Similarity cannot be composed with a Monomial"):
-        turn @ permute
+def test_elements_of_different_kinds_are_composed() -> None:
+    res, w = Instance("res"), weights()
+    kinds = [g.random(7, (), torch.Generator()) for g in (Orthogonal(), Permutation(), Scaling(), Invertible())]
+    for then, first in itertools.permutations([Alignment(SPEC, {res: element}) for element in kinds], 2):
+        together = then @ first
+        for name in ("embed", "0.out.bias", "0.fused"):
+            in_turn = then.move(name, first.move(name, w[name]))
+            torch.testing.assert_close(together.move(name, w[name]), in_turn, rtol=0, atol=1e-12)
 
 
 # -- translations ----------------------------------------------------------------------------------

@@ -277,14 +277,16 @@ DEFINITIONS: dict[str, Callable[[Tensor], bool]] = {
     "permutation": lambda m: is_monomial(m) and bool((m[m != 0] == 1).all()),
     "signed": lambda m: is_monomial(m) and bool((m[m != 0].abs() == 1).all()),
     "scaling": lambda m: is_diagonal(m) and bool((m >= 0).all()),
-    "positivemonomial": lambda m: is_monomial(m) and bool((m >= 0).all()),
+    "monomial": lambda m: is_monomial(m) and bool((m >= 0).all()),
     "orthogonal": lambda m: is_conformal(m, torch.ones((), dtype=torch.float64)),
     "centred": lambda m: is_conformal(m, torch.ones((), dtype=torch.float64)) and keeps_the_mean(m),
     "conformal": is_conformal,
     "invertible": lambda m: bool(m.isfinite().all() and (torch.linalg.det(m).abs() > 0).all()),
 }
 # The kinds of elements that a group takes beside its own.
-SUBGROUPS: dict[str, tuple[type[Element], ...]] = {"invertible": (Similarity,)}
+SUBGROUPS: dict[str, tuple[type[Element], ...]] = {
+    **dict.fromkeys(("orthogonal", "centred", "conformal"), (Monomial,)), "invertible": (Similarity, Monomial),
+}  # fmt: skip
 
 
 def pool(batch: tuple[int, ...]) -> Iterator[Element]:

@@ -129,7 +129,7 @@ def test_align() -> None:
     assert (recipe.seed, recipe.heads) == (7, "drop")
     text = "merge_method: linear\nmodels: [{model: a}]\nalign: {anchor: b, layers: 3, axes: all}"
     named = parse_recipe(text)
-    assert named.align == Align(anchor=ModelRef("b"), layers="3")
+    assert named.align == Align(axes="all", anchor=ModelRef("b"), layers="3")
     assert named.models_used() == (ModelRef("a"), ModelRef("b"))
 
 

@@ -15,11 +15,12 @@ from recovery.planted import EVERYTHING, Planted, planted, size, squared
 from symfuse.alignment import Alignment, random_alignment
 from symfuse.architectures import Model
 from symfuse.errors import OptionError
-from symfuse.groups import Element
+from symfuse.groups import Conformal, Element, Group, PositiveMonomial
 from symfuse.matching import match_by_activations
 from symfuse.matching.activations import match_activations
 from symfuse.spec import Instance
-from symfuse.stats.activations import listen, places
+from symfuse.stats.activations import listen
+from symfuse.stats.places import places
 from symfuse.verification import prove
 
 LABELS = [
@@ -94,7 +95,7 @@ def test_units_that_never_fire_are_not_told_apart(label: str, axis: str) -> None
     found = matched(plant, label)[instance].tensors()
     wanted = random_alignment(plant.home.spec, 3).inverse().elements[instance].tensors()
     spec, *modules = plant.home.spec, real(plant.home.checkpoint), real(plant.moved)
-    ((_, heard),) = listen(spec, *modules, batches(label), places(spec, modules[0], instance)).items()
+    ((_, heard),) = listen(spec, *modules, batches(label), places(spec, modules[0], [instance])[instance]).items()
     fires = heard.xx > 1e-12
     assert 0 < int((~fires).sum()) < 6
     assert torch.equal(found["index"][fires], wanted["index"][fires])
@@ -148,7 +149,7 @@ def test_from_checkpoints(label: str) -> None:
     plant = of_all(label)
     alignment = match_by_activations(
         Model.of(plant.moved), Model.of(plant.case.checkpoint), batches(label), frame=plant.frame, build=build,
-        axes=EVERYTHING if plant.axes is None else tuple(plant.axes),
+        axes=EVERYTHING if plant.axes is None else tuple(plant.axes), scaling=True,
     )  # fmt: skip
     assert alignment.frame == plant.frame
     assert unbiased(plant, alignment) < 1e-16 * size(plant.home.checkpoint)
@@ -160,11 +161,45 @@ def test_from_checkpoints(label: str) -> None:
 def test_neurons_of_unrelated_models_are_rescaled_within_reason(kind: str) -> None:
     """Activations do not see the weights on the other side, which a scale near nothing would blow up."""
     source, anchor = (Model.of(MODELS["torch-relu-post"](seed=s)) for s in (3, 4))
-    alignment = match_by_activations(source, anchor, batches("torch-relu-post"), axes="ffn", kind=kind, build=build)
+    alignment = match_by_activations(
+        source, anchor, batches("torch-relu-post"), axes="ffn", kind=kind, scaling=True, build=build
+    )
     found = scales(alignment)
     assert float(found.min()) > 0.01
     assert float(found.max()) < 100
     assert prove(source.checkpoint, alignment).exact.equal
+
+
+def test_scales_are_no_smaller_for_models_that_are_only_alike() -> None:
+    """As the slopes of least squares would be, in both directions: swapping the models inverts them."""
+    spec = case("torch-relu-post").spec
+    modules = [build(MODELS["torch-relu-post"](seed=s)) for s in (3, 4)]
+    instances = [i for i in spec.movable if i.axis in {"qk", "v", "ffn"}]
+    groups: dict[Instance, Group] = {i: PositiveMonomial() if i.axis == "ffn" else Conformal() for i in instances}
+    there, back = (
+        match_activations(spec, *both, batches("torch-relu-post"), instances, groups)
+        for both in (modules, modules[::-1])
+    )
+    for instance in instances:
+        one, inverse = there[instance].tensors(), back[instance].inverse().tensors()
+        for key in one:
+            torch.testing.assert_close(one[key], inverse[key])
+        assert float((one["scale"].log().abs()).max()) > 0.02
+
+
+def test_no_scales_by_default() -> None:
+    plant = of_all("torch-relu-post")
+    found = [
+        match_by_activations(
+            Model.of(plant.moved), Model.of(plant.case.checkpoint), batches("torch-relu-post"), build=build, **options
+        )
+        for options in ({}, {"scaling": True})
+    ]
+    assert [alignment.provenance["options"]["scaling"] for alignment in found] == [False, True]
+    scaled = [["scale" in g.tensors() and not bool((g.tensors()["scale"] == 1).all()) for g in a.elements.values()]
+              for a in found]  # fmt: skip
+    assert not any(scaled[0])
+    assert all(scaled[1])
 
 
 def test_frame_by_default() -> None:

@@ -28,9 +28,9 @@ class Vector(nn.Module):
 
 
 def bumpy(module: nn.Module) -> Score:
-    """Low at the ends of the path and high between."""
+    """Low at the ends of the path and high between; nothing about it is symmetric, so that no mirror image passes."""
     x, y, _ = next(module.parameters()).tolist()
-    loss = 0.5 + x * x * (x - 2) * (x - 2) + y * y
+    loss = 0.5 + 0.1 * x + x * x * (x - 2) * (x - 2) * (1 + x / 4) + y * y
     return Score(loss, {"accuracy": 1 / (1 + loss), "<b>f1</b>": 0.5}, 40)
 
 
@@ -59,7 +59,7 @@ def documents(alignment: Alignment) -> dict[str, dict[str, Any]]:
         "inputs": "random",
         "rounding": 0.0,
     }
-    run = alignment_run(source, anchor, alignment, proof) | {"seconds": 1.25, "peak memory": 3 * 2**20}
+    run = alignment_run(source, anchor, alignment, proof) | {"seconds": 1.25, "peak memory": 300 * 2**20}
     run["source"] = run["source"] | {"name": EVIL}
     curves = barrier({"none": (A, B), EVIL: (MOVED, B)}, bumpy, names=("A", EVIL), dtype=torch.float64)
     plane = landscape({EVIL: A, "A (aligned)": MOVED, "B": B}, bumpy, steps=9, dtype=torch.float64)

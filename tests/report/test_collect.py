@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from report.reading import broken
 from symfuse.errors import CheckpointError
-from symfuse.report.collect import FILES, SHAPES, collect, misfit, read
+from symfuse.report.collect import FILES, collect, read
+from symfuse.report.shapes import SHAPES, misfit
 
 Documents = dict[str, dict[str, Any]]
 
@@ -57,7 +59,7 @@ def test_there_must_be_a_run(tmp_path: Path) -> None:
         (b"{}", "'kind' is missing"),
         (b'{"kind": 3}', "'kind' is 3"),
         (b'{"kind": "tokenizer"}', "'kind' is 'tokenizer', expected one of alignment"),
-        (b'{"kind": "barrier"}', "as a barrier run, it has no 'source'"),
+        (b'{"kind": "barrier"}', "as a run of kind 'barrier', it has no 'source'"),
     ],
 )
 def test_foreign_and_broken_files_are_named(tmp_path: Path, text: bytes, message: str) -> None:
@@ -74,28 +76,34 @@ def test_a_broken_alignment_is_named(tmp_path: Path) -> None:
         collect([tmp_path])
 
 
-def broken(document: dict[str, Any], *path: str | int, value: Any) -> dict[str, Any]:
-    """A copy with another value at a place."""
-    made = copy.deepcopy(document)
-    inner: Any = made
-    for key in path[:-1]:
-        inner = inner[key]
-    inner[path[-1]] = value
-    return made
-
-
 @pytest.mark.parametrize(
     ("kind", "path", "value", "message"),
     [
         ("barrier", ("curves",), [], "it['curves'] is empty"),
         ("barrier", ("curves", 1, "points", 0, "loss"), "high", "it['curves'][1]['points'][0]['loss'] is str"),
-        ("barrier", ("curves", 0, "points", 2, "metrics", "accuracy"), None, "['accuracy'] is NoneType"),
+        ("barrier", ("curves", 0, "points", 2, "metrics", "accuracy"), None, "['accuracy'] is null"),
         ("barrier", ("curves", 0, "at"), True, "['at'] is bool, expected int or float"),
-        ("landscape", ("loss",), [[1.0, 2.0]], "the grid of losses is not 9 by 9"),
-        ("landscape", ("models", 0), "a", "it['models'][0] is not an object"),
-        ("alignment", ("distance", "by_axis"), {}, "it['distance']['by_axis'] is not a list"),
+        ("barrier", ("curves", 0, "at over mean"), "x", "it['curves'][0]['at over mean'] is str"),
+        ("barrier", ("seconds",), [1.0], "it['seconds'] is list, expected int or float"),
+        ("barrier", ("task", "data"), ["a"], "it['task']['data'] is list, expected str"),
+        ("landscape", ("loss",), [[1.0, 2.0]], "it['loss'] has length 1, expected 9 as of 'ys'"),
+        ("landscape", ("loss", 3), [1.0, 2.0], "it['loss'][3] has length 2, expected 9 as of 'xs'"),
+        ("landscape", ("metrics", "accuracy"), [[1.0]], "it['metrics']['accuracy'] has length 1, expected 9"),
+        ("landscape", ("metrics", "accuracy", 8), [1.0], "it['metrics']['accuracy'][8] has length 1, expected 9"),
+        ("landscape", ("xs",), [1.0] * 9, "it['xs'] does not rise"),
+        ("landscape", ("ys",), [*range(8), math.inf], "it['ys'] does not rise"),
+        ("landscape", ("xs",), [1.0], "it['xs'] has length 1, expected 2 at least"),
+        ("landscape", ("models", 0), "a", "it['models'][0] is str, expected an object"),
+        ("alignment", ("distance", "by_axis"), {}, "it['distance']['by_axis'] is dict, expected a list"),
+        ("alignment", ("distance", "by_axis", 0, "of whole"), [0.5], "['of whole'] has length 1, expected 2 at least"),
+        ("alignment", ("verified",), {"errors": [1]}, "it['verified']['errors'] is list, expected an object"),
+        ("alignment", ("verified", "errors", "x"), "y", "it['verified']['errors']['x'] is str"),
+        ("alignment", ("verified", "equal"), 1, "it['verified']['equal'] is int, expected bool"),
+        ("alignment", ("translated biases",), "3", "it['translated biases'] is str, expected int"),
         ("merge", ("alignments", 0, "matched", 0, "units"), 1.5, "['units'] is float, expected int"),
+        ("distance", ("before",), 10**400, "it['before'] is more than float64 can hold"),
         ("evaluation", ("task",), {}, "it['task'] has no 'task'"),
+        ("evaluation", ("models", 0, "count"), [1], "it['models'][0]['count'] is list, expected int"),
     ],
 )
 def test_damage_is_found_where_it_is(
@@ -105,4 +113,15 @@ def test_damage_is_found_where_it_is(
     with pytest.raises(CheckpointError) as error:
         read(tmp_path / "x.json")
     assert message in str(error.value)
-    assert f"as a {kind} run" in str(error.value)
+    assert f"as a run of kind {kind!r}" in str(error.value)
+    assert str(tmp_path / "x.json") in str(error.value)
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_what_older_runs_lack_may_be_missing_or_null(missing: bool, documents: Documents) -> None:
+    run = json.loads(json.dumps(documents["alignment"]))
+    for part in run["distance"]["by_axis"]:
+        part.pop("of whole")
+    keys = ("verified", "seconds", "peak memory", "translated biases", "symfuse")
+    run = {key: value for key, value in run.items() if key not in keys} | ({} if missing else dict.fromkeys(keys))
+    assert misfit(run, SHAPES["alignment"]) is None

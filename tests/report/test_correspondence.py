@@ -57,13 +57,15 @@ def test_of_an_alignment(alignment: Alignment) -> None:
     assert (rest.place, rest.moved, rest.size) == ("layer 0", 0, 29)
     element = planted.elements[Instance("ffn", (1,))]
     assert isinstance(element, Monomial)
+    assert torch.equal(moved.index, element.index)
+    assert not torch.equal(moved.index[moved.index], torch.arange(29))  # its inverse is another
     assert moved.moved == int((element.index != torch.arange(29)).sum()) > 0
     turns = found.turns["v"]
-    assert [(turn.layer, turn.head) for turn in turns] == [(layer, str(head)) for layer in (0, 1) for head in range(4)]
+    assert [(turn.layer, turn.at) for turn in turns] == [(layer, str(head)) for layer in (0, 1) for head in range(4)]
     for turn in turns:
         tensors = planted.elements[Instance("v", (turn.layer,))].tensors()
-        assert turn.degrees == pytest.approx(angles(tensors["matrix"][int(turn.head)]).item())
-        assert turn.scale == pytest.approx(tensors["scale"][int(turn.head)].item())
+        assert turn.degrees == pytest.approx(angles(tensors["matrix"][int(turn.at)]).item())
+        assert turn.scale == pytest.approx(tensors["scale"][int(turn.at)].item())
 
 
 def test_names_come_from_the_provenance(alignment: Alignment) -> None:

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import re
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from PIL import Image
 
+from report.reading import broken
 from symfuse.cli import main
 from symfuse.errors import OptionError, OutputError
-from symfuse.report.plot import COLUMN, plot
+from symfuse.report.collect import Collected, collect
+from symfuse.report.correspondence import correspondence
+from symfuse.report.plot import COLUMN, figures, plot
+from symfuse.report.shapes import SHAPES
 
 NAMES = {
     "distance-by-axis", "distance-by-layer", "distance-left", "barrier", "barrier-accuracy", "barrier-b-f1--b",
@@ -55,3 +66,118 @@ def test_errors(runs: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(OutputError, match="cannot be written"):
         plot([runs / "barrier.json"], tmp_path / "file", "svg")
+
+
+# -- what they show --------------------------------------------------------------------------------
+
+Documents = dict[str, dict[str, Any]]
+
+
+def of(run: dict[str, Any]) -> Collected:
+    return Collected({kind: [run] if kind == run["kind"] else [] for kind in SHAPES}, {})
+
+
+def drawn(found: Collected, name: str) -> Axes:
+    """The axes of a figure, with a way to look at them."""
+    draw = next(draw for one, _, draw in figures(found) if one == name)
+    axes: Axes = Figure().add_subplot()
+    draw(axes)
+    return axes
+
+
+def heights(ax: Axes) -> list[list[float]]:
+    return [[bar.get_height() for bar in container] for container in ax.containers]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("key", ["axis", "layer"])
+def test_bars(key: str, documents: Documents) -> None:
+    rows = documents["distance"][f"by_{key}"]
+    ax = drawn(of(documents["distance"]), f"distance-by-{key}")
+    assert heights(ax) == [[row["before"] for row in rows], [row["after"] for row in rows]]
+    assert [container.get_label() for container in ax.containers] == ["before", "after"]
+    assert [text.get_text() for text in ax.get_xticklabels()] == [str(row[key]).replace("-1", "none") for row in rows]
+
+
+def test_shares_are_at_their_places(documents: Documents) -> None:
+    ax = drawn(of(documents["distance"]), "distance-left")
+    grid = ax.images[0].get_array()
+    layers = [text.get_text() for text in ax.get_xticklabels()]
+    axes = [text.get_text() for text in ax.get_yticklabels()]
+    rows = documents["distance"]["by_layer_and_axis"]
+    for row in rows:
+        place = axes.index(row["axis"]), layers.index("none" if row["layer"] == -1 else str(row["layer"]))
+        assert grid[place] == row["share"]
+    assert np.isfinite(np.ma.filled(grid, np.nan)).sum() == len(rows)
+
+
+@pytest.mark.parametrize("empty", ["by_axis", "by_layer", "by_layer_and_axis"])
+def test_figures_without_rows_are_left_out(empty: str, documents: Documents, tmp_path: Path) -> None:
+    (tmp_path / "distance.json").write_text(json.dumps(documents["distance"] | {empty: []}))
+    assert len(plot([tmp_path], tmp_path / "figures", "svg")) == 2
+
+
+def test_curves_run_from_the_anchor_to_the_source(documents: Documents) -> None:
+    run = documents["barrier"]
+    for name, value in (
+        ("barrier", lambda point: point["loss"]),
+        ("barrier-accuracy", lambda point: point["metrics"]["accuracy"]),
+    ):
+        lines = {line.get_label(): line for line in drawn(of(run), name).lines}
+        for curve in run["curves"]:
+            line = lines[curve["name"]]
+            assert list(line.get_xdata()) == [point["at"] for point in curve["points"]]
+            assert list(line.get_ydata()) == [value(point) for point in curve["points"]]
+            assert line.get_ydata()[0] != line.get_ydata()[-1]
+
+
+def test_every_metric_of_any_curve_has_its_figure(documents: Documents) -> None:
+    points = [{**point, "metrics": {"loss": point["at"]}} for point in documents["barrier"]["curves"][1]["points"]]
+    found = of(broken(documents["barrier"], "curves", 1, "points", value=points))
+    assert {name for name, _, _ in figures(found)} == {"barrier", "barrier-accuracy", "barrier-b-f1--b", "barrier-loss"}
+    ax = drawn(found, "barrier-loss")
+    assert (ax.get_ylabel(), drawn(found, "barrier").get_ylabel()) == ("metric loss", "loss (nats)")
+    first, second = ax.lines
+    assert np.isnan(first.get_ydata()).all()
+    assert list(second.get_ydata()) == [point["at"] for point in points]
+
+
+def test_the_plane_is_not_turned(documents: Documents) -> None:
+    run = copy.deepcopy(documents["landscape"])
+    run["ys"], run["loss"] = run["ys"][:5], run["loss"][:5]
+    run["metrics"] = {}
+    ax = drawn(of(run), "landscape")
+    mesh = ax.collections[0]
+    assert np.array_equal(np.ma.filled(mesh.get_array(), np.nan), np.array(run["loss"]))
+    corners = mesh.get_coordinates()  # type: ignore[attr-defined]
+    assert np.allclose(corners[0, :-1, 0] + corners[0, 1:, 0], 2 * np.array(run["xs"]))
+    assert np.allclose(corners[:-1, 0, 1] + corners[1:, 0, 1], 2 * np.array(run["ys"]))
+    marks = [line.get_xydata()[0].tolist() for line in ax.lines]
+    assert marks == [[model["x"], model["y"]] for model in run["models"]]
+
+
+def test_lines_are_where_their_losses_are(documents: Documents) -> None:
+    run = copy.deepcopy(documents["landscape"])
+    run["loss"] = [[x + 0.5 * y for x in run["xs"]] for y in run["ys"]]
+    run["metrics"] = {}
+    lines = drawn(of(run), "landscape").collections[1]
+    found = 0
+    for level, path in zip(lines.levels, lines.get_paths(), strict=True):  # type: ignore[attr-defined]
+        assert np.allclose(path.vertices[:, 0] + 0.5 * path.vertices[:, 1], level)
+        found += len(path.vertices)
+    assert found > 20
+
+
+def test_permutations_and_rotations_are_at_their_places(runs: Path) -> None:
+    found = collect([runs / "alignment-2.safetensors"])
+    one = correspondence(next(iter(found.elements.values())))
+    index = one.reorderings["ffn"][1].index
+    ax = drawn(found, "permutation-ffn-layer-1")
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("neuron of the source", "neuron of the anchor")
+    image = ax.images[0]
+    assert np.array_equal(np.argwhere(image.get_array())[:, 1], index.numpy())
+    assert list(image.get_extent()) == [0, 29, 29, 0]  # the first of the anchor is at the top
+    assert not torch.equal(index[index], torch.arange(len(index)))
+    ax = drawn(found, "rotation-qk")
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("head", "layer")
+    for turn in one.turns["qk"]:
+        assert ax.images[0].get_array()[turn.layer, int(turn.at)] == turn.degrees

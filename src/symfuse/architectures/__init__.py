@@ -14,9 +14,11 @@ from symfuse.architectures.base import (
     resolve,
 )
 from symfuse.architectures.model import Model, require_floating, require_same_shape
+from symfuse.architectures.variants import VARIANTS, require_variants, vary, with_split
 
 __all__ = [
     "ARCHITECTURES",
+    "VARIANTS",
     "Architecture",
     "Config",
     "Family",
@@ -31,8 +33,11 @@ __all__ = [
     "lookup",
     "require_floating",
     "require_same_shape",
+    "require_variants",
     "resolve",
     "roberta",
     "torch_encoder",
+    "vary",
     "vit",
+    "with_split",
 ]

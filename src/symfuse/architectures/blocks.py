@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from symfuse.architectures.feed_forward import neurons
 from symfuse.errors import SpecError
-from symfuse.groups import Conformal, Permutation
+from symfuse.groups import Invertible, Permutation
 from symfuse.spec import Axis, Shift
 
 
@@ -25,8 +25,8 @@ def block_axes(
         "l": Axis(layers),
         "residual": Axis(hidden, Permutation()),
         "h": Axis(heads, Permutation(), per=("l",)),
-        "qk": Axis(head, Conformal(), per=("l", "h")),
-        "v": Axis(head, Conformal(), per=("l", "h")),
+        "qk": Axis(head, Invertible(), per=("l", "h")),
+        "v": Axis(head, Invertible(), per=("l", "h")),
         "ffn": Axis(ffn, neurons(activation), per=("l",)),
     }
 

@@ -120,8 +120,8 @@ def let_pass(found: Sequence[Difference], pair: str, force_config: bool, layers:
         d = deciding[0]
         raise IncompatibleError(
             f"{pair}: config.json differs in {d}{more}, so that the same weights compute something else; make them "
-            "equal if one of them is wrong, or take the base's all the same (--force-config, or `force_config: true` "
-            "in a recipe)"
+            "equal if one of them is wrong; a merge can take the base's all the same (--force-config, or "
+            "`force_config: true` in a recipe)"
         )
     notes = [
         f"{pair}: config.json differs in {d}; the base's is kept, though the others computed with theirs"

@@ -16,7 +16,18 @@ from symfuse.io import Checkpoint
 from symfuse.matching.axes import choose_axes
 from symfuse.merging import lookup
 from symfuse.merging.models import require_same_heads
-from symfuse.pipeline import SHARED_ROWS, Stage, anchor_of, finish, layers_of, open_models, prepare, reconcile_of
+from symfuse.pipeline import (
+    SHARED_ROWS,
+    Stage,
+    anchor_of,
+    axes_of,
+    finish,
+    groups_of,
+    layers_of,
+    open_models,
+    prepare,
+    reconcile_of,
+)
 from symfuse.plan import plan_recipe, template_of
 from symfuse.recipe import Align, Input, ModelRef, Recipe
 from symfuse.rewrite import Reconcile, harmonise
@@ -78,12 +89,14 @@ def alignment(stage: Stage, align: Align, found: Found) -> Alignment | None:
     anchor = found.attempt(anchor_of, stage) if known else list(stage.models)[-1] if len(stage.models) < 3 else None
     if undeclared or (known and anchor is None):
         return None
-    axes = found.attempt(choose_axes, align.axes, model.spec)
+    words = found.attempt(axes_of, stage)
+    axes = None if words is None else found.attempt(choose_axes, words, model.spec)
     layers = found.attempt(layers_of, stage.recipe, model.spec)
-    if axes is None or layers is None:
+    groups = found.attempt(groups_of, stage.recipe, model.spec)
+    if axes is None or layers is None or groups is None:
         return None
     named = None if anchor is None else str(anchor)
-    return Alignment(named, list(axes), layers, align.scaling, align.one_pass, align.biases)
+    return Alignment(named, list(axes), layers, align.scaling, groups, align.one_pass, align.biases)
 
 
 def merged(stage: Stage, found: Found) -> Checkpoint | None:

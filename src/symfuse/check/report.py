@@ -142,6 +142,7 @@ class Alignment:
     axes: list[str]
     layers: list[int]
     scaling: bool
+    groups: dict[str, str]
     one_pass: bool
     biases: bool
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
 from symfuse import __version__
-from symfuse.errors import SymfuseError
+from symfuse.errors import OptionError, SymfuseError
 from symfuse.output import Output
 
 if TYPE_CHECKING:
@@ -63,6 +63,12 @@ def matching_options(function: F) -> F:
         [
             click.option("--layers", metavar="RANGE", help="Which layers: 0-4, 3, -1, 0-2,5, tail:3, head:3."),
             click.option("--no-scaling", is_flag=True, help="Rotate and permute only."),
+            click.option(
+                "--group",
+                multiple=True,
+                metavar="AXIS=GROUP",
+                help="Match an axis with a smaller or larger group, such as qk=orthogonal. May be repeated.",
+            ),
             click.option("--one-pass", is_flag=True, help="Rotation, then scale, once (as in the paper)."),
             click.option("--no-biases", is_flag=True, help="Do not translate key and value biases."),
             click.option("--threads", type=click.IntRange(1), help="Worker threads. Default: all cores."),
@@ -89,10 +95,22 @@ def match_options(options: dict[str, Any], axes: str) -> dict[str, Any]:
         "axes": axes,
         "layers": options["layers"],
         "scaling": not options["no_scaling"],
+        "groups": groups_of(options),
         "one_pass": options["one_pass"],
         "biases": not options["no_biases"],
         "threads": options["threads"],
     }
+
+
+def groups_of(options: Mapping[str, Any]) -> dict[str, str]:
+    """What --group says; OptionError for what is not AXIS=GROUP, and for an axis named twice."""
+    groups: dict[str, str] = {}
+    for text in options["group"]:
+        axis, sign, name = (part.strip() for part in text.partition("="))
+        if not sign or axis in groups:
+            raise OptionError(f"--group {text}: expected AXIS=GROUP, such as qk=orthogonal, once for each axis")
+        groups[axis] = name
+    return groups
 
 
 def open_model(out: Output, source: str) -> Checkpoint:
@@ -118,7 +136,13 @@ def matched(out: Output, source: Checkpoint, anchor: Checkpoint, options: dict[s
     from symfuse import api
 
     with out.progress("matching", None) as advance:
-        return api.match(source, anchor, progress=lambda _step, total: advance(total), **options)
+        return api.match(
+            source,
+            anchor,
+            progress=lambda _step, total: advance(total),
+            watch=lambda start, value: advance(text=f"sweeps from {start}: squared distance {value:.5g}"),
+            **options,
+        )
 
 
 def proved(out: Output, source: Checkpoint, alignment: Alignment) -> dict[str, Any]:
@@ -170,6 +194,12 @@ def save(
 
 
 def say_alignment(out: Output, run: dict[str, Any]) -> None:
+    if "auto" in run["options"]:
+        auto = run["options"]["auto"]
+        kind = "related" if auto["related"] else "trained apart"
+        out.say(f"axes chosen for models that are {kind} (cosine {auto['cosine']:.2f} in a sample)")
+    if "not rotated" in run["options"]:
+        out.say(f"the residual stream is not rotated: {run['options']['not rotated']}")
     rows = [
         [
             r["axis"],
@@ -177,11 +207,14 @@ def say_alignment(out: Output, run: dict[str, Any]) -> None:
             f"{r['moved']} of {r['units']}",
             f"{r['before']:.4g}",
             f"{r['after']:.4g}",
+            f"{r['condition']:.3g}",
         ]
         for r in run["matched"]
     ]
     title = f"{run['source']['name']} -> {run['anchor']['name']}"
-    out.table(["axis", "group", "elements moved", "squared distance", "after"], rows, title)
+    out.table(["axis", "group", "elements moved", "squared distance", "after", "condition"], rows, title)
+    for start, curve in run.get("descents", {}).items():
+        out.say(f"sweeps from {start}: squared distance {' > '.join(f'{value:.5g}' for value in curve)}")
     if run["verified"] is None:
         out.say("not proved (--no-verify)")
     d = run["distance"]

@@ -97,6 +97,7 @@ def _say(out: Output, report: Report) -> None:
 def alignment_text(alignment: Alignment) -> str:
     anchor = alignment.anchor or "the model nearest to the mean of all, which is known once all weights are read"
     ways = ("" if alignment.scaling else ", without scaling") + (", in one pass" if alignment.one_pass else "")
+    ways += "".join(f", {axis} by {group}" for axis, group in alignment.groups.items())
     biases = "" if alignment.biases else ", biases as they are"
     layers = ", ".join(map(str, alignment.layers))
     return f"aligned first: axes {', '.join(alignment.axes)} of layers {layers}{ways}{biases}; anchor: {anchor}"

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 # Alignments by name, as in the papers' tables: permutations of neurons; with rotations of heads; and their scales.
 NAMED: dict[str, dict[str, Any]] = {
     "permutation": {"axes": "ffn", "scaling": False},
-    "rotation": {"axes": "all", "scaling": False},
-    "scaling": {"axes": "all", "scaling": True},
+    "rotation": {"axes": "attention,ffn", "scaling": False},
+    "scaling": {"axes": "attention,ffn", "scaling": True},
 }
 _OPTIONS = ("batch_size", "max_length", "limit", "seed", "pooling")
 
@@ -179,15 +179,16 @@ def say_barrier(out: Output, result: Barrier) -> None:
     rows = []
     for name, curve in result.curves.items():
         shares = [result.share(name, base) for base in result.baselines.get(name, ())]  # of its own form first
-        end, start = curve.ends
+        of_b, of_a = curve.ends
+        peaks = ((curve.barrier, curve.peak), (curve.barrier_over_mean, curve.peak_over_mean))
         rows.append(
             [
                 name,
                 f"{curve.distance:.4g}",
-                f"{start:.4f}, {end:.4f}",
+                f"{of_a:.4f}, {of_b:.4f}",
                 f"{curve.barrier:.4f}",
                 f"{curve.barrier_over_mean:.4f}",
-                f"{curve.peak.at:g}" if curve.barrier else "-",
+                ", ".join(f"{point.at:g}" if height > curve.rounding else "-" for height, point in peaks),
                 " / ".join("-" if share is None else f"{share:.1%}" for share in shares) or "-",
             ]
         )

@@ -132,7 +132,12 @@ def _aligned(
         start = time.perf_counter()
         with out.progress("matching", None) as advance:
             alignments[ref] = pipeline.match_model(
-                stage, ref, anchor, threads=options["threads"], progress=lambda _step, total: advance(total)
+                stage,
+                ref,
+                anchor,
+                threads=options["threads"],
+                progress=lambda _step, total: advance(total),
+                watch=lambda start, value: advance(text=f"sweeps from {start}: squared distance {value:.5g}"),
             )
         matching = {"seconds": time.perf_counter() - start}
         source, to = stage.models[ref], stage.models[anchor]

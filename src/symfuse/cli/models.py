@@ -14,6 +14,7 @@ import click
 from symfuse.cli.app import (
     check_place,
     common,
+    groups_of,
     main,
     match_options,
     matched,
@@ -31,6 +32,7 @@ from symfuse.errors import CheckpointError, OptionError
 from symfuse.output import Output
 
 if TYPE_CHECKING:
+    from symfuse.alignment import Alignment
     from symfuse.io import Checkpoint
 
 
@@ -102,7 +104,12 @@ def _undeclared(checkpoint: Checkpoint) -> dict[str, Any]:
 @main.command()
 @click.argument("source")
 @click.option("--to", "anchor", required=True, help="The anchor, which stays as it is.")
-@click.option("--axes", default="all", show_default=True, help="attention, ffn, heads, residual, pooler, all, qk, …")
+@click.option(
+    "--axes",
+    default="auto",
+    show_default=True,
+    help="attention, ffn, heads, residual, pooler, all, qk, …; auto: attention,ffn of related models, else all.",
+)
 @click.option(
     "--from",
     "statistics",
@@ -112,6 +119,12 @@ def _undeclared(checkpoint: Checkpoint) -> dict[str, Any]:
     help="What is compared; activations need --data.",
 )
 @matching_options
+@click.option(
+    "--inexact",
+    multiple=True,
+    metavar="VARIANT",
+    help="heads-ignored, separate-qk or separate-residual: the result computes something else. May be repeated.",
+)
 @partial(data_options, required=False)
 @click.option(
     "--anchor-output",
@@ -141,12 +154,16 @@ def align(
     if (statistics == "activations") != (options["data"] is not None):
         raise OptionError("--from activations and --data belong together: name the data that both models are run on")
     if statistics == "weights":
-        alignment = matched(out, a, b, match_options(options, axes))
+        alignment = matched(out, a, b, match_options(options, axes) | {"variants": options["inexact"]})
     else:
-        chosen = {"axes": axes, "layers": options["layers"], "scaling": not options["no_scaling"]}
+        chosen = {"axes": axes, "layers": options["layers"]}  # without scales, as by default from activations
+        chosen |= {"groups": groups_of(options), "variants": options["inexact"]}
         alignment = api.match(a, b, data=task(options, b), **chosen)
     matching = {"seconds": time.perf_counter() - start}  # the file is written before all of it is known
-    run = report.alignment_run(a, b, alignment, None if options["no_verify"] else proved(out, a, alignment))
+    if alignment.variants:
+        out.say(f"inexact: {', '.join(alignment.variants)}: moved in a way that does not keep the function")
+    look = _measured if alignment.variants else proved
+    run = report.alignment_run(a, b, alignment, None if options["no_verify"] else look(out, a, alignment))
     run |= out.cost() | matching
     save(out, alignment(a), options, run, {"alignment.safetensors": alignment.to_bytes()})
     say_alignment(out, run)
@@ -162,6 +179,18 @@ def align(
         )
         out.say(f"the anchor in that frame: {anchor_output}")
     out.finish(run)
+
+
+def _measured(out: Output, source: Checkpoint, alignment: Alignment) -> dict[str, Any]:
+    """How far an inexact alignment changes the function: as `proved`, and nothing is refused."""
+    import torch
+
+    from symfuse import api
+
+    wide = source.to(torch.float64)
+    result = api.verify(wide, alignment(wide), alignment)
+    out.say(f"outputs differ from what they were by {result.worst:.2g} ({result.inputs})")
+    return verified(result)
 
 
 @main.command()
@@ -191,7 +220,7 @@ def verify(before: str, after: str, tolerance: float | None, text: str | None, a
 @main.command()
 @click.argument("a")
 @click.argument("b")
-@click.option("--axes", default="all", show_default=True, help="What to match for the second column.")
+@click.option("--axes", default="auto", show_default=True, help="What to match for the second column.")
 @matching_options
 @result_option
 @common
@@ -218,11 +247,12 @@ def distance(a: str, b: str, axes: str, output: Path | None, as_json: bool, quie
                 f"{r['before']:.4g}",
                 f"{r['after']:.4g}",
                 f"{r['share']:.1%}" if r["before"] else "-",
+                ", ".join("-" if share is None else f"{share:.1%}" for share in r["of whole"]),
                 *("-" if cosine is None else f"{cosine:.4f}" for cosine in r["cosine"]),
             ]
             for r in data[f"by_{part}"]
         ]
-        out.table([part, "squared distance", "after", "left", "cosine", "after"], rows)
+        out.table([part, "squared distance", "after", "left", "of the whole", "cosine", "after"], rows)
     out.say(
         f"distance {data['before']:.4g} -> {data['after']:.4g} ({data['left']:.1%} left), relative to |B| "
         f"{before.relative:.3g} -> {after.relative:.3g}, cosine {before.cosine:.4f} -> {after.cosine:.4f}"

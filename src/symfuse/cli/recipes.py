@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from symfuse.cli.app import F
+from symfuse.cli.app import F, groups_of
 from symfuse.errors import OptionError
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def recipe_options(function: F) -> F:
             click.option("--seed", type=int, help="Of methods that draw random numbers. Default: 0."),
             click.option("--dtype", help="Of the result: float32, bfloat16, … Default: the base's, by tensor."),
             click.option("--tokenizer", help="union, base, shared-rows or a model: where vocabularies differ."),
-            click.option("--align", "axes", metavar="AXES", help="Align first: attention, ffn, all."),
+            click.option("--align", "axes", metavar="AXES", help="Align first: auto, attention, ffn, all, …"),
             click.option("--anchor", help="Number (from 1) or path of the model to align to. Default: the base of task "
                 "vectors, else that nearest to the mean."),
         ]
@@ -108,6 +108,7 @@ _OF_RECIPE = {
     "anchor": "`align: {anchor: …}`",
     "layers": "`align: {layers: …}`",
     "no_scaling": "`align: {scaling: false}`",
+    "group": "`align: {groups: …}`",
     "one_pass": "`align: {one_pass: true}`",
     "no_biases": "`align: {biases: false}`",
 }
@@ -143,7 +144,7 @@ def _recipe_of_options(models: Sequence[str], options: Mapping[str, Any]) -> Rec
     heads = options["heads"] or "average"
     base = _base(options["base"], heads, models)
     if options["axes"] is None:
-        unused = ("layers", "no_scaling", "one_pass", "no_biases", "anchor", "no_verify")
+        unused = ("layers", "no_scaling", "group", "one_pass", "no_biases", "anchor", "no_verify")
         given = ["--" + key.replace("_", "-") for key in unused if options.get(key)]
         if given:  # not ignored without a word
             raise OptionError(f"{', '.join(given)}: without --align nothing is aligned; add --align, or leave it out")
@@ -170,6 +171,7 @@ def _align(options: Mapping[str, Any], models: Sequence[str]) -> dict[str, Any]:
         "anchor": None if options["anchor"] is None else models[_number("--anchor", options["anchor"], models)],
         "layers": options["layers"],
         "scaling": not options["no_scaling"],
+        "groups": groups_of(options) or None,
         "one_pass": options["one_pass"],
         "biases": not options["no_biases"],
     }

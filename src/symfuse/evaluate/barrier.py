@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,21 @@ import torch
 from torch import nn
 
 from symfuse.errors import CheckpointError, OptionError
-from symfuse.evaluate.task import Loss, Score, describe, measure
+from symfuse.evaluate.statistics import renew_statistics
+from symfuse.evaluate.task import Batch, Loss, Score, describe, measure
 from symfuse.evaluate.weights import Build, WeightSpace, name_of, open_space
 from symfuse.io import Checkpoint
 
 Source = Checkpoint | nn.Module
 PLAIN = "none"
+
+# Losses are known to this many eps of the dtype, relative to the largest. A loss is the mean of sums over batches: each
+# sum is rounded in the dtype, a few times as torch adds in pairs; their mean is exact. Beside that the weights and the
+# forward pass are rounded, alike for all tokens. Between exact copies 1.2 eps were the most that was seen.
+_ROUNDING = 8
+
+# New points a round of refinement at most: on both sides of two maxima.
+_BESIDE = 4
 
 
 @dataclass(frozen=True)
@@ -36,11 +45,12 @@ class Point:
 
 @dataclass(frozen=True)
 class Curve:
-    """Scores along one path, by rising λ; distance: Euclidean, between its ends."""
+    """Scores along one path, by rising λ; distance: Euclidean, between its ends; dtype: what they were computed in."""
 
     name: str
     points: tuple[Point, ...]
     distance: float
+    dtype: torch.dtype = torch.float32
 
     @property
     def ends(self) -> tuple[float, float]:
@@ -48,14 +58,21 @@ class Curve:
         return self.points[0].score.loss, self.points[-1].score.loss
 
     def excess(self, point: Point) -> float:
-        """The loss above the chord between the endpoints' losses."""
+        """The loss above the chord between the endpoints' losses; of an endpoint exactly 0."""
         start, end = self.ends
-        return point.score.loss - (start + point.at * (end - start))
+        rise = end - start  # counted from the nearer end, so that both lie on the chord
+        chord = start + point.at * rise if point.at < 0.5 else end - (1 - point.at) * rise
+        return point.score.loss - chord
 
     @property
     def peak(self) -> Point:
         """The point that lies highest above the chord; an endpoint if none lies above it."""
         return max(self.points, key=self.excess)
+
+    @property
+    def peak_over_mean(self) -> Point:
+        """The point of the highest loss."""
+        return max(self.points, key=lambda point: point.score.loss)
 
     @property
     def barrier(self) -> float:
@@ -64,8 +81,14 @@ class Curve:
 
     @property
     def barrier_over_mean(self) -> float:
-        """max over λ of L(λ) − ½ (L(A) + L(B))."""
-        return max(point.score.loss for point in self.points) - sum(self.ends) / 2
+        """max over λ of L(λ) − ½ (L(A) + L(B)); at least 0."""
+        return self.peak_over_mean.score.loss - sum(self.ends) / 2
+
+    @property
+    def rounding(self) -> float:
+        """A barrier up to this is none that could be told from rounding: 8 eps of the dtype times the largest loss in
+        size. (Where logits are far larger than the loss, their rounding may exceed it.)"""
+        return _ROUNDING * torch.finfo(self.dtype).eps * max(abs(point.score.loss) for point in self.points)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -75,24 +98,28 @@ class Curve:
             "barrier": self.barrier,
             "barrier over mean": self.barrier_over_mean,
             "at": self.peak.at,
+            "at over mean": self.peak_over_mean.at,
+            "rounding": self.rounding,
         }
 
 
 @dataclass(frozen=True)
 class Barrier:
     """Curves over the same batches. task: what was evaluated. baselines: for a curve what to compare it with: the plain
-    one in its own parametrisation, then the plain one of the models as they are."""
+    one in its own parametrisation, then the plain one of the models as they are. renewed: from how many batches the
+    statistics of batch normalisation were taken anew at inner points; 0 where they were interpolated."""
 
     source: str
     anchor: str
     task: Mapping[str, Any]
     curves: Mapping[str, Curve]
     baselines: Mapping[str, tuple[str, ...]]
+    renewed: int = 0
 
     def share(self, name: str, baseline: str) -> float | None:
-        """What is left of a baseline's barrier; None if that has none."""
-        plain = self.curves[baseline].barrier
-        return self.curves[name].barrier / plain if plain > 0 else None
+        """What is left of a baseline's barrier; None if that has none, or no more than the `rounding` of its losses."""
+        plain = self.curves[baseline]
+        return self.curves[name].barrier / plain.barrier if plain.barrier > plain.rounding else None
 
     def to_json(self) -> dict[str, Any]:
         curves = [
@@ -105,6 +132,7 @@ class Barrier:
             "anchor": self.anchor,
             "task": dict(self.task),
             "curves": curves,
+            **({"batch statistics": f"taken anew from {self.renewed} batches at inner points"} if self.renewed else {}),
         }
 
 
@@ -118,14 +146,19 @@ def barrier(
     refine: int = 2,
     build: Build | None = None,
     dtype: torch.dtype = torch.float32,
+    renew: Sequence[Batch] | None = None,
     progress: Callable[[str, Point, int], None] | None = None,
 ) -> Barrier:
     """The loss along the path of each pair (A, B), named; all on the same batches, endpoints measured.
 
     baselines: as in `Barrier`; by default the curve "none", if there is one, for all others. points: evenly spaced,
-    endpoints among them. refine: how often the intervals beside the highest point are halved. build: makes the
-    module, for models that `transformers` does not have. progress: called with the curve, the point that is done, and
-    the number of all points. One module is in memory; A and B are read from their files at each point.
+    endpoints among them. refine: how often the intervals beside the highest points are halved: beside the one that
+    lies highest above the chord, and the one of the highest loss if that is another. build: makes the module, for
+    models that `transformers` does not have. progress: called with the curve, the point that is done, and the number
+    of all points: the most that may be needed, which falls to the number of calls by the last of them. renew: batches
+    of module inputs from which the running statistics of batch normalisation are taken anew at the inner points; by
+    default they are interpolated like weights, and the ends always keep their own. One module is in memory; A and B are
+    read from their files at each point.
     """
     if points < 3 or refine < 0:
         raise OptionError(
@@ -135,39 +168,62 @@ def barrier(
         raise OptionError("a barrier needs a pair of models")
     if baselines is None:
         baselines = {name: (PLAIN,) for name in pairs if name != PLAIN and PLAIN in pairs}
-    total = len(pairs) * (points + 2 * refine)
-    curves = {}
+    curves: dict[str, Curve] = {}
     for name, (a, b) in pairs.items():
+        others = sum(len(curve.points) for curve in curves.values())
+        others += (len(pairs) - len(curves) - 1) * (points + _BESIDE * refine)
         with tempfile.TemporaryDirectory(prefix="symfuse-") as scratch:
             space = open_space([b, a], [name_of(b), name_of(a)], loss, Path(scratch), build, dtype)
-            report = None if progress is None else _reporter(progress, name, total)
-            found = _path(space, loss, points, refine, report)
-            curves[name] = Curve(name, tuple(found), space.gram().item() ** 0.5)
+            report = None if progress is None else _reporter(progress, name, others)
+            found = _path(space, loss, points, refine, renew, report)
+            curves[name] = Curve(name, tuple(found), space.gram().item() ** 0.5, dtype)
     first, last = names or tuple(map(name_of, next(iter(pairs.values()))))
-    return Barrier(first, last, describe(loss), curves, baselines)
+    return Barrier(first, last, describe(loss), curves, baselines, renewed=0 if renew is None else len(renew))
 
 
 def _path(
-    space: WeightSpace, loss: Loss, points: int, refine: int, report: Callable[[Point], None] | None
+    space: WeightSpace,
+    loss: Loss,
+    points: int,
+    refine: int,
+    renew: Sequence[Batch] | None,
+    report: Callable[[Point, int], None] | None,
 ) -> list[Point]:
-    def at(place: float) -> Point:
-        point = Point(place, measure(loss, space.set([1 - place, place])))
-        if not math.isfinite(point.score.loss):
-            raise CheckpointError(
-                f"{' and '.join(space.names)}: the loss is {point.score.loss} at λ = {place:g}, so there is no "
-                "barrier; try dtype float64 if numbers overflow, else look at the data"
-            )
-        if report is not None:
-            report(point)
-        return point
-
-    found = [at(i / (points - 1)) for i in range(points)]
-    for _ in range(refine):
-        highest = found.index(Curve("", tuple(found), 0.0).peak)
-        beside = [(found[i].at + found[i + 1].at) / 2 for i in (highest - 1, highest) if 0 <= i < len(found) - 1]
-        found = sorted([*found, *map(at, beside)], key=lambda point: point.at)
+    """By rising λ. report: called with each point, and how many there will be at most."""
+    found: list[Point] = []
+    places = [i / (points - 1) for i in range(points)]
+    for rounds in range(refine, -1, -1):  # that are still to come
+        most = len(found) + len(places) + _BESIDE * rounds
+        for place in places:
+            found.append(_point(space, loss, place, renew))
+            if report is not None:
+                report(found[-1], most)
+        found.sort(key=lambda point: point.at)
+        places = _beside(found)
     return found
 
 
-def _reporter(progress: Callable[[str, Point, int], None], name: str, total: int) -> Callable[[Point], None]:
-    return lambda point: progress(name, point, total)
+def _point(space: WeightSpace, loss: Loss, place: float, renew: Sequence[Batch] | None) -> Point:
+    module = space.set([1 - place, place])
+    if renew is not None and 0 < place < 1:
+        renew_statistics(module, renew)
+    point = Point(place, measure(loss, module))
+    if not math.isfinite(point.score.loss):
+        raise CheckpointError(
+            f"{' and '.join(space.names)}: the loss is {point.score.loss} at λ = {place:g}, so there is no barrier; "
+            "try dtype float64 if numbers overflow, else look at the data"
+        )
+    return point
+
+
+def _beside(found: Sequence[Point]) -> list[float]:
+    """The middles of the intervals beside the maxima of both definitions."""
+    curve = Curve("", tuple(found), 0.0)
+    tops = {found.index(curve.peak), found.index(curve.peak_over_mean)}
+    starts = sorted({i for top in tops for i in (top - 1, top) if 0 <= i < len(found) - 1})
+    return [(found[i].at + found[i + 1].at) / 2 for i in starts]
+
+
+def _reporter(progress: Callable[[str, Point, int], None], name: str, others: int) -> Callable[[Point, int], None]:
+    """others: how many points the other curves have, at most."""
+    return lambda point, most: progress(name, point, others + most)

@@ -121,8 +121,3 @@ def _settings(module: nn.Module) -> dict[str, Any]:
 
 def _any_layer(name: str) -> str:
     return re.sub(r"(?<=\.)\d+(?=\.)", "*", name)
-
-
-def counts_batches(name: str) -> bool:
-    """Whether a buffer counts the batches of training, of which evaluation knows nothing."""
-    return name.rpartition(".")[2] == "num_batches_tracked"

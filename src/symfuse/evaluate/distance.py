@@ -83,6 +83,12 @@ class Distance:
             found[key] = found.get(key, Gap()) + piece.gap
         return dict(sorted(found.items())) if keys == ("layer",) else found
 
+    def shares(self, *keys: str) -> Mapping[Hashable, float]:
+        """What of the whole squared distance each part of `by` is: they add up to 1, and are NaN between equal
+        models (Zhang et al. 2025, Figures 3 and 4)."""
+        whole = self.whole.squared
+        return {key: gap.squared / whole if whole else math.nan for key, gap in self.by(*keys).items()}
+
 
 def distance(a: Model, b: Model) -> Distance:
     """The distance over the tensors that both have (task heads of one model only are left out), tensor by tensor.

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from symfuse.errors import CheckpointError, IncompatibleError, OptionError, OutputError
+from symfuse.evaluate.identity import identity
 from symfuse.evaluate.task import Loss, Score, describe, measure
-from symfuse.evaluate.weights import Build, open_space
+from symfuse.evaluate.weights import Build, WeightSpace, open_space
 from symfuse.io import Checkpoint
 
 # A third model this near to the line of the others, relative to its distance, spans no plane with them.
@@ -106,8 +107,9 @@ def landscape(
     """The loss on a grid of steps × steps points over three models, named, and `margin` of their extent around them.
 
     journal: a file in which every point is kept as it is done; with one, a run that was stopped goes on where it
-    was (OutputError if the file is of other models, data or grid). progress: called with how many points are done,
-    and of how many.
+    was. OutputError if the file is of another grid, of models with other weights, of other data or another loss
+    (`symfuse.evaluate.identity` says what tells losses apart); all weights are read once for that. progress: called
+    with how many points are done, and of how many.
     """
     if len(models) != 3:
         raise OptionError(f"a plane goes through three models; {len(models)} given")
@@ -122,7 +124,8 @@ def landscape(
         xs, ys = (_ticks([corner[i] for corner in plane.corners], steps, margin) for i in (0, 1))
         places = [*plane.corners, *((x, y) for y in ys for x in xs)]
         task = describe(loss)
-        done = _Journal(journal, {"models": names, "places": places, "task": task, "dtype": str(dtype)})
+        about = {"models": names, "places": places, "task": task, "dtype": str(dtype)}
+        done = _Journal(journal, about if journal is None else about | _identities(space, loss))
         for number, (x, y) in enumerate(places):
             if number not in done.scores:
                 score = measure(loss, space.set(plane.coefficients(x, y)))
@@ -146,6 +149,16 @@ def _ticks(corners: Sequence[float], steps: int, margin: float) -> tuple[float, 
     return tuple(torch.linspace(low - around, high + around, steps, dtype=torch.float64).tolist())
 
 
+def _identities(space: WeightSpace, loss: Loss) -> dict[str, Any]:
+    """What tells models and losses from others of the same names."""
+    module = space.module
+    return {
+        "module": identity([repr(module), str(getattr(module, "config", None))]),
+        "weights": [identity(model) for model in space.models],
+        "loss": identity(loss),
+    }
+
+
 class _Journal:
     """Scores by number; in a file, if there is one: a line that says of what, then a line for each."""
 
@@ -159,7 +172,9 @@ class _Journal:
             first, *points = (path.read_text("utf-8") if path.exists() else "").split("\n")
             points = points[:-1]  # what follows the last newline was cut off
             if points and first != head:
-                raise OutputError(f"{path} is of other models, data or grid; remove it to start anew")
+                raise OutputError(
+                    f"{path} is of other models, data or grid, or of another loss; remove it to start anew"
+                )
             for number, score in map(json.loads, points):
                 self.scores[number] = Score(**score)
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from symfuse.architectures import ARCHITECTURES
 from symfuse.errors import CheckpointError, IncompatibleError
 from symfuse.evaluate.compatible import (
-    counts_batches,
     most_weights,
     require_equal_ties,
     require_one_function,
@@ -27,6 +26,7 @@ from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
 from symfuse.io.live import module_config, names_in_memory
 from symfuse.io.messages import some
+from symfuse.io.names import counts_batches
 from symfuse.io.tensors import StoredTensors
 from symfuse.modules import build_module, live
 from symfuse.rewrite.ties import match_ties

@@ -5,7 +5,7 @@ from __future__ import annotations
 from symfuse.groups.base import Element, Group, Moments, Part, PartMoments, add, objective
 from symfuse.groups.centred import Centred
 from symfuse.groups.invertible import Invertible
-from symfuse.groups.linear import Linear
+from symfuse.groups.linear import Linear, compose
 from symfuse.groups.monomial import Monomial, Permutation, PositiveMonomial, Scaling, Signed
 from symfuse.groups.orthogonal import Conformal, Orthogonal, Similarity, nuclear_norms
 
@@ -25,6 +25,15 @@ GROUPS: dict[str, Group] = {
 }
 # Every kind of element, to load alignments.
 ELEMENTS: dict[str, type[Element]] = {kind.__name__.lower(): kind for kind in (Monomial, Similarity, Linear)}
+
+
+def subgroups(group: Group) -> dict[str, Group]:
+    """A group and its subgroups, by name, itself first."""
+    found = {group.name: group}
+    for name in group.below:
+        found |= {key: one for key, one in subgroups(GROUPS[name]).items() if key not in found}
+    return found
+
 
 __all__ = [
     "ELEMENTS",
@@ -46,6 +55,8 @@ __all__ = [
     "Signed",
     "Similarity",
     "add",
+    "compose",
     "nuclear_norms",
     "objective",
+    "subgroups",
 ]

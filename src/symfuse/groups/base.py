@@ -124,6 +124,10 @@ class Element(ABC):
         """Whether acting only moves entries about: then it is exact in every dtype."""
 
     @abstractmethod
+    def condition(self) -> Float[Tensor, "*b"]:
+        """The largest singular value over the smallest: by how much rounding errors may grow."""
+
+    @abstractmethod
     def is_identity(self) -> bool:
         """Exactly the identity, without tolerance."""
 
@@ -141,6 +145,8 @@ class Group(ABC):
     moments_dtype: ClassVar[torch.dtype] = torch.float64
     # Whether g⁻ᵀ = g for all elements: then primal and dual moments need not be kept apart.
     self_dual: ClassVar[bool] = False
+    # The largest of its proper subgroups, by name; theirs are its own too (see `symfuse.groups.subgroups`).
+    below: ClassVar[tuple[str, ...]] = ()
     # Whether `best` needs all of X Xᵀ and Y Yᵀ, which cost as much as X Yᵀ, or the norms of rows alone.
     gram: ClassVar[bool] = False
 
@@ -158,6 +164,10 @@ class Group(ABC):
 
     def __hash__(self) -> int:
         return hash(self.name)
+
+    def usual(self) -> Group:
+        """The subgroup from which matching takes elements, unless it is told which."""
+        return self
 
     def without_scaling(self) -> Group:
         """The subgroup that keeps the norms of units."""

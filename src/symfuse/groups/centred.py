@@ -10,7 +10,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from symfuse.groups.base import Element, Group, PartMoments, total
-from symfuse.groups.orthogonal import Orthogonal, Similarity, polar, refuse_plain
+from symfuse.groups.orthogonal import Orthogonal, Similarity, polar, refuse_plain, similar
+
+# Of |C|, below which an entry is rounding of features in float32.
+ROUNDING = 1e-6
 
 
 class Centred(Group):
@@ -20,10 +23,12 @@ class Centred(Group):
 
     best: in the basis of a Householder reflection H that maps the ones vector to a multiple of the first unit vector,
     Q = H diag(±1, Q') H. So ⟨Q, C⟩ is largest for the sign of C'₀₀ and the polar factor of the rest of C' = H C H
-    (Schönemann 1966), C the sum of all cross-Grams.
+    (Schönemann 1966), C the sum of all cross-Grams. Of centred features C'₀₀ is nothing but rounding, which is left
+    alone.
     """
 
     self_dual: ClassVar[bool] = True
+    below: ClassVar[tuple[str, ...]] = ("permutation",)
 
     @property
     def label(self) -> str:
@@ -38,16 +43,19 @@ class Centred(Group):
 
     def contains(self, g: Element, atol: float) -> bool:
         """Whether Q is orthogonal and maps the unit vector along the ones to plus or minus itself, to within atol."""
-        if not isinstance(g, Similarity) or not Orthogonal().contains(g, atol):
+        q = similar(g)
+        if q is None or not Orthogonal().contains(q, atol):
             return False
-        image = g.matrix.sum(-1) / math.sqrt(g.size)
+        image = q.matrix.sum(-1) / math.sqrt(q.size)
         sign = torch.where(image.sum(-1, keepdim=True) < 0, -1.0, 1.0).to(image.dtype)
-        return bool(((image - sign / math.sqrt(g.size)).abs() <= atol).all())
+        return bool(((image - sign / math.sqrt(q.size)).abs() <= atol).all())
 
     def best(self, moments: PartMoments) -> Similarity:
         refuse_plain(moments)
         c = _reflected(total(moments).xy)
-        return _joined(torch.where(c[..., 0, 0] < 0, -1.0, 1.0), polar(c[..., 1:, 1:]))
+        along = c[..., 0, 0]
+        felt = along < -ROUNDING * torch.linalg.matrix_norm(c)
+        return _joined(torch.where(felt, -1.0, 1.0).to(c.dtype), polar(c[..., 1:, 1:]))
 
 
 def _joined(sign: Float[Tensor, "*b"], rest: Float[Tensor, "*b m m"]) -> Similarity:

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from symfuse.errors import SymmetryError
 from symfuse.groups.base import Element, Group, Moments, PartMoments
-from symfuse.groups.linear import Linear
+from symfuse.groups.linear import Linear, linear
 from symfuse.groups.monomial import random_scales
-from symfuse.groups.orthogonal import Conformal, Orthogonal, polar, refuse_plain
+from symfuse.groups.orthogonal import Conformal, Orthogonal, Similarity, polar, refuse_plain
 from symfuse.groups.scale import LIMIT
 
 FLOOR = 1e-12  # of the largest eigenvalue of a Gram matrix: what is below it, is rounding
@@ -41,10 +41,14 @@ class Invertible(Group):
     rounds: int = 30
     rtol: float = 1e-6
     gram: ClassVar[bool] = True
+    below: ClassVar[tuple[str, ...]] = ("conformal", "monomial")
 
     @property
     def label(self) -> str:
         return "invertible map"
+
+    def usual(self) -> Conformal:
+        return Conformal()
 
     def without_scaling(self) -> Orthogonal:
         return Orthogonal()
@@ -59,9 +63,10 @@ class Invertible(Group):
         return Linear(eye, eye)
 
     def contains(self, g: Element, atol: float) -> bool:
-        """Whether M M⁻¹ = 1 to within atol times the condition of M. Conformal maps are elements too."""
-        if not isinstance(g, Linear):
+        """Whether M M⁻¹ = 1 to within atol times the condition of M."""
+        if isinstance(g, Similarity):  # which has an inverse only if its matrix is orthogonal and its scale positive
             return Conformal().contains(g, atol)
+        g = linear(g)
         m, w = g.matrix, g.inverse_matrix
         condition = (_norm(m) * _norm(w) / g.size)[..., None, None]
         error = (m @ w - torch.eye(g.size, dtype=m.dtype)).abs()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from symfuse.errors import SymmetryError
 from symfuse.groups.base import Element, multiply
-from symfuse.groups.orthogonal import NO_PERMUTATION_PART
+from symfuse.groups.orthogonal import NO_PERMUTATION_PART, similar
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,5 +63,22 @@ class Linear(Element):
     def reorders_only(self) -> bool:
         return False
 
+    def condition(self) -> Tensor:
+        found: Tensor = torch.linalg.cond(self.matrix.double())
+        return found
+
     def is_identity(self) -> bool:
         return all(bool((t == torch.eye(self.size, dtype=t.dtype)).all()) for t in self.tensors().values())
+
+
+def linear(g: Element) -> Linear:
+    """Any element as a matrix and its inverse."""
+    return g if isinstance(g, Linear) else Linear(g.to_dense(), g.inverse().to_dense())
+
+
+def compose(g: Element, first: Element) -> Element:
+    """The element that acts as `first`, then as g; of two kinds, in the narrowest that holds both."""
+    if type(g) is type(first):
+        return g @ first
+    one, other = similar(g), similar(first)
+    return linear(g) @ linear(first) if one is None or other is None else one @ other

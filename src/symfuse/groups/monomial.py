@@ -90,6 +90,10 @@ class Monomial(Element):
     def reorders_only(self) -> bool:
         return self.scale is None
 
+    def condition(self) -> Tensor:
+        sizes = torch.ones(self.index.shape, dtype=torch.float64) if self.scale is None else self.scale.double().abs()
+        return sizes.amax(-1) / sizes.amin(-1)
+
     def is_identity(self) -> bool:
         fixed = bool((self.index == torch.arange(self.size)).all())
         return fixed and (self.scale is None or bool((self.scale == 1).all()))
@@ -153,6 +157,7 @@ class Signed(Group):
 
     moments_dtype: ClassVar[torch.dtype] = torch.float32
     self_dual: ClassVar[bool] = True
+    below: ClassVar[tuple[str, ...]] = ("permutation",)
 
     def random(self, n: int, batch: tuple[int, ...], rng: torch.Generator) -> Monomial:
         signs = torch.randint(0, 2, (*batch, n), generator=rng, dtype=torch.float64) * 2 - 1
@@ -213,6 +218,12 @@ class PositiveMonomial(Group):
 
     best: every pair of units is scored at its own best scale, then assigned: the exact joint optimum.
     """
+
+    below: ClassVar[tuple[str, ...]] = ("permutation", "scaling")
+
+    @property
+    def name(self) -> str:
+        return "monomial"
 
     @property
     def label(self) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from symfuse.errors import SymmetryError
 from symfuse.groups.base import Element, Group, Moments, PartMoments, multiply, row_norms, total
-from symfuse.groups.monomial import positive, random_scales
+from symfuse.groups.monomial import Monomial, positive, random_scales
 from symfuse.groups.scale import best_scale
 
 NO_PERMUTATION_PART = (
@@ -77,9 +77,26 @@ class Similarity(Element):
     def reorders_only(self) -> bool:
         return False
 
+    def condition(self) -> Tensor:
+        return torch.ones(self.batch, dtype=torch.float64)
+
     def is_identity(self) -> bool:
         fixed = bool((self.matrix == torch.eye(self.size, dtype=self.matrix.dtype)).all())
         return fixed and (self.scale is None or bool((self.scale == 1).all()))
+
+
+def similar(g: Element) -> Similarity | None:
+    """A signed permutation, with one scale for all units or none, as a similarity; None for what is no similarity."""
+    if isinstance(g, Similarity):
+        return g
+    if not isinstance(g, Monomial):
+        return None
+    sizes = torch.ones(g.index.shape, dtype=torch.float64) if g.scale is None else g.scale.abs()
+    if not bool((sizes == sizes[..., :1]).all()):
+        return None
+    scale = sizes[..., 0]
+    matrix = g.to_dense() / torch.where(scale > 0, scale, 1.0)[..., None, None]
+    return Similarity(matrix, None if bool((scale == 1).all()) else scale)
 
 
 def polar(c: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b n n"]:
@@ -105,6 +122,7 @@ class Orthogonal(Group):
     """
 
     self_dual: ClassVar[bool] = True
+    below: ClassVar[tuple[str, ...]] = ("centred", "signed")
 
     @property
     def label(self) -> str:
@@ -118,10 +136,11 @@ class Orthogonal(Group):
         return Similarity(torch.eye(n, dtype=torch.float64).expand(*batch, n, n))
 
     def contains(self, g: Element, atol: float) -> bool:
-        if not isinstance(g, Similarity) or (g.scale is not None and not bool(((g.scale - 1).abs() <= atol).all())):
+        q = similar(g)
+        if q is None or (q.scale is not None and not bool(((q.scale - 1).abs() <= atol).all())):
             return False
-        gram = g.matrix.transpose(-1, -2) @ g.matrix
-        return bool(((gram - torch.eye(g.size, dtype=gram.dtype)).abs() <= atol).all())
+        gram = q.matrix.transpose(-1, -2) @ q.matrix
+        return bool(((gram - torch.eye(q.size, dtype=gram.dtype)).abs() <= atol).all())
 
     def best(self, moments: PartMoments) -> Similarity:
         refuse_plain(moments)
@@ -144,6 +163,7 @@ class Conformal(Group):
     one_pass: bool = False
     rounds: int = 30
     rtol: float = 1e-6
+    below: ClassVar[tuple[str, ...]] = ("orthogonal",)
 
     @property
     def label(self) -> str:
@@ -159,9 +179,10 @@ class Conformal(Group):
         return Orthogonal().identity(n, batch)
 
     def contains(self, g: Element, atol: float) -> bool:
-        if not isinstance(g, Similarity) or (g.scale is not None and not positive(g.scale)):
+        q = similar(g)
+        if q is None or (q.scale is not None and not positive(q.scale)):
             return False
-        return Orthogonal().contains(Similarity(g.matrix), atol)
+        return Orthogonal().contains(Similarity(q.matrix), atol)
 
     def best(self, moments: PartMoments) -> Similarity:
         refuse_plain(moments)

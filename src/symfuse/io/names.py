@@ -11,12 +11,19 @@ from symfuse.errors import CheckpointError
 
 WRAPPER_PREFIXES = ("_orig_mod.", "module.")  # of torch.compile and of data-parallel training
 
+COUNTER = "num_batches_tracked"
+
 Key = tuple[int, tuple[int, ...], tuple[int, ...]]
 
 
 def memory(tensor: Tensor) -> Key:
     """Equal for tensors that are the same memory, seen in the same way; never equal for empty ones."""
     return (tensor.data_ptr() or id(tensor), tuple(tensor.shape), tensor.stride())
+
+
+def counts_batches(name: str) -> bool:
+    """Whether a buffer counts the batches that batch normalisation has seen in training: evaluation does not use it."""
+    return name.rpartition(".")[2] == COUNTER
 
 
 def ties(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> list[str]:

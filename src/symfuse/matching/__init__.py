@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from symfuse.matching.activations import match_by_activations
 from symfuse.matching.anchor import nearest_to_mean
-from symfuse.matching.axes import MATCHABLE, choose_axes, choose_layers
+from symfuse.matching.auto import auto_axes
+from symfuse.matching.axes import MATCHABLE, choose_axes, choose_groups, choose_layers
 from symfuse.matching.coordinate import Step, match_models
 from symfuse.matching.universe import Universe, match_universe
 
@@ -12,7 +13,9 @@ __all__ = [
     "MATCHABLE",
     "Step",
     "Universe",
+    "auto_axes",
     "choose_axes",
+    "choose_groups",
     "choose_layers",
     "match_by_activations",
     "match_models",

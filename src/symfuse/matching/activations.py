@@ -15,16 +15,18 @@ from torch import Tensor, nn
 from symfuse.alignment import Alignment
 from symfuse.architectures import Model
 from symfuse.errors import OptionError
-from symfuse.groups import Element, Group, Monomial
+from symfuse.groups import Conformal, Element, Group, Monomial, PartMoments, Similarity
 from symfuse.groups.assignment import assign_batch
 from symfuse.groups.base import total
+from symfuse.groups.orthogonal import polar
 from symfuse.groups.scale import LIMIT
 from symfuse.io import Checkpoint
 from symfuse.matching.blocks import improve
 from symfuse.matching.chosen import choose, steps_of
 from symfuse.modules import live
 from symfuse.spec import Instance, Spec
-from symfuse.stats.activations import Batch, Heard, Place, listen, moments_of, pairs_of, places, require_kind
+from symfuse.stats.activations import Batch, Heard, listen, moments_of, pairs_of, require_kind
+from symfuse.stats.places import Place, places
 
 # Which of the places where an axis that all layers share is heard count.
 RESIDUAL = {"first": slice(1), "last": slice(-1, None), "all": slice(None)}
@@ -35,9 +37,11 @@ def match_by_activations(
     anchor: Model,
     batches: Iterable[Batch],
     *,
-    axes: str | tuple[str, ...] = "all",
+    axes: str | tuple[str, ...] = "auto",
     layers: str | int | tuple[int, ...] | None = None,
-    scaling: bool = True,
+    scaling: bool = False,
+    groups: Mapping[str, str] | None = None,
+    variants: Sequence[str] = (),
     frame: Sequence[str] | None = None,
     kind: str = "pearson",
     residual: str = "all",
@@ -46,12 +50,13 @@ def match_by_activations(
 ) -> Alignment:
     """The alignment that moves `source` towards `anchor`, from what both do on the same batches.
 
-    axes, layers, scaling, frame: as in `match_models`. kind: how units are compared, see `moments_of`. residual: see
-    `match_activations`. without: ids of tokens that do not count, such as special ones; padding never does. build:
-    makes the module, for models that `transformers` does not have. Biases are not translated: activations do not say
-    how.
+    axes, layers, groups, variants, frame: as in `match_models`. scaling: also rescale, by the ratio of deviations; not
+    by default, as between independent models it lengthens the distance (docs/matching.md). kind: how units are
+    compared, see `moments_of`. residual: see `match_activations`. without: ids of tokens that do not count, such as
+    special ones; padding never does. build: makes the module, for models that `transformers` does not have. Biases are
+    not translated: activations do not say how.
     """
-    chosen = choose(source, anchor, axes, layers, scaling=scaling, frame=frame)
+    chosen = choose(source, anchor, axes, layers, scaling=scaling, groups=groups, variants=variants, frame=frame)
     live_anchor, live_source = ((build or _live)(model.checkpoint) for model in (chosen.anchor, chosen.source))
 
     def keep(batch: Batch) -> Tensor:
@@ -68,6 +73,7 @@ def match_by_activations(
         residual=residual, keep=keep if without else None,
     )  # fmt: skip
     options = {"scaling": scaling, "kind": kind, "residual": residual, "without": sorted(without)}
+    options |= {"groups": dict(groups)} if groups else {}
     found = Alignment(chosen.spec, elements)
     return chosen.alignment(found, "activations", options, steps_of(chosen, found))
 
@@ -96,12 +102,12 @@ def match_activations(
     require_kind(kind)
     if residual not in RESIDUAL:
         raise OptionError(f"residual is {residual!r}; expected {', '.join(RESIDUAL)}")
-    where = {i: places(spec, anchor, i) for i in instances}
+    where = places(spec, anchor, instances)
     where |= {i: found[RESIDUAL[residual]] for i, found in where.items() if not i.index}
     wanted = list(dict.fromkeys(place for found in where.values() for place in found))
     full = {place for i, found in where.items() if groups[i].gram for place in found}
     heard = listen(spec, anchor, source, batches, wanted, keep=keep, gram=full)
-    at = {i: {place: heard[place] for place in found} for i, found in where.items() if found}
+    at = {i: _heard_of(i, found, heard) for i, found in where.items() if found}
     elements: dict[Instance, Element] = {}
     for instance in sorted(at, key=lambda i: -spec.order.index(i.axis)):  # axes that others are inside of first
         inner = [i for i in at if instance.axis in spec.batch_axes(i.axis) and i.index == instance.index]
@@ -112,6 +118,18 @@ def match_activations(
     return {instance: element for instance, element in elements.items() if not element.is_identity()}
 
 
+def _heard_of(instance: Instance, found: Collection[Place], heard: Mapping[Place, Heard]) -> dict[Place, Heard]:
+    """What is heard of an axis instance; OptionError if all of its places are silent."""
+    at = {place: heard[place] for place in found if place in heard}
+    if not at:
+        raise OptionError(
+            f"nothing is heard of {instance} at {', '.join(map(str, found))}: no batch makes the models call that "
+            "module, or they call its .forward, past its hooks; leave that axis out (axes=), or give build= a module "
+            "that calls its parts as module(x)"
+        )
+    return at
+
+
 def _alone(spec: Spec, instance: Instance, heard: Mapping[Place, Heard], group: Group, kind: str) -> Element:
     """The best element of an axis that none is inside of.
 
@@ -119,12 +137,36 @@ def _alone(spec: Spec, instance: Instance, heard: Mapping[Place, Heard], group: 
     nothing of scales, and what activations gain by one takes no account of the weights that read the unit.
     """
     if not isinstance(group.identity(1, ()), Monomial) or (reordering := group.without_scaling()) == group:
-        return improve(group, moments_of(spec, instance, heard, group, kind))[0]
-    index = improve(reordering, moments_of(spec, instance, heard, reordering, kind))[0].tensors()["index"]
+        return _best(group, moments_of(spec, instance, heard, group, kind))
+    found = _best(reordering, moments_of(spec, instance, heard, reordering, kind))
+    index = found.tensors()["index"]
     units = total(moments_of(spec, instance, heard, reordering, "covariance"))
-    ratio = units.x_norms / torch.take_along_dim(units.y_norms, index, -1)
-    scale = torch.where(ratio.isfinite() & (ratio > 0), ratio, 1.0).sqrt()
-    return Monomial(index, scale.clamp(1 / LIMIT, LIMIT))
+    return Monomial(index, _scale(units.x_norms, torch.take_along_dim(units.y_norms, index, -1)))
+
+
+def _best(group: Group, moments: PartMoments) -> Element:
+    """The best element; of rotations with a scale the one that turns the anchor's way what has its norms.
+
+    Queries and keys have the same say, however either model shares the norm of its scores among them.
+    """
+    if not isinstance(group, Conformal):
+        return improve(group, moments)[0]
+    scales, grams = [], []
+    for part, m in moments.items():
+        x, y = m.x_norms.sum(-1), m.y_norms.sum(-1)
+        scales.append(_scale(y, x) if part == "dual" else _scale(x, y))
+        grams.append(m.xy / (x * y).sqrt().clamp_min(torch.finfo(x.dtype).tiny)[..., None, None])
+    return Similarity(polar(torch.stack(grams).sum(0)), torch.stack(scales).log().mean(0).exp())
+
+
+def _scale(x: Tensor, y: Tensor) -> Tensor:
+    """The ratio of deviations, from variances; 1 where one of them never changes.
+
+    Swapping the models inverts it. The slope of least squares is that times the correlation: of units that are alike
+    and not the same it is too small, in both directions.
+    """
+    ratio = x / y
+    return torch.where(ratio.isfinite() & (ratio > 0), ratio, 1.0).sqrt().clamp(1 / LIMIT, LIMIT)
 
 
 def _heads(
@@ -141,7 +183,7 @@ def _heads(
     elements: dict[Instance, Element] = {outer: Monomial(index)}
     for instance in inner:
         paired = {place: _reordered(spec, instance, place, found, index) for place, found in at[instance].items()}
-        best = groups[instance].best(moments_of(spec, instance, paired, groups[instance]))
+        best = _best(groups[instance], moments_of(spec, instance, paired, groups[instance]))
         elements[instance] = best.rebuild({key: tensor[back] for key, tensor in best.tensors().items()})
     return elements
 

@@ -1,13 +1,17 @@
-"""What the words on the command line select: `attention`, `ffn`, single axes; ranges of layers."""
+"""What the words on the command line select: `attention`, `ffn`, single axes, with the group of each; ranges of
+layers."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from symfuse.errors import OptionError
+from symfuse.groups import GROUPS, Group, subgroups
 from symfuse.io.messages import suggestion
 from symfuse.spec import Spec
+
+NO_GROUP = "none"  # in the place of a group's name: the axis is not matched
 
 # Anatomy → axes, and `biases` for their translations. Given the residual stream and the order of heads, attention and
 # feed-forward are independent of each other; the others meet them.
@@ -18,11 +22,13 @@ MATCHABLE: dict[str, tuple[str, ...]] = {
 
 # An axis that is called like its group (ELECTRA's "head") is named by the group alone.
 WORDS = {axis: (axis,) for group in MATCHABLE.values() for axis in group} | MATCHABLE
-WORDS["all"] = MATCHABLE["attention"] + MATCHABLE["ffn"]
+WORDS["all"] = tuple(axis for group in MATCHABLE.values() for axis in group)
+AUTO = "auto"  # in the place of words: `symfuse.matching.auto` looks at the models and chooses
 
 
 def choose_axes(words: str | Iterable[str], spec: Spec) -> tuple[str, ...]:
-    """The axes named by words such as "attention,ffn", "qk" or "all"; OptionError for one that cannot be matched."""
+    """The axes named by words such as "attention,ffn", "qk" or "all" (and "auto", all that it may
+    become); OptionError for one that cannot be matched."""
     chosen = dict.fromkeys(axis for word in require_axes(words) for axis in WORDS[word])
     return tuple(axis for axis in chosen if axis in spec.axes)
 
@@ -30,12 +36,49 @@ def choose_axes(words: str | Iterable[str], spec: Spec) -> tuple[str, ...]:
 def require_axes(words: str | Iterable[str]) -> list[str]:
     """The single words; OptionError, with the nearest that exists, for one that selects nothing."""
     parts = [w.strip() for w in words.split(",")] if isinstance(words, str) else list(words)
+    if parts == [AUTO]:
+        return list(WORDS["all"])
     if not parts:
         raise OptionError(f"no axes to match; choose from {', '.join(WORDS)}")
     for word in parts:
         if word not in WORDS:
             raise OptionError(f"axis {word!r} is not known{suggestion(word, WORDS)}; choose from {', '.join(WORDS)}")
     return parts
+
+
+def choose_groups(groups: Mapping[str, str], spec: Spec) -> dict[str, str]:
+    """The name of a group for each axis that words such as {"attention": "orthogonal", "qk": "none"} speak of; a word
+    for fewer axes goes before one for more. OptionError as of `require_groups`, and for axes that the model has not."""
+    require_groups(groups)
+    movable = {instance.axis for instance in spec.movable}
+    chosen: dict[str, str] = {}
+    for word in sorted(groups, key=lambda word: -len(WORDS[word])):
+        axes = [axis for axis in WORDS[word] if axis in movable]
+        if not axes:
+            raise OptionError(f"groups: this {spec.family} has no axis {word!r}; it has {', '.join(sorted(movable))}")
+        chosen |= dict.fromkeys(axes, groups[word])
+    return chosen
+
+
+def require_groups(groups: Mapping[str, str]) -> None:
+    """OptionError, with the nearest that exists, for a word that selects no axis, or a name that is of no group."""
+    names = [*GROUPS, NO_GROUP]
+    for word, name in groups.items():
+        require_axes([word])
+        if name not in names:
+            known = f"is not known{suggestion(str(name), names)}; choose from {', '.join(names)}"
+            raise OptionError(f"groups: {name!r} for axis {word!r} {known}")
+
+
+def limited(axis: str, declared: Group, name: str) -> Group:
+    """The subgroup of that name of what is declared for an axis; OptionError, with those that it has, if it is none."""
+    found = subgroups(declared)
+    if name not in found:
+        raise OptionError(
+            f"groups: {name!r} is no part of what may act on axis {axis!r}, {declared.name} ({declared.label}); "
+            f"choose from {', '.join([*found, NO_GROUP])}"
+        )
+    return found[name]
 
 
 def choose_layers(text: str | int | Sequence[int] | None, layers: int) -> frozenset[int]:

@@ -5,17 +5,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from symfuse import __version__
 from symfuse.alignment import Alignment
-from symfuse.architectures import Model, require_floating, require_same_shape
+from symfuse.architectures import Model, require_floating, require_same_shape, require_variants, vary, with_split
 from symfuse.canonical import canonical
-from symfuse.groups import Conformal, Element, Group
-from symfuse.matching.axes import choose_axes, choose_layers
+from symfuse.errors import OptionError, SymmetryError
+from symfuse.groups import Conformal, Element, Group, subgroups
+from symfuse.matching.auto import RELATED, auto_axes
+from symfuse.matching.axes import NO_GROUP, choose_axes, choose_groups, choose_layers, limited
 from symfuse.spec import Instance, Spec
 
 # What makes a pre-norm residual stream rotatable, in place.
@@ -24,8 +26,9 @@ ROTATABLE = ("untie", "fold_norms", "centre", "drop_gauges")
 
 @dataclass(frozen=True)
 class Chosen:
-    """source, anchor: in the frame. groups: each instance to match, with the group to use. lineage: of both models as
-    they were given, for the provenance."""
+    """source, anchor: in the frame, their declarations under the variants. groups: each instance to match, with the
+    group to use. lineage: of both models as they were given, for the provenance. auto: why these axes and this frame,
+    if nobody said."""
 
     source: Model
     anchor: Model
@@ -34,6 +37,8 @@ class Chosen:
     layers: frozenset[int]
     groups: Mapping[Instance, Group]
     lineage: Mapping[str, Any]
+    variants: tuple[str, ...] = ()
+    auto: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def spec(self) -> Spec:
@@ -43,10 +48,11 @@ class Chosen:
         self, found: Alignment, origin: str, options: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], **more: Any
     ) -> Alignment:
         """What was found, in the frame and with its provenance. origin: what the moments came from."""
-        options = {"axes": list(self.axes), "layers": sorted(self.layers), **options}
+        options = {"axes": list(self.axes), "layers": sorted(self.layers), **self.auto, **options}
+        options |= {"variants": list(self.variants)} if self.variants else {}
         about = {"from": origin, "options": options, "steps": steps, **more}
         provenance = {"symfuse": __version__, **self.lineage, **about}
-        return replace(found, provenance=provenance, frame=self.frame)
+        return replace(found, provenance=provenance, frame=self.frame, variants=self.variants)
 
 
 def choose(
@@ -57,32 +63,74 @@ def choose(
     *,
     scaling: bool,
     frame: Sequence[str] | None,
+    groups: Mapping[str, str] | None = None,
+    variants: Sequence[str] = (),
     one_pass: bool = False,
 ) -> Chosen:
-    """Both models in the frame, by default ROTATABLE where the residual stream of a pre-norm model is matched, else as
-    they are. Raises IncompatibleError, OptionError or CheckpointError unless one may be moved onto the other."""
+    """Both models in the frame, by default ROTATABLE where the residual stream of a pre-norm model is matched by more
+    than it allows as it is, and that can be done, else as they are.
+
+    groups: by word the group that an axis is matched with, if not the usual one of its axis; such an axis is matched
+    also if `axes` does not name it, or not matched ("none"). scaling: False stands for the subgroups that keep norms,
+    where `groups` says nothing. variants: read the declarations under these (`symfuse.architectures.vary`), which is
+    inexact. Raises IncompatibleError, OptionError, SpecError or CheckpointError unless one may be moved onto the other.
+    """
     require_same_shape([source, anchor])
+    axes, least = auto_axes(axes, [source, anchor])
     for model in (source, anchor):
         require_floating(model)
-    chosen = choose_axes(axes, source.spec)
+    asked = choose_groups(groups or {}, source.spec)
+    named = dict.fromkeys([*choose_axes(axes, source.spec), *asked])
+    chosen = tuple(axis for axis in named if asked.get(axis) != NO_GROUP)
+    if named and not chosen:
+        raise OptionError("groups: every axis is taken out, so that there is nothing to match")
+    auto: dict[str, Any] = {} if least is None else {"auto": {"cosine": least, "related": least >= RELATED}}
     if frame is None:
-        frame = ROTATABLE if "residual" in chosen and source.spec.reads else ()
+        frame = ()
+        if source.spec.reads and _is_turned(source.spec, chosen, asked):
+            why = _not_rotatable(source) or _not_rotatable(anchor)
+            frame, auto = (ROTATABLE, auto) if why is None else ((), auto | {"not rotated": why})
     lineage = {"source": source.checkpoint.lineage(), "anchor": anchor.checkpoint.lineage()}
-    source, anchor = (canonical(model, frame) for model in (source, anchor))
+    variants = require_variants(variants)
+    in_frame = (canonical(model, frame) for model in (source, anchor))
+    source, anchor = (replace(model, spec=vary(model.spec, variants)) for model in in_frame)
     spec = source.spec
     kept = choose_layers(layers, spec.axes["l"].size)
-    groups = {
-        instance: _group(spec, instance, scaling, one_pass)
+    split = with_split(chosen, spec)
+    chosen = tuple(split)
+    moved = {
+        axis: _group(spec, axis, asked.get(of), scaling, one_pass) for axis, of in split.items() if axis in spec.order
+    }
+    by_instance = {
+        instance: moved[instance.axis]
         for instance in spec.movable
         if instance.axis in chosen and (not instance.index or instance.index[0] in kept)
     }
-    return Chosen(source, anchor, tuple(frame), chosen, kept, groups, lineage)
+    return Chosen(source, anchor, tuple(frame), chosen, kept, by_instance, lineage, variants, auto)
 
 
-def _group(spec: Spec, instance: Instance, scaling: bool, one_pass: bool) -> Group:
-    group = spec.axes[instance.axis].group
-    assert group is not None
-    group = group if scaling else group.without_scaling()
+def _not_rotatable(model: Model) -> str | None:
+    """Why the residual stream cannot be rotated in place; None if it can."""
+    try:
+        canonical(model, ROTATABLE)
+    except SymmetryError as error:
+        return str(error)
+    return None
+
+
+def _is_turned(spec: Spec, chosen: Collection[str], asked: Mapping[str, str]) -> bool:
+    """Whether the residual stream is matched, and not only by what may act on it as it is."""
+    declared = spec.axes["residual"].group if "residual" in chosen else None
+    return declared is not None and asked.get("residual") not in subgroups(declared)
+
+
+def _group(spec: Spec, axis: str, name: str | None, scaling: bool, one_pass: bool) -> Group:
+    declared = spec.axes[axis].group
+    assert declared is not None
+    if name is None:
+        usual = declared.usual()
+        name = (usual if scaling else usual.without_scaling()).name
+    group = limited(axis, declared, name)
     return replace(group, one_pass=True) if one_pass and isinstance(group, Conformal) else group
 
 
@@ -95,8 +143,7 @@ def steps_of(chosen: Chosen, found: Alignment) -> list[dict[str, Any]]:
     steps = []
     for instance in instances:
         parts = [gaps[name] for name in spec.movable[instance] if name in gaps]
-        group, element = spec.axes[instance.axis].group, found.elements.get(instance)
-        assert group is not None
+        group, element = chosen.groups[instance], found.elements.get(instance)
         steps.append(
             {
                 "instance": str(instance),

@@ -61,9 +61,11 @@ def match_models(
     source: Model,
     anchor: Model,
     *,
-    axes: str | tuple[str, ...] = "all",
+    axes: str | tuple[str, ...] = "auto",
     layers: str | int | tuple[int, ...] | None = None,
     scaling: bool = True,
+    groups: Mapping[str, str] | None = None,
+    variants: Sequence[str] = (),
     one_pass: bool = False,
     biases: bool = True,
     starts: int = 2,
@@ -76,17 +78,20 @@ def match_models(
     """The alignment that moves `source` towards `anchor`, from the weights.
 
     axes: what to match ("attention", "ffn", "qk", …). layers: which (see choose_layers). scaling: rescaling beside
-    rotations and permutations where the group has it. one_pass: the rotation, then the scale, once, as in Zhang et
-    al. 2025 (instead of in turns). biases: also translate the biases that may be. starts, seed: of the descent over
-    axes that meet (see `descend`); watch: called with each of its sweeps. frame: the rewrites before the elements
-    (symfuse.canonical); by default ROTATABLE where the residual stream of a pre-norm model is matched, else none.
-    threads: workers, default all cores.
+    rotations and permutations where the group has it. groups: by axis or word the name of the group to match with
+    ({"qk": "invertible", "residual": "permutation"}), or "none" (see `choose`). one_pass: the rotation, then the scale,
+    once, as in Zhang et al. 2025 (instead of in turns). biases: also translate the biases that may be. starts, seed: of
+    the descent over axes that meet (see `descend`); watch: called with each of its sweeps. frame: the rewrites before
+    the elements (symfuse.canonical); by default ROTATABLE where the residual stream of a pre-norm model is rotated,
+    else none. variants: names of inexact ones (symfuse.architectures.variants). threads: workers, default all cores.
     An element that does not lower its objective is replaced by the identity, which is left out of the alignment.
     Raises IncompatibleError, OptionError, CheckpointError (NaN or infinity, naming the tensor).
     """
     if threads is not None and threads < 1:
         raise OptionError(f"threads {threads}: at least one is needed")
-    chosen = choose(source, anchor, axes, layers, scaling=scaling, frame=frame, one_pass=one_pass)
+    chosen = choose(
+        source, anchor, axes, layers, scaling=scaling, groups=groups, variants=variants, frame=frame, one_pass=one_pass
+    )
     source, anchor, spec, instances = chosen.source, chosen.anchor, chosen.spec, list(chosen.groups)
     rules: dict[Instance, list[Shift]] = {}
     for rule in spec.shifts if biases else ():
@@ -109,7 +114,7 @@ def match_models(
                 )  # fmt: skip
                 best = descents[0]
                 curves |= {f"{d.start}, round {number + 1}" if number else d.start: list(d.curve) for d in descents}
-                if best.curve[-1] < best.curve[0]:
+                if best.better:
                     total = best.alignment @ total
                     current = Model(total.on(source), spec)
                 settled = bool(number) and best.curve[0] - best.curve[-1] < SETTLED * best.curve[0]
@@ -120,6 +125,7 @@ def match_models(
         if meeting:
             steps = steps_of(chosen, total)
     options: dict[str, Any] = {"scaling": scaling, "one_pass": one_pass, "biases": biases}
+    options |= {"groups": dict(groups)} if groups else {}
     options |= {"starts": starts, "seed": seed} if meeting else {}
     elements = {i: g for i, g in total.elements.items() if not g.is_identity()}  # there and back again
     more = {"descents": curves} if meeting else {}

@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from symfuse.alignment import Alignment
 from symfuse.groups import Element, Group, PartMoments, add
 from symfuse.matching.blocks import improve
 from symfuse.matching.heads import match_outer
+from symfuse.matching.moved import Moved
 from symfuse.spec import Instance, Spec
 from symfuse.stats import Read, is_square, weight_moments
 
@@ -33,27 +35,18 @@ Watch = Callable[[str, float], None]  # the start and the squared distance, afte
 
 @dataclass(frozen=True)
 class Descent:
-    """What a start came to. curve: the squared distance over all parts that count, before and after each sweep."""
+    """What a start came to. curve: the squared distance over all parts that count, at the start and after each sweep.
+    given: that of the source as it was given, where the curve of the identity begins."""
 
     start: str
     alignment: Alignment
     curve: tuple[float, ...]
+    given: float
 
-
-@dataclass
-class _Moved:
-    """The source as moved so far, in memory, and the elements that moved it."""
-
-    spec: Spec
-    tensors: dict[str, Tensor]
-    alignment: Alignment | None = None
-
-    def apply(self, instance: Instance, element: Element) -> None:
-        step = Alignment(self.spec, {instance: element})
-        for name in self.spec.movable[instance]:
-            if name in self.tensors:
-                self.tensors[name] = step.move(name, self.tensors[name])
-        self.alignment = step if self.alignment is None else step @ self.alignment
+    @property
+    def better(self) -> bool:
+        """Whether the alignment is better than none."""
+        return self.curve[-1] < self.given
 
 
 def descend(
@@ -76,34 +69,35 @@ def descend(
     names: the tensors that both models have, which are kept in memory meanwhile. instances: what to match, with the
     group to use for each. skip: parts (name, atom) that do not count, such as biases that may be translated.
     """
-    solver = _Solver(spec, {name: anchor(name) for name in names}.__getitem__, instances, groups, pool, skip)
+    theirs, ours = (dict(zip(names, pool.map(read, names), strict=True)) for read in (anchor, source))
+    sweeper = Sweeper(spec, theirs.__getitem__, instances, groups, pool, skip)
+    given = sweeper.distance(Moved(spec, ours))
     shared = [i for i in instances if not i.index]
     tried = ["identity", *(["embeddings"] if shared else []), *(f"random {k}" for k in range(starts - 2) if shared)]
     found = []
     for number, start in enumerate(tried[: max(1, starts)]):
-        moved = _Moved(spec, {name: source(name) for name in names})
-        first = solver.distance(moved)
+        moved = Moved(spec, dict(ours))
         if start == "embeddings":
             for instance in shared:
-                element = solver.from_fixed(instance, moved)
+                element = sweeper.from_fixed(instance, moved)
                 if element is not None:
-                    moved.apply(instance, element)
+                    moved.apply(instance, element, pool)
         elif start != "identity":
             rng = torch.Generator().manual_seed(seed + number)
             for instance in shared:
-                moved.apply(instance, groups[instance].random(spec.axes[instance.axis].size, (), rng))
-        found.append(_sweeps(solver, moved, start, first, random.Random(seed), watch))
+                moved.apply(instance, groups[instance].random(spec.axes[instance.axis].size, (), rng), pool)
+        found.append(_sweeps(sweeper, moved, start, given, random.Random(seed), watch))
     return sorted(found, key=lambda descent: descent.curve[-1])
 
 
 def _sweeps(
-    solver: _Solver, moved: _Moved, start: str, first: float, order: random.Random, watch: Watch | None
+    sweeper: Sweeper, moved: Moved, start: str, given: float, order: random.Random, watch: Watch | None
 ) -> Descent:
-    curve = [first]
-    current = first if start == "identity" else solver.distance(moved)
-    rounding = ROUNDING * max(first, current)  # not of what is left, which may be nothing
+    current = given if start == "identity" else sweeper.distance(moved)
+    curve = [current]
+    rounding = ROUNDING * max(given, current)  # not of what is left, which may be nothing
     for _ in range(SWEEPS):
-        gain = solver.sweep(moved, order)
+        gain = sweeper.sweep(moved, order)
         assert gain >= -rounding, f"a sweep raised the squared distance by {-gain}"
         current -= gain
         curve.append(current)
@@ -111,11 +105,13 @@ def _sweeps(
             watch(start, current)
         if gain <= ENOUGH * abs(current):
             break
-    return Descent(start, moved.alignment or Alignment(solver.spec, {}), tuple(curve))
+    return Descent(start, moved.alignment or Alignment(sweeper.spec, {}), tuple(curve), given)
 
 
 @dataclass(frozen=True)
-class _Solver:
+class Sweeper:
+    """Sweeps over the blocks of a pair. anchor: reads a tensor, in memory. skip: as in `descend`."""
+
     spec: Spec
     anchor: Read
     instances: Sequence[Instance]
@@ -123,102 +119,124 @@ class _Solver:
     pool: Executor
     skip: Skip
 
-    def sweep(self, moved: _Moved, order: random.Random) -> float:
-        """Every block once: the shared axes, and all layers at once, in random order. Returns what it gained."""
+    def sweep(self, moved: Moved, order: random.Random) -> float:
+        """Every block once: the shared axes, and all layers at once, in random order. Returns what it gained.
+
+        A block is left out while nothing has moved its tensors since it was at its best.
+        """
         shared: list[Instance | None] = [i for i in self.instances if not i.index]
         blocks: list[Instance | None] = [*shared, None] if len(shared) < len(self.instances) else shared
         return sum(
-            self.layers(moved) if block is None else self.shared(moved, block)
+            self.layers(moved) if block is None else self.solved(moved, block, self.shared)
             for block in order.sample(blocks, len(blocks))
         )
 
-    def shared(self, moved: _Moved, instance: Instance) -> float:
-        moments = self.moments(instance, moved, self.spec.movable[instance])
-        return self.step(moved, instance, moments) if moments else 0.0
+    def solved(self, moved: Moved, instance: Instance, solve: Callable[[Moved, Instance], float]) -> float:
+        """What solving a block gains, if anything can be.
 
-    def layers(self, moved: _Moved) -> float:
-        """The instances of each layer, axes that others are inside of first; layers in parallel."""
-        by_layer: dict[tuple[int, ...], list[Instance]] = {}
-        for instance in self.instances:
-            if instance.index:
-                by_layer.setdefault(instance.index[:1], []).append(instance)
-
-        def one(instances: list[Instance]) -> tuple[float, _Moved]:
-            names = {name for instance in instances for name in self.spec.movable[instance]} & moved.tensors.keys()
-            local = _Moved(self.spec, {name: moved.tensors[name] for name in names})
-            gain, done = 0.0, set[Instance]()
-            for instance in sorted(instances, key=lambda i: -self.spec.order.index(i.axis)):  # outer axes first
-                inner = [i for i in instances if instance.axis in self.spec.batch_axes(i.axis)]
-                if inner:
-                    gain += self.outer(local, instance, inner)
-                    done.update(inner)
-                elif instance not in done:
-                    gain += self.alone(local, instance)
-            return gain, local
-
-        gain = 0.0
-        for more, local in self.pool.map(one, by_layer.values()):
-            gain += more
-            moved.tensors.update(local.tensors)  # of this layer only
-            if local.alignment is not None:
-                moved.alignment = local.alignment if moved.alignment is None else local.alignment @ moved.alignment
+        Once solved it is at its best where the solution is a closed form of moments that are linear in the element; a
+        block whose solution is found in steps, when it no longer moves.
+        """
+        before = moved.version(instance)
+        if moved.solved.get(instance) == before:
+            return 0.0
+        gain = solve(moved, instance)
+        exact = self.groups[instance].self_dual and not self.inner(instance) and not self.square(moved, instance)
+        moved.solved[instance] = moved.version(instance) if exact else before
         return gain
 
-    def outer(self, moved: _Moved, instance: Instance, inner: Sequence[Instance]) -> float:
+    def shared(self, moved: Moved, instance: Instance) -> float:
+        moments = self.moments(instance, moved, moved.touched(instance))
+        return self.step(moved, instance, moments, self.pool) if moments else 0.0
+
+    def layers(self, moved: Moved) -> float:
+        """The instances of each layer, axes that others are inside of first; layers in parallel."""
+        by_layer: dict[int, list[Instance]] = {}
+        for instance in self.instances:
+            if instance.index:
+                by_layer.setdefault(instance.index[0], []).append(instance)
+
+        def one(instances: list[Instance]) -> tuple[float, Moved]:
+            part = moved.part(instances)
+            gain, done = 0.0, set[Instance]()
+            for instance in sorted(instances, key=lambda i: -self.spec.order.index(i.axis)):  # outer axes first
+                inner = self.inner(instance)
+                done.update(inner)
+                if instance not in done:
+                    gain += self.solved(part, instance, self.outer if inner else self.alone)
+            return gain, part
+
+        found = list(self.pool.map(one, by_layer.values()))
+        moved.join([part for _, part in found])
+        return sum(gain for gain, _ in found)
+
+    def inner(self, outer: Instance) -> list[Instance]:
+        """The instances inside of an axis of a layer."""
+        inside = [i for i in self.instances if outer.axis in self.spec.batch_axes(i.axis)]
+        return [i for i in inside if i.index[:1] == outer.index[:1]]
+
+    def outer(self, moved: Moved, instance: Instance) -> float:
         """Reorder an axis that others are inside of (heads), each pair scored at the best inner elements, if that and
         solving the inner axes is better than solving them as they are."""
+        inner = self.inner(instance)
         element = match_outer(self.spec, instance, inner, self.anchor, moved.tensors, self.groups, self.skip)
-        before, trial = self.distance_of(moved), _Moved(self.spec, dict(moved.tensors), moved.alignment)
-        for one in inner:
-            self.alone(moved, one)
-        if not element.is_identity():
-            trial.apply(instance, element)
-            for one in inner:
-                self.alone(trial, one)
-            if self.distance_of(trial) < self.distance_of(moved):
-                moved.tensors, moved.alignment = trial.tensors, trial.alignment
-        return before - self.distance_of(moved)
+        trial = moved.trial()
+        gain = sum(self.alone(moved, one) for one in inner)
+        if element.is_identity():
+            return gain
+        names = trial.touched(instance)
+        before = self.distance_of(trial, names)
+        trial.apply(instance, element)
+        reordered = before - self.distance_of(trial, names)
+        reordered += sum(self.alone(trial, one) for one in inner)
+        if reordered <= gain:
+            return gain
+        moved.take(trial)
+        return reordered
 
-    def alone(self, moved: _Moved, instance: Instance) -> float:
+    def alone(self, moved: Moved, instance: Instance) -> float:
         """One instance, in this thread."""
-        names = [name for name in self.spec.movable[instance] if name in moved.tensors]
-        read, group = moved.tensors.__getitem__, self.groups[instance]
-        moments = weight_moments(self.spec, instance, self.anchor, read, group, self.skip, None, names)
+        moments = self._weights(instance, moved, moved.touched(instance))
         return self.step(moved, instance, moments) if moments else 0.0
 
-    def moments(self, instance: Instance, moved: _Moved, names: Sequence[str]) -> PartMoments:
-        """Of an axis that many tensors share: one tensor a thread."""
-        group, read = self.groups[instance], moved.tensors.__getitem__
-
-        def one(name: str) -> PartMoments:
-            return weight_moments(self.spec, instance, self.anchor, read, group, self.skip, None, [name])
-
+    def moments(self, instance: Instance, moved: Moved, names: Sequence[str]) -> PartMoments:
+        """Of an axis that many tensors share: one layer a thread, what is outside of layers first."""
+        index = {name: self.spec.tensors[name].index for name in names}
+        layers = groupby(sorted(names, key=lambda name: sorted(index[name].items())), index.__getitem__)
+        jobs = [list(of) for _, of in layers]
         total: PartMoments = {}
-        for part in self.pool.map(one, [n for n in names if n in moved.tensors]):
+        for part in self.pool.map(lambda of: self._weights(instance, moved, of), jobs):
             total = add(total, part)
         return total
 
-    def step(self, moved: _Moved, instance: Instance, moments: PartMoments) -> float:
+    def _weights(self, instance: Instance, moved: Moved, names: Sequence[str]) -> PartMoments:
+        read, group = moved.tensors.__getitem__, self.groups[instance]
+        return weight_moments(self.spec, instance, self.anchor, read, group, self.skip, None, names)
+
+    def step(self, moved: Moved, instance: Instance, moments: PartMoments, pool: Executor | None = None) -> float:
         """Apply the best element, if it is better than none. Where moments are linear to first order only, it is
         looked at whether it is."""
         element, before, after, better = improve(self.groups[instance], moments)
         if not bool(better.any()):
             return 0.0
-        names = [name for name in self.spec.movable[instance] if name in moved.tensors]
-        if not any(is_square(self.spec, instance, name) for name in names):
-            moved.apply(instance, element)
+        if not self.square(moved, instance):
+            moved.apply(instance, element, pool)
             return float((before - after).sum())
-        trial = _Moved(self.spec, dict(moved.tensors), moved.alignment)
-        trial.apply(instance, element)
-        gain = sum(self._gap(name, moved.tensors[name]) - self._gap(name, trial.tensors[name]) for name in names)
+        trial, names = moved.trial(), moved.touched(instance)
+        trial.apply(instance, element, pool)
+        gain = self.distance_of(moved, names) - self.distance_of(trial, names)
         if gain <= 0:
             return 0.0
-        moved.tensors, moved.alignment = trial.tensors, trial.alignment
+        moved.take(trial)
         return gain
 
-    def from_fixed(self, instance: Instance, moved: _Moved) -> Element | None:
+    def square(self, moved: Moved, instance: Instance) -> bool:
+        """Whether a tensor has the axis twice."""
+        return any(is_square(self.spec, instance, name) for name in moved.touched(instance))
+
+    def from_fixed(self, instance: Instance, moved: Moved) -> Element | None:
         """The best element of a shared axis for the tensors that nothing else moves."""
-        fixed = [name for name in self.spec.movable[instance] if name in moved.tensors and self._moved_by(name) == 1]
+        fixed = [name for name in moved.touched(instance) if self._moved_by(name) == 1]
         moments = self.moments(instance, moved, fixed)
         return self.groups[instance].best(moments) if moments else None
 
@@ -226,11 +244,12 @@ class _Solver:
         atoms = {atom.name for atom in self.spec.tensors[name].layout.atoms()}
         return sum(self.spec.axes[a].group is not None for a in atoms if not a.isdigit())
 
-    def distance(self, moved: _Moved) -> float:
+    def distance(self, moved: Moved) -> float:
         return sum(self.pool.map(lambda name: self._gap(name, moved.tensors[name]), moved.tensors))
 
-    def distance_of(self, moved: _Moved) -> float:
-        return sum(self._gap(name, tensor) for name, tensor in moved.tensors.items())
+    def distance_of(self, moved: Moved, names: Sequence[str]) -> float:
+        """Of some tensors, in this thread."""
+        return sum(self._gap(name, moved.tensors[name]) for name in names)
 
     def _gap(self, name: str, tensor: Tensor) -> float:
         total = 0.0

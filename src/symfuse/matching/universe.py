@@ -16,6 +16,8 @@ from symfuse.architectures import Model
 from symfuse.errors import OptionError
 from symfuse.io import Checkpoint
 from symfuse.matching.anchor import nearest_to_mean
+from symfuse.matching.auto import auto_axes
+from symfuse.matching.axes import AUTO
 from symfuse.matching.coordinate import match_models
 
 ROUNDS = 10
@@ -40,9 +42,10 @@ def match_universe(models: Sequence[Model], *, rounds: int = ROUNDS, **options: 
         raise OptionError(
             f"{len(models)} models and {rounds} rounds; a universe needs two models and one round at least"
         )
+    options["axes"] = auto_axes(options.get("axes", AUTO), models)[0]  # the same for all, whatever the mean
     anchor = models[nearest_to_mean(models)]
     found = [match_models(model, anchor, **options) for model in models]  # the anchor's is that of its frame
-    plain = [Alignment(g.spec, {}, frame=g.frame) for g in found]
+    plain = [Alignment(g.spec, {}, frame=g.frame, variants=g.variants) for g in found]
     curve = [_spread(_moved(models, plain)), _spread(_moved(models, found))]
     options = options | {"starts": 1}
     for _ in range(rounds):

@@ -18,6 +18,7 @@ from torch import Tensor
 from symfuse.architectures import Model
 from symfuse.errors import IncompatibleError, OptionError
 from symfuse.io import Checkpoint, TensorInfo, is_finite, scan
+from symfuse.io.names import counts_batches
 from symfuse.io.tensors import require_fit
 from symfuse.merging.base import Method, Parameter
 from symfuse.merging.stream import Source, Stream
@@ -380,8 +381,11 @@ def _try(method: Method, file: str, models: Sequence[str], base: bool, parameter
 
 
 def _equal(name: str, output: Output) -> Tensor:
-    """Integers and booleans never enter arithmetic: they are the same in all models, or the merge is refused."""
+    """Integers and booleans never enter arithmetic: they are the same in all models, or the merge is refused. Of the
+    counters of batch normalisation the largest is taken."""
     first, *others = (term.checkpoint[term.file] for term in output.inputs)
+    if counts_batches(name):
+        return torch.stack([first, *others]).amax(0)
     if any(tensor.dtype != first.dtype or not torch.equal(tensor, first) for tensor in others):
         raise IncompatibleError(
             f"{name}: {first.dtype} tensors differ between the models and cannot be averaged; make them equal, "

@@ -56,11 +56,12 @@ class Align:
     """What is aligned before the merge. anchor: a model, its number among `models` (from 1), or None: that nearest to
     the mean. The others: the options of `symfuse.match`."""
 
-    axes: str | tuple[str, ...] = "all"
+    axes: str | tuple[str, ...] = "auto"
     anchor: ModelRef | int | None = None
     source: Literal["weights"] = "weights"
     layers: str | None = None
     scaling: bool = True
+    groups: Mapping[str, str] = field(default_factory=dict)
     one_pass: bool = False
     biases: bool = True
 

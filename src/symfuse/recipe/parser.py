@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import yaml
 
 from symfuse.errors import OptionError
-from symfuse.matching.axes import require_axes
+from symfuse.matching.axes import require_axes, require_groups
 from symfuse.merging import Method
 from symfuse.merging.base import lookup
 from symfuse.recipe.model import Align, Input, ModelRef, Module, Recipe, Slice, Tokenizer, TokenSource
@@ -285,7 +285,11 @@ def _align(item: Item, models: int) -> Align:
         several = isinstance(axes.value, list)
         options["axes"] = tuple(part.text() for part in axes.sequence()) if several else axes.text()
         for part in axes.sequence() if several else [axes]:
-            _require_axes(part, (part.text(),) if several else part.text())
+            _attempt(part, require_axes, (part.text(),) if several else part.text())
+    if "groups" in fields:
+        options["groups"] = {axis: part.text() for axis, part in fields["groups"].mapping().items()}
+        for axis, part in fields["groups"].mapping().items():
+            _attempt(part, require_groups, {axis: part.text()})
     if "anchor" in fields:
         options["anchor"] = _anchor(fields["anchor"], models)
     if "source" in fields:
@@ -295,9 +299,9 @@ def _align(item: Item, models: int) -> Align:
     return Align(**options)
 
 
-def _require_axes(item: Item, words: str | tuple[str, ...]) -> None:
+def _attempt(item: Item, check: Callable[[Any], object], value: Any) -> None:
     try:
-        require_axes(words)
+        check(value)
     except OptionError as error:
         item.fail(str(error))
 

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from symfuse.report.content import metric_titles, unit_of
 from symfuse.report.correspondence import Reordering, Turn, bins
 
 Spec = dict[str, Any]
@@ -49,8 +50,10 @@ def distance_bars(rows: Sequence[Run], key: str) -> Spec:
     values = []
     for row in rows:
         name = layer_name(row[key]) if key == "layer" else row[key]
+        whole = row.get("of whole") or (None, None)
         values += [
-            {"part": name, "when": when, "value": row[when], "share": row["share"]} for when in ("before", "after")
+            {"part": name, "when": when, "value": row[when], "of whole": of, "share": row["share"]}
+            for when, of in zip(("before", "after"), whole, strict=True)
         ]
     along = {"field": "part", "type": "ordinal", "sort": None, "title": key, "axis": {"labelAngle": 0}}
     up = {"field": "value", "type": "quantitative", "title": "squared distance"}
@@ -76,6 +79,7 @@ def distance_bars(rows: Sequence[Run], key: str) -> Spec:
                 {"field": "part", "title": key},
                 {"field": "when", "title": "alignment"},
                 {"field": "value", "title": "squared distance", "format": ".4g"},
+                {"field": "of whole", "format": ".1%"},
                 {"field": "share", "title": "left", "format": ".1%"},
             ],
         },
@@ -84,9 +88,8 @@ def distance_bars(rows: Sequence[Run], key: str) -> Spec:
 
 def share_map(rows: Sequence[Run]) -> Spec:
     """What share of the squared distance is left, layer by axis."""
-    values = [{**row, "layer": layer_name(row["layer"])} for row in rows if row["before"]]
-    for value in values:
-        value.pop("cosine", None)
+    keys = ("axis", "before", "after", "share")
+    values = [{"layer": layer_name(row["layer"]), **{key: row[key] for key in keys}} for row in rows]
     axis = {"labelAngle": 0, "domain": False, "ticks": False}
     return spec_of(
         values,
@@ -110,9 +113,15 @@ def share_map(rows: Sequence[Run]) -> Spec:
 # -- barriers --------------------------------------------------------------------------------------
 
 
+def curve_metrics(barrier: Run) -> dict[str, str]:
+    """All metrics of its points, with their titles beside what else is said of a point."""
+    scores = (point["metrics"] for curve in barrier["curves"] for point in curve["points"])
+    return metric_titles(scores, taken=("alignment", "λ", "loss", "loss (nats)"))
+
+
 def curve_chart(barrier: Run, metric: str | None = None) -> Spec:
     """The loss, or a metric, along the paths of all curves; for the loss also their chords."""
-    metrics = list(barrier["curves"][0]["points"][0]["metrics"])
+    metrics = curve_metrics(barrier)
     values = [
         {
             "alignment": curve["name"],
@@ -131,7 +140,7 @@ def curve_chart(barrier: Run, metric: str | None = None) -> Spec:
         {"field": "alignment"},
         {"field": "at", "title": "λ", "format": ".4~f"},
         {"field": "loss", "title": "loss (nats)", "format": ".4f"},
-        *({"field": f"m{i}", "title": name, "format": ".4f"} for i, name in enumerate(metrics)),
+        *({"field": f"m{i}", "title": title, "format": ".4f"} for i, title in enumerate(metrics.values())),
     ]
     shown = {"condition": {"param": "shown", "value": 1}, "value": 0.06}
     faint = {"condition": {"param": "shown", "value": 0.55}, "value": 0.03}
@@ -163,7 +172,7 @@ def curve_chart(barrier: Run, metric: str | None = None) -> Spec:
             "y": {
                 "field": "value",
                 "type": "quantitative",
-                "title": "loss (nats)" if metric is None else metric,
+                "title": "loss (nats)" if metric is None else metrics[metric],
                 "scale": {"zero": False},
             },
         },
@@ -177,7 +186,7 @@ def curve_chart(barrier: Run, metric: str | None = None) -> Spec:
 def reordering_chart(reorderings: Sequence[Reordering]) -> Spec:
     """Which units of the source (across) became which of the anchor (down); one place at a time, to be chosen."""
     side = bins(tuple(reorderings))
-    size = reorderings[0].size
+    size, noun = reorderings[0].size, unit_of(reorderings[0].axis)
     values = []
     for number, one in enumerate(reorderings):
         density = one.density(side)
@@ -198,12 +207,18 @@ def reordering_chart(reorderings: Sequence[Reordering]) -> Spec:
         transform=[*([{"filter": "datum.p == place"}] if len(names) > 1 else []), *edges],
         mark={"type": "rect", "style": "unit"},
         encoding={
-            "x": {"field": "x1", "type": "quantitative", "title": "unit of the source", "scale": scale, "axis": axis},
+            "x": {
+                "field": "x1",
+                "type": "quantitative",
+                "title": f"{noun} of the source",
+                "scale": scale,
+                "axis": axis,
+            },
             "x2": {"field": "x2"},
             "y": {
                 "field": "y1",
                 "type": "quantitative",
-                "title": "unit of the anchor",
+                "title": f"{noun} of the anchor",
                 "scale": {**scale, "reverse": True},
                 "axis": axis,
             },
@@ -211,32 +226,30 @@ def reordering_chart(reorderings: Sequence[Reordering]) -> Spec:
             "tooltip": [
                 {"field": "x1", "title": "source, from"},
                 {"field": "y1", "title": "anchor, from"},
-                {"field": "n", "title": "units"},
+                {"field": "n", "title": f"{noun}s"},
             ],
         },
     )
     if side < size:
-        spec["encoding"]["color"] = {"field": "n", **ramp("units", domainMin=0)}
+        spec["encoding"]["color"] = {"field": "n", **ramp(f"{noun}s", domainMin=0)}
     return spec
 
 
 def turn_chart(turns: Sequence[Turn]) -> Spec:
-    """The mean rotation angle of every head, layer by head."""
-    values = [
-        {"layer": layer_name(t.layer), "head": t.head or "0", "degrees": t.degrees, "scale": t.scale} for t in turns
-    ]
+    """The mean rotation angle of everything that is turned, such as heads: layer by number."""
+    values = [{"layer": layer_name(t.layer), "at": t.at or "0", "degrees": t.degrees, "scale": t.scale} for t in turns]
     axis = {"labelAngle": 0, "domain": False, "ticks": False}
     return spec_of(
         values,
         height=20 * len({turn.layer for turn in turns}),
         mark={"type": "rect", "style": "tile"},
         encoding={
-            "x": {"field": "head", "type": "ordinal", "sort": None, "title": "head", "axis": axis},
+            "x": {"field": "at", "type": "ordinal", "sort": None, "title": turns[0].noun, "axis": axis},
             "y": {"field": "layer", "type": "ordinal", "sort": None, "title": "layer", "axis": axis},
             "color": {"field": "degrees", **ramp("mean angle (degrees)", domainMin=0, nice=False)},
             "tooltip": [
                 {"field": "layer"},
-                {"field": "head"},
+                {"field": "at", "title": turns[0].noun},
                 {"field": "degrees", "title": "mean angle (degrees)", "format": ".2f"},
                 {"field": "scale", "format": ".4g"},
             ],

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 Cell = str | int | float | None
+SHARE = ".1%"  # how shares are written
 _ANATOMY = {
     "h": "Heads",
     "qk": "Queries and keys",
     "v": "Values and outputs",
     "ffn": "Neurons",
 }
+_UNITS = {"h": "head", "ffn": "neuron"}
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -54,7 +57,14 @@ class Chart:
     size: str = "wide"
 
 
-Part = str | Table | Chart
+@dataclass(frozen=True)
+class Alert:
+    """A paragraph that a reader must not miss."""
+
+    text: str
+
+
+Part = str | Alert | Table | Chart
 
 
 @dataclass(frozen=True)
@@ -91,6 +101,23 @@ def short(name: str, limit: int = 1000) -> str:
 def axis_title(axis: str) -> str:
     """An axis in words, where it is one of the usual ones."""
     return f"{_ANATOMY[axis]} ({axis})" if axis in _ANATOMY else axis
+
+
+def unit_of(axis: str) -> str:
+    """What one index of an axis is."""
+    return _UNITS.get(axis, "unit")
+
+
+def metric_titles(metrics: Iterable[Iterable[str]], taken: Collection[str] = ()) -> dict[str, str]:
+    """The metrics that any of several scores has, with the titles of their columns: they may have any name, and one
+    that is taken gets a prefix."""
+    titles: dict[str, str] = {}
+    for metric in dict.fromkeys(chain.from_iterable(metrics)):
+        title = metric
+        while title in taken or title in titles.values():
+            title = f"metric {title}"
+        titles[metric] = title
+    return titles
 
 
 def listed(words: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from symfuse.alignment import Alignment
 from symfuse.groups import Monomial, Similarity
+from symfuse.report.content import unit_of
 from symfuse.spec import Instance, Spec
 
 # Cells that all pictures of one axis may have together, so that a page stays small, and a side of one picture.
@@ -44,12 +45,14 @@ class Reordering:
 
 @dataclass(frozen=True)
 class Turn:
-    """One head's rotation: the mean absolute angle of its eigenvalues in degrees, 0 (the identity) to 180; and its
-    scale. layer: -1 if it is in none; head: its number, or numbers."""
+    """One rotation, of a head or another space: the mean absolute angle of its eigenvalues in degrees, 0 (the identity)
+    to 180; and its scale. noun: what is turned. layer: -1 if it is in none; at: its number there, or numbers; empty if
+    it is the only one."""
 
     axis: str
+    noun: str
     layer: int
-    head: str
+    at: str
     degrees: float
     scale: float
 
@@ -75,7 +78,7 @@ def correspondence(alignment: Alignment, name: str = "") -> Correspondence:
         if element is None:
             axis = spec.axes[instance.axis]
             assert axis.group is not None
-            element = axis.group.identity(axis.size, spec.batch(instance.axis))
+            element = axis.group.usual().identity(axis.size, spec.batch(instance.axis))
         if isinstance(element, Monomial):
             reorderings.setdefault(instance.axis, []).extend(_reorderings(spec, instance, element))
         elif isinstance(element, Similarity):
@@ -117,9 +120,10 @@ def _reorderings(spec: Spec, instance: Instance, element: Monomial) -> list[Reor
 def _turns(spec: Spec, instance: Instance, element: Similarity) -> list[Turn]:
     degrees = angles(element.matrix)
     scale = torch.ones(element.batch) if element.scale is None else element.scale
-    layer = _layer(spec, instance)
+    layer, within = _layer(spec, instance), (*spec.batch_axes(instance.axis), instance.axis)
+    noun = "stream" if instance.axis == "residual" else unit_of(within[0])
     return [
-        Turn(instance.axis, layer, ".".join(map(str, at)), degrees[at].item(), scale[at].item())
+        Turn(instance.axis, noun, layer, ".".join(map(str, at)), degrees[at].item(), scale[at].item())
         for at in product(*map(range, element.batch))
     ]
 

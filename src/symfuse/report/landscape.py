@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from symfuse.report.charts import Run, Spec, number, ramp, spec_of
-from symfuse.report.content import short
+from symfuse.report.content import metric_titles, short
 
 KEYS = "ABC"  # the models of a landscape
 _LEVELS = 9
@@ -102,13 +102,13 @@ def landscape_chart(landscape: Run) -> Spec:
         {"x": line.middle[0], "y": line.middle[1], "loss": line.level, "low": line.is_low}
         for line in labelled(lines, landscape)
     ]
+    metrics = metric_titles((one["metrics"] for one in landscape["models"]), taken=("model", "loss (nats)"))
     models = [
-        {**one, "key": key, "label": f"{key}: {short(one['name'], 32)}"}
-        for key, one in zip(KEYS, landscape["models"], strict=False)
+        {key: number(one[key]) for key in ("name", "x", "y", "loss")}
+        | {"key": letter, "label": f"{letter}: {short(one['name'], 32)}"}
+        | {f"m{i}": number(one["metrics"].get(metric)) for i, metric in enumerate(metrics)}
+        for letter, one in zip(KEYS, landscape["models"], strict=False)
     ]
-    metrics = list(models[0]["metrics"])
-    for model in models:
-        model |= {f"m{i}": model["metrics"].get(name) for i, name in enumerate(metrics)}
     kind = "log" if is_wide(losses(landscape)) else "linear"
     place = [{"field": "at x", "title": "x", "format": ".4g"}, {"field": "at y", "title": "y", "format": ".4g"}]
     loss = {"field": "loss", "title": "loss (nats)", "format": ".4f"}
@@ -133,7 +133,7 @@ def landscape_chart(landscape: Run) -> Spec:
             },
             *_contours(points, labels),
             {
-                "data": {"values": [{key: number(v) for key, v in m.items() if key != "metrics"} for m in models]},
+                "data": {"values": models},
                 "layer": [
                     {
                         "mark": {"type": "point", "style": "model"},
@@ -141,7 +141,10 @@ def landscape_chart(landscape: Run) -> Spec:
                             "tooltip": [
                                 {"field": "name", "title": "model"},
                                 loss,
-                                *({"field": f"m{i}", "title": m, "format": ".4f"} for i, m in enumerate(metrics)),
+                                *(
+                                    {"field": f"m{i}", "title": title, "format": ".4f"}
+                                    for i, title in enumerate(metrics.values())
+                                ),
                             ]
                         },
                     },

@@ -6,7 +6,7 @@ from typing import Any
 
 from symfuse import __version__
 from symfuse.report.collect import Collected, Document
-from symfuse.report.content import Cell, Part, Section, Table, listed, short
+from symfuse.report.content import Cell, Part, Section, Table, listed, metric_titles, short
 
 
 def names(run: Document) -> tuple[str, str]:
@@ -25,20 +25,20 @@ def task(run: Document) -> str:
 
 
 def evaluation(run: Document) -> Table:
-    metrics = list(dict.fromkeys(metric for model in run["models"] for metric in model["metrics"]))
-    columns = {"model": "", "loss": ".4f"} | dict.fromkeys(metrics, ".4f") | {"counted": ","}
+    metrics = metric_titles((model["metrics"] for model in run["models"]), taken=("model", "loss", "counted"))
+    columns = {"model": "", "loss": ".4f"} | dict.fromkeys(metrics.values(), ".4f") | {"counted": ","}
     rows = [
         [short(m["name"]), m["loss"], *(m["metrics"].get(metric) for metric in metrics), m.get("count") or None]
         for m in run["models"]
     ]
-    return Table(task(run), columns, rows, {"loss": "min"} | dict.fromkeys(metrics, "max"))
+    return Table(task(run), columns, rows, {"loss": "min"} | dict.fromkeys(metrics.values(), "max"))
 
 
 def cost(found: Collected) -> Section:
     rows: list[list[Cell]] = []
     for kind, runs in {**found.documents, "alignment": found.alignments}.items():
         for run in runs:
-            rows.append([kind, run.get("merged") or _subject(run), run.get("seconds"), _mib(run)])
+            rows.append([kind, _subject(run), run.get("seconds"), _mib(run)])
             if kind == "evaluation":
                 rows += [[kind, short(m["name"]), m.get("seconds"), _mib(m)] for m in run["models"]]
     rows = [row for row in rows if row[2:] != [None, None]]
@@ -51,13 +51,13 @@ def cost(found: Collected) -> Section:
 
 
 def _subject(run: Document) -> str:
-    return pair(run) if "source" in run else task(run)
+    return str(run["merged"]) if "merged" in run else pair(run) if "source" in run else task(run)
 
 
 def _mib(run: Document) -> float | None:
     """peak memory: in bytes."""
     peak = run.get("peak memory")
-    return peak / 2**20 if isinstance(peak, int | float) else None
+    return None if peak is None else peak / 2**20
 
 
 def origins(found: Collected) -> Section:
@@ -69,9 +69,9 @@ def origins(found: Collected) -> Section:
     rows: list[list[Cell]] = [[m["name"], m.get("folder"), m.get("sha256")] for m in models]
     rows = [row for i, row in enumerate(rows) if row not in rows[:i]]
     tasks = [run["task"] for kind in ("barrier", "landscape", "evaluation") for run in found.documents[kind]]
-    data: list[list[Cell]] = [[t["task"], t.get("data"), t.get("sha256")] for t in tasks if "sha256" in t]
+    data: list[list[Cell]] = [[t["task"], t.get("data"), t.get("sha256")] for t in tasks if t.get("sha256")]
     data = [row for i, row in enumerate(data) if row not in data[:i]]
-    versions = {str(run["symfuse"]) for runs in found.documents.values() for run in runs if "symfuse" in run}
+    versions = {run["symfuse"] for runs in found.documents.values() for run in runs if run.get("symfuse")}
     parts: list[Part] = []
     if rows:
         parts.append(Table("Models", {"name": "", "folder": "", "sha256": ""}, rows))

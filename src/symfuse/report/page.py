@@ -20,7 +20,7 @@ from typing import Any
 from symfuse.errors import OptionError
 from symfuse.io.target import write_text
 from symfuse.report.collect import collect
-from symfuse.report.content import Chart, Part, Section, Table
+from symfuse.report.content import Alert, Chart, Part, Section, Table
 from symfuse.report.origins import pair
 from symfuse.report.sections import sections
 
@@ -104,6 +104,8 @@ def _section(number: int, section: Section, charts: Any) -> str:
 def _part(part: Part, charts: Any) -> str:
     if isinstance(part, str):
         return f"<p>{_words(part)}</p>"
+    if isinstance(part, Alert):
+        return f'<p class="alert" role="alert">{_words(part.text)}</p>'
     if isinstance(part, Table):
         if len(part.rows) > 24:
             return f'<div class="numbers">{_folded(part)}</div>'

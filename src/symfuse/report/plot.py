@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from symfuse.errors import OptionError, OutputError
-from symfuse.report.charts import OUTSIDE, layer_name
+from symfuse.report.charts import OUTSIDE, curve_metrics, layer_name
 from symfuse.report.collect import Collected, Document, collect
-from symfuse.report.content import axis_title, short
+from symfuse.report.content import axis_title, short, unit_of
 from symfuse.report.correspondence import Correspondence, Reordering, Turn, bins, correspondence
 from symfuse.report.landscape import KEYS, contour_lines, is_wide, labelled, levels, losses
 
@@ -66,24 +66,25 @@ def plot(runs: Sequence[str | Path], folder: Path, form: str = "pdf") -> list[Pa
     written: list[Path] = []
     with rc_context(_STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph")  # names in scripts that the font lacks
-        for name, height, draw in _figures(found):
+        for name, height, draw in figures(found):
             figure = Figure(figsize=(COLUMN, height), layout="constrained")
             draw(figure.add_subplot())
             written.append(_save(figure, folder, _free(name, written), form))
     return written
 
 
-def _figures(found: Collected) -> Iterator[tuple[str, float, Draw]]:
+def figures(found: Collected) -> Iterator[tuple[str, float, Draw]]:
     """Name, height in inches, and what draws it."""
     for run in [*(one["distance"] for one in found.alignments), *found.documents["distance"]]:
-        axes = {row["axis"] for row in run["by_layer_and_axis"]}
-        yield "distance-by-axis", 1.7, partial(_bars, rows=run["by_axis"], key="axis")
-        yield "distance-by-layer", 1.7, partial(_bars, rows=run["by_layer"], key="layer")
-        yield "distance-left", 0.75 + 0.17 * len(axes), partial(_shares, rows=run["by_layer_and_axis"])
+        for key in ("axis", "layer"):
+            if rows := run[f"by_{key}"]:
+                yield f"distance-by-{key}", 1.7, partial(_bars, rows=rows, key=key)
+        if rows := run["by_layer_and_axis"]:
+            yield "distance-left", 0.75 + 0.17 * len({row["axis"] for row in rows}), partial(_shares, rows=rows)
     for run in found.documents["barrier"]:
-        yield "barrier", 2.3, partial(_curves, run=run, metric=None)
-        for metric in run["curves"][0]["points"][0]["metrics"]:
-            yield f"barrier-{_safe(metric)}", 2.0, partial(_curves, run=run, metric=metric)
+        yield "barrier", 2.3, partial(_curves, run=run)
+        for metric, title in curve_metrics(run).items():
+            yield f"barrier-{_safe(metric)}", 2.0, partial(_curves, run=run, metric=metric, what=title)
     for run in found.documents["landscape"]:
         yield "landscape", 3.1, partial(_landscape, run=run)
     for path, alignment in found.elements.items():
@@ -92,6 +93,8 @@ def _figures(found: Collected) -> Iterator[tuple[str, float, Draw]]:
 
 def _correspondence(one: Correspondence) -> Iterator[tuple[str, float, Draw]]:
     for axis, turns in one.turns.items():
+        if len(turns) == 1:
+            continue  # a number is no picture
         layers = {turn.layer for turn in turns}
         yield f"rotation-{axis}", 0.75 + 0.14 * len(layers), partial(_turns, turns=turns)
     for axis, found in one.reorderings.items():
@@ -151,12 +154,12 @@ def _shares(ax: Axes, rows: Sequence[Document]) -> None:
 
 def _turns(ax: Axes, turns: Sequence[Turn]) -> None:
     layers = sorted({turn.layer for turn in turns})
-    heads = list(dict.fromkeys(turn.head for turn in turns))
-    grid = [[math.nan] * len(heads) for _ in layers]
+    numbers = list(dict.fromkeys(turn.at for turn in turns))
+    grid = [[math.nan] * len(numbers) for _ in layers]
     for turn in turns:
-        grid[layers.index(turn.layer)][heads.index(turn.head)] = turn.degrees
-    _heat(ax, grid, heads, [layer_name(layer) for layer in layers], "mean angle (degrees)")
-    ax.set_xlabel("head")
+        grid[layers.index(turn.layer)][numbers.index(turn.at)] = turn.degrees
+    _heat(ax, grid, numbers, [layer_name(layer) for layer in layers], "mean angle (degrees)")
+    ax.set_xlabel(turns[0].noun)
     ax.set_ylabel("layer")
     ax.set_title(axis_title(turns[0].axis))
 
@@ -180,7 +183,7 @@ def _of(ax: Axes) -> Figure:
     return figure
 
 
-def _curves(ax: Axes, run: Document, metric: str | None) -> None:
+def _curves(ax: Axes, run: Document, metric: str | None = None, what: str = "loss (nats)") -> None:
     for i, curve in enumerate(run["curves"]):
         points = curve["points"]
         at = [point["at"] for point in points]
@@ -190,7 +193,7 @@ def _curves(ax: Axes, run: Document, metric: str | None) -> None:
         if metric is None:  # the chord
             ax.plot([at[0], at[-1]], [values[0], values[-1]], color=colour, linestyle=(0, (2, 3)), linewidth=0.7)
     ax.set_xlabel("λ")
-    ax.set_ylabel("loss (nats)" if metric is None else metric)
+    ax.set_ylabel(what)
     ax.legend()
 
 
@@ -223,6 +226,6 @@ def _landscape(ax: Axes, run: Document) -> None:
 
 def _reordering(ax: Axes, one: Reordering, side: int) -> None:
     ax.imshow(one.density(side).numpy(), cmap="Greys", extent=(0, one.size, one.size, 0), interpolation="nearest")
-    ax.set_xlabel("unit of the source")
-    ax.set_ylabel("unit of the anchor")
+    ax.set_xlabel(f"{unit_of(one.axis)} of the source")
+    ax.set_ylabel(f"{unit_of(one.axis)} of the anchor")
     ax.set_title(f"{axis_title(one.axis)}, {one.place}: {one.moved:,} of {one.size:,} moved")

@@ -27,8 +27,8 @@ from symfuse.vocabulary import compare
 _WHY = {
     "permutation": "elementwise or equal treatment: may be reordered",
     "signed": "odd non-linearity: may be reordered and flipped",
-    "positivemonomial": "homogeneous non-linearity: may be reordered and rescaled",
-    "conformal": "linear on both sides: rotation and scale cancel",
+    "monomial": "homogeneous non-linearity: may be reordered and rescaled",
+    "invertible": "linear on both sides: a map and its inverse cancel; usually matched by rotation and scale",
 }
 
 
@@ -39,6 +39,7 @@ def inspection(checkpoint: Checkpoint) -> dict[str, Any]:
     dtypes = Counter(str(info.dtype).removeprefix("torch.") for info in infos)
     notes = list(checkpoint.notes)
     notes += [f"{alias} is tied to {name}" for alias, name in spec.tied.items()]
+    notes += _inexact(checkpoint)
     if spec.buffers:
         notes.append(f"derived buffers are left out: {', '.join(sorted(spec.buffers))}")
     return {
@@ -51,6 +52,16 @@ def inspection(checkpoint: Checkpoint) -> dict[str, Any]:
         "axes": _axes(spec),
         "notes": notes,
     }
+
+
+def _inexact(checkpoint: Checkpoint) -> list[str]:
+    """What the alignment beside a moved model says of it."""
+    file = None if checkpoint.folder is None else checkpoint.folder / "alignment.safetensors"
+    variants: tuple[str, ...] = ()
+    if file is not None and file.is_file():
+        with suppress(SymfuseError):  # whatever else goes by that name
+            variants = Alignment.load(file).variants
+    return [f"inexact: {', '.join(variants)}: moved in a way that does not keep the function"] if variants else []
 
 
 def _axes(spec: Spec) -> list[dict[str, Any]]:
@@ -90,17 +101,17 @@ def _axes(spec: Spec) -> list[dict[str, Any]]:
 
 def distances(before: Distance, after: Distance) -> dict[str, Any]:
     """Euclidean distances and cosines before and after an alignment; by axis, layer, both and tensor squared distances,
-    which add up, with the share that is left."""
+    which add up, with the share that is left, and of the whole squared distance the part's share before and after."""
 
     def rows(*keys: str) -> list[dict[str, Any]]:
-        found = []
+        found, shares = [], [one.shares(*keys) for one in (before, after)]
         for (key, a), b in zip(before.by(*keys).items(), after.by(*keys).values(), strict=True):
             values = key if isinstance(key, tuple) else (key,)
-            share = b.squared / a.squared if a.squared else 1.0
             part = {
                 "before": a.squared,
                 "after": b.squared,
-                "share": share,
+                "share": b.squared / a.squared if a.squared else 1.0,
+                "of whole": [_finite(share[key]) for share in shares],
                 "cosine": [_finite(a.cosine), _finite(b.cosine)],
             }
             found.append(dict(zip(keys, values, strict=True)) | part)
@@ -127,7 +138,8 @@ def _finite(number: float) -> float | None:
 def alignment_run(
     source: Checkpoint, anchor: Checkpoint, alignment: Alignment, verified: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """What an alignment did: by axis what was matched and how far it moved; distances; the proof."""
+    """What an alignment did: by axis what was matched, how far it moved, and the largest condition number of the maps;
+    distances; the proof."""
     matched: dict[str, dict[str, Any]] = {}
     for step in alignment.provenance["steps"]:
         axis = step["instance"].partition("[")[0]
@@ -144,6 +156,9 @@ def alignment_run(
         )
         for key in ("units", "moved", "before", "after"):
             row[key] += step[key]
+    for axis, row in matched.items():
+        elements = [element for instance, element in alignment.elements.items() if instance.axis == axis]
+        row["condition"] = max((float(element.condition().max()) for element in elements), default=1.0)
     start, end = alignment.in_frame(source), alignment.in_frame(anchor)  # distances are between models in one frame
     return {
         "kind": "alignment",
@@ -152,8 +167,10 @@ def alignment_run(
         "anchor": alignment.provenance["anchor"],
         "options": alignment.provenance["options"],
         "matched": list(matched.values()),
+        **({"descents": alignment.provenance["descents"]} if "descents" in alignment.provenance else {}),
         "translated biases": len(alignment.shifts),
         "frame": list(alignment.frame),
+        **({"inexact": list(alignment.variants)} if alignment.variants else {}),
         "distance": distances(api.distance(start, end), api.distance(alignment(source), end)),
         "verified": verified,
     }
@@ -169,16 +186,18 @@ def model_card(run: Mapping[str, Any]) -> str:
     if "method" in run:
         lines += [f"A {run['method']} merge made with symfuse {__version__}.", ""]
         lines += [f"Aligned to `{run['anchor']}` first." if run["anchor"] else "Not aligned before the merge."]
+    elif "inexact" in run:
+        under = ", ".join(run["inexact"])
+        lines += [f"inexact: {under}. `{names[0]}` moved onto `{names[1]}` in a way that does not keep its function."]
     else:
         lines += [f"`{names[0]}` moved onto `{names[1]}` by its symmetries."]
     proofs = [one["verified"] for one in run.get("alignments", [run])]
     if proofs and all(proofs):
         worst = max(error for proof in proofs for error in proof["errors"].values())
-        lines += [
-            "",
-            f"That moving changed no output is proved to {worst:.0e}, before rounding ({proofs[0]['inputs']}).",
-        ]
-    elif proofs:
+        proved = f"That moving changed no output is proved to {worst:.0e}, before rounding ({proofs[0]['inputs']})."
+        differ = f"Its outputs differ from what they were by {worst:.2g} ({proofs[0]['inputs']})."
+        lines += ["", differ if "inexact" in run else proved]
+    elif proofs and "inexact" not in run:
         lines += ["", "It was not checked that moving changed no output (--no-verify)."]
     weights = run.get("weights") or {}
     rows = [f"- `{name}`{f', weight {weights[name]:g}' if name in weights else ''}" for name in names]

@@ -15,11 +15,10 @@ from symfuse.architectures.undeclared import HEAD, disagreeing_frequencies, is_d
 from symfuse.errors import IncompatibleError
 from symfuse.io import Checkpoint, TensorInfo
 from symfuse.io.messages import some
+from symfuse.io.names import COUNTER, counts_batches
 from symfuse.rewrite.names import declared_names, has_inside, into_wrapper, match_names, out_of_wrapper, towers
 from symfuse.rewrite.rewritten import drop, with_values, zero_biases
 from symfuse.rewrite.ties import declared, match_ties
-
-COUNTER = "num_batches_tracked"
 
 
 @dataclass(frozen=True)
@@ -133,7 +132,7 @@ def _match_biases(out: Harmonised, options: Reconcile) -> None:
 def _match_counters(out: Harmonised) -> None:
     """Counters of batch normalisation: the largest of all, in all. Its running statistics are averaged like weights."""
     first = out.checkpoints[0]
-    names = [name for name in first if name.endswith(COUNTER) and all(name in c for c in out.checkpoints)]
+    names = [name for name in first if counts_batches(name) and all(name in c for c in out.checkpoints)]
     if not names:
         return
     most = {name: torch.stack([c[name].reshape(()) for c in out.checkpoints]).max() for name in names}

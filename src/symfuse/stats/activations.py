@@ -1,59 +1,24 @@
 """Moments of an axis from activations: the units of two models on the same inputs, centred, or correlated (Verma &
 Elbayad 2024, Section 3; Theus et al. 2025, Section 4.2).
 
-Where to listen follows from the layouts. A weight that reads an axis (`axis*` in its input dimension) has the units'
-activations as its module's input; where no module reads it that can be listened to, the outputs of the weights that
-write it are taken. Moments stream: only those of one batch of one model are kept beside the sums.
+Moments stream: only those of one batch of one model are kept beside the sums. Where to listen: `symfuse.stats.places`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from symfuse.errors import OptionError
 from symfuse.groups import Group, Moments, Monomial, Part, PartMoments
-from symfuse.io.live import names_in_memory
-from symfuse.spec import Instance, Layout, Spec, Variance
+from symfuse.spec import Instance, Spec, Variance
+from symfuse.stats.places import Place, listening, plainly
 
 Batch = Mapping[str, Tensor]
 KINDS = ("pearson", "covariance")
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where the units of axes can be heard: at the input ("in") or the output ("out") of the module that owns a weight.
-
-    layout: of the features, without the positions in front.
-    """
-
-    weight: str
-    side: Literal["in", "out"]
-    layout: Layout
-
-    def __str__(self) -> str:
-        return f"{self.weight.rpartition('.')[0]}.{self.side}"
-
-
-def places(spec: Spec, module: nn.Module, instance: Instance) -> tuple[Place, ...]:
-    """Where the units of an axis instance can be heard: every input that has them, else every output."""
-    owners = _owners(spec, module)
-    found: dict[str, list[Place]] = {"in": [], "out": []}
-    for name in spec.movable[instance]:
-        if name not in owners:
-            continue
-        inputs, outputs = _sides(owners[name], spec.tensors[name].layout)
-        if inputs is not None and _heard(inputs, instance.axis):
-            found["in"].append(Place(name, "in", inputs))
-        if outputs is not None and _heard(outputs, instance.axis):
-            found["out"].append(Place(name, "out", outputs))
-    reads = _of_one_input(found["in"], owners)
-    return tuple(reads or found["out"])
 
 
 @dataclass(frozen=True)
@@ -79,40 +44,81 @@ def listen(
     """What is heard at each place over all positions of all batches.
 
     anchor, source: live modules in evaluation mode, run on the same batches. keep: the positions [batch, length] of a
-    batch that count, by default those of its attention_mask. gram: where xx and yy are wanted in full.
+    batch that count, by default those that its mask does not call padding. gram: where xx and yy are wanted in full.
+
+    A place whose module is called in no batch is left out, as that of a head is which a model calls by `.forward`, past
+    its hooks. OptionError if it is called in some batches only, or nothing is left to listen to.
     """
-    sums: dict[Place, _Sums] = {}
-    with _listening(spec, anchor, wanted) as theirs, _listening(spec, source, wanted) as ours, _plainly():
+    sums = {place: _Sums(place in gram) for place in wanted}
+    count = 0  # of batches
+    with listening(spec, anchor, wanted) as theirs, listening(spec, source, wanted) as ours, plainly():
         for batch in batches:
-            mask = keep(batch) if keep is not None else batch.get("attention_mask")
-            inputs = {name: field for name, field in batch.items() if name in _INPUTS}
-            anchor(**inputs)
-            source(**inputs)
-            for place in wanted:
-                sums.setdefault(place, _Sums(place in gram)).add(
-                    _rows(theirs.pop(place), mask), _rows(ours.pop(place), mask)
-                )
-    if not sums and wanted:
+            count += 1
+            mask = keep(batch) if keep is not None else present(batch)
+            for module in (anchor, source):
+                module(**_inputs(module, batch))
+            for place in theirs.keys() & ours.keys():
+                sums[place].add(_rows(theirs.pop(place), mask), _rows(ours.pop(place), mask))
+            theirs.clear()
+            ours.clear()
+    if not count and wanted:
         raise OptionError("there are no batches to take activations from")
-    if any(one.count == 0 for one in sums.values()):
-        raise OptionError("of the batches no positions are left to take activations from: all are masked, or left out")
-    return {place: one.heard() for place, one in sums.items()}
+    heard = {place: one for place, one in sums.items() if one.batches}
+    for place, one in heard.items():
+        if one.batches < count:
+            raise OptionError(
+                f"{place} is heard in {one.batches} of {count} batches: a model does not call that module in the "
+                "others; give batches of one kind"
+            )
+        if one.count == 0:
+            raise OptionError(
+                "of the batches no positions are left to take activations from: all are masked, or left out"
+            )
+    return {place: one.heard() for place, one in heard.items()}
+
+
+def present(batch: Batch) -> Tensor | None:
+    """Which positions [batch, length] of a batch are no padding; None if it has no mask."""
+    if PADDING in batch:  # true at padding, or what is added to its scores
+        return batch[PADDING] == 0
+    return batch.get("attention_mask")
 
 
 # Fields of batches that modules take.
-_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "pixel_values", "inputs_embeds", "src")
+PADDING = "src_key_padding_mask"
+_INPUTS = (
+    "input_ids", "attention_mask", "token_type_ids", "position_ids", "pixel_values", "inputs_embeds", "src", PADDING,
+)  # fmt: skip
+
+
+def _inputs(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    """What of a batch the module takes; a torch.nn.TransformerEncoder calls its mask otherwise, and turns it round."""
+    inputs = {name: field for name, field in batch.items() if name in _INPUTS}
+    if isinstance(module, nn.TransformerEncoder) and "attention_mask" in inputs:
+        inputs[PADDING] = inputs.pop("attention_mask") == 0
+    return inputs
 
 
 class _Sums:
-    """Uncentred sums over rows: x yᵀ, x xᵀ, y yᵀ (or the diagonals of these two), x, y; and how many rows."""
+    """Sums over rows: x yᵀ, x xᵀ, y yᵀ (or the diagonals of these two), x, y; and of how many rows and batches.
+
+    x and y are taken from the means of the first rows: covariances are the same, and no digits are lost to units whose
+    means are far larger than their deviations.
+    """
 
     def __init__(self, full: bool) -> None:
         self.full = full
         self.sums: list[Tensor] = []
-        self.count = 0
+        self.origins: list[Tensor] = []
+        self.count = self.batches = 0
 
     def add(self, x: Tensor, y: Tensor) -> None:
         """x, y: [rows, width] of the anchor and the source."""
+        self.batches += 1
+        if len(x) == 0:
+            return
+        self.origins = self.origins or [t.mean(0) for t in (x, y)]
+        x, y = (t - origin for t, origin in zip((x, y), self.origins, strict=True))
         new = [x.T @ y, *(t.T @ t if self.full else t.square().sum(0) for t in (x, y)), x.sum(0), y.sum(0)]
         self.count += len(x)
         if self.sums:
@@ -124,9 +130,10 @@ class _Sums:
     def heard(self) -> Heard:
         xy, xx, yy, x, y = self.sums
         n = self.count
-        xy = xy / n - torch.outer(x, y) / n**2
-        xx, yy = (g / n - (torch.outer(t, t) if self.full else t.square()) / n**2 for g, t in ((xx, x), (yy, y)))
-        return Heard(xy, xx, yy)
+        grams = [torch.addr(xy, x, y, beta=1 / n, alpha=-1 / n**2)]
+        for g, t in ((xx, x), (yy, y)):
+            grams.append(torch.addr(g, t, t, beta=1 / n, alpha=-1 / n**2) if self.full else g / n - (t / n).square())
+        return Heard(*grams)
 
 
 def _unit(variances: Tensor) -> Tensor:
@@ -201,92 +208,3 @@ def _rows(heard: Tensor, mask: Tensor | None) -> Tensor:
             heard = heard[mask.to(heard.device).bool()]
     flat = heard.reshape(-1, heard.shape[-1])
     return flat.to(torch.promote_types(flat.dtype, torch.float32)).cpu()
-
-
-def _heard(layout: Layout, axis: str) -> bool:
-    return axis in (atom.name for atom in layout.atoms())
-
-
-def _sides(owner: nn.Module, layout: Layout) -> tuple[Layout | None, Layout | None]:
-    """The layouts of the input and the output of the module that owns a weight; None where it is not a linear map."""
-    if len(layout.dims) != 2:
-        return None, None
-    rows, columns = (Layout((dim,)) for dim in layout.dims)
-    if isinstance(owner, nn.Linear | nn.MultiheadAttention):
-        return columns, rows
-    if type(owner).__name__ == "Conv1D":  # of transformers: stored the other way round
-        return rows, columns
-    return None, None
-
-
-def _owners(spec: Spec, module: nn.Module) -> dict[str, nn.Module]:
-    """The module that owns each declared weight and is called with its input."""
-    modules = _by_weight(module)
-    prefix: Any = getattr(module, "base_model_prefix", "") or ""
-    found = {}
-    for name in spec.tensors:
-        for one in (name, f"{prefix}.{name}", name.removeprefix(f"{prefix}.")):
-            owner = modules.get(one)
-            # Of torch's attention the input projection is called as the module itself, and the output one not at all.
-            if owner is not None and type(owner).__name__ != "NonDynamicallyQuantizableLinear":
-                found[name] = owner
-                break
-    return found
-
-
-def _by_weight(module: nn.Module) -> dict[str, nn.Module]:
-    """The module that owns each weight, by the weight's name in memory, and by that on disk, which may be another."""
-    names = dict(module.named_parameters(remove_duplicate=False))
-    owners = {name: module.get_submodule(name.rpartition(".")[0]) for name in names}
-    return {disk: owners[name] for disk, name in names_in_memory(module).items() if name in owners} | owners
-
-
-def _of_one_input(reads: Sequence[Place], owners: Mapping[str, nn.Module]) -> list[Place]:
-    """Of several weights that read one and the same input (query, key, value) the first: those of one kind of module
-    inside of one other."""
-    found: dict[tuple[str, ...], Place] = {}
-    for place in reads:
-        path = place.weight.rpartition(".")[0]
-        inside = path.rpartition(".")[0]
-        found.setdefault((inside, type(owners[place.weight]).__name__) if inside else (path,), place)
-    return list(found.values())
-
-
-@contextmanager
-def _listening(spec: Spec, module: nn.Module, wanted: Iterable[Place]) -> Iterator[dict[Place, Tensor]]:
-    """While a module runs, what is heard at each place."""
-    owners = _owners(spec, module)
-    heard: dict[Place, Tensor] = {}
-    handles = []
-    for place in wanted:
-        owner = owners[place.weight]
-
-        def hook(called: Any, args: Any, output: Any, place: Place = place) -> None:
-            given: Tensor = args[0]
-            if place in heard:  # called again, as DeBERTa's projections are with the relative positions
-                return
-            if place.side == "in":
-                heard[place] = given
-            elif isinstance(called, nn.MultiheadAttention):
-                heard[place] = nn.functional.linear(given, called.in_proj_weight, called.in_proj_bias)
-            else:
-                heard[place] = output
-
-        handles.append(owner.register_forward_hook(hook))
-    try:
-        yield heard
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-@contextmanager
-def _plainly() -> Iterator[None]:
-    """Without gradients, and without torch's fused encoder layer, which calls none of its modules."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with torch.inference_mode():
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)

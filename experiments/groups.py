@@ -1,0 +1,57 @@
+"""Which group inside heads, against distance and barrier: python experiments/groups.py [PAIR …]
+
+Queries/keys and values by rotations, by rotations and scales, and by invertible maps.
+
+Pairs are those of pairs.py (default: vit, gpt2). Attention alone, and with all axes, from the weights. The table of
+docs/matching.md is what this prints.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import torch
+from pairs import PAIRS, SEED, STARTS, Pair
+
+import symfuse
+from symfuse.alignment import Alignment
+from symfuse.architectures import Model
+from symfuse.matching import match_models
+
+GROUPS = ("orthogonal", "conformal", "invertible")
+SETTINGS = {"attention": "attention", "all axes": "attention,ffn,heads,residual,pooler,head"}
+
+
+def row(pair: Pair, axes: str) -> str:
+    """One pair and one choice of axes, by each group."""
+    found: dict[str, Alignment] = {}
+    seconds = []
+    for group in GROUPS:
+        start, models = time.perf_counter(), [Model.of(model) for model in (pair.source, pair.anchor)]
+        found[group] = match_models(
+            *models, axes=SETTINGS[axes], groups={"attention": group}, starts=STARTS, seed=SEED, threads=1
+        )
+        seconds.append(f"{time.perf_counter() - start:.1f}")
+    paths = symfuse.barrier(pair.source, pair.anchor, pair.loss, found, points=pair.points, refine=0, build=pair.build)
+    plain, *_ = (paths.curves[paths.baselines[group][0]] for group in GROUPS)
+    curves = [paths.curves[group] for group in GROUPS]
+    inside = [g for i, g in found["invertible"].elements.items() if i.axis in ("qk", "v")]
+    condition = max(float(g.condition().max()) for g in inside)
+    distances = " / ".join(f"{curve.distance / plain.distance:.3f}" for curve in curves)
+    barriers = " / ".join(f"{curve.barrier:.3f}" for curve in curves)
+    parts = (pair.name, axes, distances, f"{plain.barrier:.3f}", barriers, f"{condition:.3g}", " / ".join(seconds))
+    return f"| {' | '.join(parts)} |"
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    print("| pair | axes | distance left | plain barrier | barrier | condition | seconds |\n|" + "---|" * 7)
+    for name in sys.argv[1:] or ("vit", "gpt2"):
+        pair = PAIRS[name]()
+        for axes in SETTINGS:
+            print(row(pair, axes), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""What commutes with rotary position embeddings (Su et al. 2021): turning and scaling a plane of queries and keys; and
+what is left of it where queries and keys are normalised.
+
+A position turns each plane by an angle of its own. In the plane as complex numbers an element multiplies by z, and its
+dual by 1/z̄.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from symfuse.groups.base import Element, Group, Moments, PartMoments, total
+from symfuse.groups.monomial import random_scales
+from symfuse.groups.orthogonal import Conformal, Orthogonal, Similarity, refuse_plain, similar
+from symfuse.groups.scale import best_scale
+
+ROUNDS = 30
+RTOL = 1e-12
+
+
+class Phase(Group):
+    """Rotations of a plane, without reflections: SO(2).
+
+    best: the phase of Σ conj(y) x, that is of (C₀₀ + C₁₁) + i (C₁₀ − C₀₁), C the sum of all cross-Grams.
+    """
+
+    self_dual: ClassVar[bool] = True
+    size: ClassVar[int | None] = 2
+    below: ClassVar[tuple[str, ...]] = ("sign",)
+
+    @property
+    def label(self) -> str:
+        return "phase"
+
+    def random(self, n: int, batch: tuple[int, ...], rng: torch.Generator) -> Similarity:  # noqa: ARG002
+        angle = 2 * torch.pi * torch.rand(*batch, generator=rng, dtype=torch.float64)
+        return Similarity(_matrix(torch.polar(torch.ones_like(angle), angle)))
+
+    def identity(self, n: int, batch: tuple[int, ...]) -> Similarity:
+        return Orthogonal().identity(n, batch)
+
+    def contains(self, g: Element, atol: float) -> bool:
+        q = similar(g)
+        return q is not None and Orthogonal().contains(q, atol) and bool((torch.linalg.det(q.matrix) > 0).all())
+
+    def best(self, moments: PartMoments) -> Similarity:
+        refuse_plain(moments)
+        return Similarity(_matrix(_unit(_complex(total(moments).xy))))
+
+    def reach(self, c: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b"]:
+        return _complex(c.double()).abs()
+
+
+class Rotary(Group):
+    """Rotations of a plane times one positive scale: the complex numbers without 0.
+
+    best: with z_x and z_y the complex cross-Grams of both parts, the least of p a² + r / a² − 2 |a z_x + z_y / a|,
+    phase and scale in turns, from the scale that balances the norms: a stationary point, as of `Conformal`.
+    """
+
+    size: ClassVar[int | None] = 2
+    below: ClassVar[tuple[str, ...]] = ("phase",)
+
+    @property
+    def label(self) -> str:
+        return "phase, scale"
+
+    def without_scaling(self) -> Phase:
+        return Phase()
+
+    def random(self, n: int, batch: tuple[int, ...], rng: torch.Generator) -> Similarity:
+        return Similarity(Phase().random(n, batch, rng).matrix, random_scales(batch, rng))
+
+    def identity(self, n: int, batch: tuple[int, ...]) -> Similarity:
+        return Orthogonal().identity(n, batch)
+
+    def contains(self, g: Element, atol: float) -> bool:
+        q = similar(g)
+        return q is not None and Conformal().contains(q, atol) and Phase().contains(Similarity(q.matrix), atol)
+
+    def best(self, moments: PartMoments) -> Similarity:
+        refuse_plain(moments)
+        like = next(iter(moments.values()))
+        (zx, p, xx), (zy, r, yy) = (_terms(moments.get(part), like) for part in ("primal", "dual"))
+        ratio = (xx * r / (yy * p)) ** 0.25
+        a = torch.where(ratio.isfinite() & (ratio > 0), ratio, 1.0)
+        before = torch.full_like(a, torch.inf)
+        for _ in range(ROUNDS):
+            z = _unit(a * zx + zy / a)
+            q, s = (z.conj() * zx).real, (z.conj() * zy).real
+            a = best_scale(p, q, r, s)
+            cost = p * a**2 - 2 * q * a + r / a**2 - 2 * s / a
+            if bool((before - cost <= RTOL * (p + r + xx + yy)).all()):
+                break
+            before = cost
+        return Similarity(_matrix(z), a)
+
+
+class Sign(Group):
+    """1 and −1: of a plane of queries and keys that are normalised, or of any axis.
+
+    best: the sign of the trace of C, the sum of all cross-Grams.
+    """
+
+    self_dual: ClassVar[bool] = True
+
+    def random(self, n: int, batch: tuple[int, ...], rng: torch.Generator) -> Similarity:
+        sign = torch.randint(0, 2, batch, generator=rng, dtype=torch.float64) * 2 - 1
+        return _signed(sign, n)
+
+    def identity(self, n: int, batch: tuple[int, ...]) -> Similarity:
+        return Orthogonal().identity(n, batch)
+
+    def contains(self, g: Element, atol: float) -> bool:
+        q = similar(g)
+        if q is None or (q.scale is not None and not bool(((q.scale - 1).abs() <= atol).all())):
+            return False
+        expected = torch.sign(q.matrix[..., 0, 0])[..., None, None] * torch.eye(q.size, dtype=q.matrix.dtype)
+        return bool(((q.matrix - expected).abs() <= atol).all())
+
+    def best(self, moments: PartMoments) -> Similarity:
+        refuse_plain(moments)
+        c = total(moments).xy.double()
+        return _signed(torch.where(_trace(c) < 0, -1.0, 1.0).double(), c.shape[-1])
+
+    def reach(self, c: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b"]:
+        return _trace(c.double()).abs()
+
+
+def _complex(c: Float[Tensor, "*b 2 2"]) -> Tensor:
+    """⟨R(θ), C⟩ is the real part of e^{−iθ} times this."""
+    return torch.complex(c[..., 0, 0] + c[..., 1, 1], c[..., 1, 0] - c[..., 0, 1])
+
+
+def _matrix(z: Tensor) -> Float[Tensor, "*b 2 2"]:
+    """Multiplication by z."""
+    return torch.stack((torch.stack((z.real, -z.imag), -1), torch.stack((z.imag, z.real), -1)), -2)
+
+
+def _unit(z: Tensor) -> Tensor:
+    size = z.abs()
+    return torch.where(size > 0, z / torch.where(size > 0, size, 1.0), torch.ones_like(z))
+
+
+def _signed(sign: Float[Tensor, "*b"], n: int) -> Similarity:
+    return Similarity(sign[..., None, None] * torch.eye(n, dtype=torch.float64))
+
+
+def _trace(c: Tensor) -> Tensor:
+    return torch.diagonal(c, dim1=-2, dim2=-1).sum(-1)
+
+
+def _terms(m: Moments | None, like: Moments) -> tuple[Tensor, Tensor, Tensor]:
+    """The complex cross-Gram, |Y|² and |X|² of one part; zeros if no tensor has it."""
+    if m is None:
+        zero = torch.zeros(like.xy.shape[:-2], dtype=torch.float64)
+        return torch.complex(zero, zero), zero, zero
+    return _complex(m.xy.double()), m.y_norms.double().sum(-1), m.x_norms.double().sum(-1)

@@ -1,0 +1,51 @@
+"""Which axes to match where nobody says: those that are worth it on real models (docs/pairs.md).
+
+A model and its fine-tune lie in one basin, in one basis: attention and feed-forward are matched as a matter of form,
+and the order of heads and the residual stream stay. Models that were trained apart need all axes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from symfuse.architectures import Model
+from symfuse.matching.axes import AUTO, MATCHABLE
+
+# Models that were trained apart have a cosine near 0, a model and its fine-tune one near 1: 0.02 to 0.03 and 0.996 for
+# the SCEPTR checkpoints.
+RELATED = 0.5
+
+SAMPLE = 16_384  # entries of each matrix: enough for two digits of a cosine of a whole model
+
+
+def auto_axes(axes: str | tuple[str, ...], models: Sequence[Model]) -> tuple[str | tuple[str, ...], float | None]:
+    """The words for the axes where they are AUTO, else as they are: attention and ffn if all models are related to
+    the first, else all that can be matched. With the least cosine of the first model with another; None: not looked at.
+    """
+    if axes not in (AUTO, (AUTO,)):
+        return axes, None
+    least = min((cosine(models[0], other) for other in models[1:]), default=1.0)
+    return ("attention", "ffn") if least >= RELATED else tuple(MATCHABLE), least
+
+
+def cosine(a: Model, b: Model) -> float:
+    """Of the first entries of all matrices that both have in one shape. Vectors are left out: gains of norms are near 1
+    in models that have nothing in common. 1 if there is nothing to compare."""
+    gram = torch.zeros(3, dtype=torch.float64)
+    for name in a.spec.tensors:
+        if not a.spec.shares(name, b.spec):
+            continue
+        parts = []
+        for model in (a, b):
+            file = model.spec.file_name(name)
+            info = model.checkpoint.info(file) if file in model.checkpoint else None
+            if info is not None and len(info.shape) > 1 and info.dtype.is_floating_point:
+                parts.append(model.checkpoint.part(file, 0, min(SAMPLE, info.numel)).double())
+        if len(parts) == 2 and parts[0].shape == parts[1].shape:
+            x, y = parts
+            gram += torch.stack([x @ x, x @ y, y @ y])
+    norms = math.sqrt(float(gram[0] * gram[2]))
+    return float(gram[1]) / norms if norms else 1.0

@@ -1,0 +1,113 @@
+"""What the page says of losses: along the paths between models, and on planes through them."""
+
+from __future__ import annotations
+
+from symfuse.report import charts
+from symfuse.report.collect import Document
+from symfuse.report.content import SHARE, Cell, Chart, Part, Table, listed, metric_titles, short, write
+from symfuse.report.landscape import KEYS, landscape_chart, losses
+from symfuse.report.origins import names, pair, task
+
+
+def barriers_text(run: Document) -> str:
+    barriers = [f"{curve['name']} {curve['barrier']:.4f}" for curve in run["curves"]]
+    source, anchor = names(run)
+    return (
+        f"The loss barrier on the path from {anchor} to {source} ({task(run)}), in nats, by alignment: "
+        f"{listed(barriers)}."
+    )
+
+
+def _barrier_text(run: Document) -> str:
+    said = []
+    for curve in run["curves"]:
+        at = f" at λ = {curve['at']:.4g}" if curve["barrier"] else ""
+        left = [f"{write(v, SHARE)} of {base}" for base, v in curve["left of"].items() if v is not None]
+        said.append(f"{curve['name']} {curve['barrier']:.4f} nats{at}" + (f" ({listed(left)})" if left else ""))
+    return f"The loss barrier between {' and '.join(names(run))} ({task(run)}): {'; '.join(said)}."
+
+
+def barrier_parts(run: Document) -> list[Part]:
+    source, anchor = names(run)
+    metrics = charts.curve_metrics(run)
+    points = Table(
+        "Losses and metrics along the paths",
+        {"alignment": "", "λ": ".4g", "loss": ".4f"} | dict.fromkeys(metrics.values(), ".4f"),
+        [
+            [c["name"], p["at"], p["loss"], *(p["metrics"].get(m) for m in metrics)]
+            for c in run["curves"]
+            for p in c["points"]
+        ],
+    )
+    parts: list[Part] = [
+        f"The models on the straight path are λ·A + (1 − λ)·B: λ = 0 is B, {anchor}; λ = 1 is A, "
+        f"{source}. The barrier is the most that the loss rises above the chord between the endpoints (dashed); "
+        "“over the mean” takes their mean instead.",
+        Chart("The loss along the path", _barrier_text(run), charts.curve_chart(run), points),
+        _barriers(run),
+    ]
+    size = "half" if len(metrics) > 1 else "wide"
+    return parts + [
+        Chart(f"{title} along the path", _metric_text(run, m, title), charts.curve_chart(run, m), points, size)
+        for m, title in metrics.items()
+    ]
+
+
+def _barriers(run: Document) -> Table:
+    curves = run["curves"]
+    bases = list(dict.fromkeys(base for curve in curves for base in curve["left of"]))
+    columns = {
+        "alignment": "", "distance": ".4g", "loss at λ = 0": ".4f", "at λ = 1": ".4f", "barrier": ".4f",
+        "λ of the maximum": ".4g", "over the mean": ".4f", "λ of this maximum": ".4g",
+    } | {f"share of {base}": SHARE for base in bases}  # fmt: skip
+    rows: list[list[Cell]] = [
+        [
+            c["name"], c["distance"], c["points"][0]["loss"], c["points"][-1]["loss"], c["barrier"],
+            c["at"] if c["barrier"] else None, c["barrier over mean"], c.get("at over mean"),
+            *(c["left of"].get(base) for base in bases),
+        ]
+        for c in curves
+    ]  # fmt: skip
+    return Table(pair(run), columns, rows, {"barrier": "min", "over the mean": "min"})
+
+
+def _metric_text(run: Document, metric: str, title: str) -> str:
+    ranges = [
+        f"{curve['name']} {write(min(values))} to {write(max(values))}"
+        for curve in run["curves"]
+        if (values := [point["metrics"][metric] for point in curve["points"] if metric in point["metrics"]])
+    ]
+    return f"{title} along the paths: {'; '.join(ranges)}."
+
+
+def landscape_text(run: Document) -> str:
+    found = losses(run)
+    models = [f"{k}: {short(m['name'])} ({m['loss']:.4f})" for k, m in zip(KEYS, run["models"], strict=False)]
+    range_ = f"lies between {min(found):.4f} and {max(found):.4f}" if found else "is nowhere a finite number"
+    return f"The loss on the plane through {listed(models)} ({task(run)}) {range_}."
+
+
+def landscape_parts(run: Document) -> list[Part]:
+    own = {"model": "", "x": ".4g", "y": ".4g", "loss": ".4f"}
+    metrics = metric_titles((model["metrics"] for model in run["models"]), taken=own)
+    models = Table(
+        "The models in the plane",
+        own | dict.fromkeys(metrics.values(), ".4f"),
+        [
+            [f"{k}: {short(m['name'])}", m["x"], m["y"], m["loss"], *(m["metrics"].get(metric) for metric in metrics)]
+            for k, m in zip(KEYS, run["models"], strict=False)
+        ],
+    )
+    grids = run.get("metrics") or {}
+    own = {"x": ".4g", "y": ".4g", "loss": ".4f"}
+    grid = Table(
+        "Losses on the grid",
+        own | dict.fromkeys(metric_titles([grids], taken=own).values(), ".4f"),
+        [
+            [x, y, run["loss"][i][j], *(values[i][j] for values in grids.values())]
+            for i, y in enumerate(run["ys"])
+            for j, x in enumerate(run["xs"])
+        ],
+    )
+    text = "Axes are Euclidean distances in weight space, from the first model. Lines join points of equal loss."
+    return [text, Chart("Loss on the plane", landscape_text(run), landscape_chart(run), grid), models]

@@ -1,0 +1,143 @@
+"""Where the units of axes can be heard in a live module, and hearing them while it runs.
+
+Where to listen follows from the layouts. A weight that reads an axis (`axis*` in its input dimension) has the units'
+activations as its module's input; where no module reads it that can be listened to, the outputs of the weights that
+write it are taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from symfuse.io.live import names_in_memory
+from symfuse.spec import Instance, Layout, Spec
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the units of axes can be heard: at the input ("in") or the output ("out") of the module that owns a weight.
+
+    layout: of the features, without the positions in front.
+    """
+
+    weight: str
+    side: Literal["in", "out"]
+    layout: Layout
+
+    def __str__(self) -> str:
+        return f"{self.weight.rpartition('.')[0]}.{self.side}"
+
+
+def places(spec: Spec, module: nn.Module, instances: Iterable[Instance]) -> dict[Instance, tuple[Place, ...]]:
+    """Where the units of each axis instance can be heard: at every input that has them, else at every output."""
+    owners = _owners(spec, module)
+    return {instance: _places(spec, owners, instance) for instance in instances}
+
+
+def _places(spec: Spec, owners: Mapping[str, nn.Module], instance: Instance) -> tuple[Place, ...]:
+    found: dict[str, list[Place]] = {"in": [], "out": []}
+    for name in spec.movable[instance]:
+        if name not in owners:
+            continue
+        inputs, outputs = _sides(owners[name], spec.tensors[name].layout)
+        if inputs is not None and _heard(inputs, instance.axis):
+            found["in"].append(Place(name, "in", inputs))
+        if outputs is not None and _heard(outputs, instance.axis):
+            found["out"].append(Place(name, "out", outputs))
+    reads = _of_one_input(found["in"], owners)
+    return tuple(reads or found["out"])
+
+
+def _heard(layout: Layout, axis: str) -> bool:
+    return axis in (atom.name for atom in layout.atoms())
+
+
+def _sides(owner: nn.Module, layout: Layout) -> tuple[Layout | None, Layout | None]:
+    """The layouts of the input and the output of the module that owns a weight; None where it is not a linear map."""
+    if len(layout.dims) != 2:
+        return None, None
+    rows, columns = (Layout((dim,)) for dim in layout.dims)
+    if isinstance(owner, nn.Linear | nn.MultiheadAttention):
+        return columns, rows
+    if type(owner).__name__ == "Conv1D":  # of transformers: stored the other way round
+        return rows, columns
+    return None, None
+
+
+def _owners(spec: Spec, module: nn.Module) -> dict[str, nn.Module]:
+    """The module that owns each declared weight and is called with its input."""
+    modules = _by_weight(module)
+    prefix: Any = getattr(module, "base_model_prefix", "") or ""
+    found = {}
+    for name in spec.tensors:
+        for one in (name, f"{prefix}.{name}", name.removeprefix(f"{prefix}.")):
+            owner = modules.get(one)
+            # Of torch's attention the input projection is called as the module itself, and the output one not at all.
+            if owner is not None and type(owner).__name__ != "NonDynamicallyQuantizableLinear":
+                found[name] = owner
+                break
+    return found
+
+
+def _by_weight(module: nn.Module) -> dict[str, nn.Module]:
+    """The module that owns each weight, by the weight's name in memory, and by that on disk, which may be another."""
+    names = dict(module.named_parameters(remove_duplicate=False))
+    owners = {name: module.get_submodule(name.rpartition(".")[0]) for name in names}
+    return {disk: owners[name] for disk, name in names_in_memory(module).items() if name in owners} | owners
+
+
+def _of_one_input(reads: Sequence[Place], owners: Mapping[str, nn.Module]) -> list[Place]:
+    """Of several weights that read one and the same input (query, key, value) the first: those of one kind of module
+    inside of one other."""
+    found: dict[tuple[str, ...], Place] = {}
+    for place in reads:
+        path = place.weight.rpartition(".")[0]
+        inside = path.rpartition(".")[0]
+        found.setdefault((inside, type(owners[place.weight]).__name__) if inside else (path,), place)
+    return list(found.values())
+
+
+@contextmanager
+def listening(spec: Spec, module: nn.Module, wanted: Iterable[Place]) -> Iterator[dict[Place, Tensor]]:
+    """While a module runs, what is heard at each place."""
+    owners = _owners(spec, module)
+    heard: dict[Place, Tensor] = {}
+    handles = []
+    for place in wanted:
+        owner = owners[place.weight]
+
+        def hook(called: Any, args: Any, output: Any, place: Place = place) -> None:
+            given: Tensor = args[0]
+            if place in heard:  # called again, as DeBERTa's projections are with the relative positions
+                return
+            if place.side == "in":
+                heard[place] = given
+            elif isinstance(called, nn.MultiheadAttention):
+                heard[place] = nn.functional.linear(given, called.in_proj_weight, called.in_proj_bias)
+            else:
+                heard[place] = output
+
+        handles.append(owner.register_forward_hook(hook))
+    try:
+        yield heard
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def plainly() -> Iterator[None]:
+    """Without gradients, and without torch's fused encoder layer, which calls none of its modules."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
