@@ -166,8 +166,10 @@ def test_a_base_model_whose_final_norm_is_its_output(base: str, label: str) -> N
     with pytest.raises(SymmetryError, match=r"the output of the norm .* take the checkpoint with a head"):
         found(label)(source)["wte.weight" if base == "gpt2" else "embeddings.cls_token"]
     with pytest.raises(SymmetryError, match="permute the residual stream only"):
-        match_models(Model.of(source), Model.of(anchor), axes="residual", threads=1)
-    plain = match_models(Model.of(source), Model.of(anchor), axes="residual", frame=(), threads=1)
+        match_models(Model.of(source), Model.of(anchor), axes="residual", frame=ROTATABLE, threads=1)
+    plain = match_models(Model.of(source), Model.of(anchor), axes="residual", threads=1)
+    assert plain.frame == ()
+    assert "permute the residual stream only" in plain.provenance["options"]["not rotated"]
     assert prove(source, plain).exact.equal
 
 

@@ -191,7 +191,12 @@ def test_no_scales_by_default() -> None:
     plant = of_all("torch-relu-post")
     found = [
         match_by_activations(
-            Model.of(plant.moved), Model.of(plant.case.checkpoint), batches("torch-relu-post"), build=build, **options
+            Model.of(plant.moved),
+            Model.of(plant.case.checkpoint),
+            batches("torch-relu-post"),
+            axes="attention,ffn",
+            build=build,
+            **options,
         )
         for options in ({}, {"scaling": True})
     ]

@@ -134,7 +134,8 @@ def match_models(
 
 @dataclass(frozen=True)
 class _Parts:
-    """What is solved instance by instance: `groups` without the axes that meet, with the translations of each."""
+    """What is solved instance by instance: `groups` without the axes that meet, with the translations of each. After a
+    descent over those that meet only what has translations: all else it has solved itself."""
 
     spec: Spec
     groups: Mapping[Instance, Group]
@@ -145,7 +146,7 @@ class _Parts:
         self, source: Model, anchor: Model, pool: ThreadPoolExecutor, progress: Progress | None
     ) -> tuple[Alignment, list[dict[str, Any]]]:
         pair = _Pair(self.spec, source.read, anchor.read)
-        instances = [instance for instance in self.groups if instance not in self.meeting]
+        instances = [i for i in self.groups if i not in self.meeting and (not self.meeting or self.rules.get(i))]
 
         def one(instance: Instance) -> tuple[Instance, _Found, float]:
             start = time.perf_counter()
