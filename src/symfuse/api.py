@@ -21,7 +21,7 @@ from symfuse.evaluate import evaluate as evaluate_model
 from symfuse.evaluate import landscape as plane_landscape
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
-from symfuse.matching import auto_axes, match_by_activations, match_models, match_universe, nearest_to_mean
+from symfuse.matching import match_by_activations, match_models, match_universe, nearest_to_mean, usual
 from symfuse.merging import merge_models
 from symfuse.modules import live
 from symfuse.pipeline import merge_recipes
@@ -105,7 +105,8 @@ def align(sources: Sequence[Source], anchor: int | Literal["universe"] | None = 
     models = [_model(source) for source in sources]
     if len(models) < 2:
         raise OptionError(f"an alignment needs two models at least, {len(models)} given")
-    options["axes"] = auto_axes(options.get("axes", "auto"), models)[0]  # the same for all
+    asked = (options.get("axes", "auto"), options.get("groups"), options.get("frame"))
+    options["axes"], options["frame"], _ = usual(models, *asked)  # the same for all
     if anchor == "universe":
         found = match_universe(models, **options).alignments
         return Aligned(tuple(g(m.checkpoint) for g, m in zip(found, models, strict=True)), found, None)

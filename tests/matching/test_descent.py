@@ -137,8 +137,10 @@ def test_a_curve_begins_where_its_start_is(label: str) -> None:
     assert plant.left(alignment) == 0  # found by a start whose curve does not fall
 
 
-def test_the_identity_is_a_start_even_if_none_is_asked_for() -> None:
-    assert "identity" in curves(match(*unrelated("bert-mlm"), starts=0))
+def test_the_identity_is_always_a_start_and_none_at_all_is_refused() -> None:
+    assert list(curves(match(*unrelated("bert-mlm"), starts=1))) == ["identity"]
+    with pytest.raises(OptionError, match="starts 0: at least one"):
+        match(*unrelated("bert-mlm"), starts=0)
 
 
 def test_more_starts_are_never_worse() -> None:

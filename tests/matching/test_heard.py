@@ -18,7 +18,7 @@ from symfuse.errors import OptionError
 from symfuse.groups import GROUPS, Conformal, Group, Invertible, Permutation
 from symfuse.matching.activations import match_activations
 from symfuse.spec import Instance, Spec
-from symfuse.stats.activations import Heard, listen, moments_of, pairs_of
+from symfuse.stats.activations import Heard, listen, moments_of
 from symfuse.stats.places import Place, places
 
 Batch = Mapping[str, Tensor]
@@ -542,15 +542,15 @@ def test_heads_that_are_permuted_whole() -> None:
 @pytest.mark.parametrize("label", ["bert-mlm", "gpt2-lm", "torch-relu-post"])
 def test_all_pairs_of_heads(label: str) -> None:
     spec, instance, heard = heard_at(label, "qk[0]")
-    pairs = pairs_of(spec, instance, heard)
-    assert pairs.shape == (4, 4, 5, 5)
+    pairs = moments_of(spec, instance, heard, Permutation(), "covariance", pairs=True)["primal"]
+    assert pairs.xy.shape == (4, 4, 5, 5)
     offsets = (0, 20) if len(heard) == 1 else (0,)  # queries and keys in one output, or in two
     for i in range(4):
         for j in range(4):
             wanted = sum(
                 h.xy[o + 5 * i : o + 5 * i + 5, o + 5 * j : o + 5 * j + 5] for h in heard.values() for o in offsets
             )
-            torch.testing.assert_close(pairs[i, j], wanted)
+            torch.testing.assert_close(pairs.xy[i, j], wanted)
 
 
 # What is refused.

@@ -13,7 +13,7 @@ from symfuse.architectures.base import (
     lookup,
     resolve,
 )
-from symfuse.architectures.model import Model, require_floating, require_same_shape
+from symfuse.architectures.model import Model, require_floating, require_same_frame, require_same_shape
 from symfuse.architectures.variants import VARIANTS, require_variants, vary, with_split
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "gpt2",
     "lookup",
     "require_floating",
+    "require_same_frame",
     "require_same_shape",
     "require_variants",
     "resolve",

@@ -21,6 +21,7 @@ from symfuse.pipeline import (
     Stage,
     anchor_of,
     axes_of,
+    data_of,
     finish,
     groups_of,
     layers_of,
@@ -90,13 +91,16 @@ def alignment(stage: Stage, align: Align, found: Found) -> Alignment | None:
     if undeclared or (known and anchor is None):
         return None
     words = found.attempt(axes_of, stage)
-    axes = None if words is None else found.attempt(choose_axes, words, model.spec)
+    axes = None if words is None else found.attempt(choose_axes, words[0], model.spec)
     layers = found.attempt(layers_of, stage.recipe, model.spec)
     groups = found.attempt(groups_of, stage.recipe, model.spec)
-    if axes is None or layers is None or groups is None:
+    data = None if align.source == "weights" else found.attempt(data_of, align, model.checkpoint)
+    if axes is None or layers is None or groups is None or (data is None) != (align.source == "weights"):
         return None
     named = None if anchor is None else str(anchor)
-    return Alignment(named, list(axes), layers, align.scaling, groups, align.one_pass, align.biases)
+    return Alignment(
+        named, list(axes), layers, align.scaling is not False, groups, align.one_pass, align.biases, align.data
+    )
 
 
 def merged(stage: Stage, found: Found) -> Checkpoint | None:

@@ -136,7 +136,7 @@ class Cost:
 @dataclass(frozen=True)
 class Alignment:
     """What is aligned before the merge. anchor: None if it is that nearest to the mean, for which all weights are read.
-    The others: what the recipe's `align` selects."""
+    data: on what activations are compared; None for weights. The others: what the recipe's `align` selects."""
 
     anchor: str | None
     axes: list[str]
@@ -145,6 +145,7 @@ class Alignment:
     groups: dict[str, str]
     one_pass: bool
     biases: bool
+    data: str | None = None
 
 
 @dataclass

@@ -100,6 +100,7 @@ def alignment_text(alignment: Alignment) -> str:
     ways += "".join(f", {axis} by {group}" for axis, group in alignment.groups.items())
     biases = "" if alignment.biases else ", biases as they are"
     layers = ", ".join(map(str, alignment.layers))
+    biases += "" if alignment.data is None else f", from activations on {alignment.data}"
     return f"aligned first: axes {', '.join(alignment.axes)} of layers {layers}{ways}{biases}; anchor: {anchor}"
 
 

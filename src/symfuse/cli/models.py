@@ -156,6 +156,13 @@ def align(
     if statistics == "weights":
         alignment = matched(out, a, b, match_options(options, axes) | {"variants": options["inexact"]})
     else:
+        if unused := [key for key in ("one_pass", "no_biases", "no_scaling") if options[key]]:
+            names = ", ".join("--" + key.replace("_", "-") for key in unused)
+            raise OptionError(f"{names}: this is of matching from the weights; leave it out, or take --from weights")
+        if options["threads"]:
+            import torch
+
+            torch.set_num_threads(options["threads"])
         chosen = {"axes": axes, "layers": options["layers"]}  # without scales, as by default from activations
         chosen |= {"groups": groups_of(options), "variants": options["inexact"]}
         alignment = api.match(a, b, data=task(options, b), **chosen)

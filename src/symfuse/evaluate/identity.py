@@ -2,18 +2,40 @@
 
 from __future__ import annotations
 
+import copyreg
 import hashlib
 from collections.abc import Iterator, Mapping
+from decimal import Decimal
+from enum import Enum
 from functools import partial
 from inspect import unwrap
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from pathlib import PurePath
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    FunctionType,
+    MethodDescriptorType,
+    MethodType,
+    MethodWrapperType,
+    ModuleType,
+    WrapperDescriptorType,
+)
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from symfuse.errors import OutputError
+
 _EMPTY = CellType()
+
+# What its text says all of.
+_Written = (
+    None | bool | int | float | complex | str | bytes | bytearray | range | slice | PurePath | Decimal | Enum
+    | torch.dtype | torch.device | np.ufunc
+)  # fmt: skip
 
 
 def identity(source: object) -> str:
@@ -21,69 +43,146 @@ def identity(source: object) -> str:
 
     Of tensors, and of mappings and lists of them, every number; of a function its module, qualified name, code,
     constants, defaults and what it closes over; of a class the code of its methods; of a bound method or a partial also
-    what is bound; of another object its class and its attributes. Objects inside these count by their class, modules
-    there with their weights. What code calls by a global name is not looked into.
+    what is bound; of a module its weights and the public attributes of its parts; of another object its class and what
+    `copy` would make it of, as a rule its attributes. What code calls by a global name is not looked into. OutputError
+    for an object that does not say what it is made of.
     """
-    digest = hashlib.sha256()
-    for part in _parts(source, True, set()):
-        digest.update(len(part).to_bytes(8, "big"))
-        digest.update(part)
-    return digest.hexdigest()
+    try:
+        return _Digests(deep=True).of(source).hex()
+    except RecursionError as error:
+        raise _unknown(source, "is nested too deeply") from error
 
 
-def _parts(value: object, own: bool, seen: set[int]) -> Iterator[bytes | memoryview]:
-    """own: whether an object is the source itself, so that its attributes count. seen: functions that were looked
-    into, since one may close over itself."""
-    yield _name(type(value))
-    match value:
-        case Tensor():
-            yield f"{value.dtype} {tuple(value.shape)}".encode()
-            yield value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
-        case None | bool() | int() | float() | complex() | str() | bytes():
-            yield repr(value).encode("utf-8", "backslashreplace")
-        case ModuleType():
-            yield value.__name__.encode()
-        case MethodType():
-            yield from _parts(value.__func__, False, seen)
-            yield from _parts(value.__self__, own, seen)
-        case FunctionType() if id(value) in seen:
-            yield value.__qualname__.encode()
-        case _:
-            if isinstance(value, FunctionType):
-                seen.add(id(value))
-            for part in _inside(value, own):
-                yield from _parts(part, False, seen)
+def setting(value: object) -> str:
+    """As `identity`, of an attribute of a module: weights do not count, nor what a function is called; other objects
+    count by their class; numbers that are equal are one, and so are lists and tuples."""
+    return _Digests(deep=False).of(value).hex()
 
 
-def _inside(value: Any, own: bool) -> Iterator[object]:
-    match value:
-        case Mapping():
-            for key in sorted(value, key=repr):
-                yield key
-                yield value[key]
-        case set() | frozenset():
-            yield from sorted(value, key=repr)
-        case tuple() | list():
-            yield len(value)
-            yield from value
-        case np.ndarray():
-            yield from (str(value.dtype), value.shape, value.tolist())
-        case CodeType():
-            yield from (value.co_code, value.co_consts, value.co_names)
-        case FunctionType():
-            yield from (value.__module__, value.__qualname__, value.__code__, value.__defaults__, value.__kwdefaults__)
-            yield from (cell.cell_contents for cell in value.__closure__ or () if cell != _EMPTY)
-        case partial():
-            yield from (value.func, value.args, value.keywords)
-        case type():
-            yield _name(value).decode()
-            for base in value.__mro__:
-                methods = {name: unwrap(getattr(one, "__func__", one)) for name, one in vars(base).items()}
-                yield {name: one.__code__ for name, one in methods.items() if isinstance(one, FunctionType)}
-        case _ if own:
-            yield from (type(value), getattr(value, "__dict__", None))
-        case nn.Module():
-            yield value.state_dict()
+def attributes(part: nn.Module) -> dict[str, Any]:
+    """What decides, beside its weights, what a part of a module does: its public attributes and the buffers that its
+    state leaves out."""
+    buffers = {name: part._buffers[name] for name in sorted(part._non_persistent_buffers_set)}
+    found = {**vars(part), **buffers}
+    return {key: value for key, value in found.items() if not key.startswith("_") and key != "training"}
+
+
+class _Digests:
+    """deep: as in `identity`, else as in `setting`."""
+
+    def __init__(self, deep: bool) -> None:
+        self.deep = deep
+        self.done: dict[int, tuple[object, bytes]] = {}  # by id; the objects are kept, so that no other gets their ids
+        self.open: list[int] = []  # the ids of what contains the one that is looked into
+
+    def of(self, value: object) -> bytes:
+        if isinstance(value, _Written) and not isinstance(value, np.generic):
+            return self._joined(value, [repr(self._number(value)).encode("utf-8", "backslashreplace")])
+        if id(value) in self.done:
+            return self.done[id(value)][1]
+        if id(value) in self.open:  # it contains itself: so many steps up
+            return hashlib.sha256(str(self.open[::-1].index(id(value))).encode()).digest()
+        self.open.append(id(value))
+        parts = (part if isinstance(part, memoryview) else self.of(part) for part in self._parts(value))
+        digest = self._joined(value, parts)
+        self.open.pop()
+        self.done[id(value)] = value, digest
+        return digest
+
+    def _joined(self, value: object, parts: Any) -> bytes:
+        digest = hashlib.sha256(self._kind(value))
+        for part in parts:
+            digest.update(len(part).to_bytes(8, "big"))
+            digest.update(part)
+        return digest.digest()
+
+    def _kind(self, value: object) -> bytes:
+        if not self.deep:
+            value = self._number(value)
+            for kind in (tuple, dict):
+                if isinstance(value, list if kind is tuple else Mapping):
+                    return _name(kind)
+        return _name(type(value))
+
+    def _number(self, value: object) -> object:
+        if self.deep or not isinstance(value, bool | int | float):
+            return value
+        return int(value) if float(value).is_integer() else value
+
+    def _parts(self, value: Any) -> Iterator[object]:  # noqa: C901
+        """memoryviews are bytes; all else is looked into."""
+        match value:
+            case Tensor():
+                yield from self._tensor(value)
+            case np.ndarray() | np.generic():
+                array = np.asarray(value)
+                yield from (str(array.dtype), array.shape)
+                yield array.tolist() if array.dtype.hasobject else memoryview(array.tobytes())
+            case ModuleType():
+                yield value.__name__
+            case Mapping():
+                for key in sorted(value, key=repr):
+                    yield from (key, value[key])
+            case set() | frozenset():
+                yield from sorted(value, key=repr)
+            case tuple() | list():
+                yield from value
+            case nn.Module():
+                if self.deep:
+                    yield value.state_dict()
+                    yield [(path, type(part), attributes(part)) for path, part in value.named_modules()]
+            case type():
+                yield from _methods(value)
+            case FunctionType():
+                yield from (value.__module__, value.__qualname__ if self.deep else "")
+                yield from (value.__code__, value.__defaults__, value.__kwdefaults__)
+                yield from (cell.cell_contents for cell in value.__closure__ or () if cell != _EMPTY)
+            case CodeType():
+                yield from (value.co_code, value.co_consts, value.co_names)
+            case MethodType():
+                yield from (value.__func__, value.__self__)
+            case BuiltinFunctionType() | MethodWrapperType() | MethodDescriptorType() | WrapperDescriptorType():
+                yield from (value.__qualname__, getattr(value, "__self__", None))
+            case partial():
+                yield from (value.func, value.args, value.keywords)
+            case _ if self.deep:
+                yield from (type(value), *_reduced(value))
+
+    def _tensor(self, value: Tensor) -> Iterator[object]:
+        if not self.deep and value.is_floating_point():  # equal in any dtype; a weight is of any value
+            value = value.new_zeros(value.shape) if isinstance(value, nn.Parameter) else value
+            value = value.double()
+        yield from (str(value.dtype), tuple(value.shape))
+        yield value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
+
+
+def _methods(cls: type) -> Iterator[object]:
+    yield _name(cls)
+    for base in cls.__mro__:
+        methods = {name: unwrap(getattr(one, "__func__", one)) for name, one in vars(base).items()}
+        yield {name: one.__code__ for name, one in methods.items() if isinstance(one, FunctionType)}
+
+
+def _reduced(value: object) -> Iterator[object]:
+    """What `copy` and `pickle` make an object of: how, from what, its state, and what it holds."""
+    reducer = copyreg.dispatch_table.get(type(value))
+    try:
+        made = reducer(value) if reducer is not None else value.__reduce_ex__(4)
+    except Exception as error:  # whatever its class raises
+        raise _unknown(value, "does not say what it is made of") from error
+    if isinstance(made, str):  # a global name
+        yield made
+        return
+    how, start, *rest = made
+    yield from (how, start, *rest[:1])
+    yield from (list(items) for items in rest[1:3] if items is not None)
+
+
+def _unknown(value: object, why: str) -> OutputError:
+    return OutputError(
+        f"cannot tell this loss from another: a {_name(type(value)).decode()} in it {why}; leave journal out, or give "
+        "a loss that is made of tensors, numbers and functions"
+    )
 
 
 def _name(cls: type) -> bytes:

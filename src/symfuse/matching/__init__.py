@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from symfuse.matching.activations import match_by_activations
 from symfuse.matching.anchor import nearest_to_mean
-from symfuse.matching.auto import auto_axes
 from symfuse.matching.axes import MATCHABLE, choose_axes, choose_groups, choose_layers
+from symfuse.matching.chosen import usual
 from symfuse.matching.coordinate import Step, match_models
 from symfuse.matching.universe import Universe, match_universe
 
@@ -13,7 +13,6 @@ __all__ = [
     "MATCHABLE",
     "Step",
     "Universe",
-    "auto_axes",
     "choose_axes",
     "choose_groups",
     "choose_layers",
@@ -21,4 +20,5 @@ __all__ = [
     "match_models",
     "match_universe",
     "nearest_to_mean",
+    "usual",
 ]

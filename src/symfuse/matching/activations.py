@@ -15,17 +15,16 @@ from torch import Tensor, nn
 from symfuse.alignment import Alignment
 from symfuse.architectures import Model
 from symfuse.errors import OptionError
-from symfuse.groups import Conformal, Element, Group, Monomial, PartMoments, Similarity
+from symfuse.groups import Element, Group, Linear, Moments, Monomial, Part, PartMoments, Scaling
 from symfuse.groups.assignment import assign_batch
 from symfuse.groups.base import total
-from symfuse.groups.orthogonal import polar
 from symfuse.groups.scale import LIMIT
 from symfuse.io import Checkpoint
 from symfuse.matching.blocks import improve
 from symfuse.matching.chosen import choose, steps_of
 from symfuse.modules import live
 from symfuse.spec import Instance, Spec
-from symfuse.stats.activations import Batch, Heard, listen, moments_of, pairs_of, require_kind
+from symfuse.stats.activations import Batch, Heard, inverse_deviations, listen, moments_of, present, require_kind
 from symfuse.stats.places import Place, places
 
 # Which of the places where an axis that all layers share is heard count.
@@ -65,8 +64,9 @@ def match_by_activations(
                 f"there are no tokens to leave out: the batches have no input_ids, but {', '.join(batch)}"
             )
         ids = batch["input_ids"]
-        mask = batch.get("attention_mask", torch.ones_like(ids)).bool()
-        return mask & ~torch.isin(ids, torch.tensor(sorted(without), dtype=ids.dtype))
+        mask = present(batch)
+        counts = torch.ones_like(ids).bool() if mask is None else mask.bool()
+        return counts & ~torch.isin(ids, torch.tensor(sorted(without), dtype=ids.dtype))
 
     elements = match_activations(
         chosen.spec, live_anchor, live_source, batches, list(chosen.groups), chosen.groups, kind=kind,
@@ -112,9 +112,9 @@ def match_activations(
     for instance in sorted(at, key=lambda i: -spec.order.index(i.axis)):  # axes that others are inside of first
         inner = [i for i in at if instance.axis in spec.batch_axes(i.axis) and i.index == instance.index]
         if inner:
-            elements |= _heads(spec, instance, inner, at, groups)
+            elements |= _heads(spec, instance, inner, at, groups, kind)
         elif instance not in elements:
-            elements[instance] = _alone(spec, instance, at[instance], groups[instance], kind)
+            elements[instance] = _best(spec, instance, at[instance], groups[instance], kind)
     return {instance: element for instance, element in elements.items() if not element.is_identity()}
 
 
@@ -130,43 +130,66 @@ def _heard_of(instance: Instance, found: Collection[Place], heard: Mapping[Place
     return at
 
 
-def _alone(spec: Spec, instance: Instance, heard: Mapping[Place, Heard], group: Group, kind: str) -> Element:
-    """The best element of an axis that none is inside of.
+def _best(spec: Spec, instance: Instance, heard: Mapping[Place, Heard], group: Group, kind: str) -> Element:
+    """The best element: where units are rescaled the permutation or rotation first, and then the anchor's deviations.
 
-    Units that may be rescaled are permuted first, and then given the deviations of the anchor's: correlations know
-    nothing of scales, and what activations gain by one takes no account of the weights that read the unit.
+    What activations gain by a scale takes no account of the weights that read the unit.
     """
-    if not isinstance(group.identity(1, ()), Monomial) or (reordering := group.without_scaling()) == group:
-        return _best(group, moments_of(spec, instance, heard, group, kind))
-    found = _best(reordering, moments_of(spec, instance, heard, reordering, kind))
-    index = found.tensors()["index"]
-    units = total(moments_of(spec, instance, heard, reordering, "covariance"))
-    return Monomial(index, _scale(units.x_norms, torch.take_along_dim(units.y_norms, index, -1)))
-
-
-def _best(group: Group, moments: PartMoments) -> Element:
-    """The best element; of rotations with a scale the one that turns the anchor's way what has its norms.
-
-    Queries and keys have the same say, however either model shares the norm of its scores among them.
-    """
-    if not isinstance(group, Conformal):
+    moments = _alike(spec, instance, heard, group, kind)
+    if not _rescales(group):
         return improve(group, moments)[0]
-    scales, grams = [], []
+    if isinstance(group, Scaling):  # what is left of it without scales is the identity
+        xy = next(iter(moments.values())).xy
+        found: Element = group.identity(xy.shape[-1], tuple(xy.shape[:-2]))
+    else:
+        found = improve(group.without_scaling(), moments)[0]
+    scale = _scale(found, moments_of(spec, instance, heard, group, "covariance"))
+    return found.rebuild({**found.tensors(), "scale": scale})
+
+
+def _rescales(group: Group) -> bool:
+    """Whether its elements are scales after a permutation or rotation."""
+    if isinstance(group.identity(1, ()), Linear):
+        return False
+    return isinstance(group, Scaling) or group.without_scaling() != group
+
+
+def _alike(
+    spec: Spec, instance: Instance, heard: Mapping[Place, Heard], group: Group, kind: str, *, pairs: bool = False
+) -> PartMoments:
+    """The moments from which an element follows up to its scales; pairs: as in `moments_of`.
+
+    A rotation with a scale turns the anchor's way what has its norm. So queries and keys have the same say, however
+    either model shares the norm of its scores among them, and so has each head.
+    """
+    moments = moments_of(spec, instance, heard, group, kind, pairs=pairs)
+    if isinstance(group.identity(1, ()), Monomial) or not _rescales(group):
+        return moments
+    out: dict[Part, Moments] = {}
     for part, m in moments.items():
-        x, y = m.x_norms.sum(-1), m.y_norms.sum(-1)
-        scales.append(_scale(y, x) if part == "dual" else _scale(x, y))
-        grams.append(m.xy / (x * y).sqrt().clamp_min(torch.finfo(x.dtype).tiny)[..., None, None])
-    return Similarity(polar(torch.stack(grams).sum(0)), torch.stack(scales).log().mean(0).exp())
+        sx, sy = (inverse_deviations(norms.mean(-1, keepdim=True)) for norms in (m.x_norms, m.y_norms))
+        out[part] = Moments(m.xy * (sx * sy)[..., None], m.x_norms * sx.square(), m.y_norms * sy.square())
+    return out
 
 
-def _scale(x: Tensor, y: Tensor) -> Tensor:
-    """The ratio of deviations, from variances; 1 where one of them never changes.
+def _scale(found: Element, moments: PartMoments) -> Tensor:
+    """The ratio of deviations of each unit, or of all that a rotation mixes: the geometric mean over the parts, of
+    which the dual one goes the other way, and 1 where there is none in which both change.
 
     Swapping the models inverts it. The slope of least squares is that times the correlation: of units that are alike
     and not the same it is too small, in both directions.
     """
-    ratio = x / y
-    return torch.where(ratio.isfinite() & (ratio > 0), ratio, 1.0).sqrt().clamp(1 / LIMIT, LIMIT)
+    logs = []
+    for part, m in moments.items():
+        if part == "plain":  # does not feel scales
+            continue
+        by_unit = isinstance(found, Monomial)
+        x, y = (m.x_norms, found.act(m.y_norms, -1)) if by_unit else (m.x_norms.sum(-1), m.y_norms.sum(-1))
+        ratio = inverse_deviations(y) / inverse_deviations(x)
+        logs.append(-ratio.log() if part == "dual" else ratio.log())
+    each = torch.stack(logs)
+    mean = each.where(each.isfinite(), 0).sum(0) / each.isfinite().sum(0).clamp_min(1)
+    return mean.exp().clamp(1 / LIMIT, LIMIT)
 
 
 def _heads(
@@ -175,15 +198,16 @@ def _heads(
     inner: Collection[Instance],
     at: Mapping[Instance, Mapping[Place, Heard]],
     groups: Mapping[Instance, Group],
+    kind: str,
 ) -> dict[Instance, Element]:
     """The permutation of heads, and the inner elements of the pairs, indexed as the source is before it is permuted."""
-    score = torch.stack([groups[i].reach(pairs_of(spec, i, at[i])) for i in inner]).sum(0)
-    index = assign_batch(score)
+    alike = {i: _alike(spec, i, at[i], groups[i], kind, pairs=True) for i in inner}
+    index = assign_batch(torch.stack([groups[i].reach(total(pairs).xy) for i, pairs in alike.items()]).sum(0))
     back = torch.argsort(index)
     elements: dict[Instance, Element] = {outer: Monomial(index)}
     for instance in inner:
         paired = {place: _reordered(spec, instance, place, found, index) for place, found in at[instance].items()}
-        best = _best(groups[instance], moments_of(spec, instance, paired, groups[instance]))
+        best = _best(spec, instance, paired, groups[instance], kind)
         elements[instance] = best.rebuild({key: tensor[back] for key, tensor in best.tensors().items()})
     return elements
 

@@ -6,7 +6,6 @@ and the order of heads and the residual stream stay. Models that were trained ap
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -18,7 +17,7 @@ from symfuse.matching.axes import AUTO, MATCHABLE
 # the SCEPTR checkpoints.
 RELATED = 0.5
 
-SAMPLE = 16_384  # entries of each matrix: enough for two digits of a cosine of a whole model
+SAMPLE = 16_384  # entries of each matrix: enough for two digits of a cosine
 
 
 def auto_axes(axes: str | tuple[str, ...], models: Sequence[Model]) -> tuple[str | tuple[str, ...], float | None]:
@@ -32,9 +31,10 @@ def auto_axes(axes: str | tuple[str, ...], models: Sequence[Model]) -> tuple[str
 
 
 def cosine(a: Model, b: Model) -> float:
-    """Of the first entries of all matrices that both have in one shape. Vectors are left out: gains of norms are near 1
-    in models that have nothing in common. 1 if there is nothing to compare."""
-    gram = torch.zeros(3, dtype=torch.float64)
+    """The median of the cosines of all matrices that both have in one shape, by their first entries. Vectors are left
+    out, as gains of norms are near 1 in models that have nothing in common, and so no table that is fixed, such as one
+    of sines, decides. 1 if there is nothing to compare."""
+    found = []
     for name in a.spec.tensors:
         if not a.spec.shares(name, b.spec):
             continue
@@ -45,7 +45,5 @@ def cosine(a: Model, b: Model) -> float:
             if info is not None and len(info.shape) > 1 and info.dtype.is_floating_point:
                 parts.append(model.checkpoint.part(file, 0, min(SAMPLE, info.numel)).double())
         if len(parts) == 2 and parts[0].shape == parts[1].shape:
-            x, y = parts
-            gram += torch.stack([x @ x, x @ y, y @ y])
-    norms = math.sqrt(float(gram[0] * gram[2]))
-    return float(gram[1]) / norms if norms else 1.0
+            found.append(torch.cosine_similarity(parts[0], parts[1], dim=0))
+    return float(torch.stack(found).median()) if found else 1.0

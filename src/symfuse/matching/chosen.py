@@ -67,8 +67,7 @@ def choose(
     variants: Sequence[str] = (),
     one_pass: bool = False,
 ) -> Chosen:
-    """Both models in the frame, by default ROTATABLE where the residual stream of a pre-norm model is matched by more
-    than it allows as it is, and that can be done, else as they are.
+    """Both models in the frame, by default the `usual` one of the two.
 
     groups: by word the group that an axis is matched with, if not the usual one of its axis; such an axis is matched
     also if `axes` does not name it, or not matched ("none"). scaling: False stands for the subgroups that keep norms,
@@ -76,20 +75,12 @@ def choose(
     inexact. Raises IncompatibleError, OptionError, SpecError or CheckpointError unless one may be moved onto the other.
     """
     require_same_shape([source, anchor])
-    axes, least = auto_axes(axes, [source, anchor])
     for model in (source, anchor):
         require_floating(model)
-    asked = choose_groups(groups or {}, source.spec)
-    named = dict.fromkeys([*choose_axes(axes, source.spec), *asked])
-    chosen = tuple(axis for axis in named if asked.get(axis) != NO_GROUP)
-    if named and not chosen:
+    axes, frame, auto = usual([source, anchor], axes, groups, frame)
+    asked, chosen = _asked(source.spec, axes, groups)
+    if asked and not chosen:
         raise OptionError("groups: every axis is taken out, so that there is nothing to match")
-    auto: dict[str, Any] = {} if least is None else {"auto": {"cosine": least, "related": least >= RELATED}}
-    if frame is None:
-        frame = ()
-        if source.spec.reads and _is_turned(source.spec, chosen, asked):
-            why = _not_rotatable(source) or _not_rotatable(anchor)
-            frame, auto = (ROTATABLE, auto) if why is None else ((), auto | {"not rotated": why})
     lineage = {"source": source.checkpoint.lineage(), "anchor": anchor.checkpoint.lineage()}
     variants = require_variants(variants)
     in_frame = (canonical(model, frame) for model in (source, anchor))
@@ -107,6 +98,38 @@ def choose(
         if instance.axis in chosen and (not instance.index or instance.index[0] in kept)
     }
     return Chosen(source, anchor, tuple(frame), chosen, kept, by_instance, lineage, variants, auto)
+
+
+def usual(
+    models: Sequence[Model],
+    axes: str | tuple[str, ...],
+    groups: Mapping[str, str] | None = None,
+    frame: Sequence[str] | None = None,
+) -> tuple[str | tuple[str, ...], tuple[str, ...], dict[str, Any]]:
+    """Axes and frame for matching models with each other, the same for all of them, and why, where nobody said: axes as
+    of `auto_axes`; ROTATABLE where the residual stream of pre-norm models is matched by more than it allows as it is,
+    if all of them can be rewritten so, else no frame."""
+    axes, least = auto_axes(axes, models)
+    why: dict[str, Any] = {} if least is None else {"auto": {"cosine": least, "related": least >= RELATED}}
+    if frame is not None:
+        return axes, tuple(frame), why
+    spec = models[0].spec
+    asked, chosen = _asked(spec, axes, groups)
+    if not spec.reads or not _is_turned(spec, chosen, asked):
+        return axes, (), why
+    reasons = [reason for model in models if (reason := _not_rotatable(model)) is not None]
+    if reasons and "residual" in asked:
+        raise OptionError(f"groups: residual by {asked['residual']}: {reasons[0]}")
+    return axes, () if reasons else ROTATABLE, why | ({"not rotated": reasons[0]} if reasons else {})
+
+
+def _asked(
+    spec: Spec, axes: str | tuple[str, ...], groups: Mapping[str, str] | None
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The groups that are asked for, by axis; and the axes that are chosen by them or by name."""
+    asked = choose_groups(groups or {}, spec)
+    named = dict.fromkeys([*choose_axes(axes, spec), *asked])
+    return asked, tuple(axis for axis in named if asked.get(axis) != NO_GROUP)
 
 
 def _not_rotatable(model: Model) -> str | None:

@@ -89,6 +89,8 @@ def match_models(
     """
     if threads is not None and threads < 1:
         raise OptionError(f"threads {threads}: at least one is needed")
+    if starts < 1:
+        raise OptionError(f"starts {starts}: at least one is needed, the identity")
     chosen = choose(
         source, anchor, axes, layers, scaling=scaling, groups=groups, variants=variants, frame=frame, one_pass=one_pass
     )

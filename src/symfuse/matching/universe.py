@@ -4,20 +4,19 @@ along every cycle by construction."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from symfuse.alignment import Alignment
 from symfuse.architectures import Model
 from symfuse.errors import OptionError
 from symfuse.io import Checkpoint
 from symfuse.matching.anchor import nearest_to_mean
-from symfuse.matching.auto import auto_axes
 from symfuse.matching.axes import AUTO
+from symfuse.matching.chosen import usual
 from symfuse.matching.coordinate import match_models
 
 ROUNDS = 10
@@ -42,7 +41,8 @@ def match_universe(models: Sequence[Model], *, rounds: int = ROUNDS, **options: 
         raise OptionError(
             f"{len(models)} models and {rounds} rounds; a universe needs two models and one round at least"
         )
-    options["axes"] = auto_axes(options.get("axes", AUTO), models)[0]  # the same for all, whatever the mean
+    asked = (options.get("axes", AUTO), options.get("groups"), options.get("frame"))
+    options["axes"], options["frame"], _ = usual(models, *asked)  # the same for all, whatever their mean
     anchor = models[nearest_to_mean(models)]
     found = [match_models(model, anchor, **options) for model in models]  # the anchor's is that of its frame
     plain = [Alignment(g.spec, {}, frame=g.frame, variants=g.variants) for g in found]
@@ -50,8 +50,8 @@ def match_universe(models: Sequence[Model], *, rounds: int = ROUNDS, **options: 
     options = options | {"starts": 1}
     for _ in range(rounds):
         moved = _moved(models, found)
-        mean = Model.of(Checkpoint(_mean(moved), moved[0].config, name="the mean"))
-        more = [match_models(Model.of(m), mean, **options) @ g for m, g in zip(moved, found, strict=True)]
+        mean = _mean(moved)
+        more = [match_models(model, mean, **options) @ g for model, g in zip(moved, found, strict=True)]
         spread = _spread(_moved(models, more))
         if spread > curve[-1]:
             break
@@ -62,23 +62,32 @@ def match_universe(models: Sequence[Model], *, rounds: int = ROUNDS, **options: 
     return Universe(tuple(found), tuple(curve))
 
 
-def _moved(models: Sequence[Model], alignments: Sequence[Alignment]) -> list[Checkpoint]:
-    return [alignment(model.checkpoint) for model, alignment in zip(models, alignments, strict=True)]
+def _moved(models: Sequence[Model], alignments: Sequence[Alignment]) -> list[Model]:
+    return [Model.of(alignment(model.checkpoint)) for model, alignment in zip(models, alignments, strict=True)]
 
 
-def _mean(models: Sequence[Checkpoint]) -> Mapping[str, Tensor]:
-    return {name: torch.stack([model.read(name) for model in models]).mean(0) for name in _shared(models)}
+def _mean(models: Sequence[Model]) -> Model:
+    """The mean of what all have, with the heads of the first."""
+    first, *others = models
+    tensors = {}
+    for name in first.spec.tensors:
+        file = first.spec.file_name(name)
+        if file in first.checkpoint:
+            also = [other for other in others if _has(first, name, other)]
+            tensors[file] = torch.stack([model.read(name) for model in (first, *also)]).mean(0)
+    return Model.of(Checkpoint(tensors, first.checkpoint.config, name="the mean"))
 
 
-def _spread(models: Sequence[Checkpoint]) -> float:
+def _spread(models: Sequence[Model]) -> float:
+    first, *others = models
     total = 0.0
-    for name in _shared(models):
-        stack = torch.stack([model.read(name).double() for model in models])
-        total += float((stack - stack.mean(0)).square().sum())
+    for name in first.spec.tensors:
+        if all(_has(first, name, other) for other in others) and first.spec.file_name(name) in first.checkpoint:
+            stack = torch.stack([model.read(name).double() for model in models])
+            total += float((stack - stack.mean(0)).square().sum())
     return total
 
 
-def _shared(models: Sequence[Checkpoint]) -> list[str]:
-    """The names that all have; heads of one kind only are no part of the spread."""
-    first = models[0]
-    return [n for n in first if all(n in m and m.info(n).shape == first.info(n).shape for m in models)]
+def _has(first: Model, name: str, other: Model) -> bool:
+    """Whether the other model has that tensor too; heads of one kind only are in no mean and no spread."""
+    return first.spec.shares(name, other.spec) and other.spec.file_name(name) in other.checkpoint

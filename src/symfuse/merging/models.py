@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from symfuse.architectures import Model, require_same_shape
+from symfuse.architectures import Model, require_same_frame, require_same_shape
 from symfuse.errors import IncompatibleError, OptionError
 from symfuse.io import Checkpoint
 from symfuse.io.messages import suggestion
@@ -42,6 +42,7 @@ def merge_models(
     if base is not None and not 0 <= base < len(models):
         raise OptionError(f"base {base}: there are models 0 to {len(models) - 1}")
     require_same_shape(models)
+    require_same_frame(models)
     kept = head_model(heads, models)
     template = (base or 0) if kept is None else kept
     if heads == "average":

@@ -54,13 +54,16 @@ class Module:
 @dataclass(frozen=True)
 class Align:
     """What is aligned before the merge. anchor: a model, its number among `models` (from 1), or None: that nearest to
-    the mean. The others: the options of `symfuse.match`."""
+    the mean. source: what is compared; activations are those on `data`, a file as of `symfuse.task`, of which `limit`
+    rows are drawn. scaling: None is the usual of the source. The others: the options of `symfuse.match`."""
 
     axes: str | tuple[str, ...] = "auto"
     anchor: ModelRef | int | None = None
-    source: Literal["weights"] = "weights"
+    source: Literal["weights", "activations"] = "weights"
+    data: str | None = None
+    limit: int | None = None
     layers: str | None = None
-    scaling: bool = True
+    scaling: bool | None = None
     groups: Mapping[str, str] = field(default_factory=dict)
     one_pass: bool = False
     biases: bool = True

@@ -293,7 +293,18 @@ def _align(item: Item, models: int) -> Align:
     if "anchor" in fields:
         options["anchor"] = _anchor(fields["anchor"], models)
     if "source" in fields:
-        options["source"] = fields["source"].choice(("weights",))
+        options["source"] = fields["source"].choice(("weights", "activations"))
+    if (options.get("source") == "activations") != ("data" in fields):
+        item.fail("`source: activations` and `data: FILE` belong together: name the data that the models are run on")
+    for key, part in fields.items() if "data" in fields else ():
+        if key in ("one_pass", "biases"):
+            part.fail("this is of matching from the weights; leave it out, or take `source: weights`")
+    if "data" in fields:
+        options["data"] = fields["data"].text()
+    if "limit" in fields:
+        if "data" not in fields:
+            fields["limit"].fail("this is how many rows of `data` are taken, and there are no data")
+        options["limit"] = fields["limit"].integer(1)
     if "layers" in fields:
         options["layers"] = _word_or_number(fields["layers"])
     return Align(**options)

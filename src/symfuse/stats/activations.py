@@ -92,8 +92,14 @@ _INPUTS = (
 
 
 def _inputs(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
-    """What of a batch the module takes; a torch.nn.TransformerEncoder calls its mask otherwise, and turns it round."""
-    inputs = {name: field for name, field in batch.items() if name in _INPUTS}
+    """What of a batch the module takes, numbers in its dtype; a torch.nn.TransformerEncoder calls its mask otherwise,
+    and turns it round."""
+    dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
+    inputs = {
+        name: field.to(dtype) if field.is_floating_point() else field
+        for name, field in batch.items()
+        if name in _INPUTS
+    }
     if isinstance(module, nn.TransformerEncoder) and "attention_mask" in inputs:
         inputs[PADDING] = inputs.pop("attention_mask") == 0
     return inputs
@@ -136,7 +142,7 @@ class _Sums:
         return Heard(*grams)
 
 
-def _unit(variances: Tensor) -> Tensor:
+def inverse_deviations(variances: Tensor) -> Tensor:
     """1 / the standard deviations; 0 for a unit that never changes: it has no correlation with any other."""
     return torch.where(variances > 1e-12 * variances.amax(), variances, torch.inf).rsqrt()
 
@@ -148,12 +154,19 @@ def require_kind(kind: str) -> None:
 
 
 def moments_of(
-    spec: Spec, instance: Instance, heard: Mapping[Place, Heard], group: Group, kind: str = "pearson"
+    spec: Spec,
+    instance: Instance,
+    heard: Mapping[Place, Heard],
+    group: Group,
+    kind: str = "pearson",
+    *,
+    pairs: bool = False,
 ) -> PartMoments:
     """The moments of one axis instance, summed over the places where it is heard.
 
     kind: covariances, or correlations ("pearson"), in which every unit has the same say; of units that a group mixes
-    always covariances, as no rotation of units leaves their deviations what they are.
+    always covariances, as no rotation of units leaves their deviations what they are. pairs: of an axis inside another
+    those of each index h of the anchor's outer axis with each of the source's, [h, h, ...].
     """
     require_kind(kind)
     by_unit = kind == "pearson" and isinstance(group.identity(1, ()), Monomial)
@@ -161,27 +174,19 @@ def moments_of(
     for place, found in heard.items():
         for variance, index in _units(spec, instance, place):
             part: Part = "primal" if group.self_dual and variance is Variance.DUAL else variance.value
-            pairs = index[..., :, None, :], index[..., None, :, :]
-            own = pairs if group.gram else (index, index)
-            xx, yy = (g[own] if g.ndim == 2 else g[index] for g in (found.xx, found.yy))
+            h = len(index)
+            i, j = (index[:, None].expand(h, h, -1, -1), index.expand(h, h, -1, -1)) if pairs else (index, index)
             xy = found.xy
+            xx, yy = (
+                g[(k[..., :, None, :], k[..., None, :, :]) if group.gram else (k, k)] if g.ndim == 2 else g[k]
+                for g, k in ((found.xx, i), (found.yy, j))
+            )
             if by_unit:
-                sx, sy = (_unit(g.diagonal() if g.ndim == 2 else g) for g in (found.xx, found.yy))
-                xy, xx, yy = xy * sx[:, None] * sy, xx * sx[index].square(), yy * sy[index].square()
-            moments = Moments(xy[pairs].sum(-1), xx.sum(-1), yy.sum(-1))
+                sx, sy = (inverse_deviations(g.diagonal() if g.ndim == 2 else g) for g in (found.xx, found.yy))
+                xy, xx, yy = xy * sx[:, None] * sy, xx * sx[i].square(), yy * sy[j].square()
+            moments = Moments(xy[i[..., :, None, :], j[..., None, :, :]].sum(-1), xx.sum(-1), yy.sum(-1))
             out[part] = out[part] + moments if part in out else moments
     return out
-
-
-def pairs_of(spec: Spec, instance: Instance, heard: Mapping[Place, Heard]) -> Tensor:
-    """The cross-Grams [h, h, n, n] of an axis inside another, of each index of the anchor's outer axis with each of the
-    source's, summed over places and parts."""
-    grams = [
-        found.xy[index[:, None, :, None], index[None, :, None, :]].sum(-1)
-        for place, found in heard.items()
-        for _, index in _units(spec, instance, place)
-    ]
-    return torch.stack(grams).sum(0)
 
 
 def _units(spec: Spec, instance: Instance, place: Place) -> Iterator[tuple[Variance, Tensor]]:

@@ -1,13 +1,9 @@
-"""The stages of a recipe, from folders to the merged checkpoint: open, reconcile, one vocabulary, align, plan.
-
-Every stage goes from checkpoints to checkpoints that are computed when they are read; no tensor is read before the
-alignment, and none is kept.
-"""
+"""The stages of a recipe before any alignment: open, reconcile, one vocabulary."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -16,19 +12,13 @@ from symfuse import adapters
 from symfuse.alignment import Alignment
 from symfuse.architectures import Model, require_same_shape
 from symfuse.architectures.undeclared import LAYER
-from symfuse.errors import OptionError, UnknownArchitectureError
+from symfuse.errors import OptionError
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
-from symfuse.io.companions import is_of_tokenizer
-from symfuse.io.messages import some
-from symfuse.matching import Step, auto_axes, choose_axes, choose_groups, choose_layers, match_models, nearest_to_mean
-from symfuse.matching.descent import Watch
-from symfuse.merging import lookup
-from symfuse.plan import plan_recipe, template_of
+from symfuse.plan import template_of
 from symfuse.recipe import ModelRef, Recipe, without_effect
 from symfuse.recipe import TokenSource as RecipeToken
 from symfuse.rewrite import Reconcile, harmonise
-from symfuse.spec import Spec
 from symfuse.vocabulary import (
     TokenSource,
     Vocabulary,
@@ -36,7 +26,6 @@ from symfuse.vocabulary import (
     has_tokenizer,
     rewrite,
     shared_rows,
-    with_chat_template,
 )
 
 SHARED_ROWS = "shared-rows"  # of `tokenizer_source`: rows with equal numbers mean the same
@@ -204,132 +193,3 @@ def _token(source: RecipeToken) -> TokenSource:
     if isinstance(source.token, int):
         return TokenSource("model_token", model, token_id=source.token, force=source.force)
     return TokenSource("model_token", model, token=source.token, force=source.force)
-
-
-def anchor_of(stage: Stage) -> ModelRef | None:
-    """The model that the others are moved onto: as the recipe says; else the base of task vectors; else the one nearest
-    to the mean. None if nothing is to be aligned."""
-    align = stage.recipe.align
-    if align is None:
-        return None
-    refs = list(stage.models)
-    undeclared = [c.name for c in stage.models.values() if not Model.of(c, undeclared=True).declared]
-    if undeclared:
-        raise UnknownArchitectureError(
-            f"align: symfuse has no declaration of {some(undeclared)}, so it does not know what may be moved; leave "
-            "align out to merge by names and shapes, or add a declaration (CONTRIBUTING.md)"
-        )
-    spec = Model.of(next(iter(stage.models.values()))).spec
-    choose_axes(align.axes, spec)  # whether they can be matched
-    layers_of(stage.recipe, spec)
-    groups_of(stage.recipe, spec)
-    if isinstance(align.anchor, ModelRef):
-        return align.anchor
-    if isinstance(align.anchor, int):
-        listed = [given.model for given in stage.recipe.models] or refs
-        if not 1 <= align.anchor <= len(listed):
-            raise OptionError(f"align.anchor is {align.anchor}; there are models 1 to {len(listed)}")
-        return listed[align.anchor - 1]
-    if lookup(stage.recipe.merge_method).base == "required" and stage.recipe.base_model is not None:
-        return stage.recipe.base_model
-    return refs[nearest_to_mean([Model.of(checkpoint) for checkpoint in stage.models.values()])]
-
-
-def axes_of(stage: Stage) -> str | tuple[str, ...]:
-    """The words for the axes that the recipe's `align` block asks for, the same for all models."""
-    assert stage.recipe.align is not None
-    return auto_axes(stage.recipe.align.axes, [Model.of(checkpoint) for checkpoint in stage.models.values()])[0]
-
-
-def layers_of(recipe: Recipe, spec: Spec) -> list[int]:
-    """The layers that are to be aligned; OptionError, with the place in the recipe, if they are not there."""
-    try:
-        return sorted(choose_layers(None if recipe.align is None else recipe.align.layers, spec.axes["l"].size))
-    except OptionError as error:
-        recipe.refuse(error, "align.layers")
-
-
-def groups_of(recipe: Recipe, spec: Spec) -> dict[str, str]:
-    """The groups that the recipe names, by axis; OptionError, with the place in it, for an axis that is not there."""
-    try:
-        return choose_groups({} if recipe.align is None else recipe.align.groups, spec)
-    except OptionError as error:
-        recipe.refuse(error, "align.groups")
-
-
-def match_model(
-    stage: Stage,
-    ref: ModelRef,
-    anchor: ModelRef,
-    *,
-    threads: int | None = None,
-    progress: Callable[[Step, int], None] | None = None,
-    watch: Watch | None = None,
-) -> Alignment:
-    """The alignment of one model onto the anchor, as the recipe's `align` block asks for."""
-    align = stage.recipe.align
-    assert align is not None
-    return match_models(
-        Model.of(stage.models[ref]),
-        Model.of(stage.models[anchor]),
-        axes=axes_of(stage),
-        layers=align.layers,
-        scaling=align.scaling,
-        groups=align.groups,
-        one_pass=align.one_pass,
-        biases=align.biases,
-        threads=threads,
-        progress=progress,
-        watch=watch,
-    )
-
-
-def aligned(stage: Stage, anchor: ModelRef, alignments: Mapping[ModelRef, Alignment]) -> Stage:
-    """The stage with its models moved."""
-    models = dict(stage.models)
-    for ref, alignment in alignments.items():
-        models[ref] = alignment(models[ref]).replace(name=models[ref].name)
-        models[anchor] = alignment.in_frame(stage.models[anchor])  # the same for all
-    return replace(stage, models=models, anchor=anchor, alignments=dict(alignments))
-
-
-def align_all(stage: Stage, *, threads: int | None = None) -> Stage:
-    """All models moved onto the anchor, if the recipe says so."""
-    anchor = anchor_of(stage)
-    if anchor is None:
-        return stage
-    moved = {ref: match_model(stage, ref, anchor, threads=threads) for ref in stage.models if ref != anchor}
-    return aligned(stage, anchor, moved)
-
-
-def finish(stage: Stage, *, device: str = "cpu") -> Checkpoint:
-    """The merged checkpoint, with the files that go beside it. device: where blocks are combined."""
-    models = {ref: Model.of(checkpoint, undeclared=True) for ref, checkpoint in stage.models.items()}
-    merged = plan_recipe(stage.recipe, models, stage.kept, device=device)
-    template = list(stage.models.values())[stage.template]
-    files = dict(template.companions())
-    if stage.vocabulary is not None:
-        files = {name: data for name, data in files.items() if not is_of_tokenizer(name)} | dict(stage.vocabulary.files)
-    if stage.recipe.chat_template is not None:
-        files = with_chat_template(files, stage.recipe.chat_template, list(stage.models.values()))
-    return merged.replace(files=files, config={**merged.config, **stage.config})
-
-
-def merge_recipes(
-    recipes: Iterable[Recipe],
-    known: Mapping[str, Checkpoint] | None = None,
-    *,
-    options: Reconcile | None = None,
-    threads: int | None = None,
-) -> Checkpoint:
-    """The result of the last recipe, for which those before it are merged as they are read."""
-    results = dict(known or {})
-    merged = None
-    for recipe in recipes:
-        stage = prepare(recipe, open_models(recipe, results), options)
-        merged = finish(align_all(stage, threads=threads))
-        if recipe.name is not None:
-            results[recipe.name] = merged
-    if merged is None:
-        raise OptionError("a merge needs a recipe; none is given")
-    return merged

@@ -1,0 +1,60 @@
+"""A recipe from folders to the merged checkpoint: open, reconcile, one vocabulary, align, plan.
+
+Every stage goes from checkpoints to checkpoints that are computed when they are read; no tensor is read before the
+alignment, and none is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from symfuse.architectures import Model, require_same_frame
+from symfuse.errors import OptionError
+from symfuse.io import Checkpoint
+from symfuse.io.companions import is_of_tokenizer
+from symfuse.pipeline.align import align_all, aligned, anchor_of, axes_of, data_of, groups_of, layers_of, match_model
+from symfuse.pipeline.stage import SHARED_ROWS, Stage, open_models, prepare, reconcile_of, vocabulary_tensors
+from symfuse.plan import plan_recipe
+from symfuse.recipe import Recipe
+from symfuse.rewrite import Reconcile
+from symfuse.vocabulary import with_chat_template
+
+__all__ = [
+    "SHARED_ROWS", "Stage", "align_all", "aligned", "anchor_of", "axes_of", "data_of", "finish", "groups_of",
+    "layers_of", "match_model", "merge_recipes", "open_models", "prepare", "reconcile_of", "vocabulary_tensors",
+]  # fmt: skip
+
+
+def finish(stage: Stage, *, device: str = "cpu") -> Checkpoint:
+    """The merged checkpoint, with the files that go beside it. device: where blocks are combined."""
+    models = {ref: Model.of(checkpoint, undeclared=True) for ref, checkpoint in stage.models.items()}
+    if stage.recipe.merge_method != "passthrough":  # layers may be stacked as they are
+        require_same_frame(list(models.values()))
+    merged = plan_recipe(stage.recipe, models, stage.kept, device=device)
+    template = list(stage.models.values())[stage.template]
+    files = dict(template.companions())
+    if stage.vocabulary is not None:
+        files = {name: data for name, data in files.items() if not is_of_tokenizer(name)} | dict(stage.vocabulary.files)
+    if stage.recipe.chat_template is not None:
+        files = with_chat_template(files, stage.recipe.chat_template, list(stage.models.values()))
+    return merged.replace(files=files, config={**merged.config, **stage.config})
+
+
+def merge_recipes(
+    recipes: Iterable[Recipe],
+    known: Mapping[str, Checkpoint] | None = None,
+    *,
+    options: Reconcile | None = None,
+    threads: int | None = None,
+) -> Checkpoint:
+    """The result of the last recipe, for which those before it are merged as they are read."""
+    results = dict(known or {})
+    merged = None
+    for recipe in recipes:
+        stage = prepare(recipe, open_models(recipe, results), options)
+        merged = finish(align_all(stage, threads=threads))
+        if recipe.name is not None:
+            results[recipe.name] = merged
+    if merged is None:
+        raise OptionError("a merge needs a recipe; none is given")
+    return merged

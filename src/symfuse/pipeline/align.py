@@ -1,0 +1,132 @@
+"""The stage of a recipe in which its models are moved onto one of them, as its `align` block says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+from symfuse.alignment import Alignment
+from symfuse.architectures import Model
+from symfuse.errors import OptionError, UnknownArchitectureError
+from symfuse.evaluate import Task, make_task, read_records
+from symfuse.io import Checkpoint
+from symfuse.io.messages import some
+from symfuse.io.workers import one_torch_thread
+from symfuse.matching import (
+    Step,
+    choose_axes,
+    choose_groups,
+    choose_layers,
+    match_by_activations,
+    match_models,
+    nearest_to_mean,
+    usual,
+)
+from symfuse.matching.descent import Watch
+from symfuse.merging import lookup
+from symfuse.pipeline.stage import Stage
+from symfuse.recipe import Align, ModelRef, Recipe
+from symfuse.spec import Spec
+
+
+def anchor_of(stage: Stage) -> ModelRef | None:
+    """The model that the others are moved onto: as the recipe says; else the base of task vectors; else the one nearest
+    to the mean. None if nothing is to be aligned."""
+    align = stage.recipe.align
+    if align is None:
+        return None
+    refs = list(stage.models)
+    undeclared = [c.name for c in stage.models.values() if not Model.of(c, undeclared=True).declared]
+    if undeclared:
+        raise UnknownArchitectureError(
+            f"align: symfuse has no declaration of {some(undeclared)}, so it does not know what may be moved; leave "
+            "align out to merge by names and shapes, or add a declaration (CONTRIBUTING.md)"
+        )
+    spec = Model.of(next(iter(stage.models.values()))).spec
+    choose_axes(align.axes, spec)  # whether they can be matched
+    layers_of(stage.recipe, spec)
+    groups_of(stage.recipe, spec)
+    if isinstance(align.anchor, ModelRef):
+        return align.anchor
+    if isinstance(align.anchor, int):
+        listed = [given.model for given in stage.recipe.models] or refs
+        if not 1 <= align.anchor <= len(listed):
+            raise OptionError(f"align.anchor is {align.anchor}; there are models 1 to {len(listed)}")
+        return listed[align.anchor - 1]
+    if lookup(stage.recipe.merge_method).base == "required" and stage.recipe.base_model is not None:
+        return stage.recipe.base_model
+    return refs[nearest_to_mean([Model.of(checkpoint) for checkpoint in stage.models.values()])]
+
+
+def axes_of(stage: Stage) -> tuple[str | tuple[str, ...], tuple[str, ...]]:
+    """The words for the axes that the recipe's `align` block asks for, and the frame: the same for all models."""
+    align = stage.recipe.align
+    assert align is not None
+    models = [Model.of(checkpoint) for checkpoint in stage.models.values()]
+    return usual(models, align.axes, groups_of(stage.recipe, models[0].spec))[:2]
+
+
+def layers_of(recipe: Recipe, spec: Spec) -> list[int]:
+    """The layers that are to be aligned; OptionError, with the place in the recipe, if they are not there."""
+    try:
+        return sorted(choose_layers(None if recipe.align is None else recipe.align.layers, spec.axes["l"].size))
+    except OptionError as error:
+        recipe.refuse(error, "align.layers")
+
+
+def groups_of(recipe: Recipe, spec: Spec) -> dict[str, str]:
+    """The groups that the recipe names, by axis; OptionError, with the place in it, for an axis that is not there."""
+    try:
+        return choose_groups({} if recipe.align is None else recipe.align.groups, spec)
+    except OptionError as error:
+        recipe.refuse(error, "align.groups")
+
+
+def match_model(
+    stage: Stage,
+    ref: ModelRef,
+    anchor: ModelRef,
+    *,
+    threads: int | None = None,
+    progress: Callable[[Step, int], None] | None = None,
+    watch: Watch | None = None,
+) -> Alignment:
+    """The alignment of one model onto the anchor, as the recipe's `align` block asks for."""
+    align = stage.recipe.align
+    assert align is not None
+    source, to = (Model.of(stage.models[one]) for one in (ref, anchor))
+    axes, frame = axes_of(stage)
+    same: dict[str, Any] = {"axes": axes, "frame": frame, "layers": align.layers, "groups": align.groups}
+    same |= {} if align.scaling is None else {"scaling": align.scaling}
+    if align.source == "activations":
+        data = data_of(align, to.checkpoint)
+        with one_torch_thread() if threads == 1 else nullcontext():
+            return match_by_activations(source, to, data.batches, **same)
+    own: dict[str, Any] = {"one_pass": align.one_pass, "biases": align.biases}
+    return match_models(source, to, **same, **own, threads=threads, progress=progress, watch=watch)
+
+
+def data_of(align: Align, model: Checkpoint) -> Task:
+    """What the models are run on, as a model reads it. DataError, OptionError or CheckpointError if it cannot."""
+    options = {} if align.limit is None else {"limit": align.limit}
+    return make_task(None, read_records(str(align.data)), model, **options)
+
+
+def aligned(stage: Stage, anchor: ModelRef, alignments: Mapping[ModelRef, Alignment]) -> Stage:
+    """The stage with its models moved."""
+    models = dict(stage.models)
+    for ref, alignment in alignments.items():
+        models[ref] = alignment(models[ref]).replace(name=models[ref].name)
+        models[anchor] = alignment.in_frame(stage.models[anchor])  # the same for all
+    return replace(stage, models=models, anchor=anchor, alignments=dict(alignments))
+
+
+def align_all(stage: Stage, *, threads: int | None = None) -> Stage:
+    """All models moved onto the anchor, if the recipe says so."""
+    anchor = anchor_of(stage)
+    if anchor is None:
+        return stage
+    moved = {ref: match_model(stage, ref, anchor, threads=threads) for ref in stage.models if ref != anchor}
+    return aligned(stage, anchor, moved)
