@@ -33,7 +33,7 @@ def main(folder: Path) -> None:
     print(f"aligned: distance {symfuse.distance(moved, a).relative:.0e}")
 
     symfuse.merge([b, a]).save(folder / "plain")
-    symfuse.merge([moved, a]).save(folder / "merged")
+    symfuse.merge([moved, alignment.in_frame(a)]).save(folder / "merged")
     for name in ("plain", "merged"):
         change = symfuse.verify(a, folder / name).worst
         loaded = type(AutoModel.from_pretrained(folder / name)).__name__

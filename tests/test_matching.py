@@ -266,7 +266,6 @@ def test_layers_that_are_not_there(layers: str | int | list[int]) -> None:
         (["v", "ffn"], {"v", "ffn"}),
         ("v, ffn", {"v", "ffn"}),
         ("attention,ffn", MATCHED),
-        ("all", MATCHED | {"h", "residual"}),
     ],
 )
 def test_only_the_axes_that_were_asked_for(axes: str | list[str], chosen: set[str]) -> None:
@@ -278,6 +277,10 @@ def test_only_the_axes_that_were_asked_for(axes: str | list[str], chosen: set[st
     for instance, element in alignment.elements.items():  # given the residual stream, axes do not see each other
         alone = parts[instance.axis].elements[instance]
         torch.testing.assert_close(element.to_dense(), alone.to_dense(), rtol=0, atol=1e-12)
+
+
+def test_all_are_all() -> None:
+    assert {i.axis for i in match(*pair("gpt2-lm"), axes="all").elements} == MATCHED | {"h", "residual"}
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def alignment() -> Alignment:
     from tiny import MODELS
 
     source, anchor = MODELS["bert"](0), MODELS["bert"](1)
-    found = api.match(source, anchor)
+    found = api.match(source, anchor, axes="attention,ffn")
     return Alignment(found.spec, found.elements, found.shifts, dict(found.provenance))
 
 
