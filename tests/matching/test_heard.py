@@ -15,7 +15,7 @@ import symfuse.stats.places
 from contract.tiny import MODELS, case, real
 from symfuse.architectures import Model
 from symfuse.errors import OptionError
-from symfuse.groups import GROUPS, Conformal, Group, Invertible, Permutation
+from symfuse.groups import GROUPS, Conformal, Group, Invertible, Permutation, PositiveMonomial
 from symfuse.matching.activations import match_activations
 from symfuse.spec import Instance, Spec
 from symfuse.stats.activations import Heard, listen, moments_of
@@ -376,6 +376,21 @@ def test_padding_of_a_torch_encoder(name: str, said: Callable[[Tensor], Tensor])
             )
 
 
+@pytest.mark.parametrize("mask", ["attention_mask", "src_key_padding_mask"])
+@pytest.mark.parametrize(("of_module", "given"), [(torch.float32, torch.float64), (torch.float64, torch.float32)])
+def test_inputs_of_another_dtype(of_module: torch.dtype, given: torch.dtype, mask: str) -> None:
+    """A mask that is added to scores is cast as what is read is."""
+    modules, batch, counts = padded_encoder()
+    modules = [copy.deepcopy(module).to(of_module) for module in modules]
+    said = torch.where(counts, 0.0, -torch.inf) if mask == "src_key_padding_mask" else counts.float()
+    where = place("torch-relu-post", "ffn[1]")
+    wanted, found = (
+        listen(case("torch-relu-post").spec, *modules, [{"src": batch["src"].to(dtype), mask: said.to(dtype)}], [where])
+        for dtype in (of_module, given)
+    )
+    torch.testing.assert_close(found[where].xy, wanted[where].xy, rtol=1e-4, atol=1e-5)
+
+
 # Modules that are not called.
 
 
@@ -551,6 +566,21 @@ def test_all_pairs_of_heads(label: str) -> None:
                 h.xy[o + 5 * i : o + 5 * i + 5, o + 5 * j : o + 5 * j + 5] for h in heard.values() for o in offsets
             )
             torch.testing.assert_close(pairs.xy[i, j], wanted)
+
+
+@pytest.mark.parametrize("group", [PositiveMonomial(), Conformal(), Invertible()], ids=lambda g: g.name)
+@pytest.mark.parametrize("kind", ["pearson", "covariance"])
+def test_pairs_are_each_as_if_the_heads_had_that_order(kind: str, group: Group) -> None:
+    """Of each pair all moments, by part; those of heads at the same place are the moments of the axis."""
+    spec, instance, heard = heard_at("bert-mlm", "qk[0]")
+    pairs, own = (moments_of(spec, instance, heard, group, kind, pairs=pairs) for pairs in (True, False))
+    assert list(pairs) == list(own) == ["primal", "dual"]
+    for part, each in pairs.items():
+        for i in range(4):
+            torch.testing.assert_close(each.xy[i, i], own[part].xy[i])
+            for j in range(4):
+                torch.testing.assert_close(each.xx[i, j], own[part].xx[i])
+                torch.testing.assert_close(each.yy[i, j], own[part].yy[j])
 
 
 # What is refused.

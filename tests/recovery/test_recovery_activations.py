@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -10,12 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from contract.tiny import MODELS, case, real
-from recovery.planted import EVERYTHING, Planted, planted, size, squared
+from contract.tiny import MODELS, TEXT, case, of, real
+from recovery.planted import EVERYTHING, Planted, kept, planted, size, squared
 from symfuse.alignment import Alignment, random_alignment
 from symfuse.architectures import Model
 from symfuse.errors import OptionError
-from symfuse.groups import Conformal, Element, Group, PositiveMonomial
+from symfuse.groups import GROUPS, Conformal, Element, Group, Monomial, PositiveMonomial
+from symfuse.io import Checkpoint
 from symfuse.matching import match_by_activations
 from symfuse.matching.activations import match_activations
 from symfuse.spec import Instance
@@ -187,6 +189,85 @@ def test_scales_are_no_smaller_for_models_that_are_only_alike() -> None:
         assert float((one["scale"].log().abs()).max()) > 0.02
 
 
+# What is planted: a scale of each unit, or of each head.
+
+
+@cache
+def rectified() -> Model:
+    return Model.of(of("BertForMaskedLM", "BertConfig", TEXT, hidden_act="relu")())
+
+
+def rescaled(home: Model, axis: str, group: str, heads: bool = True) -> Checkpoint:
+    """A model moved by random elements of a group of one axis, and of heads."""
+    spec = home.spec
+    narrow = replace(spec, axes={**spec.axes, axis: replace(spec.axes[axis], group=GROUPS[group])})
+    drawn = random_alignment(narrow, 3, {axis, "h"} if heads else {axis}, largest=True)
+    return kept(Alignment(spec, drawn.elements).on(home))
+
+
+def found_again(home: Model, moved: Checkpoint, axis: str, group: str, heads: bool = True) -> float:
+    """The share of the squared norm that is left between them."""
+    found = match_by_activations(
+        Model.of(moved), home, batches("bert-mlm"), axes=f"{axis},heads" if heads else axis, groups={axis: group},
+        scaling=True, build=build,
+    )  # fmt: skip
+    return squared(found(moved), home.checkpoint) / size(home.checkpoint)
+
+
+@pytest.mark.parametrize("heads", [False, True], ids=["", "heads"])
+@pytest.mark.parametrize(
+    ("axis", "group"),
+    [("ffn", "scaling"), ("ffn", "monomial")]
+    + [(axis, group) for axis in ("qk", "v") for group in ("scaling", "monomial", "conformal", "invertible")],
+)
+def test_planted_scales(axis: str, group: str, heads: bool) -> None:
+    home = rectified()
+    moved = rescaled(home, axis, group, heads)
+    assert squared(moved, home.checkpoint) > 0.02 * size(home.checkpoint)
+    assert found_again(home, moved, axis, group, heads) < 1e-24
+
+
+@pytest.mark.parametrize("group", ["monomial", "conformal"])
+def test_scales_of_heads_that_differ_much_in_norm(group: str) -> None:
+    """The large heads of one model are small in the other."""
+    spec, sizes = rectified().spec, torch.tensor([1 / 16, 1 / 4, 4, 16], dtype=torch.float64)[:, None].expand(4, 5)
+    larger = Alignment(spec, {Instance("v", (k,)): Monomial(torch.arange(5).expand(4, 5), sizes) for k in (0, 1)})
+    home = Model(kept(larger.on(rectified())), spec)
+    small = Model(kept(larger.inverse().on(rectified())), spec)
+    assert found_again(home, rescaled(small, "v", group), "v", group) < 1e-24
+
+
+@pytest.mark.parametrize("group", ["monomial", "conformal", "scaling"])
+def test_a_part_that_never_changes_says_nothing_of_scales(group: str) -> None:
+    """Queries that are a bias alone: the scale is that of the keys, not its mean with 1."""
+    tensors = dict(rectified().checkpoint)
+    tensors |= {name: torch.zeros_like(t) for name, t in tensors.items() if name.endswith("query.weight")}
+    home = Model.of(rectified().checkpoint.replace(tensors=tensors))
+    spec, moved = home.spec, rescaled(home, "qk", group, heads=False)
+    groups = {Instance("qk", (k,)): GROUPS[group] for k in (0, 1)}
+    found = match_activations(spec, real(home.checkpoint), real(moved), batches("bert-mlm"), list(groups), groups)
+    back = Alignment(spec, found).on(Model(moved, spec))
+    for layer in (0, 1):
+        name = f"bert.encoder.layer.{layer}.attention.self.key.weight"
+        torch.testing.assert_close(back[name], home.checkpoint[name])
+
+
+@pytest.mark.parametrize("kind", ["pearson", "covariance"])
+def test_units_inside_heads_are_compared_as_asked(kind: str) -> None:
+    """As if the heads of the source had been put in order before."""
+    anchor, source = (Model.of(MODELS["bert-mlm"](seed=s)) for s in (4, 5))
+    spec, target, given = anchor.spec, real(anchor.checkpoint), batches("bert-mlm")
+    groups = {i: GROUPS["permutation"] for i in spec.movable if i.axis in {"h", "qk", "v"}}
+    heads = [i for i in groups if i.axis == "h"]
+    inner = [i for i in groups if i.axis != "h"]
+    together = match_activations(spec, target, real(source.checkpoint), given, list(groups), groups, kind=kind)
+    ordered = Alignment(spec, {i: together[i] for i in heads}).on(source)
+    alone = match_activations(spec, target, real(ordered), given, inner, groups, kind=kind)
+    for i in inner:
+        order = together[Instance("h", i.index)].tensors()["index"]
+        assert torch.equal(together[i].tensors()["index"][order], alone[i].tensors()["index"])
+
+
 def test_no_scales_by_default() -> None:
     plant = of_all("torch-relu-post")
     found = [
@@ -238,6 +319,35 @@ def test_tokens_that_do_not_count() -> None:
     everything = tuple(range(61))
     with pytest.raises(OptionError, match="positions"):
         match_by_activations(source, anchor, batches("bert-mlm"), without=everything, **options)
+
+
+class Reader(torch.nn.TransformerEncoder):
+    """A torch encoder that reads tokens, and is told of padding as torch does."""
+
+    def forward(self, input_ids: Tensor, src_key_padding_mask: Tensor) -> Tensor:  # type: ignore[override]
+        table = torch.randn(61, 20, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        return super().forward(table[input_ids], src_key_padding_mask=src_key_padding_mask)
+
+
+def test_padding_does_not_count_beside_tokens_that_do_not() -> None:
+    def reader(checkpoint: Checkpoint) -> torch.nn.Module:
+        module = real(checkpoint)
+        module.__class__ = Reader
+        return module
+
+    source, anchor = (Model.of(MODELS["torch-relu-post"](seed=s)) for s in (3, 4))
+    rng = torch.Generator().manual_seed(2)
+    ids, more = torch.randint(5, 61, (2, 8, 12), generator=rng)
+    padding = torch.arange(12).expand(8, 12) >= 4
+    found = [
+        match_by_activations(
+            source, anchor, [{"input_ids": given, "src_key_padding_mask": padding}], axes="ffn", without=(1,),
+            build=reader,
+        )
+        for given in (ids, ids.where(~padding, more))
+    ]  # fmt: skip
+    one, other = ([g.tensors()["index"].tolist() for g in alignment.elements.values()] for alignment in found)
+    assert one == other
 
 
 def test_images_have_no_tokens() -> None:
