@@ -36,7 +36,7 @@ def table(title: str, a: symfuse.Checkpoint, b: symfuse.Checkpoint, loss: Loss, 
     for name, curve in found.curves.items():
         share = found.share(name, "none")
         left = "" if name == "none" else "–" if share is None else f"{share:.1%}"
-        at = f"{curve.peak.at:g}" if curve.barrier else "–"
+        at = f"{curve.peak.at:g}" if curve.barrier > curve.rounding else "–"
         end, start_loss = curve.ends
         print(
             f"| {name} | {curve.distance:.4g} | {start_loss:.4f} | {end:.4f} | {curve.barrier:.4f} "

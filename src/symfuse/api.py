@@ -126,7 +126,7 @@ def merge(
     method: str = "linear",
     weights: Sequence[float] | None = None,
     base: int | None = None,
-    heads: str = "average",
+    heads: str | int = "average",
     seed: int = 0,
     dtype: torch.dtype | None = None,
     device: str = "cpu",
@@ -134,9 +134,15 @@ def merge(
 ) -> Checkpoint:
     """The merge of models in the frame in which they are (see `align`), as a lazy checkpoint: `.save(folder)` it.
 
-    `merge([base, a, b], method="ties", base=0, density=0.3)`; options as in `symfuse.merging.merge_models`. From a
-    recipe: `merge_recipe`.
+    `merge([base, a, b], method="ties", base=0, density=0.3)`; options as in `symfuse.merging.merge_models`, but that
+    the model whose head is kept has its number from 0, like base: `heads=1`. From a recipe: `merge_recipe`.
     """
+    if isinstance(heads, int):
+        if not 0 <= heads < len(sources):
+            raise OptionError(
+                f"heads {heads}: there are models 0 to {len(sources) - 1}; or write 'average', 'drop' or a model's name"
+            )
+        heads = str(heads + 1)
     return merge_models(
         [Model.of(_open(source), undeclared=True) for source in sources],
         method=method,
@@ -229,18 +235,21 @@ def barrier(
         "none": (_runnable(source), _runnable(to))
     }
     own: dict[str, tuple[str, ...]] = {}
+    plains: dict[tuple[str, ...], str] = {}  # what the curve of a frame's plain models is called
+    inexact: dict[str, tuple[str, ...]] = {}
     for name, given in (alignments or {}).items():
         if isinstance(given, Alignment):
+            inexact[name] = given.variants
             pairs[name] = (given(_open(source)), given.in_frame(_open(to)) if given.frame else _runnable(to))
             if given.frame:
-                plain = f"none, {' '.join(given.frame)}"
+                plain = plains.setdefault(given.frame, f"none, frame of {name}" if plains else "none, same frame")
                 pairs[plain] = (given.in_frame(_open(source)), given.in_frame(_open(to)))
                 own[name] = (plain, "none")
         else:
             pairs[name] = (_runnable(given[0]), _runnable(given[1]))
     if baselines is None:
         baselines = {name: own.get(name, ("none",)) for name in pairs if name != "none"}
-    return path_barrier(pairs, loss, baselines=baselines, **options)
+    return path_barrier(pairs, loss, baselines=baselines, inexact=inexact, **options)
 
 
 def task(name: str | None, data: Any, model: Source, *, encoding: str = "utf-8", **options: Any) -> Task:

@@ -119,6 +119,67 @@ def test_live_modules_with_other_settings_or_parts_are_refused_unless_someone_bu
     assert ends(*dropped, nothing) == (0.0, 0.0)
 
 
+class Part(nn.Module):
+    """A linear map, of the same weights whatever else it has."""
+
+    def __init__(self, seed: int, mask: float = 1.0, **attributes: Any) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.linear = nn.Linear(2, 2)
+        self.register_buffer("mask", torch.tensor([mask, 1.0]), persistent=False)
+        for key, value in attributes.items():
+            setattr(self, key, value)
+
+
+def times(factor: float) -> Any:
+    return lambda x: factor * x
+
+
+OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "functions of C": ({"act": torch.relu}, {"act": torch.tanh}, r"Part\.act is .*tanh in one and .*relu in the other"),
+    "functions": ({"act": nn.functional.relu}, {"act": nn.functional.silu}, r"Part\.act is silu in one and relu"),
+    "code": ({"act": lambda x: x + 1}, {"act": lambda x: x + 2}, r"Part\.act is another"),
+    "closures": ({"act": times(1.0)}, {"act": times(2.0)}, r"Part\.act is another"),
+    "methods of C": ({"act": torch.Tensor.relu}, {"act": torch.Tensor.tanh}, r"Part\.act"),
+    "lists": ({"shifts": [1, 2]}, {"shifts": [1, 3]}, r"Part\.shifts is \[1, 3\] in one and \[1, 2\] in the other"),
+    "dictionaries": ({"how": {"a": [1]}}, {"how": {"a": [2]}}, r"Part\.how is \{'a': \[2\]\} in one"),
+    "buffers": ({"mask": 1.0}, {"mask": 0.0}, r"Part\.mask is another"),
+    "tensors": ({"t": torch.tensor(1)}, {"t": torch.tensor(2)}, r"Part\.t is another"),
+    "dtypes": ({"kind": torch.float32}, {"kind": torch.float16}, r"Part\.kind is torch\.float16 in one"),
+    "absent": ({}, {"act": torch.relu}, r"Part\.act is .*relu in one and absent in the other"),
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_live_modules_that_differ_beside_their_weights_are_refused(what: str) -> None:
+    ours, theirs, said = OTHERS[what]
+    with pytest.raises(IncompatibleError, match=said):
+        ends(Part(0, **ours), Part(1, **theirs), nothing)
+    assert ends(Part(0, **ours), Part(1, **ours), nothing) == (0.0, 0.0)
+
+
+def test_layers_of_torch_with_another_activation_are_refused() -> None:
+    layers = [nn.TransformerEncoderLayer(4, 2, 8, activation=act) for act in (torch.tanh, torch.sin, torch.tanh)]
+    with pytest.raises(IncompatibleError, match=r"TransformerEncoderLayer\.activation is .*sin in one and .*tanh"):
+        ends(layers[0], layers[1], nothing)
+    assert ends(layers[0], layers[2], nothing) == (0.0, 0.0)
+
+
+def test_what_does_not_decide_what_live_modules_compute_may_differ() -> None:
+    def part(seed: int, **attributes: Any) -> Any:
+        made: Any = Part(seed, **attributes)
+        made.again = [made.linear, made.linear.weight]  # weights, in a list
+        made.turn = lambda x: made.linear(x) + made.linear.bias  # and in a closure
+        made.own = made.forward
+        return made
+
+    one = part(0, scale=1, sizes=[1, 2], _cache=torch.zeros(2), dropout=0.1, pretrained_cfg={"tag": "a"})
+    other = part(1, scale=1.0, sizes=(1, 2), _cache=torch.ones(3), dropout=0.2, pretrained_cfg={"tag": "b"})
+    assert ends(one, other, nothing) == (0.0, 0.0)
+    half, single = Part(0).half(), Part(1)
+    assert ends(half, single, nothing) == (0.0, 0.0)
+
+
 def test_layers_that_the_module_has_not_are_refused_and_heads_of_other_tasks_are_not(tmp_path: Path) -> None:
     folder = bert(tmp_path / "deep", 0, num_hidden_layers=3)
     stored = dict(symfuse.open(folder))

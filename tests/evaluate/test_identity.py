@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import enum
+import gc
 import os
+import random
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from decimal import Decimal
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
-from symfuse.evaluate import Batch, Task, Totals
+from symfuse.errors import OutputError
+from symfuse.evaluate import Batch, Task, Totals, landscape
 from symfuse.evaluate.identity import identity
 
 
@@ -73,6 +82,36 @@ def linear(seed: int) -> nn.Module:
     return nn.Linear(2, 2)
 
 
+class Net(nn.Module):
+    """Of the same weights whatever else it has."""
+
+    def __init__(self, act: Any = torch.relu, mask: float = 1.0) -> None:
+        super().__init__()
+        self.act = act
+        self.register_buffer("mask", torch.tensor([mask]), persistent=False)
+
+
+class Inner:
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+
+class Slotted:
+    __slots__ = ("value",)
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+
+class Kind(enum.Enum):
+    ONE, TWO = 1, 2
+
+
+def loader(*numbers: int) -> DataLoader[Any]:
+    data = TensorDataset(torch.tensor(numbers))
+    return DataLoader(data, shuffle=True, generator=torch.Generator().manual_seed(0))
+
+
 OTHERS: dict[str, tuple[Any, Any]] = {
     "constants": (lambda _: 1.0, lambda _: 2.0),
     "code": (lambda m: 1.0 + m.x, lambda m: 1.0 - m.x),
@@ -96,6 +135,27 @@ OTHERS: dict[str, tuple[Any, Any]] = {
     "dtype": ({"w": torch.zeros(2)}, {"w": torch.zeros(2, dtype=torch.int32)}),
     "half precision": ({"w": torch.ones(2, dtype=torch.bfloat16)}, {"w": torch.zeros(2, dtype=torch.bfloat16)}),
     "names of weights": ({"w": torch.zeros(2)}, {"v": torch.zeros(2)}),
+    "numpy's numbers": (np.float32(1), np.float32(2)),
+    "numpy's integers": (weighted(np.int64(1)), weighted(np.int64(2))),
+    "numpy's objects": (np.array([1, "a"], dtype=object), np.array([1, "b"], dtype=object)),
+    "ranges": (weighted(range(3)), weighted(range(4))),
+    "paths": (weighted(Path("a")), weighted(Path("b"))),
+    "slices": (weighted(slice(1, 2)), weighted(slice(1, 3))),
+    "bytearrays": (bytearray(b"a"), bytearray(b"b")),
+    "dtypes": (weighted(torch.float32), weighted(torch.float64)),
+    "devices": (torch.device("cpu"), torch.device("meta")),
+    "decimals": (Decimal("0.1"), Decimal("0.2")),
+    "enums": (weighted(Kind.ONE), weighted(Kind.TWO)),
+    "partials of these": (partial(default, weight=np.float32(1)), partial(default, weight=np.float32(2))),
+    "loaders": (weighted(loader(1, 2, 3)), weighted(loader(1, 2, 4))),
+    "functions of C": (weighted(torch.relu), weighted(torch.tanh)),
+    "methods of C": (weighted(torch.Tensor.relu), weighted(torch.Tensor.tanh)),
+    "ufuncs": (weighted(np.exp), weighted(np.log)),
+    "attributes of modules": (weighted(Net(torch.relu)), weighted(Net(torch.tanh))),
+    "buffers of modules": (weighted(Net(mask=1.0)), weighted(Net(mask=2.0))),
+    "attributes of attributes": (Scaled(Inner(Inner(1))), Scaled(Inner(Inner(2)))),  # type: ignore[arg-type]
+    "slots": (weighted(Slotted(1)), weighted(Slotted(2))),
+    "random numbers": (weighted(random.Random(1)), weighted(random.Random(2))),
 }
 
 
@@ -123,16 +183,80 @@ def test_a_function_that_calls_itself_ends() -> None:
     assert identity(again) == identity(again)
 
 
+def test_objects_made_again_are_the_same_and_may_hold_themselves() -> None:
+    assert identity(weighted(loader(1, 2))) == identity(weighted(loader(1, 2)))
+    assert identity(weighted(Net())) == identity(weighted(Net()))
+    one, other, third = Inner(1), Inner(1), Inner(2)
+    for inner in (one, other, third):
+        inner.value = [inner.value, inner]
+    assert identity(one) == identity(other) != identity(third)
+    shared = [1.5]
+    assert identity([shared, shared]) == identity([[1.5], [1.5]])
+
+
+def test_what_does_not_say_what_it_is_of_is_refused_only_for_a_journal(tmp_path: Path) -> None:
+    for lost in (threading.Lock(), Inner([threading.Lock()]), sys.stderr):
+        with pytest.raises(OutputError, match=r"cannot tell this loss from another: a .* leave journal out"):
+            identity(weighted(lost))
+    nested: list[Any] = []
+    for _ in range(sys.getrecursionlimit()):
+        nested = [nested]
+    with pytest.raises(OutputError, match="nested too deeply"):
+        identity(nested)
+
+    lock = threading.Lock()
+
+    def loss(module: nn.Module) -> float:
+        with lock:
+            return next(module.parameters()).square().sum().item()
+
+    models = {str(seed): linear(seed) for seed in range(3)}
+    with pytest.raises(OutputError, match=r"a _thread\.lock in it"):
+        landscape(models, loss, steps=2, journal=tmp_path / "journal.jsonl")
+    assert not list(tmp_path.iterdir())
+    assert landscape(models, loss, steps=2).names == ("0", "1", "2")
+
+
+def test_weights_are_in_memory_one_at_a_time() -> None:
+    alive: weakref.WeakSet[Tensor] = weakref.WeakSet()
+    most = []
+
+    class Lazy(Mapping[str, Tensor]):
+        def __getitem__(self, name: str) -> Tensor:
+            gc.collect()
+            most.append(len(alive))
+            tensor = torch.zeros(3)
+            alive.add(tensor)
+            return tensor
+
+        def __iter__(self) -> Iterator[str]:
+            return iter("abcdef")
+
+        def __len__(self) -> int:
+            return 6
+
+    identity(Lazy())
+    assert len(most) == 6
+    assert max(most) <= 1
+
+
 def test_it_is_the_same_in_every_process() -> None:
     program = """
+from pathlib import Path
+import torch
+from torch import nn
 from symfuse.evaluate.identity import identity
 def loss(module, names=frozenset(["b", "a", "c"])):
     return {"x", "y", "z"} | names
 class Own:
     kinds = object()
+    inner = None
     def __init__(self): self.kind = object()
     def __call__(self, module): return module in {"p", "q", "r"}
-print(identity(loss), identity(Own()))
+own = Own()
+own.inner = [Own(), {"b": torch.relu, "a": {torch.float32, "x"}}, nn.TransformerEncoderLayer(2, 1, 2), Path("a"), own]
+for part in own.inner[2].parameters(): nn.init.ones_(part)
+print(identity(loss), identity(own))
 """
     said = {
         subprocess.run(

@@ -8,8 +8,9 @@ from itertools import pairwise
 import pytest
 import torch
 
+from symfuse import api
 from symfuse.alignment import Alignment, random_alignment
-from symfuse.groups import Monomial
+from symfuse.groups import Linear, Monomial, Orthogonal, Permutation, Similarity
 from symfuse.report.correspondence import Reordering, angles, bins, correspondence
 from symfuse.spec import Instance
 
@@ -66,6 +67,54 @@ def test_of_an_alignment(alignment: Alignment) -> None:
         tensors = planted.elements[Instance("v", (turn.layer,))].tensors()
         assert turn.degrees == pytest.approx(angles(tensors["matrix"][int(turn.at)]).item())
         assert turn.scale == pytest.approx(tensors["scale"][int(turn.at)].item())
+
+
+@pytest.mark.parametrize("group", ["invertible", "permutation"])
+def test_what_is_absent_is_at_rest_in_the_kind_of_its_axis(group: str) -> None:
+    from contract.tiny import MODELS
+
+    source, anchor = (MODELS["bert"](seed) for seed in (0, 1))
+    found = correspondence(api.match(source, anchor, axes="attention", groups={"attention": group}, layers="0"))
+    shown, other = (found.reorderings, found.turns) if group == "permutation" else (found.turns, found.reorderings)
+    assert set(shown) == {"qk", "v"}
+    assert not other
+    if group == "permutation":
+        for orders in found.reorderings.values():
+            moved = [(order.place.split(",")[0], order.moved > 0) for order in orders]
+            assert moved == [("layer 0", True)] * 4 + [("layer 1", False)] * 4
+    for turns in found.turns.values():
+        assert [turn.layer for turn in turns] == [0] * 4 + [1] * 4
+        assert all(turn.degrees > 1 and turn.condition > 1.01 for turn in turns[:4])
+        assert all((turn.degrees, turn.scale, turn.condition) == (0, 1, 1) for turn in turns[4:])
+
+
+def test_of_an_invertible_map_the_rotation_is_its_polar_factor(alignment: Alignment) -> None:
+    spec, rng = alignment.spec, torch.Generator().manual_seed(0)
+    size, batch = spec.axes["v"].size, spec.batch("v")
+    turned = Orthogonal().random(size, batch, rng).matrix
+    stretch = torch.diag(torch.linspace(1, 3, size, dtype=torch.float64))
+    basis = Orthogonal().random(size, (), rng).matrix
+    symmetric = basis @ stretch @ basis.mT
+    element = Linear(turned @ symmetric, torch.linalg.inv(turned @ symmetric))
+    orders = Permutation().random(size, batch, rng)
+    elements = {Instance("v", (0,)): element, Instance("v", (1,)): orders}  # of two kinds: all as turns
+    found = correspondence(replace(alignment, elements=elements))
+    assert not found.reorderings
+    turns = found.turns["v"]
+    assert [turn.degrees for turn in turns[:4]] == pytest.approx(angles(turned).tolist())
+    assert [turn.condition for turn in turns[:4]] == pytest.approx([3.0] * 4)
+    mean = float(torch.linspace(1, 3, size, dtype=torch.float64).log().mean().exp())
+    assert [turn.scale for turn in turns[:4]] == pytest.approx([mean] * 4)
+    assert [turn.degrees for turn in turns[4:]] == pytest.approx(angles(orders.to_dense()).tolist())
+    similar = Similarity(turned, torch.full(batch, 2.0, dtype=torch.float64))
+    (one, other) = (
+        correspondence(replace(alignment, elements={Instance("v", (0,)): g})).turns["v"]
+        for g in (similar, Linear(similar.to_dense(), similar.inverse().to_dense()))
+    )
+    for a, b in zip(one, other, strict=True):  # the same map in two forms
+        assert (a.degrees, a.scale, a.condition) == pytest.approx((b.degrees, b.scale, b.condition))
+        assert a.is_similarity
+        assert b.is_similarity
 
 
 def test_names_come_from_the_provenance(alignment: Alignment) -> None:

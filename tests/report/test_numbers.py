@@ -14,9 +14,11 @@ import torch
 
 from contract.tiny import MODELS
 from report.reading import Read, Reader, broken
+from symfuse import api
 from symfuse.alignment import random_alignment
 from symfuse.architectures import Model
 from symfuse.canonical import canonical
+from symfuse.errors import CheckpointError
 from symfuse.evaluate.distance import Distance, Gap, Piece
 from symfuse.matching.chosen import ROTATABLE
 from symfuse.report import distances
@@ -174,6 +176,30 @@ def test_where_the_loss_is_highest_over_the_mean(tmp_path: Path, barrier: dict[s
     assert table.column("λ of this maximum") == [0.375, "–"]
     head = table.head
     assert head.index("λ of this maximum") == head.index("over the mean") + 1 == head.index("λ of the maximum") + 2
+
+
+def test_a_maximum_that_is_only_rounding_has_no_place_and_is_not_the_best(
+    tmp_path: Path, barrier: dict[str, Any]
+) -> None:
+    run = copy.deepcopy(barrier)
+    third = copy.deepcopy(run["curves"][1]) | {"name": "third"}
+    run["curves"].append(third)
+    for curve, height in zip(run["curves"], (3e-8, 2e-8, 0.5), strict=True):
+        heights = {"barrier": height, "barrier over mean": height, "at": 0.8, "at over mean": 0.7}
+        curve |= heights | {"rounding": 1e-7}
+    found = shown(tmp_path, run)
+    table = barriers(found)
+    assert table.column("λ of the maximum") == ["–", "–", 0.8]
+    assert table.column("λ of this maximum") == ["–", "–", 0.7]
+    assert table.best == {(row, title) for row in (0, 1) for title in ("barrier", "over the mean")}
+    said = " ".join(found.texts)
+    assert said.count("at λ = 0.8") == 1
+    assert "third 0.5000 nats at λ = 0.8" in said
+    for curve in run["curves"]:  # as in older runs
+        del curve["rounding"]
+    table = barriers(shown(tmp_path, run))
+    assert table.column("λ of the maximum") == [0.8] * 3
+    assert table.best == {(1, "barrier"), (1, "over the mean")}
 
 
 def test_curves(tmp_path: Path, barrier: dict[str, Any]) -> None:
@@ -339,6 +365,53 @@ def test_what_is_said_of_a_proof(verified: Any, text: str, alerts: int, tmp_path
     assert any(text in one for one in found.texts)
 
 
+@pytest.mark.parametrize(
+    ("verified", "text"),
+    [
+        (None, "By how much its outputs differ was not checked."),
+        ({"errors": {"x": 0.2}, "equal": False, "tolerance": 1e-12}, "and they differ by 2·10⁻¹"),
+        ({"errors": {"x": 0.0}, "equal": True}, "and they differ by 0"),
+    ],
+)
+def test_an_inexact_alignment_is_an_alert_that_names_its_variants(
+    verified: Any, text: str, tmp_path: Path, documents: Documents
+) -> None:
+    run = documents["alignment"] | {"inexact": ["heads-ignored", "separate-qk"], "verified": verified}
+    for document in (run, documents["merge"] | {"alignments": [run]}):
+        found = shown(tmp_path, document)
+        assert len(found.alerts) == 2
+        assert found.texts[0] == found.alerts[0] == found.alerts[1]
+        assert "moved under heads-ignored and separate-qk, which is inexact" in found.alerts[0]
+        assert text in found.alerts[0]
+        assert not any("stay" in one for one in found.texts)
+
+
+def test_a_path_under_an_inexact_alignment_is_marked(tmp_path: Path) -> None:
+    source, anchor = (MODELS["bert"](seed) for seed in (0, 1))
+    inexact = api.match(source, anchor, axes="attention", variants=("heads-ignored",))
+    exact = api.match(source, anchor, axes="ffn")
+    curves = api.barrier(source, anchor, lambda _: 0.0, {"mixed": inexact, "ffn": exact}, points=3).to_json()
+    assert [curve.get("inexact") for curve in curves["curves"]] == [None, ["heads-ignored"], None]
+    found = shown(tmp_path, curves)
+    assert found.texts[0] == found.alerts[0] == found.alerts[1]
+    assert len(found.alerts) == 2
+    assert found.alerts[0].startswith("INEXACT: on the path mixed the end at λ = 1 is not ")
+    assert "moved under heads-ignored" in found.alerts[0]
+    inexact.save(tmp_path / "alignment.safetensors")
+    (alert,) = Reader(page([tmp_path / "alignment.safetensors"])).alerts
+    assert alert.startswith("INEXACT: ")
+    assert alert.endswith(" was made under heads-ignored.")
+
+
+@pytest.mark.parametrize("inexact", ["heads-ignored", [1]])
+def test_variants_are_a_list_of_names(inexact: Any, tmp_path: Path, documents: Documents) -> None:
+    for document in (documents["alignment"] | {"inexact": inexact}, copy.deepcopy(documents["barrier"])):
+        if document["kind"] == "barrier":
+            document["curves"][0]["inexact"] = inexact
+        with pytest.raises(CheckpointError, match="'inexact'"):
+            shown(tmp_path, document)
+
+
 # -- correspondences -------------------------------------------------------------------------------
 
 
@@ -378,6 +451,29 @@ def test_what_is_turned_and_what_is_moved(tmp_path: Path) -> None:
     assert f"of {heads * layers} heads have another place" in said
     table = found.table("Rotation of each head (v)")
     assert table.head == ["layer", "head", "degrees", "scale"]
+
+
+@pytest.mark.parametrize("layers", [None, "0"])
+def test_maps_that_stretch_say_so(layers: str | None, tmp_path: Path) -> None:
+    source, anchor = (MODELS["bert"](seed) for seed in (0, 1))
+    found = api.match(source, anchor, axes="attention", groups={"attention": "invertible"}, layers=layers)
+    found.save(tmp_path / "alignment.safetensors")
+    read = Reader(page([tmp_path]))
+    for axis in ("qk", "v"):
+        turns = correspondence(found).turns[axis]
+        assert len(turns) == 8
+        worst = max(turn.condition for turn in turns)
+        (said,) = (text for text in read.texts if text.startswith(f"{axis}: "))
+        assert said.startswith(f"{axis}: 8 heads turned by ")
+        assert said.endswith(
+            f" {max(t.degrees for t in turns):.2f}, and stretched: condition number {worst:.4g} at most."
+        )
+        table = read.table(f"Rotation of each head ({axis})")
+        assert table.column("degrees") == [turn.degrees for turn in turns]
+        assert table.column("condition number") == [turn.condition for turn in turns]
+        tips = turn_chart(turns)["encoding"]["tooltip"]
+        assert [tip["title"] for tip in tips if tip["field"] == "cond"] == ["condition number"]
+    assert "the rotation is its polar factor" in " ".join(read.texts)
 
 
 def test_what_is_no_head_and_no_neuron_is_a_unit(tmp_path: Path) -> None:

@@ -45,12 +45,14 @@ class Point:
 
 @dataclass(frozen=True)
 class Curve:
-    """Scores along one path, by rising λ; distance: Euclidean, between its ends; dtype: what they were computed in."""
+    """Scores along one path, by rising λ; distance: Euclidean, between its ends; dtype: what they were computed in.
+    inexact: the variants under which A was moved, if it is another function at this end (symfuse.alignment)."""
 
     name: str
     points: tuple[Point, ...]
     distance: float
     dtype: torch.dtype = torch.float32
+    inexact: tuple[str, ...] = ()
 
     @property
     def ends(self) -> tuple[float, float]:
@@ -100,6 +102,7 @@ class Curve:
             "at": self.peak.at,
             "at over mean": self.peak_over_mean.at,
             "rounding": self.rounding,
+            **({"inexact": list(self.inexact)} if self.inexact else {}),
         }
 
 
@@ -147,6 +150,7 @@ def barrier(
     build: Build | None = None,
     dtype: torch.dtype = torch.float32,
     renew: Sequence[Batch] | None = None,
+    inexact: Mapping[str, tuple[str, ...]] | None = None,
     progress: Callable[[str, Point, int], None] | None = None,
 ) -> Barrier:
     """The loss along the path of each pair (A, B), named; all on the same batches, endpoints measured.
@@ -157,8 +161,8 @@ def barrier(
     models that `transformers` does not have. progress: called with the curve, the point that is done, and the number
     of all points: the most that may be needed, which falls to the number of calls by the last of them. renew: batches
     of module inputs from which the running statistics of batch normalisation are taken anew at the inner points; by
-    default they are interpolated like weights, and the ends always keep their own. One module is in memory; A and B are
-    read from their files at each point.
+    default they are interpolated like weights, and the ends always keep their own. inexact: by pair, as in `Curve`. One
+    module is in memory; A and B are read from their files at each point.
     """
     if points < 3 or refine < 0:
         raise OptionError(
@@ -176,7 +180,8 @@ def barrier(
             space = open_space([b, a], [name_of(b), name_of(a)], loss, Path(scratch), build, dtype)
             report = None if progress is None else _reporter(progress, name, others)
             found = _path(space, loss, points, refine, renew, report)
-            curves[name] = Curve(name, tuple(found), space.gram().item() ** 0.5, dtype)
+            variants = (inexact or {}).get(name, ())
+            curves[name] = Curve(name, tuple(found), space.gram().item() ** 0.5, dtype, variants)
     first, last = names or tuple(map(name_of, next(iter(pairs.values()))))
     return Barrier(first, last, describe(loss), curves, baselines, renewed=0 if renew is None else len(renew))
 

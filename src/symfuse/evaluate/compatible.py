@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
+import reprlib
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from symfuse.architectures.config import differences
 from symfuse.errors import IncompatibleError
+from symfuse.evaluate.identity import attributes, setting
 from symfuse.io import Checkpoint
 from symfuse.io.live import module_config
 from symfuse.io.messages import some
+
+_ABSENT = ("", "absent")
 
 
 def require_one_function(
@@ -48,12 +51,13 @@ def require_one_function(
     for name, module in live[1:] if bare else ():
         first_name, first_module = live[0]
         ours, theirs = _settings(first_module), _settings(module)
-        if wrong := [key for key in ours | theirs if ours.get(key) != theirs.get(key)]:
+        if wrong := [key for key in ours | theirs if ours.get(key, _ABSENT)[0] != theirs.get(key, _ABSENT)[0]]:
             key = wrong[0]
+            here, there = ours.get(key, _ABSENT)[1], theirs.get(key, _ABSENT)[1]
+            said = "is another" if here == there else f"is {here} in one and {there} in the other"
             raise IncompatibleError(
-                f"{first_name} and {name}: {key} is {ours.get(key, 'absent')} in one and {theirs.get(key, 'absent')} "
-                "in the other, so that no one module is both; a path leads between models that differ in their "
-                "weights alone (give `build`, which makes the module, if this does not matter)"
+                f"{first_name} and {name}: {key} {said}, so that no one module is both; a path leads between models "
+                "that differ in their weights alone (give `build`, which makes the module, if this does not matter)"
             )
 
 
@@ -103,20 +107,27 @@ def _with_config(source: Checkpoint | nn.Module, name: str) -> Checkpoint | None
     return None if config is None or "model_type" not in config else Checkpoint({}, config, name=name)
 
 
-def _settings(module: nn.Module) -> dict[str, Any]:
-    """What a module is beside its weights, by path: the class of each part, how it writes itself, its plain attributes,
-    and the weights' shapes. Dropout does nothing in evaluation."""
-    found: dict[str, Any] = {}
+def _settings(module: nn.Module) -> dict[str, tuple[str, str]]:
+    """What a module is beside its weights, by path, to compare and in words: the class of each part, how it writes
+    itself, and its public attributes. Dropout does nothing in evaluation, nor does where weights come from (timm's
+    `pretrained_cfg`)."""
+    found: dict[str, tuple[str, str]] = {}
     for path, part in module.named_modules():
         if isinstance(part, nn.modules.dropout._DropoutNd):
             continue
         at = f"{path or type(module).__name__}"
-        found[at] = f"{type(part).__name__}({part.extra_repr()})"
-        for key, value in vars(part).items():
-            plain = isinstance(value, bool | int | float | str | None | tuple)
-            if plain and not key.startswith("_") and key != "training" and "dropout" not in key:
-                found[f"{at}.{key}"] = value
+        written = f"{type(part).__name__}({part.extra_repr()})"
+        found[at] = written, written
+        for key, value in attributes(part).items():
+            if "dropout" not in key and not key.endswith("_cfg"):
+                found[f"{at}.{key}"] = setting(value), _in_words(value)
     return found
+
+
+def _in_words(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return getattr(value, "__qualname__", None) or reprlib.repr(value)
 
 
 def _any_layer(name: str) -> str:

@@ -86,7 +86,8 @@ class _Digests:
         parts = (part if isinstance(part, memoryview) else self.of(part) for part in self._parts(value))
         digest = self._joined(value, parts)
         self.open.pop()
-        self.done[id(value)] = value, digest
+        if not isinstance(value, Tensor | np.ndarray):  # of which memory may hold one at a time only
+            self.done[id(value)] = value, digest
         return digest
 
     def _joined(self, value: object, parts: Any) -> bytes:
@@ -109,7 +110,7 @@ class _Digests:
             return value
         return int(value) if float(value).is_integer() else value
 
-    def _parts(self, value: Any) -> Iterator[object]:  # noqa: C901
+    def _parts(self, value: Any) -> Iterator[object]:
         """memoryviews are bytes; all else is looked into."""
         match value:
             case Tensor():

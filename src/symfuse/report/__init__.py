@@ -6,10 +6,15 @@ from symfuse.report.page import write_page
 from symfuse.report.run import (
     alignment_run,
     distances,
+    frame_run,
+    frame_text,
     inspection,
     model_card,
     text_inputs,
     tokenizer_notes,
 )
 
-__all__ = ["alignment_run", "distances", "inspection", "model_card", "text_inputs", "tokenizer_notes", "write_page"]
+__all__ = [
+    "alignment_run", "distances", "frame_run", "frame_text", "inspection", "model_card", "text_inputs",
+    "tokenizer_notes", "write_page",
+]  # fmt: skip

@@ -86,6 +86,27 @@ def distance_bars(rows: Sequence[Run], key: str) -> Spec:
     )
 
 
+def descent_chart(descents: Mapping[str, Sequence[float]]) -> Spec:
+    """The squared distance after each sweep, from each start."""
+    values = [
+        {"start": start, "sweep": sweep, "distance": distance}
+        for start, curve in descents.items()
+        for sweep, distance in enumerate(curve)
+    ]
+    colour = {"field": "start", "type": "nominal", "sort": None, "scale": {"domain": list(descents)}, "legend": _LEGEND}
+    return spec_of(
+        values,
+        height=220,
+        mark={"type": "line", "point": True},
+        encoding={
+            "x": {"field": "sweep", "type": "quantitative", "axis": {"tickMinStep": 1, "format": "d"}},
+            "y": {"field": "distance", "type": "quantitative", "title": "squared distance", "scale": {"zero": False}},
+            "color": colour,
+            "tooltip": [{"field": "start"}, {"field": "sweep"}, {"field": "distance", "format": ".5g"}],
+        },
+    )
+
+
 def share_map(rows: Sequence[Run]) -> Spec:
     """What share of the squared distance is left, layer by axis."""
     keys = ("axis", "before", "after", "share")
@@ -237,7 +258,11 @@ def reordering_chart(reorderings: Sequence[Reordering]) -> Spec:
 
 def turn_chart(turns: Sequence[Turn]) -> Spec:
     """The mean rotation angle of everything that is turned, such as heads: layer by number."""
-    values = [{"layer": layer_name(t.layer), "at": t.at or "0", "degrees": t.degrees, "scale": t.scale} for t in turns]
+    values = [
+        {"layer": layer_name(t.layer), "at": t.at or "0", "degrees": t.degrees, "scale": t.scale, "cond": t.condition}
+        for t in turns
+    ]
+    condition = {"field": "cond", "title": "condition number", "format": ".4g"}
     axis = {"labelAngle": 0, "domain": False, "ticks": False}
     return spec_of(
         values,
@@ -252,6 +277,7 @@ def turn_chart(turns: Sequence[Turn]) -> Spec:
                 {"field": "at", "title": turns[0].noun},
                 {"field": "degrees", "title": "mean angle (degrees)", "format": ".2f"},
                 {"field": "scale", "format": ".4g"},
+                *([] if all(turn.is_similarity for turn in turns) else [condition]),
             ],
         },
     )

@@ -23,12 +23,13 @@ _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 @dataclass(frozen=True)
 class Table:
     """columns: by title how its numbers are written (a format, or "" for text). best: of a column, "min" or "max": its
-    best number stands out."""
+    best number stands out. zero: by row, the numbers up to which one counts as 0 when the best is sought."""
 
     title: str
     columns: Mapping[str, str]
     rows: Sequence[Sequence[Cell]]
     best: Mapping[str, str] = field(default_factory=dict)
+    zero: Sequence[float] = ()
 
     def written(self, row: Sequence[Cell]) -> list[str]:
         return [write(cell, form) for cell, form in zip(row, self.columns.values(), strict=True)]
@@ -36,8 +37,13 @@ class Table:
     def winners(self) -> set[tuple[int, int]]:
         """(row, column) of the best numbers; none where all are equal."""
         found = set()
+        zero = self.zero or [0.0] * len(self.rows)
         for number, title in enumerate(self.columns):
-            values = [row[number] for row in self.rows]
+            cells = [row[number] for row in self.rows]
+            values = [
+                0.0 if isinstance(cell, int | float) and abs(cell) <= least else cell
+                for cell, least in zip(cells, zero, strict=True)
+            ]
             numbers = [v for v in values if isinstance(v, int | float) and math.isfinite(v)]
             if title in self.best and len(set(numbers)) > 1:
                 top = (min if self.best[title] == "min" else max)(numbers)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from symfuse.alignment import Alignment
-from symfuse.groups import Monomial, Similarity
+from symfuse.groups import Element, Monomial, Orthogonal, Permutation, Similarity
+from symfuse.groups.orthogonal import polar
 from symfuse.report.content import unit_of
 from symfuse.spec import Instance, Spec
 
@@ -45,9 +46,10 @@ class Reordering:
 
 @dataclass(frozen=True)
 class Turn:
-    """One rotation, of a head or another space: the mean absolute angle of its eigenvalues in degrees, 0 (the identity)
-    to 180; and its scale. noun: what is turned. layer: -1 if it is in none; at: its number there, or numbers; empty if
-    it is the only one."""
+    """One map of a head or another space. degrees: of its rotation (its polar factor) the mean absolute angle of the
+    eigenvalues, 0 (the identity) to 180. scale, condition: the geometric mean of its singular values, and the largest
+    over the smallest: 1 of rotations. noun: what is turned. layer: -1 if it is in none; at: its number there, or
+    numbers; empty if it is the only one."""
 
     axis: str
     noun: str
@@ -55,16 +57,25 @@ class Turn:
     at: str
     degrees: float
     scale: float
+    condition: float = 1.0
+
+    @property
+    def is_similarity(self) -> bool:
+        """But for rounding; else it also stretches some directions more than others."""
+        return self.condition < 1 + 1e-4
 
 
 @dataclass(frozen=True)
 class Correspondence:
-    """Of one alignment, by axis: every instance of an axis that has an element at all; what is absent is at rest."""
+    """Of one alignment, by axis: every instance of an axis that has an element at all; what is absent is at rest. An
+    axis of which all elements are permutations, perhaps with scales, is reordered; any other is turned. variants: those
+    under which it is inexact."""
 
     source: str
     anchor: str
     reorderings: Mapping[str, tuple[Reordering, ...]]
     turns: Mapping[str, tuple[Turn, ...]]
+    variants: tuple[str, ...] = ()
 
 
 def correspondence(alignment: Alignment, name: str = "") -> Correspondence:
@@ -72,23 +83,25 @@ def correspondence(alignment: Alignment, name: str = "") -> Correspondence:
     spec = alignment.spec
     reorderings: dict[str, list[Reordering]] = {}
     turns: dict[str, list[Turn]] = {}
-    kinds = {instance.axis: type(element) for instance, element in alignment.elements.items()}
-    for instance in sorted(i for i in spec.movable if i.axis in kinds):
+    moved = {instance.axis for instance in alignment.elements}
+    turned = {i.axis for i, element in alignment.elements.items() if not isinstance(element, Monomial)}
+    for instance in sorted(i for i in spec.movable if i.axis in moved):
+        size, batch = spec.axes[instance.axis].size, spec.batch(instance.axis)
         element = alignment.elements.get(instance)
-        if element is None:
-            axis = spec.axes[instance.axis]
-            assert axis.group is not None
-            element = axis.group.usual().identity(axis.size, spec.batch(instance.axis))
-        if isinstance(element, Monomial):
-            reorderings.setdefault(instance.axis, []).extend(_reorderings(spec, instance, element))
-        elif isinstance(element, Similarity):
-            turns.setdefault(instance.axis, []).extend(_turns(spec, instance, element))
+        if instance.axis in turned:
+            turn = element or Orthogonal().identity(size, batch)
+            turns.setdefault(instance.axis, []).extend(_turns(spec, instance, turn))
+        else:
+            order = element or Permutation().identity(size, batch)
+            assert isinstance(order, Monomial)
+            reorderings.setdefault(instance.axis, []).extend(_reorderings(spec, instance, order))
     names = [_name(alignment, role, name) for role in ("source", "anchor")]
     return Correspondence(
         names[0],
         names[1],
         {axis: tuple(found) for axis, found in reorderings.items()},
         {axis: tuple(found) for axis, found in turns.items()},
+        alignment.variants,
     )
 
 
@@ -117,13 +130,17 @@ def _reorderings(spec: Spec, instance: Instance, element: Monomial) -> list[Reor
     return found
 
 
-def _turns(spec: Spec, instance: Instance, element: Similarity) -> list[Turn]:
-    degrees = angles(element.matrix)
-    scale = torch.ones(element.batch) if element.scale is None else element.scale
+def _turns(spec: Spec, instance: Instance, element: Element) -> list[Turn]:
+    if isinstance(element, Similarity):
+        rotation, scale = element.matrix, torch.ones(element.batch) if element.scale is None else element.scale
+    else:
+        matrix = element.to_dense()
+        rotation, scale = polar(matrix), torch.linalg.slogdet(matrix).logabsdet.div(element.size).exp()
+    values = torch.stack([angles(rotation), scale.double(), element.condition().double()], -1)
     layer, within = _layer(spec, instance), (*spec.batch_axes(instance.axis), instance.axis)
     noun = "stream" if instance.axis == "residual" else unit_of(within[0])
     return [
-        Turn(instance.axis, noun, layer, ".".join(map(str, at)), degrees[at].item(), scale[at].item())
+        Turn(instance.axis, noun, layer, ".".join(map(str, at)), *values[at].tolist())
         for at in product(*map(range, element.batch))
     ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from symfuse.report import charts
 from symfuse.report.collect import Document
-from symfuse.report.content import SHARE, Cell, Chart, Part, Table, listed, metric_titles, short, write
+from symfuse.report.content import SHARE, Alert, Cell, Chart, Part, Table, listed, metric_titles, short, write
 from symfuse.report.landscape import KEYS, landscape_chart, losses
 from symfuse.report.origins import names, pair, task
 
@@ -18,10 +18,31 @@ def barriers_text(run: Document) -> str:
     )
 
 
+def inexact_curves(run: Document) -> list[Alert]:
+    """Of each curve whose λ = 1 end is another function than A."""
+    source, _ = names(run)
+    return [
+        Alert(
+            f"INEXACT: on the path {curve['name']} the end at λ = 1 is not {source}: it was moved under "
+            f"{listed(curve['inexact'])}, and computes something else."
+        )
+        for curve in run["curves"]
+        if curve.get("inexact")
+    ]
+
+
+def _place(curve: Document, height: str, at: str) -> float | None:
+    """The λ of a maximum; None if it is not told from none by more than the rounding of the losses (which older runs do
+    not have)."""
+    place: float | None = curve.get(at)
+    return place if curve[height] > (curve.get("rounding") or 0.0) else None
+
+
 def _barrier_text(run: Document) -> str:
     said = []
     for curve in run["curves"]:
-        at = f" at λ = {curve['at']:.4g}" if curve["barrier"] else ""
+        place = _place(curve, "barrier", "at")
+        at = "" if place is None else f" at λ = {place:.4g}"
         left = [f"{write(v, SHARE)} of {base}" for base, v in curve["left of"].items() if v is not None]
         said.append(f"{curve['name']} {curve['barrier']:.4f} nats{at}" + (f" ({listed(left)})" if left else ""))
     return f"The loss barrier between {' and '.join(names(run))} ({task(run)}): {'; '.join(said)}."
@@ -40,6 +61,7 @@ def barrier_parts(run: Document) -> list[Part]:
         ],
     )
     parts: list[Part] = [
+        *inexact_curves(run),
         f"The models on the straight path are λ·A + (1 − λ)·B: λ = 0 is B, {anchor}; λ = 1 is A, "
         f"{source}. The barrier is the most that the loss rises above the chord between the endpoints (dashed); "
         "“over the mean” takes their mean instead.",
@@ -63,12 +85,13 @@ def _barriers(run: Document) -> Table:
     rows: list[list[Cell]] = [
         [
             c["name"], c["distance"], c["points"][0]["loss"], c["points"][-1]["loss"], c["barrier"],
-            c["at"] if c["barrier"] else None, c["barrier over mean"], c.get("at over mean"),
+            _place(c, "barrier", "at"), c["barrier over mean"], _place(c, "barrier over mean", "at over mean"),
             *(c["left of"].get(base) for base in bases),
         ]
         for c in curves
     ]  # fmt: skip
-    return Table(pair(run), columns, rows, {"barrier": "min", "over the mean": "min"})
+    zero = [c.get("rounding") or 0.0 for c in curves]
+    return Table(pair(run), columns, rows, {"barrier": "min", "over the mean": "min"}, zero)
 
 
 def _metric_text(run: Document, metric: str, title: str) -> str:

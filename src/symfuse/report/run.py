@@ -15,12 +15,13 @@ from torch import Tensor
 
 from symfuse import __version__, api
 from symfuse.alignment import Alignment
+from symfuse.architectures import Model
 from symfuse.errors import CheckpointError, SymfuseError
 from symfuse.evaluate import Distance
 from symfuse.io import Checkpoint
 from symfuse.io.companions import companions, is_of_tokenizer
 from symfuse.io.messages import first_line
-from symfuse.matching import MATCHABLE
+from symfuse.matching import MATCHABLE, usual
 from symfuse.spec import Spec
 from symfuse.vocabulary import compare
 
@@ -31,6 +32,14 @@ _WHY = {
     "invertible": "linear on both sides: a map and its inverse cancel; usually matched by rotation and scale",
 }
 
+_REWRITTEN = {
+    "untie": "head untied",
+    "fold_norms": "norms folded",
+    "centre": "writers centred",
+    "drop_gauges": "gauges dropped",
+    "balance": "heads balanced",
+}
+
 
 def inspection(checkpoint: Checkpoint) -> dict[str, Any]:
     """What symfuse knows of a model, from its headers and config alone."""
@@ -39,6 +48,7 @@ def inspection(checkpoint: Checkpoint) -> dict[str, Any]:
     dtypes = Counter(str(info.dtype).removeprefix("torch.") for info in infos)
     notes = list(checkpoint.notes)
     notes += [f"{alias} is tied to {name}" for alias, name in spec.tied.items()]
+    notes += _rotatable(checkpoint)
     notes += _inexact(checkpoint)
     if spec.buffers:
         notes.append(f"derived buffers are left out: {', '.join(sorted(spec.buffers))}")
@@ -52,6 +62,17 @@ def inspection(checkpoint: Checkpoint) -> dict[str, Any]:
         "axes": _axes(spec),
         "notes": notes,
     }
+
+
+def _rotatable(checkpoint: Checkpoint) -> list[str]:
+    """What may become of the residual stream of a pre-norm model."""
+    model = Model.of(checkpoint)
+    if not model.spec.reads:
+        return []
+    _, frame, why = usual([model], ("residual",))
+    words = ", ".join(_REWRITTEN[name] for name in frame)
+    may = f"may be rotated in a frame ({words})" if frame else f"may not be rotated: {why['not rotated']}"
+    return [f"residual: {may}"]
 
 
 def _inexact(checkpoint: Checkpoint) -> list[str]:
@@ -176,22 +197,37 @@ def alignment_run(
     }
 
 
+def frame_run(source: Checkpoint, frame: Sequence[str]) -> dict[str, Any]:
+    """What became of an anchor that was written in the frame of an alignment."""
+    return {"kind": "frame", "symfuse": __version__, "source": source.lineage(), "frame": list(frame)}
+
+
+def frame_text(frame: Sequence[str]) -> str:
+    """A frame in words."""
+    plain = ", ".join(_REWRITTEN[name] for name in frame)
+    return f"the frame {', '.join(frame)} ({plain})" if frame else "the frame in which it was"
+
+
 def model_card(run: Mapping[str, Any]) -> str:
     """README.md of an output folder, with the hub's metadata block, the recipe and the lineage."""
-    lineage = run["inputs"] if "inputs" in run else [run["source"], run["anchor"]]
+    lineage = run["inputs"] if "inputs" in run else [run[role] for role in ("source", "anchor") if role in run]
     names = [str(one["name"]) for one in lineage]
     relation = ["base_model_relation: merge"] if "method" in run else []
     lines = ["---", "library_name: transformers", "tags:", "- symfuse", "- merge", "base_model:"]
     lines += [f"- {json.dumps(name, ensure_ascii=False)}" for name in dict.fromkeys(names)] + [*relation, "---", ""]
     if "method" in run:
         lines += [f"A {run['method']} merge made with symfuse {__version__}.", ""]
-        lines += [f"Aligned to `{run['anchor']}` first." if run["anchor"] else "Not aligned before the merge."]
+        first = f"Aligned to `{run['anchor']}` first{_aligned_text(run['align'])}." if run["align"] else ""
+        lines += [first or "Not aligned before the merge."]
+    elif run["kind"] == "frame":
+        lines += [f"`{names[0]}` in {frame_text(run['frame'])}: the same function, to be merged with models in it."]
     elif "inexact" in run:
         under = ", ".join(run["inexact"])
         lines += [f"inexact: {under}. `{names[0]}` moved onto `{names[1]}` in a way that does not keep its function."]
     else:
-        lines += [f"`{names[0]}` moved onto `{names[1]}` by its symmetries."]
-    proofs = [one["verified"] for one in run.get("alignments", [run])]
+        moved = _aligned_text({"axes": run["options"]["axes"], "frame": run["frame"]})
+        lines += [f"`{names[0]}` moved onto `{names[1]}` by its symmetries{moved}."]
+    proofs = [one["verified"] for one in run.get("alignments", [run]) if "verified" in one]
     if proofs and all(proofs):
         worst = max(error for proof in proofs for error in proof["errors"].values())
         proved = f"That moving changed no output is proved to {worst:.0e}, before rounding ({proofs[0]['inputs']})."
@@ -208,6 +244,11 @@ def model_card(run: Mapping[str, Any]) -> str:
         lines += ["```yaml", run["recipe"].rstrip(), "```", ""]
     lines += ["The whole run as data: `symfuse.json`.", ""]
     return "\n".join(lines)
+
+
+def _aligned_text(align: Mapping[str, Any]) -> str:
+    frame = f"; in {frame_text(align['frame'])}" if align["frame"] else ""
+    return f": axes {', '.join(align['axes'])}{frame}"
 
 
 def tokenizer_notes(checkpoints: Sequence[Checkpoint], base: int) -> list[str]:

@@ -26,7 +26,7 @@ from symfuse.report.content import (
 )
 from symfuse.report.correspondence import Correspondence, Turn, correspondence
 from symfuse.report.origins import cost, evaluation, names, origins, pair, task
-from symfuse.report.paths import barrier_parts, barriers_text, landscape_parts, landscape_text
+from symfuse.report.paths import barrier_parts, barriers_text, inexact_curves, landscape_parts, landscape_text
 
 
 def sections(found: Collected) -> list[Section]:
@@ -48,10 +48,11 @@ def sections(found: Collected) -> list[Section]:
 
 
 def _done(found: Collected) -> Section:
-    """A sentence for each run; before them all, which of the alignments are not exact."""
+    """A sentence for each run; before them all, which of the alignments and of the paths are not exact."""
     documents = found.documents
     said: list[Part] = [
         *(Alert(_proof(run)) for run in found.alignments if not _is_equal(run)),
+        *(alert for run in documents["barrier"] for alert in inexact_curves(run)),
         *map(_merge_text, documents["merge"]),
         *map(_alignment_text, found.alignments),
         *map(barriers_text, documents["barrier"]),
@@ -82,6 +83,8 @@ def _verified(run: Document) -> Document:
 
 def _is_equal(run: Document) -> bool:
     """Whether nothing is known against it."""
+    if run.get("inexact"):
+        return False
     verified = _verified(run)
     equal = verified.get("equal")
     return all(map(math.isfinite, verified["errors"].values())) if equal is None else bool(equal)
@@ -92,12 +95,17 @@ def _proof(run: Document) -> str:
     errors = [math.inf if math.isnan(error) else error for error in verified["errors"].values()]
     source, anchor = names(run)
     if not _is_equal(run):
+        variants = run.get("inexact")
+        under = f" It was moved under {listed(variants)}, which is inexact." if variants else ""
         allowed = verified.get("tolerance")
         found = f"they differ by {tiny(max(errors))}" if errors else "by how much is not said"
         more = "" if allowed is None else f", where {tiny(allowed)} is allowed"
+        compared = f"Its outputs were compared{_conditions(run)}, and {found}{more}."
+        if variants and not errors:
+            compared = "By how much its outputs differ was not checked."
         return (
-            f"NOT EQUAL: {source}, moved to {anchor}, no longer computes what it did. Its outputs were compared"
-            f"{_conditions(run)}, and {found}{more}. This alignment is not exact, and nor is what was made with it."
+            f"NOT EQUAL: {source}, moved to {anchor}, no longer computes what it did.{under} {compared} This alignment "
+            "is not exact, and nor is what was made with it."
         )
     if not errors:
         return "That the function stayed the same was not checked."
@@ -121,9 +129,19 @@ def _matched(run: Document) -> list[Part]:
     }  # fmt: skip
     biases = run.get("translated biases")
     said = [f"{count(biases, 'bias vector')} translated."] if biases else []
+    swept = [_descent(descents)] if (descents := run.get("descents")) else []
     if not _is_equal(run):
-        return [Alert(_proof(run)), Table(pair(run), columns, rows), *said]
-    return [Table(pair(run), columns, rows), " ".join([_proof(run), *said])]
+        return [Alert(_proof(run)), Table(pair(run), columns, rows), *said, *swept]
+    return [Table(pair(run), columns, rows), " ".join([_proof(run), *said]), *swept]
+
+
+def _descent(descents: Document) -> Chart:
+    """The objective of matching axes that meet, sweep by sweep."""
+    start, curve = min(descents.items(), key=lambda item: item[1][-1])
+    text = f"The lowest squared distance, {write(curve[-1])}, is reached from {start} in {len(curve) - 1} sweeps."
+    rows: list[list[Cell]] = [[name, i, value] for name, found in descents.items() for i, value in enumerate(found)]
+    table = Table("", {"start": "", "sweep": ",", "squared distance": ".6g"}, rows)
+    return Chart("The objective, sweep by sweep", text, charts.descent_chart(descents), table)
 
 
 def _left(after: float, before: float) -> float | None:
@@ -197,7 +215,14 @@ def _units(one: Correspondence) -> list[Part]:
             else text
         )
     angle = " An angle is the mean over the eigenvalues of a rotation." if one.turns else ""
-    return [f"{short(one.source)} → {short(one.anchor)}.{angle}", *parts] if parts else []
+    if not all(turn.is_similarity for turns in one.turns.values() for turn in turns):
+        angle += (
+            " Of a map that also stretches, the rotation is its polar factor, the scale the geometric mean of its "
+            "singular values, and the condition number the largest of them over the smallest."
+        )
+    named = f"{short(one.source)} → {short(one.anchor)}"
+    inexact = [Alert(f"INEXACT: {named} was made under {listed(one.variants)}.")] if one.variants else []
+    return [f"{named}.{angle}", *inexact, *parts] if parts else []
 
 
 def _turned(axis: str, turns: Sequence[Turn]) -> Iterable[Part]:
@@ -206,9 +231,20 @@ def _turned(axis: str, turns: Sequence[Turn]) -> Iterable[Part]:
     low, mean, high = (write(d, ".2f") for d in (min(degrees), sum(degrees) / len(degrees), max(degrees)))
     if len(turns) == 1:
         scale = f" and scaled by {write(turns[0].scale)}" if turns[0].scale != 1 else ""
-        return [f"{axis}: 1 {noun} turned by {mean} degrees{scale}."]
-    text = f"{axis}: {count(len(turns), noun)} turned by {mean} degrees on average, {low} to {high}."
+        return [f"{axis}: 1 {noun} turned by {mean} degrees{scale}{_stretched(turns)}."]
+    text = f"{axis}: {count(len(turns), noun)} turned by {mean} degrees on average, {low} to {high}{_stretched(turns)}."
     rows: list[list[Cell]] = [[layer_name(t.layer), t.at, t.degrees, t.scale] for t in turns]
-    title = f"Rotation of each {noun}"
-    table = Table(f"{title} ({axis})", {"layer": "", noun: "", "degrees": ".2f", "scale": ".4g"}, rows)
+    title, columns = f"Rotation of each {noun}", {"layer": "", noun: "", "degrees": ".2f", "scale": ".4g"}
+    if _stretched(turns):
+        columns["condition number"] = ".4g"
+        rows = [[*row, turn.condition] for row, turn in zip(rows, turns, strict=True)]
+    table = Table(f"{title} ({axis})", columns, rows)
     return [Chart(f"{axis_title(axis)}: {title.lower()}", text, charts.turn_chart(turns), table, "half")]
+
+
+def _stretched(turns: Sequence[Turn]) -> str:
+    """Nothing of rotations, with or without scales."""
+    if all(turn.is_similarity for turn in turns):
+        return ""
+    worst = write(max(turn.condition for turn in turns))
+    return f", and stretched: condition number {worst}{' at most' if len(turns) > 1 else ''}"

@@ -57,6 +57,8 @@ _ALIGNMENT = {
     "anchor": _MODEL,
     "matched": [{"axis": str, "group": str, "units": int, "moved": int, "before": NUMBER, "after": NUMBER}],
     "translated biases": Maybe(int),
+    "inexact": Maybe([str]),
+    "descents": Maybe({...: Some(NUMBER)}),
     "distance": _DISTANCE,
     "verified": Maybe(_VERIFIED),
 }
@@ -69,6 +71,8 @@ _CURVE = {
     "barrier over mean": NUMBER,
     "at": NUMBER,
     "at over mean": Maybe(NUMBER),
+    "rounding": Maybe(NUMBER),
+    "inexact": Maybe([str]),
     "left of": {...: Maybe(NUMBER)},
 }
 _TASK = {"task": str, "data": Maybe(str), "sha256": Maybe(str)}
