@@ -203,10 +203,13 @@ def counted(checkpoint: Checkpoint) -> tuple[Checkpoint, Counting]:
 
 @pytest.mark.parametrize("label", ["torch-relu-post", "gpt2-lm"])
 def test_no_tensor_is_read_before_it_is_saved(tmp_path: Path, label: str) -> None:
+    """But for gains of norms, which say whether models are in one frame."""
     (a, read_a), (b, read_b) = counted(MODELS[label](0)), counted(MODELS[label](1))
-    symfuse.declare(a)
+    gains = {symfuse.declare(a).file_name(name) for name in symfuse.declare(a).reads}
     merged = symfuse.merge([a, b])
-    assert read_a.read == read_b.read == []
+    assert {*read_a.read, *read_b.read} <= gains
+    read_a.read.clear()
+    read_b.read.clear()
     merged.save(tmp_path / "merged")
     assert sorted(read_a.read) == sorted(set(read_a.read)) == sorted(set(a) - {read_a.first})
     assert sorted(read_b.read) == sorted(read_a.read)
@@ -216,7 +219,9 @@ def test_no_tensor_is_read_before_it_is_saved(tmp_path: Path, label: str) -> Non
     read_b.read.clear()
     moved = alignment(a)
     merged = symfuse.merge([moved, b])
-    assert read_a.read == read_b.read == []
+    assert {*read_a.read, *read_b.read} <= gains
+    read_a.read.clear()
+    read_b.read.clear()
     merged.save(tmp_path / "aligned")
     # Output biases read the projection that their translation moves through; all else is read once.
     weights = {rule.weight for rule in alignment.spec.shifts if rule.weight}

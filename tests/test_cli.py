@@ -235,7 +235,7 @@ def test_merge(models: Path) -> None:
     run_ = data("merge", "a", "b", "-o", "out", "--weights", "0.3,0.7")
     assert set(run_) == {
         "kind", "symfuse", "method", "recipe", "merged", "models", "inputs", "weights", "base", "why base", "tokenizer",
-        "heads", "seed", "anchor", "alignments", "notes", "warnings", "output", "seconds",
+        "heads", "seed", "anchor", "align", "alignments", "notes", "warnings", "output", "seconds",
         "peak memory",
     }  # fmt: skip
     assert (run_["models"], run_["weights"], run_["anchor"], run_["alignments"]) == (
@@ -281,7 +281,8 @@ def test_merge_after_alignment(models: Path, anchor: str | None) -> None:
         opened[i] = Alignment.load(f"out/alignment-{i + 1}.safetensors")(opened[i])
     assert not Path(f"out/alignment-{number + 1}.safetensors").exists()
     assert same(open_checkpoint("out"), dict(api.merge(opened)))
-    assert f"Aligned to `{names[number]}` first." in Path("out/README.md").read_text("utf-8")
+    card = Path("out/README.md").read_text("utf-8")
+    assert f"Aligned to `{names[number]}` first: axes qk, v, ffn, h, residual" in card
 
 
 ALIGN = [[], ["--align", "ffn", "--anchor", "1"], ["--align", "ffn", "--anchor", "2"]]

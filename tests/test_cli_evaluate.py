@@ -142,7 +142,7 @@ def test_barrier(place: Path) -> None:
     assert len(set(distances)) == 4
     assert curves["mine"]["points"] == curves["scaling"]["points"]
     text = done("barrier", "a", "b", *PATH).stdout
-    assert "scaling" in text
+    assert "auto" in text
     assert "none" in text
     assert done("barrier", "a", "b", *PATH, "--quiet").output == ""
 
@@ -201,7 +201,7 @@ def test_landscape_goes_on_where_it_stopped(place: Path, monkeypatch: pytest.Mon
     assert len(calls) == 8
     refused(place, 8, "is of other models, data or grid", "landscape", "a", "c", *PLANE, "-o", "run")
     Path("run/landscape.jsonl").write_text(Path("run/landscape.jsonl").read_text("utf-8") + "{}\n", "utf-8")
-    refused(place, 8, "cannot be kept as the journal", "landscape", "a", "b", *PLANE, "-o", "run")
+    refused(place, 8, "no point of this landscape", "landscape", "a", "b", *PLANE, "-o", "run")
 
 
 def test_landscape_of_three_models(place: Path) -> None:
@@ -304,11 +304,11 @@ PAIRS: list[tuple[int, str, list[str]]] = [
     (2, "'rotations' is not known (did you mean 'rotation'?)", ["barrier", "a", "b", *PATH, "--align", "rotations"]),
     (2, "'none' is the models as they are", ["barrier", "a", "b", *PATH, "--align", "none"]),
     (2, "'ffn' is given twice", ["barrier", "a", "b", *PATH, "--align", "ffn", "--align", "ffn"]),
-    (2, "write NAME=FILE", ["barrier", "a", "b", *PATH, "--align", "mine="]),
+    (2, "or NAME=FOLDER, such as mine=moved", ["barrier", "a", "b", *PATH, "--align", "mine="]),
     (2, "write NAME=a/model.safetensors", ["barrier", "a", "b", *PATH, "--align", "a/model.safetensors"]),
     (3, "not an alignment of this version", ["barrier", "a", "b", *PATH, "--align", "x=a/model.safetensors"]),
     (3, "t.txt: not a readable safetensors file", ["barrier", "a", "b", *PATH, "--align", "x=t.txt"]),
-    (3, "nothing: not a readable", ["landscape", "a", "b", *PLANE, "--align", "x=nothing"]),
+    (3, "nothing does not exist", ["landscape", "a", "b", *PLANE, "--align", "x=nothing"]),
     (2, "one is named twice", ["landscape", "a", "a", "a", *PLANE]),
     (2, "one is named twice", ["landscape", "a", "a", *PLANE]),
     (5, "are two of them equal?", ["landscape", "a", "./a", *PLANE]),

@@ -31,6 +31,7 @@ from symfuse.groups import ELEMENTS, Element, compose
 from symfuse.io import Checkpoint, is_finite
 from symfuse.io import open as open_checkpoint
 from symfuse.spec import Atom, Axis, Instance, Shift, Spec, Variance
+from symfuse.spec.typed import require_type
 
 FORMAT = 2
 
@@ -271,24 +272,38 @@ class Alignment:
         try:
             return cls._assemble(tensors, meta)
         except (LookupError, TypeError, ValueError, RuntimeError, AttributeError, RecursionError, LayoutError) as error:
+            why = str(error) if isinstance(error, LayoutError) else f"{type(error).__name__}: {error}"
             raise CheckpointError(
-                f"{path}: says that it is an alignment, but is damaged ({type(error).__name__}: {error}); "
-                "make it again with `symfuse align`"
+                f"{path}: says that it is an alignment, but is damaged ({why}); make it again with `symfuse align`"
             ) from error
 
     @classmethod
     def _assemble(cls, tensors: Mapping[str, Tensor], meta: Mapping[str, str]) -> Alignment:
-        spec = Spec.from_json(json.loads(meta["spec"]))
+        spec = Spec.from_json(_entry(meta, "spec", dict[str, object]))
         parts: dict[tuple[str, str], dict[str, Tensor]] = {}
         shifts = {}
         for key, tensor in tensors.items():
             head, _, rest = key.partition("/")
+            kind, _, name = rest.partition("/")
             if head == "shift":
                 shifts[rest] = tensor
-            else:
-                kind, _, name = rest.partition("/")
+            elif kind in ELEMENTS:
                 parts.setdefault((head, kind), {})[name] = tensor
-        elements = {Instance.parse(i): ELEMENTS[kind](**values) for (i, kind), values in parts.items()}
+            else:
+                raise LayoutError(f"{key!r} is no name of a tensor of an alignment")
+            if not (tensor.dtype == torch.int64 if head != "shift" and name == "index" else tensor.is_floating_point()):
+                raise LayoutError(
+                    f"{key!r} is {str(tensor.dtype).removeprefix('torch.')}: not the dtype of such a tensor"
+                )
+        elements = {}
+        for (head, kind), values in parts.items():
+            instance = Instance.parse(head)
+            if instance in elements:
+                raise LayoutError(f"there are two elements of {head!r}")
+            try:
+                elements[instance] = ELEMENTS[kind](**values)
+            except TypeError as error:
+                raise LayoutError(f"'{head}/{kind}' has the parts {', '.join(map(repr, values))} ({error})") from error
         undeclared = [str(i) for i in elements if i not in spec.movable]
         undeclared += [name for name in shifts if name not in spec.tensors]
         if undeclared:
@@ -297,13 +312,25 @@ class Alignment:
         wrong += [name for name, t in shifts.items() if not _translates(t, spec, name)]
         if wrong:
             raise ValueError(f"{', '.join(wrong)}: not an element of the group of that axis, or of another size")
-        frame = tuple(json.loads(meta["frame"]))
+        frame = tuple(_entry(meta, "frame", list[str]))
         if unknown := [name for name in frame if name not in REWRITES]:
             raise ValueError(f"{', '.join(map(str, unknown))}: no rewrites that this version knows")
-        variants = tuple(json.loads(meta.get("variants", "[]")))
+        variants = tuple(_entry({"variants": "[]", **meta}, "variants", list[str]))
         if unknown := [name for name in variants if name not in VARIANTS]:
             raise ValueError(f"{', '.join(map(str, unknown))}: no variants that this version knows")
-        return cls(spec, elements, shifts, json.loads(meta["provenance"]), frame, variants)
+        return cls(spec, elements, shifts, _entry(meta, "provenance", dict[str, object]), frame, variants)
+
+
+def _entry(meta: Mapping[str, str], key: str, kind: Any) -> Any:
+    """The data under a key of the metadata; LayoutError, which names it, if they are not of that kind."""
+    try:
+        value = json.loads(meta[key])
+    except KeyError as error:
+        raise LayoutError(f"its metadata has no {key!r}") from error
+    except ValueError as error:
+        raise LayoutError(f"{key!r} of its metadata is no JSON: {error}") from error
+    require_type(value, kind, key)
+    return value
 
 
 def _in_words(axis: Axis | None) -> str:
@@ -361,6 +388,7 @@ class _Moved(Mapping[str, Tensor]):
         else:
             moved = self.alignment.move(name, self.source.read(file_name)).to(self.source.info(file_name).dtype)
         if not is_finite(moved):
+            self.wide(file_name)  # which raises if it is not the rounding
             dtype = str(moved.dtype).removeprefix("torch.")
             raise IncompatibleError(
                 f"{file_name}: the moved tensor does not fit in {dtype}, the dtype of {self.source.name}; convert that "
@@ -371,7 +399,13 @@ class _Moved(Mapping[str, Tensor]):
     def wide(self, file_name: str) -> Tensor:
         """The moved tensor in float64, before it is rounded to the dtype of the source."""
         name = self.canonical[file_name]
-        return self.alignment.shift(name, self._linear(name), self._linear)
+        moved = self.alignment.shift(name, self._linear(name), self._linear)
+        if not is_finite(moved):
+            raise IncompatibleError(
+                f"{file_name}: the moved tensor holds NaN or infinity before it is rounded, so the alignment is at "
+                "fault, not the model; make it again with `symfuse align`"
+            )
+        return moved
 
     def _linear(self, name: str) -> Tensor:
         return self.alignment.move(name, self.source.read(self.alignment.spec.file_name(name)).double())

@@ -238,6 +238,8 @@ def barrier(
     plains: dict[tuple[str, ...], str] = {}  # what the curve of a frame's plain models is called
     inexact: dict[str, tuple[str, ...]] = {}
     for name, given in (alignments or {}).items():
+        if name in pairs:
+            raise OptionError(f"an alignment cannot be called {name!r}: there is such a curve without it; rename it")
         if isinstance(given, Alignment):
             inexact[name] = given.variants
             pairs[name] = (given(_open(source)), given.in_frame(_open(to)) if given.frame else _runnable(to))

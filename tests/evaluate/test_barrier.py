@@ -353,6 +353,68 @@ def test_options_out_of_range() -> None:
         barrier({}, well)
 
 
+def untouched(module: nn.Module) -> float:
+    raise AssertionError(f"{module} was measured")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"points": 3.5}, "points is 3.5"),
+        ({"points": True}, "points is True"),
+        ({"refine": 0.5}, "refine 0.5"),
+        ({"loss": None}, "the loss is None; expected a task"),
+        ({"baselines": {"none": ("nope",)}}, "baselines: there is no curve 'nope'; there are 'none'"),
+        ({"baselines": {"x": ("none",)}}, "baselines: there is no curve 'x'"),
+        ({"build": lambda _: None}, "build gave NoneType, expected a module"),
+        ({"renew": []}, "there are no batches"),
+        ({"renew": [{"nope": torch.zeros(4, 3)}]}, r"renew: Normed does not take these batches .*it takes x"),
+        ({"renew": [{"x": torch.zeros(4, 2)}]}, "renew: Normed does not take these batches"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_told_before_anything_is_measured(
+    options: dict[str, Any], message: str
+) -> None:
+    arguments = {"loss": untouched} | options
+    unchecked: Any = getattr(barrier, "__wrapped__", barrier)  # as it is without the type checker of the tests
+    with pytest.raises(OptionError, match=message):
+        unchecked({"none": (Normed(), Normed())}, **arguments)
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.norm(x)
+        return out
+
+
+def test_batches_for_statistics_may_come_one_by_one_and_are_counted_only_if_they_were_used() -> None:
+    def loss(module: nn.Module) -> float:
+        return sum(float(t.sum()) for t in module.state_dict().values())
+
+    batches = [{"x": torch.arange(12.0).reshape(4, 3) + i} for i in range(5)]
+    pair = {"none": (Normed(), Normed())}
+    once, listed = (barrier(pair, loss, points=4, refine=1, renew=r) for r in (iter(batches), batches))
+    assert once == listed
+    assert once.renewed == 5
+    assert once.curves["none"].points[1] != once.curves["none"].points[0]
+    numbers = barrier({"none": (Number(0.0), Number(1.0))}, well, points=3, refine=0, renew=iter(batches))
+    assert numbers.renewed == 0
+    assert "batch statistics" not in numbers.to_json()
+    with pytest.raises(OptionError, match="renew: Normed does not take"):
+        barrier(pair, loss, points=3, refine=0, renew=[*batches, {"x": torch.zeros(4, 2)}])
+
+
+def test_an_alignment_that_is_called_as_the_plain_curve(folders: tuple[Path, Path]) -> None:
+    a, b = map(symfuse.open, folders)
+    for given in (symfuse.random_alignment(symfuse.declare(a), 0), (a, b)):
+        with pytest.raises(OptionError, match="cannot be called 'none'"):
+            symfuse.barrier(a, b, untouched, {"none": given})
+
+
 def test_random_numbers_of_the_caller_are_left_alone() -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -112,6 +113,54 @@ def test_a_journal_of_something_else_is_refused(tmp_path: Path) -> None:
         landscape(relu, bowl, steps=2, journal=tmp_path / "tanh.jsonl")
     journal.write_bytes(b"\xff\xfe")
     with pytest.raises(OutputError, match="cannot be kept as the journal"):
+        landscape(MODELS, bowl, steps=2, journal=journal)
+
+
+@pytest.mark.parametrize(
+    ("point", "why"),
+    [
+        ([0, {"loss": "x", "metrics": {"twice": 1.0}, "count": 1}], "the loss is 'x'"),
+        ([0, {"loss": math.nan, "metrics": {"twice": 1.0}, "count": 1}], "the loss is nan"),
+        ([0, {"loss": math.inf, "metrics": {"twice": 1.0}, "count": 1}], "the loss is inf"),
+        ([0, {"loss": True, "metrics": {"twice": 1.0}, "count": 1}], "the loss is True"),
+        ([0, {"loss": 1.0, "metrics": {}, "count": 1}], "it has other metrics"),
+        ([0, {"loss": 1.0, "metrics": {"other": 1.0}, "count": 1}], "it has other metrics"),
+        ([0, {"loss": 1.0, "metrics": [1.0], "count": 1}], "the metrics are"),
+        ([0, {"loss": 1.0, "metrics": {"twice": "1"}, "count": 1}], "the metrics are"),
+        ([0, {"loss": 1.0, "metrics": {"twice": 1.0}, "count": -1}], "the count is -1"),
+        ([0, {"loss": 1.0, "metrics": {"twice": 1.0}, "count": math.nan}], "the count is nan"),
+        ([0, {"loss": 1.0, "metrics": {"twice": 1.0}}], "expected a score"),
+        ([0, 1.0], "expected a score"),
+        *(([n, {"loss": 1.0, "metrics": {"twice": 1.0}, "count": 1}], "0 to 6") for n in (-1, 7, 9999, "0", 0.0, None)),
+        ([0], "0 to 6"),
+        ({}, "0 to 6"),
+        ("", "0 to 6"),
+    ],
+    ids=str,
+)
+def test_a_line_of_a_journal_that_is_no_point_is_refused_by_its_number(tmp_path: Path, point: object, why: str) -> None:
+    def loss(module: nn.Module) -> Score:
+        return Score(bowl(module), {"twice": 2 * bowl(module)}, 1)
+
+    journal = tmp_path / "landscape.jsonl"
+    landscape(MODELS, loss, steps=2, journal=journal)
+    lines = journal.read_text("utf-8").splitlines()
+    damaged = "\n".join([*lines[:3], json.dumps(point), *lines[4:], ""])
+    journal.write_text(damaged, "utf-8")
+    with pytest.raises(OutputError) as caught:
+        landscape(MODELS, loss, steps=2, journal=journal)
+    assert f"{journal}, line 4: no point of this landscape (" in str(caught.value)
+    assert why in str(caught.value)
+    assert "remove the file to start anew" in str(caught.value)
+    assert journal.read_text("utf-8") == damaged
+
+
+def test_a_line_of_a_journal_that_is_no_json(tmp_path: Path) -> None:
+    journal = tmp_path / "landscape.jsonl"
+    landscape(MODELS, bowl, steps=2, journal=journal)
+    lines = journal.read_text("utf-8").splitlines()
+    journal.write_text("\n".join([*lines[:2], '[1, {"loss"', *lines[3:], ""]), "utf-8")
+    with pytest.raises(OutputError, match="line 3: no point of this landscape"):
         landscape(MODELS, bowl, steps=2, journal=journal)
 
 

@@ -13,7 +13,7 @@ from symfuse.architectures.undeclared import LAYER_COUNTS
 from symfuse.check.report import Alignment
 from symfuse.errors import SymfuseError
 from symfuse.io import Checkpoint
-from symfuse.matching.axes import choose_axes
+from symfuse.matching import select
 from symfuse.merging import lookup
 from symfuse.merging.models import require_same_heads
 from symfuse.pipeline import (
@@ -91,7 +91,7 @@ def alignment(stage: Stage, align: Align, found: Found) -> Alignment | None:
     if undeclared or (known and anchor is None):
         return None
     words = found.attempt(axes_of, stage)
-    axes = None if words is None else found.attempt(choose_axes, words[0], model.spec)
+    axes = None if words is None else found.attempt(select, model.spec, words[0], align.groups)
     layers = found.attempt(layers_of, stage.recipe, model.spec)
     groups = found.attempt(groups_of, stage.recipe, model.spec)
     data = None if align.source == "weights" else found.attempt(data_of, align, model.checkpoint)
@@ -99,7 +99,7 @@ def alignment(stage: Stage, align: Align, found: Found) -> Alignment | None:
         return None
     named = None if anchor is None else str(anchor)
     return Alignment(
-        named, list(axes), layers, align.scaling is not False, groups, align.one_pass, align.biases, align.data
+        named, list(axes[1]), layers, align.scaling is not False, groups, align.one_pass, align.biases, align.data
     )
 
 

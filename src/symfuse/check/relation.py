@@ -66,7 +66,8 @@ def related(models: Sequence[Model], reference: int, computed: Sequence[bool], *
     shares = equal / torch.tensor([entries, rows])
     relations = [_relation(labels, gram, i, shares[i - 1]) for i in range(1, len(models))]
     deltas = _deltas(labels, gram)
-    return Related(sample, relations, deltas, [] if align else _unrelated(relations))
+    declared = all(model.declared for model in models)
+    return Related(sample, relations, deltas, [] if align else _unrelated(relations, declared))
 
 
 def task_warnings(deltas: Deltas) -> list[str]:
@@ -178,11 +179,11 @@ def _deltas(labels: Sequence[str], gram: Tensor) -> Deltas:
     )
 
 
-def _unrelated(relations: Sequence[Relation]) -> list[str]:
+def _unrelated(relations: Sequence[Relation], declared: bool) -> list[str]:
+    way = "; align them first (--align auto, or `align: {}` in a recipe)" if declared else ""
     return [
         f"{r.model} and {r.reference} look unrelated (cosine {r.cosine:.2f}, distance {r.distance:.2f} of the norm in "
-        "the sample): a merge of models that were trained apart is mostly worse than each, unless they are aligned "
-        "first (`align`, where the family is declared)"
+        f"the sample): a merge of models that were trained apart is mostly worse than each{way}"
         for r in relations
         if r.cosine is not None and r.distance is not None and r.cosine < UNRELATED
     ]

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
@@ -21,6 +22,18 @@ if TYPE_CHECKING:
     from symfuse.verification import Verification
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class _NewFolder(click.Path):
+    """A folder to write. An empty name, as of a variable that is not set, would be the working folder."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("the name is empty; name a folder", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+NEW_FOLDER = _NewFolder(path_type=Path)
 
 
 class _Group(click.Group):
@@ -200,20 +213,20 @@ def say_alignment(out: Output, run: dict[str, Any]) -> None:
         out.say(f"axes chosen for models that are {kind} (cosine {auto['cosine']:.2f} in a sample)")
     if "not rotated" in run["options"]:
         out.say(f"the residual stream is not rotated: {run['options']['not rotated']}")
+    matched = run["matched"]
     rows = [
-        [
-            r["axis"],
-            r["group"],
-            f"{r['moved']} of {r['units']}",
-            f"{r['before']:.4g}",
-            f"{r['after']:.4g}",
-            f"{r['condition']:.3g}",
-        ]
-        for r in run["matched"]
+        [r["axis"], r["group"], f"{r['moved']} of {r['units']}", f"{r['before']:.4g}", f"{r['after']:.4g}"]
+        for r in matched
     ]
-    title = f"{run['source']['name']} -> {run['anchor']['name']}"
-    out.table(["axis", "group", "elements moved", "squared distance", "after", "condition"], rows, title)
-    for start, curve in run.get("descents", {}).items():
+    columns = ["axis", "group", "elements moved", "squared distance", "after"]
+    conditions = [f"{r['condition']:.3g}" for r in matched]
+    if set(conditions) - {"1"}:  # else all are permutations, rotations and scales
+        columns.append("condition")
+        rows = [[*row, condition] for row, condition in zip(rows, conditions, strict=True)]
+    out.table(columns, rows, f"{run['source']['name']} -> {run['anchor']['name']}")
+    starts = {start: curve for start, curve in run.get("descents", {}).items() if ", round " not in start}
+    if starts:  # the others, and what came after translations of biases, are in the JSON
+        start, curve = min(starts.items(), key=lambda item: float(item[1][-1]))
         out.say(f"sweeps from {start}: squared distance {' > '.join(f'{value:.5g}' for value in curve)}")
     if run["verified"] is None:
         out.say("not proved (--no-verify)")

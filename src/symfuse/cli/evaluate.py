@@ -27,6 +27,7 @@ NAMED: dict[str, dict[str, Any]] = {
     "scaling": {"axes": "attention,ffn", "scaling": True},
 }
 _OPTIONS = ("batch_size", "max_length", "limit", "seed", "pooling")
+DATA_OPTIONS = ("task", "columns", "encoding", *_OPTIONS)  # beside --data
 
 
 def data_options(function: F, required: bool = True) -> F:
@@ -40,7 +41,7 @@ def data_options(function: F, required: bool = True) -> F:
             click.option(
                 "--column", "columns", multiple=True, metavar="ROLE=NAME", help="Where a column is called otherwise."
             ),
-            click.option("--encoding", default="utf-8", show_default=True, help="Of text files."),
+            click.option("--encoding", help="Of text files. Default: utf-8."),
             click.option("--limit", type=click.IntRange(1), help="How many rows, drawn by the seed. Default: all."),
             click.option("--batch-size", type=click.IntRange(1), help="Texts or images in a batch. Default: 16."),
             click.option(
@@ -68,7 +69,7 @@ def task(options: Mapping[str, Any], checkpoint: Checkpoint, *others: Checkpoint
             raise OptionError(f"--column {text!r}: {role} is named twice; name one column for each role")
         columns[f"{role}_column"] = name
     given = {key: options[key] for key in _OPTIONS if options[key] is not None}
-    records = read_records(options["data"], encoding=options["encoding"])
+    records = read_records(options["data"], encoding=options["encoding"] or "utf-8")
     made = make_task(options["task"], records, checkpoint, **columns, **given)
     for other in others:
         if _reading(other) == _reading(checkpoint):
@@ -115,7 +116,7 @@ def evaluate(models: tuple[str, ...], output: Path | None, as_json: bool, quiet:
     from symfuse import api
 
     out = Output(as_json, quiet)
-    check_result(output, "evaluation")
+    check_result(output, "evaluation", models)
     checkpoints = [open_model(out, model) for model in models]
     loss = task(options, *checkpoints)
     found = []
@@ -143,9 +144,7 @@ def evaluate(models: tuple[str, ...], output: Path | None, as_json: bool, quiet:
 @click.argument("a")
 @click.argument("b")
 @data_options
-@click.option(
-    "--align", "alignments", multiple=True, metavar="WHAT", help="See above. Default: scaling. May be repeated."
-)
+@click.option("--align", "alignments", multiple=True, metavar="WHAT", help="See above. Default: auto. May be repeated.")
 @click.option("--points", type=click.IntRange(3), default=11, show_default=True, help="Evenly spaced λ, ends included.")
 @click.option("--refine", type=click.IntRange(0), default=2, show_default=True, help="Halvings around the maximum.")
 @result_option
@@ -156,14 +155,15 @@ def barrier(
 ) -> None:  # fmt: skip
     """The loss on the straight path from B to A.
 
-    As they are and aligned. WHAT is permutation (of neurons), rotation (and of heads), scaling (and their scales), axes
-    such as attention, or NAME=FILE for an alignment that `symfuse align` wrote.
+    As they are and aligned. WHAT is auto (attention,ffn of related models, else all axes), permutation (of neurons),
+    rotation (and of heads), scaling (and their scales), axes such as attention, or NAME=FOLDER for an alignment that
+    `symfuse align` wrote (its folder, or the file in it).
     """
     from symfuse import api
 
     out = Output(as_json, quiet)
-    check_result(output, "barrier")
-    asked = _asked(alignments or ("scaling",))
+    check_result(output, "barrier", (a, b))
+    asked = _asked(alignments or ("auto",))
     source, anchor = open_model(out, a), open_model(out, b)
     loss = task(options, anchor, source)
     found = {name: _alignment(out, what, source, anchor) for name, what in asked.items()}
@@ -172,7 +172,7 @@ def barrier(
             source, anchor, loss, found, points=points, refine=refine, progress=lambda *done: advance(done[-1])
         )
     say_barrier(out, result)
-    finish(out, result.to_json(), output)
+    finish(out, _traced(result, found), output)
 
 
 def say_barrier(out: Output, result: Barrier) -> None:
@@ -201,31 +201,61 @@ def _asked(texts: Sequence[str]) -> dict[str, Alignment | dict[str, Any]]:
     before the work."""
     from symfuse.alignment import Alignment
     from symfuse.io.messages import suggestion
-    from symfuse.matching.axes import WORDS, require_axes
+    from symfuse.matching.axes import AUTO, WORDS, require_axes
 
+    words = [AUTO, *NAMED, *WORDS]
+    known = f"choose from {', '.join(words)}, or NAME=FOLDER, such as mine=moved"
     found: dict[str, Alignment | dict[str, Any]] = {}
     for text in texts:
         name, equals, file = text.partition("=")
-        if equals and not (name and file):
-            raise OptionError(f"--align {text!r}: write NAME=FILE, such as mine=moved/alignment.safetensors")
+        if not name or (equals and not file):
+            missing = "the name is missing" if equals and file else "the folder is missing" if equals else "it is empty"
+            raise OptionError(f"--align {text!r}: {missing}; {known}")
         if name == "none" or name in found:
             what = "the models as they are, always shown" if name == "none" else "given twice"
             raise OptionError(f"--align {text!r}: {name!r} is {what}; choose another name")
         if equals:
-            found[name] = Alignment.load(file)
+            try:
+                found[name] = Alignment.load(_file(Path(file)))
+            except CheckpointError as error:
+                raise CheckpointError(f"--align {text!r}: {error} (NAME=FOLDER is what `align` wrote)") from error
             continue
         if name not in NAMED and Path(name).exists():
-            raise OptionError(f"--align {text!r}: a file needs a name, for the table; write NAME={text}")
+            raise OptionError(f"--align {text!r}: what was written needs a name, for the table; write NAME={text}")
         if name not in NAMED:
             try:
                 require_axes(name)
             except OptionError as error:
-                raise OptionError(
-                    f"--align {text!r} is not known{suggestion(text, [*NAMED, *WORDS])}; choose from "
-                    f"{', '.join([*NAMED, *WORDS])}, or NAME=FILE"
-                ) from error
+                near = suggestion(text, words)
+                why = f": {error}" if AUTO in text.split(",") else f" is not known{near}; {known}"
+                raise OptionError(f"--align {text!r}{why}") from error
         found[name] = NAMED.get(name, {"axes": name})
     return found
+
+
+def _file(place: Path) -> Path:
+    """The file of an alignment, which `align` keeps in its folder; CheckpointError if there is none."""
+    if not place.exists():
+        raise CheckpointError(f"{place} does not exist")
+    file = place / "alignment.safetensors"
+    if place.is_dir() and not file.is_file():
+        others = ", ".join(path.name for path in sorted(place.glob("alignment-*.safetensors")))
+        raise CheckpointError(f"{file} does not exist" + (f"; name one file: there are {others}" if others else ""))
+    return file if place.is_dir() else place
+
+
+def _traced(result: Barrier, alignments: Mapping[str, Alignment]) -> dict[str, Any]:
+    """The document of a barrier, with what the models of each curve were aligned by; None: they are as they were."""
+    document = result.to_json()
+    frames = {result.baselines[name][0]: list(found.frame) for name, found in alignments.items() if found.frame}
+    for curve in document["curves"]:
+        name = curve["name"]
+        curve["alignment"] = {"frame": frames[name]} if name in frames else None
+        if (found := alignments.get(name)) is not None:
+            options = found.provenance.get("options") or {"provenance": dict(found.provenance)}
+            own = {"from": found.provenance.get("from"), "frame": list(found.frame), "variants": list(found.variants)}
+            curve["alignment"] = {**options, **own}
+    return document
 
 
 def _alignment(out: Output, what: Alignment | dict[str, Any], source: Checkpoint, anchor: Checkpoint) -> Alignment:
@@ -249,7 +279,7 @@ def _alignment(out: Output, what: Alignment | dict[str, Any], source: Checkpoint
 @click.argument("b")
 @click.argument("c", required=False)
 @data_options
-@click.option("--align", "what", help="As in barrier, without a third model. Default: scaling.")
+@click.option("--align", "what", help="As in barrier, without a third model. Default: auto.")
 @click.option("--steps", type=click.IntRange(2), default=21, show_default=True, help="Grid points a side.")
 @click.option("--margin", type=click.FloatRange(0), default=0.25, show_default=True, help="Around the models.")
 @result_option
@@ -266,13 +296,13 @@ def landscape(
     from symfuse import api
 
     out = Output(as_json, quiet)
-    check_result(output, "landscape")
     names = [model for model in (a, b, c) if model is not None]
+    check_result(output, "landscape", names)
     if len(set(names)) < len(names):
         raise OptionError(f"{', '.join(names)}: a plane goes through different models; one is named twice")
     if c is not None and what is not None:
         raise OptionError("--align: of three models none is aligned; leave it out, or leave out the third")
-    asked = {} if c is not None else _asked([what or "scaling"])
+    asked = {} if c is not None else _asked(["auto" if what is None else what])
     opened = [open_model(out, name) for name in names]
     loss = task(options, opened[-1], *opened[:-1])
     models = dict(zip(names, opened, strict=True))

@@ -7,13 +7,13 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from symfuse import __version__
 from symfuse.cli.app import (
+    NEW_FOLDER,
     check_place,
     common,
     main,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 @recipe_options
 @reconcile_options
 @matching_options
-@click.option("--output", "-o", type=click.Path(path_type=Path), help="The new folder.")
+@click.option("--output", "-o", type=NEW_FOLDER, help="The new folder.")
 @writing_options
 @click.option("--resume", is_flag=True, help="Keep what is done if interrupted, and go on from it.")
 @click.option("--device", default="cpu", show_default=True, help="Where tensors are combined: cpu or cuda.")
@@ -165,10 +165,12 @@ def _checked(
 
     keys = ("overwrite", "max_shard_size", "threads")
     target = Target(options["output"] if last else None, **{key: options[key] for key in keys})
-    report = check(recipe, known, target=target, sample=False)
+    # Not of results of earlier recipes, which are merged whenever they are read.
+    sample = not any(str(ref) in known for ref in recipe.models_used())
+    report = check(recipe, known, target=target, sample=sample)
     if not report.possible:
         return []
-    for line in report.summary() if last else ():
+    for line in report.summary()[1:] if last else ():  # what of which model is said of the result
         out.say(line)
     for warning in report.warnings:
         if out.quiet or out.as_json:
@@ -202,9 +204,19 @@ def merge_run(
         "heads": recipe.heads,
         "seed": recipe.seed,
         "anchor": None if stage.anchor is None else str(stage.anchor),
+        "align": _resolved(stage, alignments),
         "alignments": list(alignments),
         "notes": list(stage.notes),
     }
+
+
+def _resolved(stage: Stage, alignments: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """What the recipe's `align` block came to, the same for all models; None if nothing is aligned."""
+    if stage.anchor is None or not alignments:
+        return None
+    options, frame = alignments[0]["options"], alignments[0]["frame"]
+    kept = ("auto", "not rotated")
+    return {"axes": options["axes"], "frame": frame, **{key: options[key] for key in kept if key in options}}
 
 
 def _title(recipe: Recipe, stage: Stage, merged: Checkpoint) -> str:

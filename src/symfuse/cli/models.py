@@ -1,38 +1,28 @@
-"""Verbs that look at models: inspect, align, verify, distance, demo."""
+"""Verbs that look at models: inspect, verify, distance, demo."""
 
 from __future__ import annotations
 
 import math
 import sys
-import time
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from symfuse.cli.app import (
-    check_place,
     common,
-    groups_of,
     main,
     match_options,
     matched,
     matching_options,
     open_model,
-    proved,
-    save,
-    say_alignment,
     verified,
-    writing_options,
 )
-from symfuse.cli.evaluate import data_options, task
 from symfuse.cli.results import check_result, finish, result_option
-from symfuse.errors import CheckpointError, OptionError
+from symfuse.errors import CheckpointError
 from symfuse.output import Output
 
 if TYPE_CHECKING:
-    from symfuse.alignment import Alignment
     from symfuse.io import Checkpoint
 
 
@@ -69,7 +59,10 @@ def inspect(model: str, as_json: bool, quiet: bool) -> None:
     ]
     if rows:
         out.table(["axis", "group", "size", "elements", "matched by"], rows)
-        out.say("  not yet: declared and proved exact, not matched in this version; never: see its group")
+        words = {"not yet": "declared and proved exact, not matched in this version", "never": "see its group"}
+        said = [f"{word}: {meaning}" for word, meaning in words.items() if any(row[-1] == word for row in rows)]
+        if said:
+            out.say(f"  {'; '.join(said)}")
     for group, why in dict.fromkeys((a["group"], a["why"]) for a in data["axes"]):
         out.say(f"  {group}: {why}")
     for note in data["notes"]:
@@ -99,105 +92,6 @@ def _undeclared(checkpoint: Checkpoint) -> dict[str, Any]:
             f"declared are {', '.join(sorted(ARCHITECTURES))}",
         ],
     }
-
-
-@main.command()
-@click.argument("source")
-@click.option("--to", "anchor", required=True, help="The anchor, which stays as it is.")
-@click.option(
-    "--axes",
-    default="auto",
-    show_default=True,
-    help="attention, ffn, heads, residual, pooler, all, qk, …; auto: attention,ffn of related models, else all.",
-)
-@click.option(
-    "--from",
-    "statistics",
-    type=click.Choice(["weights", "activations"]),
-    default="weights",
-    show_default=True,
-    help="What is compared; activations need --data.",
-)
-@matching_options
-@click.option(
-    "--inexact",
-    multiple=True,
-    metavar="VARIANT",
-    help="heads-ignored, separate-qk or separate-residual: the result computes something else. May be repeated.",
-)
-@partial(data_options, required=False)
-@click.option(
-    "--anchor-output",
-    type=click.Path(path_type=Path),
-    help="A folder for the anchor in the frame of the result, where that is another (residual, pre-norm models).",
-)
-@click.option("--output", "-o", required=True, type=click.Path(path_type=Path), help="The new folder.")
-@writing_options
-@common
-def align(
-    source: str, anchor: str, axes: str, statistics: str, anchor_output: Path | None, as_json: bool, quiet: bool,
-    **options: Any,
-) -> None:  # fmt: skip
-    """Move SOURCE onto an anchor, and prove that it is the same.
-
-    The same function, nearer in weight space. Of each axis the squared distance over all that it touches is said: of
-    value heads also the output bias that value biases move into, which `distance` counts under residual.
-    """
-    from symfuse import api, report
-
-    out = Output(as_json, quiet)
-    a, b = open_model(out, source), open_model(out, anchor)
-    check_place(options, a, b)
-    if anchor_output is not None:
-        check_place(options | {"output": anchor_output}, a, b)
-    start = time.perf_counter()
-    if (statistics == "activations") != (options["data"] is not None):
-        raise OptionError("--from activations and --data belong together: name the data that both models are run on")
-    if statistics == "weights":
-        alignment = matched(out, a, b, match_options(options, axes) | {"variants": options["inexact"]})
-    else:
-        if unused := [key for key in ("one_pass", "no_biases", "no_scaling") if options[key]]:
-            names = ", ".join("--" + key.replace("_", "-") for key in unused)
-            raise OptionError(f"{names}: this is of matching from the weights; leave it out, or take --from weights")
-        if options["threads"]:
-            import torch
-
-            torch.set_num_threads(options["threads"])
-        chosen = {"axes": axes, "layers": options["layers"]}  # without scales, as by default from activations
-        chosen |= {"groups": groups_of(options), "variants": options["inexact"]}
-        alignment = api.match(a, b, data=task(options, b), **chosen)
-    matching = {"seconds": time.perf_counter() - start}  # the file is written before all of it is known
-    if alignment.variants:
-        out.say(f"inexact: {', '.join(alignment.variants)}: moved in a way that does not keep the function")
-    look = _measured if alignment.variants else proved
-    run = report.alignment_run(a, b, alignment, None if options["no_verify"] else look(out, a, alignment))
-    run |= out.cost() | matching
-    save(out, alignment(a), options, run, {"alignment.safetensors": alignment.to_bytes()})
-    say_alignment(out, run)
-    run |= {"output": str(options["output"])} | out.cost()
-    out.say(f"written to {options['output']} in {run['seconds']:.1f} s")
-    if alignment.frame:
-        out.say(
-            f"its frame: {', '.join(alignment.frame)}; to be averaged with the anchor in the same (--anchor-output)"
-        )
-    if anchor_output is not None:
-        alignment.in_frame(b).save(
-            anchor_output, overwrite=options["overwrite"], max_shard_size=options["max_shard_size"]
-        )
-        out.say(f"the anchor in that frame: {anchor_output}")
-    out.finish(run)
-
-
-def _measured(out: Output, source: Checkpoint, alignment: Alignment) -> dict[str, Any]:
-    """How far an inexact alignment changes the function: as `proved`, and nothing is refused."""
-    import torch
-
-    from symfuse import api
-
-    wide = source.to(torch.float64)
-    result = api.verify(wide, alignment(wide), alignment)
-    out.say(f"outputs differ from what they were by {result.worst:.2g} ({result.inputs})")
-    return verified(result)
 
 
 @main.command()
@@ -239,7 +133,7 @@ def distance(a: str, b: str, axes: str, output: Path | None, as_json: bool, quie
     from symfuse import api, report
 
     out = Output(as_json, quiet)
-    check_result(output, "distance")
+    check_result(output, "distance", (a, b))
     source, anchor = open_model(out, a), open_model(out, b)
     alignment = matched(out, source, anchor, match_options(options, axes))
     start, end = alignment.in_frame(source), alignment.in_frame(anchor)  # distances are between models in one frame

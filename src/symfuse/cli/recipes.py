@@ -85,6 +85,8 @@ def recipes_of(models: Sequence[str], options: Mapping[str, Any]) -> tuple[tuple
         raise OptionError(f"{', '.join(given)}: with a recipe, write this in it: {', '.join(given.values())}")
     if len(models) > 2 or (len(models) == 2 and options["output"] is not None):
         raise OptionError("a recipe and one folder to write are expected: symfuse merge recipe.yml OUT")
+    if "" in models:
+        raise OptionError("the name of the folder to write is empty; name one: symfuse merge recipe.yml OUT")
     target = Path(models[1]) if len(models) == 2 else options["output"]
     return tuple(_completed(recipe, options) for recipe in read_recipes(Path(models[0]))), target
 
@@ -170,7 +172,7 @@ def _align(options: Mapping[str, Any], models: Sequence[str]) -> dict[str, Any]:
         "axes": options["axes"].split(",") if "," in options["axes"] else options["axes"],
         "anchor": None if options["anchor"] is None else models[_number("--anchor", options["anchor"], models)],
         "layers": options["layers"],
-        "scaling": not options["no_scaling"],
+        "scaling": False if options["no_scaling"] else None,
         "groups": groups_of(options) or None,
         "one_pass": options["one_pass"],
         "biases": not options["no_biases"],

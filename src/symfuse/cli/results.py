@@ -5,28 +5,38 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import click
 
+from symfuse.cli.app import NEW_FOLDER
 from symfuse.errors import OutputError
 from symfuse.output import Output
 
 result_option = click.option(
-    "--output", "-o", metavar="DIR", type=click.Path(path_type=Path), help="A folder to keep the result in, as JSON."
+    "--output", "-o", metavar="DIR", type=NEW_FOLDER, help="A folder to keep the result in, as JSON."
 )
 
 
-def check_result(folder: Path | None, kind: str) -> None:
-    """OutputError, before the work, if `finish` could not write there. The folder may be there, with other files."""
+def check_result(folder: Path | None, kind: str, models: Sequence[str]) -> None:
+    """OutputError, before the work, if `finish` could not write there. The folder may be there, with other files, but
+    in none of the models that are read."""
     if folder is None:
         return
-    from symfuse.io.target import existing_parent
+    from symfuse.io.target import existing_parent, overlap
 
     place = folder.absolute()
     try:
+        for model in filter(os.path.exists, models):
+            relation = overlap(place, Path(model))
+            if relation in ("is", "lies inside"):
+                raise OutputError(
+                    f"the folder {folder} for {kind}.json {relation} the input {model}, which stays as it is; choose "
+                    "another place (-o)"
+                )
         parent = place if os.path.lexists(place) else existing_parent(place)
         for path in (parent / name for name in place.relative_to(parent).parts):
             with suppress(FileNotFoundError, NotADirectoryError):

@@ -7,9 +7,10 @@ is a chord, and the second compares with the mean of the endpoints (Frankle et a
 
 from __future__ import annotations
 
+import inspect
 import math
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from symfuse.errors import CheckpointError, OptionError
+from symfuse.errors import CheckpointError, OptionError, SymfuseError
 from symfuse.evaluate.statistics import renew_statistics
 from symfuse.evaluate.task import Batch, Loss, Score, describe, measure
 from symfuse.evaluate.weights import Build, WeightSpace, name_of, open_space
 from symfuse.io import Checkpoint
+from symfuse.io.messages import first_line
 
 Source = Checkpoint | nn.Module
 PLAIN = "none"
@@ -149,7 +151,7 @@ def barrier(
     refine: int = 2,
     build: Build | None = None,
     dtype: torch.dtype = torch.float32,
-    renew: Sequence[Batch] | None = None,
+    renew: Iterable[Batch] | None = None,
     inexact: Mapping[str, tuple[str, ...]] | None = None,
     progress: Callable[[str, Point, int], None] | None = None,
 ) -> Barrier:
@@ -162,28 +164,64 @@ def barrier(
     of all points: the most that may be needed, which falls to the number of calls by the last of them. renew: batches
     of module inputs from which the running statistics of batch normalisation are taken anew at the inner points; by
     default they are interpolated like weights, and the ends always keep their own. inexact: by pair, as in `Curve`. One
-    module is in memory; A and B are read from their files at each point.
+    module is in memory; A and B are read from their files at each point. Raises OptionError for arguments that make no
+    sense, before anything is measured.
     """
-    if points < 3 or refine < 0:
-        raise OptionError(
-            f"points is {points} and refine {refine}; a path needs 3 points at least, and refine is 0 or more"
-        )
-    if not pairs:
-        raise OptionError("a barrier needs a pair of models")
     if baselines is None:
         baselines = {name: (PLAIN,) for name in pairs if name != PLAIN and PLAIN in pairs}
+    _require_sense(pairs, loss, baselines, points, refine)
+    batches = None if renew is None else list(renew)
+    renewed = False
     curves: dict[str, Curve] = {}
     for name, (a, b) in pairs.items():
         others = sum(len(curve.points) for curve in curves.values())
         others += (len(pairs) - len(curves) - 1) * (points + _BESIDE * refine)
         with tempfile.TemporaryDirectory(prefix="symfuse-") as scratch:
             space = open_space([b, a], [name_of(b), name_of(a)], loss, Path(scratch), build, dtype)
+            if batches is not None:
+                renewed |= _renew(space.set([1.0, 0.0]), batches[:1])  # whether it can be done at all
             report = None if progress is None else _reporter(progress, name, others)
-            found = _path(space, loss, points, refine, renew, report)
+            found = _path(space, loss, points, refine, batches, report)
             variants = (inexact or {}).get(name, ())
             curves[name] = Curve(name, tuple(found), space.gram().item() ** 0.5, dtype, variants)
     first, last = names or tuple(map(name_of, next(iter(pairs.values()))))
-    return Barrier(first, last, describe(loss), curves, baselines, renewed=0 if renew is None else len(renew))
+    return Barrier(first, last, describe(loss), curves, baselines, len(batches) if batches and renewed else 0)
+
+
+def _require_sense(
+    pairs: Mapping[str, object], loss: object, baselines: Mapping[str, tuple[str, ...]], points: object, refine: object
+) -> None:
+    """OptionError for arguments of `barrier` that make no sense."""
+    whole = all(isinstance(n, int) and not isinstance(n, bool) and n >= low for n, low in ((points, 3), (refine, 0)))
+    if not whole:
+        raise OptionError(
+            f"points is {points} and refine {refine}; a path needs 3 points at least, and refine is 0 or more, both "
+            "whole numbers"
+        )
+    if not pairs:
+        raise OptionError("a barrier needs a pair of models")
+    if not callable(loss):
+        raise OptionError(
+            f"the loss is {loss!r}; expected a task (symfuse.task), or a callable from a module to a number"
+        )
+    named = {*baselines, *(base for bases in baselines.values() for base in bases)}
+    if unknown := sorted(map(str, named - pairs.keys())):
+        raise OptionError(f"baselines: there is no curve {unknown[0]!r}; there are {', '.join(map(repr, pairs))}")
+
+
+def _renew(module: nn.Module, batches: Sequence[Batch]) -> bool:
+    """Take the statistics of batch normalisation anew, if the module has any; OptionError for batches that it does not
+    take."""
+    try:
+        return bool(renew_statistics(module, batches))
+    except SymfuseError:
+        raise
+    except Exception as error:  # whatever that module raises
+        takes = ", ".join(inspect.signature(module.forward).parameters)
+        raise OptionError(
+            f"renew: {type(module).__name__} does not take these batches ({first_line(error)}); they are its inputs by "
+            f"name, and it takes {takes}"
+        ) from error
 
 
 def _path(
@@ -211,7 +249,7 @@ def _path(
 def _point(space: WeightSpace, loss: Loss, place: float, renew: Sequence[Batch] | None) -> Point:
     module = space.set([1 - place, place])
     if renew is not None and 0 < place < 1:
-        renew_statistics(module, renew)
+        _renew(module, renew)
     point = Point(place, measure(loss, module))
     if not math.isfinite(point.score.loss):
         raise CheckpointError(

@@ -175,15 +175,45 @@ class _Journal:
                 raise OutputError(
                     f"{path} is of other models, data or grid, or of another loss; remove it to start anew"
                 )
-            for number, score in map(json.loads, points):
-                self.scores[number] = Score(**score)
+            for line, text in enumerate(points, 2):
+                self._take(line, text, len(about["places"]))
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("\n".join([head, *points, ""]), "utf-8")
-        except (OSError, ValueError, TypeError) as error:  # of bad UTF-8, or lines that are no points
+        except (OSError, ValueError) as error:  # of bad UTF-8
             raise OutputError(f"{path}: cannot be kept as the journal of this landscape ({error})") from error
+
+    def _take(self, line: int, text: str, count: int) -> None:
+        """The point of a line, as `add` writes them; OutputError if it is none of so many."""
+        try:
+            number, score = _read_point(text, count)
+            if score.metrics.keys() != next(iter(self.scores.values()), score).metrics.keys():
+                raise ValueError("it has other metrics than the lines before")
+        except (ValueError, RecursionError) as error:
+            raise OutputError(
+                f"{self.path}, line {line}: no point of this landscape ({error}); remove the file to start anew"
+            ) from error
+        self.scores[number] = score
 
     def add(self, number: int, score: Score) -> None:
         self.scores[number] = score
         if self.path is not None:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps([number, score.to_json()]) + "\n")
+
+
+def _read_point(text: str, count: int) -> tuple[int, Score]:
+    """The number, from 0 to below `count`, and the score of a line of a journal; ValueError if they are none."""
+    data = json.loads(text)
+    if not (isinstance(data, list) and len(data) == 2 and type(data[0]) is int and 0 <= data[0] < count):
+        raise ValueError(f"expected the number of a point, 0 to {count - 1}, and its score")
+    number, score = data
+    if not isinstance(score, dict) or score.keys() != Score(0.0).to_json().keys():
+        raise ValueError("expected a score of loss, metrics and count")
+    loss, metrics, of = score["loss"], score["metrics"], score["count"]
+    if type(loss) not in (int, float) or not math.isfinite(loss):
+        raise ValueError(f"the loss is {loss!r}, no finite number")
+    if not isinstance(metrics, dict) or not all(type(value) in (int, float) for value in metrics.values()):
+        raise ValueError(f"the metrics are {metrics!r}, no numbers by name")
+    if type(of) is not int or of < 0:
+        raise ValueError(f"the count is {of!r}, no number from 0 on")
+    return number, Score(float(loss), metrics, of)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from symfuse.architectures import ARCHITECTURES
-from symfuse.errors import CheckpointError, IncompatibleError
+from symfuse.errors import CheckpointError, IncompatibleError, OptionError
 from symfuse.evaluate.compatible import (
     most_weights,
     require_equal_ties,
@@ -109,7 +109,10 @@ def open_space(
     last = sources[-1]
     if build is not None:
         given = last if isinstance(last, Checkpoint) else open_checkpoint(last, config=module_config(last) or {})
-        module = build(given).to(dtype)
+        module = build(given)
+        if not isinstance(module, nn.Module):
+            raise OptionError(f"build gave {type(module).__name__}, expected a module (torch.nn.Module)")
+        module = module.to(dtype)
     elif isinstance(last, nn.Module) or modules:
         module = copy.deepcopy(most_weights(modules)).to(dtype)
     else:

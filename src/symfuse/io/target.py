@@ -40,11 +40,8 @@ def _check(place: Path, overwrite: bool, inputs: Sequence[Path]) -> None:
     for path in (place, *(parent / name for name in place.relative_to(parent).parts)):
         with suppress(FileNotFoundError, NotADirectoryError):
             path.lstat()  # fails for a name that is too long, of a folder still to be made too
-    real = place.resolve()
     for given in inputs:
-        read = given.resolve()
-        if real == read or read in real.parents or real in read.parents:
-            relation = "is" if real == read else "lies inside" if read in real.parents else "holds"
+        if relation := overlap(place, given):
             raise OutputError(f"the output {place} {relation} the input {given}; choose another output")
     if place == place.parent:
         raise OutputError(f"{place} is the root of the file system; choose a folder in it")
@@ -67,6 +64,15 @@ def _check(place: Path, overwrite: bool, inputs: Sequence[Path]) -> None:
         raise OutputError(f"{parent} is not writable, so {place} cannot be created")
     if place.exists() and not _writable(place):  # else it could be moved aside, and then not be removed
         raise OutputError(f"{place} is not writable, so it cannot be replaced")
+
+
+def overlap(place: Path, other: Path) -> str:
+    """How one folder has to do with another, whatever links and dots lead there: it "is", "lies inside" or "holds" it;
+    empty: neither touches the other."""
+    one, two = place.resolve(), other.resolve()
+    if one == two:
+        return "is"
+    return "lies inside" if two in one.parents else "holds" if one in two.parents else ""
 
 
 def _writable(folder: Path) -> bool:

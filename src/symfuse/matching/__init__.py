@@ -5,7 +5,7 @@ from __future__ import annotations
 from symfuse.matching.activations import match_by_activations
 from symfuse.matching.anchor import nearest_to_mean
 from symfuse.matching.axes import MATCHABLE, choose_axes, choose_groups, choose_layers
-from symfuse.matching.chosen import usual
+from symfuse.matching.chosen import select, usual
 from symfuse.matching.coordinate import Step, match_models
 from symfuse.matching.universe import Universe, match_universe
 
@@ -20,5 +20,6 @@ __all__ = [
     "match_models",
     "match_universe",
     "nearest_to_mean",
+    "select",
     "usual",
 ]

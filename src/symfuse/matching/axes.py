@@ -38,12 +38,18 @@ def require_axes(words: str | Iterable[str]) -> list[str]:
     parts = [w.strip() for w in words.split(",")] if isinstance(words, str) else list(words)
     if parts == [AUTO]:
         return list(WORDS["all"])
+    if AUTO in parts:
+        raise OptionError(f"axes {', '.join(parts)}: {AUTO} stands alone; leave it out, or the others")
     if not parts:
-        raise OptionError(f"no axes to match; choose from {', '.join(WORDS)}")
+        raise OptionError(f"no axes to match; choose from {', '.join([AUTO, *WORDS])}")
     for word in parts:
-        if word not in WORDS:
-            raise OptionError(f"axis {word!r} is not known{suggestion(word, WORDS)}; choose from {', '.join(WORDS)}")
+        _require_word(word, [AUTO, *WORDS])
     return parts
+
+
+def _require_word(word: str, words: Sequence[str]) -> None:
+    if word not in words:
+        raise OptionError(f"axis {word!r} is not known{suggestion(word, words)}; choose from {', '.join(words)}")
 
 
 def choose_groups(groups: Mapping[str, str], spec: Spec) -> dict[str, str]:
@@ -64,7 +70,7 @@ def require_groups(groups: Mapping[str, str]) -> None:
     """OptionError, with the nearest that exists, for a word that selects no axis, or a name that is of no group."""
     names = [*GROUPS, NO_GROUP]
     for word, name in groups.items():
-        require_axes([word])
+        _require_word(word, list(WORDS))  # not AUTO, which stands for no axes that are known yet
         if name not in names:
             known = f"is not known{suggestion(str(name), names)}; choose from {', '.join(names)}"
             raise OptionError(f"groups: {name!r} for axis {word!r} {known}")

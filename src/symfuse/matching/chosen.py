@@ -17,7 +17,7 @@ from symfuse.canonical import canonical
 from symfuse.errors import OptionError, SymmetryError
 from symfuse.groups import Conformal, Element, Group, subgroups
 from symfuse.matching.auto import RELATED, auto_axes
-from symfuse.matching.axes import NO_GROUP, choose_axes, choose_groups, choose_layers, limited
+from symfuse.matching.axes import NO_GROUP, WORDS, choose_axes, choose_groups, choose_layers, limited
 from symfuse.spec import Instance, Spec
 
 # What makes a pre-norm residual stream rotatable, in place.
@@ -78,9 +78,7 @@ def choose(
     for model in (source, anchor):
         require_floating(model)
     axes, frame, auto = usual([source, anchor], axes, groups, frame)
-    asked, chosen = _asked(source.spec, axes, groups)
-    if asked and not chosen:
-        raise OptionError("groups: every axis is taken out, so that there is nothing to match")
+    asked, chosen = select(source.spec, axes, groups)
     lineage = {"source": source.checkpoint.lineage(), "anchor": anchor.checkpoint.lineage()}
     variants = require_variants(variants)
     in_frame = (canonical(model, frame) for model in (source, anchor))
@@ -114,7 +112,7 @@ def usual(
     if frame is not None:
         return axes, tuple(frame), why
     spec = models[0].spec
-    asked, chosen = _asked(spec, axes, groups)
+    asked, chosen = select(spec, axes, groups)
     if not spec.reads or not _is_turned(spec, chosen, asked):
         return axes, (), why
     reasons = [reason for model in models if (reason := _not_rotatable(model)) is not None]
@@ -123,13 +121,24 @@ def usual(
     return axes, () if reasons else ROTATABLE, why | ({"not rotated": reasons[0]} if reasons else {})
 
 
-def _asked(
+def select(
     spec: Spec, axes: str | tuple[str, ...], groups: Mapping[str, str] | None
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The groups that are asked for, by axis; and the axes that are chosen by them or by name."""
+    """The groups that are asked for, by axis; and the axes that are chosen by them or by name. OptionError if a model
+    has none of them, or all are taken out."""
     asked = choose_groups(groups or {}, spec)
     named = dict.fromkeys([*choose_axes(axes, spec), *asked])
-    return asked, tuple(axis for axis in named if asked.get(axis) != NO_GROUP)
+    movable = {instance.axis for instance in spec.movable}
+    if not movable.intersection(named):
+        words = axes if isinstance(axes, str) else ", ".join(axes)
+        has = ", ".join(axis for axis in WORDS["all"] if axis in movable)
+        raise OptionError(
+            f"axes {words}: this {spec.family} has no such axis, so that there is nothing to match; it has {has}"
+        )
+    chosen = tuple(axis for axis in named if asked.get(axis) != NO_GROUP)
+    if not movable.intersection(chosen):
+        raise OptionError("groups: every axis is taken out, so that there is nothing to match")
+    return asked, chosen
 
 
 def _not_rotatable(model: Model) -> str | None:

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from symfuse.alignment import Alignment
@@ -25,8 +24,9 @@ from symfuse.io.workers import one_torch_thread
 from symfuse.matching.blocks import improve
 from symfuse.matching.chosen import choose, steps_of
 from symfuse.matching.descent import Watch, descend
+from symfuse.matching.translations import translate
 from symfuse.spec import Instance, Shift, Spec
-from symfuse.stats import Read, features, weight_moments
+from symfuse.stats import Read, weight_moments
 
 
 @dataclass(frozen=True)
@@ -203,73 +203,28 @@ class _Pair:
         paid = {(rule.bias, rule.axis) for rule in rules if rule.into is not None}
         moments = weight_moments(self.spec, instance, self.anchor, self.source, group, free | paid)
         element, before, after, better = improve(group, moments)
-        start = before.sum().item() + self._translate(instance, None, rules)[1]
-        shifts, rest = self._translate(instance, element, rules)
+
+        def translated(g: Element | None) -> tuple[dict[str, Tensor], float]:
+            return translate(self.spec, instance, g, rules, self.anchor, self.source)
+
+        start = before.sum().item() + translated(None)[1]
+        shifts, rest = translated(element)
         found = [(after.sum().item() + rest, element, shifts, int(better.sum()))]
         if rest > BIASES_MATTER * found[0][0]:
             biases = weight_moments(self.spec, instance, self.anchor, self.source, group, free, only=paid)
             other, _, _, moved = improve(group, add(moments, biases))
-            shifts, rest = self._translate(instance, other, rules)
+            shifts, rest = translated(other)
             found.append((objective(other, moments).sum().item() + rest, other, shifts, int(moved.sum())))
         if min(found, key=_cost)[0] > start:
             identity = group.identity(element.size, element.batch)
-            shifts, rest = self._translate(instance, identity, rules)
+            shifts, rest = translated(identity)
             found.append((before.sum().item() + rest, identity, shifts, 0))
         cost, best, shifts, moved_units = min(found, key=_cost)
         return _Found(group.label, best, shifts, start, cost, before.numel(), moved_units)
 
-    def _translate(
-        self, instance: Instance, element: Element | None, rules: list[Shift]
-    ) -> tuple[dict[str, Tensor], float]:
-        """The translations that bring the biases nearest to the anchor's, with the squared distance that is left.
-
-        Free: the anchor's bias itself. Values: the least squares of t − (b_B − b_A) and W t − (c_A − c_B), where c is
-        the output bias and W the output projection, all in the moved basis. Without an element: nothing moves.
-        """
-        linear = Alignment(self.spec, {} if element is None else {instance: element})
-        shifts: dict[str, Tensor] = {}
-        left = 0.0
-        for rule in rules:
-            bias = self.source(rule.bias)
-            gap = self.anchor(rule.bias).double() - linear.move(rule.bias, bias.double())
-            out = torch.zeros_like(gap)
-            t, wanted = (self.spec.part(rule.bias, tensor, rule.axis).view for tensor in (out, gap))
-            if rule.weight is None or rule.into is None:
-                left += 0.0 if element is not None else wanted.square().sum().item()
-                t.copy_(wanted)
-            else:
-                c = linear.move(rule.into, self.source(rule.into)).double() - self.anchor(rule.into).double()
-                if element is not None:
-                    # The dtype of the weights is enough: any t is exact, a rounded one is merely not quite the nearest.
-                    weight = linear.move(rule.weight, self.source(rule.weight))
-                    ((_, (w,)),) = features(self.spec, instance, rule.weight, weight)
-                    w = w.reshape(t.numel(), -1)
-                    best = _ridge(w, wanted.reshape(-1).to(w.dtype) + w @ c.reshape(-1).to(w.dtype))
-                    t.copy_(best.reshape(t.shape))
-                    c = c.reshape(-1) - w.T.double() @ best.double()
-                left += (wanted - t).square().sum().item() + c.square().sum().item()
-            shifts[rule.bias] = shifts[rule.bias] + out if rule.bias in shifts else out
-        return ({} if element is None else shifts), left
-
 
 def _cost(candidate: tuple[float, Element, Mapping[str, Tensor], int]) -> float:
     return candidate[0]
-
-
-def _ridge(w: Tensor, right: Tensor) -> Tensor:
-    """(1 + W Wᵀ)⁻¹ right, by conjugate gradients: a few dozen products with W cost less than one factorisation."""
-    t, residual, direction = torch.zeros_like(right), right, right
-    square = right @ right
-    enough = (10 * torch.finfo(right.dtype).eps) ** 2 * square
-    for _ in range(2 * len(right)):
-        if square <= enough:
-            break
-        image = direction + w @ (w.T @ direction)
-        step = square / (direction @ image)
-        t, residual = t + step * direction, residual - step * image
-        before, square = square, residual @ residual
-        direction = residual + square / before * direction
-    return t
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from symfuse.groups.assignment import assign_batch
 from symfuse.groups.monomial import Monomial
 from symfuse.spec import Instance, Spec
 from symfuse.stats import Read, features
+from symfuse.stats.weights import require_products
 
 
 def match_outer(
@@ -37,9 +38,15 @@ def match_outer(
     matched = {instance.axis: instance for instance in inner}
     index = dict(zip(("l",), outer.index, strict=False))
     names = [name for name in spec.movable[outer] if name in source]
+    read = source.__getitem__
+
+    def checked(gram: Tensor, name: str) -> Tensor:
+        require_products(outer, [gram], [name], anchor, read)
+        return gram.double()
+
     for axis in insides:
         grams = [
-            _pairs(x, y)
+            checked(_pairs(x, y), name)
             for name in names
             if axis in (atom.name for atom in spec.tensors[name].layout.atoms())
             for atom, (x, y) in features(spec, spec.instance(axis, index), name, anchor(name), source[name])
@@ -56,12 +63,12 @@ def match_outer(
         parts = [s for s in spec.segments(name, source[name]) if outer.axis in (atom.name for atom in s.atoms)]
         for part, (atom, (x, y)) in zip(parts, features(spec, outer, name, anchor(name), source[name]), strict=True):
             if (name, str(atom)) not in skip and not {a.name for a in part.atoms} & set(insides):
-                total += x.double() @ y.double().T
+                total += checked(x.double() @ y.double().T, name)
     return Monomial(assign_batch(total))
 
 
 def _pairs(x: Float[Tensor, "h n k"], y: Float[Tensor, "h n k"]) -> Float[Tensor, "h h n n"]:
-    """The cross-Gram of every pair (i of the anchor, j of the source), float64."""
+    """The cross-Gram of every pair (i of the anchor, j of the source), in the dtype of the features."""
     h, n, k = x.shape
     grams = x.reshape(h * n, k) @ y.reshape(h * n, k).T.to(x.dtype)
-    return grams.reshape(h, n, h, n).permute(0, 2, 1, 3).double()
+    return grams.reshape(h, n, h, n).permute(0, 2, 1, 3)

@@ -9,6 +9,7 @@ from typing import Any
 
 from symfuse.alignment import Alignment
 from symfuse.architectures import Model
+from symfuse.canonical import canonical
 from symfuse.errors import OptionError, UnknownArchitectureError
 from symfuse.evaluate import Task, make_task, read_records
 from symfuse.io import Checkpoint
@@ -16,14 +17,15 @@ from symfuse.io.messages import some
 from symfuse.io.workers import one_torch_thread
 from symfuse.matching import (
     Step,
-    choose_axes,
     choose_groups,
     choose_layers,
     match_by_activations,
     match_models,
     nearest_to_mean,
+    select,
     usual,
 )
+from symfuse.matching.axes import NO_GROUP, limited
 from symfuse.matching.descent import Watch
 from symfuse.merging import lookup
 from symfuse.pipeline.stage import Stage
@@ -45,9 +47,8 @@ def anchor_of(stage: Stage) -> ModelRef | None:
             "align out to merge by names and shapes, or add a declaration (CONTRIBUTING.md)"
         )
     spec = Model.of(next(iter(stage.models.values()))).spec
-    choose_axes(align.axes, spec)  # whether they can be matched
+    selected_of(stage.recipe, spec)  # whether they can be matched
     layers_of(stage.recipe, spec)
-    groups_of(stage.recipe, spec)
     if isinstance(align.anchor, ModelRef):
         return align.anchor
     if isinstance(align.anchor, int):
@@ -60,12 +61,33 @@ def anchor_of(stage: Stage) -> ModelRef | None:
     return refs[nearest_to_mean([Model.of(checkpoint) for checkpoint in stage.models.values()])]
 
 
-def axes_of(stage: Stage) -> tuple[str | tuple[str, ...], tuple[str, ...]]:
-    """The words for the axes that the recipe's `align` block asks for, and the frame: the same for all models."""
+def axes_of(stage: Stage) -> tuple[str | tuple[str, ...], tuple[str, ...], dict[str, Any]]:
+    """The words for the axes that the recipe's `align` block asks for, and the frame: the same for all models; and why,
+    where it does not say. OptionError, with the place in it, if they cannot be matched as it says."""
     align = stage.recipe.align
     assert align is not None
     models = [Model.of(checkpoint) for checkpoint in stage.models.values()]
-    return usual(models, align.axes, groups_of(stage.recipe, models[0].spec))[:2]
+    groups = groups_of(stage.recipe, models[0].spec)
+    try:
+        axes, frame, why = usual(models, align.axes, groups)
+        spec = canonical(models[0], frame).spec
+        for axis, name in groups.items():
+            if (declared := spec.axes[axis].group) is not None and name != NO_GROUP:
+                limited(axis, declared, name)
+    except OptionError as error:
+        stage.recipe.refuse(error, "align.axes", "align.groups")
+    return axes, frame, why
+
+
+def selected_of(recipe: Recipe, spec: Spec) -> tuple[str, ...]:
+    """The axes that are to be aligned; OptionError, with the place in the recipe, if there are none."""
+    align = recipe.align
+    assert align is not None
+    groups = groups_of(recipe, spec)
+    try:
+        return select(spec, align.axes, groups)[1]
+    except OptionError as error:
+        recipe.refuse(error, "align.axes", "align.groups")
 
 
 def layers_of(recipe: Recipe, spec: Spec) -> list[int]:
@@ -97,15 +119,18 @@ def match_model(
     align = stage.recipe.align
     assert align is not None
     source, to = (Model.of(stage.models[one]) for one in (ref, anchor))
-    axes, frame = axes_of(stage)
+    axes, frame, why = axes_of(stage)
     same: dict[str, Any] = {"axes": axes, "frame": frame, "layers": align.layers, "groups": align.groups}
     same |= {} if align.scaling is None else {"scaling": align.scaling}
     if align.source == "activations":
         data = data_of(align, to.checkpoint)
         with one_torch_thread() if threads == 1 else nullcontext():
-            return match_by_activations(source, to, data.batches, **same)
-    own: dict[str, Any] = {"one_pass": align.one_pass, "biases": align.biases}
-    return match_models(source, to, **same, **own, threads=threads, progress=progress, watch=watch)
+            found = match_by_activations(source, to, data.batches, **same)
+    else:
+        own: dict[str, Any] = {"one_pass": align.one_pass, "biases": align.biases}
+        found = match_models(source, to, **same, **own, threads=threads, progress=progress, watch=watch)
+    options = {**found.provenance["options"], **why}
+    return replace(found, provenance={**found.provenance, "options": options})
 
 
 def data_of(align: Align, model: Checkpoint) -> Task:

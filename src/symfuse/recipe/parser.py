@@ -286,6 +286,7 @@ def _align(item: Item, models: int) -> Align:
         options["axes"] = tuple(part.text() for part in axes.sequence()) if several else axes.text()
         for part in axes.sequence() if several else [axes]:
             _attempt(part, require_axes, (part.text(),) if several else part.text())
+        _attempt(axes, require_axes, options["axes"])
     if "groups" in fields:
         options["groups"] = {axis: part.text() for axis, part in fields["groups"].mapping().items()}
         for axis, part in fields["groups"].mapping().items():

@@ -14,6 +14,7 @@ from symfuse.errors import LayoutError, SpecError
 from symfuse.groups import GROUPS, Group
 from symfuse.io.messages import some
 from symfuse.spec.layout import Layout, Segment, parse
+from symfuse.spec.typed import require_type
 
 
 @dataclass(frozen=True)
@@ -201,21 +202,59 @@ class Spec:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Spec:
+        """The declaration of which these are the data; LayoutError, which names the key, if they are of none."""
+        require_type(data, _DATA, "spec")
+        axes = {name: _axis(name, a) for name, a in data["axes"].items()}
+        tensors = {
+            name: Declared(_layout(f"tensors.{name}", text), index) for name, (text, index) in data["tensors"].items()
+        }
+        for name, declared in tensors.items():
+            used = {atom.name for atom in declared.layout.atoms() if not atom.name.isdigit()} | set(declared.index)
+            if unknown := sorted(used - axes.keys()):
+                raise LayoutError(f"'spec.tensors.{name}': axis {unknown[0]!r} is not declared")
         return cls(
             family=data["family"],
-            axes={
-                name: Axis(a["size"], GROUPS[a["group"]] if a["group"] else None, tuple(a["per"]))
-                for name, a in data["axes"].items()
-            },
-            tensors={name: Declared(parse(text), index) for name, (text, index) in data["tensors"].items()},
+            axes=axes,
+            tensors=tensors,
             heads=frozenset(data["heads"]),
             tied=data["tied"],
             shifts=tuple(Shift(*s) for s in data["shifts"]),
-            outputs={name: parse(text) for name, text in data["outputs"].items()},
+            outputs={name: _layout(f"outputs.{name}", text) for name, text in data["outputs"].items()},
             reads={norm: tuple(readers) for norm, readers in data["reads"].items()},
             names=data["names"],
             buffers=frozenset(data["buffers"]),
         )
+
+
+# What `to_json` gives.
+_DATA = {
+    "family": str,
+    "axes": dict[str, object],
+    "tensors": dict[str, tuple[str, dict[str, int]]],
+    "heads": list[str],
+    "tied": dict[str, str],
+    "shifts": list[tuple[str, str, str | None, str | None]],
+    "outputs": dict[str, str],
+    "reads": dict[str, list[str]],
+    "names": dict[str, str],
+    "buffers": list[str],
+}
+
+
+def _layout(key: str, text: str) -> Layout:
+    try:
+        return parse(text)
+    except LayoutError as error:
+        raise LayoutError(f"'spec.{key}': {error}") from error
+
+
+def _axis(name: str, data: Any) -> Axis:
+    key = f"spec.axes.{name}"
+    require_type(data, {"size": int, "group": str | None, "per": list[str]}, key)
+    group = data["group"]
+    if data["size"] < 0 or (group is not None and group not in GROUPS):
+        raise LayoutError(f"{key!r} is of size {data['size']} with group {group!r}; known are {', '.join(GROUPS)}")
+    return Axis(data["size"], None if group is None else GROUPS[group], tuple(data["per"]))
 
 
 def indices(template: str, axes: Mapping[str, Axis]) -> list[dict[str, int]]:

@@ -4,11 +4,14 @@ the sum over tensors of unfold(anchor) unfold(source)ᵀ (Git Re-Basin, Eq. 3; Z
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import reduce
 
 import torch
 from torch import Tensor
 
+from symfuse.errors import CheckpointError
 from symfuse.groups import Group, Moments, Part, PartMoments
+from symfuse.io import is_finite
 from symfuse.spec import Atom, Instance, Spec, Variance
 
 Read = Callable[[str], Tensor]
@@ -51,12 +54,12 @@ def weight_moments(
     (name, atom) in `skip`, or over those in `only`.
 
     anchor, source: read a tensor by canonical name; whatever else moves has already been applied to the source.
-    The dtype is the group's, and xx and yy are what it needs (`Group.gram`). Where g acts like its dual, both parts are
-    summed as they come.
+    The dtype is the group's, or that of the tensors if it is wider, and xx and yy are what it needs (`Group.gram`).
+    Where g acts like its dual, both parts are summed as they come. Raises CheckpointError if a moment overflows.
     """
     out: dict[Part, Moments] = {}
-    dtype = group.moments_dtype
-    for name in spec.movable[instance] if names is None else names:
+    names = spec.movable[instance] if names is None else names
+    for name in names:
         for atom, (fx, fy) in features(spec, instance, name, anchor(name), source(name)):
             if (name, str(atom)) in skip or (only is not None and (name, str(atom)) not in only):
                 continue
@@ -64,9 +67,31 @@ def weight_moments(
             if part not in out:
                 *batch, n, _ = fx.shape
                 own = (n, n) if group.gram else (n,)
+                dtype = reduce(torch.promote_types, (fx.dtype, fy.dtype), group.moments_dtype)
                 out[part] = Moments(*(torch.zeros(*batch, *rest, dtype=dtype) for rest in ((n, n), own, own)))
             _add(out[part], fx, fy)
+    for m in out.values():
+        # Solvers multiply two moments with each other, in float64.
+        require_products(instance, (m.xy, m.x_norms.double() ** 2, m.y_norms.double() ** 2), names, anchor, source)
     return out
+
+
+def require_products(
+    instance: Instance, products: Sequence[Tensor], names: Sequence[str], anchor: Read, source: Read
+) -> None:
+    """CheckpointError unless products of weights are finite, which names the tensor with the largest weights and the
+    dtype of the first product. The weights are finite, or they would not have been read."""
+    if all(map(is_finite, products)):
+        return
+    models = (("anchor", anchor), ("source", source))
+    largest, name, which = max((read(name).abs().max().item(), name, which) for which, read in models for name in names)
+    dtype = products[0].dtype
+    wider = "" if dtype == torch.float64 else "convert both models to float64 (`symfuse.open(…).to(torch.float64)`) or "
+    raise CheckpointError(
+        f"{instance}: products of these weights overflow in {str(dtype).removeprefix('torch.')}; the largest weight is "
+        f"{largest:.3g}, in {name!r} of the {which}. Look at that tensor: weights of such size are rarely meant. Else "
+        f"{wider}leave this axis out"
+    )
 
 
 def _add(m: Moments, fx: Tensor, fy: Tensor) -> None:
