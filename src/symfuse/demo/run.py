@@ -61,7 +61,7 @@ def run_demo(out: Output, work: Path | None = None, target: Path = Path("symfuse
             f"done in {data['seconds']:.0f} s. To go on with the same two models (--work keeps what the demo writes):"
         )
         out.say(f"  symfuse inspect {packages.minilm_finetuned()}")
-        out.say(f"  symfuse merge {packages.minilm_finetuned()} {packages.minilm()} -o merged --align all")
+        out.say(f"  symfuse merge {packages.minilm_finetuned()} {packages.minilm()} -o merged --align auto")
         out.finish(data)
     return data
 
@@ -179,7 +179,7 @@ def _hard(out: Output, work: Path) -> dict[str, Any]:
     out.say(
         f"function preserved to {proof.exact.worst:.0e}; distance {before.euclidean:.1f} -> {after.euclidean:.1f} "
         f"({after.euclidean / before.euclidean:.0%} left) in {seconds:.2f} s.\n"
-        "The symmetries of attention and feed-forward alone do not connect these two (the residual stream stays): "
+        "These symmetries alone do not connect the two (a post-norm residual stream admits permutations only): "
         f"the aligned average is {'worse' if worse else 'better'} than the plain one in loss, and both are useless."
     )
     barrier = _barrier(out, a, b, page.masked_receptors, alignment, page.build_receptors)
