@@ -198,7 +198,7 @@ BAD = {
     "padding": (MODELS + "tokenizer: {pad_to_multiple_of: 0}\n", "tokenizer.pad_to_multiple_of: 0 is below 1"),
     "empty template": (MODELS + "chat_template: ''\n", "line 5: chat_template: the text is empty"),
     "empty align": (MODELS + "align:\n", "line 5: align: the block is empty; write `align: {}`"),
-    "source of align": (MODELS + "align: {source: gradients}\n", "'gradients' is not known; choose from weights, activations"),
+    "source of align": (MODELS + "align: {source: gradients}\n", "'gradients' is not known; choose from weights, act"),
     "number of the anchor": (MODELS + "align: {anchor: 3}\n", "align.anchor: model 3: there are models 1 to 2"),
     "anchor of slices by number": (
         SLICE + "      - {model: a, layer_range: [0, 1]}\nalign: {anchor: 1}\n",
