@@ -1,8 +1,8 @@
 """Small models of one shape from different seeds, which were trained independently: python experiments/train.py
 
-A ViT on handwritten digits, a GPT-2 and a BERT (masked LM) on the characters of Shakespeare's plays; one or two
-minutes each on two cores. They are kept as `transformers` folders in the cache folder of `symfuse.demo.packages`, and
-trained again only if RECIPE is raised. The seed decides the initial weights and the order of the data.
+A ViT on handwritten digits, a GPT-2, a Llama and a BERT (masked LM) on the characters of Shakespeare's plays; one or
+two minutes each on two cores. They are kept as `transformers` folders in the cache folder of `symfuse.demo.packages`,
+and trained again only if RECIPE is raised. The seed decides the initial weights and the order of the data.
 """
 
 from __future__ import annotations
@@ -111,6 +111,17 @@ def _gpt2() -> Any:
     return GPT2LMHeadModel(config)
 
 
+def _llama() -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=len(corpora.ALPHABET), max_position_embeddings=LENGTH, hidden_size=64, num_hidden_layers=3,
+        num_attention_heads=4, num_key_value_heads=2, intermediate_size=160, bos_token_id=0, eos_token_id=0,
+        tie_word_embeddings=False,
+    )  # fmt: skip
+    return LlamaForCausalLM(config)
+
+
 def _draw_windows(rng: torch.Generator, length: int) -> Tensor:
     found = corpora.text("train")
     starts = torch.randint(len(found) - length, (CHARACTERS // length,), generator=rng)
@@ -154,6 +165,7 @@ def _task_masked(split: corpora.Split) -> Task:
 KINDS = {
     "vit": Kind(_vit, _draw_digits, _task_digits, steps=1000, rate=1e-3),
     "gpt2": Kind(_gpt2, _draw_next, _task_next, steps=1500, rate=2e-3),
+    "llama": Kind(_llama, _draw_next, _task_next, steps=1500, rate=2e-3),
     "bert": Kind(_bert, _draw_masked, _task_masked, steps=1500, rate=2e-3),
 }
 

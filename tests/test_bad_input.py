@@ -203,7 +203,7 @@ def test_c77_nan_in_a_head_that_is_kept_as_it_is(tmp_path: Path) -> None:
 
 def test_messages_on_shapes_name_the_model(folders: Path) -> None:
     edit(folders / "b", lambda t: t.update({QUERY: torch.zeros(0)}))
-    refused(folders, 4, f"b: {QUERY}: the stored shape (0,)", "merge", "a", "b", "-o", "out")
+    refused(folders, 4, f"b: {QUERY} in model.safetensors has shape (0,), expected (", "merge", "a", "b", "-o", "out")
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool, torch.complex64])
@@ -231,8 +231,9 @@ def test_c09_a_stored_alias_that_is_another_tensor(tmp_path: Path) -> None:
     alias = "cls.predictions.decoder.weight"
     edit(tmp_path / "a", lambda t: t.update({alias: torch.zeros(31, 12)}))
     paths = [str(tmp_path / name) for name in ("a", "b", "out")]
-    words = f"a: config.json says that {alias} is bert.embeddings.word_embeddings.weight"
+    words = f"a: {alias} is bert.embeddings.word_embeddings.weight by config.json"
     refused(tmp_path, 4, words, "merge", *paths[:2], "-o", paths[2])
+    words = f"a: config.json says that {alias} is bert.embeddings.word_embeddings.weight"
     refused(tmp_path, 4, words, "align", paths[0], "--to", paths[1], "-o", paths[2])
 
 

@@ -24,7 +24,7 @@ from symfuse.errors import CheckpointError, IncompatibleError, OptionError, Symf
 from symfuse.io import Checkpoint, TensorInfo
 from symfuse.merging.stream import BLOCK
 from symfuse.recipe import Recipe, parse_recipe
-from test_undeclared import changed, llama
+from test_undeclared import UNKNOWN, changed, llama, unknown
 from test_vocabulary import COMMON
 from test_vocabulary import model as with_tokenizer
 
@@ -97,8 +97,10 @@ def test_what_each_model_is() -> None:
     assert report.possible
     assert report.exit_code == 0
     one, two = report.models
-    assert (one.name, one.family, one.declared, one.layers, one.vocabulary) == ("a", "llama", False, 2, 64)
-    assert one.alignment == "none: by names and shapes"
+    assert (one.name, one.family, one.declared, one.layers, one.vocabulary) == ("a", "llama", True, 2, 64)
+    assert "ffn" in one.alignment
+    (strange, _) = checked({"a": unknown(), "b": unknown(1)}, sample=False).models
+    assert (strange.family, strange.declared, strange.alignment) == (UNKNOWN, False, "none: by names and shapes")
     assert one.parameters == sum(t.numel() for t in a.values())
     assert one.bytes == 4 * one.parameters
     assert one.dtypes == {"float32": 20}
@@ -127,7 +129,7 @@ def test_declared_families_can_be_aligned() -> None:
 
 
 def test_align_of_an_unknown_family_is_a_problem() -> None:
-    report = checked({"a": llama(), "b": llama(1)}, align={"axes": "all"})
+    report = checked({"a": unknown(), "b": unknown(1)}, align={"axes": "all"})
     assert [(p.kind, p.exit_code) for p in report.problems] == [("UnknownArchitectureError", 4)]
 
 
@@ -139,7 +141,7 @@ def test_every_reason_at_once() -> None:
     for words in (
         "b and c: the numbers of layers differ: 2 and 3",
         "b and c: the vocabulary sizes differ: 64 and 66; set `tokenizer: {source: union}`",
-        "b and c: the hidden sizes differ: 32 and 48 (hidden_size)",
+        "b and c: the hidden sizes (residual stream) differ: 32 and 48",
         "b and c: config.json differs in",
         "b and a: config.json differs in",
         "density of b is 1.5",

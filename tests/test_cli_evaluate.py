@@ -315,7 +315,7 @@ PAIRS: list[tuple[int, str, list[str]]] = [
     (5, "are two of them equal?", ["landscape", "a", "b", "./a", *PLANE]),
     (
         5,
-        "config.json differs in hidden_size: 20 and 24, so",
+        "config.json differs in hidden_size: 20 and 24",
         ["landscape", "a", "b", "wide", *PLANE],
     ),
     (2, "none is aligned", ["landscape", "a", "b", "c", *PLANE, "--align", "ffn"]),

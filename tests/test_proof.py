@@ -18,7 +18,7 @@ from symfuse.errors import VerificationError
 from symfuse.groups import Similarity
 from symfuse.io import Checkpoint
 from symfuse.spec import Declared, Instance, parse
-from symfuse.verification import TOLERANCE
+from symfuse.verification import TOLERANCE, computes_in
 
 MATCHED = {"qk", "v", "ffn"}
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
@@ -159,3 +159,29 @@ def test_what_moves_by_a_wrong_declaration_is_not_proved() -> None:
     still = replace(g.spec, tensors={**g.spec.tensors, bias: Declared(parse("29"), {"l": 0})})
     with pytest.raises(VerificationError):
         api.prove(source, replace(g, spec=still))
+
+
+@pytest.mark.parametrize(("label", "dtype"), [
+    ("llama-lm", torch.float32), ("gemma3-lm", torch.float32), ("cohere-lm", torch.float32),
+    ("starcoder2-lm", torch.float64), ("gpt2-lm", torch.float64),
+])  # fmt: skip
+def test_norms_that_compute_in_float32_are_allowed_its_rounding(label: str, dtype: torch.dtype) -> None:
+    """And no other model."""
+    source = MODELS[label]()
+    g = random_alignment(api.declare(source), 1, largest=True)
+    exact = api.prove(source, g).exact
+    assert exact.tolerance == api.verify(source, g(source), g).tolerance == TOLERANCE[dtype]
+    assert exact.worst < TOLERANCE[dtype] / 10
+    wrong = tampered(g, without(g, "v"), "attn.c_proj.weight" if label == "gpt2-lm" else "self_attn.o_proj.weight")
+    with pytest.raises(VerificationError):
+        api.prove(source, wrong)
+
+
+def test_the_norm_of_torch_does_not_cast() -> None:
+    class OddRMSNorm(torch.nn.Module):
+        """One that does, by its name."""
+
+    kept = torch.nn.Sequential(torch.nn.RMSNorm(3), torch.nn.LayerNorm(3))
+    assert computes_in(kept, torch.float64) == torch.float64
+    assert computes_in(kept.append(OddRMSNorm()), torch.float64) == torch.float32
+    assert computes_in(kept, torch.bfloat16) == torch.bfloat16

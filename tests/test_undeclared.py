@@ -9,6 +9,7 @@ import torch
 import transformers
 from torch import Tensor
 
+from recipes.llama import UNKNOWN
 from symfuse.architectures import Model, require_same_shape
 from symfuse.architectures.config import Difference, differences
 from symfuse.architectures.undeclared import undeclared
@@ -47,14 +48,19 @@ def changed(checkpoint: Checkpoint, tensors: dict[str, Tensor | None] | None = N
     return open_checkpoint(kept, config=fields, name=checkpoint.name)
 
 
+def unknown(seed: int = 0, **options: Any) -> Checkpoint:
+    """A Llama of a family without a declaration."""
+    return changed(llama(seed, **options), model_type=UNKNOWN)
+
+
 def of(checkpoint: Checkpoint) -> Model:
     return Model.of(checkpoint, undeclared=True)
 
 
 def test_an_unknown_family_is_names_and_shapes() -> None:
-    model = of(llama())
+    model = of(unknown())
     spec = model.spec
-    assert spec.family == "llama"
+    assert spec.family == UNKNOWN
     assert not model.declared
     assert set(spec.tensors) == set(model.checkpoint)
     assert spec.axes == {"l": Axis(2), "vocab": Axis(64)}
@@ -63,12 +69,14 @@ def test_an_unknown_family_is_names_and_shapes() -> None:
     assert (str(up.layout), up.index) == ("48 32", {"l": 1})
     for name in ("model.embed_tokens.weight", "lm_head.weight"):
         assert (str(spec.tensors[name].layout), spec.tensors[name].index) == ("vocab 32", {})
-    assert model.notes == ("symfuse has no declaration for 'llama': merged by names and shapes, without alignment",)
+    assert model.notes == (
+        f"symfuse has no declaration for {UNKNOWN!r}: merged by names and shapes, without alignment",
+    )
 
 
 def test_only_if_asked() -> None:
     with pytest.raises(UnknownArchitectureError):
-        Model.of(llama())
+        Model.of(unknown())
 
 
 def test_known_families_keep_their_declaration() -> None:
@@ -107,7 +115,8 @@ def test_models_of_many_families(class_name: str, tmp_path: Any) -> None:
     config = cls.config_class(**{key: value for key, value in options.items() if key in fields})
     config.architectures = [class_name]
     cls(config).save_pretrained(tmp_path)
-    model = of(open_checkpoint(tmp_path))
+    checkpoint = open_checkpoint(tmp_path)
+    model = Model(checkpoint, undeclared(checkpoint))  # though some of them are declared
     assert set(map(model.spec.file_name, model.spec.tensors)) | model.spec.buffers == set(model.checkpoint)
     assert model.spec.axes["l"].size == 2
     layers = {name: d.index["l"] for name, d in model.spec.tensors.items() if "l" in d.index}
@@ -130,14 +139,14 @@ def test_bias_of_attention_is_no_mask() -> None:
     for layer in range(2):
         masks[f"gpt_neox.layers.{layer}.attention.bias"] = torch.ones(1, 1, 37, 37).tril() > 0
         masks[f"gpt_neox.layers.{layer}.attention.masked_bias"] = torch.tensor(-1e9)
-    assert of(changed(plain, masks)).spec.buffers == masks.keys()
+    assert undeclared(changed(plain, masks)).buffers == masks.keys()
     name = "gpt_neox.layers.0.attention.bias"
-    assert not of(changed(plain, {name: torch.zeros(32)})).spec.buffers
+    assert not undeclared(changed(plain, {name: torch.zeros(32)})).buffers
 
 
 def test_layers_that_guess_ahead_are_not_counted() -> None:
     """The file has three layers, the config two and one that predicts the token after the next."""
-    model = of(changed(llama(num_hidden_layers=3), num_hidden_layers=2, num_nextn_predict_layers=1))
+    model = of(changed(unknown(num_hidden_layers=3), num_hidden_layers=2, num_nextn_predict_layers=1))
     assert model.spec.axes["l"].size == 2
     assert model.spec.tensors["model.layers.2.mlp.up_proj.weight"].index == {}
 

@@ -165,20 +165,14 @@ class Alignment:
             out = out + self.shifts[name].double()
         for rule in self.spec.shifts:
             if rule.into == name and rule.bias in self.shifts and rule.weight is not None:
-                out = out - self._through(rule, rule.weight, weight(rule.weight)).reshape(out.shape)
+                out = out - self._through(rule, weight(rule.weight)).reshape(out.shape)
         return out.to(moved.dtype)
 
-    def _through(self, rule: Shift, name: str, weight: Tensor) -> Tensor:
-        """weight @ t for the part of the translation t that the rule moves, with the axes of rule.into left.
-
-        Axes of the weight that neither has, such as the query heads that share a value, are summed over.
-        """
-        t = self.spec.part(rule.bias, self.shifts[rule.bias].double(), rule.axis)
-        (w,) = self.spec.segments(name, weight.double())
-        letters = {atom.name: chr(97 + i) for i, atom in enumerate(w.atoms)}
-        read = "".join(letters[atom.name] for atom in t.atoms)
-        left = "".join(letters[atom.name] for atom in self.spec.tensors[str(rule.into)].layout.atoms())
-        return torch.einsum(f"{''.join(letters.values())},{read}->{left}", w.view, t.view)
+    def _through(self, rule: Shift, weight: Tensor) -> Tensor:
+        """weight @ t for the part of the translation t that the rule moves, with the axes of rule.into left."""
+        t = self.spec.part(rule.bias, self.shifts[rule.bias].double(), rule.axis).view
+        left: Tensor = torch.tensordot(t, self.spec.through(rule, weight.double()), t.ndim)
+        return left
 
     def inverse(self) -> Alignment:
         """The alignment that undoes this one."""

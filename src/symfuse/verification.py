@@ -27,6 +27,10 @@ Outputs = Mapping[str, Tensor]
 # precision this can hide small mistakes: `prove` looks at an alignment before it is rounded.
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 
+# How the names of norms end that `transformers` computes in float32 whatever the model's dtype, and of attention whose
+# softmax it does.
+IN_FLOAT32 = ("RMSNorm", "T5LayerNorm", "CohereLayerNorm", "BloomAttention", "MptAttention")
+
 
 @dataclass(frozen=True)
 class Verification:
@@ -83,6 +87,15 @@ def random_inputs(module: torch.nn.Module, config: Mapping[str, Any], seed: int 
     return {"input_ids": ids, "attention_mask": mask}
 
 
+def computes_in(module: torch.nn.Module, dtype: torch.dtype) -> torch.dtype:
+    """The coarsest dtype in which a live module of this dtype computes: float32 if it has norms that cast to it."""
+    casts = any(
+        type(part).__name__.endswith(IN_FLOAT32) and not isinstance(part, torch.nn.RMSNorm)  # torch's own does not
+        for part in module.modules()
+    )
+    return torch.float32 if casts and dtype == torch.float64 else dtype
+
+
 def run(module: torch.nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """All floating-point outputs of a live module by field name; positions that are masked out are set to zero."""
     with torch.inference_mode():
@@ -128,17 +141,18 @@ def verify(
 
     dtype: in which both are run. alignment: how `after` came about, if outputs in moved spaces are to be undone.
     runner: runs a checkpoint, for models that `transformers` does not have. tolerance: default by the coarsest
-    dtype, stored or run in (TOLERANCE). Raises CheckpointError if a model cannot be run, IncompatibleError if the
+    dtype, stored or computed in (TOLERANCE). Raises CheckpointError if a model cannot be run, IncompatibleError if the
     second does not take the inputs, or does not have the outputs, of the first.
     """
     if tolerance is not None and not 0 <= tolerance < math.inf:
         raise OptionError(f"tolerance {tolerance}: it must be a number from 0 on, such as 1e-6")
-    if tolerance is None:
-        stored = {info.dtype for c in (before, after) for name in c if (info := c.info(name)).dtype in TOLERANCE}
-        tolerance = max(TOLERANCE[d] for d in stored | {dtype})
     bench = _Bench(inputs, runner, dtype)
     expected = _moved(bench.run(before), alignment)
-    return Verification(compare(expected, bench.run(after, alignment)), tolerance, bench.what)
+    errors = compare(expected, bench.run(after, alignment))
+    if tolerance is None:
+        stored = {info.dtype for c in (before, after) for name in c if (info := c.info(name)).dtype in TOLERANCE}
+        tolerance = max(TOLERANCE[d] for d in stored | {bench.computed_in})
+    return Verification(errors, tolerance, bench.what)
 
 
 @dataclass(frozen=True)
@@ -159,14 +173,15 @@ def prove(
 ) -> Proof:
     """Whether an alignment leaves the function of its source, whatever the dtype that it is stored in.
 
-    The source is widened to float64, moved and run: an exact symmetry shows 1e-15. That the moved weights are then
-    rounded to the stored dtype is measured apart. Raises VerificationError if the function changed.
+    The source is widened to float64, moved and run: an exact symmetry shows 1e-15, or with norms that cast to float32
+    its rounding. That the moved weights are then rounded to the stored dtype is measured apart. Raises
+    VerificationError if the function changed.
     """
     bench = _Bench(inputs, runner, torch.float64)
     wide = source.to(torch.float64)
     expected = _moved(bench.run(wide), alignment)
     errors = compare(expected, bench.run(alignment(wide), alignment))
-    exact = Verification(errors, TOLERANCE[torch.float64], bench.what)
+    exact = Verification(errors, TOLERANCE[bench.computed_in], bench.what)
     if not exact.equal:
         own = compare(expected, _moved(bench.run(_nudged(wide)), alignment))[exact.worst_output]
         raise VerificationError(f"{exact.difference(f'{source.name} after alignment')}{_hint(exact.worst, own)}")
@@ -204,7 +219,9 @@ def _hint(found: float, own: float) -> str:
 
 
 class _Bench:
-    """Runs checkpoints on the same inputs: those given, or seeded random ones that suit the first."""
+    """Runs checkpoints on the same inputs: those given, or seeded random ones that suit the first.
+
+    computed_in: the coarsest dtype in which a module that was run computed."""
 
     def __init__(
         self,
@@ -214,7 +231,7 @@ class _Bench:
     ) -> None:
         self.inputs = inputs
         self.runner = runner
-        self.dtype = dtype
+        self.dtype = self.computed_in = dtype
         self.first: str | None = None
         given = inputs is not None or runner is not None
         self.what = "the given inputs" if given else "seeded random inputs"
@@ -225,6 +242,7 @@ class _Bench:
         if self.runner is not None:
             return self.runner(checkpoint)
         module = live(checkpoint, self.dtype)
+        self.computed_in = computes_in(module, self.computed_in)
         if self.inputs is None:
             self.inputs = random_inputs(module, checkpoint.config)
         try:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from canonical.kit import ALL, FRAMES, LABELS, changed, model_of, pre_norm
 from contract.tiny import MODELS, case, real
-from symfuse.alignment import Alignment
+from symfuse.alignment import Alignment, random_alignment
 from symfuse.architectures import Model
 from symfuse.canonical import REWRITES, canonical
 from symfuse.groups import Centred, Orthogonal, Similarity
@@ -77,6 +77,31 @@ def test_every_pre_norm_model_with_a_head_has_all_forms(label: str) -> None:
     out = canonical(Model.of(this.checkpoint), ALL)
     assert this.error(out.checkpoint) < EXACT
     assert this.error(rotated(out, rotation(20, 1.0))) < EXACT
+
+
+DECODERS = ("llama-lm", "llama-tied", "llama-token", "qwen3-lm", "gemma-lm", "gemma-biased", "phi3-partly")
+DECODERS += ("granite-lm", "stablelm-lm", "stablelm-parallel", "starcoder2-lm", "cohere-lm", "cohere-normed")
+
+
+@pytest.mark.parametrize("label", DECODERS)
+def test_every_pre_norm_decoder_has_all_forms_and_may_be_rotated(label: str) -> None:
+    """C48: of Gemma 1 + w is folded, and 0 written."""
+    this = case(label)
+    out = canonical(Model.of(this.checkpoint), ALL)
+    assert this.error(out.checkpoint) < this.exact
+    rms = label.startswith(("llama", "qwen3", "gemma", "phi3", "granite"))
+    assert out.spec.axes["residual"].group == (Orthogonal() if rms else Centred())
+    g = random_alignment(out.spec, 1, {"residual"})
+    assert this.error(g.on(out), g) < this.exact
+    gains = [values(out)[out.spec.file_name(gain)] for gain in out.spec.reads]
+    assert all(bool((gain == (0.0 if label.startswith("gemma") else 1.0)).all()) for gain in gains)
+
+
+def test_the_gains_of_gemma_taken_for_whole_ones_break() -> None:
+    """C48."""
+    this = case("gemma-biased")  # which is not tied
+    out = canonical(Model(this.checkpoint, replace(this.spec, norm="rms")), ("fold_norms",))
+    assert this.error(out.checkpoint) > 1e-3
 
 
 @pytest.mark.parametrize("label", ["gpt2", "vit", "deit", "torch-gelu-pre"])
@@ -288,10 +313,17 @@ def dual_readers(spec: Spec, axis: str) -> list[str]:
     ]
 
 
+# Or with gains elsewhere in the stream, as behind the embeddings of BLOOM.
+POST_NORM = (
+    *("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra", "deberta", "sceptr", "torch-relu-post"),
+    *("opt-post", "opt-lm-without", "bloom", "gemma2", "gemma3", "olmo2"),
+)
+
+
 @pytest.mark.parametrize("label", [*MODELS, "encoder"])
 def test_every_reader_of_a_pre_norm_stream_reads_one_norm(label: str) -> None:
     spec = pre_norm(label).spec
-    pre = label.startswith(("gpt2", "vit", "deit", "encoder", "torch-gelu-pre"))
+    pre = not label.startswith(POST_NORM)
     assert bool(spec.reads) == pre
     read = [name for readers in spec.reads.values() for name in readers]
     assert len(read) == len(set(read))

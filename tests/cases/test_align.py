@@ -20,11 +20,15 @@ from symfuse.groups import Permutation
 from symfuse.io import Checkpoint
 from symfuse.spec import Instance
 
-MATCHED = {"qk", "v", "ffn"}
+MATCHED = {"qk", "c", "p", "v", "ffn"}  # those of them that a family has; c and p are those of rotary positions
+# `transformers` computes some norms and logits in float32, whatever the dtype of the model.
+SINGLE = {"cohere-lm", "bloom"}
 # One model of each family; SCEPTR's is the first under another name, XLM-RoBERTa and CamemBERT are RoBERTa's.
 FAMILIES = [
     "torch-relu-post", "bert-mlm", "roberta-mlm", "xlm-roberta-token", "camembert-mlm", "distilbert-mlm",
-    "electra-discriminator", "deberta-mlm-v3", "vit-classification", "deit-classification", "gpt2-lm",
+    "electra-discriminator", "deberta-mlm-v3", "vit-classification", "deit-classification", "gpt2-lm", "llama",
+    "mistral-lm", "granite-lm", "smollm3-lm", "qwen2-lm", "qwen3-lm", "gemma-lm", "gemma2-lm", "gemma3-lm", "phi3-lm",
+    "olmo2-lm", "stablelm-lm", "starcoder2-lm", "cohere-lm", "neox", "gptj", "falcon", "opt", "bloom", "mpt",
 ]  # fmt: skip
 
 
@@ -157,7 +161,7 @@ def test_c51_the_identity_is_reported(tmp_path: Path) -> None:
 def test_c52_aligned_to_a_random_partner_it_is_the_same_function(label: str) -> None:
     a, b = MODELS[label](0), MODELS[label](1)
     alignment = match(a, b)
-    assert {instance.axis for instance in alignment.elements} == MATCHED
+    assert {instance.axis for instance in alignment.elements} == MATCHED & api.declare(a).axes.keys()
     moved = alignment(a)
     inputs: dict[str, Tensor] | None = None
     if "vocab_size" in a.config:  # 64 tokens
@@ -165,7 +169,7 @@ def test_c52_aligned_to_a_random_partner_it_is_the_same_function(label: str) -> 
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     result = api.verify(a, moved, alignment, inputs=inputs)
     assert result.equal
-    assert result.worst < 1e-12
+    assert result.worst < (1e-6 if label in SINGLE else 1e-12)
     assert not api.verify(a, b, inputs=inputs).equal
 
 
@@ -181,7 +185,7 @@ def test_c53_all_planted_neurons_are_found(label: str) -> None:
     alignment = match(b, a)
     for instance, element in (alignment @ planted).elements.items():
         if instance.axis == "ffn":
-            assert torch.equal(element.tensors()["index"], torch.arange(29)), instance
+            assert torch.equal(element.tensors()["index"], torch.arange(spec.axes["ffn"].size)), instance
     moved = alignment(b)
     assert max(float((moved[name] - a[name]).abs().max()) for name in a) < 1e-10
     for step in alignment.provenance["steps"]:

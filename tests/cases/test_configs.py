@@ -1,8 +1,9 @@
-"""Configs that differ, in families without a declaration: inputs that broke other tools. Named after the cases."""
+"""Configs that differ, in families with and without a declaration: inputs that broke other tools. By their cases."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,12 +14,19 @@ from symfuse import pipeline
 from symfuse.architectures import Model, require_same_shape
 from symfuse.architectures.config import differences
 from symfuse.check import check
-from symfuse.errors import IncompatibleError, SpecError
+from symfuse.errors import IncompatibleError, LayoutError, SpecError
 from symfuse.io import Checkpoint
 from symfuse.recipe import parse_recipe
-from test_undeclared import LLAMA, changed, llama, of, tiny
+from test_undeclared import LLAMA, changed, of, tiny, unknown
+from test_undeclared import llama as declared_llama
 
-ROPE = {"rope_parameters": None}
+Make = Callable[..., Checkpoint]
+
+
+@pytest.fixture(params=[declared_llama, unknown], ids=["declared", "unknown"])
+def llama(request: pytest.FixtureRequest) -> Make:
+    make: Make = request.param
+    return make
 
 
 def notes(*checkpoints: Checkpoint, **options: Any) -> tuple[str, ...]:
@@ -32,7 +40,7 @@ def refused(message: str, *checkpoints: Checkpoint) -> None:
             notes(*models)
 
 
-def test_c05_both_sizes_of_the_vocabulary_and_the_ways_out() -> None:
+def test_c05_both_sizes_of_the_vocabulary_and_the_ways_out(llama: Make) -> None:
     refused(
         r"vocabulary sizes differ: (64 and 66|66 and 64); .*\{source: union\}` .* `tokenizer_source: shared",
         llama(),
@@ -40,7 +48,7 @@ def test_c05_both_sizes_of_the_vocabulary_and_the_ways_out() -> None:
     )
 
 
-def test_c47_activations() -> None:
+def test_c47_activations(llama: Make) -> None:
     a, b = llama(), llama(1, hidden_act="gelu")
     refused(r"hidden_act: '(silu|gelu)' and '(silu|gelu)', so that the same weights compute something else", a, b)
     (note,) = notes(a, b, force_config=True)
@@ -61,7 +69,7 @@ def test_c47_one_activation_in_an_old_and_a_new_field() -> None:
     refused("hidden_act", new, changed(new, hidden_act="silu"))
 
 
-def test_c59_the_base_of_rotary_embeddings() -> None:
+def test_c59_the_base_of_rotary_embeddings(llama: Make) -> None:
     a, b = llama(), llama(1, rope_parameters={"rope_type": "default", "rope_theta": 1e6})
     refused(r"rope_parameters\.rope_theta: (10000\.0 and 1000000\.0|1000000\.0 and 10000\.0)", a, b)
     assert len(notes(a, b, force_config=True)) == 1
@@ -79,7 +87,7 @@ def test_c59_the_base_of_rotary_embeddings() -> None:
         ),
     ],
 )
-def test_c59_equal_under_old_and_new_names(old: dict[str, Any], new: dict[str, Any]) -> None:
+def test_c59_equal_under_old_and_new_names(llama: Make, old: dict[str, Any], new: dict[str, Any]) -> None:
     a = changed(llama(), rope_parameters=new)
     b = changed(llama(1), **{"rope_parameters": None, **old})
     assert differences(a, b) == differences(b, a) == []
@@ -87,7 +95,7 @@ def test_c59_equal_under_old_and_new_names(old: dict[str, Any], new: dict[str, A
     assert [d.field for d in differences(a, other) if d.matters] == ["rope_parameters.rope_theta"]
 
 
-def test_c59_rotary_settings_by_type_of_layer() -> None:
+def test_c59_rotary_settings_by_type_of_layer(llama: Make) -> None:
     """Gemma 3 says them once for windows and once for all, in old files under two fields."""
     new = {
         "full_attention": {"rope_type": "default", "rope_theta": 1e6},
@@ -100,13 +108,22 @@ def test_c59_rotary_settings_by_type_of_layer() -> None:
     assert [d.field for d in differences(a, c)] == ["rope_parameters.sliding_attention.rope_theta"]
 
 
-def test_c60_scalars_outside_tensors() -> None:
+def test_c60_scalars_outside_tensors(llama: Make) -> None:
     refused(r"rms_norm_eps: ", llama(), llama(1, rms_norm_eps=1e-2))
     one, other = (tiny("Gemma2ForCausalLM", LLAMA | {"query_pre_attn_scalar": s}, name=f"g{s}") for s in (8, 256))
     refused(r"query_pre_attn_scalar: ", one, other)
 
 
-def test_c60_what_does_not_matter_is_noted() -> None:
+def test_c60_a_window_and_none() -> None:
+    """`null` is no window; where the field is absent, the family's default holds, which is not known."""
+    mistral, other = (tiny("MistralForCausalLM", LLAMA | {"sliding_window": size}) for size in (5, 7))
+    whole = Checkpoint(dict(mistral), {**mistral.config, "sliding_window": None}, name="whole")
+    refused("sliding_window: (5 and 7|7 and 5)", mistral, other)
+    refused("sliding_window: (5 and False|False and 5)", mistral, whole)
+    assert len(notes(mistral, changed(mistral, sliding_window=None))) == 1
+
+
+def test_c60_what_does_not_matter_is_noted(llama: Make) -> None:
     a = llama()
     b = changed(
         llama(1), attention_dropout=0.3, use_cache=False, eos_token_id=5, max_position_embeddings=99,
@@ -120,7 +137,7 @@ def test_c60_what_does_not_matter_is_noted() -> None:
     }  # fmt: skip
 
 
-def test_c60_fields_that_are_nested() -> None:
+def test_c60_fields_that_are_nested(llama: Make) -> None:
     inner = {"text_config": {"rms_norm_eps": 1e-6, "attention_dropout": 0.0}}
     a, b = changed(llama(), **inner), changed(llama(), text_config={"rms_norm_eps": 1e-5, "attention_dropout": 0.1})
     found = differences(a, b)
@@ -129,7 +146,7 @@ def test_c60_fields_that_are_nested() -> None:
     ]  # fmt: skip
 
 
-def test_a_field_that_older_versions_did_not_write_is_noted_only() -> None:
+def test_a_field_that_older_versions_did_not_write_is_noted_only(llama: Make) -> None:
     a = llama()
     old = changed(llama(1), head_dim=None, num_key_value_heads=2, attention_bias=None, mlp_bias=None, rms_norm_eps=None)
     assert differences(a, old) == []
@@ -137,19 +154,20 @@ def test_a_field_that_older_versions_did_not_write_is_noted_only() -> None:
     assert (found.field, found.ours, found.theirs, found.matters) == ("new_option", None, "something", False)
 
 
-def test_c61_both_numbers_of_layers() -> None:
+def test_c61_both_numbers_of_layers(llama: Make) -> None:
     refused(r"numbers of layers differ: (2 and 3|3 and 2)", llama(), llama(1, num_hidden_layers=3))
 
 
-def test_c62_both_widths() -> None:
-    refused(r"hidden sizes differ: (32 and 48|48 and 32) \(hidden_size\)", llama(), llama(1, hidden_size=48))
+def test_c62_both_widths(llama: Make) -> None:
+    words = r"hidden sizes \(residual stream\) differ: (32 and 48|48 and 32);|hidden sizes differ: .* \(hidden_size\);"
+    refused(words, llama(), llama(1, hidden_size=48))
     refused(r"feed-forward sizes differ: ", llama(), llama(1, intermediate_size=40))
 
 
 def test_c65_layers_of_their_own_width() -> None:
-    """Pruned in one layer: fine if all are, else the tensors are named."""
+    """Pruned in one layer: fine if all are, else the tensors are named. A declaration has one width for all layers."""
 
-    def pruned(seed: int) -> Checkpoint:
+    def pruned(seed: int, llama: Make = unknown) -> Checkpoint:
         whole = llama(seed)
         cut = {f"model.layers.1.mlp.{n}_proj.weight": whole[f"model.layers.1.mlp.{n}_proj.weight"][:40].clone()
                for n in ("up", "gate")}  # fmt: skip
@@ -157,11 +175,16 @@ def test_c65_layers_of_their_own_width() -> None:
         return changed(whole, {**cut, down: whole[down][:, :40].clone()})
 
     assert notes(pruned(0), pruned(1)) == ()
-    refused(r"3 tensors differ in shape: .*up_proj\.weight: \((40|48), 32\) and \((40|48), 32\)", pruned(0), llama(1))
+    refused(r"3 tensors differ in shape: .*up_proj\.weight: \((40|48), 32\) and \((40|48), 32\)", pruned(0), unknown(1))
+    with pytest.raises(
+        LayoutError, match=r"(?s)model0: model\.layers\.1\.mlp\.gate_proj\.weight: .* \(40, 32\) .* \(48, 32\)"
+    ):
+        of(pruned(0, declared_llama))
 
 
-def test_families_that_are_not_known_are_not_mixed() -> None:
-    refused("one is a (llama|mistral), the other a (llama|mistral)", llama(), tiny("MistralForCausalLM", LLAMA, 1))
+def test_families_are_not_mixed() -> None:
+    mistral = tiny("MistralForCausalLM", LLAMA, 1)
+    refused("one is a (llama|mistral), the other a (llama|mistral)", declared_llama(), mistral)
 
 
 def test_known_families_say_what_differs_too() -> None:
@@ -190,7 +213,7 @@ def test_known_families_say_what_differs_too() -> None:
         ("model_type", ["llama"], r"model_type is \['llama'\], expected a name in quotes"),
     ],
 )
-def test_fields_of_another_kind(key: str, value: Any, words: str) -> None:
+def test_fields_of_another_kind(llama: Make, key: str, value: Any, words: str) -> None:
     """Said with the model's name by the merge, and by a check among its problems."""
     given = {key: value}
     pair = [changed(llama(), **given).replace(name="a"), changed(llama(1), **given).replace(name="b")]
@@ -201,10 +224,11 @@ def test_fields_of_another_kind(key: str, value: Any, words: str) -> None:
     with pytest.raises(SpecError, match=f"a: config.json: {words}"):
         pipeline.prepare(recipe, pipeline.open_models(recipe, known))
     problems = check(recipe, known, sample=False).problems
-    assert [problem.exit_code for problem in problems] == [4]
+    assert {problem.exit_code for problem in problems} == {4}
     assert re.search(f"a: config.json: {words}", problems[0].text)
+    assert all(re.search(f"[ab]: config.json: {words}", problem.text) for problem in problems)
 
 
-def test_layer_types_that_are_no_names() -> None:
+def test_layer_types_that_are_no_names(llama: Make) -> None:
     pair = [changed(llama(seed), layer_types=[{"a": 1}, ["b"]]) for seed in (0, 1)]
     assert differences(*pair) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,24 +13,37 @@ from tiny import GPT2, MODELS
 from tiny import of as declared_of
 from torch import Tensor, nn
 
+from recipes.llama import UNKNOWN
+from symfuse import pipeline
 from symfuse.architectures import Model, require_same_shape
-from symfuse.errors import IncompatibleError, LayoutError, SpecError
+from symfuse.errors import IncompatibleError, SpecError
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
 from symfuse.merging.models import merge_models
 from symfuse.modules import live
+from symfuse.recipe import parse_recipe
 from symfuse.rewrite import Harmonised, Reconcile, harmonise, zero_biases
 from symfuse.verification import verify
-from test_undeclared import LLAMA, changed, llama, of, tiny
+from test_undeclared import LLAMA, changed, of, tiny, unknown
+from test_undeclared import llama as declared_llama
+
+Make = Callable[..., Checkpoint]
 
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
+@pytest.fixture(params=[declared_llama, unknown], ids=["declared", "unknown"])
+def llama(request: pytest.FixtureRequest) -> Make:
+    make: Make = request.param
+    return make
+
+
 def models(out: Harmonised) -> list[Model]:
-    """As a merge takes them."""
+    """As a merge takes them. A declaration knows its own prefixes, aliases and buffers, which stay in the files."""
     opened = [of(c) for c in out.checkpoints]
     require_same_shape(opened)
-    assert len({tuple(sorted(c)) for c in out.checkpoints}) == 1
+    names = [m.spec.tensors.keys() - m.spec.tied.keys() if m.declared else set(m.checkpoint) for m in opened]
+    assert all(found == names[0] for found in names)
     return opened
 
 
@@ -56,16 +70,12 @@ def refused(message: str, *checkpoints: Checkpoint, **options: Any) -> None:
                 harmonise(order, base=base, options=Reconcile(**options))
 
 
-def tied(seed: int = 0, **options: Any) -> Checkpoint:
-    return llama(seed, tie_word_embeddings=True, **options)
-
-
 # -- ties ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("base", [0, 1])
-def test_c01_one_tied_and_one_untied(base: int, tmp_path: Path) -> None:
-    a, b = tied(), llama(1)
+def test_c01_one_tied_and_one_untied(llama: Make, base: int, tmp_path: Path) -> None:
+    a, b = llama(tie_word_embeddings=True), llama(1)
     assert HEAD not in a
     out = harmonise([a, b], base=base)
     models(out)
@@ -84,8 +94,8 @@ def test_c01_one_tied_and_one_untied(base: int, tmp_path: Path) -> None:
     assert logits(merged, tmp_path / "merged").isfinite().all()
 
 
-def test_c01_a_stored_head_that_is_the_embedding() -> None:
-    a = tied()
+def test_c01_a_stored_head_that_is_the_embedding(llama: Make) -> None:
+    a = llama(tie_word_embeddings=True)
     stored = changed(a, {HEAD: a[EMBED].clone()})
     out = harmonise([stored, llama(1)])
     assert torch.equal(models(out)[0].read(HEAD), a[EMBED])
@@ -108,8 +118,8 @@ def test_c01_known_families_untie_too() -> None:
 
 
 @pytest.mark.parametrize("stored", [False, True])
-def test_c02_tied_models_get_no_head(stored: bool) -> None:
-    a, b = tied(), tied(1)
+def test_c02_tied_models_get_no_head(llama: Make, stored: bool) -> None:
+    a, b = (llama(seed, tie_word_embeddings=True) for seed in (0, 1))
     b = changed(b, {HEAD: b[EMBED].clone()}) if stored else b
     for base in (0, 1):
         out = harmonise([a, b], base=base)
@@ -119,8 +129,8 @@ def test_c02_tied_models_get_no_head(stored: bool) -> None:
         assert merged.config["tie_word_embeddings"] is True
 
 
-def test_c04_a_head_that_is_not_stored() -> None:
-    assert HEAD not in of(tied()).spec.tensors
+def test_c04_a_head_that_is_not_stored(llama: Make) -> None:
+    assert HEAD not in of(llama(tie_word_embeddings=True)).spec.tensors
     with pytest.raises(SpecError, match=r"model0: lm_head\.weight is missing, .*says that it is not the embedding"):
         of(changed(llama(), {HEAD: None}))
     with pytest.raises(SpecError, match=r"lm_head\.weight is missing, .*does not say that it is the embedding"):
@@ -192,7 +202,7 @@ def test_c09_how_new_versions_write_an_unscaled_t5(tmp_path: Path) -> None:
 # -- names and buffers -----------------------------------------------------------------------------
 
 
-def test_c11_rotary_frequencies() -> None:
+def test_c11_rotary_frequencies(llama: Make) -> None:
     plain = llama()
     frequencies = 10_000.0 ** -(torch.arange(4) / 4)
     buffers: dict[str, Tensor | None] = {
@@ -202,32 +212,37 @@ def test_c11_rotary_frequencies() -> None:
     model = of(old)
     assert model.spec.buffers == buffers.keys()
     assert model.spec.tensors.keys() == of(plain).spec.tensors.keys()
-    assert len(model.notes) == 1
-    assert set(harmonise([old, llama(1)]).checkpoints[0]) == set(plain)
-    halved = of(changed(plain, dict.fromkeys(buffers, frequencies / 2)))
+    assert len(model.notes) == (0 if model.declared else 1)
+    assert set(mean(harmonise([old, llama(1)]).checkpoints)) == set(plain)
+    halved = changed(plain, dict.fromkeys(buffers, frequencies / 2))
     words = "inv_freq is not what rope_theta 10000 of config.json gives"
-    assert words in halved.notes[1]
-    assert [words in note for note in harmonise([llama(1), halved.checkpoint]).notes] == [True]
+    assert words in of(halved).notes[-1]
+    recipe = parse_recipe({"merge_method": "linear", "models": [{"model": "a"}, {"model": "b"}]})
+    known = pipeline.open_models(recipe, {"a": llama(1), "b": halved})
+    assert [words in note for note in pipeline.prepare(recipe, known).notes].count(True) == 1
 
 
 @pytest.mark.parametrize("prefixed", [0, 1])
+@pytest.mark.parametrize("model_type", [None, UNKNOWN])
 @pytest.mark.parametrize(("class_name", "prefix"), [("LlamaModel", "model."), ("GPTNeoXModel", "gpt_neox.")])
-def test_c15_the_prefix_of_a_base_model(class_name: str, prefix: str, prefixed: int) -> None:
+def test_c15_the_prefix_of_a_base_model(class_name: str, prefix: str, model_type: str | None, prefixed: int) -> None:
     sizes = {
         k: v for k, v in LLAMA.items() if class_name == "LlamaModel" or k not in ("head_dim", "num_key_value_heads")
     }
     both = [tiny(class_name, sizes, seed) for seed in (0, 1)]
-    with_prefix = both[prefixed]
+    both = [changed(c, model_type=model_type or c.config["model_type"]) for c in both]
+    plain = list(both)
     both[prefixed] = changed(
-        with_prefix, dict.fromkeys(with_prefix) | {prefix + n: with_prefix[n] for n in with_prefix}
+        plain[prefixed], dict.fromkeys(plain[prefixed]) | {prefix + n: plain[prefixed][n] for n in plain[prefixed]}
     )
     for base in (0, 1):
         out = harmonise(both, base=base)
         models(out)
-        assert list(out.checkpoints[0]) == list(both[base])
-        name = next(iter(both[prefixed]))
-        mine = name.removeprefix(prefix) if base != prefixed else name
-        assert torch.equal(out.checkpoints[prefixed][mine], both[prefixed][name])
+        merged = mean(out.checkpoints, base)
+        assert set(merged) == set(both[base])
+        for name in plain[0]:
+            own = prefix + name if base == prefixed else name
+            torch.testing.assert_close(merged[own], (plain[0][name] + plain[1][name]) / 2)
         assert len(out.notes) == 1
 
 
@@ -249,7 +264,7 @@ def wrapped(text: Checkpoint, layout: str) -> Checkpoint:
 
 
 @pytest.mark.parametrize("layout", ["old", "new"])
-def test_c17_a_text_model_and_one_of_two_modalities(layout: str) -> None:
+def test_c17_a_text_model_and_one_of_two_modalities(llama: Make, layout: str) -> None:
     text, inside = llama(), llama(1)
     both = wrapped(inside, layout)
     name = {"old": "language_model.model.norm.weight", "new": "model.language_model.norm.weight"}[layout]
@@ -260,7 +275,7 @@ def test_c17_a_text_model_and_one_of_two_modalities(layout: str) -> None:
     (kept,) = out.kept.values()
     assert kept[0] is both or torch.equal(kept[0][kept[1]], torch.ones(3, 5))
     assert torch.equal(moved.checkpoint[name], text["model.norm.weight"])
-    assert wide.spec.axes == of(text).spec.axes
+    assert wide.spec.axes == of(unknown()).spec.axes  # by names and shapes
 
     out = harmonise([text, both])
     models(out)
@@ -270,7 +285,7 @@ def test_c17_a_text_model_and_one_of_two_modalities(layout: str) -> None:
     assert any("1 tensors of other modalities are left out" in note for note in out.notes)
 
 
-def test_c17_two_layouts_of_one_family() -> None:
+def test_c17_two_layouts_of_one_family(llama: Make) -> None:
     old, new = wrapped(llama(), "old"), wrapped(llama(1), "new")
     for order in ([old, new], [new, old]):
         out = harmonise(order)
@@ -278,16 +293,18 @@ def test_c17_two_layouts_of_one_family() -> None:
         assert set(out.checkpoints[1]) == set(order[0])
 
 
-def test_c17_configs_inside_are_compared() -> None:
+def test_c17_configs_inside_are_compared(llama: Make) -> None:
     out = harmonise([wrapped(llama(), "old"), llama(1, rms_norm_eps=1e-2)])
     with pytest.raises(IncompatibleError, match=r"text_config\.rms_norm_eps"):
         models(out)
 
 
 def test_c17_not_one_name_agrees() -> None:
-    text = llama(1)
+    text = unknown(1)
     strange = open_checkpoint({f"x{i}": tensor for i, tensor in enumerate(text.values())}, config=text.config)
-    refused("not one tensor has the same name, under any known prefix", llama(), strange)
+    refused("not one tensor has the same name, under any known prefix", unknown(), strange)
+    with pytest.raises(SpecError, match=r"(?s)not those of llama\n  missing: .*not declared: x0, x1"):
+        of(strange.replace(config=declared_llama().config))
 
 
 def test_c18_old_names_of_norms_only() -> None:
@@ -322,7 +339,7 @@ def test_c14_counters_and_running_statistics() -> None:
     assert torch.equal(merged["1.running_mean"], torch.full((5,), 3.0))
 
 
-def test_c20_biases_of_one_model_only(tmp_path: Path) -> None:
+def test_c20_biases_of_one_model_only(llama: Make, tmp_path: Path) -> None:
     a, b = llama(attention_bias=True), llama(1)
     refused(r"model0 has 8 biases that model1 has not: .*--missing-bias zero", a, b)
     for base in (0, 1):
@@ -337,7 +354,21 @@ def test_c20_biases_of_one_model_only(tmp_path: Path) -> None:
     torch.testing.assert_close(mean(out.checkpoints)[name], a[name] / 2)
 
 
-def test_c20_zero_biases_have_the_dtype_of_their_weights() -> None:
+def test_c20_biases_of_a_model_with_another_prefix(tmp_path: Path) -> None:
+    """A declaration knows a bias by its canonical name; one that it asks for, and is missing, is never zero."""
+    options = Reconcile(missing_bias="zero")
+    a = changed(tiny("LlamaModel", LLAMA | {"attention_bias": True}), architectures=["LlamaForCausalLM"])
+    a = changed(a, {HEAD: torch.zeros(64, 32)})
+    out = harmonise([a, declared_llama(1)], options=options)
+    models(out)
+    assert torch.equal(out.checkpoints[1]["model.layers.0.self_attn.k_proj.bias"], torch.zeros(16))
+    name = "model.layers.0.self_attn.k_proj.bias"
+    both = [declared_llama(seed, attention_bias=True) for seed in (0, 1)]
+    with pytest.raises(SpecError, match=rf"missing: {name}"):
+        models(harmonise([both[0], changed(both[1], {name: None})], options=options))
+
+
+def test_c20_zero_biases_have_the_dtype_of_their_weights(llama: Make) -> None:
     half = llama(1).to(torch.bfloat16)
     infos = {
         "model.layers.0.self_attn.q_proj.bias": llama(attention_bias=True).info("model.layers.0.self_attn.q_proj.bias")
@@ -350,16 +381,22 @@ STRAY = {"model_ema.decay": torch.tensor([0.5]), "ema.model.norm.weight": torch.
 
 
 def test_c22_foreign_tensors_are_listed_in_both_orders() -> None:
-    stray, clean = changed(llama(), dict(STRAY)), llama(1)
+    stray, clean = changed(unknown(), dict(STRAY)), unknown(1)
     refused(
         r"tensors that not all models have \(model0: ema\.model\.norm\.weight, model_ema\.decay\)\. Say what becomes",
         stray, clean,
     )  # fmt: skip
+    both = [changed(declared_llama(), dict(STRAY)), declared_llama(1)]
+    for order in (both, both[::-1]):
+        with pytest.raises(
+            SpecError, match=r"not declared: model_ema\.decay, ema\.model\.norm\.weight(.|\n)*--foreign drop"
+        ):
+            models(harmonise(order))
 
 
 @pytest.mark.parametrize("stray_first", [True, False])
 @pytest.mark.parametrize("base", [0, 1])
-def test_c22_dropped_or_kept_by_option(stray_first: bool, base: int) -> None:
+def test_c22_dropped_or_kept_by_option(llama: Make, stray_first: bool, base: int) -> None:
     both = [changed(llama(), dict(STRAY)), llama(1)]
     both = both if stray_first else both[::-1]
     out = harmonise(both, base=base, options=Reconcile(foreign="drop"))
@@ -384,11 +421,11 @@ def test_c22_known_families() -> None:
         assert list(out.kept) == (["model_ema.decay"] if options.foreign == "keep" else [])
 
 
-@pytest.mark.parametrize("family", ["llama", "bert"])
+@pytest.mark.parametrize("family", ["unknown", "bert"])
 def test_c19_a_part_of_one_model_only(family: str) -> None:
     """An encoder beside one with a head: refused, unless it is said what becomes of the rest."""
-    if family == "llama":
-        both = [tiny("LlamaModel", LLAMA), llama(1)]
+    if family == "unknown":
+        both = [changed(tiny("LlamaModel", LLAMA), model_type=UNKNOWN), unknown(1)]
         refused(r"tensors that not all models have \(model1: lm_head\.weight\)", *both)
         part = "lm_head.weight"
     else:
@@ -399,7 +436,7 @@ def test_c19_a_part_of_one_model_only(family: str) -> None:
     out = harmonise(both, options=Reconcile(foreign="keep"))
     assert part in out.kept
     assert out.config == {}
-    if family == "llama":
+    if family == "unknown":
         kept = harmonise(both, base=1, options=Reconcile(foreign="keep"))
         assert kept.config == {"architectures": ["LlamaForCausalLM"]}
         assert "architectures" not in kept.checkpoints[1].config
@@ -409,14 +446,15 @@ def test_c19_a_part_of_one_model_only(family: str) -> None:
     require_same_shape([of(c) for c in out.checkpoints])
 
 
-def test_depths_that_differ_are_no_foreign_tensors() -> None:
+def test_depths_that_differ_are_no_foreign_tensors(llama: Make) -> None:
     out = harmonise([llama(), llama(1, num_hidden_layers=3)])
     assert require_same_shape([of(c) for c in out.checkpoints], layers=False) == ()
-    refused(r"\(model0: ema\.model", changed(llama(), dict(STRAY)), llama(1, num_hidden_layers=3))
+    deep = unknown(1, num_hidden_layers=3)
+    refused(r"\(model0: ema\.model", changed(unknown(), dict(STRAY)), deep)
 
 
 @pytest.mark.parametrize("shape", [(0,), (1,)])
-def test_c24_placeholders_of_partitioned_saves(shape: tuple[int, ...]) -> None:
+def test_c24_placeholders_of_partitioned_saves(llama: Make, shape: tuple[int, ...]) -> None:
     name = "model.layers.0.mlp.up_proj.weight"
     words = rf"model0: {name} in model0 has shape \({shape[0]},\), expected \(48, 32\)\. It looks like .*partitioned"
     with pytest.raises(SpecError, match=words):
@@ -425,6 +463,6 @@ def test_c24_placeholders_of_partitioned_saves(shape: tuple[int, ...]) -> None:
     with pytest.raises(SpecError, match="partitioned save"):
         of(changed(llama(), everything))
     bert = MODELS["bert"](0)
-    with pytest.raises(LayoutError, match="partitioned save"):
-        of(changed(bert, {"encoder.layer.0.attention.self.query.weight": torch.zeros(0)}))
+    with pytest.raises(SpecError, match="partitioned save"):
+        of(changed(bert, {"encoder.layer.0.attention.self.query.weight": torch.zeros(shape)}))
     assert live(bert, torch.float32) is not None

@@ -13,7 +13,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from contract.tiny import MODELS
-from recipes.llama import COMMON, EMBED, adapter, llama, tensors_of
+from recipes.llama import COMMON, EMBED, adapter, llama, tensors_of, unknown
 from symfuse import __version__
 from symfuse.cli import main
 from symfuse.merging import METHODS
@@ -26,6 +26,8 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
         llama(root / name, seed)
     llama(root / "larger", 3, rows=66, pieces=[*COMMON, *(f"u{i}" for i in range(11))], added=["<x>", "<y>"])
     adapter(root / "lora", 5)
+    for seed in (6, 7):
+        unknown(root / f"strange{seed}", seed)
     for seed in range(2):
         MODELS["bert-mlm"](seed).save(root / f"bert{seed}")
     return root
@@ -74,6 +76,9 @@ TIES = {
     "models": [{"model": "b", "parameters": {"weight": 0.5}}, {"model": "c", "parameters": {"weight": 0.25}}],
     "parameters": {"density": 0.5, "normalize": False},
 }
+
+
+STRANGE = {"base_model": "strange6", "models": [{"model": "strange7"}]}
 
 
 def test_the_card_of_a_recipe(place: Path) -> None:
@@ -176,7 +181,7 @@ def test_what_decides_the_config_is_said(place: Path) -> None:
         ({"models": [{"model": "nobody"}]}, ["nobody"]),
         ({"models": [{"model": "bert0"}]}, ["bert0"]),
         ({"models": [{"model": "larger"}]}, ["64", "66", "union"]),
-        ({"align": {"axes": "all"}}, ["align", "names and shapes"]),
+        (STRANGE | {"align": {"axes": "all"}}, ["align", "names and shapes"]),
     ],
 )
 def test_what_is_wrong_is_refused_at_once_with_the_way_out(

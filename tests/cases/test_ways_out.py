@@ -17,7 +17,7 @@ import yaml
 import symfuse
 from command import done, run
 from contract.tiny import MODELS
-from recipes.llama import COMMON, llama, tensors_of
+from recipes.llama import COMMON, UNKNOWN, llama, tensors_of, unknown
 from symfuse.cli import main
 from symfuse.errors import CheckpointError
 from symfuse.recipe import parse_recipe, read_recipes
@@ -38,6 +38,7 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
     llama(root / "bare", 4)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (root / "bare" / name).unlink()
+    unknown(root / "strange", 6)
     llama(root / "eps", 5, rms_norm_eps=1e-3)
     MODELS["bert-mlm"](2).save(root / "bert2")
     torch.manual_seed(6)
@@ -314,11 +315,12 @@ def test_inspect_says_what_is_not_matched_and_what_is_not_declared(place: Path) 
     assert [lines[axis].rstrip().rpartition("  ")[2].strip() for axis in ("residual", "vocab", "ffn")] == [
         "residual", "never", "ffn",
     ]  # fmt: skip
-    found = json.loads(done("inspect", "a", "--json").stdout)
-    assert (found["family"], found["axes"], found["tensors"]) == ("llama", [], len(symfuse.open("a")))
-    assert found["parameters"] == sum(tensor.numel() for tensor in symfuse.open("a").values())
+    found = json.loads(done("inspect", "strange", "--json").stdout)
+    model = symfuse.open("strange")
+    assert (found["family"], found["axes"], found["tensors"]) == (UNKNOWN, [], len(model))
+    assert found["parameters"] == sum(tensor.numel() for tensor in model.values())
     assert "2 layers, vocabulary of 64 tokens" in found["notes"]
-    assert "can be merged, by names and shapes, and not aligned" in done("inspect", "a").stdout
+    assert "can be merged, by names and shapes, and not aligned" in done("inspect", "strange").stdout
 
 
 def test_a_rank_that_is_not_reached_is_said(place: Path) -> None:

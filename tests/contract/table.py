@@ -19,10 +19,10 @@ import symfuse
 
 ROOT = Path(__file__).parents[2]
 COLUMNS = {
-    "query/key": {"qk"},
+    "query/key": {"qk", "c", "p"},
     "value/output": {"v"},
     "feed-forward": {"ffn"},
-    "heads": {"h"},
+    "heads": {"h", "kv", "q"},
     "residual": {"residual", "embedding"},
 }
 
@@ -71,7 +71,9 @@ def main() -> None:
         by_family.setdefault(family, []).append((errors, biases))
     short = []
     for family, members in by_family.items():
-        worst = {c: max(e[c] for e, _ in members if c in e) for c in [*COLUMNS, "all at once"]}
+        worst: Errors = {}
+        for errors, _ in members:
+            worst |= {column: max(error, worst.get(column, 0.0)) for column, error in errors.items()}
         short.append([family, str(len(members)), *cells(worst, in_all_or_some([b for _, b in members]))])
     versions = f"torch {torch.__version__}, transformers {transformers.__version__}, seed 1, float64"
     text = [

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
-from tiny import MODELS, Case, case
+from tiny import EXACT, MODELS, Case, case, marked, moving
 
 from symfuse.alignment import Alignment, random_alignment
 from symfuse.architectures import ARCHITECTURES, resolve
@@ -18,16 +17,7 @@ from symfuse.io import open as open_checkpoint
 from symfuse.modules import live
 from symfuse.spec import Spec
 
-# The worst that the true declarations show is 5e-15, on every model and axis.
-EXACT = 1e-13
-
-every_model = pytest.mark.parametrize("label", MODELS)
-
-
-def moving(spec: Spec, seed: int, axes: set[str] | None = None) -> Alignment:
-    """A random alignment of which no element is the identity by chance (four heads are, once in 24)."""
-    candidates = (random_alignment(spec, seed + 100 * n, axes, largest=True) for n in itertools.count())
-    return next(g for g in candidates if not any(element.is_identity() for element in g.elements.values()))
+every_model = pytest.mark.parametrize("label", marked(MODELS))
 
 
 def assert_moved(this: Case, g: Alignment, axes: set[str] | None = None) -> Checkpoint:
@@ -82,7 +72,7 @@ def test_all_symmetries_at_once_leave_the_function(label: str) -> None:
     this = case(label)
     g = moving(this.spec, seed=1)
     assert_moved(this, g)
-    assert this.error(g(this.checkpoint), g) < EXACT
+    assert this.error(g(this.checkpoint), g) < this.exact
 
 
 @every_model
@@ -91,7 +81,7 @@ def test_the_symmetries_of_each_axis_alone_leave_the_function(label: str) -> Non
     for axis in sorted({instance.axis for instance in this.spec.movable}):
         g = moving(this.spec, 2, {axis})
         moved = assert_moved(this, g, {axis})
-        assert this.error(moved, g) < EXACT, axis
+        assert this.error(moved, g) < this.exact, axis
 
 
 @every_model
@@ -99,7 +89,7 @@ def test_translated_biases_alone_leave_the_function(label: str) -> None:
     this = case(label)
     g = Alignment(this.spec, {}, random_alignment(this.spec, 3, largest=True).shifts)
     assert_moved(this, g)
-    assert this.error(g(this.checkpoint)) < EXACT
+    assert this.error(g(this.checkpoint)) < this.exact
 
 
 @every_model
@@ -158,4 +148,4 @@ def test_files_of_the_real_class(label: str, tmp_path: Path) -> None:
         kind = getattr(transformers, this.checkpoint.name)
         _, report = kind.from_pretrained(tmp_path / "moved", output_loading_info=True)
         assert not any(report.values()), report
-    assert this.error(open_checkpoint(tmp_path / "moved"), g) < EXACT
+    assert this.error(open_checkpoint(tmp_path / "moved"), g) < this.exact

@@ -7,14 +7,28 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_architectures import EXACT
-from tiny import Case, case
+from tiny import EXACT, Case, case
 from torch import Tensor
 
 from symfuse.alignment import Alignment, random_alignment
+from symfuse.architectures import Model, resolve
 from symfuse.architectures.feed_forward import neurons
+from symfuse.canonical import canonical
 from symfuse.errors import IncompatibleError, SpecError, SymmetryError
-from symfuse.groups import Conformal, Group, Monomial, Orthogonal, PositiveMonomial, Scaling, Signed
+from symfuse.groups import (
+    Conformal,
+    Group,
+    Monomial,
+    Orthogonal,
+    Permutation,
+    Phase,
+    PositiveMonomial,
+    Rotary,
+    Scaling,
+    Sign,
+    Signed,
+    SignedMonomial,
+)
 from symfuse.modules import live
 from symfuse.spec import Axis, Declared, Layout, Spec, Variance, parse
 from symfuse.spec.layout import Atom
@@ -39,6 +53,12 @@ def changed(this: Case, change: Mapping[str, Tensor]) -> float:
     return this.error(this.checkpoint.replace(tensors={**this.checkpoint, **change}))
 
 
+def undeclared(this: Case, g: Alignment) -> float:
+    """The error of what a move leaves whose axes are not those of the family, which an alignment itself refuses."""
+    files = {name: this.spec.file_name(name) for name in this.spec.tensors}
+    return changed(this, {f: g.move(name, this.checkpoint[f]) for name, f in files.items() if f in this.checkpoint})
+
+
 def rewritten(spec: Spec, layouts: Mapping[str, str]) -> Spec:
     """The declaration with other layouts for tensors whose name has this end."""
     tensors = dict(spec.tensors)
@@ -59,10 +79,11 @@ def forced(spec: Spec, gains: Callable[[Atom], Atom]) -> Spec:
     return replace(spec, tensors=tensors)
 
 
+RMS_RESIDUALS = ["llama-lm", "gemma-lm", "gemma2-lm", "gemma3-lm", "olmo2-lm"]
 RESIDUALS = ["bert", "electra-unprojected", "gpt2", "vit", "torch-gelu-pre", "torch-relu-post"]
 
 
-@pytest.mark.parametrize("label", RESIDUALS)
+@pytest.mark.parametrize("label", [*RESIDUALS, *RMS_RESIDUALS, "cohere-lm"])
 def test_rotating_a_residual_with_norms_is_refused(label: str) -> None:
     """C49."""
     this = case(label)
@@ -189,9 +210,7 @@ def test_a_rotation_across_heads_breaks() -> None:
     g = acting(rewritten(replace(this.spec, axes=axes), layouts), "v", Orthogonal())
     with pytest.raises(IncompatibleError, match="axis 'v' is of size 20"):
         g(this.checkpoint)
-    files = map(this.spec.file_name, this.spec.tensors)
-    moved = {f: g.move(name, this.checkpoint[f]) for name, f in zip(this.spec.tensors, files, strict=True)}
-    assert changed(this, moved) > BROKEN
+    assert undeclared(this, g) > BROKEN
 
 
 def test_a_fused_projection_read_per_head_breaks() -> None:
@@ -241,3 +260,126 @@ def test_groups_refuse_what_is_not_theirs() -> None:
 def test_an_unknown_activation_is_refused() -> None:
     with pytest.raises(SpecError, match="activation 'softmax' is not known"):
         neurons("softmax")
+
+
+def with_axis(spec: Spec, name: str, axis: Axis, layouts: Mapping[str, str]) -> Spec:
+    return rewritten(replace(spec, axes={**spec.axes, name: axis}), layouts)
+
+
+@pytest.mark.parametrize("label", ["llama-lm", "llama-biased", "mistral-lm", "gemma-lm", "starcoder2-lm", "cohere-lm"])
+@pytest.mark.parametrize("group", [Orthogonal(), Permutation()], ids=lambda group: group.name)
+def test_mixing_planes_breaks(label: str, group: Group) -> None:
+    """C33: positions turn each plane by an angle of its own."""
+    this = case(label)
+    layouts = {"q_proj.weight": "(kv q m) residual*", "k_proj.weight": "(kv m*) residual*"}
+    layouts |= {"q_proj.bias": "(kv q m)", "k_proj.bias": "(kv m*)"}
+    spec = with_axis(this.spec, "m", Axis(10, group, ("l", "kv")), layouts)
+    assert undeclared(this, acting(spec, "m", group)) > BROKEN
+
+
+@pytest.mark.parametrize("label", ["llama-lm", "phi3-partly", "stablelm-lm", "cohere-lm"])
+def test_turning_planes_keeps_and_reflecting_them_breaks(label: str) -> None:
+    this = case(label)
+    assert this.error(acting(this.spec, "c", Rotary())(this.checkpoint)) < this.exact
+    assert this.error(acting(this.spec, "c", Orthogonal())(this.checkpoint)) > BROKEN
+
+
+@pytest.mark.parametrize("label", ["qwen3-lm", "gemma3-lm", "olmo2-lm"])
+def test_turning_a_plane_behind_a_norm_of_queries_and_keys_breaks(label: str) -> None:
+    """Their gains are of each unit: Phase keeps what RMSNorm divides by, and still breaks."""
+    this = case(label)
+    for group in (Phase(), Rotary()):
+        assert this.error(acting(this.spec, "c", group)(this.checkpoint)) > BROKEN
+
+
+def test_nothing_acts_on_a_plane_behind_a_norm_that_subtracts_the_mean() -> None:
+    this = case("cohere-normed")
+    assert this.spec.axes["c"].group is None
+    for group in (Sign(), Phase(), Rotary()):
+        spec = replace(this.spec, axes={**this.spec.axes, "c": replace(this.spec.axes["c"], group=group)})
+        assert undeclared(this, acting(spec, "c", group)) > BROKEN
+
+
+@pytest.mark.parametrize(
+    ("label", "right", "wrong"),
+    [
+        ("llama-lm", "c f", "f c"),
+        ("gemma-lm", "c f", "f c"),
+        ("stablelm-lm", "c f", "f c"),
+        ("cohere-lm", "f c", "c f"),
+    ],
+)
+def test_halves_taken_for_neighbours_break(label: str, right: str, wrong: str) -> None:
+    """C33: which units form a plane does not show in any shape."""
+    this = case(label)
+    q, k = (str(this.spec.tensors[f"layers.0.self_attn.{name}_proj.weight"].layout) for name in "qk")
+    dual = [text.replace("c", "c*") for text in (right, wrong)]
+    layouts = {"q_proj.weight": q.replace(right, wrong), "k_proj.weight": k.replace(*dual)}
+    assert layouts != {"q_proj.weight": q, "k_proj.weight": k}
+    g = acting(rewritten(this.spec, layouts), "c", Rotary())
+    assert this.error(g(this.checkpoint)) > BROKEN
+
+
+def test_a_head_that_is_turned_in_part_is_not_turned_whole() -> None:
+    """C34."""
+    this = case("stablelm-lm")
+    spec = replace(this.spec, axes={**this.spec.axes, "f": Axis(7)})
+    layouts = {"q_proj.weight": "(kv q c f) residual*", "k_proj.weight": "(kv c* f) residual*"}
+    assert undeclared(this, acting(rewritten(spec, layouts), "c", Rotary())) > BROKEN
+
+
+@pytest.mark.parametrize("label", ["llama-lm", "phi3-lm"])
+def test_query_heads_do_not_leave_their_group(label: str) -> None:
+    """C32: six query heads, of which three share a key and a value."""
+    this = case(label)
+    fused = "(n c f + kv c* f + kv v) residual*"
+    layouts = {"q_proj.weight": "(n 10) residual*", "qkv_proj.weight": fused, "o_proj.weight": "residual (n 10)"}
+    spec = with_axis(this.spec, "n", Axis(6, Permutation(), ("l",)), layouts)
+    spec = replace(spec, axes={**spec.axes, "c": Axis(2), "v": Axis(10)})
+    assert undeclared(this, acting(spec, "n", Permutation())) > BROKEN
+
+
+def test_a_value_map_across_groups_breaks() -> None:
+    """C40."""
+    this = case("llama-lm")
+    layouts = {"v_proj.weight": "m residual*", "o_proj.weight": "residual (3 m*)"}
+    spec = with_axis(this.spec, "m", Axis(20, Orthogonal(), ("l",)), layouts)
+    assert undeclared(this, acting(spec, "m", Orthogonal())) > BROKEN
+
+
+@pytest.mark.parametrize("label", ["llama-lm", "gemma-lm", "phi3-lm"])
+def test_rescaling_or_flipping_a_gate_breaks(label: str) -> None:
+    """C46: up may be rescaled and flipped, the gate not, and not permuted alone."""
+    this = case(label)
+    own = {"gate_proj.weight": "ffn residual*", "gate_up_proj.weight": "(ffn + ffn) residual*"}
+    alone = {"up_proj.weight": "29 residual*", "gate_up_proj.weight": "(ffn + 29) residual*"}
+    alone |= {"down_proj.weight": "residual 29", "gate_proj.weight": "ffn residual*"}
+    assert this.error(acting(this.spec, "ffn", SignedMonomial())(this.checkpoint)) < this.exact
+    for group in (Scaling(), Signed()):
+        assert this.error(acting(rewritten(this.spec, own), "ffn", group)(this.checkpoint)) > BROKEN
+    assert this.error(acting(rewritten(this.spec, alone), "ffn", Permutation())(this.checkpoint)) > BROKEN
+
+
+@pytest.mark.parametrize("label", ["llama-biased", "qwen2-lm", "starcoder2-lm", "cohere-biased", "stablelm-biased"])
+def test_a_key_bias_is_not_free_where_it_is_turned(label: str) -> None:
+    this = case(label)
+    name = "model.layers.0.self_attn.k_proj.bias"
+    free = [rule for rule in this.spec.shifts if "model." + rule.bias == name]
+    assert [rule.axis for rule in free] == ["p*"] * (label == "stablelm-biased")
+    noise = torch.randn(this.checkpoint[name].shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    assert changed(this, {name: this.checkpoint[name] + noise}) > BROKEN
+
+
+@pytest.mark.parametrize("label", ["gemma2-lm", "gemma3-lm", "olmo2-lm", "olmo2-biased"])
+def test_norms_behind_a_block_are_not_folded(label: str) -> None:
+    """C36: their gains are on what is written; only signed permutations act on that stream."""
+    this = case(label)
+    assert this.spec.axes["residual"].group == Signed()
+    with pytest.raises(SymmetryError, match="no declared pre-norm residual stream"):
+        canonical(Model(this.checkpoint, this.spec), ("untie", "fold_norms"))
+
+
+def test_stablelm_with_a_norm_for_each_head_is_refused() -> None:
+    checkpoint = case("stablelm-lm").checkpoint
+    with pytest.raises(SpecError, match="qk_layernorm has a norm for each head"):
+        resolve(checkpoint.config | {"qk_layernorm": True}, checkpoint)

@@ -46,6 +46,11 @@ def pair(label: str = "bert-mlm") -> tuple[Checkpoint, Checkpoint]:
     return MODELS[label](seed=0), MODELS[label](seed=5)
 
 
+def fitting(*groups: Group) -> int:
+    """The size of an axis on which all of them act."""
+    return next((group.size for group in groups if group.size is not None), 5)
+
+
 def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
@@ -56,15 +61,24 @@ def generator(seed: int = 0) -> torch.Generator:
 @pytest.mark.parametrize("given", WITHIN, ids=names)
 def test_a_group_contains_the_elements_of_its_subgroups(given: tuple[Group, Group]) -> None:
     group, smaller = given
+    n = fitting(*given)
     for seed in range(3):
-        assert group.contains(smaller.random(5, (2,), generator(seed)), 1e-9)
-    assert group.contains(smaller.identity(5, (2,)), 1e-9)
+        assert group.contains(smaller.random(n, (2,), generator(seed)), 1e-9)
+    assert group.contains(smaller.identity(n, (2,)), 1e-9)
 
 
 @pytest.mark.parametrize("given", NOT_WITHIN, ids=names)
 def test_no_subgroup_is_left_out(given: tuple[Group, Group]) -> None:
     group, other = given
-    assert not all(group.contains(other.random(5, (2,), generator(seed)), 1e-9) for seed in range(3))
+    n = fitting(*given)
+    assert not all(group.contains(other.random(n, (2,), generator(seed)), 1e-9) for seed in range(3))
+
+
+def test_of_an_axis_only_the_subgroups_that_fit() -> None:
+    assert subgroups(Conformal()).keys() - subgroups(Conformal(), 5).keys() == {"rotary", "phase"}
+    assert subgroups(Conformal(), 2) == subgroups(Conformal())
+    with pytest.raises(OptionError, match=r"'phase' is no part of what may act on axis 'qk', invertible"):
+        api.match(*pair(), groups={"qk": "phase"})
 
 
 def test_what_is_usual_and_what_keeps_norms_are_subgroups() -> None:
@@ -93,7 +107,7 @@ def test_scaled_units_and_a_rotation_make_a_linear_map() -> None:
 
 @pytest.mark.parametrize("name", GROUPS)
 def test_the_condition_is_that_of_the_matrix(name: str) -> None:
-    g = GROUPS[name].random(5, (2,), generator())
+    g = GROUPS[name].random(fitting(GROUPS[name]), (2,), generator())
     torch.testing.assert_close(g.condition(), torch.linalg.cond(g.to_dense()))
 
 
@@ -233,7 +247,7 @@ def test_a_pre_norm_stream_that_is_permuted_needs_no_frame() -> None:
         ({"ffn": "orthogonal"}, r"'orthogonal' is no part .* axis 'ffn', permutation .*choose from permutation, none"),
         ({"h": "invertible"}, r"'invertible' is no part of .* axis 'h'"),
         ({"all": "orthogonal"}, r"'orthogonal' is no part of .* axis 'ffn'"),
-        ({"residual": "signed"}, r"axis 'residual', centred .*choose from centred, permutation, none"),
+        ({"residual": "signed"}, r"axis 'residual', centred .*choose from centred, permutation, sign, none"),
         ({"pooler": "signed"}, r"this gpt2 has no axis 'pooler'; it has ffn, h, qk, residual, v"),
         ({"all": "none"}, r"every axis is taken out"),
         ({"qk": ""}, r"'' for axis 'qk' is not known; choose from permutation"),

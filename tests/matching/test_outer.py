@@ -124,15 +124,26 @@ def on_the_complement_of_ones(c: Tensor) -> float:
     return abs(float(c.sum())) / n + by_svd(basis.T @ c @ basis)
 
 
+def by_angles(c: Tensor) -> float:
+    """Of 2 × 2 matrices, at a hundred thousand angles."""
+    angle = torch.linspace(0, 2 * torch.pi, 100_001, dtype=torch.float64)
+    along, across = c[0, 0] + c[1, 1], c[1, 0] - c[0, 1]
+    return float((angle.cos() * along + angle.sin() * across).max())
+
+
 REACHED = {
     "permutation": by_permutations,
+    "sign": lambda c: abs(float(torch.trace(c))),
     "signed": lambda c: by_permutations(c.abs()),
+    "signed-monomial": lambda c: by_permutations(c.abs()),
     "scaling": lambda c: float(torch.trace(c)),
     "monomial": by_permutations,
     "orthogonal": by_svd,
     "centred": on_the_complement_of_ones,
     "conformal": by_svd,
     "invertible": by_svd,
+    "phase": by_angles,
+    "rotary": by_angles,
 }
 
 
@@ -143,7 +154,8 @@ def test_every_group_is_here() -> None:
 @pytest.mark.parametrize("name", GROUPS)
 def test_reach_is_the_largest_inner_product(name: str) -> None:
     rng = torch.Generator().manual_seed(0)
-    c = torch.randn(3, 2, 4, 4, generator=rng, dtype=torch.float64)
+    n = GROUPS[name].size or 4
+    c = torch.randn(3, 2, n, n, generator=rng, dtype=torch.float64)
     expected = torch.tensor([[REACHED[name](one) for one in row] for row in c], dtype=torch.float64)
     torch.testing.assert_close(GROUPS[name].reach(c), expected)
 
@@ -152,14 +164,15 @@ def test_reach_is_the_largest_inner_product(name: str) -> None:
 def test_no_element_that_keeps_norms_reaches_more(name: str) -> None:
     group = GROUPS[name].without_scaling()
     rng = torch.Generator().manual_seed(1)
-    c = torch.randn(4, 4, generator=rng, dtype=torch.float64)
+    n = group.size or 4
+    c = torch.randn(n, n, generator=rng, dtype=torch.float64)
     reach = float(GROUPS[name].reach(c[None])[0])
     for _ in range(50):
-        element = group.random(4, (), rng)
-        if bool(((element.to_dense() @ element.to_dense().T - torch.eye(4)).abs() < 1e-9).all()):
+        element = group.random(n, (), rng)
+        if bool(((element.to_dense() @ element.to_dense().T - torch.eye(n)).abs() < 1e-9).all()):
             assert float(element.inner(c)) <= reach + 1e-9
     # A pair of one and the same thing is worth its squared norm, and no other pair more.
-    x = torch.randn(4, 30, generator=rng, dtype=torch.float64)
+    x = torch.randn(n, 30, generator=rng, dtype=torch.float64)
     torch.testing.assert_close(GROUPS[name].reach((x @ x.T)[None]), x.square().sum()[None])
 
 

@@ -12,13 +12,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny import Case, case, real
+from tiny import Case, case, marked, moving, real
 
-from symfuse.alignment import Alignment, random_alignment
+from symfuse.alignment import Alignment
+from symfuse.groups import Group
 from symfuse.spec import Axis, Declared, Instance, Layout, Spec, Variance
 from symfuse.spec.layout import Atom, Node, Product
 
-NOTICED, UNNOTICED = 1e-6, 1e-13  # measured: from 3e-2, and up to 4e-15
+NOTICED = 1e-4  # measured: from 3e-2; what is not noticed stays below what is exact in that model
 
 # One or a few models of each family that together have all its parts.
 MODELS = (
@@ -27,6 +28,14 @@ MODELS = (
     *("electra-generator", "electra-discriminator", "electra-sequence", "electra-choice"),
     *("deberta-mlm", "deberta-mlm-v3", "deberta-mlm-absolute", "deberta-sequence", "deberta-token"),
     *("vit", "vit-masked", "deit", "deit-teacher", "gpt2-lm", "gpt2-token"),
+    *("llama-biased", "llama-tied", "llama-sequence", "llama-token", "mistral-lm", "qwen2-lm", "qwen3-biased"),
+    *("granite-lm", "smollm3-lm", "gemma-biased", "gemma2-lm", "gemma3-lm", "phi3-partly", "phi3-token"),
+    *("olmo2-biased", "stablelm-biased", "stablelm-parallel", "starcoder2-lm", "cohere-biased", "cohere-normed"),
+    *("neox", "neox-lm-tied", "neox-lm-turned", "neox-token", "neox-question", "gptj-lm", "gptj-question"),
+    *("gptj-sequence-turned", "falcon-alibi", "falcon-grouped", "falcon-grouped-one-norm", "falcon-grouped-alibi"),
+    *("falcon-by-head", "falcon-by-head-alibi", "falcon-sequence", "falcon-token", "opt-lm", "opt-post-lm"),
+    *("opt-narrow-untied", "opt-lm-without-gains", "opt-question", "bloom-lm", "bloom-token", "mpt-lm-untied"),
+    *("mpt-lm-clipped", "mpt-token"),
 )
 
 SOFTMAX = "a key's bias adds one number to all scores of a query, which the softmax ignores: it may be anything"
@@ -34,6 +43,7 @@ SOFTMAX = "a key's bias adds one number to all scores of a query, which the soft
 EQUIVALENT = {
     "attention.self.key.bias": ("bert", "roberta", "electra"),
     "attention.k_lin.bias": ("distilbert",),
+    "self_attn.k_proj.bias": ("opt",),
     "attention.attention.key.bias": ("vit", "deit"),
     # With p2c the content's key also meets positions, and its bias is not free; the position's own key is.
     "attention.self.key_proj.bias": ("deberta-mlm-absolute",),
@@ -41,16 +51,28 @@ EQUIVALENT = {
 }
 # In a fused bias only the key's part is free.
 FUSED = {"in_proj_bias": ("torch", "sceptr"), "attn.c_attn.bias": ("gpt2",)}
+# Of the bias of a key that is turned in part, the rest; of one that is fused by heads, the part of a key that ALiBi,
+# which does not ask what the key is, leaves free.
+UNTURNED = {
+    "self_attn.k_proj.bias": ("stablelm",),
+    "attention.query_key_value.bias": ("neox", "bloom", "falcon-alibi", "falcon-by-head-alibi"),
+}
+
+HEADS = {"h", "kv"}  # axes for each of whose indices others have an element
 
 
 def still(name: str) -> str:
     return f"{name}_still"
 
 
+def group_of(atom: Atom, spec: Spec) -> Group | None:
+    return None if atom.name.isdigit() else spec.axes[atom.name].group
+
+
 def mutants(node: Node, spec: Spec, key: str = "") -> Iterator[tuple[str, Node]]:
     """Every node that differs from this one by one slip, with what the slip is."""
     if isinstance(node, Atom):
-        group = None if node.name.isdigit() else spec.axes[node.name].group
+        group = group_of(node, spec)
         if group is not None:
             yield f"{node} inert", Atom(still(node.name), node.variance)
         if group is not None and not group.self_dual and node.variance is not Variance.PLAIN:
@@ -60,15 +82,19 @@ def mutants(node: Node, spec: Spec, key: str = "") -> Iterator[tuple[str, Node]]
     for at, part in enumerate(node.parts):
         for slip, mutant in mutants(part, spec):
             parts = [*node.parts[:at], mutant, *node.parts[at + 1 :]]
-            if isinstance(mutant, Atom) and mutant.name == still("h"):  # what is per head goes on unordered
-                parts = [_per_still_head(p) if i > at else p for i, p in enumerate(parts)]
+            if isinstance(mutant, Atom) and (head := mutant.name.removesuffix(still(""))) in HEADS:
+                parts = [_unordered(p, head, spec) if i > at else p for i, p in enumerate(parts)]
             yield f"{slip} in {node}", type(node)(tuple(parts))
-    if isinstance(node, Product):
+    if isinstance(node, Product) and any(group_of(atom, spec) for atom in Layout((node,)).atoms()):
         yield f"{node} swapped", Product(node.parts[::-1])
 
 
-def _per_still_head(node: Node) -> Node:
-    return Atom(f"{node.name}_unordered", node.variance) if isinstance(node, Atom) else node
+def _unordered(node: Node, head: str, spec: Spec) -> Node:
+    """What is per head where heads are inert: each head's own, in the heads' old order."""
+    if not isinstance(node, Atom):
+        return replace(node, parts=tuple(_unordered(part, head, spec) for part in node.parts))
+    per = not node.name.isdigit() and head in spec.axes[node.name].per
+    return Atom(f"{node.name}_unordered", node.variance) if per else node
 
 
 def layouts(layout: Layout, spec: Spec) -> Iterator[tuple[str, Layout]]:
@@ -82,8 +108,8 @@ def widened(g: Alignment) -> Alignment:
     axes, elements = dict(g.spec.axes), dict(g.elements)
     for name, axis in g.spec.axes.items():
         axes[still(name)] = Axis(axis.size)
-        if "h" in axis.per:
-            per = tuple(still("h") if p == "h" else p for p in axis.per)
+        if HEADS & set(axis.per):
+            per = tuple(still(p) if p in HEADS else p for p in axis.per)
             axes[f"{name}_unordered"] = replace(axis, per=per)
             instances = [i for i in g.elements if i.axis == name]
             elements |= {Instance(f"{name}_unordered", i.index): g.elements[i] for i in instances}
@@ -105,15 +131,17 @@ def parameter(module: torch.nn.Module, tensor: torch.Tensor) -> torch.Tensor:
 def is_free(label: str, name: str, slip: str) -> bool:
     if any(name.endswith(end) and label.startswith(models) for end, models in EQUIVALENT.items()):
         return True
+    if any(name.endswith(end) and label.startswith(models) for end, models in UNTURNED.items()):
+        return slip.startswith(("p* ", "qk* "))
     fused = any(name.endswith(end) and label.startswith(models) for end, models in FUSED.items())
     return fused and ("in h qk* in" in slip or slip.startswith("h qk* swapped"))
 
 
 def errors(this: Case) -> Iterator[tuple[str, str, float]]:
     """All mutations of tensors of layer 0 and of those outside layers: tensor, slip, change of outputs."""
-    true = replace(random_alignment(this.spec, 11, largest=True), shifts={})
+    true = replace(moving(this.spec, 11), shifts={})
     g, module = widened(true), real(true(this.checkpoint))
-    assert this.error(module, g) < UNNOTICED
+    assert this.error(module, g) < this.exact
     for name, declared in this.spec.tensors.items():
         if declared.index.get("l", 0) > 0:
             continue
@@ -128,13 +156,14 @@ def errors(this: Case) -> Iterator[tuple[str, str, float]]:
         held.data = right
 
 
-@pytest.mark.parametrize("label", MODELS)
+@pytest.mark.parametrize("label", marked(MODELS))
 def test_every_slip_is_noticed(label: str) -> None:
-    found = list(errors(case(label)))
-    assert len(found) > 30
+    spec, found = case(label).spec, list(errors(case(label)))
+    first = {name for names in spec.movable.values() for name in names if spec.tensors[name].index.get("l", 0) == 0}
+    assert {name for name, *_ in found} == first
     unnoticed = [(name, slip) for name, slip, error in found if error < NOTICED]
     assert unnoticed == [(name, slip) for name, slip, _ in found if is_free(label, name, slip)]
-    assert all(error < UNNOTICED for _, _, error in found if error < NOTICED)
+    assert all(error < case(label).exact for _, _, error in found if error < NOTICED)
 
 
 def test_every_family_is_mutated() -> None:

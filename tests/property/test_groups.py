@@ -28,9 +28,13 @@ from symfuse.groups import (
     Orthogonal,
     PartMoments,
     Permutation,
+    Phase,
     PositiveMonomial,
+    Rotary,
     Scaling,
+    Sign,
     Signed,
+    SignedMonomial,
     Similarity,
     objective,
 )
@@ -53,6 +57,11 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 def eye(n: int) -> Tensor:
     return torch.eye(n, dtype=torch.float64)
+
+
+def fitting(group: Group, n: int) -> int:
+    """The size of an axis: n, or the only one that the group acts on."""
+    return group.size or n
 
 
 def has_permutation_part(group: Group) -> bool:
@@ -110,6 +119,7 @@ group_and_parts = pytest.mark.parametrize(
 @every_batch
 @every_size
 def test_group_laws(group: Group, batch: tuple[int, ...], n: int) -> None:
+    n = fitting(group, n)
     source = rng(n)
     g, h, k = (group.random(n, batch, source) for _ in range(3))
     one = group.identity(n, batch)
@@ -130,6 +140,7 @@ def test_group_laws(group: Group, batch: tuple[int, ...], n: int) -> None:
 @every_batch
 @every_size
 def test_variances_are_those_of_the_matrix(group: Group, batch: tuple[int, ...], n: int) -> None:
+    n = fitting(group, n)
     g = group.random(n, batch, rng(n))
     torch.testing.assert_close(g.dual().to_dense(), torch.linalg.inv(g.to_dense()).mT)
     torch.testing.assert_close(g.part("primal").to_dense(), g.to_dense(), rtol=0, atol=0)
@@ -148,6 +159,7 @@ def test_variances_are_those_of_the_matrix(group: Group, batch: tuple[int, ...],
 @every_group
 @every_size
 def test_self_dual_is_what_it_says(group: Group, n: int) -> None:
+    n = fitting(group, n)
     g = group.random(n, (20,), rng(n))
     same = bool(torch.isclose(g.dual().to_dense(), g.to_dense(), atol=1e-9).all())
     assert same == group.self_dual
@@ -159,7 +171,7 @@ def test_self_dual_is_what_it_says(group: Group, n: int) -> None:
 def test_acting_is_the_matrix_product_along_every_dimension(
     group: Group, batch: tuple[int, ...], others: tuple[int, ...]
 ) -> None:
-    n = 5
+    n = fitting(group, 5)
     g = group.random(n, batch, rng(1))
     for at in range(len(others) + 1):
         shape = (*batch, *others[:at], n, *others[at:])
@@ -179,6 +191,7 @@ def test_acting_is_the_matrix_product_along_every_dimension(
 @every_batch
 @every_size
 def test_inner_product_and_gain_are_those_of_the_matrix(group: Group, batch: tuple[int, ...], n: int) -> None:
+    n = fitting(group, n)
     g = group.random(n, batch, rng(n))
     c, y = normal(*batch, n, n), normal(*batch, n, 3, seed=1)
     torch.testing.assert_close(g.inner(c), (g.to_dense() * c).sum((-2, -1)))
@@ -194,7 +207,8 @@ def test_inner_product_and_gain_are_those_of_the_matrix(group: Group, batch: tup
 @every_group
 @every_batch
 def test_an_element_is_rebuilt_from_its_tensors(group: Group, batch: tuple[int, ...]) -> None:
-    for g in (group.random(5, batch, rng()), group.identity(5, batch)):
+    n = fitting(group, 5)
+    for g in (group.random(n, batch, rng()), group.identity(n, batch)):
         tensors = g.tensors()
         assert all(t.shape[: len(batch)] == batch for t in tensors.values())
         again = g.rebuild(tensors)
@@ -208,9 +222,10 @@ def test_an_element_is_rebuilt_from_its_tensors(group: Group, batch: tuple[int, 
 @every_group
 @every_batch
 def test_only_the_identity_is_the_identity(group: Group, batch: tuple[int, ...]) -> None:
-    assert group.identity(5, batch).is_identity()
-    assert not group.random(5, batch, rng(3)).is_identity()
-    g = group.identity(5, batch)
+    n = fitting(group, 5)
+    assert group.identity(n, batch).is_identity()
+    assert not group.random(n, batch, rng(3)).is_identity()
+    g = group.identity(n, batch)
     for key, t in g.tensors().items():
         if t.is_floating_point():
             near = g.rebuild(g.tensors() | {key: t + 1e-15})
@@ -221,14 +236,15 @@ def test_only_the_identity_is_the_identity(group: Group, batch: tuple[int, ...])
 @every_batch
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int8, torch.bfloat16, torch.float16])
 def test_what_only_reorders_is_exact_in_every_dtype(group: Group, batch: tuple[int, ...], dtype: torch.dtype) -> None:
-    g = group.random(5, batch, rng())
+    n = fitting(group, 5)
+    g = group.random(n, batch, rng())
     if has_permutation_part(group):
         g = g.forget()
     moves_entries = bool(((g.to_dense() == 0) | (g.to_dense() == 1)).all())
     assert g.reorders_only == moves_entries
     if not moves_entries:
         return
-    w = torch.randint(-100, 100, (*batch, 5, 7), generator=rng(1)).to(dtype)
+    w = torch.randint(-100, 100, (*batch, n, 7), generator=rng(1)).to(dtype)
     if dtype == torch.int64:
         w = w + 2**60
     elif dtype.is_floating_point:
@@ -242,10 +258,10 @@ def test_what_only_reorders_is_exact_in_every_dtype(group: Group, batch: tuple[i
 
 @every_group
 def test_elements_of_equal_seeds_are_equal_and_of_others_are_not(group: Group) -> None:
-    one, same, other = (group.random(5, (2,), rng(seed)).to_dense() for seed in (7, 7, 8))
+    one, same, other = (group.random(fitting(group, 5), (20,), rng(seed)).to_dense() for seed in (7, 7, 8))
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
-    assert not torch.equal(one[0], one[1])
+    assert not torch.equal(one, one[:1].expand(one.shape))
 
 
 # -- membership ------------------------------------------------------------------------------------
@@ -272,29 +288,39 @@ def keeps_the_mean(m: Tensor) -> bool:
     return bool(((sums - sums[..., :1]).abs() <= 1e-9).all() and ((sums.abs() - 1).abs() <= 1e-9).all())
 
 
+def turns_a_plane(m: Tensor) -> bool:
+    """Of 2 × 2 matrices: not those that reflect it."""
+    return bool((torch.linalg.det(m) > 0).all())
+
+
 # What the matrices of a group are, in terms of matrices alone.
 DEFINITIONS: dict[str, Callable[[Tensor], bool]] = {
     "permutation": lambda m: is_monomial(m) and bool((m[m != 0] == 1).all()),
+    "sign": lambda m: bool((m == m[..., :1, :1] * eye(m.shape[-1])).all() and (m[..., 0, 0].abs() == 1).all()),
     "signed": lambda m: is_monomial(m) and bool((m[m != 0].abs() == 1).all()),
     "scaling": lambda m: is_diagonal(m) and bool((m >= 0).all()),
     "monomial": lambda m: is_monomial(m) and bool((m >= 0).all()),
+    "signed-monomial": is_monomial,
     "orthogonal": lambda m: is_conformal(m, torch.ones((), dtype=torch.float64)),
     "centred": lambda m: is_conformal(m, torch.ones((), dtype=torch.float64)) and keeps_the_mean(m),
     "conformal": is_conformal,
+    "phase": lambda m: is_conformal(m, torch.ones((), dtype=torch.float64)) and turns_a_plane(m),
+    "rotary": lambda m: is_conformal(m) and turns_a_plane(m),
     "invertible": lambda m: bool(m.isfinite().all() and (torch.linalg.det(m).abs() > 0).all()),
 }
 # The kinds of elements that a group takes beside its own.
 SUBGROUPS: dict[str, tuple[type[Element], ...]] = {
-    **dict.fromkeys(("orthogonal", "centred", "conformal"), (Monomial,)), "invertible": (Similarity, Monomial),
+    **dict.fromkeys(("orthogonal", "centred", "conformal", "phase", "rotary"), (Monomial,)),
+    "invertible": (Similarity, Monomial),
 }  # fmt: skip
 
 
-def pool(batch: tuple[int, ...]) -> Iterator[Element]:
-    """Elements of all groups, and each of them damaged in one tensor."""
-    for group in GROUPS.values():
+def pool(n: int, batch: tuple[int, ...]) -> Iterator[Element]:
+    """Elements of all groups that act on n units, and each of them damaged in one tensor."""
+    for group in (one for one in GROUPS.values() if fitting(one, n) == n):
         for seed in range(2):
-            g = group.random(5, batch, rng(seed))
-            yield from (g, group.identity(5, batch), g.dual())
+            g = group.random(n, batch, rng(seed))
+            yield from (g, group.identity(n, batch), g.dual())
             for key, t in g.tensors().items():
                 first = tuple(0 for _ in t.shape)
                 if t.is_floating_point():
@@ -326,10 +352,12 @@ def is_well_formed(g: Element) -> bool:
 
 @every_group
 @pytest.mark.parametrize("batch", [(), (2,)], ids=str)
-def test_a_group_contains_its_elements_and_no_others(group: Group, batch: tuple[int, ...]) -> None:
-    kind = type(group.random(5, batch, rng()))
+@pytest.mark.parametrize("n", [2, 5])
+def test_a_group_contains_its_elements_and_no_others(group: Group, batch: tuple[int, ...], n: int) -> None:
+    n = fitting(group, n)
+    kind = type(group.random(n, batch, rng()))
     members = strangers = 0
-    for g in pool(batch):
+    for g in pool(n, batch):
         taken = isinstance(g, (kind, *SUBGROUPS.get(group.name, ())))
         belongs = taken and is_well_formed(g) and DEFINITIONS[group.name](g.to_dense())
         assert group.contains(g, 1e-9) == belongs, (g, g.to_dense())
@@ -361,6 +389,7 @@ def planted(
     batch: int = 3,
 ) -> tuple[Element, Features]:
     """X = gY for a random g, with noise; the dual side `unbalance` times as large as the primal one."""
+    n = fitting(group, n)
     g = group.random(n, (batch,), rng(11))
     features: Features = {}
     for i, part in enumerate(parts):
@@ -372,8 +401,9 @@ def planted(
 
 @group_and_parts
 def test_objective_is_that_of_the_matrices(group: Group, parts: tuple[str, ...]) -> None:
-    features = {part: (normal(2, 3, 5, 4, seed=i), normal(2, 3, 5, 4, seed=9 + i)) for i, part in enumerate(parts)}
-    g = group.random(5, (2, 3), rng())
+    n = fitting(group, 5)
+    features = {part: (normal(2, 3, n, 4, seed=i), normal(2, 3, n, 4, seed=9 + i)) for i, part in enumerate(parts)}
+    g = group.random(n, (2, 3), rng())
     torch.testing.assert_close(objective(g, moments(features)), dense_objective(g, features))
 
 
@@ -431,7 +461,7 @@ def test_no_other_element_is_better_than_the_best_under_noise(
     reached = objective(group.best(m), m) - 1e-9 * size_of(features)
     assert (reached <= objective(g, m)).all()
     for seed in range(100):
-        other = group.random(5, (3,), rng(seed))
+        other = group.random(g.size, (3,), rng(seed))
         assert (reached <= objective(other, m)).all()
         assert (reached <= objective(g @ other, m)).all()
 
@@ -440,7 +470,7 @@ def test_no_other_element_is_better_than_the_best_under_noise(
 def test_the_best_is_never_worse_than_the_identity(group: Group, parts: tuple[str, ...]) -> None:
     """On features that have nothing to do with each other, with norms from 10⁻³ to 10³ in any combination."""
     norms = 10.0 ** (6 * torch.rand(4, 200, 1, 1, generator=rng(5), dtype=torch.float64) - 3)
-    for n in (2, 5):
+    for n in {fitting(group, 2), fitting(group, 5)}:
         features = {
             part: (
                 norms[i] * normal(200, n, 4, seed=i),
@@ -475,6 +505,7 @@ DEGENERATE: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
 @pytest.mark.parametrize("case", DEGENERATE)
 @pytest.mark.parametrize("n", [1, 4])
 def test_degenerate_features_give_a_member(group: Group, parts: tuple[str, ...], case: str, n: int) -> None:
+    n = fitting(group, n)
     features = {
         part: DEGENERATE[case](normal(2, n, 3, seed=i), normal(2, n, 3, seed=7 + i)) for i, part in enumerate(parts)
     }
@@ -490,9 +521,10 @@ def test_degenerate_features_give_a_member(group: Group, parts: tuple[str, ...],
 @every_group
 def test_one_side_dead_and_the_other_alive(group: Group) -> None:
     """What weight decay leaves of an unused neuron: norms of 10⁻²⁰ on one side, of 1 on the other."""
+    n = fitting(group, 4)
     for small, large in (("primal", "dual"), ("dual", "primal")):
-        features = {small: (1e-20 * normal(2, 4, 3), 1e-20 * normal(2, 4, 3, seed=1))}
-        features |= {large: (normal(2, 4, 3, seed=2), normal(2, 4, 3, seed=3))}
+        features = {small: (1e-20 * normal(2, n, 3), 1e-20 * normal(2, n, 3, seed=1))}
+        features |= {large: (normal(2, n, 3, seed=2), normal(2, n, 3, seed=3))}
         m = moments(features)
         alone = {large: m[large]}
         reached, least = objective(group.best(m), alone), objective(group.best(alone), alone)
@@ -545,11 +577,22 @@ def test_signed_permutation_against_all_of_them(parts: tuple[str, ...], n: int) 
         assert_none_better(Signed(), features, values.min().item())
 
 
-def best_pair(features: Features, i: int, j: int) -> float:
-    """The least cost of putting source unit j in the place of unit i of the anchor, over all its scales."""
+def test_sign_against_both() -> None:
+    signs = torch.tensor([[-1.0], [1.0]], dtype=torch.float64)
+    found = set()
+    for parts in ALL_PARTS:
+        for n, seed in itertools.product((1, 2, 5), range(5)):
+            features, both = pairs(n, parts, 100 * seed), Monomial(torch.arange(n).expand(2, n), signs.expand(2, n))
+            assert_none_better(Sign(), features, objective(both, expanded(moments(features), 2)).min().item())
+            found.add(Sign().best(moments(features)).to_dense()[0, 0].item())
+    assert found == {-1.0, 1.0}
+
+
+def best_pair(features: Features, i: int, j: int, sign: float = 1.0) -> float:
+    """The least cost of putting source unit j in the place of unit i of the anchor, over all scales of that sign."""
 
     def cost(log_a: float) -> float:
-        factor = {"primal": math.exp(log_a), "dual": math.exp(-log_a), "plain": 1.0}
+        factor = {"primal": sign * math.exp(log_a), "dual": sign * math.exp(-log_a), "plain": 1.0}
         return sum((x[i] - factor[part] * y[j]).square().sum().item() for part, (x, y) in features.items())
 
     edge = math.log(LIMIT)
@@ -578,6 +621,55 @@ def test_positive_monomial_against_all_permutations(parts: tuple[str, ...], n: i
     assert_none_better(PositiveMonomial(), features, least)
 
 
+@pytest.mark.parametrize("parts", [p for p in ALL_PARTS if p != ("plain",)], ids="+".join)
+@pytest.mark.parametrize(("n", "seed"), [(1, 0), (2, 100), (3, 200), (4, 300)])
+def test_signed_monomial_against_all_permutations_and_signs(parts: tuple[str, ...], n: int, seed: int) -> None:
+    features = pairs(n, parts, seed)
+    costs = {(i, j, sign): best_pair(features, i, j, sign) for i in range(n) for j in range(n) for sign in (-1.0, 1.0)}
+    least = min(
+        sum(costs[i, j, sign] for i, (j, sign) in enumerate(zip(order, signs, strict=True)))
+        for order in itertools.permutations(range(n))
+        for signs in itertools.product((-1.0, 1.0), repeat=n)
+    )
+    assert_none_better(SignedMonomial(), features, least)
+
+
+GATED = ("primal", "dual", "plain")
+QUICK = SignedMonomial(largest_exact=0)
+
+
+@pytest.mark.parametrize("unbalance", [0.25, 1.0, 4.0])
+@pytest.mark.parametrize("parts", [*part_sets(SignedMonomial()), ("plain",)], ids="+".join)
+@pytest.mark.parametrize("noise", [0.0, 0.3])
+def test_the_quick_way_of_many_units_is_exact_on_related_ones(
+    parts: tuple[str, ...], unbalance: float, noise: float
+) -> None:
+    g, features = planted(SignedMonomial(), parts, noise=noise, unbalance=unbalance, n=40)
+    quick, exact = (group.best(moments(features)) for group in (QUICK, SignedMonomial()))
+    assert torch.equal(quick.to_dense(), exact.to_dense())
+    if noise == 0 and parts != ("plain",):
+        torch.testing.assert_close(quick.to_dense(), g.to_dense())
+
+
+@pytest.mark.parametrize("unbalance", [0.25, 1.0, 4.0])
+@pytest.mark.parametrize("noise", [1.0, 3.0, math.inf])
+def test_how_far_the_quick_way_of_many_units_falls_short(noise: float, unbalance: float) -> None:
+    """Of what the exact one gains over the identity: nearly nothing on related units, little on unrelated ones."""
+    n = 60
+    if noise == math.inf:
+        features: Features = {
+            part: (normal(3, n, 20, seed=i), unbalance**i * normal(3, n, 20, seed=9 + i))
+            for i, part in enumerate(GATED)
+        }
+    else:
+        _, features = planted(SignedMonomial(), GATED, noise=noise, unbalance=unbalance, n=n)
+    m = moments(features)
+    start, quick, exact = (objective(g, m) for g in (QUICK.identity(n, (3,)), QUICK.best(m), SignedMonomial().best(m)))
+    short = (quick - exact) / (start - exact)
+    assert (short >= -1e-12).all()
+    assert (short <= (0.001 if noise == 1 else 0.02)).all()
+
+
 @pytest.mark.parametrize("parts", [("primal",), ("dual",), ("primal", "dual")], ids="+".join)
 @pytest.mark.parametrize("seed", [0, 100])
 def test_scaling_against_a_search(parts: tuple[str, ...], seed: int) -> None:
@@ -585,11 +677,13 @@ def test_scaling_against_a_search(parts: tuple[str, ...], seed: int) -> None:
     assert_none_better(Scaling(), features, sum(best_pair(features, i, i) for i in range(4)))
 
 
-def plane(angles: Tensor) -> Similarity:
+def plane(angles: Tensor, reflections: bool = True) -> Similarity:
     """All rotations by these angles, then all reflections."""
     c, s = angles.cos(), angles.sin()
     turn = torch.stack((torch.stack((c, -s), -1), torch.stack((s, c), -1)), -2)
-    return Similarity(torch.cat((turn, turn * torch.tensor([1.0, -1.0], dtype=torch.float64))))
+    return Similarity(
+        turn if not reflections else torch.cat((turn, turn * torch.tensor([1.0, -1.0], dtype=torch.float64)))
+    )
 
 
 ANGLES = torch.linspace(0, 2 * math.pi, 20001, dtype=torch.float64)[:-1]
@@ -607,7 +701,18 @@ def test_orthogonal_against_all_angles(parts: tuple[str, ...]) -> None:
     assert determinants == {-1, 1}, "both rotations and reflections must have been the answer"
 
 
-def conformal_search(features: Features) -> float:
+@pytest.mark.parametrize("parts", [("primal",), ("dual",), ("primal", "dual")], ids="+".join)
+def test_phase_against_all_angles(parts: tuple[str, ...]) -> None:
+    circle = plane(ANGLES, reflections=False)
+    for seed in range(10):
+        features = pairs(2, parts, 100 * seed)
+        values = objective(circle, expanded(moments(features), circle.batch[0]))
+        assert_none_better(Phase(), features, values.min().item())
+        reached = objective(Phase().best(moments(features)), moments(features)).item()
+        assert abs(reached - values.min().item()) <= 1e-6 * size_of(features).item()
+
+
+def conformal_search(features: Features, reflections: bool = True) -> float:
     """The least objective over angles and scales: a grid, then finer ones about its lowest point."""
     m = moments(features)
     centre, spread = None, (math.pi, math.log(LIMIT))
@@ -616,7 +721,7 @@ def conformal_search(features: Features) -> float:
         unit = torch.linspace(-1, 1, count + 1, dtype=torch.float64)
         turn, logs = (0.0 if centre is None else centre[0]) + spread[0] * unit, spread[1] * unit
         logs = (logs + (0.0 if centre is None else centre[1])).clamp(-math.log(LIMIT), math.log(LIMIT))
-        circle = plane(turn)
+        circle = plane(turn, reflections)
         matrix = circle.matrix.repeat_interleave(len(logs), 0)
         grid = Similarity(matrix, logs.exp().repeat(circle.batch[0]))
         values = objective(grid, expanded(m, grid.batch[0]))
@@ -642,6 +747,20 @@ def test_conformal_against_all_angles_and_scales(parts: tuple[str, ...], unbalan
     for b in range(4):
         one = {part: (x[b], y[b]) for part, (x, y) in features.items()}
         assert_none_better(Conformal(), one, conformal_search(one), tol=WITHIN)
+
+
+@pytest.mark.parametrize("unbalance", [0.1, 1.0, 10.0])
+@pytest.mark.parametrize("parts", [("primal",), ("dual",), ("primal", "dual")], ids="+".join)
+def test_rotary_against_all_angles_and_scales(parts: tuple[str, ...], unbalance: float) -> None:
+    """The global optimum, of related and of unrelated planes."""
+    for seed in range(10):
+        features = pairs(2, parts, 100 * seed)
+        features = {part: (x, unbalance * y if part == "dual" else y) for part, (x, y) in features.items()}
+        assert_none_better(Rotary(), features, conformal_search(features, reflections=False))
+    _, related = planted(Rotary(), parts, noise=0.4, unbalance=unbalance, batch=4)
+    for b in range(4):
+        one = {part: (x[b], y[b]) for part, (x, y) in related.items()}
+        assert_none_better(Rotary(), one, conformal_search(one, reflections=False))
 
 
 @pytest.mark.parametrize("unbalance", [0.25, 1.0, 4.0])

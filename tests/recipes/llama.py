@@ -20,6 +20,7 @@ SIZES: dict[str, Any] = {
 }  # fmt: skip
 COMMON = ["<unk>", "<s>", "</s>", *(f"t{i}" for i in range(50))]
 VOCABULARY = 64
+UNKNOWN = "own-llama"  # a model type that symfuse never has a declaration for
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 TEMPLATE = "{{ messages[0].content }}"
 
@@ -66,6 +67,14 @@ def llama(
     model.generation_config.max_new_tokens = 7 + seed
     model.to(dtype).save_pretrained(folder)
     write_tokenizer(folder, pieces, added, template)
+    return folder
+
+
+def unknown(folder: Path, seed: int, **options: Any) -> Path:
+    """Such a Llama, of a family without a declaration."""
+    llama(folder, seed, **options)
+    config = {**config_of(folder), "model_type": UNKNOWN}
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
     return folder
 
 

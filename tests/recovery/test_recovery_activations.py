@@ -360,3 +360,15 @@ def test_no_batches() -> None:
     source = Model.of(MODELS["bert-mlm"](seed=1))
     with pytest.raises(OptionError, match="no batches"):
         match_by_activations(source, source, [], axes="ffn", build=build)
+
+
+def test_signs_and_scales_of_gated_neurons_come_back() -> None:
+    anchor = MODELS["llama-lm"](seed=0)
+    moved = random_alignment(case("llama-lm").spec, 3, ("ffn",))(anchor)
+    alignment = match_by_activations(
+        Model.of(moved), Model.of(anchor), batches("llama-lm"), axes=("ffn",), scaling=True, build=build
+    )
+    found = scales(alignment)
+    assert bool((found < 0).any() and (found > 0).any())
+    back = alignment(moved)
+    torch.testing.assert_close(dict(back), {name: anchor[name] for name in back}, rtol=1e-10, atol=1e-12)

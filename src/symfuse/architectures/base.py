@@ -6,7 +6,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -34,7 +34,14 @@ class Config:
         return value
 
     def get(self, key: str, default: Any = None) -> Any:
-        value = self._data.get(key)
+        """A field, dotted where it is nested, or its default."""
+        *objects, field = key.split(".")
+        data = self._data
+        for name in objects:
+            data = {} if data.get(name) is None else data[name]
+            if not isinstance(data, Mapping):
+                raise _wrong(name, data, _KINDS[dict])
+        value = data.get(field)
         value = self.seen[key] = default if value is None else value
         kind: Any = (int, float) if isinstance(default, float) else type(default)
         if default is not None and (
@@ -56,10 +63,21 @@ class Config:
             raise SpecError(f"config.json: field {key!r}, which a {self._family} needs, is missing")
         return self._data[key]
 
+    def rotary_share(self, usual: float, before: str = "partial_rotary_factor") -> float:
+        """The part of a head that positions turn: since `transformers` 5 among the rotary settings, and in older
+        configs in the field `before`, which is not `seen`: it is only another spelling."""
+        key = "rope_parameters.partial_rotary_factor"
+        share = self.get(key, float(Config(self._data, self._family).get(before, usual)))
+        if not 0 < share <= 1:
+            raise _wrong(key, share, "a number above 0, up to 1")
+        return float(share)
+
     @property
     def tied(self) -> bool:
-        """Whether the output head is the embedding; `transformers` ties unless the config says otherwise."""
-        return self._data.get("tie_word_embeddings", True) is not None and bool(self.get("tie_word_embeddings", True))
+        """Whether the output head is the embedding; `transformers` ties unless the config, or the family, says
+        otherwise."""
+        usual = self._family not in ARCHITECTURES or ARCHITECTURES[self._family].tied
+        return self._data.get("tie_word_embeddings", usual) is not None and bool(self.get("tie_word_embeddings", usual))
 
     @property
     def class_name(self) -> str:
@@ -117,28 +135,31 @@ class Family:
     shifts: tuple[Shift, ...] = ()
     outputs: Mapping[str, str] = field(default_factory=dict)
     reads: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    norm: Literal["layer", "rms", "rms+1"] = "layer"
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """A registered family: its declaration, and (outside `transformers`) how to build the live module."""
+    """A registered family: its declaration, (outside `transformers`) how to build the live module, and whether the
+    output head is the embedding where config.json does not say."""
 
     model_type: str
     declare: Callable[[Config], Family]
     build: Callable[[Mapping[str, Any]], torch.nn.Module] | None = None
+    tied: bool = True
 
 
 ARCHITECTURES: dict[str, Architecture] = {}
 
 
 def architecture(
-    *model_types: str, build: Callable[[Mapping[str, Any]], torch.nn.Module] | None = None
+    *model_types: str, build: Callable[[Mapping[str, Any]], torch.nn.Module] | None = None, tied: bool = True
 ) -> Callable[[Callable[[Config], Family]], Callable[[Config], Family]]:
-    """Register a declaration under the `model_type`s of config.json that it covers."""
+    """Register a declaration under the `model_type`s of config.json that it covers; see `Architecture`."""
 
     def register(declare: Callable[[Config], Family]) -> Callable[[Config], Family]:
         for model_type in model_types:
-            ARCHITECTURES[model_type] = Architecture(model_type, declare, build)
+            ARCHITECTURES[model_type] = Architecture(model_type, declare, build, tied)
         return declare
 
     return register
@@ -219,6 +240,7 @@ def resolve(config: Mapping[str, Any], names: Iterable[str], where: str = "check
             for index in indices(norm, family.axes)
             if norm.format(**index) in tensors
         },
+        norm=family.norm,
         names={n: f for n in tensors if (f := current.get(stored[n], stored[n])) != n},
         buffers=frozenset(name for name in names if is_buffer(name, family)),
     )
@@ -252,7 +274,7 @@ def _heads(family: Family, class_name: str, there: Container[str], where: str) -
     }
     chosen = dict(named)
     for label, head in family.heads.items():
-        if label in named or label not in there or any(_clash(head, other) for other in named.values()):
+        if label in named or label not in there or any(head.tensors.keys() & o.tensors.keys() for o in named.values()):
             continue
         for rival, other in chosen.items():
             if name := _clash(head, other):

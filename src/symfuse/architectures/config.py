@@ -12,17 +12,17 @@ from symfuse.architectures.feed_forward import SAME
 from symfuse.errors import SpecError
 from symfuse.io import Checkpoint
 
-# What decides the function beside the fields that a declaration reads, and its default where families share one.
+# Values of fields that are absent, in all declared families that have them and whose declarations do not read them.
 SCALARS: dict[str, Any] = {
-    "layer_norm_eps": None, "layer_norm_epsilon": None, "is_decoder": False, "position_embedding_type": "absolute",
-    "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "norm_first": False,
+    "is_decoder": False, "position_embedding_type": "absolute", "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False, "norm_first": False,
 }  # fmt: skip
 OF_HEADS = {"architectures", "id2label", "num_labels", "tie_word_embeddings", "legacy", "encoder_stride"}
 
 # Fields that do not change what given weights compute in evaluation: training, bookkeeping, generation, the head.
 HARMLESS = (
     "*dropout*", "*drop_rate*", "*drop_path*", "*layerdrop*", "*_pdrop", "initializer_*", "init_std*", "*_loss_coef",
-    "use_cache", "dtype", "torch_dtype", "transformers_version", "_*", "auto_map", "gradient_checkpointing",
+    "use_cache", "dtype", "torch_dtype", "transformers_version", "_*", "*name", "auto_map", "gradient_checkpointing",
     "output_*", "return_dict", "use_return_dict", "torchscript", "use_bfloat16", "pretraining_tp", "chunk_size_*",
     "attn_implementation", "unsloth_*", "problem_type", "task_specific_params", "finetuning_task", "label2id",
     "*token_id", "*token_ids", "*token_index", "max_position_embeddings", "model_max_length", "max_length",
@@ -33,9 +33,12 @@ HARMLESS = (
 # Where a config was last written, which is no property of the model.
 UNSAID = ("transformers_version", "_name_or_path", "_commit_hash")
 
-# Values of fields that are absent, in all families that have them.
-DEFAULTS: dict[str, Any] = {"rms_norm_eps": 1e-6}
-THETA = {"mixtral": 1e6, "gpt_oss": 150_000.0, "llama4_text": 500_000.0, "ministral3": 1e6}
+# The base of rotary embeddings and the ε of RMSNorm where a config does not say them (transformers 5.24), by family.
+THETA = {
+    "mixtral": 1e6, "ministral3": 1e6, "smollm3": 2e6, "gpt_oss": 150_000.0, "helium": 1e5,
+    **dict.fromkeys(("cohere", "exaone", "ernie4_5", "llama4_text", "olmo3"), 500_000.0),
+}  # fmt: skip
+EPSILON = dict.fromkeys(("mixtral", "ministral3", "phi3", "ernie4_5", "exaone", "llama4_text", "olmo3"), 1e-5)
 
 # Of what kind some fields are, where they are there.
 KINDS: dict[str, Any] = {
@@ -78,22 +81,28 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def differences(one: Checkpoint, other: Checkpoint) -> list[Difference]:
     """The fields in which two configs of one model type differ, those that matter first.
 
-    Spellings of older versions of `transformers` are made equal first. Of a family with a declaration those fields
-    matter that it reads; of another one all but those known to be harmless, unless the field is absent on one side
-    and its default is not known. SpecError, naming the model, for a field of another kind than it must be.
+    Spellings of older versions of `transformers` are made equal first. All fields matter but those known to be
+    harmless, unless one is absent on one side and its default is not known; of a family with a declaration, that which
+    it reads matters anyway. SpecError, naming the model, for a field of another kind than it must be.
     """
     configs = [_flat(_spelled(checkpoint)) for checkpoint in (one, other)]
-    found = {}
+    found: dict[str, Difference] = {}
     for key in dict.fromkeys((*configs[0], *configs[1])):
         ours, theirs = (config.get(key, _default(key, config)) for config in configs)
         if key.rpartition(".")[2] in UNSAID or ours == theirs or (not ours and not theirs):  # absent, false, 0: one
             continue
         known = ours is not None and theirs is not None
-        found[key] = Difference(key, ours, theirs, known and not _harmless(key))
+        said = _as_said(key, one, other)
+        found[said] = Difference(said, ours, theirs, known and not _harmless(key))
     if all(str(checkpoint.config.get("model_type")) in ARCHITECTURES for checkpoint in (one, other)):
-        found = {key: Difference(key, d.ours, d.theirs, False) for key, d in found.items()}
         found |= _deciding_differences(one, other)
     return sorted(found.values(), key=lambda difference: not difference.matters)
+
+
+def _as_said(key: str, one: Checkpoint, other: Checkpoint) -> str:
+    """The field of an activation by the name that both configs have for it."""
+    said = {name for checkpoint in (one, other) for name in ACTIVATIONS if name in checkpoint.config}
+    return said.pop() if key == "hidden_act" and len(said) == 1 else key
 
 
 def _harmless(key: str) -> bool:
@@ -105,7 +114,7 @@ def _default(key: str, config: Mapping[str, Any]) -> Any:
     level, _, field = key.rpartition(".")
     if field == "rope_theta":
         return THETA.get(str(config.get(level.rpartition("rope_parameters")[0] + "model_type")), 10_000.0)
-    return DEFAULTS.get(field)
+    return EPSILON.get(str(config.get(f"{level}.model_type".lstrip("."))), 1e-6) if field == "rms_norm_eps" else None
 
 
 def _flat(config: Mapping[str, Any], at: str = "") -> dict[str, Any]:
@@ -134,6 +143,8 @@ def _alike(config: Mapping[str, Any]) -> dict[str, Any]:
     for key, kind in KINDS.items():
         _get(config, key, kind)
     c = {key: _alike(v) if key.endswith("_config") and isinstance(v, Mapping) else v for key, v in config.items()}
+    if "sliding_window" in c and c["sliding_window"] is None:
+        c["sliding_window"] = False  # all tokens are seen; where it is absent, the family's default holds
     c = {key: value for key, value in c.items() if value is not None}
     if rope := _rope(c):
         c["rope_parameters"] = rope
@@ -150,7 +161,8 @@ def _alike(config: Mapping[str, Any]) -> dict[str, Any]:
         c = {key: value for key, value in c.items() if key not in ("dense_act_fn", "is_gated_act")}
     heads, width = c.get("num_attention_heads"), c.get("hidden_size")
     if isinstance(heads, int) and isinstance(width, int) and heads > 0:
-        c = {"num_key_value_heads": heads, "head_dim": width // heads, **c}
+        derived = {"num_key_value_heads": heads, "head_dim": width // heads}
+        c |= {key: value for key, value in derived.items() if key not in c}  # last: said after what they follow from
     if not c.get("use_sliding_window", True):
         c = {key: value for key, value in c.items() if key not in ("sliding_window", "max_window_layers")}
     types = c.get("layer_types")
@@ -196,12 +208,15 @@ def rope_theta(config: Mapping[str, Any]) -> float | None:
 
 def _deciding_differences(one: Checkpoint, other: Checkpoint) -> dict[str, Difference]:
     ours, theirs = deciding(one), deciding(other)
-    keys = [key for key in ours if key in theirs and ours[key] != theirs[key]]
+    spelled = all(any(key in checkpoint.config for key in ACTIVATIONS) for checkpoint in (one, other))
+    left = ACTIVATIONS if spelled else ()  # compared where spellings are made equal
+    keys = [key for key in ours if key in theirs and ours[key] != theirs[key] and key not in left]
     return {key: Difference(key, ours[key], theirs[key], True) for key in keys}
 
 
 def deciding(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The fields that decide the function of a declared base model: those that its declaration reads, and SCALARS."""
+    """The fields that a declaration reads, and SCALARS, with their defaults; without rotary settings, which have
+    several spellings."""
     c = Config(checkpoint.config, str(checkpoint.config["model_type"]))
     try:
         lookup(checkpoint.config, checkpoint.name).declare(c)
@@ -209,5 +224,6 @@ def deciding(checkpoint: Checkpoint) -> dict[str, Any]:
             c.get(key, default)
     except SpecError as error:
         raise SpecError(f"{checkpoint.name}: {error}") from None
-    seen = {key: value for key, value in c.seen.items() if value is not None and key not in OF_HEADS}
+    others = {*OF_HEADS, *ROPE, "rope_parameters", "rope_scaling"}
+    seen = {key: value for key, value in c.seen.items() if value is not None and key not in others}
     return {key: SAME.get(str(value), value) for key, value in seen.items()}

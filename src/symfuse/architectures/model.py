@@ -10,9 +10,15 @@ from torch import Tensor
 
 from symfuse.architectures.base import ARCHITECTURES, resolve
 from symfuse.architectures.config import Difference, differences, rope_theta, text_config
-from symfuse.architectures.undeclared import LAYER_COUNTS, PARTITIONED, disagreeing_frequencies, refuse_placeholders
+from symfuse.architectures.undeclared import (
+    LAYER_COUNTS,
+    disagreeing_frequencies,
+    head_name,
+    refuse_placeholders,
+    require_head,
+)
 from symfuse.architectures.undeclared import undeclared as by_names
-from symfuse.errors import CheckpointError, IncompatibleError, LayoutError, SpecError
+from symfuse.errors import CheckpointError, IncompatibleError, SpecError
 from symfuse.io import Checkpoint
 from symfuse.io.messages import some
 from symfuse.spec import Axis, Spec
@@ -38,17 +44,15 @@ class Model:
         Raises UnknownArchitectureError, SpecError or LayoutError, each naming what does not fit.
         """
         notes: tuple[str, ...] = ()
+        refuse_placeholders(checkpoint)
         if undeclared and str(checkpoint.config.get("model_type")) not in ARCHITECTURES:
-            refuse_placeholders(checkpoint)
             spec = by_names(checkpoint)
             notes = (f"symfuse has no declaration for {spec.family!r}: merged by names and shapes, without alignment",)
         else:
             spec = resolve(checkpoint.config, checkpoint, checkpoint.name)
-            shapes = {name: checkpoint.info(name).shape for name in checkpoint}
-            try:
-                spec.check(shapes, checkpoint.name)
-            except LayoutError as error:
-                raise LayoutError(f"{error}\n{PARTITIONED}" if (0,) in shapes.values() else str(error)) from None
+            if head_name(checkpoint.config, checkpoint) in spec.tensors:
+                require_head(checkpoint, checkpoint)
+            spec.check({name: checkpoint.info(name).shape for name in checkpoint}, checkpoint.name)
         note = disagreeing_frequencies(checkpoint, spec.buffers, rope_theta(checkpoint.config))
         return cls(checkpoint, spec, (*notes, note) if note else notes)
 
@@ -105,7 +109,8 @@ def require_same_frame(models: Sequence[Model]) -> None:
 
 
 def _folded(model: Model) -> bool:
-    return all(bool((model.read(gain) == 1).all()) for gain in model.spec.reads)
+    one = 0.0 if model.spec.norm == "rms+1" else 1.0
+    return all(bool((model.read(gain) == one).all()) for gain in model.spec.reads)
 
 
 def require_same_sizes(first: Model, other: Model, pair: str, layers: bool, force_config: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -72,7 +72,7 @@ def undeclared(checkpoint: Checkpoint) -> Spec:
     names = [name for name in infos if name not in buffers]
     vocab = text_config(config).get("vocab_size", config.get("vocab_size"))
     tied, renamed = _ties(config, names)
-    _require_head(checkpoint, names)
+    require_head(checkpoint, names)
     text = dict.fromkeys(name for name in names if text_config(config) is config or not other_modality(name))
     if type(vocab) is int:
         _require_rows(checkpoint, text, vocab)
@@ -159,7 +159,8 @@ def _ties(config: Mapping[str, Any], names: list[str]) -> tuple[dict[str, str], 
     return tied, renamed
 
 
-def _require_head(checkpoint: Checkpoint, names: list[str]) -> None:
+def require_head(checkpoint: Checkpoint, names: Collection[str]) -> None:
+    """SpecError if the output head is not among these names, though by config.json it is no alias of the embedding."""
     head = head_name(checkpoint.config, names)
     embed = embedding(names)
     if head is None or head in names or embed is None or is_tied(checkpoint.config, names):

@@ -23,10 +23,12 @@ def balance(model: Model) -> Model:
 
     Biases are a last column, but for those that may be anything (`Shift` without `into`), which follow. By two thin QR
     decompositions and one SVD of [n, n] for each head (Theus et al. 2025). Spaces whose groups are smaller than the
-    linear maps and their scales (rotary positions, neurons) are left as they are. The declaration stays.
+    linear maps and their scales (rotary positions, neurons) are left as they are, and so is one that the model puts
+    out. The declaration stays.
     """
     spec = model.spec
-    linear = [name for name, axis in spec.axes.items() if isinstance(axis.group, (Conformal, Invertible))]
+    shown = {atom.name for layout in spec.outputs.values() for atom in layout.atoms()} if not spec.heads else set()
+    linear = {name for name, axis in spec.axes.items() if isinstance(axis.group, (Conformal, Invertible))} - shown
     find = lru_cache(maxsize=None)(lambda instance: _balancing(spec, instance, reader(model)))
     rules: dict[str, list[Instance]] = {}
     for instance, names in spec.movable.items():

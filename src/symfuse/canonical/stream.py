@@ -1,7 +1,8 @@
-"""Rewrites around the LayerNorms of a pre-norm residual stream, after which it may be rotated (Ashkboos et al. 2024,
+"""Rewrites around the norms of a pre-norm residual stream, after which it may be rotated (Ashkboos et al. 2024,
 SliceGPT, Section 3; Theus et al. 2025, Section 3).
 
-A norm puts out γ ⊙ n(x) + β, with n(x) centred and scaled. What reads it is linear.
+A LayerNorm puts out γ ⊙ n(x) + β, with n(x) centred and scaled; an RMSNorm γ ⊙ n(x), with n(x) scaled, or
+(1 + γ) ⊙ n(x). What reads it is linear.
 """
 
 from __future__ import annotations
@@ -16,9 +17,12 @@ from symfuse.architectures import Model
 from symfuse.canonical.computed import Rule, computed, reader
 from symfuse.canonical.ties import require_untied
 from symfuse.errors import SymmetryError
-from symfuse.groups import Centred
+from symfuse.groups import Centred, Orthogonal
 from symfuse.io.messages import some
 from symfuse.spec import Atom, Declared, Spec, Variance, parse
+
+# What is added to the stored gain.
+OFFSETS = {"layer": 0.0, "rms": 0.0, "rms+1": 1.0}
 
 # Of |A| |δ| + |b|, in the least squares A δ = b: what is left of b below it, is rounding.
 ROUNDING = 1e-12
@@ -44,8 +48,9 @@ def fold_norms(model: Model) -> Model:
     """The gains and biases of all norms in the weights that read them: W ← W diag(γ), b ← b + W β, γ ← 1, β ← 0.
 
     Where a reader has no bias (a language-model head), β/γ stays as the norm's. The residual axis then has the group
-    Centred, and the gains, all ones, are no longer of that axis. SymmetryError for post-norm models, tied heads, a
-    final norm whose output is the model's, and where β/γ does not exist: γ_i = 0 and no δ with W diag(γ) δ = W β.
+    Centred, or with RMSNorm Orthogonal, and the gains, all ones, are no longer of that axis. SymmetryError for
+    post-norm models, tied heads, a final norm whose output is the model's, and where β/γ does not exist: γ_i = 0 and no
+    δ with W diag(γ) δ = W β.
     """
     norms = [norm for norm in _norms(model) if not _folded(model.spec, norm)]
     require_untied(model, "folding the final norm into the head")
@@ -61,7 +66,8 @@ def fold_norms(model: Model) -> Model:
             )
         rules |= _fold(model, norm)
         tensors[norm.gain] = Declared(parse(str(axes[norm.axis].size)), tensors[norm.gain].index)
-        axes[norm.axis] = replace(axes[norm.axis], group=Centred())
+        group = Centred() if model.spec.norm == "layer" else Orthogonal()
+        axes[norm.axis] = replace(axes[norm.axis], group=group)
     return computed(model, rules, replace(model.spec, tensors=tensors, axes=axes)) if norms else model
 
 
@@ -69,8 +75,9 @@ def _fold(model: Model, norm: Norm) -> dict[str, Rule]:
     """The rules for one norm; what needs a look at its values is decided now, not when tensors are read."""
     bias = norm.bias
     dims = {weight: _dim(model.spec, weight, Atom(norm.axis, Variance.DUAL)) for weight in norm.readers}
-    rules: dict[str, Rule] = {norm.gain: lambda read: torch.ones_like(read(norm.gain))}
-    rules |= {weight: _scaled(weight, norm.gain, dim) for weight, dim in dims.items()}
+    offset = OFFSETS[model.spec.norm]
+    rules: dict[str, Rule] = {norm.gain: lambda read: torch.full_like(read(norm.gain), 1 - offset)}
+    rules |= {weight: _scaled(weight, norm.gain, dim, offset) for weight, dim in dims.items()}
     if bias is None:
         return rules
     if not norm.takes_bias:
@@ -107,8 +114,11 @@ def centre(model: Model) -> Model:
     """What writes to the stream (embeddings, output projections, their biases) without its mean over the stream's
     dimension, W ← (1 − 11ᵀ/d) W: the norms, which alone read the stream, subtract it anyway.
 
-    SymmetryError for post-norm models, tied heads, and where the stream itself is an output of the model.
+    SymmetryError for post-norm models, tied heads, and where the stream itself is an output of the model. RMSNorm does
+    not subtract it: then nothing changes.
     """
+    if model.spec.norm != "layer":
+        return model
     norms = _norms(model)
     require_untied(model, "centring the embedding")
     spec, streams = model.spec, {Atom(norm.axis) for norm in norms}
@@ -133,7 +143,10 @@ def drop_gauges(model: Model) -> Model:
     folded norm has no mean. Not where β/γ stays as the norm's bias. SymmetryError if the norms are not folded.
 
     Void in each model, but not between two: the average of two such components acts on what the averaged norm puts out.
+    The output of an RMSNorm has a mean: then nothing changes.
     """
+    if model.spec.norm != "layer":
+        return model
     norms = _norms(model)
     if unfolded := [norm.gain for norm in norms if not _folded(model.spec, norm)]:
         raise SymmetryError(
@@ -154,9 +167,11 @@ def _norms(model: Model) -> list[Norm]:
     norms = []
     for gain, readers in spec.reads.items():
         bias = _bias(spec, gain)
-        atoms = {atom.name for name in (gain, bias) if name for atom in spec.tensors[name].layout.atoms()}
-        (axis,) = (name for name in atoms if not name.isdigit())
         weights = {name: _bias(spec, name) for name in readers if name in spec.tensors}
+        own = {atom.name for name in (gain, bias) if name for atom in spec.tensors[name].layout.atoms()}
+        read = (spec.tensors[name].layout.dims for name in weights)  # of a folded norm all that is left
+        duals = ({d.name for d in dims if isinstance(d, Atom) and d.variance is Variance.DUAL} for dims in read)
+        (axis,) = {name for name in own if not name.isdigit()} or set.intersection(*duals)
         norms.append(Norm(gain, bias, weights, tuple(n for n in readers if n in spec.outputs), axis))
     plain = {Atom(norm.axis, Variance.PLAIN) for norm in norms}
     others = [n for n, d in spec.tensors.items() if n not in spec.reads and not plain.isdisjoint(d.layout.atoms())]
@@ -183,9 +198,9 @@ def _dim(spec: Spec, name: str, atom: Atom) -> int:
     return spec.tensors[name].layout.dims.index(atom)
 
 
-def _scaled(weight: str, gain: str, dim: int) -> Rule:
+def _scaled(weight: str, gain: str, dim: int, offset: float) -> Rule:
     """W diag(γ)."""
-    return lambda read: (read(weight).movedim(dim, -1) * read(gain)).movedim(-1, dim)
+    return lambda read: (read(weight).movedim(dim, -1) * (offset + read(gain))).movedim(-1, dim)
 
 
 def _taking(own: str, weight: str, bias: str, dim: int) -> Rule:

@@ -10,6 +10,7 @@ from symfuse import adapters
 from symfuse.architectures import Model
 from symfuse.architectures.config import differences, text_config
 from symfuse.architectures.undeclared import is_tied
+from symfuse.canonical.ties import tied_heads
 from symfuse.check.report import Field, ModelFacts, Tokens
 from symfuse.errors import SymfuseError
 from symfuse.io import Checkpoint
@@ -32,7 +33,7 @@ def model_facts(ref: ModelRef, checkpoint: Checkpoint, model: Model | None, give
         parameters=sum(info.numel for info in infos),
         bytes=sum(info.nbytes for info in infos),
         dtypes=dtypes_of(checkpoint),
-        tied=bool(model.spec.tied) if model is not None and model.declared else is_tied(checkpoint.config, checkpoint),
+        tied=is_tied(checkpoint.config, checkpoint) if model is None or not model.declared else bool(tied_heads(model)),
         vocabulary=_rows(checkpoint),
         layers=axes["l"].size if "l" in axes else None,
         tokenizer=has_tokenizer(checkpoint),

@@ -14,7 +14,7 @@ from symfuse.check.report import Problem, Report
 from symfuse.io import Checkpoint, check_target
 from symfuse.io.target import check_space, free_space
 from symfuse.merging import Merged, lookup
-from symfuse.pipeline import Stage
+from symfuse.pipeline import Stage, require_one_frame
 from symfuse.plan import template_of, why_template
 from symfuse.recipe import Input, ModelRef, Recipe
 from symfuse.rewrite import Reconcile
@@ -96,6 +96,8 @@ def _checked(
             if merged is not None:
                 _say_output(report, stage, merged, moved, target, found)
             if sample:
+                if recipe.align is None:
+                    found.attempt(require_one_frame, stage)
                 found.attempt(_relate, report, stage, moved)
     report.problems += map(Problem.of, found.errors)
     return report, merged if report.possible else None

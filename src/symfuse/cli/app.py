@@ -141,7 +141,7 @@ def check_place(options: dict[str, Any], *inputs: Checkpoint) -> None:
     from symfuse.io.shards import parse_size
 
     parse_size(options["max_shard_size"])
-    folders = [c.folder for c in inputs if c.folder is not None]
+    folders = [folder for checkpoint in inputs for folder in checkpoint.sources]
     check_target(options["output"], overwrite=options["overwrite"], inputs=folders)
 
 

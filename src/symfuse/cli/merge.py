@@ -120,6 +120,8 @@ def _aligned(
     from symfuse import pipeline, report
 
     anchor = pipeline.anchor_of(stage)
+    if anchor is None or not pipeline.axes_of(stage)[1]:  # an alignment in a frame brings all into it
+        pipeline.require_one_frame(stage)
     if anchor is None:
         return stage, [], {}
     out.say(f"anchor: {anchor}")

@@ -6,33 +6,39 @@ from symfuse.groups.base import Element, Group, Moments, Part, PartMoments, add,
 from symfuse.groups.centred import Centred
 from symfuse.groups.invertible import Invertible
 from symfuse.groups.linear import Linear, compose
-from symfuse.groups.monomial import Monomial, Permutation, PositiveMonomial, Scaling, Signed
+from symfuse.groups.monomial import Monomial, Permutation, Sign, Signed
 from symfuse.groups.orthogonal import Conformal, Orthogonal, Similarity, nuclear_norms
+from symfuse.groups.rotary import Phase, Rotary
+from symfuse.groups.scaled import PositiveMonomial, Scaling, SignedMonomial
 
 # Every group, by the name under which alignments are saved. The contract tests run over this table.
 GROUPS: dict[str, Group] = {
     group.name: group
     for group in (
         Permutation(),
+        Sign(),
         Signed(),
         Scaling(),
         PositiveMonomial(),
+        SignedMonomial(),
         Orthogonal(),
         Centred(),
         Conformal(),
         Invertible(),
+        Phase(),
+        Rotary(),
     )
 }
 # Every kind of element, to load alignments.
 ELEMENTS: dict[str, type[Element]] = {kind.__name__.lower(): kind for kind in (Monomial, Similarity, Linear)}
 
 
-def subgroups(group: Group) -> dict[str, Group]:
-    """A group and its subgroups, by name, itself first."""
+def subgroups(group: Group, n: int | None = None) -> dict[str, Group]:
+    """A group and its subgroups, by name, itself first; of an axis of n units those that act on as many."""
     found = {group.name: group}
     for name in group.below:
         found |= {key: one for key, one in subgroups(GROUPS[name]).items() if key not in found}
-    return found
+    return {name: one for name, one in found.items() if n is None or one.size in (None, n)}
 
 
 __all__ = [
@@ -50,9 +56,13 @@ __all__ = [
     "Part",
     "PartMoments",
     "Permutation",
+    "Phase",
     "PositiveMonomial",
+    "Rotary",
     "Scaling",
+    "Sign",
     "Signed",
+    "SignedMonomial",
     "Similarity",
     "add",
     "compose",

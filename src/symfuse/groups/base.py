@@ -147,6 +147,8 @@ class Group(ABC):
     self_dual: ClassVar[bool] = False
     # The largest of its proper subgroups, by name; theirs are its own too (see `symfuse.groups.subgroups`).
     below: ClassVar[tuple[str, ...]] = ()
+    # The only size of an axis on which it acts; None: on any.
+    size: ClassVar[int | None] = None
     # Whether `best` needs all of X Xᵀ and Y Yᵀ, which cost as much as X Yᵀ, or the norms of rows alone.
     gram: ClassVar[bool] = False
 

@@ -28,7 +28,7 @@ class Centred(Group):
     """
 
     self_dual: ClassVar[bool] = True
-    below: ClassVar[tuple[str, ...]] = ("permutation",)
+    below: ClassVar[tuple[str, ...]] = ("permutation", "sign")
 
     @property
     def label(self) -> str:

@@ -41,7 +41,7 @@ class Invertible(Group):
     rounds: int = 30
     rtol: float = 1e-6
     gram: ClassVar[bool] = True
-    below: ClassVar[tuple[str, ...]] = ("conformal", "monomial")
+    below: ClassVar[tuple[str, ...]] = ("conformal", "signed-monomial")
 
     @property
     def label(self) -> str:

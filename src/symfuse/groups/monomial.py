@@ -1,9 +1,11 @@
-"""Monomial maps: permute, then scale each row. One element class serves four groups.
+"""Monomial maps: permute, then scale each row. One element class serves six groups.
 
 Permutation       index only
+Sign              the same ±1 for all
 Signed            index and ±1
 Scaling           scales > 0 only
 PositiveMonomial  index and scales > 0: the neurons of a ReLU feed-forward
+SignedMonomial    index and scales other than 0: the neurons of a gated feed-forward
 """
 
 from __future__ import annotations
@@ -17,11 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from symfuse.groups.assignment import assign_batch
-from symfuse.groups.base import Element, Group, Moments, PartMoments, row_norms, total
-from symfuse.groups.scale import best_scale, least_cost
-
-# How many pairs of units are scored at once: what bounds the memory of scoring.
-PAIRS = 1 << 20
+from symfuse.groups.base import Element, Group, PartMoments, row_norms, total
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,23 +97,28 @@ class Monomial(Element):
         return fixed and (self.scale is None or bool((self.scale == 1).all()))
 
 
-def _identity(n: int, batch: tuple[int, ...]) -> Tensor:
+def identity_index(n: int, batch: tuple[int, ...]) -> Tensor:
     return torch.arange(n).expand(*batch, n)
 
 
-def _random(n: int, batch: tuple[int, ...], rng: torch.Generator) -> Tensor:
+def random_index(n: int, batch: tuple[int, ...], rng: torch.Generator) -> Tensor:
     return torch.argsort(torch.rand(*batch, n, generator=rng), dim=-1)
 
 
-def _is_permutation(g: Element) -> bool:
+def is_permutation(g: Element) -> bool:
     if not isinstance(g, Monomial):
         return False
-    return torch.equal(g.index.sort(dim=-1).values, _identity(g.size, g.batch))
+    return torch.equal(g.index.sort(dim=-1).values, identity_index(g.size, g.batch))
 
 
 def random_scales(shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
     """Log-uniform in [½, 2], float64."""
     return torch.exp2(2 * torch.rand(shape, generator=rng, dtype=torch.float64) - 1)
+
+
+def random_signs(shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
+    """±1, float64."""
+    return torch.randint(0, 2, shape, generator=rng, dtype=torch.float64) * 2 - 1
 
 
 def positive(scale: Tensor) -> bool:
@@ -133,20 +136,46 @@ class Permutation(Group):
     self_dual: ClassVar[bool] = True
 
     def random(self, n: int, batch: tuple[int, ...], rng: torch.Generator) -> Monomial:
-        return Monomial(_random(n, batch, rng))
+        return Monomial(random_index(n, batch, rng))
 
     def identity(self, n: int, batch: tuple[int, ...]) -> Monomial:
-        return Monomial(_identity(n, batch))
+        return Monomial(identity_index(n, batch))
 
     def contains(self, g: Element, atol: float) -> bool:
         return (
-            _is_permutation(g)
+            is_permutation(g)
             and isinstance(g, Monomial)
             and (g.scale is None or bool(((g.scale - 1).abs() <= atol).all()))
         )
 
     def best(self, moments: PartMoments) -> Monomial:
         return Monomial(assign_batch(total(moments).xy))
+
+
+class Sign(Group):
+    """1 and −1 for all units alike: of a plane of queries and keys that are normalised, or of any axis.
+
+    best: the sign of the trace of C, the sum of the cross-Grams of the parts that feel signs.
+    """
+
+    self_dual: ClassVar[bool] = True
+
+    def random(self, n: int, batch: tuple[int, ...], rng: torch.Generator) -> Monomial:
+        return Monomial(identity_index(n, batch), random_signs((*batch, 1), rng).expand(*batch, n).clone())
+
+    def identity(self, n: int, batch: tuple[int, ...]) -> Monomial:
+        return Monomial(identity_index(n, batch))
+
+    def contains(self, g: Element, atol: float) -> bool:
+        if not Signed().contains(g, atol) or not isinstance(g, Monomial):
+            return False
+        alike = g.scale is None or bool((g.scale.sign() == g.scale[..., :1].sign()).all())
+        return alike and torch.equal(g.index, identity_index(g.size, g.batch))
+
+    def best(self, moments: PartMoments) -> Monomial:
+        c = _felt(moments)
+        sign = _sign(torch.diagonal(c, dim1=-2, dim2=-1).double().sum(-1))
+        return Monomial(identity_index(c.shape[-1], tuple(c.shape[:-2])), sign[..., None].expand(c.shape[:-1]).clone())
 
 
 class Signed(Group):
@@ -157,112 +186,36 @@ class Signed(Group):
 
     moments_dtype: ClassVar[torch.dtype] = torch.float32
     self_dual: ClassVar[bool] = True
-    below: ClassVar[tuple[str, ...]] = ("permutation",)
+    below: ClassVar[tuple[str, ...]] = ("permutation", "sign")
 
     def random(self, n: int, batch: tuple[int, ...], rng: torch.Generator) -> Monomial:
-        signs = torch.randint(0, 2, (*batch, n), generator=rng, dtype=torch.float64) * 2 - 1
-        return Monomial(_random(n, batch, rng), signs)
+        signs = random_signs((*batch, n), rng)
+        return Monomial(random_index(n, batch, rng), signs)
 
     def identity(self, n: int, batch: tuple[int, ...]) -> Monomial:
-        return Monomial(_identity(n, batch))
+        return Monomial(identity_index(n, batch))
 
     def contains(self, g: Element, atol: float) -> bool:
         return (
-            _is_permutation(g)
+            is_permutation(g)
             and isinstance(g, Monomial)
             and (g.scale is None or bool(((g.scale.abs() - 1).abs() <= atol).all()))
         )
 
     def best(self, moments: PartMoments) -> Monomial:
-        felt: PartMoments = {part: m for part, m in moments.items() if part != "plain"}
-        c = total(felt).xy if felt else torch.zeros_like(moments["plain"].xy)
+        c = _felt(moments)
         plain = moments["plain"].xy if "plain" in moments else 0
         index = assign_batch(c.abs() + plain)
         chosen = torch.take_along_dim(c, index[..., None], -1)[..., 0].double()
-        return Monomial(index, torch.where(chosen < 0, -1.0, 1.0).double())
+        return Monomial(index, _sign(chosen))
 
 
-class Scaling(Group):
-    """Rescales each unit by a positive factor: w[i] → a[i] w[i], and the dual by 1/a[i].
-
-    best: for each unit the positive root of a quartic with the least objective (Zhang et al. 2025, Eq.
-    11–12).
-    """
-
-    def random(self, n: int, batch: tuple[int, ...], rng: torch.Generator) -> Monomial:
-        return Monomial(_identity(n, batch), random_scales((*batch, n), rng))
-
-    def identity(self, n: int, batch: tuple[int, ...]) -> Monomial:
-        return Monomial(_identity(n, batch))
-
-    def contains(self, g: Element, atol: float) -> bool:  # noqa: ARG002 - any positive scale belongs
-        return (
-            isinstance(g, Monomial)
-            and torch.equal(g.index, _identity(g.size, g.batch))
-            and (g.scale is None or positive(g.scale))
-        )
-
-    def best(self, moments: PartMoments) -> Monomial:
-        n, batch = _shape(moments)
-        p, q = _terms(moments.get("primal"), diagonal=True)
-        r, s = _terms(moments.get("dual"), diagonal=True)
-        p, q, r, s = (t.expand(*batch, n) for t in (p, q, r, s))
-        return Monomial(_identity(n, batch), best_scale(p, q, r, s))
-
-    def reach(self, c: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b"]:
-        return torch.diagonal(c, dim1=-2, dim2=-1).double().sum(-1)  # the identity alone keeps norms
+def _felt(moments: PartMoments) -> Float[Tensor, "*b n n"]:
+    """The sum of the cross-Grams of the parts that feel signs."""
+    felt: PartMoments = {part: m for part, m in moments.items() if part != "plain"}
+    return total(felt).xy if felt else torch.zeros_like(moments["plain"].xy)
 
 
-class PositiveMonomial(Group):
-    """Reorders the units and rescales each by a positive factor: the neurons of a ReLU feed-forward.
-
-    best: every pair of units is scored at its own best scale, then assigned: the exact joint optimum.
-    """
-
-    below: ClassVar[tuple[str, ...]] = ("permutation", "scaling")
-
-    @property
-    def name(self) -> str:
-        return "monomial"
-
-    @property
-    def label(self) -> str:
-        return "permutation, scale"
-
-    def without_scaling(self) -> Permutation:
-        return Permutation()
-
-    def random(self, n: int, batch: tuple[int, ...], rng: torch.Generator) -> Monomial:
-        return Monomial(_random(n, batch, rng), random_scales((*batch, n), rng))
-
-    def identity(self, n: int, batch: tuple[int, ...]) -> Monomial:
-        return Monomial(_identity(n, batch))
-
-    def contains(self, g: Element, atol: float) -> bool:  # noqa: ARG002 - any positive scale belongs
-        return _is_permutation(g) and isinstance(g, Monomial) and (g.scale is None or positive(g.scale))
-
-    def best(self, moments: PartMoments) -> Monomial:
-        n, batch = _shape(moments)
-        p, q = _terms(moments.get("primal"))
-        r, s = _terms(moments.get("dual"))
-        terms = [t.expand(*batch, n, n) for t in (p, q, r, s)]
-        rows = zip(*(torch.split(t, PAIRS // n + 1, dim=-2) for t in terms), strict=True)
-        cost = torch.cat([least_cost(*block) for block in rows], dim=-2)
-        if "plain" in moments:
-            cost -= 2 * moments["plain"].xy.double()
-        index = assign_batch(-cost)
-        return Monomial(index, best_scale(*(torch.take_along_dim(t, index[..., None], -1)[..., 0] for t in terms)))
-
-
-def _shape(moments: PartMoments) -> tuple[int, tuple[int, ...]]:
-    xy = next(iter(moments.values())).xy
-    return xy.shape[-1], tuple(xy.shape[:-2])
-
-
-def _terms(m: Moments | None, diagonal: bool = False) -> tuple[Tensor, Tensor]:
-    """|y|² and ⟨x, y⟩ of every pair of units (x down, y across), or of each unit with itself."""
-    if m is None:
-        return torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
-    if diagonal:
-        return m.y_norms.double(), torch.diagonal(m.xy, dim1=-2, dim2=-1).double()
-    return m.y_norms.double()[..., None, :].expand(m.xy.shape), m.xy.double()
+def _sign(t: Tensor) -> Tensor:
+    """±1, float64; 1 for 0."""
+    return torch.where(t < 0, -1.0, 1.0).double()

@@ -122,7 +122,7 @@ class Orthogonal(Group):
     """
 
     self_dual: ClassVar[bool] = True
-    below: ClassVar[tuple[str, ...]] = ("centred", "signed")
+    below: ClassVar[tuple[str, ...]] = ("centred", "signed", "phase")
 
     @property
     def label(self) -> str:
@@ -163,7 +163,7 @@ class Conformal(Group):
     one_pass: bool = False
     rounds: int = 30
     rtol: float = 1e-6
-    below: ClassVar[tuple[str, ...]] = ("orthogonal",)
+    below: ClassVar[tuple[str, ...]] = ("orthogonal", "rotary")
 
     @property
     def label(self) -> str:

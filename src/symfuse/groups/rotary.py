@@ -1,5 +1,5 @@
-"""What commutes with rotary position embeddings (Su et al. 2021): turning and scaling a plane of queries and keys; and
-what is left of it where queries and keys are normalised.
+"""What commutes with rotary position embeddings (Su et al. 2021): turning and scaling a plane of queries and keys.
+Where queries and keys are normalised, what is left of it is `symfuse.groups.Sign`.
 
 A position turns each plane by an angle of its own. In the plane as complex numbers an element multiplies by z, and its
 dual by 1/z̄.
@@ -16,7 +16,7 @@ from torch import Tensor
 from symfuse.groups.base import Element, Group, Moments, PartMoments, total
 from symfuse.groups.monomial import random_scales
 from symfuse.groups.orthogonal import Conformal, Orthogonal, Similarity, refuse_plain, similar
-from symfuse.groups.scale import best_scale
+from symfuse.groups.scale import LIMIT, best_scale, scale_cost
 
 ROUNDS = 30
 RTOL = 1e-12
@@ -37,7 +37,7 @@ class Phase(Group):
         return "phase"
 
     def random(self, n: int, batch: tuple[int, ...], rng: torch.Generator) -> Similarity:  # noqa: ARG002
-        angle = 2 * torch.pi * torch.rand(*batch, generator=rng, dtype=torch.float64)
+        angle = 2 * torch.pi * torch.rand(batch, generator=rng, dtype=torch.float64)
         return Similarity(_matrix(torch.polar(torch.ones_like(angle), angle)))
 
     def identity(self, n: int, batch: tuple[int, ...]) -> Similarity:
@@ -45,7 +45,9 @@ class Phase(Group):
 
     def contains(self, g: Element, atol: float) -> bool:
         q = similar(g)
-        return q is not None and Orthogonal().contains(q, atol) and bool((torch.linalg.det(q.matrix) > 0).all())
+        if q is None or q.size != self.size or not Orthogonal().contains(q, atol):
+            return False
+        return bool((torch.linalg.det(q.matrix) > 0).all())
 
     def best(self, moments: PartMoments) -> Similarity:
         refuse_plain(moments)
@@ -59,7 +61,7 @@ class Rotary(Group):
     """Rotations of a plane times one positive scale: the complex numbers without 0.
 
     best: with z_x and z_y the complex cross-Grams of both parts, the least of p a² + r / a² − 2 |a z_x + z_y / a|,
-    phase and scale in turns, from the scale that balances the norms: a stationary point, as of `Conformal`.
+    phase and scale in turns, from the scale that balances the norms, from 1 and from both limits, of which the least.
     """
 
     size: ClassVar[int | None] = 2
@@ -87,48 +89,19 @@ class Rotary(Group):
         like = next(iter(moments.values()))
         (zx, p, xx), (zy, r, yy) = (_terms(moments.get(part), like) for part in ("primal", "dual"))
         ratio = (xx * r / (yy * p)) ** 0.25
-        a = torch.where(ratio.isfinite() & (ratio > 0), ratio, 1.0)
+        balance = torch.where(ratio.isfinite() & (ratio > 0), ratio, 1.0)
+        a = torch.stack([balance, *(torch.full_like(balance, start) for start in (1, LIMIT, 1 / LIMIT))])
         before = torch.full_like(a, torch.inf)
         for _ in range(ROUNDS):
             z = _unit(a * zx + zy / a)
             q, s = (z.conj() * zx).real, (z.conj() * zy).real
-            a = best_scale(p, q, r, s)
-            cost = p * a**2 - 2 * q * a + r / a**2 - 2 * s / a
+            a = best_scale(p.expand_as(q), q, r.expand_as(s), s)
+            cost = scale_cost(a, p, q, r, s)
             if bool((before - cost <= RTOL * (p + r + xx + yy)).all()):
                 break
             before = cost
-        return Similarity(_matrix(z), a)
-
-
-class Sign(Group):
-    """1 and −1: of a plane of queries and keys that are normalised, or of any axis.
-
-    best: the sign of the trace of C, the sum of all cross-Grams.
-    """
-
-    self_dual: ClassVar[bool] = True
-
-    def random(self, n: int, batch: tuple[int, ...], rng: torch.Generator) -> Similarity:
-        sign = torch.randint(0, 2, batch, generator=rng, dtype=torch.float64) * 2 - 1
-        return _signed(sign, n)
-
-    def identity(self, n: int, batch: tuple[int, ...]) -> Similarity:
-        return Orthogonal().identity(n, batch)
-
-    def contains(self, g: Element, atol: float) -> bool:
-        q = similar(g)
-        if q is None or (q.scale is not None and not bool(((q.scale - 1).abs() <= atol).all())):
-            return False
-        expected = torch.sign(q.matrix[..., 0, 0])[..., None, None] * torch.eye(q.size, dtype=q.matrix.dtype)
-        return bool(((q.matrix - expected).abs() <= atol).all())
-
-    def best(self, moments: PartMoments) -> Similarity:
-        refuse_plain(moments)
-        c = total(moments).xy.double()
-        return _signed(torch.where(_trace(c) < 0, -1.0, 1.0).double(), c.shape[-1])
-
-    def reach(self, c: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b"]:
-        return _trace(c.double()).abs()
+        least = cost.argmin(0, keepdim=True)
+        return Similarity(_matrix(z.gather(0, least)[0]), a.gather(0, least)[0])
 
 
 def _complex(c: Float[Tensor, "*b 2 2"]) -> Tensor:
@@ -144,14 +117,6 @@ def _matrix(z: Tensor) -> Float[Tensor, "*b 2 2"]:
 def _unit(z: Tensor) -> Tensor:
     size = z.abs()
     return torch.where(size > 0, z / torch.where(size > 0, size, 1.0), torch.ones_like(z))
-
-
-def _signed(sign: Float[Tensor, "*b"], n: int) -> Similarity:
-    return Similarity(sign[..., None, None] * torch.eye(n, dtype=torch.float64))
-
-
-def _trace(c: Tensor) -> Tensor:
-    return torch.diagonal(c, dim1=-2, dim2=-1).sum(-1)
 
 
 def _terms(m: Moments | None, like: Moments) -> tuple[Tensor, Tensor, Tensor]:

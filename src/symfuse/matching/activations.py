@@ -78,6 +78,12 @@ def match_by_activations(
     return chosen.alignment(found, "activations", options, steps_of(chosen, found))
 
 
+def _has_planes(spec: Spec, outer: Instance) -> bool:
+    """Whether what is inside of an axis has elements for more than its indices, as rotary planes have."""
+    inside = [batch for axis in spec.order if outer.axis in (batch := spec.batch_axes(axis))]
+    return any(batch != (outer.axis,) for batch in inside)
+
+
 def _live(checkpoint: Checkpoint) -> nn.Module:
     return live(checkpoint, torch.float32)
 
@@ -97,12 +103,13 @@ def match_activations(
     """The best element of each axis instance for the activations of two live modules on the same batches.
 
     residual: which places of an axis that all layers share count: the "first", the "last", or "all". kind: as in
-    `moments_of`. keep: as in `listen`. An instance that is heard nowhere is left out.
+    `moments_of`. keep: as in `listen`. An instance that is heard nowhere is left out; so is the order of heads with
+    rotary positions, as pairs of them are not scored by their planes yet.
     """
     require_kind(kind)
     if residual not in RESIDUAL:
         raise OptionError(f"residual is {residual!r}; expected {', '.join(RESIDUAL)}")
-    where = places(spec, anchor, instances)
+    where = places(spec, anchor, [i for i in instances if not _has_planes(spec, i)])
     where |= {i: found[RESIDUAL[residual]] for i, found in where.items() if not i.index}
     wanted = list(dict.fromkeys(place for found in where.values() for place in found))
     full = {place for i, found in where.items() if groups[i].gram for place in found}
@@ -144,7 +151,8 @@ def _best(spec: Spec, instance: Instance, heard: Mapping[Place, Heard], group: G
     else:
         found = improve(group.without_scaling(), moments)[0]
     scale = _scale(found, moments_of(spec, instance, heard, group, "covariance"))
-    return found.rebuild({**found.tensors(), "scale": scale})
+    tensors = dict(found.tensors())
+    return found.rebuild(tensors | {"scale": scale * tensors.get("scale", 1)})  # which has signs
 
 
 def _rescales(group: Group) -> bool:
@@ -184,7 +192,7 @@ def _scale(found: Element, moments: PartMoments) -> Tensor:
         if part == "plain":  # does not feel scales
             continue
         by_unit = isinstance(found, Monomial)
-        x, y = (m.x_norms, found.act(m.y_norms, -1)) if by_unit else (m.x_norms.sum(-1), m.y_norms.sum(-1))
+        x, y = (m.x_norms, found.forget().act(m.y_norms, -1)) if by_unit else (m.x_norms.sum(-1), m.y_norms.sum(-1))
         ratio = inverse_deviations(y) / inverse_deviations(x)
         logs.append(-ratio.log() if part == "dual" else ratio.log())
     each = torch.stack(logs)

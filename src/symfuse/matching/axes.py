@@ -16,7 +16,8 @@ NO_GROUP = "none"  # in the place of a group's name: the axis is not matched
 # Anatomy → axes, and `biases` for their translations. Given the residual stream and the order of heads, attention and
 # feed-forward are independent of each other; the others meet them.
 MATCHABLE: dict[str, tuple[str, ...]] = {
-    "attention": ("qk", "v"), "ffn": ("ffn",), "heads": ("h",), "residual": ("residual",), "pooler": ("pool",),
+    "attention": ("qk", "c", "p", "v"), "ffn": ("ffn",), "heads": ("h", "kv", "q"), "residual": ("residual",),
+    "pooler": ("pool",),
     "head": ("lm", "mask", "embedding", "pre", "discriminator", "summary", "head"),
 }  # fmt: skip
 
@@ -76,9 +77,10 @@ def require_groups(groups: Mapping[str, str]) -> None:
             raise OptionError(f"groups: {name!r} for axis {word!r} {known}")
 
 
-def limited(axis: str, declared: Group, name: str) -> Group:
-    """The subgroup of that name of what is declared for an axis; OptionError, with those that it has, if it is none."""
-    found = subgroups(declared)
+def limited(axis: str, declared: Group, n: int, name: str) -> Group:
+    """The subgroup of that name of what is declared for an axis of n units; OptionError, with those that it has, if it
+    is none."""
+    found = subgroups(declared, n)
     if name not in found:
         raise OptionError(
             f"groups: {name!r} is no part of what may act on axis {axis!r}, {declared.name} ({declared.label}); "

@@ -162,7 +162,7 @@ def _group(spec: Spec, axis: str, name: str | None, scaling: bool, one_pass: boo
     if name is None:
         usual = declared.usual()
         name = (usual if scaling else usual.without_scaling()).name
-    group = limited(axis, declared, name)
+    group = limited(axis, declared, spec.axes[axis].size, name)
     return replace(group, one_pass=True) if one_pass and isinstance(group, Conformal) else group
 
 

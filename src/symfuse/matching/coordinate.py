@@ -19,7 +19,7 @@ from torch import Tensor
 from symfuse.alignment import Alignment
 from symfuse.architectures import Model
 from symfuse.errors import OptionError
-from symfuse.groups import Element, Group, add, objective
+from symfuse.groups import Element, Group, Permutation, add, objective
 from symfuse.io.workers import one_torch_thread
 from symfuse.matching.blocks import improve
 from symfuse.matching.chosen import choose, steps_of
@@ -99,7 +99,8 @@ def match_models(
     for rule in spec.shifts if biases else ():
         rules.setdefault(spec.instance(rule.axis.strip("*"), spec.tensors[rule.bias].index), []).append(rule)
     shared = [name for name in spec.tensors if spec.shares(name, anchor.spec)]
-    meeting = [i for i in instances if not i.index or any(i.axis in spec.batch_axes(other) for other in chosen.axes)]
+    met = _meeting(spec, chosen.groups)
+    meeting = [i for i in instances if not i.index or i.axis in met]
 
     parts = _Parts(spec, chosen.groups, meeting, rules)
     translated = [rule for i in instances if i not in meeting for rule in rules.get(i, [])]
@@ -132,6 +133,19 @@ def match_models(
     elements = {i: g for i, g in total.elements.items() if not g.is_identity()}  # there and back again
     more = {"descents": curves} if meeting else {}
     return chosen.alignment(replace(total, elements=elements), "weights", options, steps, **more)
+
+
+def _meeting(spec: Spec, groups: Mapping[Instance, Group]) -> set[str]:
+    """The axes inside of layers that are reordered together with what else is matched of the same weights: heads, whose
+    insides are matched, and query heads beside the planes of the key that they share."""
+    reordered = {i.axis for i, group in groups.items() if isinstance(group, Permutation)}
+    parts = [{a.name for a in part} for declared in spec.tensors.values() for part in declared.layout.parts()]
+    inside = {i.axis for i in groups if i.index}
+    return {
+        axis
+        for axis in reordered & inside
+        if any(axis in part and any(b not in spec.batch_axes(axis) for b in part & inside - {axis}) for part in parts)
+    }
 
 
 @dataclass(frozen=True)

@@ -41,8 +41,8 @@ def translate(
         else:
             c = linear.move(rule.into, source(rule.into)).double() - anchor(rule.into).double()
             if element is not None:
-                ((_, (w,)),) = features(spec, instance, rule.weight, linear.move(rule.weight, source(rule.weight)))
-                w = w.reshape(t.numel(), -1)
+                weight = linear.move(rule.weight, source(rule.weight))
+                w = spec.through(rule, weight).reshape(t.numel(), -1)
                 t.copy_(_least(w, wanted, c.reshape(-1), over))
                 c = c.reshape(-1) - w.T.double() @ t.reshape(-1)
             left += c.square().sum().item()

@@ -21,15 +21,20 @@ from symfuse.vocabulary import with_chat_template
 
 __all__ = [
     "SHARED_ROWS", "Stage", "align_all", "aligned", "anchor_of", "axes_of", "data_of", "finish", "groups_of",
-    "layers_of", "match_model", "merge_recipes", "open_models", "prepare", "reconcile_of", "vocabulary_tensors",
+    "layers_of", "match_model", "merge_recipes", "open_models", "prepare", "reconcile_of", "require_one_frame",
+    "vocabulary_tensors",
 ]  # fmt: skip
 
 
+def require_one_frame(stage: Stage) -> None:
+    """`require_same_frame` of what is to be merged, which reads gains of norms; layers may be stacked as they are."""
+    if stage.recipe.merge_method != "passthrough":
+        require_same_frame([Model.of(checkpoint, undeclared=True) for checkpoint in stage.models.values()])
+
+
 def finish(stage: Stage, *, device: str = "cpu") -> Checkpoint:
-    """The merged checkpoint, with the files that go beside it. device: where blocks are combined."""
+    """The merged checkpoint, with the files that go beside it; nothing is read. device: where blocks are combined."""
     models = {ref: Model.of(checkpoint, undeclared=True) for ref, checkpoint in stage.models.items()}
-    if stage.recipe.merge_method != "passthrough":  # layers may be stacked as they are
-        require_same_frame(list(models.values()))
     merged = plan_recipe(stage.recipe, models, stage.kept, device=device)
     template = list(stage.models.values())[stage.template]
     files = dict(template.companions())
@@ -51,8 +56,9 @@ def merge_recipes(
     results = dict(known or {})
     merged = None
     for recipe in recipes:
-        stage = prepare(recipe, open_models(recipe, results), options)
-        merged = finish(align_all(stage, threads=threads))
+        stage = align_all(prepare(recipe, open_models(recipe, results), options), threads=threads)
+        require_one_frame(stage)
+        merged = finish(stage)
         if recipe.name is not None:
             results[recipe.name] = merged
     if merged is None:

@@ -73,7 +73,7 @@ def axes_of(stage: Stage) -> tuple[str | tuple[str, ...], tuple[str, ...], dict[
         spec = canonical(models[0], frame).spec
         for axis, name in groups.items():
             if (declared := spec.axes[axis].group) is not None and name != NO_GROUP:
-                limited(axis, declared, name)
+                limited(axis, declared, spec.axes[axis].size, name)
     except OptionError as error:
         stage.recipe.refuse(error, "align.axes", "align.groups")
     return axes, frame, why

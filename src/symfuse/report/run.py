@@ -27,9 +27,14 @@ from symfuse.vocabulary import compare
 
 _WHY = {
     "permutation": "elementwise or equal treatment: may be reordered",
-    "signed": "odd non-linearity: may be reordered and flipped",
+    "signed": "odd non-linearity, or RMSNorm: may be reordered and flipped",
     "monomial": "homogeneous non-linearity: may be reordered and rescaled",
     "invertible": "linear on both sides: a map and its inverse cancel; usually matched by rotation and scale",
+    "sign": "queries and keys are normalised: of a rotary plane the sign is free",
+    "phase": "commutes with the turns of rotary positions",
+    "rotary": "commutes with the turns of rotary positions",
+    "signed-monomial": "gated, so linear in one factor: may be reordered, flipped and rescaled",
+    "centred": "LayerNorm without gains: may be rotated if the mean stays",
 }
 
 _REWRITTEN = {

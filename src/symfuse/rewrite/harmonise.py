@@ -102,19 +102,21 @@ def _match_names(out: Harmonised, base: int) -> None:
 
 
 def _match_biases(out: Harmonised, options: Reconcile) -> None:
+    files = [_base_names(checkpoint) for checkpoint in out.checkpoints]
     every: dict[str, TensorInfo] = {}
-    for checkpoint in out.checkpoints:
-        every |= {name: checkpoint.info(name) for name in checkpoint if name.endswith(".bias")}
-    for i, checkpoint in enumerate(out.checkpoints):
-        absent = {
-            name: info
-            for name, info in every.items()
-            if name not in checkpoint and name.removesuffix("bias") + "weight" in checkpoint
-        }
-        if not absent or declared(checkpoint):
+    owners: dict[str, str] = {}
+    for checkpoint, names in zip(out.checkpoints, files, strict=True):
+        biases = {n: file for n, file in names.items() if n.endswith(".bias") and file in checkpoint}
+        every |= {name: checkpoint.info(file) for name, file in biases.items()}
+        owners |= dict.fromkeys(biases, checkpoint.name)
+    for i, (checkpoint, names) in enumerate(zip(out.checkpoints, files, strict=True)):
+        weights = {name: name.removesuffix("bias") + "weight" for name in every if name not in names}
+        weights = {name: names[weight] for name, weight in weights.items() if weight in names}
+        absent = {weight.removesuffix("weight") + "bias": every[name] for name, weight in weights.items()}
+        if not absent:
             continue
         if options.missing_bias == "refuse":
-            owner = next(c.name for c in out.checkpoints if next(iter(absent)) in c)
+            owner = owners[next(iter(weights))]
             raise IncompatibleError(
                 f"{owner} has {len(absent)} biases that {checkpoint.name} has not: {some(absent, 3)}; take them as "
                 "zero (--missing-bias zero, or `missing_bias: zero` in a recipe), or make the models alike"
@@ -127,6 +129,15 @@ def _match_biases(out: Harmonised, options: Reconcile) -> None:
         }
         out.checkpoints[i] = zero_biases(checkpoint, absent, says)
         out.notes.append(f"{checkpoint.name}: {len(absent)} biases that it has not are zero: {some(absent, 3)}")
+
+
+def _base_names(checkpoint: Checkpoint) -> dict[str, str]:
+    """The base model's tensors, by canonical name → name in the file. Those that a declaration asks for are among them
+    whether they are there or not: that one is missing is said when the model is read."""
+    if not declared(checkpoint):
+        return {name: name for name in checkpoint}
+    spec = resolve(checkpoint.config, checkpoint, checkpoint.name)
+    return {name: spec.file_name(name) for name in spec.tensors if name not in spec.heads}
 
 
 def _match_counters(out: Harmonised) -> None:

@@ -14,8 +14,7 @@ from symfuse.rewrite.rewritten import drop, require_equal, untie
 def match_ties(checkpoints: Sequence[Checkpoint]) -> tuple[list[Checkpoint], list[str]]:
     """If one model has a head of its own, those whose head is their embedding get one; with notes.
 
-    No alias of an embedding is left in models of unknown families (a declaration knows its own). SpecError if a stored
-    alias differs from what it stands for.
+    No alias of an embedding is left. SpecError if a stored one differs from what it stands for.
     """
     owner = next((c for c in checkpoints if not _is_tied(c) and _own_head(c)), None)
     out, notes = [], []
@@ -27,12 +26,11 @@ def match_ties(checkpoints: Sequence[Checkpoint]) -> tuple[list[Checkpoint], lis
                 f"{checkpoint.name}: the tie of {some(heads)} to {some(heads.values())} is broken, because "
                 f"{owner.name} has a head of its own; config.json says tie_word_embeddings false"
             )
-        if not declared(checkpoint):
-            spec = undeclared(checkpoint)
-            for alias, name in spec.tied.items():
-                require_equal(checkpoint, spec.file_name(alias), spec.file_name(name))
-            checkpoint = drop(checkpoint, map(spec.file_name, spec.tied))
-        out.append(checkpoint)
+        known = declared(checkpoint)
+        spec = resolve(checkpoint.config, checkpoint, checkpoint.name) if known else undeclared(checkpoint)
+        for alias, name in spec.tied.items():
+            require_equal(checkpoint, spec.file_name(alias), spec.file_name(name))
+        out.append(drop(checkpoint, map(spec.file_name, spec.tied)))
     return out, notes
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from symfuse.errors import LayoutError, SpecError
@@ -81,7 +82,8 @@ class Spec:
     heads: names of the tensors of the task head. tied: alias → the tensor that it equals. shifts: biases that
     may be translated. outputs: the layouts of the model's outputs, by field name. reads: of a pre-norm model, the
     gain of each norm of its stream → all that reads what this norm puts out: weights of linear maps (whose biases are
-    named alike), or output fields. names: canonical name → name in the file, where they differ. buffers: names in the
+    named alike), or output fields. norm: what those norms are: "layer" (LayerNorm), "rms" (RMSNorm), or "rms+1", whose
+    gain is stored less 1. names: canonical name → name in the file, where they differ. buffers: names in the
     file of derived tensors, which are dropped.
     """
 
@@ -93,6 +95,7 @@ class Spec:
     shifts: tuple[Shift, ...] = ()
     outputs: Mapping[str, Layout] = field(default_factory=dict)
     reads: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    norm: str = "layer"
     names: Mapping[str, str] = field(default_factory=dict)
     buffers: frozenset[str] = frozenset()
 
@@ -150,6 +153,16 @@ class Spec:
                 return segment
         raise LayoutError(f"{name}: {atom!r} does not occur in its layout {self.tensors[name].layout}")
 
+    def through(self, rule: Shift, weight: Tensor) -> Tensor:
+        """The weight of a rule with the axes of what it moves first, then those of `rule.into`. Those that neither has,
+        such as the query heads that share a value, are summed over."""
+        (whole,) = self.segments(str(rule.weight), weight)
+        letters = {atom.name: chr(97 + i) for i, atom in enumerate(whole.atoms)}
+        moved = next(p for p in self.tensors[rule.bias].layout.parts() if rule.axis in map(str, p))
+        into = self.tensors[str(rule.into)].layout.atoms()
+        kept = "".join(letters[atom.name] for atom in (*moved, *into))
+        return torch.einsum(f"{''.join(letters.values())}->{kept}", whole.view)
+
     def shares(self, name: str, other: Spec) -> bool:
         """Whether a tensor is in both models, in the same spaces and sizes, and not merely the alias of another."""
         if name not in other.tensors or name in self.tied or name in other.tied:
@@ -172,6 +185,7 @@ class Spec:
             lines.append(
                 "  a missing tensor would be filled with random numbers on loading, an undeclared one would not "
                 "move with the rest; does config.json belong to these weights?"
+                + (" A merge can leave the latter out, or keep it as it is (--foreign drop or keep)" if extra else "")
             )
             raise SpecError("\n".join(lines))
         for file, name in files.items():
@@ -196,6 +210,7 @@ class Spec:
             "shifts": [[s.bias, s.axis, s.weight, s.into] for s in self.shifts],
             "outputs": {name: str(layout) for name, layout in self.outputs.items()},
             "reads": {norm: list(readers) for norm, readers in self.reads.items()},
+            **({"norm": self.norm} if self.norm != "layer" else {}),
             "names": dict(self.names),
             "buffers": sorted(self.buffers),
         }
@@ -221,6 +236,7 @@ class Spec:
             shifts=tuple(Shift(*s) for s in data["shifts"]),
             outputs={name: _layout(f"outputs.{name}", text) for name, text in data["outputs"].items()},
             reads={norm: tuple(readers) for norm, readers in data["reads"].items()},
+            norm=data.get("norm", "layer"),
             names=data["names"],
             buffers=frozenset(data["buffers"]),
         )

@@ -1,0 +1,34 @@
+"""What GPT-NeoX, GPT-J, Falcon, OPT, BLOOM and MPT have in common: maps, LayerNorms, task heads, rotary planes."""
+
+from __future__ import annotations
+
+from symfuse.architectures.base import Head
+from symfuse.groups import Invertible, Rotary
+from symfuse.spec import Axis
+
+HEADS = {
+    "causal LM": Head(("ForCausalLM",), {"lm_head.weight": "vocab residual*"}),
+    "sequence": Head(("ForSequenceClassification",), {"score.weight": "labels residual*"}),
+    "token": Head(("ForTokenClassification",), {"classifier.weight": "labels residual*", "classifier.bias": "labels"}),
+    "question": Head(("ForQuestionAnswering",), {"qa_outputs.weight": "2 residual*", "qa_outputs.bias": "2"}),
+}
+# What reads the last norm.
+READERS = ("last_hidden_state", *(name for head in HEADS.values() for name in head.tensors if name.endswith("weight")))
+OUTPUTS = {"last_hidden_state": "residual"}
+
+
+def linear(name: str, out: str, read: str, *, bias: bool = True) -> dict[str, str]:
+    """A linear map, stored [out, in]: where it writes, with its bias, and what it reads."""
+    return {name + ".weight": f"{out} {read}"} | ({name + ".bias": out} if bias else {})
+
+
+def norm(name: str, *, bias: bool = True) -> dict[str, str]:
+    """A LayerNorm of the stream."""
+    return {name + ".weight": "|residual|"} | ({name + ".bias": "residual"} if bias else {})
+
+
+def rotary_axes(head: int, turned: int, per: tuple[str, ...]) -> dict[str, Axis]:
+    """The queries and keys of one head, of which the first `turned` dimensions are turned by positions: planes c, one
+    for each frequency f; and p, what is not turned."""
+    axes = {"f": Axis(turned // 2), "c": Axis(2, Rotary(), (*per, "f"))}
+    return axes | ({"p": Axis(head - turned, Invertible(), per)} if head > turned else {})

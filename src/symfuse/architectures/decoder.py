@@ -1,0 +1,152 @@
+"""What decoders of today have in common: rotary positions, grouped queries, gated neurons, one pre-norm stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Literal
+
+from symfuse.architectures.base import Config, Family, Head
+from symfuse.architectures.blocks import value_shift
+from symfuse.architectures.feed_forward import neurons
+from symfuse.errors import SpecError
+from symfuse.groups import Group, Invertible, Permutation, Rotary, Signed, SignedMonomial
+from symfuse.spec import Axis
+
+LAYER = "layers.{l}."
+ATTENTION = LAYER + "self_attn."
+MLP = LAYER + "mlp."
+BEFORE_ATTENTION = LAYER + "input_layernorm.weight"
+BEFORE_MLP = LAYER + "post_attention_layernorm.weight"
+
+EMBEDDING = {"embed_tokens.weight": "vocab residual"}
+# Rotary planes are (i, i + d/2): the two halves of a head, c, and the frequency, f.
+PROJECTIONS = {
+    ATTENTION + "q_proj.weight": "(kv q c f) residual*",
+    ATTENTION + "k_proj.weight": "(kv c* f) residual*",
+    ATTENTION + "v_proj.weight": "(kv v) residual*",
+    ATTENTION + "o_proj.weight": "residual (kv q v*)",
+}
+BIASES = {
+    ATTENTION + "q_proj.bias": "(kv q c f)",
+    ATTENTION + "k_proj.bias": "(kv c* f)",
+    ATTENTION + "v_proj.bias": "(kv v)",
+}
+GATED = {
+    MLP + "gate_proj.weight": "|ffn| residual*",
+    MLP + "up_proj.weight": "ffn residual*",
+    MLP + "down_proj.weight": "residual ffn*",
+}
+OUTPUT_BIAS = {ATTENTION + "o_proj.bias": "residual"}
+MLP_BIASES = {MLP + "gate_proj.bias": "|ffn|", MLP + "up_proj.bias": "ffn", MLP + "down_proj.bias": "residual"}
+# Of queries and keys, one gain for all heads: of a plane only the sign is free.
+NORMS_OF_HEADS = {ATTENTION + "q_norm.weight": "(2 f)", ATTENTION + "k_norm.weight": "(2 f)"}
+NORMS = {BEFORE_ATTENTION: "|residual|", BEFORE_MLP: "|residual|", "norm.weight": "|residual|"}
+HEADS = {
+    "causal LM": Head(("ForCausalLM",), {"lm_head.weight": "vocab residual*"}),
+    "sequence": Head(("ForSequenceClassification",), {"score.weight": "labels residual*"}),
+    "token": Head(("ForTokenClassification",), {"score.weight": "labels residual*", "score.bias": "labels"}),
+}
+READS = {
+    BEFORE_ATTENTION: tuple(f"{ATTENTION}{name}_proj.weight" for name in "qkv"),
+    BEFORE_MLP: (MLP + "gate_proj.weight", MLP + "up_proj.weight"),
+    "norm.weight": ("last_hidden_state", "lm_head.weight", "score.weight"),
+}
+# Attention and feed-forward side by side, behind one norm.
+PARALLEL_READS = {name: readers for name, readers in READS.items() if name != BEFORE_MLP}
+PARALLEL_READS[BEFORE_ATTENTION] += READS[BEFORE_MLP]
+OUTPUTS = {"last_hidden_state": "residual"}
+BUFFERS = ("*rotary_emb.inv_freq", "*rotary_emb.cos_cached", "*rotary_emb.sin_cached")
+
+ROTARY, SIGNED = Rotary(), Signed()
+# Planes of neighbours, (2i, 2i + 1), in the place of halves.
+NEIGHBOURS = {"c f": "f c", "c* f": "f c*"}
+PARTLY = {"c f": "(c f + p)", "c* f": "(c* f + p*)"}
+
+
+def decoder_axes(
+    c: Config, *, plane: Group | None = ROTARY, residual: Group = SIGNED, share: float | None = None
+) -> dict[str, Axis]:
+    """The axes of such a decoder, by the fields that most configs have.
+
+    kv: key/value heads; q: the query heads that share one; c: a rotary plane, on which `plane` acts; p: what is beyond
+    a partial rotary factor. residual: by default what RMSNorm with its gains allows. share: the factor where a config
+    has none; None for models that turn whole heads whatever it says. SpecError for heads that cannot be so.
+    """
+    heads = c.num_attention_heads
+    groups = c.get("num_key_value_heads", heads)
+    if not isinstance(groups, int) or groups < 1 or heads % groups:
+        raise SpecError(f"config.json: num_attention_heads, {heads}, is no multiple of num_key_value_heads, {groups}")
+    head = c.get("head_dim")
+    if head is None:
+        if c.hidden_size % heads:
+            raise SpecError(f"config.json: the hidden size {c.hidden_size} is not a multiple of the heads, {heads}")
+        head = c.hidden_size // heads
+    turned = head // 2 if share is None else (int(head * c.rotary_share(share)) + 1) // 2
+    axes = {
+        "l": Axis(c.num_hidden_layers),
+        "vocab": Axis(c.vocab_size),
+        "labels": Axis(c.labels),
+        "residual": Axis(c.hidden_size, residual),
+        "kv": Axis(groups, Permutation(), per=("l",)),
+        "q": Axis(heads // groups, Permutation(), per=("l", "kv")),
+        "f": Axis(turned),
+        "c": Axis(2, plane, per=("l", "kv", "f")),
+        "v": Axis(head, Invertible(), per=("l", "kv")),
+    }
+    if head > 2 * turned:
+        axes["p"] = Axis(head - 2 * turned, Invertible(), per=("l", "kv"))
+    return axes
+
+
+def placed(tensors: Mapping[str, str], places: Mapping[str, str]) -> dict[str, str]:
+    """The same tensors with their planes elsewhere in a head: NEIGHBOURS, or PARTLY."""
+
+    def layout(text: str) -> str:
+        for old, new in places.items():
+            text = text.replace(old, new)
+        return text
+
+    return {name: layout(text) for name, text in tensors.items()}
+
+
+def gated(activation: str, size: int) -> dict[str, Axis]:
+    """The neurons of a gated block: up is linear, so that they may be permuted, flipped, rescaled behind any gate."""
+    neurons(activation)  # whether it acts on each by itself
+    return {"ffn": Axis(size, SignedMonomial(), per=("l",))}
+
+
+def norm_biases(norms: Iterable[str]) -> dict[str, str]:
+    """The biases of these norms, which are LayerNorms."""
+    return {name.removesuffix("weight") + "bias": "residual" for name in norms}
+
+
+def decoder(
+    c: Config,
+    axes: Mapping[str, Axis],
+    tensors: Mapping[str, str],
+    reads: Mapping[str, tuple[str, ...]] = READS,
+    norm: Literal["layer", "rms", "rms+1"] = "rms",
+) -> Family:
+    """Such a decoder with the heads that it may have. tensors: those of the base model, without its prefix."""
+    return Family(
+        axes=axes,
+        prefix="model.",
+        tensors=tensors,
+        heads=HEADS,
+        tied={"lm_head.weight": "embed_tokens.weight"} if c.tied else {},
+        buffers=BUFFERS,
+        outputs=OUTPUTS,
+        reads=reads,
+        norm=norm,
+    )
+
+
+def with_tensors(family: Family, tensors: Mapping[str, str]) -> Family:
+    return replace(family, tensors={**family.tensors, **tensors})
+
+
+def biased_attention(family: Family) -> Family:
+    """The family with biases in all projections of attention. That of the values may move into the output's."""
+    shifts = (value_shift(ATTENTION + "v_proj", ATTENTION + "o_proj"),)
+    return replace(with_tensors(family, BIASES | OUTPUT_BIAS), shifts=shifts)

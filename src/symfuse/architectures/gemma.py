@@ -1,0 +1,54 @@
+"""Gemma, its gains stored less 1; Gemma 2 and the text model of Gemma 3, with norms behind each block as well."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from symfuse.architectures.base import Config, Family, architecture
+from symfuse.architectures.decoder import (
+    EMBEDDING,
+    GATED,
+    LAYER,
+    NORMS,
+    NORMS_OF_HEADS,
+    PROJECTIONS,
+    READS,
+    ROTARY,
+    biased_attention,
+    decoder,
+    decoder_axes,
+    gated,
+    with_tensors,
+)
+from symfuse.groups import Group, Sign
+
+TANH = "gelu_pytorch_tanh"
+# The gains of those behind a block act on what is written to the stream: there is nothing to fold them into that keeps
+# their place, and no `reads`.
+SANDWICH = {LAYER + f"{place}_feedforward_layernorm.weight": "|residual|" for place in ("pre", "post")}
+
+
+def _family(c: Config, activation: str, plane: Group = ROTARY) -> Family:
+    axes = decoder_axes(c, plane=plane) | gated(activation, c.intermediate_size)
+    family = decoder(c, axes, EMBEDDING | PROJECTIONS | GATED | NORMS, READS, "rms+1")
+    return biased_attention(family) if c.get("attention_bias", False) else family
+
+
+@architecture("gemma")
+def gemma(c: Config) -> Family:
+    """Its embeddings are scaled by a number, which commutes with all of it."""
+    return _family(c, c.get("hidden_act", TANH))
+
+
+@architecture("gemma2")
+def gemma2(c: Config) -> Family:
+    return _sandwich(_family(c, c.get("hidden_activation", TANH)))
+
+
+@architecture("gemma3_text")
+def gemma3(c: Config) -> Family:
+    return with_tensors(_sandwich(_family(c, c.get("hidden_activation", TANH), Sign())), NORMS_OF_HEADS)
+
+
+def _sandwich(family: Family) -> Family:
+    return replace(with_tensors(family, SANDWICH), reads={})

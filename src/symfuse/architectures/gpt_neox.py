@@ -1,0 +1,51 @@
+"""GPT-NeoX and Pythia: queries, keys and values fused for each head, a part of each head rotary, and attention and
+feed-forward on the same stream or one after the other."""
+
+from __future__ import annotations
+
+from symfuse.architectures.base import Config, Family, Head, architecture
+from symfuse.architectures.blocks import block_axes, value_shift
+from symfuse.architectures.causal import HEADS, OUTPUTS, READERS, linear, norm, rotary_axes
+from symfuse.spec import Axis, Shift
+
+LAYER = "layers.{l}."
+QKV, DENSE = LAYER + "attention.query_key_value", LAYER + "attention.dense"
+UP, DOWN = LAYER + "mlp.dense_h_to_4h", LAYER + "mlp.dense_4h_to_h"
+HEAD = "embed_out.weight"
+
+
+@architecture("gpt_neox", tied=False)
+def gpt_neox(c: Config) -> Family:
+    c.get("use_parallel_residual", True)  # decides the function, and nothing here
+    act, bias = c.get("hidden_act", "gelu"), c.get("attention_bias", True)
+    axes = block_axes(c.num_hidden_layers, c.hidden_size, c.num_attention_heads, c.intermediate_size, act)
+    head = axes.pop("qk").size
+    turned = int(head * c.rotary_share(0.25, before="rotary_pct"))
+    axes |= rotary_axes(head, turned, ("l", "h")) | {"vocab": Axis(c.vocab_size), "labels": Axis(c.labels)}
+    fused = "(h (c f + p + c* f + p* + v))" if "p" in axes else "(h (c f + c* f + v))"
+    return Family(
+        axes=axes,
+        prefix="gpt_neox.",
+        tensors={
+            "embed_in.weight": "vocab residual",
+            **norm(LAYER + "input_layernorm"),
+            **linear(QKV, fused, "residual*", bias=bias),
+            **linear(DENSE, "residual", "(h v*)", bias=bias),
+            **norm(LAYER + "post_attention_layernorm"),
+            **linear(UP, "ffn", "residual*"),
+            **linear(DOWN, "residual", "ffn*"),
+            **norm("final_layer_norm"),
+        },
+        heads=HEADS | {"causal LM": Head(("ForCausalLM",), {HEAD: "vocab residual*"})},
+        tied={HEAD: "embed_in.weight"} if c.tied else {},
+        buffers=("*.attention.bias", "*.attention.masked_bias", "*rotary_emb.inv_freq"),
+        legacy={"lm_head.weight": HEAD},  # its name in memory
+        # A key's bias is free where no position turns it.
+        shifts=(*((Shift(QKV + ".bias", "p*"),) if "p" in axes else ()), value_shift(QKV, DENSE)) if bias else (),
+        outputs=OUTPUTS,
+        reads={
+            LAYER + "input_layernorm.weight": (QKV + ".weight",),
+            LAYER + "post_attention_layernorm.weight": (UP + ".weight",),
+            "final_layer_norm.weight": (*READERS, HEAD),
+        },
+    )

@@ -1,0 +1,79 @@
+"""OPT: learned positions, ReLU; norms before each block, or after it (350m); embeddings of their own size in some."""
+
+from __future__ import annotations
+
+from symfuse.architectures.base import Config, Family, Head, architecture
+from symfuse.architectures.blocks import block_axes, key_shift, value_shift
+from symfuse.architectures.causal import HEADS, linear, norm
+from symfuse.groups import Centred, Invertible
+from symfuse.spec import Axis
+
+LAYER = "decoder.layers.{l}."
+ATTENTION = LAYER + "self_attn."
+QUERY, KEY, VALUE, OUT = (f"{ATTENTION}{name}_proj" for name in ("q", "k", "v", "out"))
+EMBEDDING, LAST = "decoder.embed_tokens.weight", "decoder.final_layer_norm"
+OFFSET = 2  # the first rows of the table of positions, which no position reads
+
+
+def _heads(read: str) -> dict[str, Head]:
+    names = ("causal LM", "sequence", "question")
+    return {
+        name: Head(
+            HEADS[name].classes, {n: t.replace("residual*", read) for n, t in HEADS[name].tensors.items()}
+        )
+        for name in names
+    }  # fmt: skip
+
+
+@architecture("opt")
+def opt(c: Config) -> Family:
+    bias, gains = c.get("enable_bias", True), c.get("layer_norm_elementwise_affine", True)
+    before = c.get("do_layer_norm_before", True)
+    last = before and not c.get("_remove_final_layer_norm", False)
+    narrow = c.get("word_embed_proj_dim", c.hidden_size)
+    projected = narrow != c.hidden_size
+    axes = block_axes(
+        c.num_hidden_layers, c.hidden_size, c.num_attention_heads, c.ffn_dim, c.get("activation_function", "relu")
+    )
+    axes |= {
+        "vocab": Axis(c.vocab_size),
+        "positions": Axis(c.max_position_embeddings + OFFSET),
+        "labels": Axis(c.labels),
+        "embedding": Axis(narrow, Invertible()),
+        "lm": Axis(narrow, Invertible()),  # where the head is not the embedding
+    }
+    if not gains:  # a norm without gains commutes with all that keeps the mean
+        axes["residual"] = Axis(c.hidden_size, Centred())
+    # Of a projected stream: what it is written to, and what reads that. A tied head is the embedding: its dual is read.
+    out, read = ("residual", "residual*") if not projected else ("embedding*", "embedding") if c.tied else ("lm", "lm*")
+    norms = [LAYER + "self_attn_layer_norm", LAYER + "final_layer_norm", *([LAST] if last else [])]
+    heads = _heads(read)
+    readers = ("last_hidden_state", "lm_head.weight", "score.weight", "qa_outputs.weight")
+    return Family(
+        axes=axes,
+        prefix="model.",
+        tensors={
+            EMBEDDING: "vocab embedding" if projected else "vocab residual",
+            "decoder.embed_positions.weight": "positions residual",
+            **(linear("decoder.project_in", "residual", "embedding*", bias=False) if projected else {}),
+            **linear(QUERY, "(h qk)", "residual*", bias=bias),
+            **linear(KEY, "(h qk*)", "residual*", bias=bias),
+            **linear(VALUE, "(h v)", "residual*", bias=bias),
+            **linear(OUT, "residual", "(h v*)", bias=bias),
+            **linear(LAYER + "fc1", "ffn", "residual*", bias=bias),
+            **linear(LAYER + "fc2", "residual", "ffn*", bias=bias),
+            **{name: layout for at in norms if gains for name, layout in norm(at).items()},
+            **(linear("decoder.project_out", out, "residual*", bias=False) if projected else {}),
+        },
+        heads=heads,
+        tied={"lm_head.weight": EMBEDDING} if c.tied else {},
+        shifts=(key_shift(KEY), value_shift(VALUE, OUT)) if bias else (),
+        outputs={"last_hidden_state": out},
+        reads={
+            LAYER + "self_attn_layer_norm.weight": (QUERY + ".weight", KEY + ".weight", VALUE + ".weight"),
+            LAYER + "final_layer_norm.weight": (LAYER + "fc1.weight",),
+            LAST + ".weight": ("decoder.project_out.weight",) if projected else readers,
+        }
+        if gains and last
+        else {},
+    )
