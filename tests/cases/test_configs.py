@@ -10,7 +10,7 @@ import pytest
 import torch
 from tiny import MODELS
 
-from symfuse import pipeline
+from symfuse import api, pipeline
 from symfuse.architectures import Model, require_same_shape
 from symfuse.architectures.config import differences
 from symfuse.check import check
@@ -232,3 +232,16 @@ def test_fields_of_another_kind(llama: Make, key: str, value: Any, words: str) -
 def test_layer_types_that_are_no_names(llama: Make) -> None:
     pair = [changed(llama(seed), layer_types=[{"a": 1}, ["b"]]) for seed in (0, 1)]
     assert differences(*pair) == []
+
+
+def test_how_a_model_was_trained_decides_nothing() -> None:
+    """SCEPTR's own block says of which classes it was trained, and differs between checkpoints of one shape."""
+    from contract.tiny import sceptr
+    from symfuse.architectures.config import differences
+
+    models = [
+        (model := sceptr(seed)).replace(config={**model.config, "sceptr": {"training_delegate": {"class": name}}})
+        for seed, name in enumerate(("ClTrainingDelegate", "MlmTrainingDelegate"))
+    ]
+    assert not [difference for difference in differences(*models) if difference.matters]
+    assert api.merge(models)

@@ -19,7 +19,8 @@ SCALARS: dict[str, Any] = {
 }  # fmt: skip
 OF_HEADS = {"architectures", "id2label", "num_labels", "tie_word_embeddings", "legacy", "encoder_stride"}
 
-# Fields that do not change what given weights compute in evaluation: training, bookkeeping, generation, the head.
+# Fields that do not change what given weights compute in evaluation: training (of SCEPTR a block of that name),
+# bookkeeping, generation, the head.
 HARMLESS = (
     "*dropout*", "*drop_rate*", "*drop_path*", "*layerdrop*", "*_pdrop", "initializer_*", "init_std*", "*_loss_coef",
     "use_cache", "dtype", "torch_dtype", "transformers_version", "_*", "*name", "auto_map", "gradient_checkpointing",
@@ -27,7 +28,7 @@ HARMLESS = (
     "attn_implementation", "unsloth_*", "problem_type", "task_specific_params", "finetuning_task", "label2id",
     "*token_id", "*token_ids", "*token_index", "max_position_embeddings", "model_max_length", "max_length",
     "min_length", "do_sample", "temperature", "top_k", "top_p", "num_beams", "repetition_penalty", "*penalty",
-    "no_repeat_ngram_size", "early_stopping", "tie_encoder_decoder", *OF_HEADS,
+    "no_repeat_ngram_size", "early_stopping", "tie_encoder_decoder", "sceptr", *OF_HEADS,
 )  # fmt: skip
 
 # Where a config was last written, which is no property of the model.
