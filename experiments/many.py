@@ -31,6 +31,7 @@ from symfuse.evaluate import Loss
 from symfuse.io import Checkpoint
 from symfuse.matching import match_models, match_universe
 from symfuse.matching.chosen import ROTATABLE
+from symfuse.matching.universe import spread
 
 DATA = Path(__file__).parent / "data" / "many.json"
 MARKS = ("<!-- table: python experiments/many.py --write -->", "<!-- end of table -->")
@@ -58,7 +59,7 @@ def rows_of(kind: str, count: int) -> list[dict[str, Any]]:
     def score(alignments: Sequence[Alignment]) -> tuple[float, float, float]:
         moved = [g(m.checkpoint) for g, m in zip(alignments, models, strict=True)]
         found = symfuse.score(symfuse.merge(moved), loss, build=build)
-        return found.loss, found.metrics["accuracy"], _spread(moved)
+        return found.loss, found.metrics["accuracy"], spread([Model.of(c) for c in moved])
 
     def anchored(number: int) -> tuple[list[Alignment], float]:
         start = time.perf_counter()
@@ -92,14 +93,6 @@ def rows_of(kind: str, count: int) -> list[dict[str, Any]]:
         }
         for how, found in results.items()
     ]
-
-
-def _spread(models: Sequence[Checkpoint]) -> float:
-    total = 0.0
-    for name in models[0]:
-        stack = torch.stack([model.read(name).double() for model in models])
-        total += float((stack - stack.mean(0)).square().sum())
-    return total
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:

@@ -105,11 +105,11 @@ def align(sources: Sequence[Source], anchor: int | Literal["universe"] | None = 
     models = [_model(source) for source in sources]
     if len(models) < 2:
         raise OptionError(f"an alignment needs two models at least, {len(models)} given")
-    asked = (options.get("axes", "auto"), options.get("groups"), options.get("frame"))
-    options["axes"], options["frame"], _ = usual(models, *asked)  # the same for all
     if anchor == "universe":
         found = match_universe(models, **options).alignments
         return Aligned(tuple(g(m.checkpoint) for g, m in zip(found, models, strict=True)), found, None)
+    asked = (options.get("axes", "auto"), options.get("groups"), options.get("frame"))
+    options["axes"], options["frame"], _ = usual(models, *asked)  # the same for all
     if anchor is not None and not 0 <= anchor < len(models):
         raise OptionError(f"anchor {anchor}: there are models 0 to {len(models) - 1}")
     anchor = nearest_to_mean(models) if anchor is None else anchor

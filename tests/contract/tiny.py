@@ -298,6 +298,7 @@ MODELS: dict[str, Callable[..., Checkpoint]] = {
     "neox-lm": of("GPTNeoXForCausalLM", "GPTNeoXConfig", NEOX),
     "neox-lm-tied": of("GPTNeoXForCausalLM", "GPTNeoXConfig", NEOX, tie_word_embeddings=True),
     "neox-lm-turned": of("GPTNeoXForCausalLM", "GPTNeoXConfig", NEOX, rotary_pct=1.0),
+    "neox-lm-odd": of("GPTNeoXForCausalLM", "GPTNeoXConfig", NEOX, rotary_pct=0.5),  # of 5 dimensions it turns 6
     "neox-lm-unbiased": of("GPTNeoXForCausalLM", "GPTNeoXConfig", NEOX, attention_bias=False),
     "neox-sequence-in-turn": of("GPTNeoXForSequenceClassification", "GPTNeoXConfig", NEOX, use_parallel_residual=False),
     "neox-token": of("GPTNeoXForTokenClassification", "GPTNeoXConfig", NEOX),

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from symfuse.architectures.base import Config
 from symfuse.architectures.feed_forward import neurons
 from symfuse.errors import SpecError
-from symfuse.groups import Invertible, Permutation
+from symfuse.groups import Group, Invertible, Permutation, Rotary
 from symfuse.spec import Axis, Shift
+
+ROTARY = Rotary()
 
 
 def block_axes(
@@ -18,9 +21,7 @@ def block_axes(
     residual: a LayerNorm whose gain is kept allows no more than permutations, before or after the block. SpecError
     if heads of that size do not exist.
     """
-    if head is None and hidden % heads:
-        raise SpecError(f"config.json: the hidden size {hidden} is not a multiple of the number of heads, {heads}")
-    head = hidden // heads if head is None else head
+    head = size_of_head(hidden, heads) if head is None else head
     return {
         "l": Axis(layers),
         "residual": Axis(hidden, Permutation()),
@@ -29,6 +30,28 @@ def block_axes(
         "v": Axis(head, Invertible(), per=("l", "h")),
         "ffn": Axis(ffn, neurons(activation), per=("l",)),
     }
+
+
+def size_of_head(hidden: int, heads: int) -> int:
+    """The size that heads have if a config does not say; SpecError if there is none."""
+    if hidden % heads:
+        raise SpecError(f"config.json: the hidden size {hidden} is not a multiple of the number of heads, {heads}")
+    return hidden // heads
+
+
+def groups_of_heads(c: Config, key: str, heads: int) -> int:
+    """The number of key/value heads, which is in that field; SpecError if not as many queries share each."""
+    groups = c.get(key, heads)
+    if not isinstance(groups, int) or groups < 1 or heads % groups:
+        raise SpecError(f"config.json: num_attention_heads, {heads}, is no multiple of {key}, {groups}")
+    return groups
+
+
+def rotary_axes(head: int, planes: int, per: tuple[str, ...], group: Group | None = ROTARY) -> dict[str, Axis]:
+    """The queries and keys of one head, of which positions turn so many planes: c, one for each frequency f, on which
+    `group` acts; and p, what they do not turn."""
+    axes = {"f": Axis(planes), "c": Axis(2, group, (*per, "f"))}
+    return axes | ({"p": Axis(head - 2 * planes, Invertible(), per)} if head > 2 * planes else {})
 
 
 def key_shift(key: str) -> Shift:

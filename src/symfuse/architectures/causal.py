@@ -1,10 +1,8 @@
-"""What GPT-NeoX, GPT-J, Falcon, OPT, BLOOM and MPT have in common: maps, LayerNorms, task heads, rotary planes."""
+"""What GPT-NeoX, GPT-J, Falcon, OPT, BLOOM and MPT have in common: maps, LayerNorms, task heads."""
 
 from __future__ import annotations
 
 from symfuse.architectures.base import Head
-from symfuse.groups import Invertible, Rotary
-from symfuse.spec import Axis
 
 HEADS = {
     "causal LM": Head(("ForCausalLM",), {"lm_head.weight": "vocab residual*"}),
@@ -25,10 +23,3 @@ def linear(name: str, out: str, read: str, *, bias: bool = True) -> dict[str, st
 def norm(name: str, *, bias: bool = True) -> dict[str, str]:
     """A LayerNorm of the stream."""
     return {name + ".weight": "|residual|"} | ({name + ".bias": "residual"} if bias else {})
-
-
-def rotary_axes(head: int, turned: int, per: tuple[str, ...]) -> dict[str, Axis]:
-    """The queries and keys of one head, of which the first `turned` dimensions are turned by positions: planes c, one
-    for each frequency f; and p, what is not turned."""
-    axes = {"f": Axis(turned // 2), "c": Axis(2, Rotary(), (*per, "f"))}
-    return axes | ({"p": Axis(head - turned, Invertible(), per)} if head > turned else {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from symfuse.architectures.base import Config, Family, architecture
+from symfuse.architectures.blocks import ROTARY
 from symfuse.architectures.decoder import (
     ATTENTION,
     BEFORE_MLP,
@@ -12,7 +13,6 @@ from symfuse.architectures.decoder import (
     NORMS,
     PARALLEL_READS,
     PROJECTIONS,
-    ROTARY,
     biased_attention,
     decoder,
     decoder_axes,

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Literal
 
 from symfuse.architectures.base import Config, Family, Head
-from symfuse.architectures.blocks import value_shift
+from symfuse.architectures.blocks import ROTARY, groups_of_heads, rotary_axes, size_of_head, value_shift
+from symfuse.architectures.causal import OUTPUTS
 from symfuse.architectures.feed_forward import neurons
-from symfuse.errors import SpecError
-from symfuse.groups import Group, Invertible, Permutation, Rotary, Signed, SignedMonomial
+from symfuse.groups import Group, Invertible, Permutation, Signed, SignedMonomial
 from symfuse.spec import Axis
 
 LAYER = "layers.{l}."
@@ -55,10 +55,9 @@ READS = {
 # Attention and feed-forward side by side, behind one norm.
 PARALLEL_READS = {name: readers for name, readers in READS.items() if name != BEFORE_MLP}
 PARALLEL_READS[BEFORE_ATTENTION] += READS[BEFORE_MLP]
-OUTPUTS = {"last_hidden_state": "residual"}
 BUFFERS = ("*rotary_emb.inv_freq", "*rotary_emb.cos_cached", "*rotary_emb.sin_cached")
 
-ROTARY, SIGNED = Rotary(), Signed()
+SIGNED = Signed()
 # Planes of neighbours, (2i, 2i + 1), in the place of halves.
 NEIGHBOURS = {"c f": "f c", "c* f": "f c*"}
 PARTLY = {"c f": "(c f + p)", "c* f": "(c* f + p*)"}
@@ -74,29 +73,20 @@ def decoder_axes(
     has none; None for models that turn whole heads whatever it says. SpecError for heads that cannot be so.
     """
     heads = c.num_attention_heads
-    groups = c.get("num_key_value_heads", heads)
-    if not isinstance(groups, int) or groups < 1 or heads % groups:
-        raise SpecError(f"config.json: num_attention_heads, {heads}, is no multiple of num_key_value_heads, {groups}")
+    groups = groups_of_heads(c, "num_key_value_heads", heads)
     head = c.get("head_dim")
-    if head is None:
-        if c.hidden_size % heads:
-            raise SpecError(f"config.json: the hidden size {c.hidden_size} is not a multiple of the heads, {heads}")
-        head = c.hidden_size // heads
-    turned = head // 2 if share is None else (int(head * c.rotary_share(share)) + 1) // 2
-    axes = {
+    head = size_of_head(c.hidden_size, heads) if head is None else head
+    planes = head // 2 if share is None else (int(head * c.rotary_share(share)) + 1) // 2
+    return {
         "l": Axis(c.num_hidden_layers),
         "vocab": Axis(c.vocab_size),
         "labels": Axis(c.labels),
         "residual": Axis(c.hidden_size, residual),
         "kv": Axis(groups, Permutation(), per=("l",)),
         "q": Axis(heads // groups, Permutation(), per=("l", "kv")),
-        "f": Axis(turned),
-        "c": Axis(2, plane, per=("l", "kv", "f")),
+        **rotary_axes(head, planes, ("l", "kv"), plane),
         "v": Axis(head, Invertible(), per=("l", "kv")),
     }
-    if head > 2 * turned:
-        axes["p"] = Axis(head - 2 * turned, Invertible(), per=("l", "kv"))
-    return axes
 
 
 def placed(tensors: Mapping[str, str], places: Mapping[str, str]) -> dict[str, str]:

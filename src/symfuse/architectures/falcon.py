@@ -4,9 +4,8 @@ rotary positions or ALiBi, whose slopes belong to the index of a head."""
 from __future__ import annotations
 
 from symfuse.architectures.base import Config, Family, architecture
-from symfuse.architectures.blocks import block_axes, value_shift
-from symfuse.architectures.causal import HEADS, OUTPUTS, READERS, linear, norm, rotary_axes
-from symfuse.errors import SpecError
+from symfuse.architectures.blocks import block_axes, groups_of_heads, rotary_axes, value_shift
+from symfuse.architectures.causal import HEADS, OUTPUTS, READERS, linear, norm
 from symfuse.groups import Group, Invertible, Permutation
 from symfuse.spec import Axis, Shift
 
@@ -19,9 +18,7 @@ def _heads(c: Config, order: Group | None, query: str, key: str) -> tuple[dict[s
     """The axes of heads that `order` permutes, the layout of the fused projection, and that of what they put out."""
     heads = c.num_attention_heads
     if c.get("new_decoder_architecture", False):
-        groups = c.get("num_kv_heads", heads)
-        if not isinstance(groups, int) or groups < 1 or heads % groups:
-            raise SpecError(f"config.json: num_attention_heads, {heads}, is no multiple of num_kv_heads, {groups}")
+        groups = groups_of_heads(c, "num_kv_heads", heads)
         axes = {"kv": Axis(groups, order, ("l",)), "q": Axis(heads // groups, order, ("l", "kv"))}
         return axes, f"(kv (q {query} + {key} + v))", "(kv q v*)"
     if c.get("multi_query", True):
@@ -45,7 +42,7 @@ def falcon(c: Config) -> Family:
     order, query, key = (None, "qk", "qk*") if alibi else (Permutation(), "c f", "c* f")
     heads, fused, out = _heads(c, order, query, key)
     head, per = usual["v"].size, ("l", *(name for name in ("kv", "h") if name in heads))
-    inside = {"qk": Axis(head, Invertible(), per)} if alibi else rotary_axes(head, head, per)
+    inside = {"qk": Axis(head, Invertible(), per)} if alibi else rotary_axes(head, head // 2, per)
     axes = {name: usual[name] for name in ("l", "residual", "ffn")} | heads | inside
     axes |= {"v": Axis(head, Invertible(), per), "vocab": Axis(c.vocab_size), "labels": Axis(c.labels)}
     before, between = _norms(c)

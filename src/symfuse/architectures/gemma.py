@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from symfuse.architectures.base import Config, Family, architecture
+from symfuse.architectures.blocks import ROTARY
 from symfuse.architectures.decoder import (
     EMBEDDING,
     GATED,
@@ -13,7 +14,6 @@ from symfuse.architectures.decoder import (
     NORMS_OF_HEADS,
     PROJECTIONS,
     READS,
-    ROTARY,
     biased_attention,
     decoder,
     decoder_axes,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from symfuse.architectures.base import Config, Family, architecture
+from symfuse.architectures.blocks import ROTARY
 from symfuse.architectures.decoder import (
     BIASES,
     EMBEDDING,
@@ -11,7 +12,6 @@ from symfuse.architectures.decoder import (
     NORMS,
     NORMS_OF_HEADS,
     PROJECTIONS,
-    ROTARY,
     biased_attention,
     decoder,
     decoder_axes,

@@ -21,12 +21,12 @@ from symfuse.architectures import Model
 from symfuse.check.report import Deltas, Relation, Sample
 from symfuse.errors import SpecError
 from symfuse.io import Checkpoint, TensorInfo, scan
+from symfuse.matching.auto import RELATED
 
 TENSORS = 32
 BYTES = 64_000_000  # read at most, of all models together
 PIECES = 4  # blocks of rows of a matrix
 LARGE = 0.5  # of the base's norm: a delta that is no fine-tune's
-UNRELATED = 0.5  # cosine with the reference below which models do not come from one another
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def task_warnings(deltas: Deltas) -> list[str]:
     for model, norm, cosine in zip(deltas.models, deltas.norms, deltas.with_base, strict=True):
         if norm is None or norm <= LARGE:
             continue
-        foreign = cosine is not None and cosine < -UNRELATED
+        foreign = cosine is not None and cosine < -RELATED
         why = f" and points away from it (cosine {cosine:.2f})" if foreign else ""
         out.append(
             f"the task vector of {model} has {norm:.2f} times the norm of the base {deltas.base}{why}; those of "
@@ -185,5 +185,5 @@ def _unrelated(relations: Sequence[Relation], declared: bool) -> list[str]:
         f"{r.model} and {r.reference} look unrelated (cosine {r.cosine:.2f}, distance {r.distance:.2f} of the norm in "
         f"the sample): a merge of models that were trained apart is mostly worse than each{way}"
         for r in relations
-        if r.cosine is not None and r.distance is not None and r.cosine < UNRELATED
+        if r.cosine is not None and r.distance is not None and r.cosine < RELATED
     ]

@@ -120,9 +120,10 @@ def _aligned(
     from symfuse import pipeline, report
 
     anchor = pipeline.anchor_of(stage)
-    if anchor is None or not pipeline.axes_of(stage)[1]:  # an alignment in a frame brings all into it
+    matching = None if anchor is None else pipeline.matching_of(stage, anchor)
+    if matching is None or not matching.frame:  # an alignment in a frame brings all into it
         pipeline.require_one_frame(stage)
-    if anchor is None:
+    if anchor is None or matching is None:
         return stage, [], {}
     out.say(f"anchor: {anchor}")
     runs: list[dict[str, Any]] = []
@@ -137,14 +138,15 @@ def _aligned(
                 stage,
                 ref,
                 anchor,
+                matching,
                 threads=options["threads"],
                 progress=lambda _step, total: advance(total),
                 watch=lambda start, value: advance(text=f"sweeps from {start}: squared distance {value:.5g}"),
             )
-        matching = {"seconds": time.perf_counter() - start}
+        spent = {"seconds": time.perf_counter() - start}
         source, to = stage.models[ref], stage.models[anchor]
         proof = None if options["no_verify"] else proved(out, source, alignments[ref])
-        runs.append(report.alignment_run(source, to, alignments[ref], proof) | matching)
+        runs.append(report.alignment_run(source, to, alignments[ref], proof) | spent)
         say_alignment(out, runs[-1])
         extra[f"alignment-{number}.safetensors"] = alignments[ref].to_bytes()
     return pipeline.aligned(stage, anchor, alignments), runs, extra

@@ -187,7 +187,7 @@ class Conformal(Group):
     def best(self, moments: PartMoments) -> Similarity:
         refuse_plain(moments)
         like = next(iter(moments.values())).xy
-        (cx, p, xx), (cy, r, yy) = (_terms(moments.get(part), like) for part in ("primal", "dual"))
+        (cx, p, xx), (cy, r, yy) = (terms(moments.get(part), like) for part in ("primal", "dual"))
         batch, n = cx.shape[:-2], cx.shape[-1]
         cx, cy, p, r, xx, yy = (
             cx.reshape(-1, n, n),
@@ -198,7 +198,7 @@ class Conformal(Group):
             q = polar(cx + cy)
             scale = best_scale(p, _inner(q, cx), r, _inner(q, cy))
             return Similarity(q.reshape(*batch, n, n), scale.reshape(batch))
-        q, scale = torch.empty_like(cx), _balance(p, r, xx, yy)
+        q, scale = torch.empty_like(cx), balance(p, r, xx, yy)
         size = p + r + xx + yy
         live = torch.arange(len(p))  # the pairs of which another round may lower the objective
         for _ in range(self.rounds):
@@ -257,7 +257,7 @@ def _cayley(omega: Tensor) -> Tensor:
     return turn
 
 
-def _balance(p: Tensor, r: Tensor, xx: Tensor, yy: Tensor) -> Tensor:
+def balance(p: Tensor, r: Tensor, xx: Tensor, yy: Tensor) -> Tensor:
     """The scale that gives both sides of the source the balance of the anchor's: where to begin; 1 if one is absent."""
     ratio = (xx * r / (yy * p)) ** 0.25
     return torch.where(ratio.isfinite() & (ratio > 0), ratio, 1.0)
@@ -271,7 +271,7 @@ def _inner(a: Tensor, b: Tensor) -> Tensor:
     return (a * b).sum((-2, -1))
 
 
-def _terms(m: Moments | None, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def terms(m: Moments | None, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The cross-Gram, |Y|² and |X|² of one part; zeros if no tensor has it."""
     if m is None:
         none = torch.zeros(like.shape[:-2], dtype=torch.float64)

@@ -13,9 +13,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from symfuse.groups.base import Element, Group, Moments, PartMoments, total
+from symfuse.groups.base import Element, Group, PartMoments, total
 from symfuse.groups.monomial import random_scales
-from symfuse.groups.orthogonal import Conformal, Orthogonal, Similarity, refuse_plain, similar
+from symfuse.groups.orthogonal import Conformal, Orthogonal, Similarity, balance, refuse_plain, similar, terms
 from symfuse.groups.scale import LIMIT, best_scale, scale_cost
 
 ROUNDS = 30
@@ -86,11 +86,10 @@ class Rotary(Group):
 
     def best(self, moments: PartMoments) -> Similarity:
         refuse_plain(moments)
-        like = next(iter(moments.values()))
-        (zx, p, xx), (zy, r, yy) = (_terms(moments.get(part), like) for part in ("primal", "dual"))
-        ratio = (xx * r / (yy * p)) ** 0.25
-        balance = torch.where(ratio.isfinite() & (ratio > 0), ratio, 1.0)
-        a = torch.stack([balance, *(torch.full_like(balance, start) for start in (1, LIMIT, 1 / LIMIT))])
+        like = next(iter(moments.values())).xy
+        (cx, p, xx), (cy, r, yy) = (terms(moments.get(part), like) for part in ("primal", "dual"))
+        zx, zy, start = _complex(cx), _complex(cy), balance(p, r, xx, yy)
+        a = torch.stack([start, *(torch.full_like(start, other) for other in (1, LIMIT, 1 / LIMIT))])
         before = torch.full_like(a, torch.inf)
         for _ in range(ROUNDS):
             z = _unit(a * zx + zy / a)
@@ -117,11 +116,3 @@ def _matrix(z: Tensor) -> Float[Tensor, "*b 2 2"]:
 def _unit(z: Tensor) -> Tensor:
     size = z.abs()
     return torch.where(size > 0, z / torch.where(size > 0, size, 1.0), torch.ones_like(z))
-
-
-def _terms(m: Moments | None, like: Moments) -> tuple[Tensor, Tensor, Tensor]:
-    """The complex cross-Gram, |Y|² and |X|² of one part; zeros if no tensor has it."""
-    if m is None:
-        zero = torch.zeros(like.xy.shape[:-2], dtype=torch.float64)
-        return torch.complex(zero, zero), zero, zero
-    return _complex(m.xy.double()), m.y_norms.double().sum(-1), m.x_norms.double().sum(-1)

@@ -65,9 +65,8 @@ def match_outer(
         worth = groups[matched[axis]].reach(gram) if axis in matched else own
         total += worth.flatten(2).sum(-1) if worth.ndim > 2 else worth
     for name in names:
-        parts = [s for s in spec.segments(name, source[name]) if outer.axis in (atom.name for atom in s.atoms)]
-        for part, (atom, (x, y)) in zip(parts, features(spec, outer, name, anchor(name), source[name]), strict=True):
-            if (name, str(atom)) not in skip and not {a.name for a in part.atoms} & {*insides, *reordered}:
+        for atoms, atom, (x, y) in _features(spec, outer, name, anchor(name), source[name]):
+            if (name, str(atom)) not in skip and not atoms & {*insides, *reordered}:
                 total += checked(x.double() @ y.double().T, name)
     return Monomial(assign_batch(total))
 

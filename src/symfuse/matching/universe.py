@@ -46,18 +46,18 @@ def match_universe(models: Sequence[Model], *, rounds: int = ROUNDS, **options: 
     anchor = models[nearest_to_mean(models)]
     found = [match_models(model, anchor, **options) for model in models]  # the anchor's is that of its frame
     plain = [Alignment(g.spec, {}, frame=g.frame, variants=g.variants) for g in found]
-    curve = [_spread(_moved(models, plain)), _spread(_moved(models, found))]
+    curve = [spread(_moved(models, plain)), spread(_moved(models, found))]
     options = options | {"starts": 1}
     for _ in range(rounds):
         moved = _moved(models, found)
         mean = _mean(moved)
         more = [match_models(model, mean, **options) @ g for model, g in zip(moved, found, strict=True)]
-        spread = _spread(_moved(models, more))
-        if spread > curve[-1]:
+        left = spread(_moved(models, more))
+        if left > curve[-1]:
             break
-        gain, found = curve[-1] - spread, more
-        curve.append(spread)
-        if gain <= SETTLED * spread:
+        gain, found = curve[-1] - left, more
+        curve.append(left)
+        if gain <= SETTLED * left:
             break
     return Universe(tuple(found), tuple(curve))
 
@@ -78,7 +78,8 @@ def _mean(models: Sequence[Model]) -> Model:
     return Model.of(Checkpoint(tensors, first.checkpoint.config, name="the mean"))
 
 
-def _spread(models: Sequence[Model]) -> float:
+def spread(models: Sequence[Model]) -> float:
+    """The sum of squared distances to the mean, over what all have."""
     first, *others = models
     total = 0.0
     for name in first.spec.tensors:

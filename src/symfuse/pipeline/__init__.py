@@ -12,7 +12,17 @@ from symfuse.architectures import Model, require_same_frame
 from symfuse.errors import OptionError
 from symfuse.io import Checkpoint
 from symfuse.io.companions import is_of_tokenizer
-from symfuse.pipeline.align import align_all, aligned, anchor_of, axes_of, data_of, groups_of, layers_of, match_model
+from symfuse.pipeline.align import (
+    align_all,
+    aligned,
+    anchor_of,
+    axes_of,
+    data_of,
+    groups_of,
+    layers_of,
+    match_model,
+    matching_of,
+)
 from symfuse.pipeline.stage import SHARED_ROWS, Stage, open_models, prepare, reconcile_of, vocabulary_tensors
 from symfuse.plan import plan_recipe
 from symfuse.recipe import Recipe
@@ -21,8 +31,8 @@ from symfuse.vocabulary import with_chat_template
 
 __all__ = [
     "SHARED_ROWS", "Stage", "align_all", "aligned", "anchor_of", "axes_of", "data_of", "finish", "groups_of",
-    "layers_of", "match_model", "merge_recipes", "open_models", "prepare", "reconcile_of", "require_one_frame",
-    "vocabulary_tensors",
+    "layers_of", "match_model", "matching_of", "merge_recipes", "open_models", "prepare", "reconcile_of",
+    "require_one_frame", "vocabulary_tensors",
 ]  # fmt: skip
 
 

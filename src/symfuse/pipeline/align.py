@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from symfuse.alignment import Alignment
 from symfuse.architectures import Model
 from symfuse.canonical import canonical
 from symfuse.errors import OptionError, UnknownArchitectureError
-from symfuse.evaluate import Task, make_task, read_records
+from symfuse.evaluate import Batch, Task, make_task, read_records
 from symfuse.io import Checkpoint
 from symfuse.io.messages import some
 from symfuse.io.workers import one_torch_thread
@@ -79,6 +79,26 @@ def axes_of(stage: Stage) -> tuple[str | tuple[str, ...], tuple[str, ...], dict[
     return axes, frame, why
 
 
+@dataclass(frozen=True)
+class Matching:
+    """How the models of a stage are matched with its anchor, the same for all. axes, frame, why: of `axes_of`. batches:
+    what they are run on; None: the weights are compared."""
+
+    axes: str | tuple[str, ...]
+    frame: tuple[str, ...]
+    why: Mapping[str, Any]
+    batches: Sequence[Batch] | None
+
+
+def matching_of(stage: Stage, anchor: ModelRef) -> Matching:
+    """As the recipe's `align` block asks for. OptionError as of `axes_of`, and what `data_of` raises."""
+    align = stage.recipe.align
+    assert align is not None
+    axes, frame, why = axes_of(stage)
+    data = None if align.source == "weights" else data_of(align, stage.models[anchor])
+    return Matching(axes, frame, why, None if data is None else data.batches)
+
+
 def selected_of(recipe: Recipe, spec: Spec) -> tuple[str, ...]:
     """The axes that are to be aligned; OptionError, with the place in the recipe, if there are none."""
     align = recipe.align
@@ -110,26 +130,25 @@ def match_model(
     stage: Stage,
     ref: ModelRef,
     anchor: ModelRef,
+    matching: Matching,
     *,
     threads: int | None = None,
     progress: Callable[[Step, int], None] | None = None,
     watch: Watch | None = None,
 ) -> Alignment:
-    """The alignment of one model onto the anchor, as the recipe's `align` block asks for."""
+    """The alignment of one model onto the anchor. matching: that of the stage (`matching_of`)."""
     align = stage.recipe.align
     assert align is not None
     source, to = (Model.of(stage.models[one]) for one in (ref, anchor))
-    axes, frame, why = axes_of(stage)
-    same: dict[str, Any] = {"axes": axes, "frame": frame, "layers": align.layers, "groups": align.groups}
-    same |= {} if align.scaling is None else {"scaling": align.scaling}
-    if align.source == "activations":
-        data = data_of(align, to.checkpoint)
+    same: dict[str, Any] = {"axes": matching.axes, "frame": matching.frame, "layers": align.layers}
+    same |= {"groups": align.groups} | ({} if align.scaling is None else {"scaling": align.scaling})
+    if matching.batches is not None:
         with one_torch_thread() if threads == 1 else nullcontext():
-            found = match_by_activations(source, to, data.batches, **same)
+            found = match_by_activations(source, to, matching.batches, **same)
     else:
         own: dict[str, Any] = {"one_pass": align.one_pass, "biases": align.biases}
         found = match_models(source, to, **same, **own, threads=threads, progress=progress, watch=watch)
-    options = {**found.provenance["options"], **why}
+    options = {**found.provenance["options"], **matching.why}
     return replace(found, provenance={**found.provenance, "options": options})
 
 
@@ -153,5 +172,6 @@ def align_all(stage: Stage, *, threads: int | None = None) -> Stage:
     anchor = anchor_of(stage)
     if anchor is None:
         return stage
-    moved = {ref: match_model(stage, ref, anchor, threads=threads) for ref in stage.models if ref != anchor}
+    matching, others = matching_of(stage, anchor), [ref for ref in stage.models if ref != anchor]
+    moved = {ref: match_model(stage, ref, anchor, matching, threads=threads) for ref in others}
     return aligned(stage, anchor, moved)
