@@ -12,10 +12,10 @@ demo: $(READY)
 	$(BIN)/symfuse demo
 
 test: $(READY)
-	$(TEST_ENV) $(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+	$(TEST_ENV) $(BIN)/python -m pytest -n auto --dist worksteal -m "not slow" $(PYTEST_ARGS)
 
 test-slow: $(READY)
-	$(TEST_ENV) $(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(TEST_ENV) $(BIN)/python -m pytest -n auto --dist worksteal $(PYTEST_ARGS)
 
 check: $(READY)
 	$(BIN)/ruff check .
