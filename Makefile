@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # One BLAS thread per process: symfuse runs its own workers.
 TEST_ENV := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: demo test test-slow check format table bench clean
+.PHONY: demo test test-slow check format table moved bench clean
 
 demo: $(READY)
 	$(BIN)/symfuse demo
@@ -27,8 +27,11 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-table: $(READY)
+table: $(READY) moved
 	$(TEST_ENV) $(BIN)/python tests/contract/table.py
+
+moved: $(READY)
+	$(TEST_ENV) $(BIN)/python tests/contract/moved.py
 
 bench: $(READY)
 	$(BIN)/python benchmarks/assignment.py

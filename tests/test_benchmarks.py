@@ -11,6 +11,7 @@ from types import ModuleType
 import pytest
 import torch
 
+from symfuse import api
 from symfuse.architectures import resolve
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -89,3 +90,31 @@ def test_sweeps_against_their_floor(load, number: int) -> None:  # type: ignore[
     rows = list(sweeps.measure(shape, [1], 2))
     assert all(row["ratio"] > 0 and row["whole"]["descents"]["identity"] for row in rows)
     assert sweeps.table(rows).count("\n") == 3
+
+
+def test_what_the_scale_benchmark_plants_is_found(load, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    scale = load("scale")
+    shape = scale.Shape(256, 1, vocab=50, head=32)
+    models, planted = scale.make(tmp_path, shape, "planted")
+    found = scale.recovered(api.match(models["source"], models["anchor"], axes="attention,ffn"), planted)
+    assert found["neurons"] == 1
+    assert 1e-6 < max(found["turns"], found["factors"]) < 0.1
+    other = api.match(models["anchor"], models["anchor"], axes="attention,ffn")
+    with pytest.raises(KeyError):  # nothing is moved
+        scale.recovered(other, planted)
+    models, planted = scale.make(tmp_path, shape, "independent")
+    assert planted is None
+    assert api.distance(models["source"], models["anchor"]).cosine < 0.9
+
+
+def test_the_scale_benchmark_fits_laws(load) -> None:  # type: ignore[no-untyped-def]
+    scale = load("scale")
+    rows = [
+        {"kind": "planted", "width": w, "layers": n, "cpu": 5 + n * w**2.5, "wall": 1 + n * w, "peak": 1e9 * w}
+        for w in (2, 4, 8) for n in (1, 2, 4)
+    ]  # fmt: skip
+    text = "\n".join(scale.growth(rows))
+    assert "width^2.50, over the two largest as width^2.50" in text
+    assert "as depth^1.00, peak as depth^0.00" in text
+    assert "32 layers of width 8" in text
+    assert scale.exponent([1, 2, 4], [3, 12, 48]) == pytest.approx(2)

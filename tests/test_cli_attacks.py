@@ -282,6 +282,17 @@ def test_an_alignment_without_options_is_traced(place: Path) -> None:
 # ---- what is said
 
 
+@pytest.mark.parametrize(
+    ("args", "code", "message"),
+    [
+        (["check", "a", "g"], 5, "symfuse: a and g: one is a bert, the other a gpt2"),
+        (["verify", "a", "b"], 7, "symfuse: a and b differ by "),
+    ],
+)
+def test_what_is_wrong_is_said_quietly_too(place: Path, args: list[str], code: int, message: str) -> None:
+    refused(place, code, message, *args, "-q")
+
+
 def test_merge_warns_of_unrelated_models(place: Path) -> None:
     result = done("merge", "a", "b", "-o", "o")
     assert "warning: b and a look unrelated (cosine" in result.stdout

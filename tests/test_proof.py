@@ -9,16 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from contract.tiny import MODELS, encoder
+from contract.tiny import MODELS, WINDOW, encoder, of, real
 from covering import covering
 from matched import match
 from symfuse import api
 from symfuse.alignment import Alignment, random_alignment
-from symfuse.errors import VerificationError
+from symfuse.architectures import Model
+from symfuse.errors import CheckpointError, VerificationError
 from symfuse.groups import Similarity
 from symfuse.io import Checkpoint
 from symfuse.spec import Declared, Instance, parse
-from symfuse.verification import TOLERANCE, computes_in
+from symfuse.verification import TOLERANCE, computes_in, random_inputs, run
 
 MATCHED = {"qk", "v", "ffn"}
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
@@ -185,3 +186,25 @@ def test_the_norm_of_torch_does_not_cast() -> None:
     assert computes_in(kept, torch.float64) == torch.float64
     assert computes_in(kept.append(OddRMSNorm()), torch.float64) == torch.float32
     assert computes_in(kept, torch.bfloat16) == torch.bfloat16
+
+
+NARROW = {**WINDOW, "sliding_window": 3, "query_pre_attn_scalar": 13}
+
+
+def test_padding_is_narrower_than_the_window_of_a_model() -> None:
+    """Behind more of it a row of scores has no key, which is NaN in Gemma 2 in float64."""
+    checkpoint = of("Gemma2ForCausalLM", "Gemma2Config", NARROW)()
+    module = real(checkpoint)
+    inputs = random_inputs(module, checkpoint.config)
+    assert (inputs["attention_mask"] == 0).sum() == 2
+    assert all(bool(value.isfinite().all()) for value in run(module, inputs).values())
+    g = random_alignment(Model.of(checkpoint).spec, 1, axes={"kv", "ffn"})
+    assert api.prove(checkpoint, g).exact.equal
+
+
+def test_a_model_that_puts_out_nan_by_itself() -> None:
+    checkpoint = of("Gemma2ForCausalLM", "Gemma2Config", NARROW)()
+    inputs = random_inputs(real(checkpoint), checkpoint.config)
+    inputs["attention_mask"][1, 4:] = 0
+    with pytest.raises(CheckpointError, match=r"output logits has NaN before anything is moved\. .*sliding window"):
+        api.verify(checkpoint, checkpoint, inputs=inputs)

@@ -28,8 +28,10 @@ if TYPE_CHECKING:
         merge_recipe,
         prove,
         score,
+        suggest,
         task,
         to_module,
+        transport,
         verify,
     )
     from symfuse.errors import SymfuseError
@@ -51,8 +53,10 @@ _HOME = {
     "prove": "api",
     "random_alignment": "alignment",
     "score": "api",
+    "suggest": "api",
     "task": "api",
     "to_module": "api",
+    "transport": "api",
     "verify": "api",
 }
 
@@ -72,8 +76,10 @@ __all__ = [
     "prove",
     "random_alignment",
     "score",
+    "suggest",
     "task",
     "to_module",
+    "transport",
     "verify",
 ]
 

@@ -24,7 +24,17 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from symfuse.architectures import ARCHITECTURES, VARIANTS, Model, require_floating, resolve, vary
+from symfuse.architectures import (
+    ARCHITECTURES,
+    VARIANTS,
+    Model,
+    require_floating,
+    require_unread,
+    resolve,
+    stacked,
+    unstacked,
+    vary,
+)
 from symfuse.canonical import REWRITES, canonical
 from symfuse.errors import CheckpointError, IncompatibleError, LayoutError, OutputError, SymmetryError
 from symfuse.groups import ELEMENTS, Element, compose
@@ -75,22 +85,30 @@ class Alignment:
         """A model, such as the anchor, in the frame in which this alignment moves others: rewritten, and not moved."""
         return canonical(Model.of(anchor), self.frame).checkpoint if self.frame else anchor
 
+    def bound(self, model: Model) -> Alignment:
+        """This alignment of a model that is in its frame already: with the declaration of that model, of which the axes
+        that are moved must be those of this one; IncompatibleError if they are not."""
+        return replace(self, spec=self._bind(model.checkpoint, model.spec))
+
     def _declared(self, source: Checkpoint) -> Spec:
         known = source.config.get("model_type") in list(ARCHITECTURES)
         return vary(resolve(source.config, source, source.name), self.variants) if known else self.spec
 
     def _move(self, source: Checkpoint, declared: Spec) -> Checkpoint:
         bound = replace(self, spec=self._bind(source, declared))
-        files = [f for name in bound.spec.tensors if (f := bound.spec.file_name(name)) in source]
-        infos = {name: source.info(name) for name in files}
-        return source.replace(tensors=_Moved(bound, source), infos=infos, name=f"{source.name} (aligned)")
+        require_unread(source, bound.spec, {instance.axis for instance in self.elements})
+        whole = stacked(source, bound.spec)
+        files = [f for name in bound.spec.tensors if (f := bound.spec.file_name(name)) in whole]
+        infos = {name: whole.info(name) for name in files}
+        moved = whole.replace(tensors=_Moved(bound, whole), infos=infos, name=f"{source.name} (aligned)")
+        return unstacked(moved, bound.spec)
 
     def _bind(self, source: Checkpoint, declared: Spec) -> Spec:
         """The declaration of the source, in which the axes that are moved must be those of this alignment.
 
         Equal names and shapes are not enough: numbers of heads and activations hide behind them.
         """
-        ours = {self.spec.file_name(name) for name in self.spec.tensors} | self.spec.buffers
+        ours = self.spec.files.keys() | self.spec.buffers
         as_here = ours >= set(source) and declared.sizes.items() <= self.spec.sizes.items()
         spec = self.spec if as_here else declared
         moved = {i.axis for i in self.elements} | {rule.axis.strip("*") for rule in self.spec.shifts}
@@ -122,13 +140,7 @@ class Alignment:
 
         Entries are only moved about, or else computed in float32 at least and rounded once.
         """
-        declared = self.spec.tensors[name]
-        acting = {
-            axis: element
-            for axis in self.spec.order
-            if any(atom.name == axis for atom in declared.layout.atoms())
-            and (element := self.elements.get(self.spec.instance(axis, declared.index))) is not None
-        }
+        acting = self.acting(name)
         if not acting:
             return tensor
         exact = all(element.reorders_only for element in acting.values())
@@ -141,6 +153,16 @@ class Alignment:
         for view, target in zip(views, self.spec.segments(name, out), strict=True):
             target.view.copy_(self._act_all(acting, view.view, view.atoms))
         return out.to(tensor.dtype)
+
+    def acting(self, name: str) -> dict[str, Element]:
+        """The elements that move the tensor of that canonical name, by axis, in the order in which they act."""
+        declared = self.spec.tensors[name]
+        return {
+            axis: element
+            for axis in self.spec.order
+            if any(atom.name == axis for atom in declared.layout.atoms())
+            and (element := self.elements.get(self.spec.instance(axis, declared.index))) is not None
+        }
 
     def _act_all(self, acting: Mapping[str, Element], view: Tensor, atoms: tuple[Atom, ...]) -> Tensor:
         for axis, element in acting.items():
@@ -209,7 +231,7 @@ class Alignment:
     def _reindex(self, instance: Instance, element: Element, by: Mapping[Instance, Element]) -> Element:
         """Let the elements of the axes that `instance` is batched over act on its batch dimensions."""
         batch = self.spec.batch_axes(instance.axis)
-        index = self._index(instance)
+        index = self.spec.index_of(instance)
         outer = {per: g for per in batch if (g := by.get(self.spec.instance(per, index))) is not None}
         if not outer:
             return element
@@ -221,10 +243,6 @@ class Alignment:
                 tensor = _act(outer[per].forget(), tensor, dim, atoms, self.spec.batch_axes(per))
             tensors[key] = tensor
         return element.rebuild(tensors)
-
-    def _index(self, instance: Instance) -> dict[str, int]:
-        keys = [per for per in self.spec.axes[instance.axis].per if per in self.spec.index_axes]
-        return dict(zip(keys, instance.index, strict=True))
 
     def save(self, path: str | Path) -> Path:
         """Write `to_bytes` to a file."""
@@ -368,15 +386,21 @@ def _act(element: Element, view: Tensor, dim: int, atoms: tuple[Atom, ...], batc
 
 
 class _Moved(Mapping[str, Tensor]):
-    """The tensors of a checkpoint, each moved when it is read."""
+    """The tensors of a checkpoint, each moved when it is read; those that nothing moves, which may be the largest, are
+    not widened."""
 
     def __init__(self, alignment: Alignment, source: Checkpoint) -> None:
         self.alignment = alignment
         self.source = source
         self.canonical = {alignment.spec.file_name(name): name for name in alignment.spec.tensors}
 
+    def _stays(self, name: str) -> bool:
+        return name not in self.alignment.shifted and not self.alignment.acting(name)
+
     def __getitem__(self, file_name: str) -> Tensor:
         name = self.canonical[file_name]
+        if self._stays(name):
+            return self.source.scanned(file_name).to(self.source.info(file_name).dtype)
         if name in self.alignment.shifted:
             moved = self.wide(file_name).to(self.source.info(file_name).dtype)
         else:
@@ -391,8 +415,10 @@ class _Moved(Mapping[str, Tensor]):
         return moved
 
     def wide(self, file_name: str) -> Tensor:
-        """The moved tensor in float64, before it is rounded to the dtype of the source."""
+        """The moved tensor in float64, before it is rounded to the dtype of the source; as it is where it stays."""
         name = self.canonical[file_name]
+        if self._stays(name):
+            return self.source.scanned(file_name)
         moved = self.alignment.shift(name, self._linear(name), self._linear)
         if not is_finite(moved):
             raise IncompatibleError(

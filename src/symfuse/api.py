@@ -13,6 +13,7 @@ from torch import Tensor
 
 from symfuse.alignment import Alignment
 from symfuse.architectures import Model
+from symfuse.drafts import Draft, draft_of
 from symfuse.errors import OptionError
 from symfuse.evaluate import Barrier, Batch, Distance, Landscape, Loss, Score, Task, make_task, read_records
 from symfuse.evaluate import barrier as path_barrier
@@ -28,6 +29,8 @@ from symfuse.pipeline import merge_recipes
 from symfuse.recipe import parse_recipe, read_recipes
 from symfuse.rewrite import Reconcile
 from symfuse.spec import Spec
+from symfuse.transporting import Transported
+from symfuse.transporting import transport as transport_thing
 from symfuse.verification import Proof, Verification
 from symfuse.verification import prove as prove_alignment
 from symfuse.verification import verify as verify_checkpoints
@@ -43,6 +46,29 @@ def declare(source: Source) -> Spec:
     Raises UnknownArchitectureError for a family that has none, SpecError or LayoutError if the model does not fit.
     """
     return _model(source).spec
+
+
+def suggest(
+    source: Source,
+    *,
+    config: Mapping[str, Any] | None = None,
+    inputs: Mapping[str, Tensor] | None = None,
+    run: bool = True,
+    seed: int = 0,
+) -> Draft:
+    """A draft of a declaration for a family that symfuse does not know, from names, shapes and config.
+
+    Where `transformers` has the class, or for a live module, it is run with random weights, and each axis gets the
+    largest group that leaves its outputs; else, or with run=False, the draft is UNVERIFIED and its file refuses to be
+    imported.
+    The source is not changed, and its weights are not read. config: of a module that has none. inputs: what to run it
+    on; default random ones. `draft.save(path)` writes the file; tensors that it could not place stand in
+    `draft.unplaced`.
+    """
+    checkpoint = _open(source) if config is None else open_checkpoint(source, config=config)
+    module = source if isinstance(source, torch.nn.Module) else None
+    foreign = module is not None and not type(module).__module__.startswith("transformers.")
+    return draft_of(checkpoint, module if foreign else None, inputs=inputs, run=run, seed=seed)
 
 
 def match(
@@ -201,13 +227,15 @@ def prove(
     *,
     inputs: Mapping[str, Tensor] | None = None,
     runner: Callable[[Checkpoint], Mapping[str, Tensor]] | None = None,
+    memory: int | None = None,
 ) -> Proof:
     """Whether an alignment leaves what its source computes: in float64, before the moved weights are rounded.
 
     Stronger than `verify(source, alignment(source))`, above all in half precision, where rounding can hide a mistake;
-    what rounding changes is told apart. Raises VerificationError.
+    what rounding changes is told apart. memory: bytes; a model that takes more is run layer by layer. Raises
+    VerificationError.
     """
-    return prove_alignment(_open(source), alignment, inputs=inputs, runner=runner)
+    return prove_alignment(_open(source), alignment, inputs=inputs, runner=runner, memory=memory)
 
 
 def distance(a: Source, b: Source) -> Distance:
@@ -287,6 +315,26 @@ def score(
 def to_module(source: Source, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
     """A live module of the class that the config names, in evaluation mode: `merge([a, b])` → module out."""
     return live(_open(source), dtype)
+
+
+def transport(
+    thing: str | os.PathLike[str],
+    alignment: Alignment | str | os.PathLike[str],
+    *,
+    kind: str | None = None,
+    axis: str | None = None,
+    base: Source | None = None,
+    **options: Any,
+) -> Transported:
+    """What belongs to a model A, for A' = alignment(A): `.save(folder)` it, or read its tensors by name.
+
+    thing: the folder of a LoRA adapter, or a file of steering vectors, a probe, a sparse auto-encoder or the moments of
+    AdamW; kind: which of these ("adapter", "vector", "probe", "sae", "moments"), by default what it looks like. axis:
+    the space that a vector, probe or auto-encoder is of, "residual" or "ffn[3]". base: A. options: those of
+    `symfuse.transporting.transport` (new_base, encoder, names). Exact, or SymmetryError says why it cannot be.
+    """
+    given = None if base is None else _open(base)
+    return transport_thing(thing, alignment, kind=kind, axis=axis, base=given, **options)
 
 
 def nearest(sources: Sequence[Source]) -> int:

@@ -48,11 +48,11 @@ def build_module(checkpoint: Checkpoint, dtype: torch.dtype, auto: str | None = 
             return architecture.build(checkpoint.config).to(dtype).eval()
         kind = _auto_class(checkpoint, auto) if auto else _named_class(checkpoint)
         bare = auto == "AutoModel" and "add_pooling_layer" in inspect.signature(kind).parameters
-        with _reporting(checkpoint), _quiet(), _without_initial_values():
+        with _reporting(checkpoint), quiet(), _without_initial_values():
             module: Any = kind._from_config(
                 _config(checkpoint.config),
                 dtype=dtype,
-                attn_implementation=_attention(kind),
+                **_implementations(kind),
                 **({"add_pooling_layer": False} if bare else {}),
             )
             module.tie_weights()  # which is part of what was left out
@@ -113,7 +113,7 @@ def _transformers_module(
     checkpoint: Checkpoint, weights: dict[str, Tensor], dtype: torch.dtype, kind: Any = None
 ) -> torch.nn.Module:
     kind = _named_class(checkpoint) if kind is None else kind
-    with _reporting(checkpoint), _quiet():
+    with _reporting(checkpoint), quiet():
         module, report = _load(kind, checkpoint.config, weights, dtype)
     for problem in ("missing_keys", "mismatched_keys"):
         if report[problem]:
@@ -146,7 +146,7 @@ def _load(
         state_dict=weights,
         output_loading_info=True,
         dtype=dtype,
-        attn_implementation=_attention(kind),
+        **_implementations(kind),
     )
     return loaded
 
@@ -157,13 +157,16 @@ def _config(config: Mapping[str, Any]) -> Any:
     return transformers.CONFIG_MAPPING[config["model_type"]].from_dict(dict(config))
 
 
-def _attention(kind: Any) -> str:
-    """Some eager implementations (ViT) take the softmax in float32 whatever the dtype: 1e-7 in float64."""
-    return "sdpa" if kind._supports_sdpa else "eager"
+def _implementations(kind: Any) -> dict[str, str]:
+    """Which code of the class runs. Some eager attention (ViT) takes the softmax in float32 whatever the dtype: 1e-7 in
+    float64. The grouped products by which experts run otherwise refuse float64, and rows of odd lengths."""
+    chosen = {"attn_implementation": "sdpa" if kind._supports_sdpa else "eager"}
+    experts = getattr(kind, "_can_set_experts_implementation", None)  # since version 5
+    return chosen | ({"experts_implementation": "eager"} if experts is not None and experts() else {})
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """No loading bars and no advice from transformers: what matters is in its loading report."""
     from transformers import utils
 

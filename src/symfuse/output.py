@@ -15,7 +15,8 @@ import click
 class Output:
     """What a verb says: tables for people, one JSON document for machines, nothing with --quiet."""
 
-    WORDS = frozenset({"group", "matched by", "why"})  # columns that are read, not compared
+    # Columns that are read, not compared.
+    WORDS = frozenset({"group", "matched by", "why", "how", "moved", "not moved", "biases"})
 
     def __init__(self, as_json: bool, quiet: bool) -> None:
         self.as_json = as_json

@@ -18,7 +18,7 @@ from symfuse.merging.engine import typed
 from symfuse.merging.models import head_model, merged_checkpoint, require_same_heads, template_config
 from symfuse.recipe import Input, ModelRef, Module, Recipe, settings_for
 from symfuse.recipe import Slice as RecipeSlice
-from symfuse.spec import Spec
+from symfuse.spec import Spec, layer_of
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class _Part:
     def layer(self, spec: Spec, name: str) -> int | None:
         """The layer that a tensor is in: in a module with slices, the first number in its name."""
         if self.module is None or not self.by_layer:
-            return spec.tensors[name].index.get("l")
+            return layer_of(spec.tensors[name].index)
         match = LAYER.match(name)
         return int(match[2]) if match and self.has(spec, name) else None
 
@@ -87,6 +87,7 @@ def plan_recipe(
     except OptionError as error:
         recipe.refuse(error, "heads")
     template = order.index(template_of(recipe))
+    opened = [model.as_in(opened[template].spec) for model in opened]
     spec = opened[template].spec
     if recipe.heads == "average":
         require_same_heads(opened)

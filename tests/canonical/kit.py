@@ -15,11 +15,13 @@ from symfuse.spec import Axis, Spec, expand
 from symfuse.verification import random_inputs, run
 
 ALL = ("untie", "fold_norms", "centre", "drop_gauges", "balance")
+SCALED = ("untie", "fold_scales", *ALL[1:])
 # label → all rewrites that it allows. The stream of an encoder without a final norm is its output: not centred.
 FRAMES = {
     "gpt2-lm": ALL,
     "gpt2-sequence": ALL,
     "vit-classification": ALL,
+    "dinov2-classification": SCALED,
     "encoder": ("fold_norms", "drop_gauges", "balance"),
 }
 LABELS = list(FRAMES)

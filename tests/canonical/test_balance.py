@@ -9,11 +9,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from canonical.kit import FRAMES, LABELS, case_for, changed, model_of, pre_norm, randn, toy
+from contract.tiny import case
 from symfuse.alignment import Alignment
 from symfuse.architectures import Model
 from symfuse.canonical import balance, canonical
-from symfuse.groups import Invertible, Permutation
-from symfuse.spec import Axis, Shift
+from symfuse.groups import Group, Invertible, Monomial, Permutation, PositiveMonomial, SignedMonomial
+from symfuse.groups.monomial import random_scales, random_signs
+from symfuse.spec import Axis, Instance, Shift
+
+RESCALED: list[Group] = [PositiveMonomial(), SignedMonomial()]
 
 LAYOUTS = {"q": "(h n) a*", "q_bias": "(h n)", "k": "b* (h n*)", "k_bias": "(h n*)", "k2": "(h n*) c*"}
 
@@ -121,3 +125,66 @@ def test_only_heads_change_and_the_declaration_stays(label: str) -> None:
     changed_names = {n for n in model.spec.tensors if not torch.equal(model.read(n), after.read(n))}
     expected = {n for i, names in model.spec.movable.items() if i.axis in ("qk", "v") for n in names}
     assert changed_names == expected
+
+
+# Neurons that may be rescaled.
+
+NEURONS = {"gate": "|n| a*", "up": "n a*", "up_bias": "n", "down": "b n*", "fused": "(|n| + n) a*"}
+
+
+def neurons(n: int, a: int, b: int, group: Group, seed: int) -> Model:
+    shapes = {"gate": (n, a), "up": (n, a), "up_bias": (n,), "down": (b, n), "fused": (2 * n, a)}
+    tensors = {name: randn(*shape, seed=seed + i) for i, (name, shape) in enumerate(shapes.items())}
+    return toy(tensors, NEURONS, {"n": Axis(n, group), "a": Axis(a), "b": Axis(b)})
+
+
+def of_neurons(model: Model) -> tuple[Tensor, Tensor, Tensor]:
+    """What is not rescaled, up with its bias, and down, each [n, …]."""
+    fixed, up = model.read("fused").chunk(2)
+    ups = torch.cat([model.read("up"), model.read("up_bias")[:, None], up], 1)
+    return torch.cat([model.read("gate"), fixed], 1), ups, model.read("down").T
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, 7), st.integers(1, 5), st.integers(1, 5), st.sampled_from(RESCALED), st.integers(0, 99))
+def test_both_sides_of_a_neuron_weigh_the_same(n: int, a: int, b: int, group: Group, seed: int) -> None:
+    model = neurons(n, a, b, group, seed)
+    after = balance(model)
+    (gate, up, down), (g, x, y) = of_neurons(model), of_neurons(after)
+    assert torch.equal(g, gate)
+    torch.testing.assert_close(x[:, :, None] * y[:, None], up[:, :, None] * down[:, None], rtol=1e-12, atol=0)
+    torch.testing.assert_close(x.norm(dim=1), y.norm(dim=1))
+    rng = torch.Generator().manual_seed(seed)
+    scale = random_scales((n,), rng) * (random_signs((n,), rng) if group == SignedMonomial() else 1)
+    g = Alignment(model.spec, {Instance("n"): Monomial(torch.arange(n), scale)})
+    other = balance(
+        Model(changed(model.checkpoint, {name: g.move(name, model.read(name)) for name in NEURONS}), model.spec)
+    )
+    for name in NEURONS:
+        torch.testing.assert_close(other.read(name), after.read(name))
+        torch.testing.assert_close(balance(after).read(name), after.read(name))
+
+
+def test_a_neuron_that_does_nothing_keeps_its_size() -> None:
+    model = neurons(3, 4, 2, SignedMonomial(), seed=5)
+    down = model.read("down").clone()
+    down[:, 1] = 0
+    model = Model(changed(model.checkpoint, {"down": down}), model.spec)
+    for before, after in zip(of_neurons(model), of_neurons(balance(model)), strict=True):
+        assert torch.equal(after[1].abs(), before[1].abs())
+
+
+def test_neurons_behind_another_activation_are_left() -> None:
+    model = neurons(3, 4, 2, Permutation(), seed=5)
+    assert all(torch.equal(balance(model).read(name), model.read(name)) for name in NEURONS)
+
+
+@pytest.mark.parametrize("label", ["llama-biased", "phi3-partly", "opt-lm"])
+def test_balanced_neurons_compute_the_same(label: str) -> None:
+    this = case(label)
+    model = Model.of(this.checkpoint)
+    after = balance(model)
+    assert this.error(after.checkpoint) < this.exact
+    moved = {name for name in model.spec.tensors if not torch.equal(model.read(name), after.read(name))}
+    touched = {n for i, names in model.spec.movable.items() if i.axis == "ffn" for n in names if "gate_proj" not in n}
+    assert touched <= moved

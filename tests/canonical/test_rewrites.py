@@ -11,7 +11,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from canonical.kit import ALL, FRAMES, LABELS, changed, model_of, pre_norm
+from canonical.kit import ALL, FRAMES, LABELS, SCALED, changed, model_of, pre_norm
 from contract.tiny import MODELS, case, real
 from symfuse.alignment import Alignment, random_alignment
 from symfuse.architectures import Model
@@ -27,7 +27,9 @@ AUTO = {
     "gpt2-lm": "AutoModelForCausalLM",
     "gpt2-sequence": "AutoModelForSequenceClassification",
     "vit-classification": "AutoModelForImageClassification",
+    "dinov2-classification": "AutoModelForImageClassification",
 }
+FOLDED = SCALED[:3]
 STEPS = [(label, frame[: i + 1]) for label, frame in FRAMES.items() for i in range(len(frame))]
 STEPS += [(label, ("balance",)) for label in LABELS]
 STEPS += [("gpt2-sequence", ("centre",)), ("vit-classification", ("centre",)), ("gpt2-lm", ("untie", "centre"))]
@@ -115,7 +117,7 @@ def test_base_models_with_a_final_norm_may_be_centred(label: str) -> None:
 
 @pytest.mark.parametrize("label", LABELS)
 def test_norms_have_no_gain_and_no_bias_that_a_reader_can_take(label: str) -> None:
-    model = canonical(model_of(label), ("untie", "fold_norms"))
+    model = canonical(model_of(label), FOLDED)
     kept = {"gpt2-lm": {"ln_f.weight"}, "gpt2-sequence": {"ln_f.weight"}}.get(label, set())
     old = model_of(label)
     for gain in model.spec.reads:
@@ -237,7 +239,7 @@ def error(label: str, checkpoint: Checkpoint, q: Similarity) -> float:
 def test_rotations_that_keep_the_ones_vector_are_exact(label: str, sign: float) -> None:
     q = rotation(20, sign)
     assert Centred().contains(q, 1e-12)
-    for frame in (FRAMES[label], ("untie", "fold_norms")):
+    for frame in (FRAMES[label], FOLDED):
         assert error(label, rotated(canonical(model_of(label), frame), q), q) < EXACT
 
 
@@ -250,7 +252,7 @@ def test_other_rotations_are_not(label: str) -> None:
 @pytest.mark.parametrize("label", LABELS)
 def test_nor_are_any_with_the_gains_in_place(label: str) -> None:
     q = rotation(20, 1.0)
-    folded = canonical(model_of(label), ("untie", "fold_norms"))
+    folded = canonical(model_of(label), FOLDED)
     assert error(label, rotated(folded, q, canonical(model_of(label), ["untie"])), q) > 1e-3
 
 
@@ -278,8 +280,8 @@ def loads(folder: Path, auto: str) -> torch.nn.Module:
 def test_saved_folders_load_in_the_same_class(label: str, tmp_path: Path) -> None:
     this, model = pre_norm(label), model_of(label)
     for target, checkpoint in {
-        "canonical": canonical(model, ALL).checkpoint,
-        "rotated": rotated(canonical(model, ALL), rotation(20, -1.0)),
+        "canonical": canonical(model, FRAMES[label]).checkpoint,
+        "rotated": rotated(canonical(model, FRAMES[label]), rotation(20, -1.0)),
     }.items():
         module = loads(checkpoint.save(tmp_path / target), AUTO[label])
         assert type(module).__name__ == this.checkpoint.config["architectures"][0]
@@ -316,8 +318,12 @@ def dual_readers(spec: Spec, axis: str) -> list[str]:
 # Or with gains elsewhere in the stream, as behind the embeddings of BLOOM.
 POST_NORM = (
     *("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra", "deberta", "sceptr", "torch-relu-post"),
-    *("opt-post", "opt-lm-without", "bloom", "gemma2", "gemma3", "olmo2"),
+    *("opt-post", "opt-lm-without", "bloom", "gemma2", "gemma3", "olmo2", "olmo-", "modernbert", "nomic"),
+    *("bart", "plbart", "mbart", "blenderbot-small", "marian", "m2m"),
+    *("clip-vision", "clip-classification", "clip-text-projected", "siglip-vision"),
 )
+# Encoders with decoders, both with norms through which alone they are read; and of them encoders alone.
+BOTH_PRE_NORM, ONE = ("t5", "mt5", "umt5", "pegasus", "blenderbot"), ("encoder", "token")
 
 
 @pytest.mark.parametrize("label", [*MODELS, "encoder"])
@@ -328,17 +334,22 @@ def test_every_reader_of_a_pre_norm_stream_reads_one_norm(label: str) -> None:
     read = [name for readers in spec.reads.values() for name in readers]
     assert len(read) == len(set(read))
     if pre:
-        assert {name for name in read if name in spec.tensors} == set(dual_readers(spec, "residual"))
-        assert all(str(spec.tensors[gain].layout) == "|residual|" for gain in spec.reads)
+        streams = {atom.name for gain in spec.reads for atom in spec.tensors[gain].layout.atoms()}
+        assert {name for name in read if name in spec.tensors} == {n for s in streams for n in dual_readers(spec, s)}
+        assert all(str(spec.tensors[gain].layout) in {f"|{s}|" for s in streams} for gain in spec.reads)
         outputs = set(read) - spec.tensors.keys()
-        final = {"encoder": set(), "torch-gelu-pre": {"output"}}.get(label, {"last_hidden_state"})
+        final = {"encoder": set(), "torch-gelu-pre": {"output"}, "clip": set(), "siglip": set()}.get(
+            label, {"pooler_output"} if label == "beit-masked" else {"last_hidden_state"}
+        )
+        final |= {"pooler_output"} if label.startswith(("clip-", "dinov2", "beit")) else set()
+        final |= {"encoder_last_hidden_state"} if label.startswith(BOTH_PRE_NORM) and not label.endswith(ONE) else set()
         bare = not spec.heads
         assert outputs == (final if bare else set())
     assert Spec.from_json(spec.to_json()) == spec
 
 
 def test_the_order_of_rewrites_is_the_table_s() -> None:
-    assert tuple(REWRITES) == ALL
+    assert tuple(REWRITES) == SCALED
     shuffled: Sequence[str] = ("balance", "drop_gauges", "centre", "fold_norms", "untie", "untie")
     one, other = (canonical(model_of("gpt2-lm"), frame) for frame in (ALL, shuffled))
     assert all(torch.equal(one.checkpoint[name], other.checkpoint[name]) for name in one.checkpoint)

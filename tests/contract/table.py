@@ -16,12 +16,14 @@ import transformers
 from tiny import MODELS, case
 
 import symfuse
+from symfuse.spec import anatomy
 
 ROOT = Path(__file__).parents[2]
 COLUMNS = {
     "query/key": {"qk", "c", "p"},
     "value/output": {"v"},
     "feed-forward": {"ffn"},
+    "experts": {"e"},
     "heads": {"h", "kv", "q"},
     "residual": {"residual", "embedding"},
 }
@@ -35,8 +37,9 @@ def measure(label: str) -> tuple[str, str, Errors, set[str], str]:
     this = case(label)
     checkpoint, spec = this.checkpoint, this.spec
     errors = {}
-    for column, axes in [*COLUMNS.items(), ("all at once", set(spec.axes))]:
-        present = {i.axis for i in spec.movable} & axes
+    movable = {instance.axis for instance in spec.movable}
+    for column, kinds in [*COLUMNS.items(), ("all at once", set(map(anatomy, movable)))]:
+        present = {axis for axis in movable if anatomy(axis) in kinds}
         if present:
             acting = None if column == "all at once" else present
             alignment = symfuse.random_alignment(spec, 1, axes=acting, largest=True)
@@ -94,7 +97,9 @@ def main() -> None:
     start, end = "<!-- families: made by `make table` -->", "<!-- end of families -->"
     note = "The worst over the classes of each family; every class and group: [docs/families.md](docs/families.md). "
     note += f"{versions}."
-    body = f"{start}\n{markdown(['model_type', 'classes', *columns], short)}\n\n{note}\n{end}"
+    table = markdown(["model_type", "classes", *columns], short)
+    summary = f"{len(short)} families, {len(full)} models, by axis"
+    body = f"{start}\n<details><summary>{summary}</summary>\n\n{table}\n\n</details>\n\n{note}\n{end}"
     readme.write_text(re.sub(f"{start}.*{end}", lambda _: body, readme.read_text("utf-8"), flags=re.S), "utf-8")
 
 

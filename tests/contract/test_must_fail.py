@@ -11,7 +11,7 @@ from tiny import EXACT, Case, case
 from torch import Tensor
 
 from symfuse.alignment import Alignment, random_alignment
-from symfuse.architectures import Model, resolve
+from symfuse.architectures import Model
 from symfuse.architectures.feed_forward import neurons
 from symfuse.canonical import canonical
 from symfuse.errors import IncompatibleError, SpecError, SymmetryError
@@ -284,7 +284,7 @@ def test_turning_planes_keeps_and_reflecting_them_breaks(label: str) -> None:
     assert this.error(acting(this.spec, "c", Orthogonal())(this.checkpoint)) > BROKEN
 
 
-@pytest.mark.parametrize("label", ["qwen3-lm", "gemma3-lm", "olmo2-lm"])
+@pytest.mark.parametrize("label", ["qwen3-lm", "gemma3-lm", "olmo2-lm", "olmoe-lm"])
 def test_turning_a_plane_behind_a_norm_of_queries_and_keys_breaks(label: str) -> None:
     """Their gains are of each unit: Phase keeps what RMSNorm divides by, and still breaks."""
     this = case(label)
@@ -292,12 +292,33 @@ def test_turning_a_plane_behind_a_norm_of_queries_and_keys_breaks(label: str) ->
         assert this.error(acting(this.spec, "c", group)(this.checkpoint)) > BROKEN
 
 
-def test_nothing_acts_on_a_plane_behind_a_norm_that_subtracts_the_mean() -> None:
-    this = case("cohere-normed")
-    assert this.spec.axes["c"].group is None
+@pytest.mark.parametrize(
+    ("label", "place", "rest"), [("cohere-normed", "f c", ""), ("stablelm-normed", "(c f + p)", "(c* f + p*)")]
+)
+def test_only_a_sign_for_a_whole_head_acts_behind_a_norm_that_subtracts_the_mean(
+    label: str, place: str, rest: str
+) -> None:
+    this = case(label)
+    assert this.spec.axes["qk"].group == Sign()
+    assert this.error(acting(this.spec, "qk", Sign())(this.checkpoint)) < this.exact
+    layouts = {"q_proj.weight": f"(kv q {place}) residual*", "k_proj.weight": f"(kv {rest or 'f c*'}) residual*"}
+    planes = {"f": Axis(5), "p": Axis(4)}
     for group in (Sign(), Phase(), Rotary()):
-        spec = replace(this.spec, axes={**this.spec.axes, "c": replace(this.spec.axes["c"], group=group)})
-        assert undeclared(this, acting(spec, "c", group)) > BROKEN
+        spec = replace(this.spec, axes={**this.spec.axes, **planes, "c": Axis(2, group, ("l", "kv", "f"))})
+        assert undeclared(this, acting(rewritten(spec, layouts), "c", group)) > BROKEN
+    queries = with_axis(this.spec, "m", this.spec.axes["qk"], {"q_proj.weight": "(kv q m) residual*"})
+    assert undeclared(this, acting(queries, "m", Sign())) > BROKEN
+
+
+def test_heads_stay_that_have_a_norm_under_a_name_with_their_number() -> None:
+    this = case("stablelm-normed")
+    assert {"kv", "q"}.isdisjoint({instance.axis for instance in this.spec.movable})
+    for axis in ("kv", "q"):
+        size = this.spec.sizes[axis]
+        spec = replace(this.spec, axes={**this.spec.axes, axis: Axis(size, Permutation(), ("l",))})
+        rolled = Monomial(torch.arange(size).roll(1))
+        moved = Alignment(spec, {i: rolled for i in spec.movable if i.axis == axis})
+        assert undeclared(this, moved) > BROKEN
 
 
 @pytest.mark.parametrize(
@@ -377,9 +398,3 @@ def test_norms_behind_a_block_are_not_folded(label: str) -> None:
     assert this.spec.axes["residual"].group == Signed()
     with pytest.raises(SymmetryError, match="no declared pre-norm residual stream"):
         canonical(Model(this.checkpoint, this.spec), ("untie", "fold_norms"))
-
-
-def test_stablelm_with_a_norm_for_each_head_is_refused() -> None:
-    checkpoint = case("stablelm-lm").checkpoint
-    with pytest.raises(SpecError, match="qk_layernorm has a norm for each head"):
-        resolve(checkpoint.config | {"qk_layernorm": True}, checkpoint)

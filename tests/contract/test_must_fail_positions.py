@@ -12,8 +12,21 @@ from test_must_fail import BROKEN, acting, changed, rewritten
 from tiny import EXACT, Case, case, moving
 
 from symfuse.alignment import Alignment
-from symfuse.errors import IncompatibleError
-from symfuse.groups import Group, Invertible, Orthogonal, Permutation, Scaling, Signed
+from symfuse.architectures import Model
+from symfuse.canonical import canonical
+from symfuse.errors import IncompatibleError, SymmetryError
+from symfuse.groups import (
+    Centred,
+    Group,
+    Invertible,
+    Orthogonal,
+    Permutation,
+    Phase,
+    Rotary,
+    Scaling,
+    Sign,
+    Signed,
+)
 from symfuse.spec import Axis, Spec
 
 QKV = "query_key_value.weight", "query_key_value.bias"
@@ -57,7 +70,9 @@ def test_permuting_heads_with_alibi_breaks(label: str, axis: str) -> None:
     assert forced(this, moving(spec, 1, {axis})) > BROKEN
 
 
-@pytest.mark.parametrize("label", ["neox-lm", "neox-lm-turned", "gptj-lm", "falcon-lm", "falcon-grouped"])
+@pytest.mark.parametrize(
+    "label", ["neox-lm", "neox-lm-turned", "gptj-lm", "falcon-lm", "falcon-grouped", "modernbert-mlm"]
+)
 @pytest.mark.parametrize("group", [Permutation(), Signed(), Scaling(), Invertible()], ids=lambda g: g.name)
 def test_a_plane_that_is_not_multiplied_by_a_complex_number_breaks(label: str, group: Group) -> None:
     """C33: its halves swapped, reflected, or scaled apart."""
@@ -166,3 +181,40 @@ def test_the_embedding_of_a_tied_narrow_model_is_moved_with_its_head() -> None:
     for name in ("decoder.project_in.weight", "decoder.project_out.weight"):
         file = this.spec.file_name(name)
         assert this.error(moved.replace(tensors={**moved, file: this.checkpoint[file]})) > BROKEN
+
+
+def test_what_positions_do_not_turn_is_free_in_the_layers_of_smollm3_without_them() -> None:
+    this = case("smollm3-biased")
+    per_layer = {i.index[0]: i.axis for i in this.spec.movable if i.axis in ("c", "p")}
+    assert per_layer == {0: "p", 1: "c"}
+    assert this.error(acting(this.spec, "p", Invertible())(this.checkpoint)) < this.exact
+    name = "layers.{}.self_attn.{}_proj.weight"
+    layouts = {name.format(1, "q"): "(kv q p) residual*", name.format(1, "k"): "(kv p*) residual*"}
+    assert this.error(moving(rewritten(this.spec, layouts), 1, {"p"})(this.checkpoint)) > BROKEN
+
+
+@pytest.mark.parametrize(("axis", "groups"), [("c", (Rotary(), Phase())), ("v", (Orthogonal(), Scaling()))])
+def test_what_olmo_clips_is_neither_turned_nor_rescaled(axis: str, groups: tuple[Group, ...]) -> None:
+    this = case("olmo-clipped")
+    assert this.spec.shifts == ()
+    assert this.error(acting(this.spec, axis, Sign())(this.checkpoint)) < this.exact
+    for group in groups:
+        assert forced(this, moving(with_group(this.spec, axis, group), 1, {axis})) > BROKEN
+
+
+def test_the_stream_of_olmo_keeps_its_mean() -> None:
+    this = case("olmo-tied")
+    assert this.error(acting(this.spec, "residual", Centred())(this.checkpoint)) < this.exact
+    assert forced(this, moving(with_group(this.spec, "residual", Orthogonal()), 1, {"residual"})) > BROKEN
+
+
+def test_the_fused_halves_of_modernbert_are_gate_and_up() -> None:
+    this = case("modernbert-mlm")
+    layouts = {"mlp.Wi.weight": "(ffn + |ffn|) residual*", "mlp.Wi.bias": "(ffn + |ffn|)"}
+    assert this.error(moving(rewritten(this.spec, layouts), 1, {"ffn"})(this.checkpoint)) > BROKEN
+
+
+def test_the_stream_of_modernbert_is_not_rotated() -> None:
+    """The gain of the embeddings' norm is of single units, and its first attention reads what that norm puts out."""
+    with pytest.raises(SymmetryError, match="no declared pre-norm residual stream"):
+        canonical(Model.of(case("modernbert-mlm-untied").checkpoint), ("fold_norms",))

@@ -14,7 +14,7 @@ def test_every_axis_of_the_columns_is_moved_in_some_model() -> None:
 def test_a_row() -> None:
     family, name, errors, biases, groups = measure("deberta-mlm-absolute")
     assert (family, name) == ("deberta-v2", "DebertaV2ForMaskedLM")
-    assert errors.keys() == {*COLUMNS, "all at once"}
+    assert errors.keys() == {*COLUMNS, "all at once"} - {"experts"}
     assert 0 < max(errors.values()) < 1e-13
     assert "embedding: permutation" in groups
     assert cells(errors, biases)[-1] == "key free, value folded"

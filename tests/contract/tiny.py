@@ -87,6 +87,52 @@ NARROW = OPT | {"word_embed_proj_dim": 11}
 BLOOM = {"vocab_size": 61, "hidden_size": 20, "n_layer": 2, "n_head": 4, "num_labels": 7}
 MPT = {"vocab_size": 61, "d_model": 20, "n_layers": 2, "n_heads": 4, "max_seq_len": 37, "num_labels": 7}
 CLIPPED = MPT | {"attn_config": {"clip_qkv": 1.0, "softmax_scale": 0.3}}
+# Heads of ten, of which five planes are turned; the window of the second layer is narrower than the inputs.
+MODERN: dict[str, Any] = {
+    "vocab_size": 61, "hidden_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 29,
+    "max_position_embeddings": 37, "num_labels": 7, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+    "cls_token_id": 1, "sep_token_id": 2, "local_attention": 20,
+}  # fmt: skip
+MODERN_BIASES = dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"), True)
+NOMIC = TEXT | {"hidden_size": 40, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+OLMO = {key: value for key, value in DECODER.items() if key != "head_dim"} | {"hidden_size": 60}
+OLMOE = OLMO | {"num_experts": 9, "num_experts_per_tok": 3}
+# Experts have a size of their own, and so have those that all tokens share, and the layers without any.
+MIXTURE = DECODER | {"num_local_experts": 9, "num_experts_per_tok": 3}
+QWEN_MIXTURE = DECODER | {
+    "num_experts": 9, "num_experts_per_tok": 3, "moe_intermediate_size": 13, "shared_expert_intermediate_size": 11,
+}  # fmt: skip
+# Of the T5 family heads are no share of the stream; of BART's the decoder has more of them than the encoder.
+T5: dict[str, Any] = {
+    "vocab_size": 61, "d_model": 22, "d_kv": 5, "d_ff": 29, "num_layers": 2, "num_decoder_layers": 3, "num_heads": 4,
+    "relative_attention_num_buckets": 8, "relative_attention_max_distance": 16, "num_labels": 7, "pad_token_id": 0,
+    "eos_token_id": 1, "decoder_start_token_id": 0,
+}  # fmt: skip
+V1_1 = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+BART: dict[str, Any] = {
+    "vocab_size": 61, "d_model": 20, "encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 4,
+    "decoder_attention_heads": 5, "encoder_ffn_dim": 29, "decoder_ffn_dim": 31, "max_position_embeddings": 37,
+    "num_labels": 7, "pad_token_id": 0, "bos_token_id": 3, "eos_token_id": 1, "decoder_start_token_id": 2,
+    "forced_eos_token_id": None,
+}  # fmt: skip
+WHISPER = BART | {"num_mel_bins": 9, "max_source_positions": 23, "max_target_positions": 19}
+# The text and the image encoder have nothing in common, but for the number of channels, which is the patch's size.
+TOWER_TEXT: dict[str, Any] = {
+    "vocab_size": 61, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 31,
+    "max_position_embeddings": 17, "bos_token_id": 1, "eos_token_id": 60, "pad_token_id": 0, "projection_dim": 13,
+}  # fmt: skip
+TOWER_VISION: dict[str, Any] = {
+    "image_size": 15, "patch_size": 5, "num_channels": 3, "hidden_size": 35, "num_hidden_layers": 3,
+    "num_attention_heads": 5, "intermediate_size": 43, "projection_dim": 13,
+}  # fmt: skip
+CLIP = {"text_config": TOWER_TEXT, "vision_config": TOWER_VISION, "projection_dim": 13, "num_labels": 7}
+SIGLIP_TEXT = TOWER_TEXT | {"projection_size": 35}
+SIGLIP = {"text_config": SIGLIP_TEXT, "vision_config": TOWER_VISION, "num_labels": 7}
+UNPOOLED = SIGLIP | {"vision_config": TOWER_VISION | {"vision_use_head": False}}
+SQUARE = VISION | {"image_size": 15, "patch_size": 5}
+DINOV2 = SQUARE | {"mlp_ratio": 3}
+BEIT = SQUARE | {"vocab_size": 31}
+TABLES = {"use_relative_position_bias": True, "use_absolute_position_embeddings": True}
 MASKED_IMAGE = VISION | {"image_size": 12, "patch_size": 4, "encoder_stride": 4}
 
 SCEPTR: dict[str, Any] = {
@@ -100,12 +146,28 @@ def randomise(module: torch.nn.Module, seed: int) -> torch.nn.Module:
     """Random weights of a size at which nothing saturates; gains about their first value (1, or 0 where they are stored
     less 1), everything else about 0."""
     rng = torch.Generator().manual_seed(seed)
+    config = getattr(module, "config", None)
+    spread = 0.2 if getattr(config, "model_type", "").endswith("t5") else 0.3  # T5 does not scale its scores
     with torch.no_grad():
-        for name, p in module.named_parameters():
+        logits_bias = [(name, b) for name, b in module.named_buffers() if name == "final_logits_bias"]
+        for name, p in itertools.chain(module.named_parameters(), logits_bias):
             gain = p.ndim == 1 and name.endswith("weight")
             about = p.mean().round().double() if gain else 0.0
-            p.copy_(torch.randn(p.shape, generator=rng, dtype=torch.float64) * 0.3 + about)
+            p.copy_(torch.randn(p.shape, generator=rng, dtype=torch.float64) * spread + about)
     return module.double().eval()
+
+
+def own_head(make: Callable[..., Checkpoint]) -> Callable[..., Checkpoint]:
+    """T5 v1.1 as it was published, with a head of its own, which `transformers` 5 takes if the file has one."""
+
+    def with_head(seed: int = 0) -> Checkpoint:
+        tied = make(seed)
+        shape, rng = tied["shared.weight"].shape, torch.Generator().manual_seed(seed + 1000)
+        head = torch.randn(shape, generator=rng, dtype=torch.float64) * 0.3
+        config = {**tied.config, "tie_word_embeddings": False}
+        return tied.replace(tensors={**tied, "lm_head.weight": head}, config=config)
+
+    return with_head
 
 
 def hf(class_name: str, config: transformers.PreTrainedConfig, seed: int = 0) -> Checkpoint:
@@ -257,8 +319,10 @@ MODELS: dict[str, Callable[..., Checkpoint]] = {
     "llama-biased": of("LlamaForCausalLM", "LlamaConfig", DECODER, attention_bias=True, mlp_bias=True),
     "llama-tied": of("LlamaForCausalLM", "LlamaConfig", DECODER, tie_word_embeddings=True),
     "llama-sequence": of("LlamaForSequenceClassification", "LlamaConfig", DECODER),
+    "llama-question": of("LlamaForQuestionAnswering", "LlamaConfig", DECODER),
     "llama-token": of("LlamaForTokenClassification", "LlamaConfig", DECODER),
     "mistral-lm": of("MistralForCausalLM", "MistralConfig", WINDOW),
+    "mistral-question": of("MistralForQuestionAnswering", "MistralConfig", WINDOW),
     "granite-lm": of(
         "GraniteForCausalLM",
         "GraniteConfig",
@@ -269,12 +333,16 @@ MODELS: dict[str, Callable[..., Checkpoint]] = {
         logits_scaling=2.0,
     ),
     "smollm3-lm": of("SmolLM3ForCausalLM", "SmolLM3Config", DECODER, no_rope_layers=[0, 1]),
+    "smollm3-biased": of("SmolLM3ForCausalLM", "SmolLM3Config", DECODER, no_rope_layers=[0, 1], attention_bias=True),
+    "smollm3-question": of("SmolLM3ForQuestionAnswering", "SmolLM3Config", DECODER, no_rope_layer_interval=2),
     "qwen2-lm": of("Qwen2ForCausalLM", "Qwen2Config", DECODER),
     "qwen2-tied": of("Qwen2ForCausalLM", "Qwen2Config", DECODER, tie_word_embeddings=True),
     "qwen2-sequence": of("Qwen2ForSequenceClassification", "Qwen2Config", DECODER),
     "qwen2-token": of("Qwen2ForTokenClassification", "Qwen2Config", DECODER),
+    "qwen2-question": of("Qwen2ForQuestionAnswering", "Qwen2Config", DECODER),
     "qwen3-lm": of("Qwen3ForCausalLM", "Qwen3Config", DECODER),
     "qwen3-biased": of("Qwen3ForCausalLM", "Qwen3Config", DECODER, attention_bias=True),
+    "qwen3-question": of("Qwen3ForQuestionAnswering", "Qwen3Config", DECODER),
     "gemma-lm": of("GemmaForCausalLM", "GemmaConfig", DECODER),
     "gemma-biased": of("GemmaForCausalLM", "GemmaConfig", DECODER, attention_bias=True, tie_word_embeddings=False),
     "gemma2-lm": of("Gemma2ForCausalLM", "Gemma2Config", GEMMA),
@@ -284,11 +352,34 @@ MODELS: dict[str, Callable[..., Checkpoint]] = {
     "phi3-lm": of("Phi3ForCausalLM", "Phi3Config", DECODER),
     "phi3-partly": of("Phi3ForCausalLM", "Phi3Config", PARTLY),
     "phi3-token": of("Phi3ForTokenClassification", "Phi3Config", DECODER),
+    "olmo-base": of("OlmoModel", "OlmoConfig", OLMO),
+    "olmo-lm": of("OlmoForCausalLM", "OlmoConfig", OLMO, attention_bias=True),
+    "olmo-tied": of("OlmoForCausalLM", "OlmoConfig", OLMO, tie_word_embeddings=True),
+    "olmo-clipped": of("OlmoForCausalLM", "OlmoConfig", OLMO, clip_qkv=0.7, attention_bias=True),
+    "olmo-sequence": of("OlmoForSequenceClassification", "OlmoConfig", OLMO),
     "olmo2-lm": of("Olmo2ForCausalLM", "Olmo2Config", DECODER),
+    "mixtral": of("MixtralModel", "MixtralConfig", MIXTURE),
+    "mixtral-lm": of("MixtralForCausalLM", "MixtralConfig", MIXTURE),
+    "mixtral-tied": of("MixtralForCausalLM", "MixtralConfig", MIXTURE, tie_word_embeddings=True),
+    "mixtral-question": of("MixtralForQuestionAnswering", "MixtralConfig", MIXTURE),
+    "qwen2-mixture-lm": of("Qwen2MoeForCausalLM", "Qwen2MoeConfig", QWEN_MIXTURE),
+    "qwen2-mixture-dense": of("Qwen2MoeForCausalLM", "Qwen2MoeConfig", QWEN_MIXTURE, mlp_only_layers=[0]),
+    "qwen2-mixture-unbiased": of("Qwen2MoeForTokenClassification", "Qwen2MoeConfig", QWEN_MIXTURE, qkv_bias=False),
+    "qwen3-mixture-lm": of("Qwen3MoeForCausalLM", "Qwen3MoeConfig", QWEN_MIXTURE, decoder_sparse_step=2),
+    "qwen3-mixture-biased": of(
+        "Qwen3MoeForSequenceClassification", "Qwen3MoeConfig", QWEN_MIXTURE, attention_bias=True
+    ),
+    "qwen3-mixture-question": of("Qwen3MoeForQuestionAnswering", "Qwen3MoeConfig", QWEN_MIXTURE),
+    "olmoe-lm": of("OlmoeForCausalLM", "OlmoeConfig", OLMOE),
+    "olmoe-biased": of("OlmoeForCausalLM", "OlmoeConfig", OLMOE, attention_bias=True),
+    "olmoe-clipped": of("OlmoeForCausalLM", "OlmoeConfig", OLMOE, attention_bias=True, clip_qkv=0.7),
     "olmo2-biased": of("Olmo2ForCausalLM", "Olmo2Config", DECODER, attention_bias=True),
     "stablelm-lm": of("StableLmForCausalLM", "StableLmConfig", STABLELM),
     "stablelm-biased": of("StableLmForCausalLM", "StableLmConfig", STABLELM, use_qkv_bias=True),
     "stablelm-parallel": of("StableLmForCausalLM", "StableLmConfig", STABLELM, use_parallel_residual=True),
+    "stablelm-normed": of(
+        "StableLmForCausalLM", "StableLmConfig", STABLELM, qk_layernorm=True, use_parallel_residual=True
+    ),
     "starcoder2-lm": of("Starcoder2ForCausalLM", "Starcoder2Config", DECODER),
     "starcoder2-unbiased": of("Starcoder2ForCausalLM", "Starcoder2Config", DECODER, use_bias=False),
     "cohere-lm": of("CohereForCausalLM", "CohereConfig", DECODER),
@@ -346,6 +437,79 @@ MODELS: dict[str, Callable[..., Checkpoint]] = {
     "mpt-sequence": of("MptForSequenceClassification", "MptConfig", MPT),
     "mpt-token": of("MptForTokenClassification", "MptConfig", MPT),
     "mpt-question": of("MptForQuestionAnswering", "MptConfig", MPT),
+    "clip": of("CLIPModel", "CLIPConfig", CLIP),
+    "clip-classification": of("CLIPForImageClassification", "CLIPConfig", CLIP),
+    "clip-text": of("CLIPTextModel", "CLIPTextConfig", TOWER_TEXT),
+    "clip-text-projected": of("CLIPTextModelWithProjection", "CLIPTextConfig", TOWER_TEXT),
+    "clip-vision": of("CLIPVisionModel", "CLIPVisionConfig", TOWER_VISION),
+    "clip-vision-projected": of("CLIPVisionModelWithProjection", "CLIPVisionConfig", TOWER_VISION),
+    "siglip": of("SiglipModel", "SiglipConfig", SIGLIP),
+    "siglip-classification": of("SiglipForImageClassification", "SiglipConfig", UNPOOLED),
+    "siglip-text": of("SiglipTextModel", "SiglipTextConfig", SIGLIP_TEXT),
+    "siglip-vision": of("SiglipVisionModel", "SiglipVisionConfig", TOWER_VISION),
+    "dinov2-masked": of("Dinov2Model", "Dinov2Config", DINOV2),
+    "dinov2-unmasked": of("Dinov2Model", "Dinov2Config", DINOV2, use_mask_token=False, qkv_bias=False),
+    "dinov2-gated": of("Dinov2Model", "Dinov2Config", DINOV2, use_swiglu_ffn=True, use_mask_token=False),
+    "dinov2-classification": of("Dinov2ForImageClassification", "Dinov2Config", DINOV2, use_mask_token=False),
+    "dinov2-registers-masked": of("Dinov2WithRegistersModel", "Dinov2WithRegistersConfig", DINOV2),
+    "dinov2-registers-classification": of(
+        "Dinov2WithRegistersForImageClassification", "Dinov2WithRegistersConfig", DINOV2
+    ),
+    "beit-masked": of("BeitModel", "BeitConfig", BEIT, use_mask_token=True, **TABLES),
+    "beit-last-norm": of("BeitModel", "BeitConfig", BEIT, use_mean_pooling=False, layer_scale_init_value=0.0),
+    "beit-classification": of("BeitForImageClassification", "BeitConfig", BEIT, **TABLES),
+    "beit-shared": of("BeitForImageClassification", "BeitConfig", BEIT, use_shared_relative_position_bias=True),
+    "beit-codes-masked": of("BeitForMaskedImageModeling", "BeitConfig", BEIT, use_mask_token=True),
+    "t5": of("T5Model", "T5Config", T5),
+    "t5-lm": of("T5ForConditionalGeneration", "T5Config", T5),
+    "t5-lm-untied": own_head(of("T5ForConditionalGeneration", "T5Config", T5, **V1_1)),
+    "t5-lm-unscaled": of("T5ForConditionalGeneration", "T5Config", T5, **V1_1),  # tied, since the file has no head
+    "t5-encoder": of("T5EncoderModel", "T5Config", T5),
+    "t5-sequence": of("T5ForSequenceClassification", "T5Config", T5),
+    "t5-token": of("T5ForTokenClassification", "T5Config", T5, **V1_1),
+    "t5-question": of("T5ForQuestionAnswering", "T5Config", T5 | {"num_labels": 2}),
+    "mt5-lm": own_head(of("MT5ForConditionalGeneration", "MT5Config", T5)),
+    "mt5-encoder": of("MT5EncoderModel", "MT5Config", T5),
+    "umt5-lm": of("UMT5ForConditionalGeneration", "UMT5Config", T5, **V1_1),
+    "umt5-sequence": of("UMT5ForSequenceClassification", "UMT5Config", T5),
+    "bart": of("BartModel", "BartConfig", BART),
+    "bart-lm": of("BartForConditionalGeneration", "BartConfig", BART),
+    "bart-lm-untied": of("BartForConditionalGeneration", "BartConfig", BART, tie_word_embeddings=False),
+    "bart-sequence": of("BartForSequenceClassification", "BartConfig", BART, activation_function="relu"),
+    "bart-question": of("BartForQuestionAnswering", "BartConfig", BART | {"num_labels": 2}),
+    "plbart-lm": of("PLBartForConditionalGeneration", "PLBartConfig", BART),
+    "mbart-lm": of("MBartForConditionalGeneration", "MBartConfig", BART),
+    "pegasus-lm": of("PegasusForConditionalGeneration", "PegasusConfig", BART, activation_function="relu"),
+    "blenderbot": of("BlenderbotModel", "BlenderbotConfig", BART),
+    "blenderbot-lm": of("BlenderbotForConditionalGeneration", "BlenderbotConfig", BART, tie_word_embeddings=False),
+    "blenderbot-small-lm": of("BlenderbotSmallForConditionalGeneration", "BlenderbotSmallConfig", BART),
+    "marian": of("MarianModel", "MarianConfig", BART),
+    "marian-lm": of("MarianMTModel", "MarianConfig", BART, activation_function="swish"),
+    "marian-lm-apart": of(
+        "MarianMTModel", "MarianConfig", BART, share_encoder_decoder_embeddings=False, decoder_vocab_size=53
+    ),
+    "m2m-100-lm": of("M2M100ForConditionalGeneration", "M2M100Config", BART),
+    "whisper": of("WhisperModel", "WhisperConfig", WHISPER),
+    "whisper-lm": of("WhisperForConditionalGeneration", "WhisperConfig", WHISPER),
+    "whisper-lm-untied": of("WhisperForConditionalGeneration", "WhisperConfig", WHISPER, tie_word_embeddings=False),
+    "modernbert": of("ModernBertModel", "ModernBertConfig", MODERN),
+    "modernbert-mlm": of("ModernBertForMaskedLM", "ModernBertConfig", MODERN, **MODERN_BIASES),
+    "modernbert-mlm-untied": of(
+        "ModernBertForMaskedLM", "ModernBertConfig", MODERN, tie_word_embeddings=False, decoder_bias=False
+    ),
+    "modernbert-sequence": of("ModernBertForSequenceClassification", "ModernBertConfig", MODERN, **MODERN_BIASES),
+    "modernbert-token": of("ModernBertForTokenClassification", "ModernBertConfig", MODERN),
+    "modernbert-question": of("ModernBertForQuestionAnswering", "ModernBertConfig", MODERN, num_labels=2),
+    "modernbert-choice": of("ModernBertForMultipleChoice", "ModernBertConfig", MODERN),
+    "nomic": of("NomicBertModel", "NomicBertConfig", NOMIC),
+    "nomic-mlm": of("NomicBertForMaskedLM", "NomicBertConfig", NOMIC),
+    "nomic-sequence": of("NomicBertForSequenceClassification", "NomicBertConfig", NOMIC),
+    "nomic-token": of("NomicBertForTokenClassification", "NomicBertConfig", NOMIC, head_dim=8),
+    "eurobert": of("EuroBertModel", "EuroBertConfig", DECODER),
+    "eurobert-mlm": of("EuroBertForMaskedLM", "EuroBertConfig", DECODER, mlp_bias=True),
+    "eurobert-mlm-tied": of("EuroBertForMaskedLM", "EuroBertConfig", DECODER, tie_word_embeddings=True),
+    "eurobert-sequence": of("EuroBertForSequenceClassification", "EuroBertConfig", DECODER),
+    "eurobert-token": of("EuroBertForTokenClassification", "EuroBertConfig", DECODER),
 }
 
 
@@ -359,6 +523,9 @@ FIRST = {
     "llama-lm", "llama-biased", "mistral-lm", "granite-lm", "smollm3-lm", "qwen2-tied", "qwen3-lm", "gemma-lm",
     "gemma2-lm", "gemma3-lm", "phi3-partly", "olmo2-lm", "stablelm-parallel", "starcoder2-lm", "cohere-lm", "neox-lm",
     "gptj-lm", "falcon-lm", "falcon-grouped", "falcon-alibi", "opt-lm", "opt-post-lm", "bloom-lm", "mpt-lm",
+    "mixtral-lm", "qwen2-mixture-dense",
+    "modernbert-mlm", "olmo-clipped", "t5-lm", "t5-lm-untied", "bart-lm", "marian-lm", "whisper-lm",
+    "clip", "siglip", "dinov2-masked", "dinov2-gated", "dinov2-classification", "beit-masked", "beit-shared",
 }  # fmt: skip
 
 
@@ -410,8 +577,10 @@ def case(label: str) -> Case:
     if types > 1:  # more than the first row of the table is read
         inputs["token_type_ids"] = torch.randint(types, inputs["input_ids"].shape, generator=rng)
     if label.endswith("-masked"):  # the mask token is read
-        patches = model.spec.sizes["positions"] - 1 - label.startswith("deit")
-        inputs["bool_masked_pos"] = torch.rand(2, patches, generator=rng) < 0.5
+        batch, _, height, width = inputs["pixel_values"].shape
+        size = model.checkpoint.config["patch_size"]
+        h, w = (size, size) if isinstance(size, int) else size
+        inputs["bool_masked_pos"] = torch.rand(batch, (height // h) * (width // w), generator=rng) < 0.5
     return Case(model.checkpoint, model.spec, inputs, run(module, inputs))
 
 

@@ -15,7 +15,7 @@ from symfuse.output import Output
 @pytest.mark.timeout(1200)
 @pytest.mark.data
 def test_the_demo_shows_what_it_claims(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    if reason := packages.available(*packages.SHA256):
+    if reason := packages.available(*packages.OF_THE_DEMO):
         pytest.skip(reason)
     data = run_demo(Output(False, False), tmp_path)
     assert "Summary" in capsys.readouterr().out

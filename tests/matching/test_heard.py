@@ -557,7 +557,7 @@ def test_heads_that_are_permuted_whole() -> None:
 @pytest.mark.parametrize("label", ["bert-mlm", "gpt2-lm", "torch-relu-post"])
 def test_all_pairs_of_heads(label: str) -> None:
     spec, instance, heard = heard_at(label, "qk[0]")
-    pairs = moments_of(spec, instance, heard, Permutation(), "covariance", pairs=True)["primal"]
+    pairs = moments_of(spec, instance, heard, Permutation(), "covariance", pairs="h")["primal"]
     assert pairs.xy.shape == (4, 4, 5, 5)
     offsets = (0, 20) if len(heard) == 1 else (0,)  # queries and keys in one output, or in two
     for i in range(4):
@@ -573,7 +573,7 @@ def test_all_pairs_of_heads(label: str) -> None:
 def test_pairs_are_each_as_if_the_heads_had_that_order(kind: str, group: Group) -> None:
     """Of each pair all moments, by part; those of heads at the same place are the moments of the axis."""
     spec, instance, heard = heard_at("bert-mlm", "qk[0]")
-    pairs, own = (moments_of(spec, instance, heard, group, kind, pairs=pairs) for pairs in (True, False))
+    pairs, own = (moments_of(spec, instance, heard, group, kind, pairs=pairs) for pairs in ("h", None))
     assert list(pairs) == list(own) == ["primal", "dual"]
     for part, each in pairs.items():
         for i in range(4):

@@ -94,6 +94,17 @@ LAYOUTS = {
         "cls.predictions.transform.dense.weight": "residual residual_4*",
         "cls.predictions.transform.LayerNorm.weight": "|residual|",
     },
+    ("llama-biased", "separate-residual"): {  # rotary positions, shared keys, gated neurons
+        "layers.1.input_layernorm.weight": "|residual_2|",
+        "layers.1.self_attn.q_proj.weight": "(kv q c f) residual_2*",
+        "layers.1.self_attn.k_proj.weight": "(kv c* f) residual_2*",
+        "layers.1.self_attn.o_proj.bias": "residual_3",
+        "layers.1.post_attention_layernorm.weight": "|residual_3|",
+        "layers.1.mlp.gate_proj.weight": "|ffn| residual_3*",
+        "layers.1.mlp.down_proj.weight": "residual_4 ffn*",
+        "lm_head.weight": "vocab residual_4*",
+    },
+    ("smollm3-lm", "separate-residual"): {"layers.0.self_attn.k_proj.weight": "(kv p*) residual*"},
     ("gpt2-lm-untied", "heads-ignored"): {"h.0.attn.c_attn.weight": "residual* (qk + qk* + v)"},
     ("gpt2-lm-untied", "separate-qk"): {"h.0.attn.c_attn.bias": "(h qk + h k + h v)"},
     ("gpt2-lm-untied", "separate-residual"): {  # pre-norm: a norm is of the point that is read through it
@@ -150,11 +161,20 @@ def test_shapes_and_sides_stay(label: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("label", "variant"),
-    [("deberta-mlm", "separate-residual"), ("deberta", "separate-residual"), ("torch-relu-post", "separate-residual")],
+    ("label", "variant", "why"),
+    [
+        ("deberta-mlm", "separate-residual", "where in"),
+        ("deberta", "separate-residual", "where in"),
+        ("torch-relu-post", "separate-residual", "where in"),
+        ("gptj-lm", "separate-residual", "attention and feed-forward read one norm, h.0.ln_1.weight, side by side"),
+        ("gemma2-lm", "separate-residual", "where in the stream norm.weight stands is not declared"),
+        ("llama-lm", "separate-qk", "positions turn its queries and keys"),
+        ("llama-lm", "heads-ignored", "queries share its heads of keys and values"),
+        ("bloom-lm", "heads-ignored", "what is inside of heads of h.0.self_attention.query_key_value.weight"),
+    ],
 )
-def test_a_family_that_a_variant_does_not_fit(label: str, variant: str) -> None:
-    with pytest.raises(SpecError, match=f"{variant} does not fit the layouts of {case(label).spec.family}: where in"):
+def test_a_family_that_a_variant_does_not_fit(label: str, variant: str, why: str) -> None:
+    with pytest.raises(SpecError, match=f"{variant} does not fit the layouts of {case(label).spec.family}: {why}"):
         vary(case(label).spec, [variant])
 
 
@@ -168,6 +188,13 @@ def test_twice_is_once_too_often(variant: str, why: str) -> None:
 def test_an_unknown_variant() -> None:
     with pytest.raises(OptionError, match=r"'heads-ignorred' \(did you mean 'heads-ignored'\?\)"):
         match(case("bert").checkpoint, "bert", ("heads-ignorred",))
+
+
+@pytest.mark.parametrize("group", ["permutation", "none"])
+def test_a_group_of_an_axis_that_the_variant_leaves_out(group: str) -> None:
+    anchor = case("bert").checkpoint
+    with pytest.raises(OptionError, match="groups: h: no such axis under heads-ignored"):
+        match(anchor, "bert", ("heads-ignored",), "attention", groups={"heads": group})
 
 
 # Recovery.

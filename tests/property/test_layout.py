@@ -230,6 +230,13 @@ def test_a_syntax_error_has_a_caret_under_its_place(text: str, column: int, why:
     assert caret == "    " + " " * column + "^"
 
 
+def test_a_tensor_without_dimensions_has_a_layout() -> None:
+    layout = parse("()")
+    assert (str(layout), layout.shape({}), list(layout.parts())) == ("()", (), [()])
+    (segment,) = layout.segments(torch.tensor(2.0), {})
+    assert (segment.view.item(), segment.atoms) == (2.0, ())
+
+
 @pytest.mark.parametrize("text", ["", "   "])
 def test_an_empty_layout_is_refused(text: str) -> None:
     with pytest.raises(LayoutError, match="it is empty"):
@@ -281,6 +288,17 @@ def test_expand_makes_one_tensor_for_each_index_and_checks_axes() -> None:
     assert declared["layer.2.w"].index == {"l": 2}
     with pytest.raises(LayoutError, match=r"layer\.{l}\.w: axis 'b' is not declared"):
         expand({"layer.{l}.w": "a b"}, axes)
+
+
+def test_a_full_name_behind_its_template_is_an_exception() -> None:
+    axes = {"l": Axis(3), "a": Axis(2), "b": Axis(5), "v": Axis(4, Permutation(), per=("l",))}
+    templates = {"layer.{l}.w": "a", "layer.{l}.n": "a", "layer.1.w": "v b", "layer.0.n": ""}
+    declared = expand(templates, axes)
+    assert list(declared) == ["layer.0.w", "layer.1.w", "layer.2.w", "layer.1.n", "layer.2.n"]
+    assert [str(d.layout) for d in declared.values()] == ["a", "v b", "a", "a", "a"]
+    assert declared["layer.1.w"].index == {"l": 1}
+    with pytest.raises(LayoutError, match=r"w\.1: axis 'v' has one element for each index of 'l'"):
+        expand({"layer.{l}.w": "a", "w.1": "v b"}, axes)
 
 
 def test_expand_refuses_an_element_that_cannot_be_told() -> None:

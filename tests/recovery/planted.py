@@ -14,10 +14,10 @@ from symfuse.architectures import Model
 from symfuse.canonical import canonical
 from symfuse.io import Checkpoint
 from symfuse.matching import match_models
-from symfuse.matching.chosen import ROTATABLE
+from symfuse.matching.chosen import rotatable
 from symfuse.verification import Outputs, run
 
-EVERYTHING = "attention,ffn,heads,residual,pooler,head"
+EVERYTHING = "attention,ffn,heads,residual,pooler,head,experts,projection"
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Planted:
 def frame_of(model: Model) -> tuple[str, ...]:
     """The frame of all axes: of a pre-norm model with a head the one in which its residual stream may be rotated."""
     outputs = {reader for readers in model.spec.reads.values() for reader in readers} & model.spec.outputs.keys()
-    return ROTATABLE if model.spec.reads and not outputs else ()
+    return rotatable(model.spec) if model.spec.reads and not outputs else ()
 
 
 def squared(a: Checkpoint, b: Checkpoint) -> float:

@@ -372,3 +372,55 @@ def test_signs_and_scales_of_gated_neurons_come_back() -> None:
     assert bool((found < 0).any() and (found > 0).any())
     back = alignment(moved)
     torch.testing.assert_close(dict(back), {name: anchor[name] for name in back}, rtol=1e-10, atol=1e-12)
+
+
+# Heads whose queries and keys positions turn, and query heads that share a key.
+
+FIRST = ("llama-lm", "qwen3-lm", "neox-lm", "falcon-grouped")
+MORE = (
+    *("mistral-lm", "smollm3-lm", "gemma3-lm", "phi3-partly", "olmo2-lm", "stablelm-normed", "starcoder2-lm"),
+    *("cohere-lm", "cohere-normed", "gptj-lm", "falcon-lm", "falcon-by-head", "opt-lm", "bloom-lm", "mpt-lm-clipped"),
+)
+decoders = pytest.mark.parametrize("label", [*FIRST, *(pytest.param(one, marks=pytest.mark.slow) for one in MORE)])
+
+
+@decoders
+def test_all_axes_of_decoders_at_once(label: str) -> None:
+    """Planes and query heads are found in the heads where they are; of norms in float32 no more than its rounding is
+    left."""
+    plant = planted(label)
+    elements = matched(plant, label)
+    wanted = random_alignment(plant.home.spec, 3).elements
+    assert elements.keys() == {i for i, g in wanted.items() if not g.is_identity()}
+    before = unbiased(plant, Alignment(plant.home.spec, {}))
+    assert before > size(plant.home.checkpoint)
+    assert unbiased(plant, undone(plant, elements)) < 1e-12 * before
+
+
+@pytest.mark.parametrize("label", FIRST)
+@pytest.mark.parametrize("axes", [{"kv", "h"}, {"q"}, {"c", "p"}, {"q", "c"}, {"kv", "h", "q"}, {"kv", "q", "v"}],
+                         ids=lambda a: "+".join(sorted(a)))  # fmt: skip
+def test_parts_of_attention_of_decoders(label: str, axes: set[str]) -> None:
+    axes = axes & case(label).spec.axes.keys()
+    plant = planted(label, axes=frozenset(axes), frame=())
+    elements = matched(plant, label, axes)
+    assert unbiased(plant, undone(plant, elements)) < 1e-18 * size(plant.home.checkpoint)
+
+
+@pytest.mark.parametrize("label", FIRST)
+def test_orders_of_decoders_are_exact_with_noise(label: str) -> None:
+    axes = case(label).spec.axes.keys() - {"residual"}
+    plant = planted(label, 1e-3, axes=frozenset(axes), frame=())
+    elements = matched(plant, label, {*axes})
+    assert unbiased(plant, undone(plant, elements)) < 4 * plant.own
+
+
+def test_a_decoder_from_checkpoints() -> None:
+    plant = planted("llama-lm", axes=frozenset({"kv", "q", "c", "v", "ffn"}), frame=())
+    source, anchor = Model.of(plant.moved), Model.of(plant.case.checkpoint)
+    alignment = match_by_activations(
+        source, anchor, batches("llama-lm"), axes="attention,ffn,heads", scaling=True, build=build
+    )
+    assert {i.axis for i in alignment.elements} == plant.axes
+    assert squared(alignment(plant.moved), anchor.checkpoint) < 1e-18 * size(anchor.checkpoint)
+    assert prove(plant.moved, alignment).exact.equal

@@ -23,7 +23,7 @@ UNKNOWN_FACTOR = re.compile(r"(.*\.)?(lora_\w+|token_adapter)(\..+)?")
 
 
 @dataclass(frozen=True)
-class _Change:
+class Change:
     """What an adapter does to one tensor of the base; the fields are keys of the adapter's file.
 
     whole: replaces the tensor. down, up: A (rank × in) and B (out × rank), of a matrix, a convolution or (transposed)
@@ -55,7 +55,7 @@ class _Changed(Mapping[str, Tensor]):
     """The tensors of a base that an adapter changes, computed when they are read."""
 
     def __init__(
-        self, base: Checkpoint, folder: Path, adapter: Mapping[str, Tensor], changes: Mapping[str, _Change]
+        self, base: Checkpoint, folder: Path, adapter: Mapping[str, Tensor], changes: Mapping[str, Change]
     ) -> None:
         self.base = base
         self.folder = folder
@@ -137,7 +137,7 @@ def apply(base: Checkpoint, adapter: str | Path) -> Checkpoint:
     if not (folder / CONFIG).is_file():
         raise CheckpointError(f"{folder} is not an adapter: it has no {CONFIG}")
     config, (tensors, told) = Config.read(folder), read_tensors(folder)
-    changes = _changes(folder.name, config, tensors, base)
+    changes = changes_of(folder.name, config, tensors, base)
     _refuse_tied(folder.name, changes, base)
     notes: tuple[str, ...] = (f"adapter {folder.name}: {len(changes)} of {len(base)} tensors changed",)
     notes += tuple(f"adapter {folder.name}: {note}" for note in told)
@@ -180,8 +180,8 @@ def open_adapter(folder: str | Path, base: str | Path | Checkpoint | None = None
     return apply(base if isinstance(base, Checkpoint) else open_checkpoint(base), folder)
 
 
-def _changes(adapter: str, config: Config, tensors: StoredTensors, base: Checkpoint) -> dict[str, _Change]:
-    """Name in the base → change."""
+def changes_of(adapter: str, config: Config, tensors: StoredTensors, base: Checkpoint) -> dict[str, Change]:
+    """Name in the base → what the adapter changes of it, from names and shapes alone; errors as of `apply`."""
     wholes: dict[str, str] = {}
     factors: dict[str, dict[str, str]] = {}
     for key in tensors:
@@ -197,10 +197,10 @@ def _changes(adapter: str, config: Config, tensors: StoredTensors, base: Checkpo
             wholes[name] = key
     biases = [f"{module}.bias" for module, keys in factors.items() if "B.bias" in keys]
     names = match([*wholes, *(f"{module}.weight" for module in factors)], base, adapter)
-    changes = {names[name]: _Change(whole=key) for name, key in wholes.items()}
+    changes = {names[name]: Change(whole=key) for name, key in wholes.items()}
     for module, keys in factors.items():
         name = names[f"{module}.weight"]
-        changes[name] = _low_rank(adapter, config, module, keys, tensors, base, name, changes.get(name, _Change()))
+        changes[name] = _low_rank(adapter, config, module, keys, tensors, base, name, changes.get(name, Change()))
         if f"{module}.bias" in biases:
             bias = f"{name.removesuffix('.weight')}.bias"
             if bias not in base:
@@ -208,7 +208,7 @@ def _changes(adapter: str, config: Config, tensors: StoredTensors, base: Checkpo
                     f"{adapter}: {keys['B.bias']!r} changes the bias of a layer (lora_bias) that has none in "
                     f"{base.name}: {bias!r} is absent. Add a bias of zeros to the base, here and in its config."
                 )
-            changes[bias] = replace(changes.get(bias, _Change()), shift=keys["B.bias"], scale=config.scale_of(module))
+            changes[bias] = replace(changes.get(bias, Change()), shift=keys["B.bias"], scale=config.scale_of(module))
     for name, change in changes.items():
         _check_vectors(adapter, name, change, tensors, base.info(name))
     return changes
@@ -222,8 +222,8 @@ def _low_rank(
     tensors: StoredTensors,
     base: Checkpoint,
     name: str,
-    change: _Change,
-) -> _Change:
+    change: Change,
+) -> Change:
     """The change of a weight by two factors, whose shapes must fit it one way or the other."""
     embedding = "embedding_A" in keys or "embedding_B" in keys
     down, up = (keys.get(f"embedding_{f}" if embedding else f"{f}.weight") for f in "AB")
@@ -247,7 +247,7 @@ def _low_rank(
     return replace(change, down=down, up=up, scale=config.scale_of(module), transposed=embedding or transposed)
 
 
-def _check_vectors(adapter: str, name: str, change: _Change, tensors: StoredTensors, info: TensorInfo) -> None:
+def _check_vectors(adapter: str, name: str, change: Change, tensors: StoredTensors, info: TensorInfo) -> None:
     for key in (change.whole, change.shift):
         if key is not None and tensors.infos[key].shape != info.shape:
             resized = " Resize the base's vocabulary first." if len(info.shape) == 2 else ""
@@ -258,7 +258,7 @@ def _check_vectors(adapter: str, name: str, change: _Change, tensors: StoredTens
     require_floating(f"the base of {adapter}", name, info)
 
 
-def _refuse_tied(adapter: str, changes: Mapping[str, _Change], base: Checkpoint) -> None:
+def _refuse_tied(adapter: str, changes: Mapping[str, Change], base: Checkpoint) -> None:
     """peft changes the embedding alone and leaves the head as it was; one stored tensor cannot be both."""
     changed = [name for name in changes if is_vocabulary(name, base)]
     if changed and is_tied(base):

@@ -4,14 +4,21 @@ to the names that a checkpoint really has."""
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Container, Iterable, Mapping
-from dataclasses import dataclass, field
+import re
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 
 from symfuse.errors import SpecError, UnknownArchitectureError
-from symfuse.spec import Axis, Declared, Shift, Spec, expand, indices, parse
+from symfuse.spec import Axis, Declared, Layout, Shift, Spec, expand, indices, parse
+
+# Fields that say how many layers there are, which declarations list, and more than any model has.
+LAYERS = (
+    "num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers",
+)  # fmt: skip
+MOST_LAYERS = 10_000
 
 
 class Config:
@@ -22,16 +29,17 @@ class Config:
     its default.
     """
 
-    def __init__(self, data: Mapping[str, Any], family: str) -> None:
+    def __init__(
+        self, data: Mapping[str, Any], family: str, *, at: str = "", seen: dict[str, Any] | None = None
+    ) -> None:
         self._data = data
         self._family = family
-        self.seen: dict[str, Any] = {}
+        self._at = at
+        self.seen: dict[str, Any] = {} if seen is None else seen
 
     def __getattr__(self, key: str) -> int:
-        value = self.seen[key] = self._needed(key)
-        if type(value) is not int or value < 1:
-            raise _wrong(key, value, "a positive integer")
-        return value
+        value = self.seen[self._at + key] = self._needed(key)
+        return self._positive(key, value)
 
     def get(self, key: str, default: Any = None) -> Any:
         """A field, dotted where it is nested, or its default."""
@@ -42,32 +50,48 @@ class Config:
             if not isinstance(data, Mapping):
                 raise _wrong(name, data, _KINDS[dict])
         value = data.get(field)
-        value = self.seen[key] = default if value is None else value
+        value = self.seen[self._at + key] = default if value is None else value
         kind: Any = (int, float) if isinstance(default, float) else type(default)
         if default is not None and (
             not isinstance(value, kind) or isinstance(value, bool) != isinstance(default, bool)
         ):
-            raise _wrong(key, value, _KINDS[type(default)])
+            raise _wrong(self._at + key, value, _KINDS[type(default)])
         return value
 
-    def pair(self, key: str) -> tuple[int, int]:
-        """A height and a width: two positive integers, or one for both."""
-        value = self.seen[key] = self._needed(key)
+    def size(self, key: str, usual: int) -> int:
+        """A positive integer, or its default."""
+        return self._positive(key, self.get(key, usual))
+
+    def under(self, key: str) -> Config:
+        """The config of a part of the model, nested in this one; what is `seen` there, is seen here."""
+        return Config(self.get(key, {}), self._family, at=f"{self._at}{key}.", seen=self.seen)
+
+    def pair(self, key: str, usual: int | None = None) -> tuple[int, int]:
+        """A height and a width: two positive integers, or one for both; or the default."""
+        value = self._data.get(key, usual) if usual is not None else self._needed(key)
+        self.seen[self._at + key] = value
         both = value if isinstance(value, list) else [value, value]
         if len(both) != 2 or not all(type(size) is int and size > 0 for size in both):
-            raise _wrong(key, value, "a positive integer, or a list of two")
+            raise _wrong(self._at + key, value, "a positive integer, or a list of two")
         return both[0], both[1]
 
     def _needed(self, key: str) -> Any:
         if key not in self._data:
-            raise SpecError(f"config.json: field {key!r}, which a {self._family} needs, is missing")
+            raise SpecError(f"config.json: field {self._at + key!r}, which a {self._family} needs, is missing")
         return self._data[key]
+
+    def _positive(self, key: str, value: Any) -> int:
+        if type(value) is not int or value < 1:
+            raise _wrong(self._at + key, value, "a positive integer")
+        if key in LAYERS and value > MOST_LAYERS:
+            raise _wrong(self._at + key, value, f"at most {MOST_LAYERS:,} layers")
+        return value
 
     def rotary_share(self, usual: float, before: str = "partial_rotary_factor") -> float:
         """The part of a head that positions turn: since `transformers` 5 among the rotary settings, and in older
-        configs in the field `before`, which is not `seen`: it is only another spelling."""
-        key = "rope_parameters.partial_rotary_factor"
-        share = self.get(key, float(Config(self._data, self._family).get(before, usual)))
+        configs beside their scaling or in the field `before`, which are not `seen`: only other spellings."""
+        key, older = "rope_parameters.partial_rotary_factor", Config(self._data, self._family)
+        share = self.get(key, float(older.get("rope_scaling.partial_rotary_factor", float(older.get(before, usual)))))
         if not 0 < share <= 1:
             raise _wrong(key, share, "a number above 0, up to 1")
         return float(share)
@@ -120,7 +144,9 @@ class Family:
 
     tensors: the base model's, by name without `prefix` (which checkpoints of a class with a head have).
     optional: parts of the base model that may be absent as a whole (a pooler). heads: by label.
-    tied: alias → the tensor it equals; an alias may be absent. reads: of any head; what is absent does not read.
+    tied: alias → the tensor it equals; an alias may be absent, or be stored in the place of that tensor. absent: those
+    that are aliases only where they are not stored. reads: of any head; what is absent does not read.
+    stacks: tensors that files may have in pieces → the names of these, as Spec.stacks has them, without `prefix`.
     buffers: patterns of derived tensors, dropped. legacy: old endings of names → today's. See Spec for the rest.
     """
 
@@ -130,36 +156,43 @@ class Family:
     optional: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     heads: Mapping[str, Head] = field(default_factory=dict)
     tied: Mapping[str, str] = field(default_factory=dict)
+    absent: Mapping[str, str] = field(default_factory=dict)
     buffers: tuple[str, ...] = ()
     legacy: Mapping[str, str] = field(default_factory=dict)
     shifts: tuple[Shift, ...] = ()
     outputs: Mapping[str, str] = field(default_factory=dict)
     reads: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     norm: Literal["layer", "rms", "rms+1"] = "layer"
+    scales: Mapping[str, str] = field(default_factory=dict)
+    stacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """A registered family: its declaration, (outside `transformers`) how to build the live module, and whether the
-    output head is the embedding where config.json does not say."""
+    """A registered family: its declaration, (outside `transformers`) how to build the live module, whether the
+    output head is the embedding where config.json does not say, and (outside `transformers`) an example of a config."""
 
     model_type: str
     declare: Callable[[Config], Family]
     build: Callable[[Mapping[str, Any]], torch.nn.Module] | None = None
     tied: bool = True
+    example: Mapping[str, Any] | None = None
 
 
 ARCHITECTURES: dict[str, Architecture] = {}
 
 
 def architecture(
-    *model_types: str, build: Callable[[Mapping[str, Any]], torch.nn.Module] | None = None, tied: bool = True
+    *model_types: str,
+    build: Callable[[Mapping[str, Any]], torch.nn.Module] | None = None,
+    tied: bool = True,
+    example: Mapping[str, Any] | None = None,
 ) -> Callable[[Callable[[Config], Family]], Callable[[Config], Family]]:
     """Register a declaration under the `model_type`s of config.json that it covers; see `Architecture`."""
 
     def register(declare: Callable[[Config], Family]) -> Callable[[Config], Family]:
         for model_type in model_types:
-            ARCHITECTURES[model_type] = Architecture(model_type, declare, build, tied)
+            ARCHITECTURES[model_type] = Architecture(model_type, declare, build, tied, example)
         return declare
 
     return register
@@ -173,24 +206,38 @@ def lookup(config: Mapping[str, Any], where: str) -> Architecture:
         raise UnknownArchitectureError(
             f"{where}: config.json has {found}; symfuse has declarations for "
             f"{', '.join(sorted(ARCHITECTURES))}. Set model_type if it is one of these, or add a declaration "
-            "(CONTRIBUTING.md)"
+            "(`symfuse suggest` drafts one; CONTRIBUTING.md)"
         )
     return ARCHITECTURES[model_type]
 
 
-def resolve(config: Mapping[str, Any], names: Iterable[str], where: str = "checkpoint") -> Spec:
-    """The Spec of a checkpoint with these config and tensor names (its shapes are checked by Spec.check)."""
-    names = list(names)
+def declaration(config: Mapping[str, Any], names: Collection[str], where: str) -> tuple[Family, str]:
+    """The declaration for a config, with the ties of a file that has tensors of these names; and the model's class.
+    SpecError for fields of the config that are not as they must be, UnknownArchitectureError for an unknown family."""
     c = Config(config, str(config.get("model_type")))
     architecture = lookup(config, where)
     try:
         family, class_name = architecture.declare(c), c.class_name
     except SpecError as error:
         raise SpecError(f"{where}: {error}") from None
+    ties = {**family.tied, **{alias: name for alias, name in family.absent.items() if alias not in names}}
+    return replace(family, tied=ties), class_name
+
+
+def resolve(config: Mapping[str, Any], names: Iterable[str], where: str = "checkpoint") -> Spec:
+    """The Spec of a checkpoint with these config and tensor names (its shapes are checked by Spec.check)."""
+    names = list(names)
+    family, class_name = declaration(config, names, where)
+    return bind(family, str(config["model_type"]), class_name, names, where)
+
+
+def bind(family: Family, model_type: str, class_name: str, names: list[str], where: str = "checkpoint") -> Spec:
+    """The Spec of a checkpoint with these tensor names, which that class has written, by a declaration."""
     if names:  # without any, the declaration itself is asked for
         _check_indices(family, len(names), where)
-    current = {_modern(name, family.legacy): name for name in names if not is_buffer(name, family)}
+    current = {modern(name, family.legacy): name for name in names if not is_buffer(name, family)}
     prefix = family.prefix if any(name.startswith(family.prefix) for name in current) else ""
+    _take_aliases(current, family, prefix)
 
     tensors: dict[str, Declared] = {}
     heads: set[str] = set()
@@ -218,7 +265,7 @@ def resolve(config: Mapping[str, Any], names: Iterable[str], where: str = "check
     tensors = {n: d for n, d in tensors.items() if n not in family.tied or stored[n] in current}
     bare = not heads & tensors.keys()  # then the outputs are those of the base model
     return Spec(
-        family=str(config["model_type"]),
+        family=model_type,
         axes=family.axes,
         tensors=tensors,
         heads=frozenset(heads & tensors.keys()),
@@ -241,19 +288,61 @@ def resolve(config: Mapping[str, Any], names: Iterable[str], where: str = "check
             if norm.format(**index) in tensors
         },
         norm=family.norm,
-        names={n: f for n in tensors if (f := current.get(stored[n], stored[n])) != n},
+        scales={
+            gain.format(**index): writer.format(**index)
+            for gain, writer in family.scales.items()
+            for index in indices(gain, family.axes)
+            if gain.format(**index) in tensors
+        },
+        stacks=_stacks(family, {n: stored[n] for n in tensors}, prefix, current, where),
+        names={
+            n: f for n in stored if n in tensors or n in family.tied if (f := current.get(stored[n], stored[n])) != n
+        },
         buffers=frozenset(name for name in names if is_buffer(name, family)),
     )
+
+
+def _take_aliases(current: dict[str, str], family: Family, prefix: str) -> None:
+    """Where an alias is stored, and not what it stands for, it is that: its entry of `current` gets the other name."""
+    for alias, name in family.tied.items():
+        meant = prefix + name if name in family.tensors else name
+        stored = next((n for n in (prefix + alias, alias) if n in current), None)
+        if stored is not None and meant not in current:
+            current[meant] = current.pop(stored)
 
 
 def _check_indices(family: Family, tensors: int, where: str) -> None:
     """SpecError for more layers than tensors, before a name is made for each."""
     for key, axis in family.axes.items():
         if axis.size > tensors and any(f"{{{key}}}" in name for name in family.tensors):
-            raise SpecError(
-                f"{where}: config.json says {axis.size} of {key!r} (layers), and there are {tensors} tensors in all; "
-                "does config.json belong to these weights?"
-            )
+            raise _too_many(f"{key!r} (layers)", axis.size, tensors, where)
+
+
+def _too_many(what: str, count: int, tensors: int, where: str) -> SpecError:
+    return SpecError(
+        f"{where}: config.json says {count} of {what}, and there are {tensors} tensors in all; does config.json belong "
+        "to these weights?"
+    )
+
+
+def _stacks(
+    family: Family, stored: Mapping[str, str], prefix: str, current: Mapping[str, str], where: str
+) -> dict[str, tuple[str, ...]]:
+    """Of the stacks that are declared, those of which the file has pieces, and not the whole. stored: canonical name →
+    that of the whole in the file. SpecError for more pieces than tensors, before a name is made for each."""
+    out: dict[str, tuple[str, ...]] = {}
+    there = {re.sub(r"^(.*\.)\d+(?=\.)", r"\1*", name) for name in current} if family.stacks else set()
+    for template, pieces in family.stacks.items():
+        for index in indices(template, family.axes):
+            name = template.format(**index)
+            names = tuple(prefix + piece.format(**index) for piece in pieces)
+            if name in stored and stored[name] not in current and not there.isdisjoint(names):
+                out[name] = names
+    first = {parse(family.tensors[template]).dims[:1] for template in family.stacks} if out else ()
+    for (count,) in (Layout(dims).shape({key: axis.size for key, axis in family.axes.items()}) for dims in first):
+        if count > len(current):
+            raise _too_many("the pieces of a stack (experts)", count, len(current), where)
+    return out
 
 
 def is_buffer(name: str, family: Family) -> bool:
@@ -297,7 +386,8 @@ def _all_tied(head: Head, family: Family) -> bool:
     return all(name in family.tied for name in head.tensors)
 
 
-def _modern(name: str, legacy: Mapping[str, str]) -> str:
+def modern(name: str, legacy: Mapping[str, str]) -> str:
+    """A name with an old ending replaced by today's (`Family.legacy`)."""
     for old, new in legacy.items():
         if name.endswith(old):
             return name[: -len(old)] + new

@@ -11,6 +11,7 @@ from symfuse.groups import Group, Invertible, Permutation, Rotary
 from symfuse.spec import Axis, Shift
 
 ROTARY = Rotary()
+ALIBI = "ALiBi: each head has the slope of its place"  # why heads stay
 
 
 def block_axes(
@@ -47,9 +48,16 @@ def groups_of_heads(c: Config, key: str, heads: int) -> int:
     return groups
 
 
-def rotary_axes(head: int, planes: int, per: tuple[str, ...], group: Group | None = ROTARY) -> dict[str, Axis]:
-    """The queries and keys of one head, of which positions turn so many planes: c, one for each frequency f, on which
-    `group` acts; and p, what they do not turn."""
+def rotary_axes(head: int, turned: int, per: tuple[str, ...], group: Group = ROTARY) -> dict[str, Axis]:
+    """The queries and keys of one head, of which positions turn so many dimensions, of an odd number one more: c, a
+    plane for each frequency f, on which `group` acts; and p, what they do not turn. SpecError if there are no such
+    planes in a head."""
+    planes = (turned + 1) // 2
+    if not 0 < 2 * planes <= head:
+        raise SpecError(
+            f"config.json: positions would turn {turned} of the {head} dimensions of a head, which cannot be cut into "
+            "planes of two; look at the size of heads and at the share of it that is rotary"
+        )
     axes = {"f": Axis(planes), "c": Axis(2, group, (*per, "f"))}
     return axes | ({"p": Axis(head - 2 * planes, Invertible(), per)} if head > 2 * planes else {})
 

@@ -4,7 +4,7 @@ embedding. Through the gain of that norm the stream cannot be rotated."""
 from __future__ import annotations
 
 from symfuse.architectures.base import Config, Family, architecture
-from symfuse.architectures.blocks import block_axes, value_shift
+from symfuse.architectures.blocks import ALIBI, block_axes, value_shift
 from symfuse.architectures.causal import HEADS, OUTPUTS, linear, norm
 from symfuse.spec import Axis, Shift
 
@@ -25,7 +25,7 @@ def bloom(c: Config) -> Family:
     hidden = _size(c, "n_embed", "hidden_size")
     axes = block_axes(layers, hidden, heads, 4 * hidden, "gelu_new")
     return Family(
-        axes=axes | {"h": Axis(heads), "vocab": Axis(c.vocab_size), "labels": Axis(c.labels)},
+        axes=axes | {"h": Axis(heads, why=ALIBI), "vocab": Axis(c.vocab_size), "labels": Axis(c.labels)},
         prefix="transformer.",
         tensors={
             "word_embeddings.weight": "vocab residual",

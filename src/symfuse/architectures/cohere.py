@@ -13,6 +13,7 @@ from symfuse.architectures.decoder import (
     NORMS,
     PARALLEL_READS,
     PROJECTIONS,
+    WHOLE,
     biased_attention,
     decoder,
     decoder_axes,
@@ -22,14 +23,12 @@ from symfuse.architectures.decoder import (
 )
 from symfuse.groups import Permutation
 
-# A gain of its own for each head, [heads, size].
-NORMS_OF_EACH = {ATTENTION + "q_norm.weight": "(kv q) (f 2)", ATTENTION + "k_norm.weight": "kv (f 2)"}
+NORMS_OF_EACH = {"q": "kv q", "k": "kv"}  # a gain of its own for each head, [heads, size]
 
 
 @architecture("cohere")
 def cohere(c: Config) -> Family:
-    """Logits are scaled by a number, which commutes. LayerNorms of queries and keys mix all planes of a head in their
-    mean: then nothing acts on a plane."""
+    """Logits are scaled by a number, which commutes."""
     normed = c.get("use_qk_norm", False)
     axes = decoder_axes(c, plane=None if normed else ROTARY, residual=Permutation())
     axes |= gated(c.get("hidden_act", "silu"), c.intermediate_size)
@@ -37,5 +36,7 @@ def cohere(c: Config) -> Family:
     family = decoder(c, axes, EMBEDDING | PROJECTIONS | GATED | norms, PARALLEL_READS, "layer")
     if c.get("attention_bias", False):
         family = biased_attention(family)
-    family = with_tensors(family, placed(family.tensors, NEIGHBOURS))
-    return with_tensors(family, NORMS_OF_EACH) if normed else family
+    if not normed:
+        return with_tensors(family, placed(family.tensors, NEIGHBOURS))
+    gains = {ATTENTION + f"{one}_norm.weight": f"({heads}) {axes['qk'].size}" for one, heads in NORMS_OF_EACH.items()}
+    return with_tensors(family, placed(family.tensors, WHOLE) | gains)

@@ -28,7 +28,7 @@ HARMLESS = (
     "attn_implementation", "unsloth_*", "problem_type", "task_specific_params", "finetuning_task", "label2id",
     "*token_id", "*token_ids", "*token_index", "max_position_embeddings", "model_max_length", "max_length",
     "min_length", "do_sample", "temperature", "top_k", "top_p", "num_beams", "repetition_penalty", "*penalty",
-    "no_repeat_ngram_size", "early_stopping", "tie_encoder_decoder", "sceptr", *OF_HEADS,
+    "no_repeat_ngram_size", "early_stopping", "router_jitter_noise", "tie_encoder_decoder", "sceptr", *OF_HEADS,
 )  # fmt: skip
 
 # Where a config was last written, which is no property of the model.
@@ -39,7 +39,9 @@ THETA = {
     "mixtral": 1e6, "ministral3": 1e6, "smollm3": 2e6, "gpt_oss": 150_000.0, "helium": 1e5,
     **dict.fromkeys(("cohere", "exaone", "ernie4_5", "llama4_text", "olmo3"), 500_000.0),
 }  # fmt: skip
-EPSILON = dict.fromkeys(("mixtral", "ministral3", "phi3", "ernie4_5", "exaone", "llama4_text", "olmo3"), 1e-5)
+EPSILON = dict.fromkeys(
+    ("mixtral", "ministral3", "phi3", "olmo2", "ernie4_5", "exaone", "llama4_text", "olmo3", "olmoe"), 1e-5
+)
 
 # Of what kind some fields are, where they are there.
 KINDS: dict[str, Any] = {

@@ -8,9 +8,10 @@ from typing import Literal
 
 from symfuse.architectures.base import Config, Family, Head
 from symfuse.architectures.blocks import ROTARY, groups_of_heads, rotary_axes, size_of_head, value_shift
+from symfuse.architectures.causal import HEADS as CAUSAL_HEADS
 from symfuse.architectures.causal import OUTPUTS
 from symfuse.architectures.feed_forward import neurons
-from symfuse.groups import Group, Invertible, Permutation, Signed, SignedMonomial
+from symfuse.groups import Group, Invertible, Permutation, Sign, Signed, SignedMonomial
 from symfuse.spec import Axis
 
 LAYER = "layers.{l}."
@@ -46,11 +47,12 @@ HEADS = {
     "causal LM": Head(("ForCausalLM",), {"lm_head.weight": "vocab residual*"}),
     "sequence": Head(("ForSequenceClassification",), {"score.weight": "labels residual*"}),
     "token": Head(("ForTokenClassification",), {"score.weight": "labels residual*", "score.bias": "labels"}),
+    "question": CAUSAL_HEADS["question"],
 }
 READS = {
     BEFORE_ATTENTION: tuple(f"{ATTENTION}{name}_proj.weight" for name in "qkv"),
     BEFORE_MLP: (MLP + "gate_proj.weight", MLP + "up_proj.weight"),
-    "norm.weight": ("last_hidden_state", "lm_head.weight", "score.weight"),
+    "norm.weight": ("last_hidden_state", "lm_head.weight", "score.weight", "qa_outputs.weight"),
 }
 # Attention and feed-forward side by side, behind one norm.
 PARALLEL_READS = {name: readers for name, readers in READS.items() if name != BEFORE_MLP}
@@ -61,22 +63,32 @@ SIGNED = Signed()
 # Planes of neighbours, (2i, 2i + 1), in the place of halves.
 NEIGHBOURS = {"c f": "f c", "c* f": "f c*"}
 PARTLY = {"c f": "(c f + p)", "c* f": "(c* f + p*)"}
+# Of queries and keys behind a LayerNorm, which mixes all of a head in its mean, one sign for all of it.
+WHOLE = {"c f": "qk", "c* f": "qk*"}
+NORMED = "a LayerNorm of queries and keys mixes all of a head: its sign is free"
 
 
 def decoder_axes(
-    c: Config, *, plane: Group | None = ROTARY, residual: Group = SIGNED, share: float | None = None
+    c: Config,
+    *,
+    plane: Group | None = ROTARY,
+    residual: Group = SIGNED,
+    share: float | None = None,
+    size: int | None = None,
 ) -> dict[str, Axis]:
     """The axes of such a decoder, by the fields that most configs have.
 
     kv: key/value heads; q: the query heads that share one; c: a rotary plane, on which `plane` acts; p: what is beyond
-    a partial rotary factor. residual: by default what RMSNorm with its gains allows. share: the factor where a config
-    has none; None for models that turn whole heads whatever it says. SpecError for heads that cannot be so.
+    a partial rotary factor; without `plane` qk, queries and keys as WHOLE has them. residual: by default what RMSNorm
+    with its gains allows. share: the factor where a config has none; None for models that turn whole heads whatever it
+    says. size: of a head, where a config has none; by default hidden / heads. SpecError for heads that cannot be so.
     """
     heads = c.num_attention_heads
     groups = groups_of_heads(c, "num_key_value_heads", heads)
-    head = c.get("head_dim")
-    head = size_of_head(c.hidden_size, heads) if head is None else head
-    planes = head // 2 if share is None else (int(head * c.rotary_share(share)) + 1) // 2
+    if size is None and c.get("head_dim") is None:
+        size = size_of_head(c.hidden_size, heads)
+    head, inside = c.size("head_dim", size or 0), ("l", "kv")
+    turned = head if share is None else int(head * c.rotary_share(share))
     return {
         "l": Axis(c.num_hidden_layers),
         "vocab": Axis(c.vocab_size),
@@ -84,8 +96,8 @@ def decoder_axes(
         "residual": Axis(c.hidden_size, residual),
         "kv": Axis(groups, Permutation(), per=("l",)),
         "q": Axis(heads // groups, Permutation(), per=("l", "kv")),
-        **rotary_axes(head, planes, ("l", "kv"), plane),
-        "v": Axis(head, Invertible(), per=("l", "kv")),
+        **({"qk": Axis(head, Sign(), inside, NORMED)} if plane is None else rotary_axes(head, turned, inside, plane)),
+        "v": Axis(head, Invertible(), inside),
     }
 
 

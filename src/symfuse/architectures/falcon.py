@@ -4,7 +4,7 @@ rotary positions or ALiBi, whose slopes belong to the index of a head."""
 from __future__ import annotations
 
 from symfuse.architectures.base import Config, Family, architecture
-from symfuse.architectures.blocks import block_axes, groups_of_heads, rotary_axes, value_shift
+from symfuse.architectures.blocks import ALIBI, block_axes, groups_of_heads, rotary_axes, value_shift
 from symfuse.architectures.causal import HEADS, OUTPUTS, READERS, linear, norm
 from symfuse.groups import Group, Invertible, Permutation
 from symfuse.spec import Axis, Shift
@@ -16,14 +16,14 @@ UP, DOWN = LAYER + "mlp.dense_h_to_4h", LAYER + "mlp.dense_4h_to_h"
 
 def _heads(c: Config, order: Group | None, query: str, key: str) -> tuple[dict[str, Axis], str, str]:
     """The axes of heads that `order` permutes, the layout of the fused projection, and that of what they put out."""
-    heads = c.num_attention_heads
+    heads, why = c.num_attention_heads, "" if order else ALIBI
     if c.get("new_decoder_architecture", False):
         groups = groups_of_heads(c, "num_kv_heads", heads)
-        axes = {"kv": Axis(groups, order, ("l",)), "q": Axis(heads // groups, order, ("l", "kv"))}
+        axes = {"kv": Axis(groups, order, ("l",), why), "q": Axis(heads // groups, order, ("l", "kv"), why)}
         return axes, f"(kv (q {query} + {key} + v))", "(kv q v*)"
     if c.get("multi_query", True):
-        return {"q": Axis(heads, order, ("l",))}, f"(q {query} + {key} + v)", "(q v*)"
-    return {"h": Axis(heads, order, ("l",))}, f"(h ({query} + {key} + v))", "(h v*)"
+        return {"q": Axis(heads, order, ("l",), why)}, f"(q {query} + {key} + v)", "(q v*)"
+    return {"h": Axis(heads, order, ("l",), why)}, f"(h ({query} + {key} + v))", "(h v*)"
 
 
 def _norms(c: Config) -> tuple[str, str]:
@@ -42,7 +42,7 @@ def falcon(c: Config) -> Family:
     order, query, key = (None, "qk", "qk*") if alibi else (Permutation(), "c f", "c* f")
     heads, fused, out = _heads(c, order, query, key)
     head, per = usual["v"].size, ("l", *(name for name in ("kv", "h") if name in heads))
-    inside = {"qk": Axis(head, Invertible(), per)} if alibi else rotary_axes(head, head // 2, per)
+    inside = {"qk": Axis(head, Invertible(), per)} if alibi else rotary_axes(head, head, per)
     axes = {name: usual[name] for name in ("l", "residual", "ffn")} | heads | inside
     axes |= {"v": Axis(head, Invertible(), per), "vocab": Axis(c.vocab_size), "labels": Axis(c.labels)}
     before, between = _norms(c)
@@ -63,7 +63,7 @@ def falcon(c: Config) -> Family:
         },
         heads=HEADS,
         tied={"lm_head.weight": "word_embeddings.weight"} if c.tied else {},
-        buffers=("*rotary_emb.inv_freq", "*maybe_rotary.inv_freq"),
+        buffers=("*rotary*.inv_freq",),
         # ALiBi adds the same whatever the key: its bias is free; a rotary one is turned by its position.
         shifts=(*((Shift(QKV + ".bias", "qk*"),) if alibi else ()), value_shift(QKV, DENSE)) if bias else (),
         outputs=OUTPUTS,

@@ -29,7 +29,7 @@ SANDWICH = {LAYER + f"{place}_feedforward_layernorm.weight": "|residual|" for pl
 
 
 def _family(c: Config, activation: str, plane: Group = ROTARY) -> Family:
-    axes = decoder_axes(c, plane=plane) | gated(activation, c.intermediate_size)
+    axes = decoder_axes(c, plane=plane, size=256) | gated(activation, c.intermediate_size)
     family = decoder(c, axes, EMBEDDING | PROJECTIONS | GATED | NORMS, READS, "rms+1")
     return biased_attention(family) if c.get("attention_bias", False) else family
 

@@ -21,7 +21,7 @@ def gpt_neox(c: Config) -> Family:
     axes = block_axes(c.num_hidden_layers, c.hidden_size, c.num_attention_heads, c.intermediate_size, act)
     head = axes.pop("qk").size
     turned = int(head * c.rotary_share(0.25, before="rotary_pct"))
-    axes |= rotary_axes(head, (turned + 1) // 2, ("l", "h")) | {"vocab": Axis(c.vocab_size), "labels": Axis(c.labels)}
+    axes |= rotary_axes(head, turned, ("l", "h")) | {"vocab": Axis(c.vocab_size), "labels": Axis(c.labels)}
     fused = "(h (c f + p + c* f + p* + v))" if "p" in axes else "(h (c f + c* f + v))"
     return Family(
         axes=axes,

@@ -16,7 +16,7 @@ UP, DOWN = LAYER + "mlp.fc_in", LAYER + "mlp.fc_out"
 def gptj(c: Config) -> Family:
     ffn, act = c.get("n_inner", 4 * c.n_embd), c.get("activation_function", "gelu_new")
     axes = block_axes(c.n_layer, c.n_embd, c.n_head, ffn, act)
-    axes |= rotary_axes(axes.pop("qk").size, c.get("rotary_dim", 64) // 2, ("l", "h"))
+    axes |= rotary_axes(axes.pop("qk").size, c.size("rotary_dim", 64), ("l", "h"))
     axes |= {"vocab": Axis(c.vocab_size), "labels": Axis(c.labels)}
     query, key = ("(h (f c + p))", "(h (f c* + p*))") if "p" in axes else ("(h f c)", "(h f c*)")
     language = {"lm_head.weight": "vocab residual*", "lm_head.bias": "vocab"}

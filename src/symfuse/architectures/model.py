@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from symfuse.architectures.base import ARCHITECTURES, resolve
 from symfuse.architectures.config import Difference, differences, rope_theta, text_config
+from symfuse.architectures.stacks import stacked, unstacked
 from symfuse.architectures.undeclared import (
     LAYER_COUNTS,
     disagreeing_frequencies,
@@ -21,7 +23,7 @@ from symfuse.architectures.undeclared import undeclared as by_names
 from symfuse.errors import CheckpointError, IncompatibleError, SpecError
 from symfuse.io import Checkpoint
 from symfuse.io.messages import some
-from symfuse.spec import Axis, Spec
+from symfuse.spec import Axis, Declared, Spec, anatomy, layer_of
 
 # Sizes of the config whose names say more than the shapes that follow from them.
 WIDTHS = ("hidden_size", "n_embd", "d_model", "dim", "intermediate_size", "n_inner", "d_ff")
@@ -67,7 +69,55 @@ class Model:
 
     def read(self, name: str) -> Tensor:
         """The tensor of that canonical name; CheckpointError if it holds NaN or infinity."""
-        return self.checkpoint.read(self.spec.file_name(name))
+        return self.whole.read(self.spec.file_name(name))
+
+    def scanned(self, name: str) -> Tensor:
+        """As `read`, in the dtype in which it is stored, or computed: for who widens it in pieces."""
+        return self.whole.scanned(self.spec.file_name(name))
+
+    @cached_property
+    def whole(self) -> Checkpoint:
+        """The checkpoint with every tensor as it is declared, by `spec.file_name`, though the file may have it in
+        pieces."""
+        return stacked(self.checkpoint, self.spec)
+
+    def as_in(self, like: Spec) -> Model:
+        """The model as tensors of files, in the pieces of that declaration's file: each declared by itself, under a
+        name that all models have for it. For what treats tensors one by one: pieces of a stack no longer move as one.
+        """
+        own = self.spec.stacks
+        stacks = {name: own.get(name, pieces) for name, pieces in _stacks_in(like, self.spec).items()}
+        if not stacks and not own:
+            return self
+        spec = replace(self.spec, stacks=stacks)
+        tensors, names = {}, dict(spec.names)
+        for name, declared in spec.tensors.items():
+            if name not in stacks:
+                tensors[name] = declared
+                continue
+            for number, (file, layout) in enumerate(spec.stored(name).items()):
+                tensors[f"{name}.{number}"] = Declared(layout, declared.index)
+                names[f"{name}.{number}"] = file
+        checkpoint = self.checkpoint if stacks == own else unstacked(self.whole, spec)
+        return Model(checkpoint, replace(spec, tensors=tensors, names=names, stacks={}), self.notes)
+
+
+def _stacks_in(like: Spec, spec: Spec) -> dict[str, tuple[str, ...]]:
+    """The tensors of a spec that are stacks in the other one's file → the pieces there: of layers which that does not
+    have, as of those that it has."""
+
+    def at(name: str, declared: Declared, layer: int | str) -> str:
+        own = layer_of(declared.index)
+        return name if own is None else name.replace(f".{own}.", f".{layer}.", 1)
+
+    of_any = {at(name, like.tensors[name], "*"): name for name in like.stacks}
+    out: dict[str, tuple[str, ...]] = {}
+    for name, declared in spec.tensors.items():
+        there = name if name in like.tensors else of_any.get(at(name, declared, "*"), "")
+        if there in like.stacks:
+            layer = layer_of(declared.index)
+            out[name] = tuple(at(piece, like.tensors[there], str(layer)) for piece in like.stacks[there])
+    return out
 
 
 def require_same_shape(models: Sequence[Model], *, force_config: bool = False, layers: bool = True) -> tuple[str, ...]:
@@ -116,7 +166,7 @@ def _folded(model: Model) -> bool:
 def require_same_sizes(first: Model, other: Model, pair: str, layers: bool, force_config: bool) -> None:
     ours, theirs = _base_axes(first.spec), _base_axes(other.spec)
     for axis in ours:
-        if axis == "l" and not layers:
+        if anatomy(axis) == "l" and not layers:
             continue
         if axis in theirs and ours[axis] != theirs[axis]:
             if force_config and ours[axis].size == theirs[axis].size:
@@ -176,20 +226,30 @@ def _base_shapes(model: Model, layers: bool) -> dict[str, tuple[int, ...]]:
         if name in spec.heads or name in spec.tied:
             continue
         shape = declared.layout.shape(spec.sizes)
-        if "l" in declared.index and not layers:
-            out.setdefault(name.replace(f".{declared.index['l']}.", ".*.", 1), shape)
+        layer = layer_of(declared.index)
+        if layer is not None and not layers:
+            out.setdefault(name.replace(f".{layer}.", ".*.", 1), shape)
         else:
             out[name] = shape
     return out
 
 
+def require_unread(source: Checkpoint, spec: Spec, moved: Collection[str]) -> None:
+    """IncompatibleError if one of these axes is that of the hidden states, and modules of sentence-transformers behind
+    the model read their units: those modules would have to move too, and are carried as they are."""
+    layout = spec.outputs.get("last_hidden_state")
+    read = {*layout.names} & set(moved) if layout is not None else set()
+    if read and (modules := source.readers()):
+        raise IncompatibleError(
+            f"{source.name}: {some(modules)} (modules.json) read the units of its hidden states, axis "
+            f"{some(sorted(read))}, and would not be moved with them; match all but that axis (--axes "
+            "attention,ffn,heads), or take these modules out of the folder"
+        )
+
+
 def require_floating(model: Model) -> None:
     """CheckpointError if a tensor holds integers: rotated they would be something else after rounding."""
-    infos = {
-        file: model.checkpoint.info(file)
-        for file in map(model.spec.file_name, model.spec.tensors)
-        if file in model.checkpoint
-    }
+    infos = {file: model.checkpoint.info(file) for file in model.spec.files if file in model.checkpoint}
     if wrong := [f"{file} ({info})" for file, info in infos.items() if not info.dtype.is_floating_point]:
         raise CheckpointError(
             f"{model.name}: expected floating-point weights, found {some(wrong)}; convert the model first"
@@ -214,7 +274,7 @@ def _base_axes(spec: Spec) -> dict[str, Axis]:
     used = {key for declared in spec.tensors.values() for key in declared.index}
     for name, declared in spec.tensors.items():
         if name not in spec.heads:
-            used |= {atom.name for atom in declared.layout.atoms()}
+            used.update(declared.layout.names)
     return {name: axis for name, axis in spec.axes.items() if name in used}
 
 
@@ -224,16 +284,19 @@ def _difference(axis: str, ours: Axis, theirs: Axis) -> str:
         "h": "numbers of attention heads",
         "residual": "hidden sizes (residual stream)",
         "ffn": "feed-forward sizes",
+        "e": "numbers of experts",
         "vocab": "vocabulary sizes",
         "positions": "numbers of positions",
-    }.get(axis, f"sizes of axis {axis!r}")
+    }.get(anatomy(axis))
+    part = axis.rpartition("_")[0]
+    what = f"sizes of axis {axis!r}" if what is None else f"{what} of the {part}" if part else what
     if ours.size != theirs.size:
         if axis == "vocab":
             return (
                 f"the {what} differ: {ours.size} and {theirs.size}; set `tokenizer: {{source: union}}` in the recipe "
                 "to match rows by token, or `tokenizer_source: shared-rows` to merge the rows that all have"
             )
-        if axis == "l":
+        if anatomy(axis) == "l":
             way = "a recipe can take as many of each (`slices`, `layer_range`)"
             return f"the {what} differ: {ours.size} and {theirs.size}; {way}"
         return f"the {what} differ: {ours.size} and {theirs.size}; there is no exact map between them"

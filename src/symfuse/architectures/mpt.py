@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from symfuse.architectures.base import Config, Family, architecture
-from symfuse.architectures.blocks import block_axes
+from symfuse.architectures.blocks import ALIBI, block_axes
 from symfuse.architectures.causal import HEADS, OUTPUTS, READERS, linear, norm
 from symfuse.groups import Signed
 from symfuse.spec import Axis
@@ -16,7 +16,7 @@ UP, DOWN = LAYER + "ffn.up_proj", LAYER + "ffn.down_proj"
 @architecture("mpt")
 def mpt(c: Config) -> Family:
     axes = block_axes(c.n_layers, c.d_model, c.n_heads, 4 * c.d_model, "gelu")
-    axes |= {"h": Axis(c.n_heads), "vocab": Axis(c.vocab_size), "labels": Axis(c.labels)}
+    axes |= {"h": Axis(c.n_heads, why=ALIBI), "vocab": Axis(c.vocab_size), "labels": Axis(c.labels)}
     c.get("attn_config.softmax_scale")  # decides the function, and nothing here
     if c.get("attn_config.clip_qkv"):  # each entry at the same limits
         axes |= {name: Axis(axes[name].size, Signed(), ("l", "h")) for name in ("qk", "v")}

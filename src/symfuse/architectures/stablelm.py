@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from symfuse.architectures.base import Config, Family, architecture
+from symfuse.architectures.blocks import ROTARY
 from symfuse.architectures.decoder import (
     ATTENTION,
     BEFORE_MLP,
@@ -16,32 +17,44 @@ from symfuse.architectures.decoder import (
     PARTLY,
     PROJECTIONS,
     READS,
+    WHOLE,
     decoder,
     decoder_axes,
     gated,
     norm_biases,
     placed,
+    with_tensors,
 )
-from symfuse.errors import SpecError
 from symfuse.groups import Permutation
-from symfuse.spec import Shift
+from symfuse.spec import Axis, Shift
 
 # Where positions do not turn it, a key's bias adds one number to all scores of a query, which the softmax ignores.
 UNTURNED = (Shift(ATTENTION + "k_proj.bias", "p*"),)
+NUMBERED = "each head has a norm under a name with its number"  # why heads stay
 
 
 @architecture("stablelm", tied=False)
 def stablelm(c: Config) -> Family:
-    if c.get("qk_layernorm", False):
-        raise SpecError(
-            "config.json: a stablelm with qk_layernorm has a norm for each head, under a name with its number, which "
-            "symfuse does not declare; only models without (qk_layernorm: false) can be read"
-        )
-    axes = decoder_axes(c, residual=Permutation(), share=0.25)
+    """Where queries and keys are normalised, each head has a norm under a name with its number, and heads stay."""
+    normed = c.get("qk_layernorm", False)
+    axes = decoder_axes(c, plane=None if normed else ROTARY, residual=Permutation(), share=0.25)
     axes |= gated(c.get("hidden_act", "silu"), c.intermediate_size)
     parallel = c.get("use_parallel_residual", False)
     norms = {name: layout for name, layout in NORMS.items() if not (parallel and name == BEFORE_MLP)}
     attention = PROJECTIONS | (BIASES if c.get("use_qkv_bias", False) else {})
-    tensors = EMBEDDING | placed(attention, PARTLY if "p" in axes else {}) | GATED | norms | norm_biases(norms)
+    places = WHOLE if normed else PARTLY if "p" in axes else {}
+    tensors = EMBEDDING | placed(attention, places) | GATED | norms | norm_biases(norms)
     family = decoder(c, axes, tensors, PARALLEL_READS if parallel else READS, "layer")
+    if normed:
+        return _numbered(family)
     return replace(family, shifts=UNTURNED) if "p" in axes else family
+
+
+def _numbered(family: Family) -> Family:
+    """The family with a norm for each head of queries and of keys."""
+    axes = dict(family.axes)
+    kv, q = axes["kv"].size, axes["q"].size
+    axes |= {"kv": Axis(kv, None, why=NUMBERED), "q": Axis(q, None, why=NUMBERED), "m": Axis(kv), "n": Axis(kv * q)}
+    norms = {f"{ATTENTION}q_layernorm.norms.{{n}}.weight": f"{axes['qk'].size}"}
+    norms |= {f"{ATTENTION}k_layernorm.norms.{{m}}.weight": f"{axes['qk'].size}"}
+    return replace(with_tensors(family, norms), axes=axes)

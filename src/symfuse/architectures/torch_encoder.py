@@ -11,6 +11,8 @@ from symfuse.architectures.base import Config, Family, Head, architecture
 from symfuse.architectures.blocks import block_axes
 from symfuse.spec import Axis, Shift
 
+EXAMPLE = {"hidden_size": 64, "num_attention_heads": 8, "intermediate_size": 256, "num_hidden_layers": 3}
+
 
 def layer_tensors(layer: str) -> dict[str, str]:
     """The tensors of torch.nn.TransformerEncoderLayer, by the template of its name."""
@@ -67,7 +69,7 @@ def build(config: Mapping[str, Any]) -> torch.nn.Module:
     return torch.nn.TransformerEncoder(layer, c.num_hidden_layers, norm, enable_nested_tensor=False)
 
 
-@architecture("torch_transformer_encoder", build=build)
+@architecture("torch_transformer_encoder", build=build, example=EXAMPLE)
 def torch_transformer_encoder(c: Config) -> Family:
     return Family(
         axes=layer_axes(c),
@@ -80,7 +82,10 @@ def torch_transformer_encoder(c: Config) -> Family:
     )
 
 
-@architecture("sceptr")
+@architecture(
+    "sceptr",
+    example=EXAMPLE | {"vocab_size": 23, "compartment_vocab_size": 7, "embedding_size": 29, "output_vocab_size": 20},
+)
 def sceptr(c: Config) -> Family:
     layer = "_self_attention_stack._standard_stack._self_attention_stack.layers.{l}."
     head = "_mlm_token_prediction_projector.projector."

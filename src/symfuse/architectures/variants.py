@@ -13,7 +13,7 @@ from dataclasses import replace
 from symfuse.errors import OptionError, SpecError
 from symfuse.groups import Permutation
 from symfuse.io.messages import some, suggestion
-from symfuse.spec import Atom, Declared, Layout, Spec, Variance
+from symfuse.spec import Atom, Declared, Layout, Spec, Variance, anatomy
 from symfuse.spec.layout import Node, Product
 
 # What a variant splits off an axis: whoever matches the one matches the others.
@@ -27,7 +27,12 @@ def separate_qk(spec: Spec) -> Spec:
         return Atom("k") if node == Atom("qk", Variance.DUAL) else node
 
     if not any(Atom("qk", Variance.DUAL) in declared.layout.atoms() for declared in spec.tensors.values()):
-        raise _unfit(spec, "separate-qk", "no tensor has keys that follow queries (qk*)")
+        why = (
+            "positions turn its queries and keys"
+            if "c" in spec.axes
+            else "no tensor has keys that follow queries (qk*)"
+        )
+        raise _unfit(spec, "separate-qk", why)
     shifts = tuple(replace(s, axis="k") if s.axis == "qk*" else s for s in spec.shifts)
     return replace(_each(spec, rename), axes={**spec.axes, "k": spec.axes["qk"]}, shifts=shifts)
 
@@ -41,12 +46,15 @@ def heads_ignored(spec: Spec) -> Spec:
 
     def flatten(node: Node) -> Node:
         if isinstance(node, Product) and len(node.parts) == 2 and node.parts[0] == Atom("h"):
-            return node.parts[1]
+            return node.parts[1] if isinstance(node.parts[1], Atom) else node
         return node
 
     found = _each(spec, flatten)
-    if not inner or (left := [n for n, d in found.tensors.items() if Atom("h") in d.layout.atoms()]):
-        raise _unfit(spec, "heads-ignored", f"heads of {some(left)} cannot be left out" if inner else "it has no heads")
+    if not inner:
+        why = "queries share its heads of keys and values" if "kv" in spec.axes else "it has no heads"
+        raise _unfit(spec, "heads-ignored", why)
+    if left := [n for n, d in found.tensors.items() if Atom("h") in d.layout.atoms()]:
+        raise _unfit(spec, "heads-ignored", f"what is inside of heads of {some(left)} is not one space")
     axes = {name: axis for name, axis in spec.axes.items() if name != "h"}
     for name in inner:
         per = tuple(outer for outer in axes[name].per if outer != "h")
@@ -60,8 +68,11 @@ def separate_residual(spec: Spec) -> Spec:
     Points are where sublayers meet, from 0 to twice the number of layers: `residual` is what the embeddings write and
     the first attention reads, `residual_1` what this attention writes and its feed-forward reads, and so on; heads read
     the last. A norm is of the point at which it stands: post-norm where its sublayer has written, pre-norm where the
-    next one reads. A tied decoder is of the embeddings' point. (The paper has post-norm models only.)
+    next one reads. A tied decoder is of the embeddings' point. Blocks side by side, each behind a norm of its own, are
+    taken as one after the other. (The paper has post-norm models only.)
     """
+    if not {"l", "residual"} <= spec.axes.keys():
+        raise _unfit(spec, "separate-residual", "it has no one residual stream")
     streams = [name for name, layout in spec.outputs.items() if _names(layout) & {"residual"}]
     if len(streams) > 1:
         raise _unfit(spec, "separate-residual", f"where in the stream {some(streams)} stand is not declared")
@@ -102,7 +113,7 @@ def _points(spec: Spec) -> dict[str, tuple[int, int]]:
             points[name] = (last, last) if name in spec.reads else (0, last)
         elif "ffn" in axes:
             points[name] = 2 * layer + 2, 2 * layer + 1
-        elif axes & {"qk", "k", "v"}:
+        elif axes & {"qk", "k", "c", "p", "v"}:
             points[name] = 2 * layer + 1, 2 * layer
         elif name not in spec.reads:
             norms.setdefault(layer, []).append(name)
@@ -111,6 +122,8 @@ def _points(spec: Spec) -> dict[str, tuple[int, int]]:
             raise _unfit(spec, "separate-residual", f"where in layer {layer} {some(gains)} stand is not declared")
         points |= {gain: (point, point) for point, gain in enumerate(gains, 2 * layer + 1)}
     for gain, readers in spec.reads.items():
+        if len({points[name][1] for name in readers if name in points}) > 1:
+            raise _unfit(spec, "separate-residual", f"attention and feed-forward read one norm, {gain}, side by side")
         if gain not in points:
             points[gain] = (points[readers[0]][1],) * 2
     points |= {bias: points[weight] for bias, weight in biases.items()}
@@ -147,7 +160,10 @@ def require_variants(names: Iterable[str]) -> tuple[str, ...]:
 def vary(spec: Spec, names: Iterable[str]) -> Spec:
     """The declaration under these variants. OptionError for an unknown name; SpecError for a family whose layouts one
     of them does not fit."""
-    for name in require_variants(names):
+    chosen = require_variants(names)
+    if chosen and len([key for key in spec.index_axes if anatomy(key) == "l"]) > 1:
+        raise _unfit(spec, some(chosen), "it has several stacks of layers")
+    for name in chosen:
         spec = VARIANTS[name](spec)
     return spec
 

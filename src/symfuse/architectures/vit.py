@@ -58,20 +58,27 @@ def _classifier(classes: tuple[str, ...], *names: str) -> Head:
     )
 
 
+def image_axes(c: Config, tokens: int, image: int = 224, patch: int = 16) -> dict[str, Axis]:
+    """The axes of an image and its patches. tokens: those that are no patches and have a position each. image, patch:
+    what `transformers` takes where the config does not say."""
+    sides, part = c.pair("image_size", image), c.pair("patch_size", patch)
+    return {
+        "positions": Axis((sides[0] // part[0]) * (sides[1] // part[1]) + tokens),
+        "channels": Axis(c.size("num_channels", 3)),
+        "height": Axis(part[0]),
+        "width": Axis(part[1]),
+    }
+
+
 def _family(c: Config, prefix: str, tokens: Mapping[str, str], heads: Mapping[str, Head]) -> Family:
     """tokens: those that stand before the patches besides the class token, one position each."""
-    image, patch = c.pair("image_size"), c.pair("patch_size")
-    positions = (image[0] // patch[0]) * (image[1] // patch[1]) + 1 + len(tokens)
     act = c.get("hidden_act", "gelu")
     biased = c.get("qkv_bias", True)
     masked = c.class_name.endswith("ForMaskedImageModeling")  # its class needs the mask token
     return Family(
         axes=block_axes(c.num_hidden_layers, c.hidden_size, c.num_attention_heads, c.intermediate_size, act)
+        | image_axes(c, 1 + len(tokens))
         | {
-            "positions": Axis(positions),
-            "channels": Axis(c.num_channels),
-            "height": Axis(patch[0]),
-            "width": Axis(patch[1]),
             "pool": Axis(c.get("pooler_output_size", c.hidden_size), neurons(c.get("pooler_act", "tanh"))),
             "pixels": Axis(c.get("encoder_stride", 16) ** 2 * c.num_channels),
             "labels": Axis(c.labels),

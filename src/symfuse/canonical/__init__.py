@@ -6,16 +6,18 @@ from collections.abc import Callable, Iterable, Mapping
 
 from symfuse.architectures import Model, require_floating
 from symfuse.canonical.balance import balance
+from symfuse.canonical.scales import fold_scales
 from symfuse.canonical.stream import centre, drop_gauges, fold_norms
 from symfuse.canonical.ties import untie
 from symfuse.errors import OptionError
 from symfuse.io.messages import suggestion
 
-__all__ = ["REWRITES", "balance", "canonical", "centre", "drop_gauges", "fold_norms", "untie"]
+__all__ = ["REWRITES", "balance", "canonical", "centre", "drop_gauges", "fold_norms", "fold_scales", "untie"]
 
 # In the order in which they are applied: each needs those before it, as far as it needs any.
 REWRITES: Mapping[str, Callable[[Model], Model]] = {
     "untie": untie,
+    "fold_scales": fold_scales,
     "fold_norms": fold_norms,
     "centre": centre,
     "drop_gauges": drop_gauges,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from symfuse.architectures import Model
+from symfuse.architectures import Model, unstacked
 from symfuse.errors import IncompatibleError
 from symfuse.io import Checkpoint, is_finite
 from symfuse.spec import Spec
@@ -24,14 +24,15 @@ def reader(model: Model) -> Read:
 def computed(model: Model, rules: Mapping[str, Rule], spec: Spec | None = None) -> Model:
     """The model with new values for some tensors, of their shapes and dtypes. rules: by canonical name, a function of
     the old values (`reader`), which it must not write into. spec: the declaration of the result, if it is another."""
-    tensors = _Computed(model, rules)
-    infos = {name: model.checkpoint.info(name) for name in model.checkpoint}
-    return replace(model, checkpoint=model.checkpoint.replace(tensors=tensors, infos=infos), spec=spec or model.spec)
+    whole = model.whole
+    infos = {name: whole.info(name) for name in whole}
+    found = whole.replace(tensors=_Computed(model, rules), infos=infos)
+    return replace(model, checkpoint=unstacked(found, model.spec), spec=spec or model.spec)
 
 
 class _Computed(Mapping[str, Tensor]):
     def __init__(self, model: Model, rules: Mapping[str, Rule]) -> None:
-        self.source: Checkpoint = model.checkpoint
+        self.source: Checkpoint = model.whole
         self.rules = {model.spec.file_name(name): rule for name, rule in rules.items()}
         self.read = reader(model)
 

@@ -15,11 +15,13 @@ from torch import Tensor
 
 from symfuse.architectures import Model
 from symfuse.canonical.computed import Rule, computed, reader
+from symfuse.canonical.scales import unfolded_scales
 from symfuse.canonical.ties import require_untied
 from symfuse.errors import SymmetryError
 from symfuse.groups import Centred, Orthogonal
 from symfuse.io.messages import some
 from symfuse.spec import Atom, Declared, Spec, Variance, parse
+from symfuse.spec.layout import Concat
 
 # What is added to the stored gain.
 OFFSETS = {"layer": 0.0, "rms": 0.0, "rms+1": 1.0}
@@ -52,8 +54,13 @@ def fold_norms(model: Model) -> Model:
     post-norm models, tied heads, a final norm whose output is the model's, and where β/γ does not exist: γ_i = 0 and no
     δ with W diag(γ) δ = W β.
     """
-    norms = [norm for norm in _norms(model) if not _folded(model.spec, norm)]
+    norms = [norm for norm in norms_of(model) if not is_folded(model.spec, norm)]
     require_untied(model, "folding the final norm into the head")
+    if model.checkpoint.pooled():
+        raise SymmetryError(
+            f"{model.name}: modules of sentence-transformers (modules.json) read the output of its final norm, whose "
+            "gain would be folded into its head; leave 'fold_norms' out and permute the residual stream only"
+        )
     rules: dict[str, Rule] = {}
     tensors = dict(model.spec.tensors)
     axes = dict(model.spec.axes)
@@ -74,7 +81,7 @@ def fold_norms(model: Model) -> Model:
 def _fold(model: Model, norm: Norm) -> dict[str, Rule]:
     """The rules for one norm; what needs a look at its values is decided now, not when tensors are read."""
     bias = norm.bias
-    dims = {weight: _dim(model.spec, weight, Atom(norm.axis, Variance.DUAL)) for weight in norm.readers}
+    dims = {weight: _place(model.spec, weight, Atom(norm.axis, Variance.DUAL)) for weight in norm.readers}
     offset = OFFSETS[model.spec.norm]
     rules: dict[str, Rule] = {norm.gain: lambda read: torch.full_like(read(norm.gain), 1 - offset)}
     rules |= {weight: _scaled(weight, norm.gain, dim, offset) for weight, dim in dims.items()}
@@ -96,8 +103,9 @@ def _quotient(model: Model, norm: Norm, bias: str) -> Tensor:
     delta = torch.where(kept, beta / torch.where(kept, gain, 1.0), 0.0)
     if len(lost) == 0:
         return delta
-    dims = {name: _dim(model.spec, name, Atom(norm.axis, Variance.DUAL)) for name in norm.readers}
-    w = torch.cat([read(name).movedim(dim, -1).reshape(-1, len(gain)) for name, dim in dims.items()])
+    dual = Atom(norm.axis, Variance.DUAL)
+    sums = (_parts(read(name), _place(model.spec, name, dual)).sum(-2) for name in norm.readers)
+    w = torch.cat([part.reshape(-1, len(gain)) for part in sums])
     a, b = (w * gain)[:, kept], w[:, lost] @ beta[lost]
     more = torch.linalg.lstsq(a, b[:, None], driver="gelsd").solution[:, 0]
     if torch.linalg.norm(a @ more - b) > ROUNDING * (torch.linalg.norm(a) * torch.linalg.norm(more) + b.norm()):
@@ -119,7 +127,7 @@ def centre(model: Model) -> Model:
     """
     if model.spec.norm != "layer":
         return model
-    norms = _norms(model)
+    norms = norms_of(model)
     require_untied(model, "centring the embedding")
     spec, streams = model.spec, {Atom(norm.axis) for norm in norms}
     raw = not all(streams.isdisjoint(layout.atoms()) for layout in spec.outputs.values())
@@ -130,7 +138,7 @@ def centre(model: Model) -> Model:
         )
     biases = {norm.bias for norm in norms}
     rules = {
-        name: _centred(name, _dim(spec, name, atom))
+        name: _centred(name, _place(spec, name, atom))
         for name, declared in spec.tensors.items()
         for atom in declared.layout.atoms()
         if atom in streams and name not in biases
@@ -147,8 +155,8 @@ def drop_gauges(model: Model) -> Model:
     """
     if model.spec.norm != "layer":
         return model
-    norms = _norms(model)
-    if unfolded := [norm.gain for norm in norms if not _folded(model.spec, norm)]:
+    norms = norms_of(model)
+    if unfolded := [norm.gain for norm in norms if not is_folded(model.spec, norm)]:
         raise SymmetryError(
             f"{model.name}: the gain of {some(unfolded)} is not folded, and what it puts out has a mean, which is "
             "read; fold first (the rewrite 'fold_norms')"
@@ -157,22 +165,27 @@ def drop_gauges(model: Model) -> Model:
     for norm in norms:
         if norm.bias is None or not bool(reader(model)(norm.bias).any()):
             dual = Atom(norm.axis, Variance.DUAL)
-            rules |= {name: _centred(name, _dim(model.spec, name, dual)) for name in norm.readers}
+            rules |= {name: _centred(name, _place(model.spec, name, dual)) for name in norm.readers}
     return computed(model, rules)
 
 
-def _norms(model: Model) -> list[Norm]:
+def norms_of(model: Model) -> list[Norm]:
     """The norms of a pre-norm stream, through which alone it is read; SymmetryError for a stream of another kind."""
     spec = model.spec
     norms = []
     for gain, readers in spec.reads.items():
         bias = _bias(spec, gain)
         weights = {name: _bias(spec, name) for name in readers if name in spec.tensors}
-        own = {atom.name for name in (gain, bias) if name for atom in spec.tensors[name].layout.atoms()}
+        own = {axis for name in (gain, bias) if name for axis in spec.tensors[name].layout.names}
         read = (spec.tensors[name].layout.dims for name in weights)  # of a folded norm all that is left
         duals = ({d.name for d in dims if isinstance(d, Atom) and d.variance is Variance.DUAL} for dims in read)
         (axis,) = {name for name in own if not name.isdigit()} or set.intersection(*duals)
         norms.append(Norm(gain, bias, weights, tuple(n for n in readers if n in spec.outputs), axis))
+    if scales := unfolded_scales(spec):
+        raise SymmetryError(
+            f"{model.name}: {some(scales)} scale what is written to the stream, entry by entry: only permutations act "
+            "on it; fold them first (the rewrite 'fold_scales')"
+        )
     plain = {Atom(norm.axis, Variance.PLAIN) for norm in norms}
     others = [n for n, d in spec.tensors.items() if n not in spec.reads and not plain.isdisjoint(d.layout.atoms())]
     if not norms or others:
@@ -189,25 +202,44 @@ def _bias(spec: Spec, weight: str) -> str | None:
     return name if name in spec.tensors else None
 
 
-def _folded(spec: Spec, norm: Norm) -> bool:
+def is_folded(spec: Spec, norm: Norm) -> bool:
     return not any(atom.name == norm.axis for atom in spec.tensors[norm.gain].layout.atoms())
 
 
-def _dim(spec: Spec, name: str, atom: Atom) -> int:
-    """Which stored dimension of a tensor is this axis, and nothing else."""
-    return spec.tensors[name].layout.dims.index(atom)
+# Which stored dimension of a tensor is an axis and nothing else, and how often one after the other: a classifier may
+# read the class token and the mean of the others.
+Place = tuple[int, int]
 
 
-def _scaled(weight: str, gain: str, dim: int, offset: float) -> Rule:
+def _place(spec: Spec, name: str, atom: Atom) -> Place:
+    for dim, node in enumerate(spec.tensors[name].layout.dims):
+        parts = node.parts if isinstance(node, Concat) else (node,)
+        if set(parts) == {atom}:
+            return dim, len(parts)
+    raise ValueError(f"{atom} is no whole dimension of {name}")
+
+
+def _parts(w: Tensor, place: Place) -> Tensor:
+    """The tensor with the axis as its last dimension, and before it how often it occurs."""
+    dim, times = place
+    w = w.movedim(dim, -1)
+    return w.reshape(*w.shape[:-1], times, -1)
+
+
+def _scaled(weight: str, gain: str, place: Place, offset: float) -> Rule:
     """W diag(γ)."""
-    return lambda read: (read(weight).movedim(dim, -1) * (offset + read(gain))).movedim(-1, dim)
+    return lambda read: _whole(_parts(read(weight), place) * (offset + read(gain)), place)
 
 
-def _taking(own: str, weight: str, bias: str, dim: int) -> Rule:
+def _taking(own: str, weight: str, bias: str, place: Place) -> Rule:
     """b + W β."""
-    return lambda read: (b := read(own)) + (read(weight).movedim(dim, -1) @ read(bias)).reshape(b.shape)
+    return lambda read: (b := read(own)) + (_parts(read(weight), place) @ read(bias)).sum(-1).reshape(b.shape)
 
 
-def _centred(name: str, dim: int) -> Rule:
-    """W without its mean over that dimension."""
-    return lambda read: (w := read(name)) - w.mean(dim, keepdim=True)
+def _centred(name: str, place: Place) -> Rule:
+    """W without its mean over that axis."""
+    return lambda read: _whole((w := _parts(read(name), place)) - w.mean(-1, keepdim=True), place)
+
+
+def _whole(parts: Tensor, place: Place) -> Tensor:
+    return parts.flatten(-2).movedim(-1, place[0])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from symfuse.architectures import Config, Model, lookup
+from symfuse.architectures import Model
+from symfuse.architectures.base import declaration
 from symfuse.errors import SymmetryError
 from symfuse.io.messages import some
 from symfuse.rewrite import untie as untied
@@ -27,18 +28,19 @@ def untie(model: Model) -> Model:
 
 
 def tied_heads(model: Model) -> dict[str, str]:
-    """The tied tensors of the model's head → the tensors that they equal, by names in the file.
+    """The tied tensors of the model's head, and what else is tied with it, → the tensors that they equal, by names in
+    the file.
 
     A bare base model has none, though its config says that they would be tied.
     """
-    checkpoint = model.checkpoint
-    config = Config(checkpoint.config, model.spec.family)
-    family = lookup(checkpoint.config, model.name).declare(config)
-    heads = [head for head in family.heads.values() if config.class_name.endswith(head.classes)]
+    checkpoint, spec = model.checkpoint, model.spec
+    family, class_name = declaration(checkpoint.config, list(checkpoint), model.name)
+    heads = [head for head in family.heads.values() if class_name.endswith(head.classes)]
     own = {name for head in heads for name in head.tensors}
-    if not family.tied:
-        return {}
-    return {alias: name for alias, name in declared_ties(checkpoint).items() if alias in own or alias in checkpoint}
+    if own:  # an encoder's embedding, as BART has it
+        own |= family.tensors.keys()
+    names = {spec.file_name(alias) for alias in family.tied if alias in own or spec.file_name(alias) in checkpoint}
+    return {alias: name for alias, name in declared_ties(checkpoint).items() if alias in names}
 
 
 def require_untied(model: Model, what: str) -> None:

@@ -14,7 +14,7 @@ from symfuse.canonical.ties import tied_heads
 from symfuse.check.report import Field, ModelFacts, Tokens
 from symfuse.errors import SymfuseError
 from symfuse.io import Checkpoint
-from symfuse.matching.axes import MATCHABLE
+from symfuse.matching.axes import axes_of
 from symfuse.recipe import ModelRef, Recipe
 from symfuse.vocabulary import compare_tokenizers, has_tokenizer, read_tokenizer
 from symfuse.vocabulary.tokenizer import without_rows
@@ -24,7 +24,7 @@ def model_facts(ref: ModelRef, checkpoint: Checkpoint, model: Model | None, give
     """model: None if its tensors are not those of its family."""
     infos = [checkpoint.info(name) for name in checkpoint]
     axes = {} if model is None else model.spec.axes
-    names = [axis for group in MATCHABLE.values() for axis in group if axis in axes]
+    names = axes_of("all", axes)
     return ModelFacts(
         name=str(ref),
         family=str(checkpoint.config.get("model_type", "unknown")),
@@ -35,7 +35,7 @@ def model_facts(ref: ModelRef, checkpoint: Checkpoint, model: Model | None, give
         dtypes=dtypes_of(checkpoint),
         tied=is_tied(checkpoint.config, checkpoint) if model is None or not model.declared else bool(tied_heads(model)),
         vocabulary=_rows(checkpoint),
-        layers=axes["l"].size if "l" in axes else None,
+        layers=None if model is None else model.spec.depth or None,
         tokenizer=has_tokenizer(checkpoint),
         adapter=adapter_of(ref),
         buffers=[] if model is None else sorted(name for name in model.spec.buffers if name in checkpoint),

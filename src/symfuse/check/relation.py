@@ -22,6 +22,7 @@ from symfuse.check.report import Deltas, Relation, Sample
 from symfuse.errors import SpecError
 from symfuse.io import Checkpoint, TensorInfo, scan
 from symfuse.matching.auto import RELATED
+from symfuse.spec import layer_of
 
 TENSORS = 32
 BYTES = 64_000_000  # read at most, of all models together
@@ -105,16 +106,17 @@ def _names(models: Sequence[Model], reference: int) -> list[str]:
     """The matrices that all models store in one shape, layer by layer."""
     out = []
     for name, declared in models[reference].spec.tensors.items():
-        if all(name in m.spec.tensors and m.spec.file_name(name) in m.checkpoint for m in models):
+        if all(name in m.spec.tensors and m.spec.file_name(name) in m.whole for m in models):
             infos = [_info(model, name) for model in models]
             matrix = len(infos[0].shape) > 1 and infos[0].numel > 0
             if matrix and len({i.shape for i in infos}) == 1 and all(i.dtype.is_floating_point for i in infos):
-                out.append((declared.index.get("l", -1), name))
+                layer = layer_of(declared.index)
+                out.append((-1 if layer is None else layer, name))
     return [name for _, name in sorted(out)]
 
 
 def _info(model: Model, name: str) -> TensorInfo:
-    return model.checkpoint.info(model.spec.file_name(name))
+    return model.whole.info(model.spec.file_name(name))
 
 
 def _spread(names: Sequence[str]) -> list[str]:
@@ -141,8 +143,8 @@ def _ranges(shape: Sequence[int], entries: int) -> Iterator[tuple[int, int]]:
 
 def _part(model: Model, name: str, start: int, stop: int) -> Tensor:
     file = model.spec.file_name(name)
-    part = model.checkpoint.part(file, start, stop)
-    scan(file, part, f"{model.name}/{model.checkpoint.where(file)}")
+    part = model.whole.part(file, start, stop)
+    scan(file, part, f"{model.name}/{model.whole.where(file)}")
     return part.double()
 
 

@@ -21,6 +21,7 @@ from symfuse.cli.app import (
     match_options,
     matched,
     matching_options,
+    memory_of,
     open_model,
     proved,
     save,
@@ -97,8 +98,10 @@ def align(
     matching = {"seconds": time.perf_counter() - start}  # the file is written before all of it is known
     if alignment.variants:
         out.say(f"inexact: {', '.join(alignment.variants)}: moved in a way that does not keep the function")
-    look = _measured if alignment.variants else proved
-    run = report.alignment_run(a, b, alignment, None if options["no_verify"] else look(out, a, alignment))
+    proof = None
+    if not options["no_verify"]:
+        proof = _measured(out, a, alignment) if alignment.variants else proved(out, a, alignment, memory_of(options))
+    run = report.alignment_run(a, b, alignment, proof)
     run |= out.cost() | matching
     _save(out, a, b, alignment, run, options, anchor_output)
     say_alignment(out, run)

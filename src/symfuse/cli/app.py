@@ -85,6 +85,7 @@ def matching_options(function: F) -> F:
             click.option("--one-pass", is_flag=True, help="Rotation, then scale, once (as in the paper)."),
             click.option("--no-biases", is_flag=True, help="Do not translate key and value biases."),
             click.option("--threads", type=click.IntRange(1), help="Worker threads. Default: all cores."),
+            click.option("--memory", metavar="SIZE", help="What matching and proof may take, such as 6GB."),
         ]
     ):
         function = option(function)
@@ -112,7 +113,15 @@ def match_options(options: dict[str, Any], axes: str) -> dict[str, Any]:
         "one_pass": options["one_pass"],
         "biases": not options["no_biases"],
         "threads": options["threads"],
+        "memory": memory_of(options),
     }
+
+
+def memory_of(options: Mapping[str, Any]) -> int | None:
+    """What --memory says, in bytes."""
+    from symfuse.io.shards import parse_size
+
+    return None if options["memory"] is None else parse_size(options["memory"], "--memory")
 
 
 def groups_of(options: Mapping[str, Any]) -> dict[str, str]:
@@ -158,16 +167,16 @@ def matched(out: Output, source: Checkpoint, anchor: Checkpoint, options: dict[s
         )
 
 
-def proved(out: Output, source: Checkpoint, alignment: Alignment) -> dict[str, Any]:
+def proved(out: Output, source: Checkpoint, alignment: Alignment, memory: int | None = None) -> dict[str, Any]:
     """Run source and moved model; VerificationError, before anything is written, if they differ."""
     from symfuse import api
 
-    proof = api.prove(source, alignment)
+    proof = api.prove(source, alignment, memory=memory)
     out.say(
-        f"proved: outputs equal to {proof.exact.worst:.0e} before rounding, {proof.rounding:.0e} after "
-        f"({proof.exact.inputs})"
+        f"proved: outputs equal to {proof.exact.worst:.0e} before rounding; rounding to {proof.rounded_to} changes "
+        f"them by {proof.rounding:.0e} ({proof.exact.inputs})"
     )
-    return verified(proof.exact) | {"rounding": proof.rounding}
+    return verified(proof.exact) | {"rounding": proof.rounding, "rounded to": proof.rounded_to}
 
 
 def verified(result: Verification) -> dict[str, Any]:

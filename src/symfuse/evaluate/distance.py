@@ -6,8 +6,14 @@ import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
 from symfuse.architectures import Model, require_same_shape
-from symfuse.spec import Spec
+from symfuse.io.workers import one_torch_thread
+from symfuse.spec import Spec, layer_of
+
+BLOCK = 1 << 16  # entries that are widened at once: they stay in the cache
 
 
 @dataclass(frozen=True)
@@ -100,14 +106,26 @@ def distance(a: Model, b: Model) -> Distance:
     for name, declared in a.spec.tensors.items():
         if not a.spec.shares(name, b.spec):
             continue
-        x, y = a.read(name), b.read(name)
-        layer = declared.index.get("l", -1)
+        x, y = a.scanned(name), b.scanned(name)
+        at = layer_of(declared.index)
+        layer = -1 if at is None else at
         for part, other in zip(a.spec.segments(name, x), b.spec.segments(name, y), strict=True):
-            left, right = part.view.double(), other.view.double()
-            sums = [(left - right).square(), left * right, left.square(), right.square()]
-            gap = Gap(*(product.sum().item() for product in sums))
+            gap = _gap(*(t.view if t.view.ndim else t.view[None] for t in (part, other)))
             pieces.append(Piece(name, _innermost(a.spec, [atom.name for atom in part.atoms]), layer, gap))
     return Distance(tuple(pieces))
+
+
+def _gap(x: Tensor, y: Tensor) -> Gap:
+    """Of two tensors, some rows at a time: they are widened to float64."""
+    rows = max(1, BLOCK * len(x) // max(1, x.numel()))
+    total = Gap()
+    with one_torch_thread():  # for blocks as small as these, several wait for each other
+        for left, right in zip(torch.split(x, rows), torch.split(y, rows), strict=True):
+            left, right = left.reshape(-1).double(), right.reshape(-1).double()
+            apart = left - right
+            pairs = ((apart, apart), (left, right), (left, left), (right, right))
+            total += Gap(*(torch.dot(u, v).item() for u, v in pairs))
+    return total
 
 
 def _innermost(spec: Spec, names: list[str]) -> str:

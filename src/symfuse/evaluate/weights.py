@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from symfuse.architectures import ARCHITECTURES
+from symfuse.architectures import ARCHITECTURES, resolve, stacked
 from symfuse.errors import CheckpointError, IncompatibleError, OptionError
 from symfuse.evaluate.compatible import (
     most_weights,
@@ -156,8 +156,13 @@ def _by_memory_name(
         checkpoint = open_checkpoint(checkpoint.to(wide).save(scratch), name=checkpoint.name)
     for name in checkpoint:
         checkpoint.read(name)  # whether all is finite
+    if str(checkpoint.config.get("model_type")) in ARCHITECTURES:
+        checkpoint = stacked(checkpoint, resolve(checkpoint.config, checkpoint, checkpoint.name))
     disk = {ours: theirs for theirs, ours in names_in_memory(module).items()}
-    names = {name: _on_disk(disk.get(name, name), checkpoint, module) for name in module.state_dict()}
+    names = {
+        name: _on_disk(disk.get(name, name), checkpoint, module) or _on_disk(name, checkpoint, module)
+        for name in module.state_dict()
+    }
     found = _Renamed(checkpoint, {ours: theirs for ours, theirs in names.items() if theirs is not None})
     declared = str(checkpoint.config.get("model_type")) in ARCHITECTURES or not hasattr(module, "base_model_prefix")
     if declared or all(name in found for name, _ in module.named_parameters()):

@@ -56,9 +56,8 @@ def assign_batch(scores: Float[Tensor, "*b n n"]) -> Int[Tensor, "*b n"]:
         )
     found = matrices.argmax(-1)
     for k in (~_distinct(found)).nonzero().flatten().tolist():
-        held = matrices[k] == matrices[k].amax(0)
         # A row that holds none is given column 0, as is the row that holds column 0: they are not distinct.
-        columns = held.byte().argmax(-1)
+        columns = (matrices[k] == matrices[k].amax(0)).byte().argmax(-1)
         found[k] = columns if _distinct(columns) else _solve(matrices[k])
     return found.reshape(scores.shape[:-1])
 
@@ -74,7 +73,8 @@ def _solve(scores: Float[Tensor, "n n"]) -> Int[Tensor, " n"]:
     from scipy.optimize import linear_sum_assignment
 
     prices = _prices(scores) if len(scores) >= _WARM_SIZE else torch.zeros_like(scores[0])
-    costs = prices.cpu().double() - scores.cpu()
+    costs = torch.empty(scores.shape, dtype=torch.float64).copy_(scores)  # in place: a difference would widen it twice
+    costs.neg_().add_(prices.cpu().double())
     return torch.as_tensor(linear_sum_assignment(costs.numpy())[1], device=scores.device)
 
 

@@ -7,12 +7,12 @@ Shapes: `*b` are batch dimensions (one element for each index of the axes that a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from symfuse.errors import SymmetryError
@@ -38,7 +38,7 @@ class Moments:
     @property
     def full(self) -> bool:
         """Whether xx and yy are Gram matrices rather than their diagonals."""
-        return self.xx.ndim == self.xy.ndim
+        return self.xx.ndim == len(self.shape)
 
     @property
     def x_norms(self) -> Float[Tensor, "*b n"]:
@@ -49,6 +49,24 @@ class Moments:
     def y_norms(self) -> Float[Tensor, "*b n"]:
         """The squared norms of the rows of Y."""
         return self.yy.diagonal(dim1=-2, dim2=-1) if self.full else self.yy
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """That of xy."""
+        return tuple(self.xy.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which single entries of xy come."""
+        return self.xy.dtype
+
+    def rows(self, dtype: torch.dtype, step: int) -> Iterator[Float[Tensor, "*b k n"]]:
+        """xy in blocks of so many rows."""
+        return (block.to(dtype) for block in torch.split(self.xy, step, dim=-2))
+
+    def picked(self, index: Int[Tensor, "*b n"]) -> Float[Tensor, "*b n"]:
+        """The entries xy[i, index[i]]."""
+        return torch.take_along_dim(self.xy, index[..., None], -1)[..., 0]
 
     @property
     def size(self) -> Float[Tensor, "*b"]:
@@ -114,6 +132,10 @@ class Element(ABC):
     def inner(self, c: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b"]:
         """⟨g, C⟩, the sum over entries of g times C, float64."""
 
+    def cross(self, moments: Moments) -> Float[Tensor, "*b"]:
+        """⟨g, X Yᵀ⟩, float64, from no more of it than g has entries."""
+        return self.inner(moments.xy)
+
     @abstractmethod
     def gain(self, yy: Float[Tensor, "*b n"] | Float[Tensor, "*b n n"]) -> Float[Tensor, "*b"]:
         """|gY|² from Y Yᵀ, or from its diagonal if that is enough (else SymmetryError); yy has the element's batch."""
@@ -151,6 +173,11 @@ class Group(ABC):
     size: ClassVar[int | None] = None
     # Whether `best` needs all of X Xᵀ and Y Yᵀ, which cost as much as X Yᵀ, or the norms of rows alone.
     gram: ClassVar[bool] = False
+
+    def streams(self, n: int) -> bool:  # noqa: ARG002
+        """Whether `best` takes the cross-Grams of n units some rows at a time (`Moments.rows`) and in single entries
+        (`Moments.picked`): then they need not be kept."""
+        return False
 
     @property
     def name(self) -> str:
@@ -191,13 +218,18 @@ class Group(ABC):
     def best(self, moments: PartMoments) -> Element:
         """argmin over g of |X − gY|² + |X' − g⁻ᵀY'|² + |X'' − |g|Y''|² (primal, dual and plain parts)."""
 
-    def reach(self, c: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b"]:
-        """max of ⟨g, C⟩ over the elements that keep norms: what a pair of units is worth whose insides g aligns."""
+    def reach(self, c: Float[Tensor, "*b n n"], plain: Float[Tensor, "*b n n"] | None = None) -> Float[Tensor, "*b"]:
+        """max of ⟨g, C⟩ + ⟨|g|, C''⟩ over the elements that keep norms: what a pair of units is worth whose insides g
+        aligns. plain: C'', of a group that has a permutation part."""
         group = self.without_scaling()
         if type(group) is not type(self):
-            return group.reach(c)
+            return group.reach(c, plain)
         norms = c.new_zeros(c.shape[:-1])
-        return self.best({"primal": Moments(c, norms, norms)}).inner(c)
+        parts: dict[Part, Tensor] = {"primal": c}
+        if plain is not None:
+            parts["plain"] = plain
+        best = self.best({part: Moments(gram, norms, norms) for part, gram in parts.items()})
+        return torch.stack([best.part(part).inner(gram) for part, gram in parts.items()]).sum(0)
 
 
 def total(moments: PartMoments) -> Moments:
@@ -219,7 +251,7 @@ def objective(g: Element, moments: PartMoments) -> Float[Tensor, "*b"]:
     values = []
     for part, m in moments.items():
         h = g.part(part)
-        values.append(m.x_norms.double().sum(-1) - 2 * h.inner(m.xy) + h.gain(m.yy.double()))
+        values.append(m.x_norms.double().sum(-1) - 2 * h.cross(m) + h.gain(m.yy.double()))
     return torch.stack(values).sum(0)
 
 

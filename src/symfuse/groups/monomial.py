@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from symfuse.groups.assignment import assign_batch
-from symfuse.groups.base import Element, Group, PartMoments, row_norms, total
+from symfuse.groups.base import Element, Group, Moments, PartMoments, row_norms, total
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,8 +69,13 @@ class Monomial(Element):
         return Monomial(index, scale)
 
     def inner(self, c: Tensor) -> Tensor:
-        picked = torch.take_along_dim(c, self.index[..., None], -1)[..., 0].double()
-        return (picked if self.scale is None else picked * self.scale.double()).sum(-1)
+        return self._weighted(torch.take_along_dim(c, self.index[..., None], -1)[..., 0])
+
+    def cross(self, moments: Moments) -> Tensor:
+        return self._weighted(moments.picked(self.index))
+
+    def _weighted(self, picked: Tensor) -> Tensor:
+        return (picked.double() if self.scale is None else picked.double() * self.scale.double()).sum(-1)
 
     def gain(self, yy: Tensor) -> Tensor:
         yy = row_norms(yy, self.batch)

@@ -146,7 +146,8 @@ class Orthogonal(Group):
         refuse_plain(moments)
         return Similarity(polar(total(moments).xy))
 
-    def reach(self, c: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b"]:
+    def reach(self, c: Float[Tensor, "*b n n"], plain: Float[Tensor, "*b n n"] | None = None) -> Float[Tensor, "*b"]:
+        assert plain is None  # it has no permutation part
         return nuclear_norms(c)
 
 

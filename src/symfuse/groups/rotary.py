@@ -53,7 +53,8 @@ class Phase(Group):
         refuse_plain(moments)
         return Similarity(_matrix(_unit(_complex(total(moments).xy))))
 
-    def reach(self, c: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b"]:
+    def reach(self, c: Float[Tensor, "*b n n"], plain: Float[Tensor, "*b n n"] | None = None) -> Float[Tensor, "*b"]:
+        assert plain is None  # it has no permutation part
         return _complex(c.double()).abs()
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from symfuse.groups.assignment import assign_batch
@@ -28,6 +28,9 @@ from symfuse.groups.scale import LIMIT, best_scale, least_cost, scale_cost
 
 # How many pairs of units are scored at once: what bounds the memory of scoring.
 PAIRS = 1 << 20
+# Beyond so many units their moments are not kept: of a feed-forward of 14336 they would take 5 GB. Scores are formed of
+# ROWS units of the anchor at a time, in float32: a permutation is exact whatever rounding its scores had.
+LARGE, ROWS = 2048, 512
 
 
 class Scaling(Group):
@@ -52,13 +55,14 @@ class Scaling(Group):
 
     def best(self, moments: PartMoments) -> Monomial:
         n, batch = _shape(moments)
-        p, q = _terms(moments.get("primal"), diagonal=True)
-        r, s = _terms(moments.get("dual"), diagonal=True)
+        p, q = _diagonal(moments.get("primal"))
+        r, s = _diagonal(moments.get("dual"))
         p, q, r, s = (t.expand(*batch, n) for t in (p, q, r, s))
         return Monomial(identity_index(n, batch), best_scale(p, q, r, s))
 
-    def reach(self, c: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b"]:
-        return torch.diagonal(c, dim1=-2, dim2=-1).double().sum(-1)  # the identity alone keeps norms
+    def reach(self, c: Float[Tensor, "*b n n"], plain: Float[Tensor, "*b n n"] | None = None) -> Float[Tensor, "*b"]:
+        both = c if plain is None else c + plain
+        return torch.diagonal(both, dim1=-2, dim2=-1).double().sum(-1)  # the identity alone keeps norms
 
 
 class _Rescaled(Group):
@@ -68,17 +72,31 @@ class _Rescaled(Group):
         return Monomial(identity_index(n, batch))
 
     def best(self, moments: PartMoments) -> Monomial:
+        index = assign_batch(self._scores(moments))
+        terms = [t for part in ("primal", "dual") for t in _picked(moments.get(part), index)]
+        return Monomial(index, self._scales(*terms))
+
+    def _scores(self, moments: PartMoments) -> Float[Tensor, "*b n n"]:
+        """What is to be assigned: the negative costs of all pairs, formed some rows at a time."""
         n, batch = _shape(moments)
-        terms = [t.expand(*batch, n, n) for part in ("primal", "dual") for t in _terms(moments.get(part))]
-        cost = self._costs(moments, terms)
-        if "plain" in moments:
-            cost -= 2 * moments["plain"].xy.double()
-        index = assign_batch(-cost)
-        return Monomial(index, self._scales(*(torch.take_along_dim(t, index[..., None], -1)[..., 0] for t in terms)))
+        scores = torch.empty(*batch, n, n, dtype=torch.float32 if self.streams(n) else torch.float64)
+        start, rows = 0, (m.rows(scores.dtype, ROWS) for m in moments.values())
+        for blocks in zip(*rows, strict=True):
+            cross = dict(zip(moments, blocks, strict=True))
+            shape = blocks[0].shape
+            stop = start + shape[-2]
+            terms = [t for part in ("primal", "dual") for t in _terms(moments.get(part), cross.get(part), shape)]
+            cost = self._costs(moments, terms, slice(start, stop))
+            if "plain" in cross:
+                cost -= 2 * cross["plain"]
+            torch.neg(cost, out=scores[..., start:stop, :])
+            start = stop
+        return scores
 
     @abstractmethod
-    def _costs(self, moments: PartMoments, terms: Sequence[Tensor]) -> Float[Tensor, "*b n n"]:
-        """What each pair of units costs, of the parts that feel scales. terms: p, q, r and s of `scale_cost`."""
+    def _costs(self, moments: PartMoments, terms: Sequence[Tensor], rows: slice) -> Float[Tensor, "*b k n"]:
+        """What each pair of units costs, of the parts that feel scales: of the rows that `terms`, p, q, r and s of
+        `scale_cost`, are of."""
 
     @abstractmethod
     def _scales(self, p: Tensor, q: Tensor, r: Tensor, s: Tensor) -> Tensor:
@@ -110,7 +128,10 @@ class PositiveMonomial(_Rescaled):
     def contains(self, g: Element, atol: float) -> bool:  # noqa: ARG002 - any positive scale belongs
         return is_permutation(g) and isinstance(g, Monomial) and (g.scale is None or positive(g.scale))
 
-    def _costs(self, moments: PartMoments, terms: Sequence[Tensor]) -> Tensor:  # noqa: ARG002
+    def streams(self, n: int) -> bool:
+        return n > LARGE
+
+    def _costs(self, moments: PartMoments, terms: Sequence[Tensor], rows: slice) -> Tensor:  # noqa: ARG002
         return _in_blocks(least_cost, terms)
 
     def _scales(self, p: Tensor, q: Tensor, r: Tensor, s: Tensor) -> Tensor:
@@ -131,7 +152,7 @@ class SignedMonomial(_Rescaled):
     size, and by about 1 % at most with more noise or without relation.
     """
 
-    largest_exact: int = 2048
+    largest_exact: int = 1024
     below: ClassVar[tuple[str, ...]] = ("signed", "monomial")
 
     @property
@@ -152,12 +173,15 @@ class SignedMonomial(_Rescaled):
     def contains(self, g: Element, atol: float) -> bool:  # noqa: ARG002 - any scale but 0 belongs
         return is_permutation(g) and isinstance(g, Monomial) and (g.scale is None or positive(g.scale.abs()))
 
-    def _costs(self, moments: PartMoments, terms: Sequence[Tensor]) -> Tensor:
-        n, batch = _shape(moments)
-        if n <= self.largest_exact:
+    def streams(self, n: int) -> bool:
+        return n > self.largest_exact
+
+    def _costs(self, moments: PartMoments, terms: Sequence[Tensor], rows: slice) -> Tensor:
+        like = terms[0]
+        if like.shape[-1] <= self.largest_exact:
             return _in_blocks(_least_of_both, terms)
-        down, across = (_balance(moments, side) for side in ("x_norms", "y_norms"))
-        balance = [t.expand(*batch, n, n) for t in (down[..., :, None], 1 / across[..., None, :])]
+        down, across = (_balance(moments, side).to(like.dtype) for side in ("x_norms", "y_norms"))
+        balance = [t.expand(like.shape) for t in (down[..., rows, None], 1 / across[..., None, :])]
         return _in_blocks(_balanced_cost, [*terms, *balance])
 
     def _scales(self, p: Tensor, q: Tensor, r: Tensor, s: Tensor) -> Tensor:
@@ -191,21 +215,33 @@ def _balance(moments: PartMoments, side: str) -> Float[Tensor, "*b n"]:
     return mean.where(mean.isfinite(), 0.0).exp()
 
 
-def _in_blocks(cost: Callable[..., Tensor], terms: Sequence[Tensor]) -> Float[Tensor, "*b n n"]:
+def _in_blocks(cost: Callable[..., Tensor], terms: Sequence[Tensor]) -> Float[Tensor, "*b k n"]:
     """The cost of all pairs, some rows of them at a time."""
     rows = zip(*(torch.split(t, PAIRS // t.shape[-1] + 1, dim=-2) for t in terms), strict=True)
     return torch.cat([cost(*block) for block in rows], dim=-2)
 
 
 def _shape(moments: PartMoments) -> tuple[int, tuple[int, ...]]:
-    xy = next(iter(moments.values())).xy
-    return xy.shape[-1], tuple(xy.shape[:-2])
+    *batch, _, n = next(iter(moments.values())).shape
+    return n, tuple(batch)
 
 
-def _terms(m: Moments | None, diagonal: bool = False) -> tuple[Tensor, Tensor]:
-    """|y|² and ⟨x, y⟩ of every pair of units (x down, y across), or of each unit with itself."""
+def _terms(m: Moments | None, cross: Tensor | None, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """|y|² and ⟨x, y⟩ of pairs of units (x down, y across), of rows of their cross-Gram; 0 of a part that is absent."""
+    if m is None or cross is None:
+        return torch.zeros(()).expand(*shape), torch.zeros(()).expand(*shape)
+    return m.y_norms[..., None, :].to(cross.dtype).expand(cross.shape), cross
+
+
+def _picked(m: Moments | None, index: Int[Tensor, "*b n"]) -> tuple[Tensor, Tensor]:
+    """|y|² and ⟨x, y⟩ of each unit with the one of that index, float64."""
+    if m is None:
+        return torch.zeros(index.shape, dtype=torch.float64), torch.zeros(index.shape, dtype=torch.float64)
+    return torch.take_along_dim(m.y_norms.double(), index, -1), m.picked(index).double()
+
+
+def _diagonal(m: Moments | None) -> tuple[Tensor, Tensor]:
+    """|y|² and ⟨x, y⟩ of each unit with itself."""
     if m is None:
         return torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
-    if diagonal:
-        return m.y_norms.double(), torch.diagonal(m.xy, dim1=-2, dim2=-1).double()
-    return m.y_norms.double()[..., None, :].expand(m.xy.shape), m.xy.double()
+    return m.y_norms.double(), torch.diagonal(m.xy, dim1=-2, dim2=-1).double()

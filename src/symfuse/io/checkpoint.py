@@ -16,6 +16,7 @@ from torch import Tensor
 
 from symfuse.errors import CheckpointError, OptionError, OutputError
 from symfuse.io.companions import read_companions
+from symfuse.io.sentence import behind, module_weights, readers
 from symfuse.io.tensors import StoredTensors, TensorInfo, flat_part
 from symfuse.io.writer import write
 
@@ -100,9 +101,14 @@ class Checkpoint(Mapping[str, Tensor]):
 
         CheckpointError, naming the model and its file, if it has NaN or infinity.
         """
+        tensor = self.scanned(name)
+        return tensor.to(torch.promote_types(tensor.dtype, torch.float32)) if tensor.is_floating_point() else tensor
+
+    def scanned(self, name: str) -> Tensor:
+        """As `read`, in the dtype in which it comes."""
         tensor, file = self._unrounded(name), self.file_of(name)
         scan(name, tensor, self.name if file is None else f"{self.name}/{file}")
-        return tensor.to(torch.promote_types(tensor.dtype, torch.float32)) if tensor.is_floating_point() else tensor
+        return tensor
 
     def part(self, name: str, start: int, stop: int) -> Tensor:
         """The elements from start to stop of a tensor as flat: in its stored dtype, read without the rest where the
@@ -194,6 +200,18 @@ class Checkpoint(Mapping[str, Tensor]):
             return dict(self.files or {})
         return read_companions(self.folder)
 
+    def module_weights(self) -> dict[str, bytes]:
+        """The weights of modules that sentence-transformers runs behind the model, which `save` copies; see there."""
+        return {} if self.folder is None else module_weights(self.folder)
+
+    def pooled(self) -> bool:
+        """Whether sentence-transformers has modules behind the model."""
+        return self.folder is not None and bool(behind(self.folder))
+
+    def readers(self) -> list[str]:
+        """The modules of sentence-transformers behind the model that read single units of its hidden states."""
+        return [] if self.folder is None else readers(self.folder)
+
     def save(
         self,
         target: str | os.PathLike[str],
@@ -219,7 +237,7 @@ class Checkpoint(Mapping[str, Tensor]):
             {name: self.info(name) for name in self},
             getattr(self._tensors, "blocks", self._in_one_block),
             config=self.config,
-            companions=self.companions(),
+            companions=self.companions() | self.module_weights(),
             overwrite=overwrite,
             max_shard_size=max_shard_size,
             extra=extra,

@@ -199,7 +199,8 @@ def _no_weights(folder: Path, files: Mapping[str, Path]) -> CheckpointError:
     if gguf := [name for name in files if name.endswith(".gguf")]:
         return CheckpointError(
             f"{folder} holds its weights only as GGUF ({some(gguf)}), whose blocks are quantised. Use the "
-            "original model, or dequantise it: from_pretrained(folder, gguf_file=…).save_pretrained(other)."
+            "original model, or unpack it: from_pretrained(folder, gguf_file=…, quantization_config="
+            "GgufConfig(dequantize=True)).save_pretrained(other)."
         )
     return CheckpointError(
         f"{folder} holds no weights: expected model.safetensors or pytorch_model.bin, or shards of either; "

@@ -29,14 +29,14 @@ UNITS = {
 RANK = {dtype: rank for rank, dtype in enumerate(DTYPE_NAMES)}
 
 
-def parse_size(size: int | str) -> int:
+def parse_size(size: int | str, what: str = "max_shard_size") -> int:
     """Bytes of "5GB" (decimal), "200MiB" (binary) or a number. Raises OptionError."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(size))
     if not match or match[2].upper() not in UNITS or len(match[1]) > 20:
-        raise OptionError(f"max_shard_size {size!r} is not a size; expected bytes, or for example '5GB' or '200MB'")
+        raise OptionError(f"{what} {size!r} is not a size; expected bytes, or for example '5GB' or '200MB'")
     value = int(float(match[1]) * UNITS[match[2].upper()])
     if value < 1:
-        raise OptionError(f"max_shard_size {size!r} is less than a byte")
+        raise OptionError(f"{what} {size!r} is less than a byte")
     return value
 
 

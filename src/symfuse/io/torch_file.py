@@ -25,7 +25,7 @@ def read_torch_file(path: Path) -> tuple[dict[str, StoredTensor], tuple[str, ...
     Raises CheckpointError if the file cannot be read, holds code, or anything other than named tensors.
     """
     stamp = Stamp.of(path)
-    loaded = _load(path)
+    loaded = load_data(path)
     notes: tuple[str, ...] = ()
     if not _is_state_dict(loaded):
         loaded, key = _unwrap(path, loaded)
@@ -33,7 +33,9 @@ def read_torch_file(path: Path) -> tuple[dict[str, StoredTensor], tuple[str, ...
     return {name: _stored(stamp, name, tensor) for name, tensor in loaded.items()}, notes
 
 
-def _load(path: Path) -> Any:
+def load_data(path: Path) -> Any:
+    """What a file of torch.save holds, as data only, memory-mapped where possible. CheckpointError if it is damaged, or
+    holds anything that could be code."""
     try:
         # Files older than PyTorch 1.6 are not zip archives and cannot be mapped.
         with warnings.catch_warnings(action="ignore"):  # of pickle protocols, beside the error that follows

@@ -83,6 +83,27 @@ class Workers(Generic[Item]):
         threading.Thread(target=wait, daemon=True).start()
 
 
+class Budget:
+    """Bytes that threads share: who wants more than is left waits, but for one who would be alone."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._held = 0
+        self._free = threading.Condition()
+
+    @contextmanager
+    def hold(self, nbytes: int) -> Iterator[None]:
+        with self._free:
+            self._free.wait_for(lambda: not self._held or self._held + nbytes <= self.limit)
+            self._held += nbytes
+        try:
+            yield
+        finally:
+            with self._free:
+                self._held -= nbytes
+                self._free.notify_all()
+
+
 _lock = threading.Lock()
 _users = 0
 _torch_threads = 1

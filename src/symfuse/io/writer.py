@@ -71,7 +71,7 @@ def write(
         remove_stale(place, partial.folder if resume else None)
         held = partial.held
     _check_space(place, sum(info.nbytes for info in infos.values()) + sum(map(len, files.values())) - held)
-    with _kills_as_exceptions(), new_folder(place, partial, resume=resume), ExitStack() as opened:
+    with kills_as_exceptions(), new_folder(place, partial, resume=resume), ExitStack() as opened:
         with system_errors(place):
             output = _Output(partial, shards, opened, direct=direct, fingerprint=fingerprint if resume else None)
             for name, data in {**(companions or {}), **files}.items():
@@ -254,7 +254,7 @@ def _json(value: Mapping[str, Any], what: str) -> bytes:
 
 
 @contextmanager
-def _kills_as_exceptions() -> Iterator[None]:
+def kills_as_exceptions() -> Iterator[None]:
     """Let a polite kill, or a terminal that is closed, unwind the stack, and with it remove what is half written, as an
     interrupt does."""
     if threading.current_thread() is not threading.main_thread():

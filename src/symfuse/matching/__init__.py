@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from symfuse.matching.activations import match_by_activations
 from symfuse.matching.anchor import nearest_to_mean
-from symfuse.matching.axes import MATCHABLE, choose_axes, choose_groups, choose_layers
+from symfuse.matching.axes import MATCHABLE, choose_axes, choose_groups, choose_layers, word_of
 from symfuse.matching.chosen import select, usual
 from symfuse.matching.coordinate import Step, match_models
 from symfuse.matching.universe import Universe, match_universe
@@ -22,4 +22,5 @@ __all__ = [
     "nearest_to_mean",
     "select",
     "usual",
+    "word_of",
 ]

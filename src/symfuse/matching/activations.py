@@ -7,6 +7,7 @@ scored at its best inner elements, then what is inside of them.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import torch
@@ -15,16 +16,15 @@ from torch import Tensor, nn
 from symfuse.alignment import Alignment
 from symfuse.architectures import Model
 from symfuse.errors import OptionError
-from symfuse.groups import Element, Group, Linear, Moments, Monomial, Part, PartMoments, Scaling
+from symfuse.groups import Element, Group, Monomial, Permutation
 from symfuse.groups.assignment import assign_batch
 from symfuse.groups.base import total
-from symfuse.groups.scale import LIMIT
 from symfuse.io import Checkpoint
-from symfuse.matching.blocks import improve
 from symfuse.matching.chosen import choose, steps_of
+from symfuse.matching.heard import alike, best
 from symfuse.modules import live
 from symfuse.spec import Instance, Spec
-from symfuse.stats.activations import Batch, Heard, inverse_deviations, listen, moments_of, present, require_kind
+from symfuse.stats.activations import Batch, Heard, listen, present, require_kind
 from symfuse.stats.places import Place, places
 
 # Which of the places where an axis that all layers share is heard count.
@@ -57,6 +57,11 @@ def match_by_activations(
     """
     chosen = choose(source, anchor, axes, layers, scaling=scaling, groups=groups, variants=variants, frame=frame)
     live_anchor, live_source = ((build or _live)(model.checkpoint) for model in (chosen.anchor, chosen.source))
+    if "decoder_input_ids" in inspect.signature(live_anchor.forward).parameters:
+        raise OptionError(
+            f"{anchor.name} is an encoder with a decoder, whose inputs are of different lengths: their activations are "
+            "not matched yet; match from weights (--from weights)"
+        )
 
     def keep(batch: Batch) -> Tensor:
         if "input_ids" not in batch:
@@ -78,12 +83,6 @@ def match_by_activations(
     return chosen.alignment(found, "activations", options, steps_of(chosen, found))
 
 
-def _has_planes(spec: Spec, outer: Instance) -> bool:
-    """Whether what is inside of an axis has elements for more than its indices, as rotary planes have."""
-    inside = [batch for axis in spec.order if outer.axis in (batch := spec.batch_axes(axis))]
-    return any(batch != (outer.axis,) for batch in inside)
-
-
 def _live(checkpoint: Checkpoint) -> nn.Module:
     return live(checkpoint, torch.float32)
 
@@ -103,133 +102,115 @@ def match_activations(
     """The best element of each axis instance for the activations of two live modules on the same batches.
 
     residual: which places of an axis that all layers share count: the "first", the "last", or "all". kind: as in
-    `moments_of`. keep: as in `listen`. An instance that is heard nowhere is left out; so is the order of heads with
-    rotary positions, as pairs of them are not scored by their planes yet.
+    `moments_of`. keep: as in `listen`. An instance that is heard nowhere is left out.
     """
     require_kind(kind)
     if residual not in RESIDUAL:
         raise OptionError(f"residual is {residual!r}; expected {', '.join(RESIDUAL)}")
-    where = places(spec, anchor, [i for i in instances if not _has_planes(spec, i)])
+    where = places(spec, anchor, instances)
     where |= {i: found[RESIDUAL[residual]] for i, found in where.items() if not i.index}
-    wanted = list(dict.fromkeys(place for found in where.values() for place in found))
-    full = {place for i, found in where.items() if groups[i].gram for place in found}
+    where = {i: found for i, found in where.items() if found}
+    inside = _inside(where, groups)
+    later = {outer: {i.axis for i in inner if i in inside} for outer, inner in inside.items()}
+    apart = {
+        outer: places(spec, anchor, inner, without=later[outer]) if later[outer] else {i: where[i] for i in inner}
+        for outer, inner in inside.items()
+    }
+    of = [(i, found) for each in (where, *apart.values()) for i, found in each.items() if found]
+    wanted = list(dict.fromkeys(place for _, found in of for place in found))
+    full = {place for i, found in of if groups[i].gram for place in found}
     heard = listen(spec, anchor, source, batches, wanted, keep=keep, gram=full)
-    at = {i: _heard_of(i, found, heard) for i, found in where.items() if found}
+    for instance, found in of:
+        _require_heard(instance, found, heard)
+
+    def at(places: Mapping[Instance, Collection[Place]]) -> dict[Instance, dict[Place, Heard]]:
+        return {i: {place: heard[place] for place in found if place in heard} for i, found in places.items()}
+
+    orders: dict[Instance, Tensor] = {}
+    for outer in sorted(inside, key=lambda i: -spec.order.index(i.axis)):  # axes that others are inside of first
+        orders[outer] = _order(spec, outer, at(apart[outer]), groups, kind, later[outer])
+        heard = {place: _reordered(spec, outer, place, one, orders[outer]) for place, one in heard.items()}
     elements: dict[Instance, Element] = {}
-    for instance in sorted(at, key=lambda i: -spec.order.index(i.axis)):  # axes that others are inside of first
-        inner = [i for i in at if instance.axis in spec.batch_axes(i.axis) and i.index == instance.index]
-        if inner:
-            elements |= _heads(spec, instance, inner, at, groups, kind)
-        elif instance not in elements:
-            elements[instance] = _best(spec, instance, at[instance], groups[instance], kind)
+    for instance, there in at(where).items():
+        ordered = Monomial(orders[instance]) if instance in orders else None
+        element = ordered or best(spec, instance, there, groups[instance], kind)
+        elements[instance] = _as_source(spec, instance, element, orders)
     return {instance: element for instance, element in elements.items() if not element.is_identity()}
 
 
-def _heard_of(instance: Instance, found: Collection[Place], heard: Mapping[Place, Heard]) -> dict[Place, Heard]:
-    """What is heard of an axis instance; OptionError if all of its places are silent."""
-    at = {place: heard[place] for place in found if place in heard}
-    if not at:
+def _require_heard(instance: Instance, found: Collection[Place], heard: Mapping[Place, Heard]) -> None:
+    """OptionError if all places of an axis instance are silent."""
+    if not any(place in heard for place in found):
         raise OptionError(
             f"nothing is heard of {instance} at {', '.join(map(str, found))}: no batch makes the models call that "
             "module, or they call its .forward, past its hooks; leave that axis out (axes=), or give build= a module "
             "that calls its parts as module(x)"
         )
-    return at
 
 
-def _best(spec: Spec, instance: Instance, heard: Mapping[Place, Heard], group: Group, kind: str) -> Element:
-    """The best element: where units are rescaled the permutation or rotation first, and then the anchor's deviations.
-
-    What activations gain by a scale takes no account of the weights that read the unit.
-    """
-    moments = _alike(spec, instance, heard, group, kind)
-    if not _rescales(group):
-        return improve(group, moments)[0]
-    if isinstance(group, Scaling):  # what is left of it without scales is the identity
-        xy = next(iter(moments.values())).xy
-        found: Element = group.identity(xy.shape[-1], tuple(xy.shape[:-2]))
-    else:
-        found = improve(group.without_scaling(), moments)[0]
-    scale = _scale(found, moments_of(spec, instance, heard, group, "covariance"))
-    tensors = dict(found.tensors())
-    return found.rebuild(tensors | {"scale": scale * tensors.get("scale", 1)})  # which has signs
+def _inside(
+    at: Mapping[Instance, Collection[Place]], groups: Mapping[Instance, Group]
+) -> dict[Instance, list[Instance]]:
+    """Each axis that is reordered and has others inside of it (heads; the query heads that share a key), with those:
+    they are heard where it is, faster than it."""
+    found: dict[Instance, list[Instance]] = {}
+    for outer in at:
+        for inner, where in at.items() if isinstance(groups[outer], Permutation) else ():
+            parts = ([atom.name for atom in part] for place in where for part in place.layout.parts())
+            if inner.index[: len(outer.index)] == outer.index and any(_is_in(inner, outer, part) for part in parts):
+                found.setdefault(outer, []).append(inner)
+    return found
 
 
-def _rescales(group: Group) -> bool:
-    """Whether its elements are scales after a permutation or rotation."""
-    if isinstance(group.identity(1, ()), Linear):
-        return False
-    return isinstance(group, Scaling) or group.without_scaling() != group
+def _is_in(inner: Instance, outer: Instance, part: Sequence[str]) -> bool:
+    return {inner.axis, outer.axis} <= {*part} and part.index(outer.axis) < part.index(inner.axis)
 
 
-def _alike(
-    spec: Spec, instance: Instance, heard: Mapping[Place, Heard], group: Group, kind: str, *, pairs: bool = False
-) -> PartMoments:
-    """The moments from which an element follows up to its scales; pairs: as in `moments_of`.
-
-    A rotation with a scale turns the anchor's way what has its norm. So queries and keys have the same say, however
-    either model shares the norm of its scores among them, and so has each head.
-    """
-    moments = moments_of(spec, instance, heard, group, kind, pairs=pairs)
-    if isinstance(group.identity(1, ()), Monomial) or not _rescales(group):
-        return moments
-    out: dict[Part, Moments] = {}
-    for part, m in moments.items():
-        sx, sy = (inverse_deviations(norms.mean(-1, keepdim=True)) for norms in (m.x_norms, m.y_norms))
-        out[part] = Moments(m.xy * (sx * sy)[..., None], m.x_norms * sx.square(), m.y_norms * sy.square())
-    return out
-
-
-def _scale(found: Element, moments: PartMoments) -> Tensor:
-    """The ratio of deviations of each unit, or of all that a rotation mixes: the geometric mean over the parts, of
-    which the dual one goes the other way, and 1 where there is none in which both change.
-
-    Swapping the models inverts it. The slope of least squares is that times the correlation: of units that are alike
-    and not the same it is too small, in both directions.
-    """
-    logs = []
-    for part, m in moments.items():
-        if part == "plain":  # does not feel scales
-            continue
-        by_unit = isinstance(found, Monomial)
-        x, y = (m.x_norms, found.forget().act(m.y_norms, -1)) if by_unit else (m.x_norms.sum(-1), m.y_norms.sum(-1))
-        ratio = inverse_deviations(y) / inverse_deviations(x)
-        logs.append(-ratio.log() if part == "dual" else ratio.log())
-    each = torch.stack(logs)
-    mean = each.where(each.isfinite(), 0).sum(0) / each.isfinite().sum(0).clamp_min(1)
-    return mean.exp().clamp(1 / LIMIT, LIMIT)
-
-
-def _heads(
+def _order(
     spec: Spec,
     outer: Instance,
-    inner: Collection[Instance],
-    at: Mapping[Instance, Mapping[Place, Heard]],
+    inner: Mapping[Instance, Mapping[Place, Heard]],
     groups: Mapping[Instance, Group],
     kind: str,
-) -> dict[Instance, Element]:
-    """The permutation of heads, and the inner elements of the pairs, indexed as the source is before it is permuted."""
-    alike = {i: _alike(spec, i, at[i], groups[i], kind, pairs=True) for i in inner}
-    index = assign_batch(torch.stack([groups[i].reach(total(pairs).xy) for i, pairs in alike.items()]).sum(0))
-    back = torch.argsort(index)
-    elements: dict[Instance, Element] = {outer: Monomial(index)}
-    for instance in inner:
-        paired = {place: _reordered(spec, instance, place, found, index) for place, found in at[instance].items()}
-        best = _best(spec, instance, paired, groups[instance], kind)
-        elements[instance] = best.rebuild({key: tensor[back] for key, tensor in best.tensors().items()})
-    return elements
+    later: Collection[str],
+) -> Tensor:
+    """The order of an axis, an index: each pair of its units is worth what the best inner elements reach.
+
+    later: axes inside of it whose order is not known yet; what has them is not looked at.
+    """
+    worth, pairs = list[Tensor](), len(spec.batch_axes(outer.axis)) + 2
+    for instance, heard in inner.items():
+        moments = alike(spec, instance, heard, groups[instance], kind, pairs=outer.axis, without=later)
+        if moments:
+            each = groups[instance].reach(total(moments).xy)
+            worth.append(each.flatten(pairs).sum(-1) if each.ndim > pairs else each)
+    return assign_batch(torch.stack(worth).sum(0))
 
 
-def _reordered(spec: Spec, inner: Instance, place: Place, heard: Heard, index: Tensor) -> Heard:
-    """What would be heard if the heads of the source stood in the order of the anchor's."""
-    (axis,) = spec.batch_axes(inner.axis)
-    width = place.layout.shape(spec.sizes)[0]
-    order = torch.arange(width)
-    moved = torch.empty_like(order)
-    for segment, target in zip(
-        place.layout.segments(order, spec.sizes), place.layout.segments(moved, spec.sizes), strict=True
-    ):
+def _reordered(spec: Spec, outer: Instance, place: Place, heard: Heard, index: Tensor) -> Heard:
+    """What would be heard if the units of an axis of the source stood in that order."""
+    here = spec.instance(outer.axis, spec.tensors[place.weight].index)
+    if here != outer or outer.axis not in place.layout.names:
+        return heard
+    axes = (*spec.batch_axes(outer.axis), outer.axis)
+    order = torch.arange(place.layout.shape(spec.sizes)[0])
+    moved = order.clone()
+    segments = (place.layout.segments(numbers, spec.sizes) for numbers in (order, moved))
+    for segment, target in zip(*segments, strict=True):
         names = [atom.name for atom in segment.atoms]
-        target.view.copy_(segment.view.index_select(names.index(axis), index) if axis in names else segment.view)
+        if outer.axis in names:
+            by_place = index.permute(sorted(range(len(axes)), key=lambda i: names.index(axes[i])))
+            shape = [spec.sizes[name] if name in axes else 1 for name in names]
+            target.view.copy_(segment.view.take_along_dim(by_place.reshape(shape), names.index(outer.axis)))
     yy = heard.yy[moved][:, moved] if heard.yy.ndim == 2 else heard.yy[moved]
     return Heard(heard.xy[:, moved], heard.xx, yy)
+
+
+def _as_source(spec: Spec, instance: Instance, element: Element, orders: Mapping[Instance, Tensor]) -> Element:
+    """An element of units that stand in the anchor's order, indexed as the source's stand before they are reordered."""
+    batch = spec.batch_axes(instance.axis)
+    for outer, index in orders.items():
+        if outer.axis in batch and instance.index[: len(outer.index)] == outer.index:
+            dim, back = batch.index(outer.axis), torch.argsort(index)
+            element = element.rebuild({key: t.index_select(dim, back) for key, t in element.tensors().items()})
+    return element

@@ -22,12 +22,15 @@ SAMPLE = 16_384  # entries of each matrix: enough for two digits of a cosine
 
 def auto_axes(axes: str | tuple[str, ...], models: Sequence[Model]) -> tuple[str | tuple[str, ...], float | None]:
     """The words for the axes where they are AUTO, else as they are: attention and ffn if all models are related to
-    the first, else all that can be matched. With the least cosine of the first model with another; None: not looked at.
+    the first, else all that can be matched: not the residual stream where modules of sentence-transformers behind a
+    model read its units. With the least cosine of the first model with another; None: not looked at.
     """
     if axes not in (AUTO, (AUTO,)):
         return axes, None
     least = min((cosine(models[0], other) for other in models[1:]), default=1.0)
-    return ("attention", "ffn") if least >= RELATED else tuple(MATCHABLE), least
+    read = any(model.checkpoint.readers() for model in models)
+    apart = tuple(word for word in MATCHABLE if not (read and word == "residual"))
+    return ("attention", "ffn") if least >= RELATED else apart, least
 
 
 def cosine(a: Model, b: Model) -> float:
@@ -41,9 +44,9 @@ def cosine(a: Model, b: Model) -> float:
         parts = []
         for model in (a, b):
             file = model.spec.file_name(name)
-            info = model.checkpoint.info(file) if file in model.checkpoint else None
+            info = model.whole.info(file) if file in model.whole else None
             if info is not None and len(info.shape) > 1 and info.dtype.is_floating_point:
-                parts.append(model.checkpoint.part(file, 0, min(SAMPLE, info.numel)).double())
+                parts.append(model.whole.part(file, 0, min(SAMPLE, info.numel)).double())
         if len(parts) == 2 and parts[0].shape == parts[1].shape:
             found.append(torch.cosine_similarity(parts[0], parts[1], dim=0))
     return float(torch.stack(found).median()) if found else 1.0

@@ -9,15 +9,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from symfuse.errors import OptionError
 from symfuse.groups import GROUPS, Group, subgroups
 from symfuse.io.messages import suggestion
-from symfuse.spec import Spec
+from symfuse.spec import Spec, anatomy
 
 NO_GROUP = "none"  # in the place of a group's name: the axis is not matched
 
 # Anatomy → axes, and `biases` for their translations. Given the residual stream and the order of heads, attention and
 # feed-forward are independent of each other; the others meet them.
 MATCHABLE: dict[str, tuple[str, ...]] = {
-    "attention": ("qk", "c", "p", "v"), "ffn": ("ffn",), "heads": ("h", "kv", "q"), "residual": ("residual",),
-    "pooler": ("pool",),
+    "attention": ("qk", "c", "p", "v"), "ffn": ("ffn", "stem"), "heads": ("h", "kv", "q"), "residual": ("residual",),
+    "pooler": ("pool",), "experts": ("e",), "projection": ("projection",),
     "head": ("lm", "mask", "embedding", "pre", "discriminator", "summary", "head"),
 }  # fmt: skip
 
@@ -29,9 +29,27 @@ AUTO = "auto"  # in the place of words: `symfuse.matching.auto` looks at the mod
 
 def choose_axes(words: str | Iterable[str], spec: Spec) -> tuple[str, ...]:
     """The axes named by words such as "attention,ffn", "qk" or "all" (and "auto", all that it may
-    become); OptionError for one that cannot be matched."""
-    chosen = dict.fromkeys(axis for word in require_axes(words) for axis in WORDS[word])
-    return tuple(axis for axis in chosen if axis in spec.axes)
+    become); OptionError for one that cannot be matched, and for one of a part that the model has not."""
+    chosen = {word: axes_of(word, spec.axes) for word in require_axes(words)}
+    if strange := [word for word, axes in chosen.items() if not axes and word not in WORDS]:
+        movable = sorted({instance.axis for instance in spec.movable})
+        raise OptionError(
+            f"axes {strange[0]}: this {spec.family} has no such axis{suggestion(strange[0], movable)}; it has "
+            f"{', '.join(movable)}"
+        )
+    return tuple(dict.fromkeys(axis for axes in chosen.values() for axis in axes))
+
+
+def axes_of(word: str, axes: Iterable[str]) -> list[str]:
+    """Those of the axes that a word selects: in every part of the model, or in one (`vision_attention`)."""
+    part, _, word = ("", "", word) if word in WORDS else word.rpartition("_")
+    axes = [axis for axis in axes if axis.startswith(f"{part}_" if part else "")]
+    return [axis for one in WORDS[word] for axis in axes if anatomy(axis) == one]
+
+
+def word_of(axis: str) -> str | None:
+    """The word under which an axis is matched; None if it is under none."""
+    return next((word for word, axes in MATCHABLE.items() if anatomy(axis) in axes), None)
 
 
 def require_axes(words: str | Iterable[str]) -> list[str]:
@@ -49,7 +67,8 @@ def require_axes(words: str | Iterable[str]) -> list[str]:
 
 
 def _require_word(word: str, words: Sequence[str]) -> None:
-    if word not in words:
+    part, _, axis = word.rpartition("_")
+    if word not in words and not (part and axis in WORDS):
         raise OptionError(f"axis {word!r} is not known{suggestion(word, words)}; choose from {', '.join(words)}")
 
 
@@ -59,8 +78,9 @@ def choose_groups(groups: Mapping[str, str], spec: Spec) -> dict[str, str]:
     require_groups(groups)
     movable = {instance.axis for instance in spec.movable}
     chosen: dict[str, str] = {}
-    for word in sorted(groups, key=lambda word: -len(WORDS[word])):
-        axes = [axis for axis in WORDS[word] if axis in movable]
+    named = {word: axes_of(word, spec.axes) for word in groups}
+    for word in sorted(groups, key=lambda word: -len(named[word])):
+        axes = [axis for axis in named[word] if axis in movable]
         if not axes:
             raise OptionError(f"groups: this {spec.family} has no axis {word!r}; it has {', '.join(sorted(movable))}")
         chosen |= dict.fromkeys(axes, groups[word])
@@ -91,7 +111,8 @@ def limited(axis: str, declared: Group, n: int, name: str) -> Group:
 
 def choose_layers(text: str | int | Sequence[int] | None, layers: int) -> frozenset[int]:
     """The layers named by "0-4", "3", "-1" (the last), "0-2,5", "tail:3" or "head:3"; None: all. Ranges include
-    both ends. OptionError for what is out of range or does not parse."""
+    both ends. layers: how many there are; in a model of several parts in the deepest, and each has those that it has.
+    OptionError for what is out of range or does not parse."""
     if text is None:
         return frozenset(range(layers))
     if not isinstance(text, str):

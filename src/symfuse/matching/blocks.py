@@ -14,7 +14,7 @@ def improve(group: Group, moments: PartMoments) -> tuple[Element, Tensor, Tensor
     identity = group.identity(best.size, best.batch)
     before, after = objective(identity, moments), objective(best, moments)
     # What rounding alone explains: a unit of the moments, and a few of the sums over them, which are in float64.
-    eps = max(torch.finfo(m.xy.dtype).eps for m in moments.values()) + 16 * torch.finfo(torch.float64).eps
+    eps = max(torch.finfo(m.dtype).eps for m in moments.values()) + 16 * torch.finfo(torch.float64).eps
     rounding = eps * sum(m.size for m in moments.values())
     better = after < before - rounding
     if not bool(better.all()):

@@ -12,16 +12,30 @@ import torch
 
 from symfuse import __version__
 from symfuse.alignment import Alignment
-from symfuse.architectures import Model, require_floating, require_same_shape, require_variants, vary, with_split
+from symfuse.architectures import (
+    Model,
+    require_floating,
+    require_same_shape,
+    require_unread,
+    require_variants,
+    vary,
+    with_split,
+)
 from symfuse.canonical import canonical
+from symfuse.canonical.ties import tied_heads
 from symfuse.errors import OptionError, SymmetryError
 from symfuse.groups import Conformal, Element, Group, subgroups
 from symfuse.matching.auto import RELATED, auto_axes
-from symfuse.matching.axes import NO_GROUP, WORDS, choose_axes, choose_groups, choose_layers, limited
-from symfuse.spec import Instance, Spec
+from symfuse.matching.axes import NO_GROUP, axes_of, choose_axes, choose_groups, choose_layers, limited
+from symfuse.spec import Instance, Spec, layer_of
 
 # What makes a pre-norm residual stream rotatable, in place.
 ROTATABLE = ("untie", "fold_norms", "centre", "drop_gauges")
+
+
+def rotatable(spec: Spec) -> tuple[str, ...]:
+    """ROTATABLE, before it the LayerScales folded where there are any."""
+    return ("fold_scales", *ROTATABLE) if spec.scales else ROTATABLE
 
 
 @dataclass(frozen=True)
@@ -74,17 +88,22 @@ def choose(
     where `groups` says nothing. variants: read the declarations under these (`symfuse.architectures.vary`), which is
     inexact. Raises IncompatibleError, OptionError, SpecError or CheckpointError unless one may be moved onto the other.
     """
-    require_same_shape([source, anchor])
+    require_same_shape(_alike_tied(source, anchor))
     for model in (source, anchor):
         require_floating(model)
     axes, frame, auto = usual([source, anchor], axes, groups, frame)
-    asked, chosen = select(source.spec, axes, groups)
     lineage = {"source": source.checkpoint.lineage(), "anchor": anchor.checkpoint.lineage()}
     variants = require_variants(variants)
-    in_frame = (canonical(model, frame) for model in (source, anchor))
-    source, anchor = (replace(model, spec=vary(model.spec, variants)) for model in in_frame)
+    source, anchor = (canonical(model, frame) for model in (source, anchor))
+    require_same_shape([source, anchor])  # once more: without a frame, ties still differ
+    asked, chosen = select(source.spec, axes, groups)  # untied, one stream may be two
+    require_unread(source.checkpoint, source.spec, chosen)
+    source, anchor = (replace(model, spec=vary(model.spec, variants)) for model in (source, anchor))
     spec = source.spec
-    kept = choose_layers(layers, spec.axes["l"].size)
+    kept = choose_layers(layers, spec.depth)
+    in_kept = {None, *kept}  # what is in no layer is always matched
+    if gone := sorted(asked.keys() - {*with_split(asked, spec).values()}):
+        raise OptionError(f"groups: {', '.join(gone)}: no such axis under {', '.join(variants)}; leave one of them out")
     split = with_split(chosen, spec)
     chosen = tuple(split)
     moved = {
@@ -93,9 +112,17 @@ def choose(
     by_instance = {
         instance: moved[instance.axis]
         for instance in spec.movable
-        if instance.axis in chosen and (not instance.index or instance.index[0] in kept)
+        if instance.axis in chosen and layer_of(spec.index_of(instance)) in in_kept
     }
     return Chosen(source, anchor, tuple(frame), chosen, kept, by_instance, lineage, variants, auto)
+
+
+def _alike_tied(source: Model, anchor: Model) -> list[Model]:
+    """Both untied, if one is: of encoders with decoders that is more than the head."""
+    models = [source, anchor]
+    if len({bool(tied_heads(model)) for model in models}) == 1:
+        return models
+    return [canonical(model, ("untie",)) for model in models]
 
 
 def usual(
@@ -116,9 +143,9 @@ def usual(
     if not spec.reads or not _is_turned(spec, chosen, asked):
         return axes, (), why
     reasons = [reason for model in models if (reason := _not_rotatable(model)) is not None]
-    if reasons and "residual" in asked:
-        raise OptionError(f"groups: residual by {asked['residual']}: {reasons[0]}")
-    return axes, () if reasons else ROTATABLE, why | ({"not rotated": reasons[0]} if reasons else {})
+    if reasons and (named := axes_of("residual", asked)):
+        raise OptionError(f"groups: {named[0]} by {asked[named[0]]}: {reasons[0]}")
+    return axes, () if reasons else rotatable(spec), why | ({"not rotated": reasons[0]} if reasons else {})
 
 
 def select(
@@ -131,7 +158,7 @@ def select(
     movable = {instance.axis for instance in spec.movable}
     if not movable.intersection(named):
         words = axes if isinstance(axes, str) else ", ".join(axes)
-        has = ", ".join(axis for axis in WORDS["all"] if axis in movable)
+        has = ", ".join(axis for axis in axes_of("all", spec.axes) if axis in movable)
         raise OptionError(
             f"axes {words}: this {spec.family} has no such axis, so that there is nothing to match; it has {has}"
         )
@@ -144,16 +171,17 @@ def select(
 def _not_rotatable(model: Model) -> str | None:
     """Why the residual stream cannot be rotated in place; None if it can."""
     try:
-        canonical(model, ROTATABLE)
+        canonical(model, rotatable(model.spec))
     except SymmetryError as error:
         return str(error)
     return None
 
 
 def _is_turned(spec: Spec, chosen: Collection[str], asked: Mapping[str, str]) -> bool:
-    """Whether the residual stream is matched, and not only by what may act on it as it is."""
-    declared = spec.axes["residual"].group if "residual" in chosen else None
-    return declared is not None and asked.get("residual") not in subgroups(declared)
+    """Whether a residual stream that norms read is matched, and not only by what may act on it as it is."""
+    pre_norm = {axis for gain in spec.reads for axis in spec.tensors[gain].layout.names}
+    groups = {axis: spec.axes[axis].group for axis in axes_of("residual", chosen) if axis in pre_norm}
+    return any(group is not None and asked.get(axis) not in subgroups(group) for axis, group in groups.items())
 
 
 def _group(spec: Spec, axis: str, name: str | None, scaling: bool, one_pass: bool) -> Group:

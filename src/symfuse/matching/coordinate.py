@@ -20,13 +20,14 @@ from symfuse.alignment import Alignment
 from symfuse.architectures import Model
 from symfuse.errors import OptionError
 from symfuse.groups import Element, Group, Permutation, add, objective
-from symfuse.io.workers import one_torch_thread
+from symfuse.io.memory import budget
+from symfuse.io.workers import Budget, one_torch_thread
 from symfuse.matching.blocks import improve
 from symfuse.matching.chosen import choose, steps_of
 from symfuse.matching.descent import Watch, descend
 from symfuse.matching.translations import translate
 from symfuse.spec import Instance, Shift, Spec
-from symfuse.stats import Read, weight_moments
+from symfuse.stats import weight_moments, workspace
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,8 @@ BIASES_MATTER = 0.01
 SETTLED = 1e-3
 ROUNDS = 5
 
+OWN = 500_000_000  # bytes that the process takes without any weights
+
 Progress = Callable[[Step, int], None]  # a step that is done, and how many there are in all
 
 
@@ -72,6 +75,7 @@ def match_models(
     seed: int = 0,
     frame: Sequence[str] | None = None,
     threads: int | None = None,
+    memory: int | None = None,
     progress: Progress | None = None,
     watch: Watch | None = None,
 ) -> Alignment:
@@ -82,8 +86,10 @@ def match_models(
     ({"qk": "invertible", "residual": "permutation"}), or "none" (see `choose`). one_pass: the rotation, then the scale,
     once, as in Zhang et al. 2025 (instead of in turns). biases: also translate the biases that may be. starts, seed: of
     the descent over axes that meet (see `descend`); watch: called with each of its sweeps. frame: the rewrites before
-    the elements (symfuse.canonical); by default ROTATABLE where the residual stream of a pre-norm model is rotated,
+    the elements (symfuse.canonical); by default `rotatable` where the residual stream of a pre-norm model is rotated,
     else none. variants: names of inexact ones (symfuse.architectures.variants). threads: workers, default all cores.
+    memory: about how many bytes the process may take (default: a share of what is free), which decides how many axes
+    are solved at once; one is, whatever it takes, and the result is the same. Axes that meet keep both models there.
     An element that does not lower its objective is replaced by the identity, which is left out of the alignment.
     Raises IncompatibleError, OptionError, CheckpointError (NaN or infinity, naming the tensor).
     """
@@ -100,9 +106,9 @@ def match_models(
         rules.setdefault(spec.instance(rule.axis.strip("*"), spec.tensors[rule.bias].index), []).append(rule)
     shared = [name for name in spec.tensors if spec.shares(name, anchor.spec)]
     met = _meeting(spec, chosen.groups)
-    meeting = [i for i in instances if not i.index or i.axis in met]
+    meeting = [i for i in instances if spec.is_shared(i.axis) or i.axis in met]
 
-    parts = _Parts(spec, chosen.groups, meeting, rules)
+    parts = _Parts(spec, chosen.groups, meeting, rules, Budget((budget() if memory is None else memory) - OWN))
     translated = [rule for i in instances if i not in meeting for rule in rules.get(i, [])]
     free = {(rule.bias, rule.axis) for rule in translated if rule.into is None}
     total, steps, curves = Alignment(spec, {}), list[dict[str, Any]](), dict[str, list[float]]()
@@ -140,7 +146,7 @@ def _meeting(spec: Spec, groups: Mapping[Instance, Group]) -> set[str]:
     insides are matched, and query heads beside the planes of the key that they share."""
     reordered = {i.axis for i, group in groups.items() if isinstance(group, Permutation)}
     parts = [{a.name for a in part} for declared in spec.tensors.values() for part in declared.layout.parts()]
-    inside = {i.axis for i in groups if i.index}
+    inside = {i.axis for i in groups if not spec.is_shared(i.axis)}
     return {
         axis
         for axis in reordered & inside
@@ -157,16 +163,19 @@ class _Parts:
     groups: Mapping[Instance, Group]
     meeting: Sequence[Instance]
     rules: Mapping[Instance, list[Shift]]
+    memory: Budget
 
     def solve(
         self, source: Model, anchor: Model, pool: ThreadPoolExecutor, progress: Progress | None
     ) -> tuple[Alignment, list[dict[str, Any]]]:
-        pair = _Pair(self.spec, source.read, anchor.read)
+        pair = _Pair(self.spec, source, anchor)
         instances = [i for i in self.groups if i not in self.meeting and (not self.meeting or self.rules.get(i))]
 
         def one(instance: Instance) -> tuple[Instance, _Found, float]:
-            start = time.perf_counter()
-            found = pair.solve(instance, self.groups[instance], self.rules.get(instance, []))
+            group = self.groups[instance]
+            with self.memory.hold(workspace(self.spec, instance, group)):
+                start = time.perf_counter()
+                found = pair.solve(instance, group, self.rules.get(instance, []))
             return instance, found, time.perf_counter() - start
 
         elements: dict[Instance, Element] = {}
@@ -200,11 +209,11 @@ class _Found:
 
 @dataclass(frozen=True)
 class _Pair:
-    """A source and its anchor, read by canonical name, under one declaration."""
+    """A source and its anchor under one declaration."""
 
     spec: Spec
-    source: Read
-    anchor: Read
+    source: Model
+    anchor: Model
 
     def solve(self, instance: Instance, group: Group, rules: list[Shift]) -> _Found:
         """The best element of one axis instance, and the best translations of its biases.
@@ -215,17 +224,18 @@ class _Pair:
         """
         free = {(rule.bias, rule.axis) for rule in rules if rule.into is None}
         paid = {(rule.bias, rule.axis) for rule in rules if rule.into is not None}
-        moments = weight_moments(self.spec, instance, self.anchor, self.source, group, free | paid)
+        narrow = (self.anchor.scanned, self.source.scanned)  # moments widen what they need, when they need it
+        moments = weight_moments(self.spec, instance, *narrow, group, free | paid)
         element, before, after, better = improve(group, moments)
 
         def translated(g: Element | None) -> tuple[dict[str, Tensor], float]:
-            return translate(self.spec, instance, g, rules, self.anchor, self.source)
+            return translate(self.spec, instance, g, rules, self.anchor.read, self.source.read)
 
         start = before.sum().item() + translated(None)[1]
         shifts, rest = translated(element)
         found = [(after.sum().item() + rest, element, shifts, int(better.sum()))]
         if rest > BIASES_MATTER * found[0][0]:
-            biases = weight_moments(self.spec, instance, self.anchor, self.source, group, free, only=paid)
+            biases = weight_moments(self.spec, instance, *narrow, group, free, only=paid)
             other, _, _, moved = improve(group, add(moments, biases))
             shifts, rest = translated(other)
             found.append((objective(other, moments).sum().item() + rest, other, shifts, int(moved.sum())))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from itertools import groupby
@@ -19,7 +20,7 @@ from torch import Tensor
 from symfuse.alignment import Alignment
 from symfuse.groups import Element, Group, PartMoments, add
 from symfuse.matching.blocks import improve
-from symfuse.matching.heads import match_outer
+from symfuse.matching.heads import match_outer, reordered_inside
 from symfuse.matching.moved import Moved
 from symfuse.spec import Instance, Spec
 from symfuse.stats import Read, is_square, weight_moments
@@ -72,7 +73,7 @@ def descend(
     theirs, ours = (dict(zip(names, pool.map(read, names), strict=True)) for read in (anchor, source))
     sweeper = Sweeper(spec, theirs.__getitem__, instances, groups, pool, skip)
     given = sweeper.distance(Moved(spec, ours))
-    shared = [i for i in instances if not i.index]
+    shared = [i for i in instances if spec.is_shared(i.axis)]
     tried = ["identity", *(["embeddings"] if shared else []), *(f"random {k}" for k in range(starts - 2) if shared)]
     found = []
     for number, start in enumerate(tried[: max(1, starts)]):
@@ -96,8 +97,8 @@ def _sweeps(
     current = given if start == "identity" else sweeper.distance(moved)
     curve = [current]
     rounding = ROUNDING * max(given, current)  # not of what is left, which may be nothing
-    for _ in range(SWEEPS):
-        gain = sweeper.sweep(moved, order)
+    for number in range(SWEEPS):
+        gain = sweeper.sweep(moved, order, layers_first=number == 0 and start != "identity")
         assert gain >= -rounding, f"a sweep raised the squared distance by {-gain}"
         current -= gain
         curve.append(current)
@@ -119,16 +120,24 @@ class Sweeper:
     pool: Executor
     skip: Skip
 
-    def sweep(self, moved: Moved, order: random.Random) -> float:
-        """Every block once: the shared axes, and all layers at once, in random order. Returns what it gained.
+    def sweep(self, moved: Moved, order: random.Random, *, layers_first: bool = False) -> float:
+        """Every block once: the shared axes (of heads that all layers share, with what is inside of them), and all
+        layers at once, in random order. Returns what it gained.
 
+        layers_first: where a start has just set the shared axes. Solved again before the layers follow, they would be
+        drawn away from it by all that is not matched yet (a rotated stream of 30 layers was not found again).
         A block is left out while nothing has moved its tensors since it was at its best.
         """
-        shared: list[Instance | None] = [i for i in self.instances if not i.index]
+        shared: list[Instance | None] = [i for i in self.instances if self.spec.is_shared(i.axis)]
         blocks: list[Instance | None] = [*shared, None] if len(shared) < len(self.instances) else shared
+        drawn = order.sample(blocks, len(blocks))
+        if layers_first:
+            drawn.sort(key=lambda block: block is not None)
         return sum(
-            self.layers(moved) if block is None else self.solved(moved, block, self.shared)
-            for block in order.sample(blocks, len(blocks))
+            self.layers(moved)
+            if block is None
+            else self.solved(moved, block, self.outer if self.inner(block) else self.shared)
+            for block in drawn
         )
 
     def solved(self, moved: Moved, instance: Instance, solve: Callable[[Moved, Instance], float]) -> float:
@@ -150,11 +159,12 @@ class Sweeper:
         return self.step(moved, instance, moments, self.pool) if moments else 0.0
 
     def layers(self, moved: Moved) -> float:
-        """The instances of each layer, axes that others are inside of first; layers in parallel."""
-        by_layer: dict[int, list[Instance]] = {}
+        """The instances of each layer, axes that others are inside of first; layers in parallel, and beside them
+        attention that is in none."""
+        by_layer: dict[tuple[int, ...], list[Instance]] = {}
         for instance in self.instances:
-            if instance.index:
-                by_layer.setdefault(instance.index[0], []).append(instance)
+            if not self.spec.is_shared(instance.axis):
+                by_layer.setdefault(instance.index[:1], []).append(instance)
 
         def one(instances: list[Instance]) -> tuple[float, Moved]:
             part = moved.part(instances)
@@ -171,28 +181,49 @@ class Sweeper:
         return sum(gain for gain, _ in found)
 
     def inner(self, outer: Instance) -> list[Instance]:
-        """The instances inside of an axis of a layer."""
+        """The instances inside of an axis of a layer, or of all layers."""
         inside = [i for i in self.instances if outer.axis in self.spec.batch_axes(i.axis)]
-        return [i for i in inside if i.index[:1] == outer.index[:1]]
+        return [i for i in inside if i.index[: len(outer.index[:1])] == outer.index[:1]]
 
     def outer(self, moved: Moved, instance: Instance) -> float:
         """Reorder an axis that others are inside of (heads), each pair scored at the best inner elements, if that and
         solving the inner axes is better than solving them as they are."""
         inner = self.inner(instance)
+        names = moved.touched(instance)
         element = match_outer(self.spec, instance, inner, self.anchor, moved.tensors, self.groups, self.skip)
-        trial = moved.trial()
+        reordered = reordered_inside(self.spec, instance, names, {i: self.groups[i] for i in inner})
+        if element.is_identity() and not reordered:
+            return sum(self.alone(moved, one) for one in inner)
+        before, trial = self.distance_of(moved, names), moved.trial()
         gain = sum(self.alone(moved, one) for one in inner)
-        if element.is_identity():
-            return gain
-        names = trial.touched(instance)
-        before = self.distance_of(trial, names)
         trial.apply(instance, element)
-        reordered = before - self.distance_of(trial, names)
-        reordered += sum(self.alone(trial, one) for one in inner)
-        if reordered <= gain:
+        for one in inner:
+            if one.axis not in reordered:
+                self.lead(trial, one, reordered)
+        for one in sorted(inner, key=lambda i: i.axis not in reordered):
+            self.alone(trial, one)
+        better = before - self.distance_of(trial, names)
+        if better <= gain:
             return gain
         moved.take(trial)
-        return reordered
+        return better
+
+    def lead(self, moved: Moved, instance: Instance, reordered: AbstractSet[str]) -> None:
+        """Solve an instance by what is not of axes that are reordered beside it (planes by the keys alone): with these
+        in a wrong order all of it would be led astray, and them with it."""
+        names = moved.touched(instance)
+        parts = [(name, part) for name in names for part in self.spec.tensors[name].layout.parts()]
+        only = {
+            (name, str(atom))
+            for name, part in parts
+            for atom in part
+            if atom.name == instance.axis and reordered.isdisjoint(one.name for one in part)
+        }
+        if reordered and only:
+            read, group = moved.tensors.__getitem__, self.groups[instance].usual()
+            moments = weight_moments(self.spec, instance, self.anchor, read, group, self.skip, only, names)
+            if moments:
+                moved.apply(instance, group.best(moments))
 
     def alone(self, moved: Moved, instance: Instance) -> float:
         """One instance, in this thread."""
@@ -241,8 +272,8 @@ class Sweeper:
         return self.groups[instance].best(moments) if moments else None
 
     def _moved_by(self, name: str) -> int:
-        atoms = {atom.name for atom in self.spec.tensors[name].layout.atoms()}
-        return sum(self.spec.axes[a].group is not None for a in atoms if not a.isdigit())
+        axes = self.spec.tensors[name].layout.names
+        return sum(self.spec.axes[axis].group is not None for axis in axes if not axis.isdigit())
 
     def distance(self, moved: Moved) -> float:
         return sum(self.pool.map(lambda name: self._gap(name, moved.tensors[name]), moved.tensors))

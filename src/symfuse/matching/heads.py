@@ -1,9 +1,11 @@
-"""Which head of the source belongs to which head of the anchor: each pair is scored at its best inner elements, and the
-heads are assigned (Ainsworth et al. 2023 have no such step; Verma & Elbayad 2024, Section 3.2, from activations)."""
+"""Which head of the source belongs to which head of the anchor, or which expert to which: each pair is scored at its
+best inner elements, and they are assigned (Ainsworth et al. 2023 have no such step; Verma & Elbayad 2024, Section 3.2,
+from activations)."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import torch
 from jaxtyping import Float
@@ -12,9 +14,14 @@ from torch import Tensor
 from symfuse.groups import Element, Group
 from symfuse.groups.assignment import assign_batch
 from symfuse.groups.monomial import Monomial, Permutation
-from symfuse.spec import Atom, Instance, Spec
+from symfuse.spec import Atom, Instance, Spec, Variance
 from symfuse.stats import Read, features
 from symfuse.stats.weights import require_products
+
+# Entries of cross-Grams of pairs that are formed at once: all pairs of heads, and few pairs of experts.
+ENTRIES = 1 << 24
+
+Scored = tuple[str, Atom, Tensor, Tensor]  # of which tensor, how it moves, and the anchor's and the source's features
 
 
 def match_outer(
@@ -26,9 +33,9 @@ def match_outer(
     groups: Mapping[Instance, Group],
     skip: Collection[tuple[str, str]],
 ) -> Element:
-    """The permutation of an axis (heads) that has the largest sum of scores of its pairs. The score of anchor index i
-    and source index j is, summed over the inner axes, the largest ⟨g, C_ij⟩ that their groups reach, or ⟨1, C_ij⟩ of
-    those that are not matched, and ⟨x_i, y_j⟩ of what has no inner axis.
+    """The permutation of an axis (heads, experts) that has the largest sum of scores of its pairs. The score of anchor
+    index i and source index j is, summed over the inner axes that are matched, the largest ⟨g, C_ij⟩ that their groups
+    reach, and ⟨x_i, y_j⟩ of what has none of them inside.
 
     inner: the instances to be matched inside. Of their norms the sum is the same for every permutation. Where one of
     them is reordered itself (the query heads that share a key), pairs are scored by what is not of it: keys and values.
@@ -36,48 +43,71 @@ def match_outer(
     size = spec.axes[outer.axis].size
     total = torch.zeros(size, size, dtype=torch.float64)
     insides = [axis for axis in spec.order if outer.axis in spec.batch_axes(axis)]
-    matched = {instance.axis: instance for instance in inner}
-    keys = [per for per in spec.axes[outer.axis].per if per in spec.index_axes]
-    index = dict(zip(keys, outer.index, strict=True))
+    matched: dict[str, list[Instance]] = {}  # several of heads that all layers share
+    for instance in inner:
+        matched.setdefault(instance.axis, []).append(instance)
     names = [name for name in spec.movable[outer] if name in source]
-    beside = [{atom.name for atom in part} for name in names for part in spec.tensors[name].layout.parts()]
-    permuted = {axis for axis in matched if isinstance(groups[matched[axis]], Permutation)}
-    reordered = {axis for axis in permuted if any(axis in part and part & {*insides} - {axis} for part in beside)}
-    insides = [axis for axis in insides if axis not in reordered]
+    reordered = reordered_inside(spec, outer, names, {i: groups[i] for i in inner})
+    insides = [axis for axis in insides if axis in matched and axis not in reordered]
     read = source.__getitem__
 
     def checked(gram: Tensor, name: str) -> Tensor:
         require_products(outer, [gram], [name], anchor, read)
         return gram.double()
 
-    for axis in insides:
-        grams = [
-            checked(_pairs(x, y), name)
+    for instance in (one for axis in insides for one in matched[axis]):
+        parts = [
+            (name, atom, x, y)
             for name in names
-            if axis in (atom.name for atom in spec.tensors[name].layout.atoms())
-            for atoms, atom, (x, y) in _features(spec, spec.instance(axis, index), name, anchor(name), source[name])
-            if (name, str(atom)) not in skip and not reordered & atoms
+            if name in spec.movable[instance]
+            for part, atom, (x, y) in _features(spec, instance, name, anchor(name), source[name])
+            if (name, str(atom)) not in skip and reordered.isdisjoint(one.name for one in part)
         ]
-        if not grams:
-            continue
-        gram = torch.stack(grams).sum(0)
-        own = torch.diagonal(gram, dim1=-2, dim2=-1).sum(-1)
-        worth = groups[matched[axis]].reach(gram) if axis in matched else own
-        total += worth.flatten(2).sum(-1) if worth.ndim > 2 else worth
+        if parts:
+            total += _worth(groups[instance], parts, checked)
     for name in names:
-        for atoms, atom, (x, y) in _features(spec, outer, name, anchor(name), source[name]):
-            if (name, str(atom)) not in skip and not atoms & {*insides, *reordered}:
+        solved = {one.axis for one in inner if name in spec.movable[one]}
+        for part, _, (x, y) in _features(spec, outer, name, anchor(name), source[name]):
+            if all((name, str(one)) not in skip and one.name not in solved for one in part):
                 total += checked(x.double() @ y.double().T, name)
     return Monomial(assign_batch(total))
 
 
+def reordered_inside(spec: Spec, outer: Instance, names: Sequence[str], inner: Mapping[Instance, Group]) -> set[str]:
+    """The axes inside of an outer one that are reordered themselves, beside others inside of it: the query heads that
+    share a key, beside its planes. inner: what is matched inside, with its groups; names: the tensors that count."""
+    insides = {axis for axis in spec.order if outer.axis in spec.batch_axes(axis)}
+    beside = [{atom.name for atom in part} for name in names for part in spec.tensors[name].layout.parts()]
+    permuted = {instance.axis for instance, group in inner.items() if isinstance(group, Permutation)}
+    return {axis for axis in permuted if any(axis in part and part & insides - {axis} for part in beside)}
+
+
+def _worth(group: Group, parts: Sequence[Scored], checked: Callable[[Tensor, str], Tensor]) -> Float[Tensor, "h h"]:
+    """What every pair is worth by one inner axis, over all parts that have it; some pairs at a time."""
+    size, *rest, n, _ = parts[0][2].shape
+    step = max(1, math.isqrt(ENTRIES // (math.prod(rest) * n * n)))
+    out = torch.empty(size, size, dtype=torch.float64)
+    for i in range(0, size, step):
+        for j in range(0, size, step):
+            grams: dict[bool, Tensor] = {}  # of what feels all of an element, and of gates, which feel its permutation
+            for name, atom, x, y in parts:
+                feels = atom.variance is not Variance.PLAIN
+                gram = checked(_pairs(x[i : i + step], y[j : j + step]), name)
+                grams[feels] = grams[feels].add_(gram) if feels in grams else gram
+            plain = grams.get(False)
+            felt = grams[True] if plain is None else grams.get(True, torch.zeros_like(plain))
+            worth = group.reach(felt, plain)
+            out[i : i + step, j : j + step] = worth.flatten(2).sum(-1) if worth.ndim > 2 else worth
+    return out
+
+
 def _features(
     spec: Spec, instance: Instance, name: str, *tensors: Tensor
-) -> Iterator[tuple[set[str], Atom, tuple[Tensor, ...]]]:
-    """As `features`, with the axes of each part."""
+) -> Iterator[tuple[tuple[Atom, ...], Atom, tuple[Tensor, ...]]]:
+    """As `features`, with the atoms of each part."""
     parts = [p for p in spec.tensors[name].layout.parts() if any(atom.name == instance.axis for atom in p)]
     for part, (atom, found) in zip(parts, features(spec, instance, name, *tensors), strict=True):
-        yield {atom.name for atom in part}, atom, found
+        yield part, atom, found
 
 
 def _pairs(x: Float[Tensor, "h *rest n k"], y: Float[Tensor, "h *rest n k"]) -> Float[Tensor, "h h *rest n n"]:

@@ -72,7 +72,7 @@ def _mean(models: Sequence[Model]) -> Model:
     tensors = {}
     for name in first.spec.tensors:
         file = first.spec.file_name(name)
-        if file in first.checkpoint:
+        if file in first.whole:
             also = [other for other in others if _has(first, name, other)]
             tensors[file] = torch.stack([model.read(name) for model in (first, *also)]).mean(0)
     return Model.of(Checkpoint(tensors, first.checkpoint.config, name="the mean"))
@@ -83,7 +83,7 @@ def spread(models: Sequence[Model]) -> float:
     first, *others = models
     total = 0.0
     for name in first.spec.tensors:
-        if all(_has(first, name, other) for other in others) and first.spec.file_name(name) in first.checkpoint:
+        if all(_has(first, name, other) for other in others) and first.spec.file_name(name) in first.whole:
             stack = torch.stack([model.read(name).double() for model in models])
             total += float((stack - stack.mean(0)).square().sum())
     return total
@@ -91,4 +91,4 @@ def spread(models: Sequence[Model]) -> float:
 
 def _has(first: Model, name: str, other: Model) -> bool:
     """Whether the other model has that tensor too; heads of one kind only are in no mean and no spread."""
-    return first.spec.shares(name, other.spec) and other.spec.file_name(name) in other.checkpoint
+    return first.spec.shares(name, other.spec) and other.spec.file_name(name) in other.whole

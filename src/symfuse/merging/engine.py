@@ -22,7 +22,7 @@ from symfuse.io.names import counts_batches
 from symfuse.io.tensors import require_fit
 from symfuse.merging.base import Method, Parameter
 from symfuse.merging.stream import Source, Stream
-from symfuse.spec import Spec
+from symfuse.spec import Spec, layer_of
 
 # What a recipe says for a parameter: of which of a slice's models (by position; None: of all), for which tensor, how
 # deep (0 the first layer, 1 the last).
@@ -318,7 +318,7 @@ def _shifted(name: str, by: int) -> str:
 
 
 def _layer(spec: Spec, name: str) -> int | None:
-    return spec.tensors[name].index.get("l")
+    return layer_of(spec.tensors[name].index)
 
 
 def _output_name(template: Spec, reference: Spec, name: str, at: int | None, shift: int) -> str:

@@ -45,14 +45,14 @@ def merge_models(
     require_same_frame(models)
     kept = head_model(heads, models)
     template = (base or 0) if kept is None else kept
+    models = [model.as_in(models[template].spec) for model in models]
     if heads == "average":
         require_same_heads(models)
     given = dict(parameters) | ({} if weights is None else {"weight": list(weights)})
     apart = base if chosen.base != "unused" else None
     resolve = constant(chosen, given, [i for i in range(len(models)) if i != apart])
     spec = models[template].spec
-    layers = spec.axes["l"].size if "l" in spec.axes else 0
-    everything = Slice(tuple(range(len(models))), (0,) * len(models), layers, base, resolve)
+    everything = Slice(tuple(range(len(models))), (0,) * len(models), spec.depth, base, resolve)
     outputs = merge_slices(
         models,
         chosen,

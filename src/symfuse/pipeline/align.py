@@ -113,7 +113,7 @@ def selected_of(recipe: Recipe, spec: Spec) -> tuple[str, ...]:
 def layers_of(recipe: Recipe, spec: Spec) -> list[int]:
     """The layers that are to be aligned; OptionError, with the place in the recipe, if they are not there."""
     try:
-        return sorted(choose_layers(None if recipe.align is None else recipe.align.layers, spec.axes["l"].size))
+        return sorted(choose_layers(None if recipe.align is None else recipe.align.layers, spec.depth))
     except OptionError as error:
         recipe.refuse(error, "align.layers")
 
@@ -133,6 +133,7 @@ def match_model(
     matching: Matching,
     *,
     threads: int | None = None,
+    memory: int | None = None,
     progress: Callable[[Step, int], None] | None = None,
     watch: Watch | None = None,
 ) -> Alignment:
@@ -147,7 +148,8 @@ def match_model(
             found = match_by_activations(source, to, matching.batches, **same)
     else:
         own: dict[str, Any] = {"one_pass": align.one_pass, "biases": align.biases}
-        found = match_models(source, to, **same, **own, threads=threads, progress=progress, watch=watch)
+        own |= {"threads": threads, "memory": memory}
+        found = match_models(source, to, **same, **own, progress=progress, watch=watch)
     options = {**found.provenance["options"], **matching.why}
     return replace(found, provenance={**found.provenance, "options": options})
 

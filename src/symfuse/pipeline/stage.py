@@ -15,6 +15,7 @@ from symfuse.architectures.undeclared import LAYER
 from symfuse.errors import OptionError
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
+from symfuse.io.messages import some
 from symfuse.plan import template_of
 from symfuse.recipe import ModelRef, Recipe, without_effect
 from symfuse.recipe import TokenSource as RecipeToken
@@ -93,6 +94,17 @@ def _open_folder(path: str, name: str, revision: str | None = None) -> Checkpoin
     return open_checkpoint(path, name=name, revision=revision)
 
 
+def _module_notes(checkpoints: Sequence[Checkpoint], template: int) -> list[str]:
+    """That modules of sentence-transformers behind the models differ: they are not merged."""
+    ours, taken = checkpoints[template].module_weights(), checkpoints[template].name
+    notes = []
+    for checkpoint in checkpoints:
+        theirs = checkpoint.module_weights()
+        if differ := sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)):
+            notes.append(f"{some(differ)} of {checkpoint.name} and {taken} differ; what {taken} has is taken as it is")
+    return notes
+
+
 def prepare(recipe: Recipe, models: Mapping[ModelRef, Checkpoint], options: Reconcile | None = None) -> Stage:
     """Models with the same tensors, in one vocabulary. options: instead of the recipe's.
 
@@ -117,6 +129,7 @@ def prepare(recipe: Recipe, models: Mapping[ModelRef, Checkpoint], options: Reco
     opened = [Model.of(checkpoint, undeclared=True) for checkpoint in checkpoints]
     notes += [note for model in opened for note in model.notes]
     whole = not recipe.slices and not any(module.slices for module in recipe.modules.values())
+    notes += _module_notes(checkpoints, stage.template)
     notes += require_same_shape(opened, force_config=options.force_config, layers=whole)
     notes += without_effect(recipe, _names(recipe, opened))
     named = dict(zip(refs, checkpoints, strict=True))
@@ -132,7 +145,7 @@ def prepare(recipe: Recipe, models: Mapping[ModelRef, Checkpoint], options: Reco
 
 def _names(recipe: Recipe, models: Sequence[Model]) -> set[str]:
     """What filters are compared to: the names of tensors, those of layers at every depth that slices put them at."""
-    names = {file for model in models for file in map(model.spec.file_name, model.spec.tensors)}
+    names = {file for model in models for file in model.spec.files}
     depth = max(
         sum(stop - start for part in slices for start, stop in [part.sources[0].layer_range or (0, 0)])
         for slices in (recipe.slices, *(module.slices for module in recipe.modules.values()))

@@ -13,8 +13,9 @@ from symfuse.report.run import (
     text_inputs,
     tokenizer_notes,
 )
+from symfuse.report.transported import transport_card, transport_run
 
 __all__ = [
     "alignment_run", "distances", "frame_run", "frame_text", "inspection", "model_card", "text_inputs",
-    "tokenizer_notes", "write_page",
+    "tokenizer_notes", "transport_card", "transport_run", "write_page",
 ]  # fmt: skip

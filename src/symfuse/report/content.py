@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
+from symfuse.spec import anatomy
+
 Cell = str | int | float | None
 SHARE = ".1%"  # how shares are written
 _ANATOMY = {
@@ -106,12 +108,12 @@ def short(name: str, limit: int = 1000) -> str:
 
 def axis_title(axis: str) -> str:
     """An axis in words, where it is one of the usual ones."""
-    return f"{_ANATOMY[axis]} ({axis})" if axis in _ANATOMY else axis
+    return f"{_ANATOMY[anatomy(axis)]} ({axis})" if anatomy(axis) in _ANATOMY else axis
 
 
 def unit_of(axis: str) -> str:
     """What one index of an axis is."""
-    return _UNITS.get(axis, "unit")
+    return _UNITS.get(anatomy(axis), "unit")
 
 
 def metric_titles(metrics: Iterable[Iterable[str]], taken: Collection[str] = ()) -> dict[str, str]:

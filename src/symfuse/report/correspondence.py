@@ -13,7 +13,7 @@ from symfuse.alignment import Alignment
 from symfuse.groups import Element, Monomial, Orthogonal, Permutation, Similarity
 from symfuse.groups.orthogonal import polar
 from symfuse.report.content import unit_of
-from symfuse.spec import Instance, Spec
+from symfuse.spec import Instance, Spec, anatomy, layer_of
 
 # Cells that all pictures of one axis may have together, so that a page stays small, and a side of one picture.
 _CELLS = 80_000
@@ -138,7 +138,7 @@ def _turns(spec: Spec, instance: Instance, element: Element) -> list[Turn]:
         rotation, scale = polar(matrix), torch.linalg.slogdet(matrix).logabsdet.div(element.size).exp()
     values = torch.stack([angles(rotation), scale.double(), element.condition().double()], -1)
     layer, within = _layer(spec, instance), (*spec.batch_axes(instance.axis), instance.axis)
-    noun = "stream" if instance.axis == "residual" else unit_of(within[0])
+    noun = "stream" if anatomy(instance.axis) == "residual" else unit_of(within[0])
     return [
         Turn(instance.axis, noun, layer, ".".join(map(str, at)), *values[at].tolist())
         for at in product(*map(range, element.batch))
@@ -147,8 +147,8 @@ def _turns(spec: Spec, instance: Instance, element: Element) -> list[Turn]:
 
 def _layer(spec: Spec, instance: Instance) -> int:
     """-1 for what is in no layer."""
-    keys = [per for per in spec.axes[instance.axis].per if per in spec.index_axes]
-    return dict(zip(keys, instance.index, strict=True)).get("l", -1)
+    layer = layer_of(spec.index_of(instance))
+    return -1 if layer is None else layer
 
 
 def _name(alignment: Alignment, role: str, otherwise: str) -> str:

@@ -16,29 +16,19 @@ from torch import Tensor
 from symfuse import __version__, api
 from symfuse.alignment import Alignment
 from symfuse.architectures import Model
+from symfuse.architectures.reasons import reason
 from symfuse.errors import CheckpointError, SymfuseError
 from symfuse.evaluate import Distance
 from symfuse.io import Checkpoint
 from symfuse.io.companions import companions, is_of_tokenizer
 from symfuse.io.messages import first_line
-from symfuse.matching import MATCHABLE, usual
+from symfuse.matching import usual, word_of
 from symfuse.spec import Spec
 from symfuse.vocabulary import compare
 
-_WHY = {
-    "permutation": "elementwise or equal treatment: may be reordered",
-    "signed": "odd non-linearity, or RMSNorm: may be reordered and flipped",
-    "monomial": "homogeneous non-linearity: may be reordered and rescaled",
-    "invertible": "linear on both sides: a map and its inverse cancel; usually matched by rotation and scale",
-    "sign": "queries and keys are normalised: of a rotary plane the sign is free",
-    "phase": "commutes with the turns of rotary positions",
-    "rotary": "commutes with the turns of rotary positions",
-    "signed-monomial": "gated, so linear in one factor: may be reordered, flipped and rescaled",
-    "centred": "LayerNorm without gains: may be rotated if the mean stays",
-}
-
 _REWRITTEN = {
     "untie": "head untied",
+    "fold_scales": "scales of layers folded",
     "fold_norms": "norms folded",
     "centre": "writers centred",
     "drop_gauges": "gauges dropped",
@@ -77,7 +67,8 @@ def _rotatable(checkpoint: Checkpoint) -> list[str]:
     _, frame, why = usual([model], ("residual",))
     words = ", ".join(_REWRITTEN[name] for name in frame)
     may = f"may be rotated in a frame ({words})" if frame else f"may not be rotated: {why['not rotated']}"
-    return [f"residual: {may}"]
+    streams = {atom.name: None for gain in model.spec.reads for atom in model.spec.tensors[gain].layout.atoms()}
+    return [f"{', '.join(streams)}: {may}"]
 
 
 def _inexact(checkpoint: Checkpoint) -> list[str]:
@@ -91,9 +82,8 @@ def _inexact(checkpoint: Checkpoint) -> list[str]:
 
 
 def _axes(spec: Spec) -> list[dict[str, Any]]:
-    matched = {axis: word for word, axes in MATCHABLE.items() for axis in axes}
     touched = Counter(instance.axis for instance in spec.movable)
-    used = {atom.name for declared in spec.tensors.values() for atom in declared.layout.atoms()}
+    used = {axis for declared in spec.tensors.values() for axis in declared.layout.names}
     rows = []
     for name, axis in spec.axes.items():
         if name not in used:
@@ -107,8 +97,8 @@ def _axes(spec: Spec) -> list[dict[str, Any]]:
                 "size": axis.size,
                 "group": axis.group.label if axis.group else "none",
                 "instances": touched[name] * batch if axis.group else 0,
-                "matched by": matched.get(name, "-"),
-                "why": _WHY.get(axis.group.name, "") if axis.group else "its order has a meaning: never moved",
+                "matched by": word_of(name) or "-",
+                "why": reason(name, axis),
             }
         )
     if spec.shifts:

@@ -210,7 +210,7 @@ def _comparable(checkpoint: Checkpoint) -> dict[str, str | None]:
         return {name: name for name in checkpoint}
     spec = resolve(checkpoint.config, checkpoint, checkpoint.name)
     out: dict[str, str | None] = {name: None for name in checkpoint if name not in spec.buffers}
-    for name in spec.tensors:
-        if spec.file_name(name) in out:
-            out[spec.file_name(name)] = _HEAD if name in spec.heads or name in spec.tied else name
+    for file, name in spec.files.items():
+        if file in out:
+            out[file] = _HEAD if name in spec.heads or name in spec.tied else name
     return out

@@ -99,7 +99,8 @@ def untie(checkpoint: Checkpoint, heads: Mapping[str, str]) -> Checkpoint:
     config = dict(checkpoint.config)
     factor = 1.0
     if str(config.get("model_type")) in SCALED:
-        factor = float(config["d_model"]) ** -0.5 if config.get("scale_decoder_outputs", True) else 1.0
+        scaled = config.get("scale_decoder_outputs", config.get("tie_word_embeddings") is not False)
+        factor = float(config["d_model"]) ** -0.5 if scaled else 1.0
         config["scale_decoder_outputs"] = False
     for head, name in heads.items():
         require_equal(checkpoint, head, name)

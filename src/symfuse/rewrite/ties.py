@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from symfuse.architectures.base import ARCHITECTURES, Config, resolve
+from symfuse.architectures.base import ARCHITECTURES, Config, Family, declaration, resolve
 from symfuse.architectures.undeclared import embedding, head_name, is_tied, undeclared
 from symfuse.io import Checkpoint
 from symfuse.io.messages import some
@@ -41,7 +42,8 @@ def declared(checkpoint: Checkpoint) -> bool:
 
 def _is_tied(checkpoint: Checkpoint) -> bool:
     if declared(checkpoint):
-        return Config(checkpoint.config, str(checkpoint.config["model_type"])).tied
+        family, _ = declaration(checkpoint.config, list(checkpoint), checkpoint.name)
+        return not family.tied.keys().isdisjoint(_breakable(checkpoint))
     return is_tied(checkpoint.config, checkpoint)
 
 
@@ -60,8 +62,22 @@ def _aliases(checkpoint: Checkpoint, owner: Checkpoint) -> dict[str, str]:
 
 
 def declared_ties(checkpoint: Checkpoint) -> dict[str, str]:
-    """Alias → tensor, as the family has them where they are tied, by the names in the file."""
-    config = {**checkpoint.config, "tie_word_embeddings": True}
-    family = ARCHITECTURES[str(config["model_type"])].declare(Config(config, str(config["model_type"])))
-    spec = resolve(config, checkpoint, checkpoint.name)
-    return {alias: spec.file_name(name) for alias, name in family.tied.items() if spec.file_name(name) in checkpoint}
+    """Alias → tensor, as the family has them where they are tied, by the names in the file; without what is one tensor
+    whatever the config says."""
+    spec = resolve({**checkpoint.config, "tie_word_embeddings": True}, checkpoint, checkpoint.name)
+    return {
+        spec.file_name(alias): spec.file_name(name)
+        for alias, name in _breakable(checkpoint).items()
+        if spec.file_name(name) in checkpoint
+    }
+
+
+def _breakable(checkpoint: Checkpoint) -> dict[str, str]:
+    """Alias → tensor, as the family has them where config.json says that they are tied, and not where it does not."""
+    tied, untied = (_declare({**checkpoint.config, "tie_word_embeddings": said}) for said in (True, False))
+    return {alias: name for alias, name in {**tied.tied, **tied.absent}.items() if alias not in untied.tied}
+
+
+def _declare(config: Mapping[str, Any]) -> Family:
+    model_type = str(config["model_type"])
+    return ARCHITECTURES[model_type].declare(Config(config, model_type))

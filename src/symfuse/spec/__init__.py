@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from symfuse.spec.layout import Atom, Layout, Segment, Variance, parse
-from symfuse.spec.spec import Axis, Declared, Instance, Shift, Spec, expand, indices
+from symfuse.spec.spec import Axis, Declared, Instance, Shift, Spec, anatomy, expand, indices, layer_of
 
 __all__ = [
     "Atom",
@@ -15,7 +15,9 @@ __all__ = [
     "Shift",
     "Spec",
     "Variance",
+    "anatomy",
     "expand",
     "indices",
+    "layer_of",
     "parse",
 ]

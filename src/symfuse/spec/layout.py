@@ -1,6 +1,6 @@
 """The layout language: one line per tensor that says which symmetry acts on each of its dimensions.
 
-    layout := dim (" " dim)*
+    layout := dim (" " dim)* | "()"              of a tensor without dimensions
     dim    := atom | "(" sum ")"
     sum    := product ("+" product)*          a concatenation: fused projections
     product:= dim+                            a product of axes, slowest first, as stored
@@ -16,13 +16,15 @@ import enum
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NoReturn
 
 from torch import Tensor
 
 from symfuse.errors import LayoutError
 from symfuse.groups import Part
+
+SCALAR = "()"
 
 
 class Variance(enum.Enum):
@@ -87,11 +89,16 @@ class Layout:
     dims: tuple[Node, ...]
 
     def __str__(self) -> str:
-        return " ".join(_bracketed(node) for node in self.dims)
+        return " ".join(_bracketed(node) for node in self.dims) or SCALAR
 
     def atoms(self) -> Iterator[Atom]:
         """All atoms, in stored order; an axis may occur more than once."""
         return _atoms(self.dims)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The axes of all atoms, each once, numbers too."""
+        return tuple(dict.fromkeys(atom.name for atom in self.atoms()))
 
     def parts(self) -> Iterator[tuple[Atom, ...]]:
         """The atoms of each part that `segments` cuts a tensor into: one choice from every concatenation."""
@@ -113,8 +120,7 @@ class Layout:
             pieces = [_bracketed(node) for node in self.dims]
             start = sum(len(piece) + 1 for piece in pieces[:at])
             lines.append("    " + " " * start + "^" * len(pieces[at]) + f" {expected[at]}, but {shape[at]}")
-        named = dict.fromkeys(atom.name for atom in self.atoms() if not atom.name.isdigit())
-        axes = ", ".join(f"{axis} = {sizes[axis]}" for axis in named)
+        axes = ", ".join(f"{axis} = {sizes[axis]}" for axis in self.names if not axis.isdigit())
         lines.append(f"expected {expected} ({axes}); does config.json belong to these weights?")
         raise LayoutError("\n".join(lines))
 
@@ -242,11 +248,13 @@ class _Parser:
 
 @lru_cache(maxsize=4096)
 def parse(text: str) -> Layout:
-    """Read a layout; a LayoutError points at the place with a caret.
+    """Read a layout; a LayoutError points at the place with a caret. `()` is that of a tensor without dimensions.
 
     >>> [str(atom) for atom in parse("residual* (h qk + h qk* + h v)").atoms()]
     ['residual*', 'h', 'qk', 'h', 'qk*', 'h', 'v']
     """
+    if text.strip() == SCALAR:
+        return Layout(())
     parser = _Parser(text)
     dims: list[Node] = []
     while parser.peek() is not None:
@@ -254,5 +262,5 @@ def parse(text: str) -> Layout:
             parser.fail("nothing is open here", parser.here())
         dims.append(parser.dim())
     if not dims:
-        raise LayoutError("layout does not parse: it is empty; a tensor without dimensions cannot be declared")
+        raise LayoutError("layout does not parse: it is empty; a tensor without dimensions is ()")
     return Layout(tuple(dims))

@@ -14,18 +14,31 @@ from torch import Tensor
 from symfuse.errors import LayoutError, SpecError
 from symfuse.groups import GROUPS, Group
 from symfuse.io.messages import some
-from symfuse.spec.layout import Layout, Segment, parse
+from symfuse.spec.layout import Concat, Layout, Segment, parse
 from symfuse.spec.typed import require_type
 
 
 @dataclass(frozen=True)
 class Axis:
     """A space that tensors share. group: the largest that may act; None: carried, never moved.
-    per: the axes for each of whose indices there is a separate element."""
+    per: the axes for each of whose indices there is a separate element. why: in words, where a family has a reason of
+    its own for no larger group (others: `symfuse.architectures.reasons`)."""
 
     size: int
     group: Group | None = None
     per: tuple[str, ...] = ()
+    why: str = field(default="", compare=False)
+
+
+def anatomy(axis: str) -> str:
+    """What an axis is, of whichever part of the model (a tower, a decoder): the last word of its name, so that
+    `vision_ffn` is the `ffn` of the vision tower, and `vision_l` counts its layers."""
+    return axis.rpartition("_")[2]
+
+
+def layer_of(index: Mapping[str, int]) -> int | None:
+    """The layer that template indices are of, counted from 0 in each part of a model; None if they are of none."""
+    return next((number for key, number in index.items() if anatomy(key) == "l"), None)
 
 
 @dataclass(frozen=True, order=True)
@@ -83,8 +96,10 @@ class Spec:
     may be translated. outputs: the layouts of the model's outputs, by field name. reads: of a pre-norm model, the
     gain of each norm of its stream → all that reads what this norm puts out: weights of linear maps (whose biases are
     named alike), or output fields. norm: what those norms are: "layer" (LayerNorm), "rms" (RMSNorm), or "rms+1", whose
-    gain is stored less 1. names: canonical name → name in the file, where they differ. buffers: names in the
-    file of derived tensors, which are dropped.
+    gain is stored less 1. scales: of a LayerScale the gain → the weight (whose bias is named alike) of the linear map
+    whose output it scales, entry by entry. stacks: tensors of which the file has the pieces (see `stored`) → the names
+    of these there, with a * for the index of the first axis, one for each part of the next. names: canonical name →
+    name in the file, where they differ. buffers: names in the file of derived tensors, which are dropped.
     """
 
     family: str
@@ -96,6 +111,8 @@ class Spec:
     outputs: Mapping[str, Layout] = field(default_factory=dict)
     reads: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     norm: str = "layer"
+    scales: Mapping[str, str] = field(default_factory=dict)
+    stacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
     buffers: frozenset[str] = frozenset()
 
@@ -104,12 +121,45 @@ class Spec:
         return {name: axis.size for name, axis in self.axes.items()}
 
     def file_name(self, name: str) -> str:
-        """The name under which the checkpoint stores this tensor."""
+        """The name under which the checkpoint stores this tensor, or would store it if it had it whole."""
         return self.names.get(name, name)
+
+    def stored(self, name: str) -> dict[str, Layout]:
+        """The tensors of the file that hold this one, by their names there, with their layouts: itself; or of a stack
+        all pieces, which laid flat one after the other are the stack laid flat (of experts, `e (|ffn| + ffn)
+        residual*`: the gate, `|ffn| residual*`, and the up, `ffn residual*`, of the first, then those of the next)."""
+        layout = self.tensors[name].layout
+        if name not in self.stacks:
+            return {self.file_name(name): layout}
+        (count,) = Layout(layout.dims[:1]).shape(self.sizes)
+        pieces = list(zip(self.stacks[name], pieces_of(layout), strict=True))
+        return {file.replace("*", str(i)): piece for i in range(count) for file, piece in pieces}
+
+    @cached_property
+    def files(self) -> dict[str, str]:
+        """Every name in the file → the tensor that is stored there, or a piece of it."""
+        return {file: name for name in self.tensors for file in self.stored(name)}
 
     def instance(self, axis: str, index: Mapping[str, int]) -> Instance:
         """The instance of an axis that a tensor with these template indices touches."""
         return Instance(axis, tuple(index[per] for per in self.axes[axis].per if per in index))
+
+    def index_of(self, instance: Instance) -> dict[str, int]:
+        """The template indices of the tensors that an axis instance touches, as far as it depends on them."""
+        keys = [per for per in self.axes[instance.axis].per if per in self.index_axes]
+        return dict(zip(keys, instance.index, strict=True))
+
+    def is_shared(self, axis: str) -> bool:
+        """Whether an axis is of the whole model, as its stream is; else it is of one layer, or it belongs to attention
+        that is in no layer, as that of a pooling head: heads around other axes, or what is inside of them."""
+        per = self.axes[axis].per
+        inside = [other for other in self.axes.values() if other.group is not None and axis in other.per]
+        return not per and (not inside or any(set(other.per) & self.index_axes for other in inside))
+
+    @cached_property
+    def depth(self) -> int:
+        """The number of layers; of a model of several parts, of the one that has most."""
+        return max((axis.size for name, axis in self.axes.items() if anatomy(name) == "l"), default=0)
 
     def batch_axes(self, axis: str) -> tuple[str, ...]:
         """The axes over whose indices the elements of an instance are batched (the others are in its index)."""
@@ -128,7 +178,7 @@ class Spec:
         """Every instance on which a group acts, with the names of the tensors that it touches."""
         out: dict[Instance, list[str]] = {}
         for name, declared in self.tensors.items():
-            for axis in dict.fromkeys(atom.name for atom in declared.layout.atoms()):
+            for axis in declared.layout.names:
                 if not axis.isdigit() and self.axes[axis].group is not None:
                     out.setdefault(self.instance(axis, declared.index), []).append(name)
         return {instance: tuple(names) for instance, names in out.items()}
@@ -175,9 +225,8 @@ class Spec:
 
         shapes: by name in the file. where: the checkpoint, for the message.
         """
-        files = {self.file_name(name): name for name in self.tensors}
-        missing = [f for f, name in files.items() if f not in shapes and name not in self.tied]
-        extra = [f for f in shapes if f not in files and f not in self.buffers]
+        missing = [f for f, name in self.files.items() if f not in shapes and name not in self.tied]
+        extra = [f for f in shapes if f not in self.files and f not in self.buffers]
         if missing or extra:
             lines = [f"{where}: the tensors are not those of {self.family}"]
             lines += [f"  missing: {some(missing, limit=8)}"] if missing else []
@@ -188,9 +237,10 @@ class Spec:
                 + (" A merge can leave the latter out, or keep it as it is (--foreign drop or keep)" if extra else "")
             )
             raise SpecError("\n".join(lines))
-        for file, name in files.items():
-            if file in shapes:
-                self.tensors[name].layout.check(f"{where}: {file}", shapes[file], self.sizes)
+        for name in self.tensors:
+            for file, layout in self.stored(name).items():
+                if file in shapes:
+                    layout.check(f"{where}: {file}", shapes[file], self.sizes)
 
     def to_json(self) -> dict[str, Any]:
         """The declaration as data; `from_json` is its inverse."""
@@ -211,6 +261,8 @@ class Spec:
             "outputs": {name: str(layout) for name, layout in self.outputs.items()},
             "reads": {norm: list(readers) for norm, readers in self.reads.items()},
             **({"norm": self.norm} if self.norm != "layer" else {}),
+            **({"scales": dict(self.scales)} if self.scales else {}),
+            **({"stacks": {name: list(pieces) for name, pieces in self.stacks.items()}} if self.stacks else {}),
             "names": dict(self.names),
             "buffers": sorted(self.buffers),
         }
@@ -219,14 +271,19 @@ class Spec:
     def from_json(cls, data: Mapping[str, Any]) -> Spec:
         """The declaration of which these are the data; LayoutError, which names the key, if they are of none."""
         require_type(data, _DATA, "spec")
+        require_type(data.get("scales", {}), dict[str, str], "spec.scales")
+        require_type(data.get("stacks", {}), dict[str, list[str]], "spec.stacks")
         axes = {name: _axis(name, a) for name, a in data["axes"].items()}
         tensors = {
             name: Declared(_layout(f"tensors.{name}", text), index) for name, (text, index) in data["tensors"].items()
         }
         for name, declared in tensors.items():
-            used = {atom.name for atom in declared.layout.atoms() if not atom.name.isdigit()} | set(declared.index)
+            used = {axis for axis in declared.layout.names if not axis.isdigit()} | set(declared.index)
             if unknown := sorted(used - axes.keys()):
                 raise LayoutError(f"'spec.tensors.{name}': axis {unknown[0]!r} is not declared")
+        for name, pieces in data.get("stacks", {}).items():
+            if name not in tensors or len(pieces_of(tensors[name].layout)) != len(pieces):
+                raise LayoutError(f"'spec.stacks.{name}': no tensor in {len(pieces)} kinds of pieces is declared")
         return cls(
             family=data["family"],
             axes=axes,
@@ -237,6 +294,8 @@ class Spec:
             outputs={name: _layout(f"outputs.{name}", text) for name, text in data["outputs"].items()},
             reads={norm: tuple(readers) for norm, readers in data["reads"].items()},
             norm=data.get("norm", "layer"),
+            scales=data.get("scales", {}),
+            stacks={name: tuple(pieces) for name, pieces in data.get("stacks", {}).items()},
             names=data["names"],
             buffers=frozenset(data["buffers"]),
         )
@@ -273,6 +332,13 @@ def _axis(name: str, data: Any) -> Axis:
     return Axis(data["size"], None if group is None else GROUPS[group], tuple(data["per"]))
 
 
+def pieces_of(layout: Layout) -> list[Layout]:
+    """The layouts of the pieces of a stack, at one index of its first axis: one for each part of the next dimension."""
+    second, rest = layout.dims[1:2], layout.dims[2:]
+    parts = [part for node in second for part in (node.parts if isinstance(node, Concat) else (node,))]
+    return [Layout((part, *rest)) for part in parts]
+
+
 def indices(template: str, axes: Mapping[str, Axis]) -> list[dict[str, int]]:
     """Every way to fill in a name with `{l}`: one for each index of the axis l."""
     out: list[dict[str, int]] = [{}]
@@ -286,14 +352,19 @@ def indices(template: str, axes: Mapping[str, Axis]) -> list[dict[str, int]]:
 def expand(templates: Mapping[str, str], axes: Mapping[str, Axis]) -> dict[str, Declared]:
     """Names with `{l}` become one name for each index of the axis l; layouts are parsed and their axes checked.
 
-    LayoutError for an axis that is not declared, or if it is not clear which element acts: each axis that another is
-    `per` must occur once, in the name or in the same part of the layout.
+    A full name behind the template that it is of is an exception: that tensor has another layout, or with an empty one
+    is not there. LayoutError for an axis that is not declared, or if it is not clear which element acts: each axis that
+    another is `per` must occur once, in the name or in the same part of the layout.
     """
     out: dict[str, Declared] = {}
     for template, text in templates.items():
+        if not text:
+            out.pop(template, None)
+            continue
         layout = parse(text)
-        filled = indices(template, axes)
-        _check_axes(template, layout, re.findall(r"{(\w+)}", template), axes)
+        of = dict(out[template].index) if template in out else {}  # of an exception: that of its template
+        filled = [of | index for index in indices(template, axes)]
+        _check_axes(template, layout, [*of, *re.findall(r"{(\w+)}", template)], axes)
         out |= {template.format(**index): Declared(layout, index) for index in filled}
     return out
 

@@ -6,7 +6,7 @@ Moments stream: only those of one batch of one model are kept beside the sums. W
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -160,22 +160,28 @@ def moments_of(
     group: Group,
     kind: str = "pearson",
     *,
-    pairs: bool = False,
+    pairs: str | None = None,
+    without: Collection[str] = (),
 ) -> PartMoments:
     """The moments of one axis instance, summed over the places where it is heard.
 
     kind: covariances, or correlations ("pearson"), in which every unit has the same say; of units that a group mixes
-    always covariances, as no rotation of units leaves their deviations what they are. pairs: of an axis inside another
-    those of each index h of the anchor's outer axis with each of the source's, [h, h, ...].
+    always covariances, as no rotation of units leaves their deviations what they are. pairs: an axis that this one is
+    inside of: the moments of each of the anchor's units h of that axis with each of the source's, [*o, h, h, *b, ...],
+    o what that axis is batched over and b what this one is besides. without: axes; what has them does not count.
     """
     require_kind(kind)
     by_unit = kind == "pearson" and isinstance(group.identity(1, ()), Monomial)
+    outer = (*spec.batch_axes(pairs), pairs) if pairs else ()
+    front, at = (*outer, *(axis for axis in spec.batch_axes(instance.axis) if axis not in outer)), len(outer) - 1
     out: dict[Part, Moments] = {}
     for place, found in heard.items():
-        for variance, index in _units(spec, instance, place):
+        for variance, index in _units(spec, instance, place, front, without):
             part: Part = "primal" if group.self_dual and variance is Variance.DUAL else variance.value
-            h = len(index)
-            i, j = (index[:, None].expand(h, h, -1, -1), index.expand(h, h, -1, -1)) if pairs else (index, index)
+            i = j = index
+            if pairs:
+                both = (*index.shape[:at], index.shape[at], *index.shape[at:])
+                i, j = index.unsqueeze(at + 1).expand(both), index.unsqueeze(at).expand(both)
             xy = found.xy
             xx, yy = (
                 g[(k[..., :, None, :], k[..., None, :, :]) if group.gram else (k, k)] if g.ndim == 2 else g[k]
@@ -189,14 +195,16 @@ def moments_of(
     return out
 
 
-def _units(spec: Spec, instance: Instance, place: Place) -> Iterator[tuple[Variance, Tensor]]:
-    """Which entries of a place are the units of an axis: numbers [*b, n, rest], with how they transform: an input as g,
-    whatever the variance of the dimension that reads it."""
+def _units(
+    spec: Spec, instance: Instance, place: Place, batch: Sequence[str], without: Collection[str]
+) -> Iterator[tuple[Variance, Tensor]]:
+    """Which entries of a place are the units of an axis: numbers [*batch, n, rest], with how they transform: an input
+    as g, whatever the variance of the dimension that reads it. Parts that have not all of these axes, or one that is
+    not wanted, are left out."""
     width = place.layout.shape(spec.sizes)[0]
-    batch = spec.batch_axes(instance.axis)
     for segment in place.layout.segments(torch.arange(width), spec.sizes):
         names = [atom.name for atom in segment.atoms]
-        if instance.axis not in names:
+        if not {instance.axis, *batch} <= {*names} or {*without} & {*names}:
             continue
         at = names.index(instance.axis)
         front = [*map(names.index, batch), at]

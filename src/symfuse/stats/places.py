@@ -7,7 +7,7 @@ write it are taken.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -34,28 +34,34 @@ class Place:
         return f"{self.weight.rpartition('.')[0]}.{self.side}"
 
 
-def places(spec: Spec, module: nn.Module, instances: Iterable[Instance]) -> dict[Instance, tuple[Place, ...]]:
-    """Where the units of each axis instance can be heard: at every input that has them, else at every output."""
+def places(
+    spec: Spec, module: nn.Module, instances: Iterable[Instance], without: Collection[str] = ()
+) -> dict[Instance, tuple[Place, ...]]:
+    """Where the units of each axis instance can be heard: at every input that has them, else at every output. without:
+    axes that must not be heard together with them."""
     owners = _owners(spec, module)
-    return {instance: _places(spec, owners, instance) for instance in instances}
+    return {instance: _places(spec, owners, instance, without) for instance in instances}
 
 
-def _places(spec: Spec, owners: Mapping[str, nn.Module], instance: Instance) -> tuple[Place, ...]:
+def _places(
+    spec: Spec, owners: Mapping[str, nn.Module], instance: Instance, without: Collection[str]
+) -> tuple[Place, ...]:
     found: dict[str, list[Place]] = {"in": [], "out": []}
     for name in spec.movable[instance]:
         if name not in owners:
             continue
         inputs, outputs = _sides(owners[name], spec.tensors[name].layout)
-        if inputs is not None and _heard(inputs, instance.axis):
+        if inputs is not None and _heard(inputs, instance.axis, without):
             found["in"].append(Place(name, "in", inputs))
-        if outputs is not None and _heard(outputs, instance.axis):
+        if outputs is not None and _heard(outputs, instance.axis, without):
             found["out"].append(Place(name, "out", outputs))
     reads = _of_one_input(found["in"], owners)
     return tuple(reads or found["out"])
 
 
-def _heard(layout: Layout, axis: str) -> bool:
-    return axis in (atom.name for atom in layout.atoms())
+def _heard(layout: Layout, axis: str, without: Collection[str]) -> bool:
+    parts = ({atom.name for atom in part} for part in layout.parts())
+    return any(axis in part and part.isdisjoint(without) for part in parts)
 
 
 def _sides(owner: nn.Module, layout: Layout) -> tuple[Layout | None, Layout | None]:

@@ -3,8 +3,10 @@ the sum over tensors of unfold(anchor) unfold(source)ᵀ (Git Re-Basin, Eq. 3; Z
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import reduce
+from functools import partial, reduce
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -59,11 +61,17 @@ def weight_moments(
     """
     out: dict[Part, Moments] = {}
     names = spec.movable[instance] if names is None else names
+    streams = group.streams(spec.axes[instance.axis].size) and not spec.batch_axes(instance.axis)
     for name in names:
-        for atom, (fx, fy) in features(spec, instance, name, anchor(name), source(name)):
+        parts = features(spec, instance, name, anchor(name), source(name))
+        for number, (atom, (fx, fy)) in enumerate(parts):
             if (name, str(atom)) in skip or (only is not None and (name, str(atom)) not in only):
                 continue
             part: Part = "primal" if group.self_dual and atom.variance is Variance.DUAL else atom.variance.value
+            if streams:
+                here = Streamed.of(partial(_numbered, spec, instance, name, number, anchor, source), fx, fy)
+                out[part] = out[part] + here if part in out else here
+                continue
             if part not in out:
                 *batch, n, _ = fx.shape
                 own = (n, n) if group.gram else (n,)
@@ -71,9 +79,87 @@ def weight_moments(
                 out[part] = Moments(*(torch.zeros(*batch, *rest, dtype=dtype) for rest in ((n, n), own, own)))
             _add(out[part], fx, fy)
     for m in out.values():
-        # Solvers multiply two moments with each other, in float64.
-        require_products(instance, (m.xy, m.x_norms.double() ** 2, m.y_norms.double() ** 2), names, anchor, source)
+        # Solvers multiply two moments with each other, in float64. No entry of xy is larger than the norms are.
+        squares = (m.x_norms.double() ** 2, m.y_norms.double() ** 2)
+        require_products(instance, squares if streams else (m.xy, *squares), names, anchor, source)
     return out
+
+
+def workspace(spec: Spec, instance: Instance, group: Group) -> int:
+    """About how many bytes one axis instance takes while it is solved: what is read of both models, the moments, and
+    scores with the copy in float64 and the prices of an assignment."""
+    n, batch = spec.axes[instance.axis].size, math.prod(spec.batch(instance.axis))
+    read = [2 * 4 * math.prod(spec.tensors[name].layout.shape(spec.sizes)) for name in spec.movable[instance]]
+    if group.streams(n) and not spec.batch_axes(instance.axis):
+        return max(sum(read) + 4 * n * n, 14 * n * n)  # measured; what was read is gone when scores are assigned
+    variances = {a.variance for name in spec.movable[instance] for a in spec.tensors[name].layout.atoms()}
+    moments = batch * n * n * group.moments_dtype.itemsize * (3 if group.gram else 1)
+    return len(variances) * moments + max(2 * max(read), 3 * moments)
+
+
+def _numbered(
+    spec: Spec, instance: Instance, name: str, number: int, anchor: Read, source: Read
+) -> tuple[Tensor, Tensor]:
+    """The features of one part of a tensor, read anew."""
+    _, (x, y) = next(islice(features(spec, instance, name, anchor(name), source(name)), number, None))
+    return x, y
+
+
+class Streamed(Moments):
+    """Moments without the cross-Gram: its rows and entries are formed of the features, which are read when they are
+    asked for and not kept. pairs: each reads the features X and Y, [n, k], of one part."""
+
+    pairs: Sequence[Callable[[], tuple[Tensor, Tensor]]]
+
+    def __init__(self, pairs: Sequence[Callable[[], tuple[Tensor, Tensor]]], xx: Tensor, yy: Tensor) -> None:
+        for key, value in {"pairs": pairs, "xx": xx, "yy": yy}.items():
+            object.__setattr__(self, key, value)  # the class that this is derived of is frozen
+
+    @classmethod
+    def of(cls, pair: Callable[[], tuple[Tensor, Tensor]], x: Tensor, y: Tensor) -> Streamed:
+        """The moments of one part. pair: reads x and y again."""
+        return cls([pair], *(torch.cat([torch.linalg.vecdot(b, b) for b in _blocks(rows)]) for rows in (x, y)))
+
+    @property
+    def xy(self) -> Tensor:
+        """The whole cross-Gram, for who wants it after all."""
+        return torch.cat(list(self.rows(self.dtype, BLOCK)))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.xx), len(self.yy))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float64
+
+    def rows(self, dtype: torch.dtype, step: int) -> Iterator[Tensor]:
+        features = [(x, y.to(dtype).T) for x, y in (pair() for pair in self.pairs)]
+        for start in range(0, len(self.xx), step):
+            out = torch.zeros(min(step, len(self.xx) - start), len(self.yy), dtype=dtype)
+            for x, y in features:
+                out.addmm_(x[start : start + step].to(dtype), y)
+            yield out
+
+    def picked(self, index: Tensor) -> Tensor:
+        out = torch.zeros(len(self.xx), dtype=torch.float64)
+        for pair in self.pairs:
+            x, y = pair()
+            places = zip(_blocks(x), torch.split(index, BLOCK), strict=True)
+            out += torch.cat([torch.linalg.vecdot(block, y[at].double()) for block, at in places])
+        return out
+
+    def __add__(self, other: Moments) -> Moments:
+        if not isinstance(other, Streamed):
+            return super().__add__(other)
+        return Streamed([*self.pairs, *other.pairs], self.xx + other.xx, self.yy + other.yy)
+
+
+BLOCK = 512  # units that are widened at a time
+
+
+def _blocks(rows: Tensor) -> Iterator[Tensor]:
+    return (block.double() for block in torch.split(rows, BLOCK))
 
 
 def require_products(

@@ -1,0 +1,81 @@
+"""DINOv2: ViT with a LayerScale behind each block, gated neurons in the largest, register tokens in some."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from symfuse.architectures.base import Config, Family, Head, architecture
+from symfuse.architectures.blocks import block_axes, key_shift, renamed, value_shift
+from symfuse.architectures.vit import ATTENTION, BIASES, LAYER, OUTPUT, TENSORS, image_axes
+from symfuse.groups import SignedMonomial
+from symfuse.spec import Axis
+
+MLP = LAYER + "mlp."
+NAMES = {
+    LAYER + "layernorm_before": LAYER + "norm1",
+    LAYER + "layernorm_after": LAYER + "norm2",
+    LAYER + "intermediate.dense": MLP + "fc1",
+    LAYER + "output.dense": MLP + "fc2",
+}
+SCALES = {LAYER + "layer_scale1.lambda1": OUTPUT + ".weight", LAYER + "layer_scale2.lambda1": MLP + "fc2.weight"}
+GATED = {
+    MLP + "weights_in.weight": "(|ffn| + ffn) residual*",
+    MLP + "weights_in.bias": "(|ffn| + ffn)",
+    MLP + "weights_out.weight": "residual ffn*",
+    MLP + "weights_out.bias": "residual",
+}
+MASK = {"embeddings.mask_token": "1 residual"}
+
+
+def _neurons(c: Config, hidden: int) -> tuple[int, bool]:
+    """How many there are, and whether they are gated: then two thirds of the others, up to a multiple of eight."""
+    size, gated = int(hidden * c.get("mlp_ratio", 4.0)), c.get("use_swiglu_ffn", False)
+    return ((size * 2 // 3 + 7) // 8 * 8 if gated else size), gated
+
+
+def _family(c: Config, prefix: str, patch: int, tokens: Mapping[str, str]) -> Family:
+    """tokens: those besides the class token, which have no position."""
+    hidden = c.size("hidden_size", 768)
+    ffn, gated = _neurons(c, hidden)
+    heads, layers = c.size("num_attention_heads", 12), c.size("num_hidden_layers", 12)
+    biased = c.get("qkv_bias", True)
+    axes = block_axes(layers, hidden, heads, ffn, c.get("hidden_act", "gelu"))
+    tensors = renamed(TENSORS, NAMES) | dict.fromkeys(SCALES, "|residual|") | (BIASES if biased else {})
+    first, scales = MLP + "fc1.weight", dict(SCALES)
+    if gated:
+        axes["ffn"] = replace(axes["ffn"], group=SignedMonomial())
+        first, scales[LAYER + "layer_scale2.lambda1"] = MLP + "weights_in.weight", MLP + "weights_out.weight"
+        tensors = {name: layout for name, layout in tensors.items() if not name.startswith(MLP)} | GATED
+    return Family(
+        axes=axes | image_axes(c, 1, patch=patch) | {"labels": Axis(c.labels)},
+        prefix=prefix,
+        tensors=tensors | dict(tokens),
+        heads={
+            # It reads the class token and the mean of the patches, side by side.
+            "classification": Head(
+                ("ForImageClassification",),
+                {"classifier.weight": "labels (residual* + residual*)", "classifier.bias": "labels"},
+            ),
+        },
+        shifts=(key_shift(ATTENTION + "key"), value_shift(ATTENTION + "value", OUTPUT)) if biased else (),
+        outputs={"last_hidden_state": "residual", "pooler_output": "residual"},
+        reads={
+            LAYER + "norm1.weight": tuple(f"{ATTENTION}{name}.weight" for name in ("query", "key", "value")),
+            LAYER + "norm2.weight": (first,),
+            "layernorm.weight": ("last_hidden_state", "pooler_output", "classifier.weight"),
+        },
+        scales=scales,
+    )
+
+
+@architecture("dinov2")
+def dinov2(c: Config) -> Family:
+    return _family(c, "dinov2.", 14, MASK if c.get("use_mask_token", True) else {})
+
+
+@architecture("dinov2_with_registers")
+def dinov2_with_registers(c: Config) -> Family:
+    registers = {"embeddings.register_tokens": "1 registers residual"} | MASK
+    family = _family(c, "dinov2_with_registers.", 16, registers)
+    return replace(family, axes={**family.axes, "registers": Axis(c.size("num_register_tokens", 4))})

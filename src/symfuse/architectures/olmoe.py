@@ -1,0 +1,25 @@
+"""OLMoE: a mixture of experts in each layer; queries and keys are normalised over all heads together, as in OLMo 2."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from symfuse.architectures.base import Config, Family, architecture
+from symfuse.architectures.decoder import EMBEDDING, NORMS, PROJECTIONS, biased_attention, decoder_axes
+from symfuse.architectures.experts import EXPERTS, expert_axes, mixture
+from symfuse.architectures.olmo2 import NORMS_OVER_HEADS
+from symfuse.groups import Sign, Signed
+from symfuse.spec import Axis
+
+
+@architecture("olmoe", tied=False)
+def olmoe(c: Config) -> Family:
+    axes = decoder_axes(c, plane=Sign()) | expert_axes(c, c.intermediate_size)
+    clipped = c.get("clip_qkv") is not None  # each entry of the values too, at the same limits
+    if clipped:
+        axes |= {"v": Axis(axes["v"].size, Signed(), ("l", "kv"))}
+    family = mixture(c, axes, EMBEDDING | PROJECTIONS | NORMS_OVER_HEADS | EXPERTS | NORMS)
+    if not c.get("attention_bias", False):
+        return family
+    family = biased_attention(family)
+    return replace(family, shifts=()) if clipped else family  # a value's bias is inside of what is clipped

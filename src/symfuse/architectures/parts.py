@@ -1,0 +1,60 @@
+"""A model of several parts, each of which is a family of its own: the towers of CLIP."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from functools import reduce
+
+from symfuse.architectures.base import Family
+from symfuse.spec import Axis, Shift
+
+
+def part_of(family: Family, at: str, part: str = "", shared: Collection[str] = ()) -> Family:
+    """A family as a part of another model: `at` stands before the names of its tensors, and `part_` before those of its
+    axes, but for the shared ones. What it puts out, and what of that reads a norm, is for the whole to say."""
+
+    def axis(name: str) -> str:
+        return f"{part}_{name}" if part and name in family.axes and name not in shared else name
+
+    def layout(text: str) -> str:
+        return re.sub(r"[A-Za-z_]\w*", lambda match: axis(match[0]), text)
+
+    def name(template: str) -> str:
+        return at + re.sub(r"{(\w+)}", lambda match: f"{{{axis(match[1])}}}", template)
+
+    def moved(shift: Shift) -> Shift:
+        names = (None if one is None else name(one) for one in (shift.weight, shift.into))
+        return Shift(name(shift.bias), layout(shift.axis), *names)
+
+    def axes(of: Mapping[str, Axis]) -> dict[str, Axis]:
+        return {axis(key): replace(one, per=tuple(map(axis, one.per))) for key, one in of.items()}
+
+    reads = {norm: [one for one in readers if one not in family.outputs] for norm, readers in family.reads.items()}
+    return Family(
+        axes=axes(family.axes),
+        tensors={name(template): layout(text) for template, text in family.tensors.items()},
+        buffers=tuple(f"*{pattern}" if not pattern.startswith("*") else pattern for pattern in family.buffers),
+        shifts=tuple(map(moved, family.shifts)),
+        reads={name(norm): tuple(map(name, readers)) for norm, readers in reads.items() if readers},
+        norm=family.norm,
+        scales={name(gain): name(writer) for gain, writer in family.scales.items()},
+    )
+
+
+def together(*parts: Family) -> Family:
+    """The parts as one family."""
+
+    def both(one: Family, other: Family) -> Family:
+        return replace(
+            one,
+            axes={**one.axes, **other.axes},
+            tensors={**one.tensors, **other.tensors},
+            buffers=one.buffers + other.buffers,
+            shifts=one.shifts + other.shifts,
+            reads={**one.reads, **other.reads},
+            scales={**one.scales, **other.scales},
+        )
+
+    return reduce(both, parts)

@@ -1,0 +1,70 @@
+"""The verb transport: what rides along with a model, in the frame of the aligned model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from symfuse.cli.app import NEW_FOLDER, common, main, open_model
+from symfuse.errors import OptionError
+from symfuse.output import Output
+
+KINDS = ("adapter", "vector", "probe", "sae", "moments")
+
+
+@main.command()
+@click.argument("thing", type=click.Path(path_type=Path))
+@click.option(
+    "--by",
+    "alignment",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="alignment.safetensors, or the folder that `symfuse align` wrote.",
+)
+@click.option("--output", "-o", required=True, type=NEW_FOLDER, help="The new folder.")
+@click.option("--kind", type=click.Choice(KINDS), help="Default: what the file looks like; else a vector.")
+@click.option(
+    "--axis", help="Of vectors, probes and auto-encoders: residual, ffn[3], v[3] (all heads), v[3,2] (head 2)."
+)
+@click.option("--base", help="The model that the adapter was trained on, or the optimizer trained.")
+@click.option("--new-base", help="What the adapter's config names. Default: the folder of the aligned model, if known.")
+@click.option("--encoder", type=click.Choice(["rows", "columns"]), help="How an auto-encoder's encoder lies.")
+@click.option("--names", type=click.Path(path_type=Path), help="The parameters in the optimizer's order, one a line.")
+@common
+def transport(
+    thing: Path, alignment: Path, output: Path, base: str | None, names: Path | None, as_json: bool, quiet: bool,
+    **options: Any,
+) -> None:  # fmt: skip
+    """Move THING, which belongs to a model, to its aligned form.
+
+    A LoRA adapter (folder of peft), steering vectors, a probe, a sparse auto-encoder, or the moments of AdamW
+    (optimizer.pt): on the aligned model it does exactly what it did on the model.
+    """
+    from symfuse import transporting
+    from symfuse.io import check_target
+    from symfuse.report import transport_card, transport_run
+
+    out = Output(as_json, quiet)
+    model_of = transporting.moved_model(alignment)
+    inputs = (thing, alignment, *(Path(folder) for folder in (base, model_of) if folder))
+    check_target(output, inputs=[path for path in inputs if path.exists()])
+    model = None if base is None else open_model(out, base)
+    moved = transporting.transport(thing, alignment, base=model, names=_lines(names), **options)
+    run = transport_run(moved, thing, alignment)
+    for note in () if quiet else moved.notes:
+        click.echo(f"symfuse: note: {note}", err=True)
+    moved.save(output, {"symfuse.json": json.dumps(run, indent=2) + "\n", "README.md": transport_card(run)})
+    out.say(f"{moved.kind} of {len(moved.tensors)} tensors moved by {alignment}, written to {output}")
+    out.finish(run | {"output": str(output)} | out.cost())
+
+
+def _lines(path: Path | None) -> list[str] | None:
+    if path is None:
+        return None
+    try:
+        return [line.strip() for line in path.read_text("utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError(f"--names {path}: not a text file that can be read ({error})") from error

@@ -1,0 +1,45 @@
+"""Drafts of declarations for families that symfuse does not know, from names, shapes and config, tried on the real
+class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from symfuse.architectures.undeclared import refuse_placeholders
+from symfuse.drafts.bench import open_bench
+from symfuse.drafts.draft import Draft, Trial
+from symfuse.drafts.facts import gather
+from symfuse.drafts.reads import with_reads
+from symfuse.drafts.trials import settled
+from symfuse.io import Checkpoint
+
+__all__ = ["Draft", "Trial", "draft_of"]
+
+
+def draft_of(
+    checkpoint: Checkpoint,
+    module: torch.nn.Module | None = None,
+    *,
+    inputs: Mapping[str, Tensor] | None = None,
+    run: bool = True,
+    seed: int = 0,
+) -> Draft:
+    """A declaration for the family of a checkpoint, from headers and config alone.
+
+    Where `transformers` has the class (or a live module is given) it is run with random weights, and each axis gets the
+    largest group that leaves its outputs; otherwise, or with run=False, the draft is UNVERIFIED, and says why. Tensors
+    of which nothing is known are listed, and stay. inputs: what to run it on; default random ones.
+    """
+    refuse_placeholders(checkpoint)
+    facts = gather({name: checkpoint.info(name).shape for name in checkpoint}, checkpoint.config)
+    bench, why = open_bench(checkpoint, module, inputs, seed) if run else (None, "it was not run")
+    draft = settled(facts, bench)
+    if bench is not None and draft.verified:
+        draft = with_reads(draft, bench)
+    if bench is None:
+        draft = replace(draft, said=why)
+    return draft

@@ -1,0 +1,193 @@
+"""Where drafts are run: the real class with random weights, in float64, before and after random elements."""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from symfuse.alignment import Alignment, random_alignment
+from symfuse.architectures import Model
+from symfuse.errors import CheckpointError, OptionError
+from symfuse.io import Checkpoint
+from symfuse.io import open as open_checkpoint
+from symfuse.io.live import names_in_memory
+from symfuse.io.messages import first_line
+from symfuse.modules import build_module, live
+from symfuse.spec import Declared, Instance, Spec, parse
+from symfuse.verification import TOLERANCE, compare, computes_in, random_inputs, run, verify
+
+# Of so many weights a class is still run in float64 (of this many with 8 bytes each, twice).
+LARGEST = 500_000_000
+SEEDS = 20
+# Maps that are so much larger reach what classes clip (values at 8, neurons at 7); a change that is no rounding there.
+LOUD, CLIPPED = 10.0, 1e-3
+
+
+class Bench:
+    """The class of a checkpoint, run with random weights; `error` is what an alignment changes of its outputs.
+
+    So no gain of 1 and no bias of 0 hides anything; the checkpoint's own weights are not read. module: a live one of a
+    class that `transformers` does not build. Raises CheckpointError or OptionError if the class cannot
+    be built, or run on any inputs that symfuse knows.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        module: torch.nn.Module | None,
+        inputs: Mapping[str, Tensor] | None,
+        seed: int,
+        dtype: torch.dtype = torch.float64,
+    ) -> None:
+        count = sum(math.prod(checkpoint.info(name).shape) for name in checkpoint)
+        if count > LARGEST:
+            raise CheckpointError(
+                f"{count:,} weights are too many to run in float64; make the draft of a small model of the same "
+                "config, with fewer layers and a smaller vocabulary"
+            )
+        made = build_module(checkpoint, dtype) if module is None else copy.deepcopy(module).to(dtype).eval()
+        _randomise(made, seed)
+        opened = open_checkpoint(made, config=checkpoint.config, name=checkpoint.name)
+        self.dtype = dtype
+        self.foreign = module is not None
+        module = live(opened, dtype) if module is None else made
+        # What the module holds is overwritten at each run.
+        self.checkpoint = opened.replace(tensors={name: tensor.clone() for name, tensor in opened.items()})
+        names = names_in_memory(module)
+        # Weights that are put together while they are loaded go through a new module each time.
+        self._live = module if set(self.checkpoint) <= set(names) else None
+        self._names = names
+        self._inputs = dict(inputs) if inputs is not None else random_inputs(module, self.checkpoint.config)
+        self._expected = self._run(self.checkpoint)
+        if not all(bool(value.isfinite().all()) for value in self._expected.values()) or not self._expected:
+            raise CheckpointError("with random weights its outputs are not finite")
+        self.tolerance = TOLERANCE[computes_in(module, dtype)]
+        if self._own(1e-10) > 1e-3 * self._own(1e-6):  # not smooth: some part of it computes in float32
+            self.tolerance = max(self.tolerance, TOLERANCE[torch.float32])
+        self.loud: Bench | None = None
+
+    def louder(self) -> Bench | None:
+        """The same class with larger maps, at which limits inside of it are reached; None if it shows nothing there."""
+        other = copy.copy(self)
+        louder = {n: t * (LOUD if t.ndim > 1 and t.is_floating_point() else 1) for n, t in self.checkpoint.items()}
+        other.checkpoint = self.checkpoint.replace(tensors=louder)
+        other._expected = other._run(other.checkpoint)
+        if not all(bool(value.isfinite().all()) for value in other._expected.values()):
+            return None
+        other.tolerance = max(CLIPPED, 100 * other._own(1e-10))
+        return other if other.tolerance < 1 else None
+
+    def _module(self, checkpoint: Checkpoint) -> torch.nn.Module:
+        if self._live is None or set(checkpoint) != set(self.checkpoint):
+            return live(checkpoint, self.dtype)
+        weights = self._live.state_dict()
+        with torch.no_grad():
+            for name, tensor in checkpoint.items():
+                weights[self._names[name]].copy_(tensor)
+        return self._live
+
+    def _own(self, step: float) -> float:
+        """What a relative change of all weights by so much changes."""
+        nudged = {n: t * (1 + step) if t.is_floating_point() else t for n, t in self.checkpoint.items()}
+        return max(compare(self._expected, self._run(self.checkpoint.replace(tensors=nudged))).values())
+
+    def _run(self, checkpoint: Checkpoint) -> Mapping[str, Tensor]:
+        try:
+            return run(self._module(checkpoint), self._inputs)
+        except Exception as error:  # whatever that class raises
+            raise CheckpointError(f"it does not run on random inputs: {first_line(error)}") from error
+
+    def moved(self, spec: Spec, axes: set[str] | None, seed: int) -> Alignment:
+        """Random elements of these axes, none of them the identity by chance where it need not be."""
+        found = (random_alignment(spec, seed + 100 * n, axes, largest=True) for n in range(SEEDS))
+        first = next(found)
+        good = (g for g in (first, *found) if not any(e.is_identity() for e in g.elements.values()))
+        return next(good, first)
+
+    def error(self, spec: Spec, alignment: Alignment) -> float:
+        """The largest change of an output, relative to its largest entry; of larger maps too, if there is `loud`."""
+        found = self.change(alignment.on(Model(self.checkpoint, spec)), alignment)
+        clipped = 0.0 if self.loud is None else self.loud.error(spec, alignment)
+        return max(found, clipped) if self.loud is not None and clipped > self.loud.tolerance else found
+
+    def hears(self, spec: Spec, alignment: Alignment) -> bool:
+        """Whether the outputs change if an axis is moved in one place alone: else they say nothing of it."""
+        broken = _in_one_place(spec, {instance.axis for instance in alignment.elements})
+        changed = replace(alignment, spec=broken).on(Model(self.checkpoint, broken))
+        return not self.change(changed, alignment) <= self.tolerance
+
+    def depends_on(self, template: str) -> bool:
+        """Whether the outputs change with the tensors of a template (with {l} and {e})."""
+        named = re.compile(re.sub(r"\\{\w\\}", r"\\d+", re.escape(template)))
+        rng = torch.Generator().manual_seed(0)
+        tensors = {
+            name: t + torch.randn(t.shape, generator=rng, dtype=t.dtype)
+            if t.is_floating_point() and named.fullmatch(name)
+            else t
+            for name, t in self.checkpoint.items()
+        }
+        return not self.change(self.checkpoint.replace(tensors=tensors)) <= self.tolerance
+
+    def change(self, after: Checkpoint, alignment: Alignment | None = None) -> float:
+        """The largest change of an output of another checkpoint of the class, which that alignment has moved."""
+
+        def outputs(checkpoint: Checkpoint) -> Mapping[str, Tensor]:
+            return self._expected if checkpoint is self.checkpoint else self._run(checkpoint)
+
+        worst = verify(self.checkpoint, after, alignment, runner=outputs, tolerance=self.tolerance).worst
+        return math.inf if math.isnan(worst) else worst
+
+
+def _in_one_place(spec: Spec, axes: set[str]) -> Spec:
+    """A declaration that is wrong: of each instance of these axes only the first place in a matrix moves."""
+    seen: set[Instance] = set()
+    tensors = {}
+    for name, declared in sorted(spec.tensors.items(), key=lambda item: len(item[1].layout.dims) < 2):
+        text = str(declared.layout)
+        for axis in axes:
+            word = re.compile(rf"\|?\b{axis}\b\|?\*?")
+            start = 0
+            instance = spec.instance(axis, declared.index)
+            if instance not in seen and (first := word.search(text)):
+                seen.add(instance)
+                start = first.end()
+            text = text[:start] + word.sub(str(spec.sizes[axis]), text[start:])
+        tensors[name] = Declared(parse(text), declared.index)
+    return replace(spec, tensors={name: tensors[name] for name in spec.tensors})
+
+
+def _randomise(module: torch.nn.Module, seed: int) -> None:
+    """Weights that pass on what comes in at its own size, gains about 1, biases about 0."""
+    rng = torch.Generator().manual_seed(seed)
+
+    def normal(p: Tensor) -> Tensor:
+        return torch.randn(p.shape, generator=rng, dtype=torch.float64)
+
+    with torch.no_grad():
+        for name, p in module.named_parameters():
+            if not p.is_floating_point():
+                continue
+            if p.ndim < 2:
+                p.copy_(0.3 * normal(p) + (0.0 if "bias" in name else 1.0))
+            else:
+                p.copy_(1.3 * normal(p) / math.sqrt(math.prod(p.shape[1:]) if p.ndim > 3 else p.shape[-1]))
+
+
+def open_bench(
+    checkpoint: Checkpoint, module: torch.nn.Module | None, inputs: Mapping[str, Any] | None, seed: int
+) -> tuple[Bench | None, str]:
+    """The bench of a checkpoint, or None and why there is none."""
+    why = ""
+    for dtype in (torch.float64, torch.float32):  # some classes do not run in float64
+        try:
+            return Bench(checkpoint, module, inputs, seed, dtype), ""
+        except (CheckpointError, OptionError) as error:
+            why = why or first_line(error).removeprefix(f"{checkpoint.name}: ")
+    return None, why

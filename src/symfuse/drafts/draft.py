@@ -1,0 +1,211 @@
+"""A draft: a declaration for one family in memory, what was tried for it, and what is left to do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from symfuse.architectures.base import ARCHITECTURES, Family, Head, bind
+from symfuse.drafts.facts import Facts
+from symfuse.drafts.layouts import Choice, Layouts
+from symfuse.errors import OutputError
+from symfuse.groups import Group
+from symfuse.io import Checkpoint
+from symfuse.io.target import write_text
+from symfuse.spec import Axis, Shift, Spec, parse
+from symfuse.spec.layout import SCALAR
+
+_CLASS = re.compile(r"(For[A-Z]\w+|LMHeadModel|Model)$")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Random elements of a group on an axis. error: the largest relative change of an output. holds: whether that is
+    rounding. how: what else was chosen for it, in words."""
+
+    axis: str
+    group: str
+    error: float
+    holds: bool
+    how: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.group}{f' ({self.how})' if self.how else ''} {self.error:.0e}"
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A declaration of a family that symfuse does not know, made by `suggest`.
+
+    groups: by axis what acts; None or absent: carried. shifts: biases that may be translated. reads, norm: as of
+    `Family`. trials: what was tried, in order. verified: whether the real class was run, and all groups hold at once.
+    said: how it was verified, or why not. unheard: templates of tensors that the outputs did not depend on. `family` is
+    the declaration, `spec()` binds it to a checkpoint, `source()` is the file to drop in, `save(path)` writes it; the
+    file of a draft that is not verified refuses to be imported.
+    """
+
+    facts: Facts
+    choice: Choice
+    groups: Mapping[str, Group | None]
+    shifts: tuple[Shift, ...] = ()
+    reads: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    norm: Literal["layer", "rms", "rms+1"] = "layer"
+    trials: tuple[Trial, ...] = ()
+    verified: bool = False
+    said: str = ""
+    unheard: tuple[str, ...] = ()
+
+    @cached_property
+    def layouts(self) -> Layouts:
+        return Layouts(self.facts, self.choice)
+
+    @property
+    def unplaced(self) -> list[str]:
+        """Templates of tensors of which some dimension could not be placed: nothing moves it."""
+        others = (names for names in self.facts.found.others.values())
+        return [*self.layouts.unplaced, *(name for names in others for name, shape in names.items() if shape)]
+
+    @cached_property
+    def prefix(self) -> str:
+        """What the names of the base model begin with in a checkpoint with a head: that of the layers."""
+        names = self.facts.parts
+        first = next((name.split(".")[0] for name in names if "{l}" in name), "")
+        inside = [name for name in names if name.startswith(f"{first}.")]
+        layers = {name for name in names if "{l}" in name}
+        listed = any(name.startswith(f"{first}.{{l}}") for name in layers)  # the list of layers itself
+        if not first or listed or not layers <= set(inside) or not (set(inside) - layers):
+            return ""
+        return f"{first}."
+
+    @cached_property
+    def parts(self) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
+        """The layouts of the base model without its prefix, of its pooler, and of the head."""
+        base: dict[str, str] = {}
+        pooler: dict[str, str] = {}
+        head: dict[str, str] = {}
+        for template, text in self.layouts.tensors.items():
+            name = template.removeprefix(self.prefix)
+            if self.prefix and name == template:
+                head[name] = text
+            elif self.facts.roles.get(self.facts.parts[template].module) == "pool":
+                pooler[name] = text
+            else:
+                base[name] = text
+        for names in self.facts.found.others.values():
+            for name, shape in names.items():
+                base[name.removeprefix(self.prefix)] = "" if shape is None else " ".join(map(str, shape)) or SCALAR
+        embedding = next((n for n, text in base.items() if text in ("vocab residual", "vocab embedding")), None)
+        alias = self.facts.head_name
+        if self.facts.tied and alias == "lm_head.weight" and alias not in head and embedding:
+            head[alias] = base[embedding] + "*"
+        return base, pooler, head
+
+    @property
+    def tied(self) -> dict[str, str]:
+        """The head that is the embedding."""
+        base, _, head = self.parts
+        embedding = next((n for n, text in base.items() if text in ("vocab residual", "vocab embedding")), None)
+        name = self.facts.head_name
+        return {name: embedding} if self.facts.tied and name in head and name and embedding else {}
+
+    @property
+    def head_class(self) -> str:
+        match = _CLASS.search(self.facts.class_name)
+        return match[1] if match else self.facts.class_name
+
+    @property
+    def outputs(self) -> dict[str, str]:
+        """Of a base model: its outputs live in spaces that may move."""
+        pooled = {"pooler_output": "pool"} if self.parts[1] else {}
+        return {"last_hidden_state": "residual"} | pooled
+
+    @cached_property
+    def axes(self) -> dict[str, Axis]:
+        """Those that the layouts name, and those that these depend on."""
+        sizes, texts = self.layouts.axes.sizes, self.layouts.tensors
+        used = {axis for text in texts.values() for axis in parse(text).names}
+        used |= set(re.findall(r"{(\w+)}", " ".join(texts))) | set(self.outputs.values())
+        used |= {per for axis in used if axis in sizes for per in self.layouts.axes.per(axis)}
+        return {
+            name: Axis(size.value, group, self.layouts.axes.per(name) if group is not None else ())
+            for name, size in sizes.items()
+            if name in used
+            for group in (self.groups.get(name),)
+        }
+
+    @property
+    def family(self) -> Family:
+        base, pooler, head = self.parts
+        return Family(
+            axes=self.axes,
+            prefix=self.prefix,
+            tensors=base,
+            optional={"pooler": pooler} if pooler else {},
+            heads={"head": Head((self.head_class,), head)} if head else {},
+            tied=self.tied,
+            shifts=self.shifts,
+            outputs=self.outputs,
+            reads=self.reads,
+            norm=self.norm,
+        )
+
+    def spec(self, checkpoint: Checkpoint) -> Spec:
+        """The declaration bound to the names of a checkpoint, with every shape checked."""
+        spec = bind(self.family, self.facts.model_type, self.facts.class_name, list(checkpoint), checkpoint.name)
+        spec.check({name: checkpoint.info(name).shape for name in checkpoint}, checkpoint.name)
+        return spec
+
+    def source(self) -> str:
+        """A Python file in the style of `symfuse.architectures`, which declares the family when it is imported."""
+        from symfuse.drafts.source import source
+
+        return source(self)
+
+    def save(self, path: Path) -> Path:
+        """Write `source()`; OutputError if there is a file of that name."""
+        if path.exists():
+            raise OutputError(f"{path} exists; choose another name for the draft, or remove it")
+        write_text(path, self.source(), "the draft")
+        return path
+
+    @property
+    def next_steps(self) -> list[str]:
+        """What is left to do, in words."""
+        known = ["symfuse declares this family already: that declaration is the one to use"]
+        steps = known if self.facts.model_type in ARCHITECTURES else []
+        steps += [f"not placed: {name}: {self.layouts.tensors.get(name, 'another shape')}" for name in self.unplaced]
+        if self.unplaced:
+            steps.append("find in the source of the model which spaces these write to and read, and write their axes")
+        small = [axis for axis, one in self.axes.items() if axis in self.groups and one.group is None and one.size > 1]
+        if small:
+            steps.append(f"nothing acts on {', '.join(small)}: either that is so, or a layout of these is wrong")
+        if self.unheard:
+            steps.append(
+                f"the outputs did not depend on {', '.join(self.unheard)}: how these move is a guess, and not tried; "
+                "look at the source of the model, or give `inputs` that they take part in"
+            )
+        if not self.verified:
+            steps.append(f"UNVERIFIED: {self.said}; run it with random elements before you trust it")
+        if not self.reads:
+            steps.append(
+                "if the model is pre-norm, add `reads`: then its stream can be rotated once the norms are folded"
+            )
+        return steps
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "kind": "suggestion",
+            "family": self.facts.model_type,
+            "verified": self.verified,
+            "said": self.said,
+            "axes": {n: a.group.name if a.group else None for n, a in self.axes.items()},
+            "biases": [[s.bias, s.axis, s.into] for s in self.shifts],
+            "trials": [vars(trial) for trial in self.trials],
+            "not placed": self.unplaced,
+            "next steps": self.next_steps,
+            "source": self.source(),
+        }

@@ -1,0 +1,243 @@
+"""The layout of each tensor, from what it is for and from what cannot be read off names: the choices that are tried."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from symfuse.drafts.axes import ROWS, Axes
+from symfuse.drafts.facts import Facts
+from symfuse.drafts.names import Part, Shape
+from symfuse.errors import LayoutError
+from symfuse.spec import parse
+from symfuse.spec.layout import SCALAR
+
+# How queries and keys lie in a head: as they are, or rotary planes of halves or of neighbours.
+PLACES = ("whole", "halves", "neighbours")
+_ORDERS = ((0, 1, 2), *(order for order in itertools.permutations(range(3)) if order != (0, 1, 2)))
+# Gate and up in one tensor: one after the other, or neighbours.
+GATES = ("|{0}| + {0}", "{0} + |{0}|", "{0} 2")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """order: of queries, keys and values in one tensor, a number of `Layouts.orders`. place: one of PLACES. gates: by
+    axis of neurons which of GATES; of two maps 1 if the second is the gate. source: what heads read."""
+
+    order: int = 0
+    place: str = "whole"
+    gates: Mapping[str, int] = field(default_factory=dict)
+    source: str = "residual"
+
+
+@dataclass(frozen=True)
+class Layouts:
+    """The layouts of all templates. A dimension of which nothing is known is a number, and nothing moves it."""
+
+    facts: Facts
+    choice: Choice
+
+    @cached_property
+    def axes(self) -> Axes:
+        return Axes(self.facts, self.choice.place)
+
+    @cached_property
+    def tensors(self) -> dict[str, str]:
+        """By template, in the order of the file."""
+        return {template: self._of(p) for template, p in self.facts.parts.items()}
+
+    @cached_property
+    def unplaced(self) -> list[str]:
+        """Templates of which some dimension larger than 1 is of no known space, and has no known reason to stay."""
+        known = {"embed", "patches", "head", "q_norm", "k_norm", "project"}
+        return [
+            template
+            for template, text in self.tensors.items()
+            if self.facts.roles.get(self.facts.parts[template].module) not in known
+            and any(int(number) > 1 for number in re.findall(r"\b\d+\b", text))
+            and "labels" not in text
+        ]
+
+    def _of(self, p: Part) -> str:
+        plain = " ".join(map(str, p.shape)) or SCALAR
+        found = (self._map(p), self._vector(p), self._map(p, known=False))
+        return next((text for text in found if text is not None and self._shape(text) == p.shape), plain)
+
+    def _shape(self, text: str) -> Shape | None:
+        """The shape of a tensor of that layout; None where an axis has no size."""
+        try:
+            return parse(text).shape({name: size.value for name, size in self.axes.sizes.items()})
+        except LayoutError:
+            return None
+
+    # -- linear maps, their biases, and tables --
+
+    def _map(self, p: Part, known: bool = True) -> str | None:
+        """known: by what it is for; else by which of its sides is the stream."""
+        if self.facts.roles.get(p.module) == "embed":
+            axis = "residual" if p.shape[-1] == self.facts.hidden.value else "embedding"
+            return " ".join([*map(self._rows, p.shape[:-1]), axis])
+        weight = p if p.kind == "weight" else self.facts.weight_of(p)
+        if weight is None:
+            return None
+        ends = self._ends(weight, self.facts.roles.get(p.module)) if known else self._unknown(weight)
+        if ends is None:
+            return None
+        out, read = ends
+        experts = self.facts.experts
+        rows = len(p.shape) - (2 if p.kind == "weight" else 1)
+        lead = "e " if p.layered and rows == 1 and experts is not None and p.shape[0] == experts.value else ""
+        if p.kind == "bias":
+            return lead + _one(out)
+        if read is None:
+            return f"{out} {' '.join(map(str, p.shape[1:]))}"
+        pair = (_one(read), _one(out)) if self._backwards(p, out, read) else (_one(out), _one(read))
+        return lead + " ".join(pair)
+
+    def _backwards(self, p: Part, out: str, read: str) -> bool:
+        """Whether a map is stored [in, out]."""
+        one, other = self._shape(_one(out)), self._shape(_one(read))
+        if one is None or other is None or one == other or not p.layered:
+            return p.layered and self.facts.transposed
+        return p.shape[-2:] == (*other, *one)
+
+    def _ends(self, p: Part, role: str | None) -> tuple[str, str | None] | None:
+        """What a map writes to, and what it reads: None where that stays."""
+        if role in ("q", "k", "v", "o", "qkv"):
+            return self._of_attention(role)
+        if role == "router" and self.facts.experts is not None:
+            return "e", "residual*"
+        outer: dict[str, tuple[str, str | None]] = {
+            "patches": ("residual", None),
+            "project": ("residual", "embedding*"),
+            "pool": ("pool", "residual*"),
+            "transform": (self.transformed, "residual*"),
+        }
+        if role is not None and role in outer:
+            return outer[role]
+        if role == "head":
+            sources = [self.choice.source, "residual", self.transformed, "embedding"]
+            fitting = [axis for axis in sources if self._shape(axis) == p.shape[-1:]]
+            return (self._rows(p.shape[0]), f"{fitting[0]}*") if fitting else None
+        axis = self.axes.of_neurons.get(p.module)
+        block = self.axes.neurons.get(str(axis))
+        if block is not None and p.module in (block.fused, *block.pair, *block.down):
+            return self._of_neurons(p, str(axis), role)
+        return None
+
+    def _of_attention(self, role: str) -> tuple[str, str] | None:
+        if self.facts.head is None:
+            return None
+        query, key, value = self._pieces()
+        out = "kv q v*" if self.facts.groups else "h v*"
+        ends = {"q": (query, "residual*"), "k": (key, "residual*"), "v": (value, "residual*"), "o": ("residual", out)}
+        return ends[role] if role in ends else (self.orders[self.choice.order], "residual*")
+
+    def _of_neurons(self, p: Part, axis: str, role: str | None) -> tuple[str, str]:
+        block, which = self.axes.neurons[axis], self.choice.gates.get(axis, 0)
+        if role == "down":
+            return "residual", axis + "*"
+        if p.module == block.fused:
+            return GATES[which].format(axis), "residual*"
+        gate = block.gated and p.module == block.pair[min(which, 1)]
+        return (f"|{axis}|" if gate else axis), "residual*"
+
+    def _unknown(self, p: Part) -> tuple[str, str] | None:
+        """Of a map inside a layer of which one side is the stream."""
+        hidden = self.facts.hidden.value
+        if not p.layered or len(p.shape) != 2 or p.shape.count(hidden) != 1:
+            return None
+        rows, columns = p.shape
+        return (str(rows), "residual*") if columns == hidden else ("residual", str(columns))
+
+    # -- queries, keys and values --
+
+    @property
+    def orders(self) -> list[str]:
+        """Ways in which queries, keys and values may lie in one tensor, the usual ones first."""
+        if self.facts.module("qkv") is None or self.facts.head is None:
+            return [""]
+        outside, inside = self._pieces(), self._pieces(of_head=True)
+        heads = "kv" if self.facts.groups else "h"
+        found = []
+        for order in _ORDERS:
+            found.append(" + ".join(outside[i] for i in order))
+            found.append(f"{heads} ({' + '.join(inside[i] for i in order)})")
+        return found
+
+    def with_values_there(self) -> list[int]:
+        """The orders that have the values where the chosen one has them."""
+
+        def at(i: int) -> tuple[int, int]:
+            return i % 2, _ORDERS[i // 2].index(2)
+
+        return [i for i in range(len(self.orders)) if at(i) == at(self.choice.order)]
+
+    def _pieces(self, of_head: bool = False) -> tuple[str, str, str]:
+        """Queries, keys and values of all heads, or of those that share a key."""
+        query, key = self._queries
+        if of_head:
+            return (f"q {query}" if self.facts.groups else query), key, "v"
+        outer, inner = ("kv", "kv q") if self.facts.groups else ("h", "h")
+        return f"{inner} {query}", f"{outer} {key}", f"{outer} v"
+
+    @property
+    def _queries(self) -> tuple[str, str]:
+        """The queries and the keys of one head."""
+        if self.choice.place == "whole":
+            return "qk", "qk*"
+        pair = ("c f", "c* f") if self.choice.place == "halves" else ("f c", "f c*")
+        return (f"({pair[0]} + p)", f"({pair[1]} + p*)") if self.axes.rest else pair
+
+    def _of_norm(self, p: Part, role: str) -> str | None:
+        """Of queries or keys: of a plane the sign alone is free, which a gain does not feel."""
+        if self.facts.head is None:
+            return None
+        heads = ("kv q" if role == "q_norm" else "kv") if self.facts.groups else "h"
+        inside = {"whole": str(self.facts.head.value), "halves": "2 f", "neighbours": "f 2"}[self.choice.place]
+        inside = f"({inside} + {self.axes.rest})" if self.axes.rest else inside
+        if len(p.shape) == 2:
+            return f"{_one(heads)} {_one(inside)}"
+        return _one(inside if p.shape[0] == self.facts.head.value else f"{heads} {inside}")
+
+    # -- vectors --
+
+    def _vector(self, p: Part) -> str | None:
+        """Of gains and biases of norms, and of what has an entry for each unit of the stream, or row of a head."""
+        role = self.facts.roles.get(p.module)
+        if role in ("q_norm", "k_norm"):
+            return self._of_norm(p, str(role))
+        if len(p.shape) != 1:
+            return None
+        axis = "residual" if p.shape[0] == self.facts.hidden.value else None
+        if role == "norm" and not p.layered:
+            inner = next((a for a in (self.transformed, "embedding") if self._shape(a) == p.shape), None)
+            axis = inner if self._beside_transform(p) or axis is None else axis
+        if axis is None:
+            return self._rows(p.shape[0])
+        return axis if p.kind == "bias" else f"|{axis}|"
+
+    def _beside_transform(self, p: Part) -> bool:
+        module = self.facts.module("transform")
+        return module is not None and p.module.rpartition(".")[0] == module.rpartition(".")[0]
+
+    @property
+    def transformed(self) -> str:
+        """What the transform of a head writes to: the space of the embedding where that is the head too."""
+        if not self.facts.tied:
+            return "lm"
+        return "embedding" if self.facts.embedding else "residual"
+
+    def _rows(self, size: int) -> str:
+        """Rows that stay: of tokens, places, classes; else a number."""
+        named = (name for name, keys in ROWS.items() if self.facts.size(keys, size))
+        return next(named, "labels" if size == self.axes.labels > 1 else str(size))
+
+
+def _one(text: str) -> str:
+    """A dimension of a layout: in brackets if it is made of several axes."""
+    whole = " " not in text or (text.startswith("(") and text.endswith(")") and "(" not in text[1:])
+    return text if whole else f"({text})"

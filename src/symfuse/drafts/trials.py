@@ -1,0 +1,235 @@
+"""Which choices and groups hold: axis by axis from the largest that names, shapes and config suggest, down to none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from symfuse.alignment import Alignment
+from symfuse.architectures.blocks import key_shift, value_shift
+from symfuse.architectures.feed_forward import neurons
+from symfuse.drafts.bench import Bench
+from symfuse.drafts.draft import Draft, Trial
+from symfuse.drafts.facts import Facts
+from symfuse.drafts.layouts import Choice, Layouts
+from symfuse.errors import LayoutError, SpecError
+from symfuse.groups import (
+    Centred,
+    Group,
+    Invertible,
+    Orthogonal,
+    Permutation,
+    Rotary,
+    Sign,
+    Signed,
+    SignedMonomial,
+)
+from symfuse.spec import Shift, parse
+
+ACTIVATIONS = ("hidden_act", "hidden_activation", "activation_function", "activation", "mlp_hidden_act", "afn")
+# What is tried: the choice, the groups of some axes, and the choice in words.
+Step = tuple[Choice, dict[str, Group | None], str]
+
+
+def settled(facts: Facts, bench: Bench | None) -> Draft:
+    """The draft of which every group holds on the bench; without one, the first guess: the groups that names and config
+    allow."""
+    draft = _climbed(facts, bench)
+    loud = None if bench is None or not draft.verified else bench.louder()
+    if bench is None or loud is None:
+        return draft
+    spec = draft.spec(bench.checkpoint)
+    if loud.error(spec, bench.moved(spec, None, 2)) <= loud.tolerance:
+        return draft
+    bench.loud = loud  # something is clipped, which the first weights do not reach
+    return _climbed(facts, bench)
+
+
+def _climbed(facts: Facts, bench: Bench | None) -> Draft:
+    draft = Draft(facts, Choice(), {})
+    for steps in (_neurons, _values, _queries, _heads, _residual, _outer, _experts):
+        for ladder in steps(draft):
+            draft = _climb(draft, ladder, bench)
+    return _shifted(draft, bench)
+
+
+def _climb(draft: Draft, ladder: Sequence[Step], bench: Bench | None) -> Draft:
+    """The draft after the first step that holds; if none does, nothing acts on these axes."""
+    if not ladder:
+        return draft
+    if bench is None:
+        choice, groups, _ = ladder[0]
+        return replace(draft, choice=choice, groups={**draft.groups, **groups})
+    failed: dict[tuple[str, str], Trial] = {}
+    for choice, groups, how in ladder:
+        tried = replace(draft, choice=choice, groups={**draft.groups, **groups})
+        trial = _trial(tried, groups, how, bench)
+        if trial is not None and trial.holds:
+            return replace(tried, trials=(*draft.trials, *failed.values(), trial))
+        if trial is not None:  # of several orders, that which failed by least
+            key = (trial.group, "" if "as " in how else how)
+            failed[key] = min(trial, failed.get(key, trial), key=lambda one: one.error)
+    draft = replace(draft, trials=(*draft.trials, *failed.values()))
+    axes = {axis: None for _, groups, _ in ladder for axis in groups}
+    return replace(draft, groups={**draft.groups, **axes})
+
+
+def _trial(draft: Draft, groups: dict[str, Group | None], how: str, bench: Bench) -> Trial | None:
+    """What random elements of these groups change; None if the model has no such axis, or the choice is impossible."""
+    try:
+        spec = draft.spec(bench.checkpoint)
+    except (LayoutError, SpecError):
+        return None
+    axes = set(groups) & {instance.axis for instance in spec.movable}
+    if not axes:
+        return None
+    words = ", ".join(dict.fromkeys(g.label for axis in sorted(axes) if (g := groups[axis]) is not None))
+    alignment = replace(bench.moved(spec, axes, 1), shifts={})
+    if all(element.is_identity() for element in alignment.elements.values()):
+        return None  # there is only one of it
+    error = bench.error(spec, alignment)
+    holds = error <= bench.tolerance
+    if holds and not bench.hears(spec, alignment):
+        return Trial(", ".join(sorted(axes)), words, error, False, "the outputs do not depend on it")
+    return Trial(", ".join(sorted(axes)), words, error, holds, how)
+
+
+# -- the ladders --
+
+
+def _neurons(draft: Draft) -> Iterator[list[Step]]:
+    activations = [draft.facts.config[key] for key in ACTIVATIONS if isinstance(draft.facts.config.get(key), str)]
+    for axis, block in draft.layouts.axes.neurons.items():
+        ways = range(0 if not block.gated else 3 if block.fused else 2)
+        gates = [replace(draft.choice, gates={**draft.choice.gates, axis: way}) for way in ways]
+        words = ("gate first", "gate second", "gate and up alternate")
+        ladder: list[Step] = [(c, {axis: SignedMonomial()}, words[i]) for i, c in enumerate(gates[:2])]
+        if not block.gated:
+            with suppress(SpecError):  # an activation that is not known
+                ladder.append((draft.choice, {axis: neurons(activations[0] if activations else "")}, ""))
+            gates = [draft.choice]
+        ladder += [(c, {axis: Permutation()}, words[i] if block.gated else "") for i, c in enumerate(gates)]
+        yield ladder
+
+
+def _values(draft: Draft) -> Iterator[list[Step]]:
+    """Values, and with them the order in which a fused projection has queries, keys and values."""
+    if draft.facts.head is None:
+        return
+    orders = Layouts(draft.facts, draft.choice).orders
+    yield [
+        (replace(draft.choice, order=i), {"v": group}, text and f"as {text}")
+        for group in (Invertible(), Signed(), Permutation())
+        for i, text in enumerate(orders)
+    ]
+
+
+def _queries(draft: Draft) -> Iterator[list[Step]]:
+    """Queries and keys: free, or as rotary positions leave them; in any order that leaves values where they are."""
+    facts, choice = draft.facts, draft.choice
+    if facts.head is None or not {"k", "qkv"} & set(facts.roles.values()):
+        return
+    normed = "q_norm" in facts.roles.values() or "k_norm" in facts.roles.values()
+    free: list[tuple[str, Group]] = [] if normed else [("whole", Invertible())]
+    turned: list[tuple[str, Group]] = [(place, Rotary()) for place in ("halves", "neighbours") if not normed]
+    small: list[tuple[str, Group]] = [("whole", Signed())] if not normed else []
+    small += [(place, Sign()) for place in ("halves", "neighbours", "whole")]
+    rungs = [*turned, *free, *small] if facts.turns else [*free, *turned, *small]
+    ladder: list[Step] = []
+    for place, group in rungs:
+        for order in draft.layouts.with_values_there():
+            rest: Group = Sign() if isinstance(group, Sign) else Invertible()
+            groups: dict[str, Group | None] = {"qk": group} if place == "whole" else {"c": group, "p": rest}
+            how = "" if place == "whole" else f"rotary, {place}"
+            ladder.append((replace(choice, order=order, place=place), groups, how))
+    yield ladder
+
+
+def _heads(draft: Draft) -> Iterator[list[Step]]:
+    for axis in ("h", "kv", "q"):
+        if axis in draft.axes:
+            yield [(draft.choice, {axis: Permutation()}, "")]
+
+
+def _experts(draft: Draft) -> Iterator[list[Step]]:
+    if "e" in draft.axes and not draft.facts.found.experts:  # in one tensor: those in tensors of their own stay
+        yield [(draft.choice, {"e": Permutation()}, "")]
+
+
+def _residual(draft: Draft) -> Iterator[list[Step]]:
+    """The stream, and with it what a head reads: the stream, a pooler, or its own transform."""
+    facts = draft.facts
+    norms = [
+        p for p in facts.parts.values() if facts.roles.get(p.module) == "norm" and p.shape == (facts.hidden.value,)
+    ]
+    biased = any(p.kind == "bias" for p in norms)
+    groups: list[Group] = [Permutation()] if biased else [Signed(), Permutation()]
+    if not norms:
+        groups = [Orthogonal(), Centred(), *groups]
+    known = draft.layouts.axes.sizes if "head" in facts.roles.values() else ()
+    sources = [*(axis for axis in ("lm", "pool") if axis in known), "residual"]
+    yield [
+        (replace(draft.choice, source=source), {"residual": group}, f"heads read {source}" if len(sources) > 1 else "")
+        for group in groups
+        for source in sources
+    ]
+
+
+def _outer(draft: Draft) -> Iterator[list[Step]]:
+    for axis in ("pool", "lm", "embedding"):
+        if axis in draft.axes:
+            groups: tuple[Group, ...] = (Permutation(),) if axis == "embedding" else (Signed(), Permutation())
+            yield [(draft.choice, {axis: group}, "") for group in groups]
+
+
+# -- biases, and all at once --
+
+
+def _shifted(draft: Draft, bench: Bench | None) -> Draft:
+    """The draft with the biases that may be translated, one kind after the other; whether all of it holds at once."""
+    if bench is None:
+        return draft
+    for rule in _rules(draft):
+        tried = replace(draft, shifts=(*draft.shifts, rule))
+        try:
+            spec = replace(draft, shifts=(rule,)).spec(bench.checkpoint)
+            alignment = Alignment(spec, {}, bench.moved(spec, None, 1).shifts)
+            error = bench.error(spec, alignment)
+        except (LayoutError, SpecError):
+            continue
+        holds = error <= bench.tolerance
+        words = "keys" if rule.into is None else "values"
+        trial = Trial(f"biases of {words}", "translation", error, holds)
+        draft = replace(tried if holds else draft, trials=(*draft.trials, trial))
+    spec = draft.spec(bench.checkpoint)
+    errors = [bench.error(spec, bench.moved(spec, None, seed)) for seed in (2, 3)]
+    holds = max(errors) <= bench.tolerance and bool(spec.movable)
+    trial = Trial("all at once", "all of these", max(errors), holds)
+    said = f"run as the real class with random weights, in {str(bench.dtype).removeprefix('torch.')}"
+    if not holds:
+        said = "all groups at once change the outputs" if spec.movable else "no symmetry was found"
+    unheard = tuple(_unheard(draft, bench)) if holds else ()
+    return replace(draft, trials=(*draft.trials, trial), verified=holds, said=said, unheard=unheard)
+
+
+def _unheard(draft: Draft, bench: Bench) -> Iterator[str]:
+    """Templates of tensors that the outputs do not depend on, but for biases that may be anything."""
+    free = {draft.prefix + rule.bias for rule in draft.shifts if rule.into is None}
+    for template, text in draft.layouts.tensors.items():
+        moved = any(draft.groups.get(axis) is not None for axis in parse(text).names)
+        if moved and template not in free and not bench.depends_on(template):
+            yield template
+
+
+def _rules(draft: Draft) -> Iterator[Shift]:
+    """Translations of key biases that no position turns, and of value biases into that of the output."""
+    names = {p.module: draft.facts.roles.get(p.module) for p in draft.facts.parts.values() if p.kind == "bias"}
+    at = {role: module.removeprefix(draft.prefix) for module, role in names.items() if role}
+    key, value = at.get("k", at.get("qkv")), at.get("v", at.get("qkv"))
+    if key and draft.groups.get("qk") is not None:
+        yield key_shift(key)
+    if key and draft.choice.place != "whole" and draft.layouts.axes.rest:
+        yield Shift(key + ".bias", "p*")
+    if value and "o" in at and draft.groups.get("v") is not None:
+        yield value_shift(value, at["o"])

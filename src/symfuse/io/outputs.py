@@ -1,0 +1,47 @@
+"""New folders that hold something else than a model: they appear as a whole, or nothing does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from torch import Tensor
+
+from symfuse.io.direct import Buffer
+from symfuse.io.partial import new_folder, partial_of, remove_stale, system_errors
+from symfuse.io.shards import Layout, ShardFile
+from symfuse.io.target import check_space, check_target
+from symfuse.io.tensors import TensorInfo
+from symfuse.io.writer import kills_as_exceptions
+
+
+@contextmanager
+def output_folder(target: str | os.PathLike[str], nbytes: int, inputs: Sequence[Path] = ()) -> Iterator[Path]:
+    """A hidden folder to fill, which gets its name if all goes well and is removed if not.
+
+    The target must not exist, nor be, hold or lie inside one of the inputs; nbytes: how much room it needs. OutputError
+    if it cannot be written.
+    """
+    place = Path(os.path.abspath(target))  # noqa: PTH100 - keeps symbolic links, which are refused
+    check_target(place, inputs=inputs)
+    partial = partial_of(place, "")
+    with system_errors(place):
+        remove_stale(place, None)
+    check_space(place, nbytes)
+    with kills_as_exceptions(), new_folder(place, partial, resume=False), system_errors(place):
+        yield partial.folder
+
+
+def write_tensors(path: Path, infos: Mapping[str, TensorInfo], read: Callable[[str], Tensor]) -> None:
+    """One safetensors file; `read` is asked for each tensor once, and one of them is in memory at a time."""
+    file, buffer = ShardFile(path, infos, Layout.of(infos)), Buffer()
+    try:
+        for name in infos:
+            slot = file.slot(name)
+            slot.put(read(name), buffer)
+            slot.finish()
+        file.sync()
+    finally:
+        file.close()

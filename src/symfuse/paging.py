@@ -1,0 +1,128 @@
+"""Live modules of models that do not fit into memory: each layer's weights are read when it runs, and given back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from symfuse.architectures import ARCHITECTURES, resolve, stacked
+from symfuse.errors import CheckpointError
+from symfuse.io import Checkpoint, scan
+from symfuse.io.live import names_in_memory
+from symfuse.io.messages import some
+from symfuse.modules import build_module
+
+
+def paged(checkpoint: Checkpoint, dtype: torch.dtype) -> nn.Module:
+    """The module of a checkpoint as `symfuse.modules.live` makes it, but with no weights other than those of the part
+    that runs: a layer (an entry of a list of modules), or what has weights of its own outside of layers.
+
+    CheckpointError if it cannot be built, or has weights that are not whole tensors of the checkpoint, nor stacks that
+    its family declares.
+    """
+    with _WithoutMemory():
+        module = build_module(checkpoint, dtype)
+    if str(checkpoint.config.get("model_type")) in ARCHITECTURES:
+        checkpoint = stacked(checkpoint, resolve(checkpoint.config, checkpoint, checkpoint.name))
+    files = _files(module, checkpoint)
+    for owner in module.modules():
+        for leaf, buffer in owner.named_buffers(recurse=False):
+            if file := files.get((id(owner), leaf)):
+                buffer.copy_(checkpoint[file])
+    for part, whole in _parts(module):
+        slots = []
+        for owner in part.modules() if whole else [part]:
+            for leaf, parameter in owner.named_parameters(recurse=False):
+                slots.append(_Slot(owner, leaf, parameter, files[id(owner), leaf]))
+        page = _Page(checkpoint, dtype, slots)
+        part.register_forward_pre_hook(page.read)
+        part.register_forward_hook(page.give_back, always_call=True)
+    return module
+
+
+class _WithoutMemory(TorchFunctionMode):
+    """Matrices of parameters are made without memory; buffers, which modules compute, are as ever."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        options = dict(kwargs or {})
+        if func is torch.empty:
+            options["device"] = "meta"
+        return func(*args, **options)
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """Where a weight belongs. empty: what is there while it is not needed."""
+
+    owner: nn.Module
+    leaf: str
+    empty: nn.Parameter
+    file: str
+
+
+@dataclass(frozen=True)
+class _Page:
+    """The weights of one part."""
+
+    checkpoint: Checkpoint
+    dtype: torch.dtype
+    slots: Sequence[_Slot]
+
+    def read(self, *_: object) -> None:
+        for slot in self.slots:
+            tensor = self.checkpoint[slot.file]  # as it is written, rounded to its dtype
+            scan(slot.file, tensor, self.checkpoint.name)
+            slot.owner.register_parameter(slot.leaf, nn.Parameter(tensor.to(self.dtype), requires_grad=False))
+
+    def give_back(self, *_: object) -> None:
+        for slot in self.slots:
+            slot.owner.register_parameter(slot.leaf, slot.empty)
+
+
+def _parts(module: nn.Module) -> Iterator[tuple[nn.Module, bool]]:
+    """The parts of a module whose weights come and go together, and whether all that is inside belongs to them: torch's
+    attention reads the weights of its output projection without running it."""
+    for child in module.children():
+        if isinstance(module, nn.ModuleList) or isinstance(child, nn.MultiheadAttention):
+            yield child, True
+        else:
+            yield from _parts(child)
+    if next(module.parameters(recurse=False), None) is not None:
+        yield module, False
+
+
+def _files(module: nn.Module, checkpoint: Checkpoint) -> dict[tuple[int, str], str]:
+    """The name on disk of each parameter, and of each buffer that is saved, by its owner's identity and its own name.
+    Of tied ones each has its own, if the file has it: it may be another tensor (T5 v1.1), and else that of the others.
+    """
+    disk = {memory: name for name, memory in names_in_memory(module).items()}
+    prefix = f"{getattr(module, 'base_model_prefix', '')}."
+    saved = module.state_dict(keep_vars=True)
+    owners = {
+        f"{at}.{leaf}".lstrip("."): (id(owner), leaf)
+        for at, owner in module.named_modules(remove_duplicate=False)
+        for leaf in (*owner._parameters, *owner._buffers)
+    }
+    found: dict[str, str] = {}
+    of_tied: dict[int, str] = {}
+    for name, tensor in saved.items():
+        on_disk = disk.get(name, name)
+        names = (on_disk, on_disk.removeprefix(prefix), prefix + on_disk)
+        file = next((n for n in names if n in checkpoint and checkpoint.info(n).shape == tuple(tensor.shape)), None)
+        if file is not None:
+            found[name] = file
+            of_tied.setdefault(id(tensor), file)
+    found = {name: of_tied[id(tensor)] for name, tensor in saved.items() if id(tensor) in of_tied} | found
+    if lost := [name for name, tensor in saved.items() if name not in found and isinstance(tensor, nn.Parameter)]:
+        raise CheckpointError(
+            f"{checkpoint.name}: {type(module).__name__} does not have {some(lost)} as the files have them, so that it "
+            "cannot be run layer by layer; take more memory (--memory), or leave the proof out (--no-verify)"
+        )
+    return {owners[name]: file for name, file in found.items()}

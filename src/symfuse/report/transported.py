@@ -1,0 +1,58 @@
+"""What was transported, as data and as a card."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from symfuse import __version__
+from symfuse.transporting import Transported, alignment_file, alignment_of
+from symfuse.transporting.result import sha256
+
+_NAMES = {
+    "adapter": "LoRA adapter",
+    "vector": "steering vector",
+    "probe": "probe",
+    "sae": "sparse auto-encoder",
+    "moments": "optimizer state",
+}
+
+
+def transport_run(moved: Transported, thing: Path, alignment: Path) -> dict[str, Any]:
+    """The lineage of something that was moved: what it was, by which alignment, of which models."""
+    file, found = alignment_file(alignment), alignment_of(alignment)
+    what = thing / moved.file if thing.is_dir() else thing
+    return {
+        "kind": "transport",
+        "symfuse": __version__,
+        "thing": moved.kind,
+        "source": {"name": thing.name, "sha256": sha256(what) if what.is_file() else None},
+        "alignment": {
+            "name": str(alignment),
+            "sha256": sha256(file),
+            "frame": list(found.frame),
+            **{role: found.provenance[role] for role in ("source", "anchor") if role in found.provenance},
+        },
+        **moved.details,
+        "notes": list(moved.notes),
+    }
+
+
+def transport_card(run: Mapping[str, Any]) -> str:
+    """README.md of its folder, with the hub's metadata block of an adapter, and the lineage."""
+    base = run.get("new base")
+    head = ["---", "library_name: peft", "tags:", "- symfuse", "- lora"]
+    head += [f"base_model: {json.dumps(base, ensure_ascii=False)}"] if base else []
+    lines = [*head, "---", ""] if run["thing"] == "adapter" else []
+    by = run["alignment"]
+    models = [f"`{by[role]['name']}`" for role in ("source", "anchor") if "name" in by.get(role, {})]
+    of = f", which moved {models[0]} onto {models[1]}" if len(models) == 2 else ""
+    lines += [
+        f"The {_NAMES[run['thing']]} `{run['source']['name']}`, moved with symfuse {__version__} by the alignment "
+        f"`{by['name']}`{of}. On the aligned model it does what it did on the model that it was made for.",
+        "",
+    ]
+    lines += [f"- {note}" for note in run["notes"]] + ([""] if run["notes"] else [])
+    return "\n".join([*lines, "The whole run as data: `symfuse.json`.", ""])

@@ -1,0 +1,102 @@
+"""What was moved: tensors that are computed when they are read, and the folder that they are written to."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from symfuse.errors import CheckpointError, IncompatibleError
+from symfuse.io import TensorInfo, is_finite, scan
+from symfuse.io.outputs import output_folder, write_tensors
+from symfuse.io.tensors import DTYPE_NAMES
+
+Compute = Callable[[], Tensor]
+
+
+class Moved(Mapping[str, Tensor]):
+    """Tensors by name, each computed in float64 when it is read and rounded once to its dtype."""
+
+    def __init__(self, what: str, infos: Mapping[str, TensorInfo], compute: Mapping[str, Compute]) -> None:
+        self.what = what
+        self.infos = infos
+        self._compute = compute
+
+    def __getitem__(self, name: str) -> Tensor:
+        info = self.infos[name]
+        moved = self._compute[name]().to(info.dtype).reshape(info.shape).contiguous()
+        if not is_finite(moved):
+            raise IncompatibleError(
+                f"{self.what}: {name!r} does not fit in {str(info.dtype).removeprefix('torch.')} when it is moved; "
+                "convert it to a wider dtype first"
+            )
+        return moved
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.infos
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.infos)
+
+    def __len__(self) -> int:
+        return len(self.infos)
+
+
+Writer = Callable[[Path, Moved], None]
+
+
+def write_safetensors(path: Path, tensors: Moved) -> None:
+    write_tensors(path, tensors.infos, tensors.__getitem__)
+
+
+@dataclass(frozen=True)
+class Transported:
+    """Something of a model A in the frame of A' = alignment(A).
+
+    kind: "adapter", "vector", "probe", "sae" or "moments". tensors: by the names in the file, computed when they are
+    read. file, writer: the name of the file that holds them, and what writes it. files: what goes beside it. notes:
+    what the user should be told. details: what was done, JSON data. sources: what was read, which is never written to.
+    """
+
+    kind: str
+    tensors: Moved
+    file: str
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    details: Mapping[str, Any] = field(default_factory=dict)
+    sources: tuple[Path, ...] = ()
+    writer: Writer = write_safetensors
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.tensors[name]
+
+    def save(self, folder: str | os.PathLike[str], extra: Mapping[str, str] | None = None) -> Path:
+        """Write a new folder with the file and what goes beside it; extra: more files by name. It appears as a whole,
+        or nothing does. OutputError if it exists, touches an input, or cannot be written."""
+        files = {**self.files, **{name: text.encode() for name, text in (extra or {}).items()}}
+        nbytes = sum(info.nbytes for info in self.tensors.infos.values()) + sum(map(len, files.values()))
+        with output_folder(folder, nbytes, self.sources) as partial:
+            self.writer(partial / self.file, self.tensors)
+            for name, data in files.items():
+                (partial / name).write_bytes(data)
+        return Path(folder)
+
+
+def wide(what: str, name: str, tensor: Tensor) -> Tensor:
+    """A tensor that was read, in float64; CheckpointError if it holds no floating-point numbers, or NaN or infinity."""
+    if not tensor.dtype.is_floating_point or tensor.dtype not in DTYPE_NAMES:
+        raise CheckpointError(f"{what}: {name!r} is {TensorInfo.of(tensor)}, expected floating-point numbers")
+    scan(name, tensor, what)
+    return tensor.to(torch.float64)
+
+
+def sha256(path: Path) -> str:
+    """Of a file, read in pieces."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

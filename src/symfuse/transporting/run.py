@@ -1,0 +1,120 @@
+"""Which kind of thing is to be moved, and by what."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from symfuse.adapters.config import CONFIG, Config
+from symfuse.alignment import Alignment
+from symfuse.errors import CheckpointError, OptionError
+from symfuse.io import Checkpoint
+from symfuse.io import open as open_checkpoint
+from symfuse.io.messages import suggestion
+from symfuse.transporting.adapter import transport_adapter
+from symfuse.transporting.files import payload, read_arrays
+from symfuse.transporting.moments import transport_moments
+from symfuse.transporting.result import Transported
+from symfuse.transporting.vectors import DECODERS, ENCODERS, transport_sae, transport_vectors
+
+KINDS = ("adapter", "vector", "probe", "sae", "moments")
+ALIGNMENT = "alignment.safetensors"
+
+
+def transport(
+    thing: str | os.PathLike[str],
+    alignment: Alignment | str | os.PathLike[str],
+    *,
+    kind: str | None = None,
+    axis: str | None = None,
+    base: Checkpoint | str | os.PathLike[str] | None = None,
+    new_base: str | None = None,
+    encoder: str | None = None,
+    names: Sequence[str] | None = None,
+) -> Transported:
+    """What belongs to a model A, in the frame of A' = alignment(A): `.save(folder)` it, or read its tensors.
+
+    thing: the folder of a LoRA adapter, or a file (also the folder of a sparse auto-encoder). alignment: one in memory,
+    its file, or the folder that `symfuse align` wrote. kind: one of KINDS, by default what the file looks like, a
+    vector if nothing else. axis: of vectors, probes and sparse auto-encoders, the space that they are of: "residual",
+    "ffn[3]", "v[3]" (all heads), "v[3,2]" (head 2). base: A itself, where it takes that; by default the local folder
+    that the adapter names, or the one in which optimizer.pt lies. new_base: what an adapter's config is to name as its
+    base, by default the folder of the alignment if that holds the moved model. encoder, names: see `transport_sae`,
+    `transport_moments`.
+
+    Exact: the adapter on A and the moved one on A' compute the same, and so on; SymmetryError where that cannot be.
+    """
+    place = Path(thing)
+    found = alignment_of(alignment)
+    kind = kind_of(place) if kind is None else kind
+    if kind not in KINDS:
+        raise OptionError(f"no kind is called {kind!r}{suggestion(kind, KINDS)}; there are {', '.join(KINDS)}")
+    _require_use(kind, axis, {"new_base": new_base, "encoder": encoder, "names": names, "base": base})
+    if kind == "adapter":
+        if new_base is None and not isinstance(alignment, Alignment):
+            new_base = moved_model(Path(alignment))
+        return transport_adapter(place, found, _base_of_adapter(place, base), new_base)
+    if kind == "moments":
+        beside = place.parent if base is None and (place.parent / "config.json").is_file() else base
+        return transport_moments(place, found, _opened(beside), names)
+    if kind == "sae":
+        return transport_sae(place, found, str(axis), encoder)
+    return transport_vectors(payload(place) if place.is_dir() else place, found, str(axis), dual=kind == "probe")
+
+
+def alignment_of(source: Alignment | str | os.PathLike[str]) -> Alignment:
+    """An alignment from its file, or from the folder in which `symfuse align` put it."""
+    if isinstance(source, Alignment):
+        return source
+    return Alignment.load(alignment_file(Path(source)))
+
+
+def alignment_file(path: Path) -> Path:
+    """The file of an alignment, or that in the folder in which `symfuse align` put it."""
+    return path / ALIGNMENT if path.is_dir() else path
+
+
+def kind_of(thing: Path) -> str:
+    """What something looks like; CheckpointError if it is not there."""
+    if not thing.exists():
+        raise CheckpointError(f"{thing} does not exist; give an adapter's folder, or a file of tensors")
+    if (thing / CONFIG).is_file():
+        return "adapter"
+    file = payload(thing) if thing.is_dir() else thing
+    if file.suffix in (".pt", ".bin", ".pth"):
+        return "moments"
+    tensors = read_arrays(file)
+    if any(name.endswith((".exp_avg", ".exp_avg_sq")) for name in tensors):
+        return "moments"
+    return "sae" if any(n in tensors for n in ENCODERS) and any(n in tensors for n in DECODERS) else "vector"
+
+
+def _require_use(kind: str, axis: str | None, options: dict[str, object]) -> None:
+    """OptionError for an option that this kind has not, or lacks."""
+    spatial = kind in ("vector", "probe", "sae")
+    if spatial and axis is None:
+        raise OptionError(f"a {kind} needs the axis that it is of (--axis residual, --axis 'ffn[3]', …)")
+    if not spatial and axis is not None:
+        raise OptionError(f"the axes of {'an adapter' if kind == 'adapter' else kind} are known; leave --axis out")
+    uses = {"new_base": ("adapter",), "encoder": ("sae",), "names": ("moments",), "base": ("adapter", "moments")}
+    for option, value in options.items():
+        if value is not None and kind not in uses[option]:
+            raise OptionError(f"--{option.replace('_', '-')} is for {' and '.join(uses[option])}, this is a {kind}")
+
+
+def _base_of_adapter(folder: Path, base: Checkpoint | str | os.PathLike[str] | None) -> Checkpoint | None:
+    if base is None:
+        named = Config.read(folder).base
+        base = named if named is not None and (Path(named) / "config.json").is_file() else None
+    return _opened(base)
+
+
+def _opened(source: Checkpoint | str | os.PathLike[str] | None) -> Checkpoint | None:
+    return source if source is None or isinstance(source, Checkpoint) else open_checkpoint(source)
+
+
+def moved_model(alignment: Path) -> str | None:
+    """The folder of an alignment, if it holds the model that it moved."""
+    folder = alignment_file(alignment).parent
+    return str(folder.resolve()) if (folder / "config.json").is_file() else None

@@ -1,0 +1,69 @@
+"""The table of all families is made from the declarations, says why of every axis, and is what the docs show."""
+
+from __future__ import annotations
+
+import pytest
+from moved import PAGE
+from tiny import MODELS, case, marked
+
+from command import done, run
+from symfuse.architectures import ARCHITECTURES
+from symfuse.report.families import families, markdown, reasons, rows
+
+FOUND = {one["family"]: one for one in families()}
+
+
+def test_every_family_is_there_and_every_axis_has_a_reason() -> None:
+    assert FOUND.keys() == ARCHITECTURES.keys()
+    for name, one in FOUND.items():
+        assert one["moved"], name
+        for axis in [*one["moved"], *one["not moved"]]:
+            assert axis["why"], (name, axis)
+
+
+@pytest.mark.parametrize("label", marked(MODELS))
+def test_it_is_what_the_declaration_of_a_model_says(label: str) -> None:
+    """Where a model has an axis that is in the table, and its config does not choose otherwise, the groups agree."""
+    spec = case(label).spec
+    listed = {axis["axis"]: axis["group"] for axis in FOUND[spec.family]["moved"]}
+    common = {i.axis for i in spec.movable} & listed.keys()
+    assert common
+    assert all(spec.axes[axis].group is not None for axis in common)
+
+
+def test_known_reasons() -> None:
+    def why(family: str, axis: str) -> str:
+        one = FOUND[family]
+        return str(next(a["why"] for a in [*one["moved"], *one["not moved"]] if a["axis"] == axis))
+
+    assert "ALiBi" in why("bloom", "h")
+    assert "normalised" in why("qwen3", "c")
+    assert "reordered only" in why("bert", "residual")
+    assert "tokens" in why("llama", "vocab")
+    assert FOUND["bert"]["residual once folded"] is None
+    assert FOUND["llama"]["residual once folded"] == "rotation"
+    assert FOUND["gpt2"]["residual once folded"] == "rotation that keeps the mean"
+    assert FOUND["bloom"]["biases"] == ["keys free", "values move on into the output"]
+
+
+def test_the_page_is_up_to_date() -> None:
+    assert PAGE.read_text("utf-8") == markdown(list(FOUND.values())), "run `make moved`"
+
+
+def test_families_that_agree_share_a_row() -> None:
+    found = list(FOUND.values())
+    names = [name for row in rows(found) for name in row[0].split(", ")]
+    assert sorted(names) == sorted(FOUND)
+    assert len(rows(found)) < len(FOUND)
+    assert len({tuple(row[:4]) for row in reasons(found)}) == len(reasons(found))
+
+
+def test_on_the_command_line() -> None:
+    said = done("inspect", "--families").stdout
+    assert "qwen3" in said
+    assert "ALiBi" in said
+    assert '"family": "bloom"' in done("inspect", "--families", "--json").stdout
+    for arguments in (("inspect",), ("inspect", "model", "--families")):
+        result = run(*arguments)
+        assert result.exit_code == 2
+        assert "give one of the two" in result.stderr
