@@ -86,7 +86,7 @@ class Adapter:
         OutputError if it exists, lies in one of the models, or cannot be written.
         """
         place = Path(os.path.abspath(folder))  # noqa: PTH100 - keeps symbolic links, which are refused
-        check_target(place, inputs=self.sources)
+        check_target(place, overwrite=None, inputs=self.sources)
         partial = place.with_name(f".{place.name[:50]}.partial-{secrets.token_hex(4)}")
         made = [parent for parent in place.parents if not parent.exists()]
         try:

@@ -56,7 +56,7 @@ def extract_lora(
 
     out = Output(as_json, quiet)
     tuned, start = open_model(out, finetuned), open_model(out, base)
-    check_target(output, inputs=(*start.sources, *tuned.sources))  # before the work
+    check_target(output, overwrite=None, inputs=(*start.sources, *tuned.sources))  # before the work
     adapter = adapters.extract(
         tuned,
         start,

@@ -50,7 +50,7 @@ def transport(
     out = Output(as_json, quiet)
     model_of = transporting.moved_model(alignment)
     inputs = (thing, alignment, *(Path(folder) for folder in (base, model_of) if folder))
-    check_target(output, inputs=[path for path in inputs if path.exists()])
+    check_target(output, overwrite=None, inputs=[path for path in inputs if path.exists()])
     model = None if base is None else open_model(out, base)
     moved = transporting.transport(thing, alignment, base=model, names=_lines(names), **options)
     run = transport_run(moved, thing, alignment)

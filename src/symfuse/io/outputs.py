@@ -25,7 +25,7 @@ def output_folder(target: str | os.PathLike[str], nbytes: int, inputs: Sequence[
     if it cannot be written.
     """
     place = Path(os.path.abspath(target))  # noqa: PTH100 - keeps symbolic links, which are refused
-    check_target(place, inputs=inputs)
+    check_target(place, overwrite=None, inputs=inputs)
     partial = partial_of(place, "")
     with system_errors(place):
         remove_stale(place, None)

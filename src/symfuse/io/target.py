@@ -12,8 +12,11 @@ from symfuse.errors import OutputError
 from symfuse.io.messages import some
 
 
-def check_target(target: str | os.PathLike[str], *, overwrite: bool = False, inputs: Sequence[Path] = ()) -> None:
-    """OutputError if `write` could not write there: for callers with long work to do before they write."""
+def check_target(
+    target: str | os.PathLike[str], *, overwrite: bool | None = False, inputs: Sequence[Path] = ()
+) -> None:
+    """OutputError if `write` could not write there: for callers with long work to do before they write. overwrite: None
+    where nothing that is there is ever replaced."""
     place = Path(os.path.abspath(target))  # noqa: PTH100 - keeps symbolic links, which are refused below
     try:
         _check(place, overwrite, inputs)
@@ -35,7 +38,7 @@ def write_text(target: Path, text: str, what: str) -> None:
         raise OutputError(f"{target}: {what} cannot be written there ({error})") from error
 
 
-def _check(place: Path, overwrite: bool, inputs: Sequence[Path]) -> None:
+def _check(place: Path, overwrite: bool | None, inputs: Sequence[Path]) -> None:
     parent = existing_parent(place)
     for path in (place, *(parent / name for name in place.relative_to(parent).parts)):
         with suppress(FileNotFoundError, NotADirectoryError):
@@ -50,9 +53,8 @@ def _check(place: Path, overwrite: bool, inputs: Sequence[Path]) -> None:
     if place.exists() and not place.is_dir():
         raise OutputError(f"{place} is a file; choose another output")
     if place.exists() and not overwrite:
-        raise OutputError(
-            f"{place} exists; choose another output, or replace it (--overwrite; in Python overwrite=True)"
-        )
+        way = "" if overwrite is None else ", or replace it (--overwrite; in Python overwrite=True)"
+        raise OutputError(f"{place} exists; choose another output{way}")
     if place.exists() and any(place.iterdir()) and not (place / "config.json").exists():
         raise OutputError(
             f"{place} exists and is not a model folder (it has no config.json), so it is not overwritten: "

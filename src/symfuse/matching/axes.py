@@ -23,7 +23,8 @@ MATCHABLE: dict[str, tuple[str, ...]] = {
 
 # An axis that is called like its group (ELECTRA's "head") is named by the group alone.
 WORDS = {axis: (axis,) for group in MATCHABLE.values() for axis in group} | MATCHABLE
-WORDS["all"] = tuple(axis for group in MATCHABLE.values() for axis in group)
+# What a model of two towers puts out as embeddings, which may be stored somewhere, turns by name only.
+WORDS["all"] = tuple(axis for word, group in MATCHABLE.items() if word != "projection" for axis in group)
 AUTO = "auto"  # in the place of words: `symfuse.matching.auto` looks at the models and chooses
 
 
