@@ -190,7 +190,9 @@ def test_verify(models: Path) -> None:
     assert "different to" in different.stdout
     assert json.loads(run("verify", "a", "b", "--json").stdout)["equal"] is False
     assert run("verify", "a", "b", "--tolerance", "100").exit_code == 0
-    assert run("verify", "a", "b", "--quiet").output == ""
+    quiet = run("verify", "a", "b", "--quiet")
+    assert quiet.stdout == ""
+    assert quiet.stderr.count("\n") == 1
 
 
 def test_verify_on_text(models: Path) -> None:
