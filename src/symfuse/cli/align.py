@@ -154,8 +154,8 @@ def _say_frame(out: Output, alignment: Alignment, anchor: str) -> None:
     folder = Path(anchor).resolve().name + "-in-frame"
     command = shlex.join(["symfuse", "align", anchor, "--to", anchor, "--axes", "residual", "-o", folder])
     text = (
-        f"the result is in {report.frame_text(alignment.frame)}. To merge it with {anchor}, bring that into the same "
-        f"frame: {command}; or run this one with --anchor-output FOLDER, which writes both"
+        f"the result is in {report.frame_text(alignment.frame)}. To merge it with {anchor}, run this again with "
+        f"--anchor-output FOLDER, which writes both, or bring {anchor} into the same frame: {command}"
     )
     if out.quiet or out.as_json:
         click.echo(f"symfuse: warning: {text}", err=True)
