@@ -7,12 +7,12 @@ import fnmatch
 import re
 from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from symfuse.errors import SpecError, UnknownArchitectureError
-from symfuse.spec import Axis, Declared, Layout, Shift, Spec, expand, indices, parse
+from symfuse.spec import Axis, Declared, Layout, NormKind, Shift, Spec, expand, indices, parse
 
 # Fields that say how many layers there are, which declarations list, and more than any model has.
 LAYERS = (
@@ -162,7 +162,7 @@ class Family:
     shifts: tuple[Shift, ...] = ()
     outputs: Mapping[str, str] = field(default_factory=dict)
     reads: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    norm: Literal["layer", "rms", "rms+1"] = "layer"
+    norm: NormKind = "layer"
     scales: Mapping[str, str] = field(default_factory=dict)
     stacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 

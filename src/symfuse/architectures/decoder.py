@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Literal
 
 from symfuse.architectures.base import Config, Family, Head
 from symfuse.architectures.blocks import ROTARY, groups_of_heads, rotary_axes, size_of_head, value_shift
@@ -12,7 +11,7 @@ from symfuse.architectures.causal import HEADS as CAUSAL_HEADS
 from symfuse.architectures.causal import OUTPUTS
 from symfuse.architectures.feed_forward import neurons
 from symfuse.groups import Group, Invertible, Permutation, Sign, Signed, SignedMonomial
-from symfuse.spec import Axis
+from symfuse.spec import Axis, NormKind
 
 LAYER = "layers.{l}."
 ATTENTION = LAYER + "self_attn."
@@ -128,7 +127,7 @@ def decoder(
     axes: Mapping[str, Axis],
     tensors: Mapping[str, str],
     reads: Mapping[str, tuple[str, ...]] = READS,
-    norm: Literal["layer", "rms", "rms+1"] = "rms",
+    norm: NormKind = "rms",
 ) -> Family:
     """Such a decoder with the heads that it may have. tensors: those of the base model, without its prefix."""
     return Family(

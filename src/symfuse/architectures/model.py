@@ -159,7 +159,7 @@ def require_same_frame(models: Sequence[Model]) -> None:
 
 
 def _folded(model: Model) -> bool:
-    one = 0.0 if model.spec.norm == "rms+1" else 1.0
+    one = 1 - model.spec.offset
     return all(bool((model.read(gain) == one).all()) for gain in model.spec.reads)
 
 

@@ -23,9 +23,6 @@ from symfuse.io.messages import some
 from symfuse.spec import Atom, Declared, Spec, Variance, parse
 from symfuse.spec.layout import Concat
 
-# What is added to the stored gain.
-OFFSETS = {"layer": 0.0, "rms": 0.0, "rms+1": 1.0}
-
 # Of |A| |δ| + |b|, in the least squares A δ = b: what is left of b below it, is rounding.
 ROUNDING = 1e-12
 
@@ -82,7 +79,7 @@ def _fold(model: Model, norm: Norm) -> dict[str, Rule]:
     """The rules for one norm; what needs a look at its values is decided now, not when tensors are read."""
     bias = norm.bias
     dims = {weight: _place(model.spec, weight, Atom(norm.axis, Variance.DUAL)) for weight in norm.readers}
-    offset = OFFSETS[model.spec.norm]
+    offset = model.spec.offset
     rules: dict[str, Rule] = {norm.gain: lambda read: torch.full_like(read(norm.gain), 1 - offset)}
     rules |= {weight: _scaled(weight, norm.gain, dim, offset) for weight, dim in dims.items()}
     if bias is None:

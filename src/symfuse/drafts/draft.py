@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from symfuse.architectures.base import ARCHITECTURES, Family, Head, bind
 from symfuse.drafts.facts import Facts
@@ -16,7 +16,7 @@ from symfuse.errors import OutputError
 from symfuse.groups import Group
 from symfuse.io import Checkpoint
 from symfuse.io.target import write_text
-from symfuse.spec import Axis, Shift, Spec, parse
+from symfuse.spec import Axis, NormKind, Shift, Spec, parse
 from symfuse.spec.layout import SCALAR
 
 _CLASS = re.compile(r"(For[A-Z]\w+|LMHeadModel|Model)$")
@@ -53,7 +53,7 @@ class Draft:
     groups: Mapping[str, Group | None]
     shifts: tuple[Shift, ...] = ()
     reads: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    norm: Literal["layer", "rms", "rms+1"] = "layer"
+    norm: NormKind = "layer"
     trials: tuple[Trial, ...] = ()
     verified: bool = False
     said: str = ""

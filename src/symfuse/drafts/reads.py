@@ -7,16 +7,15 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Literal
 
 from symfuse.architectures import ARCHITECTURES, Architecture, Model
 from symfuse.canonical import canonical
 from symfuse.drafts.bench import Bench
 from symfuse.drafts.draft import Draft, Trial
 from symfuse.errors import SymfuseError
+from symfuse.spec import NormKind
 
 Reads = Mapping[str, tuple[str, ...]]
-Kind = Literal["layer", "rms", "rms+1"]
 
 # Which of two norms stands before attention, where names say so.
 _FIRST = re.compile(r"input|before|attn|attention\.|_1$|1$")
@@ -74,7 +73,7 @@ def _declared(draft: Draft) -> Iterator[None]:
             ARCHITECTURES[name] = before
 
 
-def _kinds(draft: Draft) -> tuple[Kind, ...]:
+def _kinds(draft: Draft) -> tuple[NormKind, ...]:
     norms = [p for p in draft.facts.parts.values() if draft.facts.roles.get(p.module) == "norm"]
     return ("layer",) if any(p.kind == "bias" for p in norms) else ("rms", "layer", "rms+1")
 

@@ -197,7 +197,7 @@ class Sweeper:
         before, trial = self.distance_of(moved, names), moved.trial()
         gain = sum(self.alone(moved, one) for one in inner)
         trial.apply(instance, element)
-        for one in inner:
+        for one in inner if reordered else ():
             if one.axis not in reordered:
                 self.lead(trial, one, reordered)
         for one in sorted(inner, key=lambda i: i.axis not in reordered):
@@ -219,15 +219,14 @@ class Sweeper:
             for atom in part
             if atom.name == instance.axis and reordered.isdisjoint(one.name for one in part)
         }
-        if reordered and only:
-            read, group = moved.tensors.__getitem__, self.groups[instance].usual()
-            moments = weight_moments(self.spec, instance, self.anchor, read, group, self.skip, only, names)
-            if moments:
-                moved.apply(instance, group.best(moments))
+        group = self.groups[instance].usual()
+        moments = self._weights(instance, moved, names, group, only) if only else {}
+        if moments:
+            moved.apply(instance, group.best(moments))
 
     def alone(self, moved: Moved, instance: Instance) -> float:
         """One instance, in this thread."""
-        moments = self._weights(instance, moved, moved.touched(instance))
+        moments = self._weights(instance, moved, moved.touched(instance), self.groups[instance])
         return self.step(moved, instance, moments) if moments else 0.0
 
     def moments(self, instance: Instance, moved: Moved, names: Sequence[str]) -> PartMoments:
@@ -236,13 +235,20 @@ class Sweeper:
         layers = groupby(sorted(names, key=lambda name: sorted(index[name].items())), index.__getitem__)
         jobs = [list(of) for _, of in layers]
         total: PartMoments = {}
-        for part in self.pool.map(lambda of: self._weights(instance, moved, of), jobs):
+        for part in self.pool.map(lambda of: self._weights(instance, moved, of, self.groups[instance]), jobs):
             total = add(total, part)
         return total
 
-    def _weights(self, instance: Instance, moved: Moved, names: Sequence[str]) -> PartMoments:
-        read, group = moved.tensors.__getitem__, self.groups[instance]
-        return weight_moments(self.spec, instance, self.anchor, read, group, self.skip, None, names)
+    def _weights(
+        self,
+        instance: Instance,
+        moved: Moved,
+        names: Sequence[str],
+        group: Group,
+        only: Collection[tuple[str, str]] | None = None,
+    ) -> PartMoments:
+        read = moved.tensors.__getitem__
+        return weight_moments(self.spec, instance, self.anchor, read, group, self.skip, only, names)
 
     def step(self, moved: Moved, instance: Instance, moments: PartMoments, pool: Executor | None = None) -> float:
         """Apply the best element, if it is better than none. Where moments are linear to first order only, it is

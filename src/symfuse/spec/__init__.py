@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from symfuse.spec.layout import Atom, Layout, Segment, Variance, parse
-from symfuse.spec.spec import Axis, Declared, Instance, Shift, Spec, anatomy, expand, indices, layer_of
+from symfuse.spec.spec import Axis, Declared, Instance, NormKind, Shift, Spec, anatomy, expand, indices, layer_of
 
 __all__ = [
     "Atom",
@@ -11,6 +11,7 @@ __all__ = [
     "Declared",
     "Instance",
     "Layout",
+    "NormKind",
     "Segment",
     "Shift",
     "Spec",

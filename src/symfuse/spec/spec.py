@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -16,6 +16,10 @@ from symfuse.groups import GROUPS, Group
 from symfuse.io.messages import some
 from symfuse.spec.layout import Concat, Layout, Segment, parse
 from symfuse.spec.typed import require_type
+
+# LayerNorm, RMSNorm, and RMSNorm whose gain is stored less 1.
+NormKind = Literal["layer", "rms", "rms+1"]
+_OFFSETS: dict[NormKind, float] = {"layer": 0.0, "rms": 0.0, "rms+1": 1.0}
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,7 @@ class Spec:
     shifts: tuple[Shift, ...] = ()
     outputs: Mapping[str, Layout] = field(default_factory=dict)
     reads: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    norm: str = "layer"
+    norm: NormKind = "layer"
     scales: Mapping[str, str] = field(default_factory=dict)
     stacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
@@ -119,6 +123,11 @@ class Spec:
     @cached_property
     def sizes(self) -> dict[str, int]:
         return {name: axis.size for name, axis in self.axes.items()}
+
+    @property
+    def offset(self) -> float:
+        """What is added to the stored gain of a norm."""
+        return _OFFSETS[self.norm]
 
     def file_name(self, name: str) -> str:
         """The name under which the checkpoint stores this tensor, or would store it if it had it whole."""

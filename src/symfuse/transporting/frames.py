@@ -14,7 +14,7 @@ from torch import Tensor
 from symfuse.architectures import Model
 from symfuse.canonical import canonical
 from symfuse.canonical.computed import reader
-from symfuse.canonical.stream import OFFSETS, Norm, norms_of
+from symfuse.canonical.stream import Norm, norms_of
 from symfuse.errors import SymmetryError
 from symfuse.spec import Atom
 
@@ -70,7 +70,7 @@ class Frame:
 
     def _read(self, norm: Norm, name: str) -> Rewrite:
         read = reader(self.model)
-        gain = OFFSETS[self.model.spec.norm] + read(norm.gain)
+        gain = self.model.spec.offset + read(norm.gain)
         bias = None if norm.bias is None else read(norm.bias)
         if bias is None or not bool(bias.any()):
             return Rewrite(gain=gain, drops=self._drops)
