@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from symfuse.errors import CheckpointError, IncompatibleError, OptionError
+from symfuse.errors import CheckpointError, DataError, IncompatibleError, OptionError
 from symfuse.evaluate.task import Batch, Totals
 from symfuse.io import Checkpoint
 from symfuse.io.messages import first_line
 
-# The label of positions that count for nothing, as in transformers.
+# The label of positions that count for nothing, as in transformers; and of those that count, but data do not tell it.
 IGNORED = -100
+UNKNOWN = -1
 
 # The fields of batches that are not given to the module.
 NOT_INPUTS = ("labels", "role")
@@ -116,6 +117,8 @@ def classified(logits: Tensor, labels: Tensor) -> Totals:
     """Cross entropy and accuracy of logits [..., classes] over the labels [...] that are not IGNORED."""
     kept = labels != IGNORED
     logits, labels = logits[kept], labels[kept]
+    if bool((labels == UNKNOWN).any()):
+        raise DataError("these data were read without their labels, so they have no loss; read them with labels")
     if labels.numel() and int(labels.max()) >= logits.shape[-1]:
         raise IncompatibleError(
             f"there is a label {int(labels.max())}, and the model tells {logits.shape[-1]} apart, numbered from 0; "

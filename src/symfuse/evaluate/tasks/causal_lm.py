@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import nn
+from torch import Tensor, nn
 
 from symfuse.errors import DataError
 from symfuse.evaluate.data import Records
-from symfuse.evaluate.task import Batch, Task, Totals
-from symfuse.evaluate.tasks.base import at, chosen, classified, output_of
+from symfuse.evaluate.task import Batch
+from symfuse.evaluate.tasks.base import at, chosen, output_of
+from symfuse.evaluate.tasks.predicting import Predicting
 from symfuse.evaluate.tasks.text import Encoder, Example
 from symfuse.io import Checkpoint
 
 
-class CausalLM(Task):
+class CausalLM(Predicting):
     """Cross entropy and accuracy of each token but the first, given those before it.
 
     Of a text file all lines are joined and cut into windows of max_length tokens, without padding; of a table each row
@@ -54,9 +55,9 @@ class CausalLM(Task):
             )
         return cls(batches, records.source)
 
-    def totals(self, module: nn.Module, batch: Batch) -> Totals:
+    def predicted(self, module: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         logits = output_of(module, batch, "logits")
-        return classified(logits[:, :-1], at(module, batch["labels"])[:, 1:])
+        return logits[:, :-1], at(module, batch["labels"])[:, 1:]
 
 
 def _windows(encoder: Encoder, text: str, limit: int | None, seed: int) -> Sequence[list[Example]]:

@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from symfuse.errors import CheckpointError
 from symfuse.evaluate.data import Records
 from symfuse.evaluate.data.images import open_image
-from symfuse.evaluate.task import Batch, Task, Totals
-from symfuse.evaluate.tasks.base import at, checked, chosen, classified, config_of, from_companions, output_of
+from symfuse.evaluate.tasks.base import UNKNOWN, checked, chosen, config_of, from_companions
 from symfuse.evaluate.tasks.labels import Labels
+from symfuse.evaluate.tasks.predicting import Predicting
 from symfuse.io import Checkpoint
 from symfuse.io.messages import first_line
 
 
-class ImageClassification(Task):
+class ImageClassification(Predicting):
     """Cross entropy and accuracy by image. All images are in memory, as the model takes them: see `limit`."""
 
     name = "image-classification"
@@ -34,10 +34,11 @@ class ImageClassification(Task):
         batch_size: int = 16,
         seed: int = 0,
         limit: int | None = None,
+        unlabelled: bool = False,
     ) -> ImageClassification:
         """Images go through the checkpoint's own image processor. Labels are names of the config's label2id, or
-        integers. limit: rows, drawn by the seed."""
-        records.require(image_column=image_column, label_column=label_column)
+        integers. limit: rows, drawn by the seed. unlabelled: labels are not read."""
+        records.require(image_column=image_column, **({} if unlabelled else {"label_column": label_column}))
         config = config_of(checkpoint)
         labels = Labels(config, checkpoint.name)
         if "preprocessor_config.json" not in checkpoint.companions():
@@ -48,7 +49,9 @@ class ImageClassification(Task):
         processor = from_companions(checkpoint, "AutoImageProcessor", "image processor")
         mode = "L" if getattr(config, "num_channels", 3) == 1 else "RGB"
         rows = chosen(len(records), limit, seed)
-        numbers = [labels.number(records.value(i, label_column), records.where(i)) for i in rows]
+        numbers = [
+            UNKNOWN if unlabelled else labels.number(records.value(i, label_column), records.where(i)) for i in rows
+        ]
         batches = []
         for start in range(0, len(rows), checked(batch_size)):
             some = slice(start, start + batch_size)
@@ -57,9 +60,6 @@ class ImageClassification(Task):
                 {"pixel_values": _pixels(processor, images, checkpoint.name), "labels": torch.tensor(numbers[some])}
             )
         return cls(batches, records.source)
-
-    def totals(self, module: nn.Module, batch: Batch) -> Totals:
-        return classified(output_of(module, batch, "logits"), at(module, batch["labels"]))
 
 
 def _pixels(processor: Any, images: list[Any], name: str) -> Tensor:

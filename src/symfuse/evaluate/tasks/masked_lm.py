@@ -5,12 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from torch import nn
-
 from symfuse.errors import CheckpointError, DataError
 from symfuse.evaluate.data import Records
-from symfuse.evaluate.task import Batch, Task, Totals
-from symfuse.evaluate.tasks.base import IGNORED, at, chosen, classified, output_of
+from symfuse.evaluate.tasks.base import IGNORED, chosen
+from symfuse.evaluate.tasks.predicting import Predicting
 from symfuse.evaluate.tasks.text import Encoder, Example
 from symfuse.io import Checkpoint
 
@@ -18,7 +16,7 @@ from symfuse.io import Checkpoint
 _PREDICTED, _MASKED, _RANDOM = 0.15, 0.8, 0.1
 
 
-class MaskedLM(Task):
+class MaskedLM(Predicting):
     """Cross entropy and accuracy of masked tokens; the masks are drawn once, from the seed and the number of the row,
     so that they depend neither on batches nor on the other rows."""
 
@@ -56,9 +54,6 @@ class MaskedLM(Task):
                 f"{records.source}: no token in it could be masked; is it text in the language of {checkpoint.name}?"
             )
         return cls(encoder.batches(examples, batch_size), records.source)
-
-    def totals(self, module: nn.Module, batch: Batch) -> Totals:
-        return classified(output_of(module, batch, "logits"), at(module, batch["labels"]))
 
 
 def _mask(example: Example, mask: int, ordinary: Sequence[int], special: frozenset[int], rng: random.Random) -> Example:

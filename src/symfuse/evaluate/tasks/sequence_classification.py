@@ -6,14 +6,15 @@ from torch import nn
 
 from symfuse.errors import DataError
 from symfuse.evaluate.data import Records
-from symfuse.evaluate.task import Batch, Task, Totals
-from symfuse.evaluate.tasks.base import at, chosen, classified, output_of
+from symfuse.evaluate.task import Batch, Totals
+from symfuse.evaluate.tasks.base import UNKNOWN, chosen, output_of
 from symfuse.evaluate.tasks.labels import Labels
+from symfuse.evaluate.tasks.predicting import Predicting
 from symfuse.evaluate.tasks.text import Encoder
 from symfuse.io import Checkpoint
 
 
-class SequenceClassification(Task):
+class SequenceClassification(Predicting):
     """Cross entropy and accuracy by text; of a model with one output (num_labels 1) the squared error."""
 
     name = "sequence-classification"
@@ -32,11 +33,13 @@ class SequenceClassification(Task):
         max_length: int | None = None,
         seed: int = 0,
         limit: int | None = None,
+        unlabelled: bool = False,
     ) -> SequenceClassification:
         """pair_column: of the second text, if there is one. Labels are names of the config's label2id, or integers.
-        limit: rows, drawn by the seed."""
-        pair = {} if pair_column is None else {"pair_column": pair_column}
-        records.require(text_column=text_column, label_column=label_column, **pair)
+        limit: rows, drawn by the seed. unlabelled: labels are not read."""
+        columns = {} if pair_column is None else {"pair_column": pair_column}
+        columns |= {} if unlabelled else {"label_column": label_column}
+        records.require(text_column=text_column, **columns)
         encoder = Encoder.of(checkpoint, max_length)
         labels = Labels(encoder.config, checkpoint.name)
         rows = chosen(len(records), limit, seed)
@@ -45,13 +48,14 @@ class SequenceClassification(Task):
         for i, example in zip(rows, examples, strict=True):
             if not example["input_ids"]:
                 raise DataError(f"{records.where(i)}: the text has no tokens, so that it has no class; take it out")
-            example["labels"] = labels.of_row(records, i, label_column)
+            example["labels"] = UNKNOWN if unlabelled else labels.of_row(records, i, label_column)
         if encoder.config.pad_token_id is None:  # decoders could not tell the last token from padding
             batch_size = 1
         return cls(encoder.batches(examples, batch_size), records.source)
 
     def totals(self, module: nn.Module, batch: Batch) -> Totals:
-        logits, labels = output_of(module, batch, "logits"), batch["labels"]
+        labels = batch["labels"]
         if not labels.is_floating_point():
-            return classified(logits, at(module, labels))
+            return super().totals(module, batch)
+        logits = output_of(module, batch, "logits")
         return Totals((logits.squeeze(-1) - labels.to(logits)).square().sum(), labels.numel())

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import nn
-
 from symfuse.errors import CheckpointError, DataError
 from symfuse.evaluate.data import Records
-from symfuse.evaluate.task import Batch, Task, Totals
-from symfuse.evaluate.tasks.base import IGNORED, at, chosen, classified, output_of
+from symfuse.evaluate.tasks.base import IGNORED, UNKNOWN, chosen
 from symfuse.evaluate.tasks.labels import Labels
+from symfuse.evaluate.tasks.predicting import Predicting
 from symfuse.evaluate.tasks.text import Encoder
 from symfuse.io import Checkpoint
 
 
-class TokenClassification(Task):
+class TokenClassification(Predicting):
     """Cross entropy and accuracy by word; the first token of a word carries its tag."""
 
     name = "token-classification"
@@ -33,11 +31,12 @@ class TokenClassification(Task):
         max_length: int | None = None,
         seed: int = 0,
         limit: int | None = None,
+        unlabelled: bool = False,
     ) -> TokenClassification:
         """tokens_column, tags_column: of lists of words, and of their tags: names of the config's label2id, or
-        integers. limit: rows, drawn by the seed. CheckpointError if the tokenizer cannot tell which token is of which
-        word."""
-        records.require(tokens_column=tokens_column, tags_column=tags_column)
+        integers. limit: rows, drawn by the seed. unlabelled: tags are not read. CheckpointError if the tokenizer cannot
+        tell which token is of which word."""
+        records.require(tokens_column=tokens_column, **({} if unlabelled else {"tags_column": tags_column}))
         encoder = Encoder.of(checkpoint, max_length, add_prefix_space=True)  # byte-level BPE sees words only so
         if not encoder.tokenizer.is_fast:
             raise CheckpointError(
@@ -49,6 +48,9 @@ class TokenClassification(Task):
         words, tags = [], []
         for i in rows:
             words.append([_word(word, records.where(i)) for word in records.sequence(i, tokens_column)])
+            if unlabelled:
+                tags.append([UNKNOWN] * len(words[-1]))
+                continue
             tags.append([labels.number(tag, records.where(i)) for tag in records.sequence(i, tags_column)])
             if len(words[-1]) != len(tags[-1]):
                 raise DataError(
@@ -64,9 +66,6 @@ class TokenClassification(Task):
         if not examples:
             raise DataError(f"{records.source}: there are no words in {tokens_column!r}; give data to evaluate on")
         return cls(encoder.batches(examples, batch_size), records.source)
-
-    def totals(self, module: nn.Module, batch: Batch) -> Totals:
-        return classified(output_of(module, batch, "logits"), at(module, batch["labels"]))
 
 
 def _word(word: object, where: str) -> str:

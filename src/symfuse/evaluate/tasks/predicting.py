@@ -1,0 +1,20 @@
+"""Tasks whose model predicts classes: what gradients of likelihoods, entropies and ensembles are made of."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from symfuse.evaluate.task import Batch, Task, Totals
+from symfuse.evaluate.tasks.base import at, classified, output_of
+
+
+class Predicting(Task):
+    """Classes of examples or of positions in them. Each example of a batch (a row of every field) stands alone."""
+
+    def predicted(self, module: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Logits [examples, …, classes] with their graph, and labels [examples, …]: IGNORED where nothing is asked,
+        UNKNOWN where the data do not tell."""
+        return output_of(module, batch, "logits"), at(module, batch["labels"])
+
+    def totals(self, module: nn.Module, batch: Batch) -> Totals:
+        return classified(*self.predicted(module, batch))
