@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 import torch
 
 import symfuse
+from symfuse.alignment import random_alignment
 from symfuse.cli.evaluate import NAMED
 from symfuse.demo import packages, page
 from symfuse.demo.run import MOVED, SCEPTR_PAIR, SEED
@@ -51,7 +52,7 @@ def main() -> None:
     loss = page.retrieval(base)
     table("A fine-tune (A) and the model it was tuned from (B), retrieval of 34 pairs", tuned, base, loss)
     with TemporaryDirectory() as folder:
-        plant = symfuse.random_alignment(symfuse.declare(base), SEED, axes=MOVED)
+        plant = random_alignment(symfuse.declare(base), SEED, axes=MOVED)
         planted = symfuse.open(plant(base).save(Path(folder) / "planted"), name="planted")
         table("A planted copy (A) and the model itself (B), the same pairs", planted, base, loss)
     a, b = (symfuse.open(packages.sceptr(name), name=name) for name in SCEPTR_PAIR)

@@ -23,6 +23,7 @@ from _timing import Task, Times, interleave, median, one_thread_each, ratio, spr
 from torch import Tensor
 
 import symfuse
+from symfuse.alignment import random_alignment
 from symfuse.architectures import Model
 from symfuse.architectures.base import Config, lookup
 from symfuse.groups.assignment import assign
@@ -199,7 +200,7 @@ def naive_ffn(source: Model, anchor: Model) -> Task:
 
 def apply_tasks(source: Model, threads: int) -> dict[str, Task]:
     """Moving every tensor of the model (rotations, scales, permutations, translations), against copying its bytes."""
-    alignment = symfuse.random_alignment(source.spec, 0, axes=("qk", "v", "ffn"))
+    alignment = random_alignment(source.spec, 0, axes=("qk", "v", "ffn"))
     linear = replace(alignment, shifts={})
 
     def read(model: Mapping[str, Tensor], clone: bool = False) -> None:

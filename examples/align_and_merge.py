@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModel, BertConfig, BertModel
 
 import symfuse
+from symfuse.alignment import random_alignment
 
 
 def main(folder: Path) -> None:
@@ -23,7 +24,7 @@ def main(folder: Path) -> None:
     BertModel(config).save_pretrained(folder / "a")
 
     a = symfuse.open(folder / "a")
-    far_away = symfuse.random_alignment(symfuse.declare(a), seed=1, axes=("qk", "v", "ffn"))
+    far_away = random_alignment(symfuse.declare(a), seed=1, axes=("qk", "v", "ffn"))
     b = symfuse.open(far_away(a).save(folder / "b"))
     print(f"b is a in another basis: distance {symfuse.distance(b, a).relative:.2f} of the norm,", end=" ")
     print(f"outputs differ by {symfuse.verify(a, b).worst:.0e}")

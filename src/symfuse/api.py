@@ -18,8 +18,12 @@ from symfuse.errors import OptionError
 from symfuse.evaluate import Barrier, Batch, Distance, Landscape, Loss, Score, Task, make_task, read_records
 from symfuse.evaluate import barrier as path_barrier
 from symfuse.evaluate import distance as model_distance
+from symfuse.evaluate import ensemble as ensemble_models
 from symfuse.evaluate import evaluate as evaluate_model
 from symfuse.evaluate import landscape as plane_landscape
+from symfuse.guided import Pending, lookup
+from symfuse.guided import collect as collect_statistics
+from symfuse.guided import learn as learn_method
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
 from symfuse.matching import match_by_activations, match_models, match_universe, nearest_to_mean, usual
@@ -29,6 +33,7 @@ from symfuse.pipeline import merge_recipes
 from symfuse.recipe import parse_recipe, read_recipes
 from symfuse.rewrite import Reconcile
 from symfuse.spec import Spec
+from symfuse.stats.statistics import Statistics
 from symfuse.transporting import Transported
 from symfuse.transporting import transport as transport_thing
 from symfuse.verification import Proof, Verification
@@ -91,7 +96,8 @@ def match(
     layers: which, as "0-4" or "tail:3". scaling: also rescale (Eq. 11–12), by default only from the weights. groups:
     by axis the name of the group to match with, {"qk": "orthogonal", "residual": "permutation"}, or "none"; it must be
     a subgroup of what is declared, and its axis is matched also if `axes` does not name it. variants: inexact ones, by
-    which the moved model computes something else: "heads-ignored", "separate-qk", "separate-residual". data: a task,
+    which the moved model computes something else: "heads-ignored", "separate-qk", "separate-residual", "transport":
+    optimal transport, units averaged (docs/matching.md), of single axes groups={"ffn": "sinkhorn"}. data: a task,
     or batches of module inputs (both: Verma & Elbayad 2024). options: of `match_models` (one_pass, biases, starts,
     seed, frame, threads, progress), or with data of `match_by_activations` (frame, kind, residual, without, build),
     both in symfuse.matching.
@@ -134,7 +140,7 @@ def align(sources: Sequence[Source], anchor: int | Literal["universe"] | None = 
     if anchor == "universe":
         found = match_universe(models, **options).alignments
         return Aligned(tuple(g(m.checkpoint) for g, m in zip(found, models, strict=True)), found, None)
-    asked = (options.get("axes", "auto"), options.get("groups"), options.get("frame"))
+    asked = (options.get("axes", "auto"), options.get("groups"), options.get("frame"), options.get("variants", ()))
     options["axes"], options["frame"], _ = usual(models, *asked)  # the same for all
     if anchor is not None and not 0 <= anchor < len(models):
         raise OptionError(f"anchor {anchor}: there are models 0 to {len(models) - 1}")
@@ -156,12 +162,18 @@ def merge(
     seed: int = 0,
     dtype: torch.dtype | None = None,
     device: str = "cpu",
+    data: Task | Sequence[Task | None] | None = None,
+    statistics: Sequence[Statistics | str | os.PathLike[str] | None] | None = None,
     **parameters: Any,
 ) -> Checkpoint:
     """The merge of models in the frame in which they are (see `align`), as a lazy checkpoint: `.save(folder)` it.
 
     `merge([base, a, b], method="ties", base=0, density=0.3)`; options as in `symfuse.merging.merge_models`, but that
     the model whose head is kept has its number from 0, like base: `heads=1`. From a recipe: `merge_recipe`.
+
+    data: for methods that look at them (fisher, regmean, adamerging, greedy_soup, …): a task (`symfuse.task`) for all
+    models, or one for each, the base aside; they are looked at now. statistics: what `symfuse.collect` found of each,
+    or its folder, in their stead.
     """
     if isinstance(heads, int):
         if not 0 <= heads < len(sources):
@@ -169,17 +181,31 @@ def merge(
                 f"heads {heads}: there are models 0 to {len(sources) - 1}; or write 'average', 'drop' or a model's name"
             )
         heads = str(heads + 1)
-    return merge_models(
-        [Model.of(_open(source), undeclared=True) for source in sources],
-        method=method,
-        weights=weights,
-        base=base,
-        heads=heads,
-        seed=seed,
-        dtype=dtype,
-        device=device,
-        **parameters,
-    )
+    models = [_model_of_any(source) for source in sources]
+    chosen = lookup(method)
+    given: dict[str, Any] = {"method": method, "weights": weights, "base": base, "seed": seed, "dtype": dtype}
+    given |= {"device": device, "heads": heads, **parameters}
+    # Whether they fit is known before any data are looked at.
+    merged = merge_models(models, **given, learned=None if chosen.learn is None else Pending())
+    saved = None if statistics is None else [_statistics(one) for one in statistics]
+    apart = base if chosen.base != "unused" else None
+    others = [model for i, model in enumerate(models) if i != apart]
+    for model, one in zip(others, saved or (), strict=False):
+        if one is not None:
+            one.require(model)
+    tasks = [data] * len(others) if isinstance(data, Task) else data
+    options: dict[str, Any] = {"base": base, "heads": heads, "seed": seed, "parameters": parameters}
+    found = learn_method(chosen, models, tasks=tasks, statistics=saved, **options)
+    return merged if found is None else merge_models(found.models, **given, learned=found)
+
+
+def collect(source: Source, data: Task, kind: str = "fisher", **options: Any) -> Statistics:
+    """Statistics of a model on data, for `merge(..., statistics=[…])`: `.save(folder)` them, and take them again.
+
+    kind: "fisher", the squared gradients of the likelihood, or "gram", the second moments of what linear maps read.
+    options: of `symfuse.guided.fisher.fisher_of` (labels, seed) and `symfuse.guided.regmean.gram_of` (memory).
+    """
+    return collect_statistics(_model_of_any(source), data, kind, **options)
 
 
 def merge_recipe(
@@ -302,13 +328,19 @@ def landscape(models: Mapping[str, Source], loss: Loss, **options: Any) -> Lands
 
 
 def score(
-    source: Source,
+    source: Source | Sequence[Source],
     loss: Loss,
     *,
+    ensemble: Literal["probabilities", "logits"] = "probabilities",
     build: Callable[[Checkpoint], torch.nn.Module] | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Score:
-    """Loss and metrics of one model, in evaluation mode. loss, build: as in `barrier`."""
+    """Loss and metrics of one model, in evaluation mode; or of a list of models as an ensemble.
+
+    loss, build: as in `barrier`. ensemble: what the mean is taken of; its loss must be a Task that predicts classes.
+    """
+    if isinstance(source, Sequence) and not isinstance(source, str):
+        return ensemble_models([_runnable(one) for one in source], loss, of=ensemble, build=build, dtype=dtype)
     return evaluate_model(_runnable(source), loss, build=build, dtype=dtype)
 
 
@@ -352,3 +384,11 @@ def _open(source: Source) -> Checkpoint:
 
 def _model(source: Source) -> Model:
     return Model.of(_open(source))
+
+
+def _model_of_any(source: Source) -> Model:
+    return Model.of(_open(source), undeclared=True)
+
+
+def _statistics(source: Statistics | str | os.PathLike[str] | None) -> Statistics | None:
+    return source if source is None or isinstance(source, Statistics) else Statistics.load(source)

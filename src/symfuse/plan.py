@@ -12,9 +12,10 @@ import torch
 from symfuse.architectures import Model
 from symfuse.architectures.undeclared import LAYER, LAYER_COUNTS
 from symfuse.errors import IncompatibleError, OptionError
+from symfuse.guided import lookup
 from symfuse.io import Checkpoint
-from symfuse.merging import Merged, Method, Output, Parameter, Slice, Term, lookup, merge_slices
-from symfuse.merging.engine import typed
+from symfuse.merging import Merged, Method, Output, Parameter, Slice, Term, merge_slices
+from symfuse.merging.engine import Learnt, typed
 from symfuse.merging.models import head_model, merged_checkpoint, require_same_heads, template_config
 from symfuse.recipe import Input, ModelRef, Module, Recipe, settings_for
 from symfuse.recipe import Slice as RecipeSlice
@@ -72,9 +73,11 @@ def plan_recipe(
     kept: Mapping[str, tuple[Checkpoint, str]] | None = None,
     *,
     device: str = "cpu",
+    learned: Learnt | None = None,
 ) -> Checkpoint:
     """The merged checkpoint of a recipe. models: by reference, all that it names, aligned and in one vocabulary.
     kept: tensors that some models only have, to be added as they are: by name, the checkpoint and the name there.
+    learned: of a method that looks at data, what it found out, by the number of a model in `models`.
 
     Raises OptionError for layer ranges, numbers of models and parameters that do not fit, IncompatibleError for
     models that do not fit each other; no tensor is read.
@@ -104,7 +107,15 @@ def plan_recipe(
         skip = dropped | (spec.tensors.keys() - part.names)
         try:
             outputs |= merge_slices(
-                opened, method, slices, template=template, dtype=dtype, skip=skip, copy=copy, layer=part.layer
+                opened,
+                method,
+                slices,
+                template=template,
+                dtype=dtype,
+                skip=skip,
+                copy=copy,
+                layer=part.layer,
+                learned=learned,
             )
         except OptionError as error:
             _refuse(recipe, method, error)

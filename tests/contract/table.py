@@ -15,7 +15,7 @@ import torch
 import transformers
 from tiny import MODELS, case
 
-import symfuse
+from symfuse.alignment import random_alignment
 from symfuse.spec import anatomy
 
 ROOT = Path(__file__).parents[2]
@@ -42,7 +42,7 @@ def measure(label: str) -> tuple[str, str, Errors, set[str], str]:
         present = {axis for axis in movable if anatomy(axis) in kinds}
         if present:
             acting = None if column == "all at once" else present
-            alignment = symfuse.random_alignment(spec, 1, axes=acting, largest=True)
+            alignment = random_alignment(spec, 1, axes=acting, largest=True)
             errors[column] = this.error(alignment(checkpoint), alignment)
     biases = {"key free" if rule.into is None else "value folded" for rule in spec.shifts}
     groups = sorted({f"{i.axis}: {g.label}" for i in spec.movable if (g := spec.axes[i.axis].group)})

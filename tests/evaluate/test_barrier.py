@@ -13,6 +13,7 @@ import transformers
 from torch import Tensor, nn
 
 import symfuse
+from symfuse.alignment import random_alignment
 from symfuse.cli.evaluate import say_barrier
 from symfuse.errors import IncompatibleError, OptionError
 from symfuse.evaluate import Barrier, Batch, Curve, Point, Score, Task, Totals, WeightSpace, barrier, measure
@@ -79,7 +80,7 @@ def test_c108_a_planted_copy_has_no_barrier_once_aligned_and_two_trainings_have_
 ) -> None:
     loss = token_loss(folders[0])
     a, other = map(symfuse.open, folders)
-    plant = symfuse.random_alignment(symfuse.declare(a), 3, axes=("qk", "v", "ffn"))
+    plant = random_alignment(symfuse.declare(a), 3, axes=("qk", "v", "ffn"))
     copy = symfuse.open(plant(a).save(tmp_path / "copy"))
     found = symfuse.barrier(copy, a, loss, {"all": symfuse.match(copy, to=a)}, points=5)
     none, aligned = found.curves["none"], found.curves["all"]
@@ -410,7 +411,7 @@ def test_batches_for_statistics_may_come_one_by_one_and_are_counted_only_if_they
 
 def test_an_alignment_that_is_called_as_the_plain_curve(folders: tuple[Path, Path]) -> None:
     a, b = map(symfuse.open, folders)
-    for given in (symfuse.random_alignment(symfuse.declare(a), 0), (a, b)):
+    for given in (random_alignment(symfuse.declare(a), 0), (a, b)):
         with pytest.raises(OptionError, match="cannot be called 'none'"):
             symfuse.barrier(a, b, untouched, {"none": given})
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import symfuse
 from contract.tiny import MODELS
-from symfuse.alignment import Alignment
+from symfuse.alignment import Alignment, random_alignment
 from symfuse.errors import CheckpointError
 
 Change = Callable[[dict[str, Tensor], dict[str, Any]], object]
@@ -27,7 +27,7 @@ NEURONS = "ffn[0]/monomial/index"
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     spec = symfuse.declare(MODELS["bert-mlm"]())
-    return symfuse.random_alignment(spec, 1).save(tmp_path_factory.mktemp("saved") / "good.safetensors")
+    return random_alignment(spec, 1).save(tmp_path_factory.mktemp("saved") / "good.safetensors")
 
 
 def changed(saved: Path, folder: Path, change: Change) -> Path:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import symfuse
 from contract.tiny import MODELS
-from symfuse.alignment import Alignment
+from symfuse.alignment import Alignment, random_alignment
 from symfuse.errors import CheckpointError, IncompatibleError, VerificationError
 from symfuse.io import Checkpoint
 from symfuse.matching.translations import LONGEST, _least
@@ -81,7 +81,7 @@ def test_translations_of_huge_biases_are_finite(label: str) -> None:
 def test_nan_of_an_alignment_is_told_from_overflow_in_the_dtype_of_the_file() -> None:
     a = made("bert", 0, lambda _, t: t, torch.float16)
     name = "encoder.layer.0.attention.self.value.bias"
-    found = symfuse.random_alignment(symfuse.declare(a), 0, axes=["v"])
+    found = random_alignment(symfuse.declare(a), 0, axes=["v"])
 
     def shifted(value: float) -> Alignment:
         return replace(found, shifts={name: torch.full((20,), value, dtype=torch.float64)})

@@ -7,6 +7,7 @@ import torch
 
 import symfuse
 from contract.tiny import MODELS
+from symfuse.alignment import random_alignment
 from symfuse.architectures import Model
 from symfuse.errors import OptionError
 from symfuse.io import Checkpoint
@@ -20,7 +21,7 @@ def family(count: int, noise: float) -> list[Checkpoint]:
     base = MODELS["bert-mlm"]()
     found = []
     for seed in range(count):
-        moved = symfuse.random_alignment(symfuse.declare(base), seed, axes=("h", "qk", "v", "ffn", "residual"))(base)
+        moved = random_alignment(symfuse.declare(base), seed, axes=("h", "qk", "v", "ffn", "residual"))(base)
         rng = torch.Generator().manual_seed(seed)
         tensors = {}
         for name in moved:

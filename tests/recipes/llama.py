@@ -37,15 +37,20 @@ def randomise(model: torch.nn.Module, seed: int, scale: float = 0.3) -> None:
 def write_tokenizer(
     folder: Path, pieces: Sequence[str], added: Sequence[str] = (), template: str | None = None
 ) -> None:
+    fast = word_level(pieces, added)
+    fast.chat_template = template
+    fast.save_pretrained(folder)
+
+
+def word_level(pieces: Sequence[str], added: Sequence[str] = ()) -> transformers.PreTrainedTokenizerFast:
+    """A tokenizer of these words."""
     library = Tokenizer(models.WordLevel({piece: i for i, piece in enumerate(pieces)}, unk_token="<unk>"))
     library.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     library.add_special_tokens(["<unk>", "<s>", "</s>"])
     library.add_tokens(list(added))
-    fast = transformers.PreTrainedTokenizerFast(
+    return transformers.PreTrainedTokenizerFast(
         tokenizer_object=library, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
     )
-    fast.chat_template = template
-    fast.save_pretrained(folder)
 
 
 def llama(

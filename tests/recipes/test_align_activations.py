@@ -11,6 +11,7 @@ import torch
 import symfuse
 from command import done, run
 from evaluate.task_cases import CASES
+from symfuse.alignment import random_alignment
 from symfuse.errors import OptionError
 from symfuse.recipe import parse_recipe
 
@@ -23,7 +24,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     checkpoint = CASES["masked"][1]()
     checkpoint.save("b")
-    plant = symfuse.random_alignment(symfuse.declare(checkpoint), 3, axes=("qk", "v", "ffn"))
+    plant = random_alignment(symfuse.declare(checkpoint), 3, axes=("qk", "v", "ffn"))
     plant(checkpoint).save("a")
     Path("t.txt").write_text("abc def ghi\njkl mno\npqr abd tgh\nabc\n", "utf-8")
     Path("r.yml").write_text(BLOCK.format(align=GOOD), "utf-8")

@@ -58,10 +58,11 @@ from symfuse.architectures.model import (
     require_unread,
 )
 from symfuse.architectures.stacks import stacked, unstacked
-from symfuse.architectures.variants import VARIANTS, require_variants, vary, with_split
+from symfuse.architectures.variants import TRANSPORT, VARIANTS, require_variants, vary, with_split
 
 __all__ = [
     "ARCHITECTURES",
+    "TRANSPORT",
     "VARIANTS",
     "Architecture",
     "Config",

@@ -140,6 +140,10 @@ def _require_outside(spec: Spec, name: str) -> None:
         raise _unfit(spec, "separate-residual", f"where in the stream {name} stands is not declared")
 
 
+# A licence, not a declaration: units may be averaged (symfuse.groups.coupling) where they may be permuted. The layouts
+# stay as they are.
+TRANSPORT = "transport"
+
 # In the order in which they are applied: keys are split off before heads are left out.
 VARIANTS: Mapping[str, Callable[[Spec], Spec]] = {
     "separate-qk": separate_qk,
@@ -149,18 +153,18 @@ VARIANTS: Mapping[str, Callable[[Spec], Spec]] = {
 
 
 def require_variants(names: Iterable[str]) -> tuple[str, ...]:
-    """The names in the order of VARIANTS; OptionError for one that there is not."""
-    given = list(names)
+    """The names in the order of VARIANTS, TRANSPORT last; OptionError for one that there is not."""
+    given, known = list(names), [*VARIANTS, TRANSPORT]
     for name in given:
-        if name not in VARIANTS:
-            raise OptionError(f"no variant is called {name!r}{suggestion(name, VARIANTS)}; there are {list(VARIANTS)}")
-    return tuple(name for name in VARIANTS if name in given)
+        if name not in known:
+            raise OptionError(f"no variant is called {name!r}{suggestion(name, known)}; there are {known}")
+    return tuple(name for name in known if name in given)
 
 
 def vary(spec: Spec, names: Iterable[str]) -> Spec:
     """The declaration under these variants. OptionError for an unknown name; SpecError for a family whose layouts one
     of them does not fit."""
-    chosen = require_variants(names)
+    chosen = [name for name in require_variants(names) if name != TRANSPORT]
     if chosen and len([key for key in spec.index_axes if anatomy(key) == "l"]) > 1:
         raise _unfit(spec, some(chosen), "it has several stacks of layers")
     for name in chosen:

@@ -42,6 +42,8 @@ def cost(
     method = next((output.method.name for output in outputs.values() if output.method is not None), "copy")
     how = f"whole matrices ({method})" if method in WHOLE else "blocks"
     how += f" and whole tensors of {', '.join(sorted(moved))}" if moved else ""
+    guided = any(output.method is not None and output.method.learn is not None for output in outputs.values())
+    others = ["matching"] * bool(moved) + ["looking at data"] * guided
     size = sum(info.nbytes for info in infos.values())
     read = sum(t.info.nbytes for o in outputs.values() for t in o.inputs)
     config = text_config(merged.config)
@@ -56,12 +58,12 @@ def cost(
         written=size,
         threads=workers,
         memory=START + workers * PIECE + sum(peaks),
-        memory_of=f"{workers} threads, {how}{'; matching not counted' if moved else ''}",
+        memory_of=f"{workers} threads, {how}" + (f"; {' and '.join(others)} not counted" if others else ""),
         disk_needed=size + size // 100,
         disk_free=None,
         seconds=(read + size) / SPEED,
         speed=f"at {SPEED / 1e9:g} GB/s read and written, assumed; without "
-        + ("matching" if moved else "what decompositions take" if method in WHOLE else "start-up"),
+        + (" and ".join(others) or ("what decompositions take" if method in WHOLE else "start-up")),
     )
 
 

@@ -12,9 +12,9 @@ from symfuse.architectures.model import WIDTHS, let_pass, require_same_sizes, re
 from symfuse.architectures.undeclared import LAYER_COUNTS
 from symfuse.check.report import Alignment
 from symfuse.errors import SymfuseError
+from symfuse.guided import lookup
 from symfuse.io import Checkpoint
 from symfuse.matching import select
-from symfuse.merging import lookup
 from symfuse.merging.models import require_same_heads
 from symfuse.pipeline import (
     SHARED_ROWS,
@@ -24,10 +24,13 @@ from symfuse.pipeline import (
     data_of,
     finish,
     groups_of,
+    inputs_of,
     layers_of,
     open_models,
     prepare,
     reconcile_of,
+    statistics_of,
+    tasks_of,
 )
 from symfuse.plan import plan_recipe, template_of
 from symfuse.recipe import Align, Input, ModelRef, Recipe
@@ -101,6 +104,13 @@ def alignment(stage: Stage, align: Align, found: Found) -> Alignment | None:
     return Alignment(
         named, list(axes[1]), layers, align.scaling is not False, groups, align.one_pass, align.biases, align.data
     )
+
+
+def data(stage: Stage, found: Found) -> None:
+    """Whether data are there for a method that looks at them, and each model can read its own; and saved statistics."""
+    inputs = found.attempt(inputs_of, stage.recipe) or []
+    found.attempt(tasks_of, stage.recipe, [stage.models[given.model] for given in inputs])
+    found.attempt(statistics_of, stage)
 
 
 def merged(stage: Stage, found: Found) -> Checkpoint | None:

@@ -11,9 +11,10 @@ from symfuse.architectures import Model
 from symfuse.check import cost, facts, problems, relation
 from symfuse.check.problems import Found
 from symfuse.check.report import Problem, Report
+from symfuse.guided import lookup
 from symfuse.io import Checkpoint, check_target
 from symfuse.io.target import check_space, free_space
-from symfuse.merging import Merged, lookup
+from symfuse.merging import Merged
 from symfuse.pipeline import Stage, require_one_frame
 from symfuse.plan import template_of, why_template
 from symfuse.recipe import Input, ModelRef, Recipe
@@ -91,6 +92,7 @@ def _checked(
             report.tokenizer = stage.tokenizer
             if recipe.align is not None:
                 report.alignment = problems.alignment(stage, recipe.align, found)
+            problems.data(stage, found)
             moved = _moved(stage, results)
             merged = problems.merged(stage, found)
             if merged is not None:

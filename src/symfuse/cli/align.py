@@ -26,7 +26,6 @@ from symfuse.cli.app import (
     proved,
     save,
     say_alignment,
-    verified,
     writing_options,
 )
 from symfuse.cli.evaluate import DATA_OPTIONS, data_options, task
@@ -60,7 +59,7 @@ if TYPE_CHECKING:
     "--inexact",
     multiple=True,
     metavar="VARIANT",
-    help="heads-ignored, separate-qk or separate-residual: the result computes something else. May be repeated.",
+    help="heads-ignored, separate-qk, separate-residual or transport: the result computes something else. Repeatable.",
 )
 @partial(data_options, required=False)
 @click.option(
@@ -96,11 +95,7 @@ def align(
     start = time.perf_counter()
     alignment = _matched(out, a, b, axes, options)
     matching = {"seconds": time.perf_counter() - start}  # the file is written before all of it is known
-    if alignment.variants:
-        out.say(f"inexact: {', '.join(alignment.variants)}: moved in a way that does not keep the function")
-    proof = None
-    if not options["no_verify"]:
-        proof = _measured(out, a, alignment) if alignment.variants else proved(out, a, alignment, memory_of(options))
+    proof = None if options["no_verify"] else proved(out, a, alignment, memory_of(options))
     run = report.alignment_run(a, b, alignment, proof)
     run |= out.cost() | matching
     _save(out, a, b, alignment, run, options, anchor_output)
@@ -172,15 +167,3 @@ def _require_use(statistics: str, options: Mapping[str, Any]) -> None:
         names = ", ".join("--" + key.replace("columns", "column").replace("_", "-") for key in unused)
         other = "activations" if statistics == "weights" else "weights"
         raise OptionError(f"{names}: this is of matching from {other}; leave it out, or take --from {other}")
-
-
-def _measured(out: Output, source: Checkpoint, alignment: Alignment) -> dict[str, Any]:
-    """How far an inexact alignment changes the function: as `proved`, and nothing is refused."""
-    import torch
-
-    from symfuse import api
-
-    wide = source.to(torch.float64)
-    result = api.verify(wide, alignment(wide), alignment)
-    out.say(f"outputs differ from what they were by {result.worst:.2g} ({result.inputs})")
-    return verified(result)

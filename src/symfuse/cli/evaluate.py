@@ -30,13 +30,15 @@ _OPTIONS = ("batch_size", "max_length", "limit", "seed", "pooling")
 DATA_OPTIONS = ("task", "columns", "encoding", *_OPTIONS)  # beside --data
 
 
-def data_options(function: F, required: bool = True) -> F:
-    """What a task needs. required: whether there is nothing to do without data."""
+def data_options(function: F, required: bool = True, several: bool = False) -> F:
+    """What a task needs. required: whether there is nothing to do without data. several: one file for all models, or
+    one for each, of a verb that has a seed of its own."""
+    what = "Text, CSV, TSV, JSON (lines), Parquet, or a folder of images."
+    each = " May be repeated: one for each model." if several else ""
+    seed = click.option("--seed", type=int, help="Of masks and of rows that are drawn. Default: 0.")
     for option in reversed(
         [
-            click.option(
-                "--data", required=required, help="Text, CSV, TSV, JSON (lines), Parquet, or a folder of images."
-            ),
+            click.option("--data", required=required, multiple=several, help=what + each),
             click.option("--task", help="causal-lm, masked-lm, … Default: what the model's head is made for."),
             click.option(
                 "--column", "columns", multiple=True, metavar="ROLE=NAME", help="Where a column is called otherwise."
@@ -48,7 +50,7 @@ def data_options(function: F, required: bool = True) -> F:
                 "--max-length", type=click.IntRange(2), help="Tokens in a text. Default: 256, or the model's."
             ),
             click.option("--pooling", type=click.Choice(["mean", "cls", "max"]), help="Of embeddings (retrieval)."),
-            click.option("--seed", type=int, help="Of masks and of rows that are drawn. Default: 0."),
+            *([] if several else [seed]),
         ]
     ):
         function = option(function)
@@ -60,14 +62,7 @@ def task(options: Mapping[str, Any], checkpoint: Checkpoint, *others: Checkpoint
     would read them otherwise is warned of."""
     from symfuse.evaluate import make_task, read_records
 
-    columns = {}
-    for text in options["columns"]:
-        role, equals, name = text.partition("=")
-        if not (role and equals and name):
-            raise OptionError(f"--column {text!r}: write ROLE=NAME, such as text=sentence or label=topic")
-        if f"{role}_column" in columns:
-            raise OptionError(f"--column {text!r}: {role} is named twice; name one column for each role")
-        columns[f"{role}_column"] = name
+    columns = {f"{role}_column": name for role, name in columns_of(options).items()}
     given = {key: options[key] for key in _OPTIONS if options[key] is not None}
     records = read_records(options["data"], encoding=options["encoding"] or "utf-8")
     made = make_task(options["task"], records, checkpoint, **columns, **given)
@@ -90,6 +85,19 @@ def task(options: Mapping[str, Any], checkpoint: Checkpoint, *others: Checkpoint
     return made
 
 
+def columns_of(options: Mapping[str, Any]) -> dict[str, str]:
+    """What --column says, by role."""
+    columns: dict[str, str] = {}
+    for text in options["columns"]:
+        role, equals, name = text.partition("=")
+        if not (role and equals and name):
+            raise OptionError(f"--column {text!r}: write ROLE=NAME, such as text=sentence or label=topic")
+        if role in columns:
+            raise OptionError(f"--column {text!r}: {role} is named twice; name one column for each role")
+        columns[role] = name
+    return columns
+
+
 def _reading(checkpoint: Checkpoint) -> tuple[object, ...]:
     """All of a checkpoint that data are read by, but its weights."""
     from symfuse.io.companions import is_of_tokenizer
@@ -106,9 +114,12 @@ def _reading(checkpoint: Checkpoint) -> tuple[object, ...]:
 @main.command()
 @click.argument("models", nargs=-1, required=True)
 @data_options
+@click.option("--ensemble", is_flag=True, help="One more row: the mean of the models' predicted probabilities.")
 @result_option
 @common
-def evaluate(models: tuple[str, ...], output: Path | None, as_json: bool, quiet: bool, **options: Any) -> None:
+def evaluate(
+    models: tuple[str, ...], ensemble: bool, output: Path | None, as_json: bool, quiet: bool, **options: Any
+) -> None:
     """Loss and metrics of MODELS on the same data.
 
     The data are read by the tokenizer or image processor of the first.
@@ -117,19 +128,23 @@ def evaluate(models: tuple[str, ...], output: Path | None, as_json: bool, quiet:
 
     out = Output(as_json, quiet)
     check_result(output, "evaluation", models)
+    if ensemble and len(models) < 2:
+        raise OptionError("--ensemble: an ensemble is of two models at least; name another, or leave it out")
     checkpoints = [open_model(out, model) for model in models]
     loss = task(options, *checkpoints)
     found = []
-    with out.progress("evaluating", len(models)) as advance:
-        for checkpoint in checkpoints:
+    rows_of: list[tuple[str, Any]] = [(checkpoint.name, checkpoint) for checkpoint in checkpoints]
+    rows_of += [("ensemble", checkpoints)] if ensemble else []
+    with out.progress("evaluating", len(rows_of)) as advance:
+        for name, source in rows_of:
             start = time.perf_counter()
-            score = api.score(checkpoint, loss)
+            score = api.score(source, loss)
             if not math.isfinite(score.loss):
                 raise CheckpointError(
-                    f"{checkpoint.name}: the loss on {loss.source} is {score.loss}, so it says nothing; numbers may "
+                    f"{name}: the loss on {loss.source} is {score.loss}, so it says nothing; numbers may "
                     "have overflowed (look for very large weights), or a text may be degenerate"
                 )
-            found.append({"name": checkpoint.name, **score.to_json(), "seconds": time.perf_counter() - start})
+            found.append({"name": name, **score.to_json(), "seconds": time.perf_counter() - start})
             advance(None)
     metrics = list(found[0]["metrics"])
     rows = [

@@ -69,14 +69,16 @@ def merge(models: tuple[str, ...], as_json: bool, quiet: bool, **options: Any) -
         stage, merged = prepared(out, recipe, results)
         lineage[str(recipe.name)] = _lineage(stage, lineage)
         stage, _, _ = _aligned(out, stage, options)
-        results[str(recipe.name)] = merged if stage.anchor is None else _finished(stage)
+        stage = _learned(out, stage, options)
+        results[str(recipe.name)] = _finished(stage) if stage.changed else merged
     recipe = recipes[-1]
     warnings += _checked(out, recipe, options, results, last=True)
     stage, merged = prepared(out, recipe, results, options["device"])
     check_place(options, *stage.models.values())
     inputs = _lineage(stage, lineage)
     stage, runs, extra = _aligned(out, stage, options)
-    if stage.anchor is not None:
+    stage = _learned(out, stage, options)
+    if stage.changed:
         merged = _finished(stage, options["device"])
     text = "\n---\n".join(one.text.strip() for one in recipes) + "\n"
     run = merge_run(replace(recipe, text=text), stage, merged, inputs, runs) | {"warnings": warnings}
@@ -154,6 +156,19 @@ def _aligned(
     return pipeline.aligned(stage, anchor, alignments), runs, extra
 
 
+def _learned(out: Output, stage: Stage, options: Mapping[str, Any]) -> Stage:
+    """The stage with what its method finds out of data."""
+    from symfuse import pipeline
+
+    if not pipeline.inputs_of(stage.recipe):
+        return stage
+    with out.progress("looking at data", None) as advance:
+        learned = pipeline.learn(stage, memory=memory_of(options), report=lambda line: advance(text=line))
+    for note in learned.notes[len(stage.notes) :]:
+        out.say(f"note: {note}")
+    return learned
+
+
 def _lineage(stage: Stage, results: Mapping[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """What the stage's models are, those of earlier recipes by what they are made of."""
     found = []
@@ -211,6 +226,7 @@ def merge_run(
         "seed": recipe.seed,
         "anchor": None if stage.anchor is None else str(stage.anchor),
         "align": _resolved(stage, alignments),
+        **({} if stage.learned is None else {"learned": stage.learned.learned.to_json()}),
         "alignments": list(alignments),
         "notes": list(stage.notes),
     }
@@ -299,7 +315,7 @@ def say_merge(out: Output, run: Mapping[str, Any]) -> None:
 @common
 def methods(as_json: bool, quiet: bool) -> None:
     """The merge methods, with their parameters and papers."""
-    from symfuse.merging import METHODS
+    from symfuse.guided import METHODS
 
     out = Output(as_json, quiet)
     rows = []

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from symfuse.cli.app import F, groups_of
+from symfuse.cli.evaluate import columns_of, data_options
 from symfuse.errors import OptionError
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def reconcile_options(function: F) -> F:
 
 def recipe_options(function: F) -> F:
     """What a recipe says, for models on the command line. Models are numbered from 1."""
+    function = data_options(function, required=False, several=True)
     for option in reversed(
         [
             click.option("--method", help="How tensors are combined. Default: linear. `symfuse methods` lists them."),
@@ -54,6 +56,12 @@ def recipe_options(function: F) -> F:
                 "--base",
                 help="Number (from 1) or path of the model whose config, dtypes and tokenizer it has, and which task "
                 "vectors start from (methods that need one have no default). Default: 1, or that of --heads.",
+            ),
+            click.option(
+                "--statistics",
+                multiple=True,
+                metavar="FOLDER",
+                help="Saved statistics (symfuse collect) of each model, for methods that look at data.",
             ),
             click.option("--heads", help="Task heads: average (default), drop, or a model's number (from 1)."),
             click.option("--seed", type=int, help="Of methods that draw random numbers. Default: 0."),
@@ -75,7 +83,7 @@ def recipes_of(models: Sequence[str], options: Mapping[str, Any]) -> tuple[tuple
 
     if not is_recipe(models):
         return (_recipe_of_options(models, options),), options["output"]
-    names = {"axes": "align", "settings": "set"}
+    names = {"axes": "align", "settings": "set", "columns": "column"}
     given = {
         "--" + names.get(key, key).replace("_", "-"): place
         for key, place in _OF_RECIPE.items()
@@ -113,6 +121,10 @@ _OF_RECIPE = {
     "group": "`align: {groups: …}`",
     "one_pass": "`align: {one_pass: true}`",
     "no_biases": "`align: {biases: false}`",
+    "data": "`data: …`",
+    "statistics": "`statistics: …` of each model",
+    **{key: f"`data: {{{key}: …}}`" for key in ("task", "columns", "encoding", "limit", "batch_size", "max_length")},
+    "pooling": "`data: {pooling: …}`",
 }
 
 
@@ -139,7 +151,7 @@ def _completed(recipe: Recipe, options: Mapping[str, Any]) -> Recipe:
 
 
 def _recipe_of_options(models: Sequence[str], options: Mapping[str, Any]) -> Recipe:
-    from symfuse.merging import lookup
+    from symfuse.guided import lookup
     from symfuse.recipe import parse_recipe
 
     method = lookup(options["method"] or "linear")
@@ -152,14 +164,16 @@ def _recipe_of_options(models: Sequence[str], options: Mapping[str, Any]) -> Rec
             raise OptionError(f"{', '.join(given)}: without --align nothing is aligned; add --align, or leave it out")
     listed = [model for i, model in enumerate(models) if method.base == "unused" or i != base]
     shared, each = _parameters(options, listed)
+    data, own = _data(options, listed)
     recipe: dict[str, Any] = {
         "merge_method": method.name,
-        "models": [{"model": m} | ({"parameters": each[i]} if each[i] else {}) for i, m in enumerate(listed)],
+        "models": [{"model": m} | ({"parameters": each[i]} if each[i] else {}) | own[i] for i, m in enumerate(listed)],
         "parameters": shared,
         "base_model": None if base is None else models[base],
         "dtype": options["dtype"],
         "tokenizer_source": options["tokenizer"],
         "seed": options["seed"],
+        "data": data,
         "heads": models[int(heads) - 1] if heads.isdigit() and 0 < int(heads) <= len(models) else heads,
         "align": None if options["axes"] is None else _align(options, models),
         **_reconciling(options),
@@ -197,6 +211,26 @@ def _parameters(options: Mapping[str, Any], models: Sequence[str]) -> tuple[dict
         for block, one in zip(each, value, strict=True):
             block[name] = one
     return shared, each
+
+
+def _data(options: Mapping[str, Any], models: Sequence[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What --data and --statistics say: of all models, and of each."""
+    keys = ("task", "encoding", "limit", "batch_size", "max_length", "pooling")
+    shared = {key: options[key] for key in keys if options.get(key) is not None}
+    shared |= {"columns": columns} if (columns := columns_of(options)) else {}
+    files, kept = options["data"], options["statistics"]
+    for what, given in (("--data", files if len(files) > 1 else ()), ("--statistics", kept)):
+        if given and len(given) != len(models):
+            raise OptionError(
+                f"{what} is given {len(given)} times for {len(models)} models: {', '.join(models)}; give one for each, "
+                "in the same order" + (", or one --data for all" if what == "--data" else "")
+            )
+    if shared and not files:
+        names = ", ".join("--" + key.replace("columns", "column").replace("_", "-") for key in shared)
+        raise OptionError(f"{names}: this is how data are read, and there are none; add --data, or leave it out")
+    shared |= {"file": files[0]} if len(files) == 1 else {}
+    own = [{"data": file} for file in files] if len(files) > 1 else [{} for _ in models]
+    return shared, [block | ({"statistics": kept[i]} if kept else {}) for i, block in enumerate(own)]
 
 
 def _setting(text: str) -> tuple[str, Any]:

@@ -12,7 +12,7 @@ from symfuse.cli.app import NEW_FOLDER, common, main, open_model
 from symfuse.errors import OptionError
 from symfuse.output import Output
 
-KINDS = ("adapter", "vector", "probe", "sae", "moments")
+KINDS = ("adapter", "vector", "probe", "sae", "moments", "statistics")
 
 
 @main.command()
@@ -29,7 +29,7 @@ KINDS = ("adapter", "vector", "probe", "sae", "moments")
 @click.option(
     "--axis", help="Of vectors, probes and auto-encoders: residual, ffn[3], v[3] (all heads), v[3,2] (head 2)."
 )
-@click.option("--base", help="The model that the adapter was trained on, or the optimizer trained.")
+@click.option("--base", help="The model: that the adapter was trained on, the optimizer trained, statistics are of.")
 @click.option("--new-base", help="What the adapter's config names. Default: the folder of the aligned model, if known.")
 @click.option("--encoder", type=click.Choice(["rows", "columns"]), help="How an auto-encoder's encoder lies.")
 @click.option("--names", type=click.Path(path_type=Path), help="The parameters in the optimizer's order, one a line.")
@@ -40,8 +40,8 @@ def transport(
 ) -> None:  # fmt: skip
     """Move THING, which belongs to a model, to its aligned form.
 
-    A LoRA adapter (folder of peft), steering vectors, a probe, a sparse auto-encoder, or the moments of AdamW
-    (optimizer.pt): on the aligned model it does exactly what it did on the model.
+    A LoRA adapter (folder of peft), steering vectors, a probe, a sparse auto-encoder, the moments of AdamW
+    (optimizer.pt), or statistics of data: on the aligned model it does exactly what it did on the model.
     """
     from symfuse import transporting
     from symfuse.io import check_target

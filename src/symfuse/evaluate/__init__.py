@@ -5,6 +5,7 @@ from __future__ import annotations
 from symfuse.evaluate.barrier import Barrier, Curve, Point, barrier
 from symfuse.evaluate.data import Records, read_records
 from symfuse.evaluate.distance import Distance, distance
+from symfuse.evaluate.ensemble import ensemble
 from symfuse.evaluate.landscape import Landscape, Plane, landscape
 from symfuse.evaluate.task import Batch, Loss, Score, Task, Totals, measure
 from symfuse.evaluate.tasks import TASKS, make_task, task_of
@@ -27,6 +28,7 @@ __all__ = [
     "WeightSpace",
     "barrier",
     "distance",
+    "ensemble",
     "evaluate",
     "landscape",
     "make_task",

@@ -9,7 +9,7 @@ import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
@@ -42,6 +42,18 @@ class Totals:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
+def mean(totals: Iterable[Totals]) -> Score:
+    """Weighted by what was counted: tokens or examples, not batches."""
+    losses: list[float] = []
+    metrics: Counter[str] = Counter()
+    count = 0
+    for one in totals:
+        losses.append(one.loss.item())
+        metrics.update(one.metrics)
+        count += one.count
+    return Score(math.fsum(losses) / count, {name: value / count for name, value in metrics.items()}, count)
+
+
 Loss = Callable[[nn.Module], Score | Tensor | float]
 
 
@@ -65,16 +77,7 @@ class Task(ABC):
         """Loss and metrics of one batch, summed; keeps the graph, for whoever wants gradients."""
 
     def __call__(self, module: nn.Module) -> Score:
-        """Means weighted by what was counted: tokens or examples, not batches."""
-        losses: list[float] = []
-        metrics: Counter[str] = Counter()
-        count = 0
-        for batch in self.batches:
-            totals = self.totals(module, batch)
-            losses.append(totals.loss.item())
-            metrics.update(totals.metrics)
-            count += totals.count
-        return Score(math.fsum(losses) / count, {name: value / count for name, value in metrics.items()}, count)
+        return mean(self.totals(module, batch) for batch in self.batches)
 
     def describe(self) -> dict[str, Any]:
         """Name, data and a digest of every number in the batches: two scores compare if these are equal."""

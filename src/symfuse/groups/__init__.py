@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from symfuse.groups.base import Element, Group, Moments, Part, PartMoments, add, objective
 from symfuse.groups.centred import Centred
+from symfuse.groups.coupling import Coupling, Sinkhorn, sinkhorn
 from symfuse.groups.invertible import Invertible
 from symfuse.groups.linear import Linear, compose
 from symfuse.groups.monomial import Monomial, Permutation, Sign, Signed
@@ -33,6 +34,10 @@ GROUPS: dict[str, Group] = {
 ELEMENTS: dict[str, type[Element]] = {kind.__name__.lower(): kind for kind in (Monomial, Similarity, Linear)}
 
 
+# Those of no group, which alignments have under the variant "transport".
+INEXACT_ELEMENTS: dict[str, type[Element]] = {"coupling": Coupling}
+
+
 def subgroups(group: Group, n: int | None = None) -> dict[str, Group]:
     """A group and its subgroups, by name, itself first; of an axis of n units those that act on as many."""
     found = {group.name: group}
@@ -44,8 +49,10 @@ def subgroups(group: Group, n: int | None = None) -> dict[str, Group]:
 __all__ = [
     "ELEMENTS",
     "GROUPS",
+    "INEXACT_ELEMENTS",
     "Centred",
     "Conformal",
+    "Coupling",
     "Element",
     "Group",
     "Invertible",
@@ -64,9 +71,11 @@ __all__ = [
     "Signed",
     "SignedMonomial",
     "Similarity",
+    "Sinkhorn",
     "add",
     "compose",
     "nuclear_norms",
     "objective",
+    "sinkhorn",
     "subgroups",
 ]

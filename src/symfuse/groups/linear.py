@@ -11,6 +11,7 @@ from torch import Tensor
 
 from symfuse.errors import SymmetryError
 from symfuse.groups.base import Element, multiply
+from symfuse.groups.coupling import Coupling, coupling
 from symfuse.groups.orthogonal import NO_PERMUTATION_PART, similar
 
 
@@ -80,5 +81,7 @@ def compose(g: Element, first: Element) -> Element:
     """The element that acts as `first`, then as g; of two kinds, in the narrowest that holds both."""
     if type(g) is type(first):
         return g @ first
+    if isinstance(g, Coupling) or isinstance(first, Coupling):
+        return coupling(g) @ coupling(first)
     one, other = similar(g), similar(first)
     return linear(g) @ linear(first) if one is None or other is None else one @ other

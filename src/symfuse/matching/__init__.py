@@ -7,6 +7,7 @@ from symfuse.matching.anchor import nearest_to_mean
 from symfuse.matching.axes import MATCHABLE, choose_axes, choose_groups, choose_layers, word_of
 from symfuse.matching.chosen import select, usual
 from symfuse.matching.coordinate import Step, match_models
+from symfuse.matching.fusion import ot_alignment
 from symfuse.matching.universe import Universe, match_universe
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "match_models",
     "match_universe",
     "nearest_to_mean",
+    "ot_alignment",
     "select",
     "usual",
     "word_of",

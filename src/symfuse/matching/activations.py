@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from symfuse.alignment import Alignment
-from symfuse.architectures import Model
+from symfuse.architectures import TRANSPORT, Model
 from symfuse.errors import OptionError
 from symfuse.groups import Element, Group, Monomial, Permutation
 from symfuse.groups.assignment import assign_batch
@@ -22,6 +22,7 @@ from symfuse.groups.base import total
 from symfuse.io import Checkpoint
 from symfuse.matching.chosen import choose, steps_of
 from symfuse.matching.heard import alike, best
+from symfuse.matching.transport import POLICIES, along_the_stream
 from symfuse.modules import live
 from symfuse.spec import Instance, Spec
 from symfuse.stats.activations import Batch, Heard, listen, present, require_kind
@@ -51,10 +52,12 @@ def match_by_activations(
 
     axes, layers, groups, variants, frame: as in `match_models`. scaling: also rescale, by the ratio of deviations; not
     by default, as between independent models it lengthens the distance (docs/matching.md). kind: how units are
-    compared, see `moments_of`. residual: see `match_activations`. without: ids of tokens that do not count, such as
-    special ones; padding never does. build: makes the module, for models that `transformers` does not have. Biases are
-    not translated: activations do not say how.
+    compared, see `moments_of`. residual: see `match_activations`; or one of POLICIES: each point of the stream has a
+    map of its own, under the variants "separate-residual" and "transport". without: ids of tokens that do not count,
+    such as special ones; padding never does. build: makes the module, for models that `transformers` does not have.
+    Biases are not translated: activations do not say how.
     """
+    variants = [*variants, "separate-residual", TRANSPORT] if residual in POLICIES else variants
     chosen = choose(source, anchor, axes, layers, scaling=scaling, groups=groups, variants=variants, frame=frame)
     live_anchor, live_source = ((build or _live)(model.checkpoint) for model in (chosen.anchor, chosen.source))
     if "decoder_input_ids" in inspect.signature(live_anchor.forward).parameters:
@@ -73,10 +76,13 @@ def match_by_activations(
         counts = torch.ones_like(ids).bool() if mask is None else mask.bool()
         return counts & ~torch.isin(ids, torch.tensor(sorted(without), dtype=ids.dtype))
 
+    again = list(batches) if residual in POLICIES else []
     elements = match_activations(
-        chosen.spec, live_anchor, live_source, batches, list(chosen.groups), chosen.groups, kind=kind,
-        residual=residual, keep=keep if without else None,
+        chosen.spec, live_anchor, live_source, again or batches, list(chosen.groups), chosen.groups, kind=kind,
+        residual="all" if residual in POLICIES else residual, keep=keep if without else None,
     )  # fmt: skip
+    if residual in POLICIES:
+        elements |= along_the_stream(chosen, live_anchor, live_source, again, elements, residual, kind)
     options = {"scaling": scaling, "kind": kind, "residual": residual, "without": sorted(without)}
     options |= {"groups": dict(groups)} if groups else {}
     found = Alignment(chosen.spec, elements)
@@ -106,7 +112,7 @@ def match_activations(
     """
     require_kind(kind)
     if residual not in RESIDUAL:
-        raise OptionError(f"residual is {residual!r}; expected {', '.join(RESIDUAL)}")
+        raise OptionError(f"residual is {residual!r}; expected {', '.join([*RESIDUAL, *POLICIES])}")
     where = places(spec, anchor, instances)
     where |= {i: found[RESIDUAL[residual]] for i, found in where.items() if not i.index}
     where = {i: found for i, found in where.items() if found}

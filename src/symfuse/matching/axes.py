@@ -7,11 +7,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from symfuse.errors import OptionError
-from symfuse.groups import GROUPS, Group, subgroups
+from symfuse.groups import GROUPS, Group, sinkhorn, subgroups
 from symfuse.io.messages import suggestion
 from symfuse.spec import Spec, anatomy
 
 NO_GROUP = "none"  # in the place of a group's name: the axis is not matched
+# Optimal transport (Singh & Jaggi 2020): without entropy, of equal numbers of units, it is the assignment.
+ALIASES = {"emd": "permutation"}
 
 # Anatomy → axes, and `biases` for their translations. Given the residual stream and the order of heads, attention and
 # feed-forward are independent of each other; the others meet them.
@@ -90,24 +92,38 @@ def choose_groups(groups: Mapping[str, str], spec: Spec) -> dict[str, str]:
 
 def require_groups(groups: Mapping[str, str]) -> None:
     """OptionError, with the nearest that exists, for a word that selects no axis, or a name that is of no group."""
-    names = [*GROUPS, NO_GROUP]
+    names = [*GROUPS, *ALIASES, "sinkhorn", NO_GROUP]
     for word, name in groups.items():
         _require_word(word, list(WORDS))  # not AUTO, which stands for no axes that are known yet
-        if name not in names:
+        if name not in names and sinkhorn(str(name)) is None:
             known = f"is not known{suggestion(str(name), names)}; choose from {', '.join(names)}"
             raise OptionError(f"groups: {name!r} for axis {word!r} {known}")
 
 
 def limited(axis: str, declared: Group, n: int, name: str) -> Group:
     """The subgroup of that name of what is declared for an axis of n units; OptionError, with those that it has, if it
-    is none."""
-    found = subgroups(declared, n)
+    is none. Or transport, where `may_transport`, else OptionError too."""
+    name, soft, found = ALIASES.get(name, name), sinkhorn(name), subgroups(declared, n)
+    if soft is not None:
+        if may_transport(axis, declared, n):
+            return soft
+        raise OptionError(
+            f"groups: {name!r} does not fit axis {axis!r}: units are averaged only where they may be permuted, "
+            f"heads and experts are assigned one to one; choose from {', '.join([*found, NO_GROUP])}"
+        )
     if name not in found:
         raise OptionError(
             f"groups: {name!r} is no part of what may act on axis {axis!r}, {declared.name} ({declared.label}); "
             f"choose from {', '.join([*found, NO_GROUP])}"
         )
     return found[name]
+
+
+def may_transport(axis: str, declared: Group, n: int) -> bool:
+    """Whether the n units of an axis may be averaged: where they may be permuted, but for heads and experts, which have
+    others inside. Not the planes of rotary positions."""
+    outer = (*MATCHABLE["heads"], *MATCHABLE["experts"])
+    return "permutation" in subgroups(declared, n) and anatomy(axis) not in outer
 
 
 def choose_layers(text: str | int | Sequence[int] | None, layers: int) -> frozenset[int]:

@@ -13,6 +13,7 @@ import torch
 from symfuse import __version__
 from symfuse.alignment import Alignment
 from symfuse.architectures import (
+    TRANSPORT,
     Model,
     require_floating,
     require_same_shape,
@@ -24,9 +25,18 @@ from symfuse.architectures import (
 from symfuse.canonical import canonical
 from symfuse.canonical.ties import tied_heads
 from symfuse.errors import OptionError, SymmetryError
-from symfuse.groups import Conformal, Element, Group, subgroups
+from symfuse.groups import Conformal, Element, Group, Permutation, Sinkhorn, sinkhorn, subgroups
 from symfuse.matching.auto import RELATED, auto_axes
-from symfuse.matching.axes import NO_GROUP, axes_of, choose_axes, choose_groups, choose_layers, limited
+from symfuse.matching.axes import (
+    ALIASES,
+    NO_GROUP,
+    axes_of,
+    choose_axes,
+    choose_groups,
+    choose_layers,
+    limited,
+    may_transport,
+)
 from symfuse.spec import Instance, Spec, layer_of
 
 # What makes a pre-norm residual stream rotatable, in place.
@@ -58,6 +68,11 @@ class Chosen:
     def spec(self) -> Spec:
         return self.source.spec
 
+    @property
+    def hard(self) -> Mapping[Instance, Group]:
+        """The groups, with permutations in the place of transport."""
+        return {i: Permutation() if isinstance(group, Sinkhorn) else group for i, group in self.groups.items()}
+
     def alignment(
         self, found: Alignment, origin: str, options: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], **more: Any
     ) -> Alignment:
@@ -86,14 +101,16 @@ def choose(
     groups: by word the group that an axis is matched with, if not the usual one of its axis; such an axis is matched
     also if `axes` does not name it, or not matched ("none"). scaling: False stands for the subgroups that keep norms,
     where `groups` says nothing. variants: read the declarations under these (`symfuse.architectures.vary`), which is
-    inexact. Raises IncompatibleError, OptionError, SpecError or CheckpointError unless one may be moved onto the other.
+    inexact; TRANSPORT comes of itself with a group `sinkhorn`, and stands for it where `groups` says nothing. Raises
+    IncompatibleError, OptionError, SpecError or CheckpointError unless one may be moved onto the other.
     """
     require_same_shape(_alike_tied(source, anchor))
     for model in (source, anchor):
         require_floating(model)
-    axes, frame, auto = usual([source, anchor], axes, groups, frame)
+    axes, frame, auto = usual([source, anchor], axes, groups, frame, variants)
     lineage = {"source": source.checkpoint.lineage(), "anchor": anchor.checkpoint.lineage()}
-    variants = require_variants(variants)
+    soft = TRANSPORT in variants
+    variants = require_variants([*variants, *(TRANSPORT for name in (groups or {}).values() if sinkhorn(name))])
     source, anchor = (canonical(model, frame) for model in (source, anchor))
     require_same_shape([source, anchor])  # once more: without a frame, ties still differ
     asked, chosen = select(source.spec, axes, groups)  # untied, one stream may be two
@@ -107,7 +124,9 @@ def choose(
     split = with_split(chosen, spec)
     chosen = tuple(split)
     moved = {
-        axis: _group(spec, axis, asked.get(of), scaling, one_pass) for axis, of in split.items() if axis in spec.order
+        axis: _group(spec, axis, asked.get(of), scaling, one_pass, soft)
+        for axis, of in split.items()
+        if axis in spec.order
     }
     by_instance = {
         instance: moved[instance.axis]
@@ -130,6 +149,7 @@ def usual(
     axes: str | tuple[str, ...],
     groups: Mapping[str, str] | None = None,
     frame: Sequence[str] | None = None,
+    variants: Sequence[str] = (),
 ) -> tuple[str | tuple[str, ...], tuple[str, ...], dict[str, Any]]:
     """Axes and frame for matching models with each other, the same for all of them, and why, where nobody said: axes as
     of `auto_axes`; ROTATABLE where the residual stream of pre-norm models is matched by more than it allows as it is,
@@ -140,7 +160,7 @@ def usual(
         return axes, tuple(frame), why
     spec = models[0].spec
     asked, chosen = select(spec, axes, groups)
-    if not spec.reads or not _is_turned(spec, chosen, asked):
+    if not spec.reads or not _is_turned(spec, chosen, asked, "sinkhorn" if TRANSPORT in variants else ""):
         return axes, (), why
     reasons = [reason for model in models if (reason := _not_rotatable(model)) is not None]
     if reasons and (named := axes_of("residual", asked)):
@@ -177,16 +197,23 @@ def _not_rotatable(model: Model) -> str | None:
     return None
 
 
-def _is_turned(spec: Spec, chosen: Collection[str], asked: Mapping[str, str]) -> bool:
-    """Whether a residual stream that norms read is matched, and not only by what may act on it as it is."""
+def _is_turned(spec: Spec, chosen: Collection[str], asked: Mapping[str, str], default: str) -> bool:
+    """Whether a residual stream that norms read is matched, and neither by what may act on it as it is nor transported.
+    default: the name of the group of an axis of which none is asked for."""
     pre_norm = {axis for gain in spec.reads for axis in spec.tensors[gain].layout.names}
     groups = {axis: spec.axes[axis].group for axis in axes_of("residual", chosen) if axis in pre_norm}
-    return any(group is not None and asked.get(axis) not in subgroups(group) for axis, group in groups.items())
+    for axis, group in groups.items():
+        name = asked.get(axis, default)
+        if group is not None and sinkhorn(name) is None and ALIASES.get(name, name) not in subgroups(group):
+            return True
+    return False
 
 
-def _group(spec: Spec, axis: str, name: str | None, scaling: bool, one_pass: bool) -> Group:
+def _group(spec: Spec, axis: str, name: str | None, scaling: bool, one_pass: bool, soft: bool) -> Group:
     declared = spec.axes[axis].group
     assert declared is not None
+    if name is None and soft and may_transport(axis, declared, spec.axes[axis].size):
+        name = "sinkhorn"
     if name is None:
         usual = declared.usual()
         name = (usual if scaling else usual.without_scaling()).name

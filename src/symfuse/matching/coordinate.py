@@ -19,13 +19,14 @@ from torch import Tensor
 from symfuse.alignment import Alignment
 from symfuse.architectures import Model
 from symfuse.errors import OptionError
-from symfuse.groups import Element, Group, Permutation, add, objective
+from symfuse.groups import Element, Group, Permutation, Sinkhorn, add, objective
 from symfuse.io.memory import budget
 from symfuse.io.workers import Budget, one_torch_thread
 from symfuse.matching.blocks import improve
 from symfuse.matching.chosen import choose, steps_of
 from symfuse.matching.descent import Watch, descend
 from symfuse.matching.translations import translate
+from symfuse.matching.transport import soften
 from symfuse.spec import Instance, Shift, Spec
 from symfuse.stats import weight_moments, workspace
 
@@ -101,14 +102,15 @@ def match_models(
         source, anchor, axes, layers, scaling=scaling, groups=groups, variants=variants, frame=frame, one_pass=one_pass
     )
     source, anchor, spec, instances = chosen.source, chosen.anchor, chosen.spec, list(chosen.groups)
+    hard, soft = chosen.hard, any(isinstance(group, Sinkhorn) for group in chosen.groups.values())
     rules: dict[Instance, list[Shift]] = {}
     for rule in spec.shifts if biases else ():
         rules.setdefault(spec.instance(rule.axis.strip("*"), spec.tensors[rule.bias].index), []).append(rule)
     shared = [name for name in spec.tensors if spec.shares(name, anchor.spec)]
-    met = _meeting(spec, chosen.groups)
+    met = _meeting(spec, hard)
     meeting = [i for i in instances if spec.is_shared(i.axis) or i.axis in met]
 
-    parts = _Parts(spec, chosen.groups, meeting, rules, Budget((budget() if memory is None else memory) - OWN))
+    parts = _Parts(spec, hard, meeting, rules, Budget((budget() if memory is None else memory) - OWN))
     translated = [rule for i in instances if i not in meeting for rule in rules.get(i, [])]
     free = {(rule.bias, rule.axis) for rule in translated if rule.into is None}
     total, steps, curves = Alignment(spec, {}), list[dict[str, Any]](), dict[str, list[float]]()
@@ -118,7 +120,7 @@ def match_models(
             if meeting:
                 read = anchor.read, current.read
                 descents = descend(
-                    spec, *read, instances, chosen.groups, pool, names=shared, skip=free,
+                    spec, *read, instances, hard, pool, names=shared, skip=free,
                     starts=1 if number else starts, seed=seed, watch=watch,
                 )  # fmt: skip
                 best = descents[0]
@@ -131,7 +133,9 @@ def match_models(
             total = inner @ total
             if not meeting or settled or not inner.shifts:
                 break
-        if meeting:
+        if soft:
+            total = soften(chosen, total, pool)
+        if meeting or soft:
             steps = steps_of(chosen, total)
     options: dict[str, Any] = {"scaling": scaling, "one_pass": one_pass, "biases": biases}
     options |= {"groups": dict(groups)} if groups else {}

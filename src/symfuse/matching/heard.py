@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import Tensor
 
-from symfuse.groups import Element, Group, Linear, Moments, Monomial, Part, PartMoments, Scaling
+from symfuse.groups import Element, Group, Linear, Moments, Monomial, Part, PartMoments, Scaling, Sinkhorn
 from symfuse.groups.scale import LIMIT
 from symfuse.matching.blocks import improve
 from symfuse.spec import Instance, Spec
@@ -21,6 +21,8 @@ def best(spec: Spec, instance: Instance, heard: Mapping[Place, Heard], group: Gr
     What activations gain by a scale takes no account of the weights that read the unit.
     """
     moments = alike(spec, instance, heard, group, kind)
+    if isinstance(group, Sinkhorn):  # soft also where that is not nearer than the source as it is
+        return group.best(moments)
     if not _rescales(group):
         return improve(group, moments)[0]
     if isinstance(group, Scaling):  # what is left of it without scales is the identity

@@ -41,7 +41,7 @@ def match_universe(models: Sequence[Model], *, rounds: int = ROUNDS, **options: 
         raise OptionError(
             f"{len(models)} models and {rounds} rounds; a universe needs two models and one round at least"
         )
-    asked = (options.get("axes", AUTO), options.get("groups"), options.get("frame"))
+    asked = (options.get("axes", AUTO), options.get("groups"), options.get("frame"), options.get("variants", ()))
     options["axes"], options["frame"], _ = usual(models, *asked)  # the same for all, whatever their mean
     anchor = models[nearest_to_mean(models)]
     found = [match_models(model, anchor, **options) for model in models]  # the anchor's is that of its frame

@@ -23,6 +23,8 @@ PerModel = Annotated[Sequence[float], "one per model"]
 
 # A method sees the streamed blocks of one tensor, as often as it likes, and yields the merged blocks in order.
 Merge = Callable[..., Iterator[Tensor]]
+# What a method learns from data before (`symfuse.guided.base`): from Inputs to Learned.
+Learn = Callable[..., Any]
 Base = Literal["required", "optional", "unused"]
 
 # Numbers meet tensors of float32, which torch refuses to scale by anything larger.
@@ -59,7 +61,9 @@ class Parameter:
 class Method:
     """A merge method. base: whether the tensors of a base model come apart from the others. models: how many others,
     at least and at most. paper: the source. ignored: parameters that change nothing, and are there as recipes have
-    them."""
+    them. learn: what it does first with the models' data (`symfuse.guided`), whose parameters are its too. statistics:
+    the kind of those that it reads of each tensor, which may be given instead of data. data_required: whether it must
+    have one of both; unlabelled: it reads no labels."""
 
     name: str
     label: str
@@ -68,28 +72,41 @@ class Method:
     base: Base
     models: tuple[int, int | None]
     ignored: tuple[str, ...] = ()
+    learn: Learn | None = None
+    statistics: str | None = None
+    data_required: bool = False
+    unlabelled: bool = False
 
     @cached_property
     def parameters(self) -> Mapping[str, Parameter]:
-        """From the signature: a trailing underscore is not part of a name (`lambda_` is `lambda` in recipes)."""
-        hints = typing.get_type_hints(self.function, include_extras=True)
-        out = {}
-        for key, given in inspect.signature(self.function).parameters.items():
-            if given.kind is not inspect.Parameter.KEYWORD_ONLY:
-                continue
-            default = None if given.default is inspect.Parameter.empty else given.default
-            per_model = hints[key] == PerModel
-            name = key.removesuffix("_")
-            if per_model:
-                out[name] = Parameter(name, float, True, None if default is None else default[0])
-            else:
-                out[name] = Parameter(name, hints[key], False, default)
-        return out
+        """From the signatures: a trailing underscore is not part of a name (`lambda_` is `lambda` in recipes)."""
+        return {**_parameters(self.function), **self.learned}
+
+    @cached_property
+    def learned(self) -> Mapping[str, Parameter]:
+        """The parameters of `learn`, which have one value for the whole merge."""
+        return {} if self.learn is None else _parameters(self.learn)
 
     def __call__(self, stream: Stream, parameters: Mapping[str, Any]) -> Iterator[Tensor]:
         """The merged blocks; parameters: by recipe name, lists for those per model."""
         keywords = inspect.signature(self.function).parameters
         return self.function(stream, **{k: parameters[n] for k in keywords if (n := k.removesuffix("_")) in parameters})
+
+
+def _parameters(function: Callable[..., Any]) -> dict[str, Parameter]:
+    hints = typing.get_type_hints(function, include_extras=True)
+    out = {}
+    for key, given in inspect.signature(function).parameters.items():
+        if given.kind is not inspect.Parameter.KEYWORD_ONLY:
+            continue
+        default = None if given.default is inspect.Parameter.empty else given.default
+        per_model = hints[key] == PerModel
+        name = key.removesuffix("_")
+        if per_model:
+            out[name] = Parameter(name, float, True, None if default is None else default[0])
+        else:
+            out[name] = Parameter(name, hints[key], False, default)
+    return out
 
 
 METHODS: dict[str, Method] = {}
@@ -103,11 +120,18 @@ def method(
     base: Base = "unused",
     models: tuple[int, int | None] = (1, None),
     ignored: tuple[str, ...] = (),
+    learn: Learn | None = None,
+    statistics: str | None = None,
+    data_required: bool = True,
+    unlabelled: bool = False,
 ) -> Callable[[Merge], Merge]:
     """Register a merge method under the name that recipes and the command line use."""
 
     def register(function: Merge) -> Merge:
-        METHODS[name] = Method(name, label, paper, function, base, models, ignored)
+        required = data_required and learn is not None
+        METHODS[name] = Method(
+            name, label, paper, function, base, models, ignored, learn, statistics, required, unlabelled
+        )
         return function
 
     return register

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import PurePath
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from symfuse.io import Checkpoint, TensorInfo, is_finite, scan
 from symfuse.io.names import counts_batches
 from symfuse.io.tensors import require_fit
 from symfuse.merging.base import Method, Parameter
-from symfuse.merging.stream import Source, Stream
+from symfuse.merging.stream import Source, Statistic, Stream
 from symfuse.spec import Spec, layer_of
 
 # What a recipe says for a parameter: of which of a slice's models (by position; None: of all), for which tensor, how
@@ -39,6 +39,17 @@ class Slice:
     length: int
     base: int | None
     resolve: Resolve
+
+
+@runtime_checkable
+class Learnt(Protocol):
+    """What a method found out of the models' data (`symfuse.guided`), by the number of a model and a canonical name."""
+
+    def weight(self, model: int, name: str) -> float | None:
+        """Instead of the given one."""
+
+    def statistic(self, model: int, name: str) -> Statistic | None:
+        """What the stream of that tensor has."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +91,7 @@ class Output:
     base: Term | None = None
     method: Method | None = None
     parameters: Mapping[str, Any] | None = None
+    statistics: tuple[Statistic | None, ...] = ()
 
     @property
     def inputs(self) -> tuple[Term, ...]:
@@ -133,26 +145,27 @@ class Merged(Mapping[str, Tensor]):
 
     def _stream(self, name: str, output: Output) -> Stream:
         half = all(term.info.dtype.itemsize <= 2 and term.stored for term in output.inputs)
+        order = _order(output)
         return Stream(
             name,
             output.info.shape,
-            [term.source() for term in _ordered(output)],
+            [output.terms[i].source() for i in order],
             None if output.base is None else output.base.source(),
             dtype=torch.float32 if half else torch.float64,
             seed=self.seed,
             device=self.device,
+            statistics=[output.statistics[i] for i in order] if output.statistics else (),
         )
 
 
-def _ordered(output: Output) -> list[Term]:
-    """Models of one name and equal parameters, such as live modules, in the order of what they hold."""
+def _order(output: Output) -> list[int]:
+    """The terms: models of one name and equal parameters, such as live modules, in the order of what they hold."""
     keys = [_alike(output, i) for i in range(len(output.terms))]
     if len(set(keys)) == len(keys):
-        return list(output.terms)
+        return list(range(len(keys)))
     size = math.prod(output.info.shape)
     content = [zlib.crc32(_bytes(term.checkpoint.part(term.file, 0, size))) for term in output.terms]
-    order = sorted(range(len(keys)), key=lambda i: (keys.index(keys[i]), content[i]))
-    return [output.terms[i] for i in order]
+    return sorted(range(len(keys)), key=lambda i: (keys.index(keys[i]), content[i]))
 
 
 def _bytes(tensor: Tensor) -> memoryview:
@@ -174,13 +187,15 @@ def merge_slices(
     skip: frozenset[str] = frozenset(),
     copy: frozenset[str] = frozenset(),
     layer: Callable[[Spec, str], int | None] | None = None,
+    learned: Learnt | None = None,
 ) -> dict[str, Output]:
     """The plan of a merge: every output tensor, by its name in files, with what it is made of.
 
     models: all with the same tensors (see `require_same_shape`), but for the number of layers. template: the number of
     the model that gives names and, unless `dtype` is given, dtypes. skip: canonical names that are left out; copy:
     those that are taken from the template as they are. layer: of a tensor, by its canonical name; default: as the Spec
-    says. Raises OptionError for numbers of models that the method does not take, and parameters that are missing.
+    says. learned: what the method found out of the models' data. Raises OptionError for numbers of models that the
+    method does not take, and parameters that are missing.
     """
     for part in slices:
         _require_count(method, part)
@@ -198,19 +213,20 @@ def merge_slices(
             outputs[file] = Output(typed(term.info, dtype), (term,))
             continue
         source, layered = spec.tied.get(name, name), layer(spec, name) is not None
-        terms = {
-            i: _term(models[number], _shifted(source, start - part.starts[reference] if layered else 0))
-            for i, (number, start) in enumerate(zip(part.models, part.starts, strict=True))
+        names = {
+            i: _shifted(source, start - part.starts[reference] if layered else 0) for i, start in enumerate(part.starts)
         }
+        terms = {i: _term(models[number], names[i]) for i, number in enumerate(part.models)}
         base = None if part.base is None or method.base == "unused" else terms.pop(part.base)
         of_template = next((terms[i] for i in terms if part.models[i] == template), None)
         info = typed((base or of_template or next(iter(terms.values()))).info, dtype)
         _require_shape(file, [*terms.values(), *([base] if base else [])])
-        order, parameters = _resolved(method, part, terms, file, t)
+        order, parameters = _resolved(method, part, terms, names, file, t, learned)
         if (key := repr((len(terms), base is None, parameters))) not in tried:
             _try(method, file, [terms[i].checkpoint.name for i in order], base is not None, parameters)
             tried.add(key)
-        outputs[file] = Output(info, tuple(terms[i] for i in order), base, method, parameters)
+        known = () if learned is None else tuple(learned.statistic(part.models[i], names[i]) for i in order)
+        outputs[file] = Output(info, tuple(terms[i] for i in order), base, method, parameters, known)
     return outputs
 
 
@@ -241,7 +257,7 @@ def describe(outputs: Mapping[str, Output]) -> str:
     first = merged[0]
     shares = {tuple(effective_weights(output) or ()) for output in merged}
     names = [term.checkpoint.name for term in first.terms]
-    weights = next(iter(shares)) if len(shares) == 1 else ()
+    weights = next(iter(shares)) if len(shares) == 1 and any(next(iter(shares))) else ()
     terms = [f"{w:g}·{name}" for w, name in zip(weights, names, strict=True)] if weights else names
     base = "" if first.base is None else f"; base {first.base.checkpoint.name}"
     text = (" + " if weights else ", ").join(terms)
@@ -349,13 +365,22 @@ def _require_shape(file: str, terms: Sequence[Term]) -> None:
 
 
 def _resolved(
-    method: Method, part: Slice, terms: Mapping[int, Term], file: str, t: float
+    method: Method,
+    part: Slice,
+    terms: Mapping[int, Term],
+    names: Mapping[int, str],
+    file: str,
+    t: float,
+    learned: Learnt | None,
 ) -> tuple[list[int], dict[str, Any]]:
     """The order of the models, which does not depend on that of the list, so that neither does the sums' rounding; and
     the value of each parameter."""
 
     def value(parameter: Parameter, model: int | None, tensor: str) -> Any:
-        found = part.resolve(parameter, model, tensor, t)
+        found = None
+        if learned is not None and model is not None and parameter.name == "weight":
+            found = learned.weight(part.models[model], names[model])
+        found = part.resolve(parameter, model, tensor, t) if found is None else found
         found = parameter.default if found is None else found
         if found is None:
             raise OptionError(
@@ -368,6 +393,8 @@ def _resolved(
     order = sorted(terms, key=lambda i: (*each[i].values(), terms[i].label))
     values: dict[str, Any] = {}
     for p in method.parameters.values():
+        if p.name in method.learned:  # which has had its effect
+            continue
         values[p.name] = [each[i][p.name] for i in order] if p.per_model else value(p, None, file)
     return order, values
 

@@ -12,7 +12,7 @@ from symfuse.errors import IncompatibleError, OptionError
 from symfuse.io import Checkpoint
 from symfuse.io.messages import suggestion
 from symfuse.merging.base import Method, Parameter, lookup
-from symfuse.merging.engine import Merged, Resolve, Slice, describe, merge_slices, set_dtype
+from symfuse.merging.engine import Learnt, Merged, Resolve, Slice, describe, merge_slices, set_dtype
 
 
 def merge_models(
@@ -25,6 +25,7 @@ def merge_models(
     seed: int = 0,
     dtype: torch.dtype | None = None,
     device: str = "cpu",
+    learned: Learnt | None = None,
     **parameters: Any,
 ) -> Checkpoint:
     """The merge of models of one family, in the frame in which they are: align them first.
@@ -33,7 +34,8 @@ def merge_models(
     methods that need a base do not count it among the models. weights, parameters: those of the method, one value for
     all models, or a list with one for each (without that base). heads: what becomes of task heads: "average" (all must
     have the same), "drop", or the name or number (from 1) of the model whose head is kept as it is; that model is then
-    the base. seed: of random methods. dtype: of the floating-point tensors, default the base's.
+    the base. seed: of random methods. dtype: of the floating-point tensors, default the base's. learned: of a method
+    that looks at data, what it found out of those of each model (`symfuse.guided.learn`).
     Raises IncompatibleError or OptionError before anything is read.
     """
     chosen = lookup(method)
@@ -41,6 +43,8 @@ def merge_models(
         raise OptionError("a merge needs models; none are given")
     if base is not None and not 0 <= base < len(models):
         raise OptionError(f"base {base}: there are models 0 to {len(models) - 1}")
+    if chosen.data_required and learned is None:
+        raise OptionError(f"{method} looks at data of the models first: symfuse.merge(..., data=…), or learned=…")
     require_same_shape(models)
     require_same_frame(models)
     kept = head_model(heads, models)
@@ -61,6 +65,7 @@ def merge_models(
         dtype=dtype,
         skip=spec.heads if heads == "drop" else frozenset(),
         copy=frozenset() if kept is None else spec.heads,
+        learned=learned,
     )
     config = template_config(models[template], heads)
     return merged_checkpoint(models, template, Merged(outputs, seed=seed, device=device), config)
@@ -100,7 +105,7 @@ def constant(method: Method, given: Mapping[str, Any], models: Sequence[int]) ->
         if parameter.per_model and isinstance(value, (list, tuple)):
             if len(value) != len(models):
                 raise OptionError(
-                    f"{len(value)} {name}{'' if len(value) == 1 else 's'} for {len(models)} "
+                    f"{len(value)} {name}{'' if len(value) == 1 or name.endswith('s') else 's'} for {len(models)} "
                     f"model{'' if len(models) == 1 else 's'}; give one for each, in the same order"
                     + (", the base aside" if method.base != "unused" else "")
                 )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -32,6 +33,20 @@ class Source:
         return cls(lambda start, stop: flat[start:stop], model, where)
 
 
+@runtime_checkable
+class Statistic(Protocol):
+    """What the data of one model say of one of its tensors. values: numbers beside its tensors, by name."""
+
+    @property
+    def values(self) -> Mapping[str, Any]: ...
+
+    def read(self, key: str) -> Tensor:
+        """One of its tensors."""
+
+    def part(self, key: str, start: int, stop: int) -> Tensor:
+        """Some elements of it, flat."""
+
+
 @dataclass(frozen=True)
 class Block:
     """Some rows of one tensor of each model: (rows, columns), in the working dtype; methods may overwrite them."""
@@ -55,7 +70,8 @@ class Stream:
     """One tensor of k models, and of a base perhaps; iterate as often as needed, each time over all blocks in order.
 
     A tensor is seen as a matrix: all dimensions but the last are rows, a vector is one row. Blocks are whole rows,
-    about BLOCK elements. dtype: the working dtype. CheckpointError if an input holds NaN or infinity.
+    about BLOCK elements. dtype: the working dtype. statistics: one for each source, None where a tensor has none.
+    CheckpointError if an input holds NaN or infinity.
     """
 
     def __init__(
@@ -69,11 +85,13 @@ class Stream:
         seed: int = 0,
         block: int = BLOCK,
         device: str = "cpu",
+        statistics: Sequence[Statistic | None] = (),
     ) -> None:
         self.name = name
         self.shape = tuple(shape)
         self.sources = tuple(sources)
         self.base = base
+        self.statistics = tuple(statistics) or (None,) * len(self.sources)
         self.dtype = dtype
         self.seed = seed
         self.device = device
@@ -96,6 +114,11 @@ class Stream:
             tensors = tuple(self._rows(i, index) for i in range(len(self.sources)))
             yield Block(index, tensors, None if self.base is None else self._rows(-1, index))
 
+    def span(self, index: int) -> tuple[int, int]:
+        """The elements of a block: from which to which of the flat tensor."""
+        first = index * self._step
+        return first * self.columns, min(self.rows, first + self._step) * self.columns
+
     def whole(self) -> Block:
         """All rows at once, in the tensor's own shape: for methods that need the whole matrix."""
         blocks = list(self)
@@ -114,10 +137,10 @@ class Stream:
     def _rows(self, model: int, index: int) -> Tensor:
         source = self.sources[model] if model >= 0 else self.base
         assert source is not None
-        first = index * self._step
-        last = min(self.rows, first + self._step)
-        read = source.read(first * self.columns, last * self.columns)
-        tensor = read.to(self.device, self.dtype, copy=True).reshape(last - first, self.columns)
+        start, stop = self.span(index)
+        read = source.read(start, stop)
+        rows = (stop - start) // max(1, self.columns)
+        tensor = read.to(self.device, self.dtype, copy=True).reshape(rows, self.columns)
         if (model, index) not in self._scanned:  # what is read again has been looked at
             scan(self.name, tensor, source.where)
             self._scanned.add((model, index))

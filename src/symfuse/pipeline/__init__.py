@@ -1,4 +1,4 @@
-"""A recipe from folders to the merged checkpoint: open, reconcile, one vocabulary, align, plan.
+"""A recipe from folders to the merged checkpoint: open, reconcile, one vocabulary, align, learn from data, plan.
 
 Every stage goes from checkpoints to checkpoints that are computed when they are read; no tensor is read before the
 alignment, and none is kept.
@@ -23,6 +23,7 @@ from symfuse.pipeline.align import (
     match_model,
     matching_of,
 )
+from symfuse.pipeline.learn import inputs_of, learn, statistics_of, tasks_of
 from symfuse.pipeline.stage import SHARED_ROWS, Stage, open_models, prepare, reconcile_of, vocabulary_tensors
 from symfuse.plan import plan_recipe
 from symfuse.recipe import Recipe
@@ -31,8 +32,8 @@ from symfuse.vocabulary import with_chat_template
 
 __all__ = [
     "SHARED_ROWS", "Stage", "align_all", "aligned", "anchor_of", "axes_of", "data_of", "finish", "groups_of",
-    "layers_of", "match_model", "matching_of", "merge_recipes", "open_models", "prepare", "reconcile_of",
-    "require_one_frame", "vocabulary_tensors",
+    "inputs_of", "layers_of", "learn", "match_model", "matching_of", "merge_recipes", "open_models", "prepare",
+    "reconcile_of", "require_one_frame", "statistics_of", "tasks_of", "vocabulary_tensors",
 ]  # fmt: skip
 
 
@@ -45,7 +46,7 @@ def require_one_frame(stage: Stage) -> None:
 def finish(stage: Stage, *, device: str = "cpu") -> Checkpoint:
     """The merged checkpoint, with the files that go beside it; nothing is read. device: where blocks are combined."""
     models = {ref: Model.of(checkpoint, undeclared=True) for ref, checkpoint in stage.models.items()}
-    merged = plan_recipe(stage.recipe, models, stage.kept, device=device)
+    merged = plan_recipe(stage.recipe, models, stage.kept, device=device, learned=stage.learned)
     template = list(stage.models.values())[stage.template]
     files = dict(template.companions())
     if stage.vocabulary is not None:
@@ -68,7 +69,7 @@ def merge_recipes(
     for recipe in recipes:
         stage = align_all(prepare(recipe, open_models(recipe, results), options), threads=threads)
         require_one_frame(stage)
-        merged = finish(stage)
+        merged = finish(learn(stage))
         if recipe.name is not None:
             results[recipe.name] = merged
     if merged is None:

@@ -12,6 +12,7 @@ from symfuse.architectures import Model
 from symfuse.canonical import canonical
 from symfuse.errors import OptionError, UnknownArchitectureError
 from symfuse.evaluate import Batch, Task, make_task, read_records
+from symfuse.guided import lookup
 from symfuse.io import Checkpoint
 from symfuse.io.messages import some
 from symfuse.io.workers import one_torch_thread
@@ -27,7 +28,6 @@ from symfuse.matching import (
 )
 from symfuse.matching.axes import NO_GROUP, limited
 from symfuse.matching.descent import Watch
-from symfuse.merging import lookup
 from symfuse.pipeline.stage import Stage
 from symfuse.recipe import Align, ModelRef, Recipe
 from symfuse.spec import Spec

@@ -13,6 +13,7 @@ from symfuse.alignment import Alignment
 from symfuse.architectures import Model, require_same_shape
 from symfuse.architectures.undeclared import LAYER
 from symfuse.errors import OptionError
+from symfuse.guided import Found
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
 from symfuse.io.messages import some
@@ -34,10 +35,10 @@ SHARED_ROWS = "shared-rows"  # of `tokenizer_source`: rows with equal numbers me
 
 @dataclass(frozen=True)
 class Stage:
-    """A recipe with its models, as far as it has got. models: by reference, in the order of the recipe;
-    opened: as they were to begin with. files: what
-    stands in for the template's tokenizer and other companions; None: those. alignments: of the models that were
-    moved. anchor: which was not. kept, config: tensors and fields that the result has besides."""
+    """A recipe with its models, as far as it has got. models: by reference, in the order of the recipe; opened: as they
+    were to begin with. alignments: of the models that were
+    moved. anchor: which was not. learned: what the method found out of data. kept, config: tensors and fields that the
+    result has besides."""
 
     recipe: Recipe
     models: Mapping[ModelRef, Checkpoint]
@@ -49,6 +50,12 @@ class Stage:
     vocabulary: Vocabulary | None = None
     alignments: Mapping[ModelRef, Alignment] = field(default_factory=dict)
     anchor: ModelRef | None = None
+    learned: Found | None = None
+
+    @property
+    def changed(self) -> bool:
+        """Whether it is more than its recipe and its models: aligned, or with something learned."""
+        return self.anchor is not None or self.learned is not None
 
     @property
     def template(self) -> int:

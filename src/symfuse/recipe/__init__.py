@@ -6,6 +6,7 @@ from symfuse.recipe.documents import read_recipes
 from symfuse.recipe.effect import without_effect
 from symfuse.recipe.model import (
     Align,
+    Data,
     Input,
     ModelRef,
     Module,
@@ -21,6 +22,7 @@ from symfuse.recipe.settings import Case, Setting
 __all__ = [
     "Align",
     "Case",
+    "Data",
     "Input",
     "ModelRef",
     "Module",

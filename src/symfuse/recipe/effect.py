@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
+from symfuse.guided import METHODS, lookup
 from symfuse.io.messages import suggestion
-from symfuse.merging import METHODS, Method, lookup
+from symfuse.merging import Method
 from symfuse.recipe.model import Input, Module, Recipe
 from symfuse.recipe.settings import Settings
 

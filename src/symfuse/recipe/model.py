@@ -25,12 +25,40 @@ class ModelRef:
 
 
 @dataclass(frozen=True)
+class Data:
+    """What methods that look at data are given: a file, as `symfuse.task` takes it, and how it is read. columns: by
+    role, such as {"text": "sentence"}. options: of the task, such as limit. file None: what is said for all models,
+    each of which has its own file."""
+
+    file: str | None = None
+    task: str | None = None
+    encoding: str = "utf-8"
+    columns: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str | int] = field(default_factory=dict)
+
+    def over(self, other: Data | None) -> Data:
+        """With what is said for all models where this says nothing."""
+        if other is None:
+            return self
+        return Data(
+            self.file or other.file,
+            self.task or other.task,
+            self.encoding if self.encoding != "utf-8" else other.encoding,
+            {**other.columns, **self.columns},
+            {**other.options, **self.options},
+        )
+
+
+@dataclass(frozen=True)
 class Input:
-    """A model that is merged. layer_range: first layer, and the one after the last; None: all."""
+    """A model that is merged. layer_range: first layer, and the one after the last; None: all. data: its own, for
+    methods that look at them; statistics: the folder of saved ones, in their stead."""
 
     model: ModelRef
     parameters: Settings = field(default_factory=dict)
     layer_range: tuple[int, int] | None = None
+    data: Data | None = None
+    statistics: str | None = None
 
 
 @dataclass(frozen=True)
@@ -97,8 +125,9 @@ class Tokenizer:
 @dataclass(frozen=True)
 class Recipe:
     """A merge. Exactly one of models, slices and modules is not empty. name: by which other recipes of the file call
-    its result. foreign, missing_bias, force_config: what becomes of models that do not fit (see `Reconcile`). text: the
-    YAML, as read. places: of every key, file, line and path, by path; none if the recipe was no text."""
+    its result. data: of all models (see `Data`). foreign, missing_bias, force_config: what becomes of models that do
+    not fit (see `Reconcile`). text: the YAML, as read. places: of every key, file, line and path, by path; none if the
+    recipe was no text."""
 
     merge_method: str
     models: tuple[Input, ...] = ()
@@ -112,6 +141,7 @@ class Recipe:
     tokenizer: Tokenizer | None = None
     chat_template: str | None = None
     align: Align | None = None
+    data: Data | None = None
     seed: int = 0
     heads: str = "average"
     foreign: Literal["refuse", "drop", "keep"] = "refuse"

@@ -9,10 +9,10 @@ from typing import Any, Literal
 import yaml
 
 from symfuse.errors import OptionError
+from symfuse.guided import lookup
 from symfuse.matching.axes import require_axes, require_groups
 from symfuse.merging import Method
-from symfuse.merging.base import lookup
-from symfuse.recipe.model import Align, Input, ModelRef, Module, Recipe, Slice, Tokenizer, TokenSource
+from symfuse.recipe.model import Align, Data, Input, ModelRef, Module, Recipe, Slice, Tokenizer, TokenSource
 from symfuse.recipe.settings import read_settings
 from symfuse.recipe.yaml_reader import Document, Item, read_documents
 
@@ -21,7 +21,7 @@ _LAYOUTS = ("models", "slices", "modules")
 _TOKENIZERS = ("tokenizer", "tokenizer_source")
 _KEYS = (
     *("name", "merge_method", "base_model", *_LAYOUTS, "parameters", "dtype", "out_dtype", *_TOKENIZERS),
-    *("chat_template", "align", "seed", "heads", "foreign", "missing_bias", "force_config"),
+    *("chat_template", "align", "data", "seed", "heads", "foreign", "missing_bias", "force_config"),
 )
 _SWITCHES = ("scaling", "one_pass", "biases")
 _ONLY_IN_SLICES = {"layer_range": "layers are chosen in `slices` (slices: - sources: - model …, layer_range), not here"}
@@ -70,6 +70,7 @@ def read_recipe(document: Document) -> Recipe:
         tokenizer=_tokenizer(fields),
         chat_template=fields["chat_template"].text() if "chat_template" in fields else None,
         align=_align(fields["align"], len(models)) if "align" in fields else None,
+        data=_data(fields["data"], method) if "data" in fields else None,
         seed=fields["seed"].integer(0) if "seed" in fields else 0,
         heads=_word_or_number(fields["heads"]) if "heads" in fields else "average",
         text=document.text,
@@ -178,9 +179,8 @@ def _optional_model(fields: Mapping[str, Item]) -> ModelRef | None:
 
 
 def _models(item: Item, method: Method) -> tuple[Input, ...]:
-    return tuple(
-        _input(part, method, part.fields(("model", "parameters"), _ONLY_IN_SLICES)) for part in item.sequence()
-    )
+    keys = ("model", "parameters", "data", "statistics")
+    return tuple(_input(part, method, part.fields(keys, _ONLY_IN_SLICES)) for part in item.sequence())
 
 
 def _input(item: Item, method: Method, fields: Mapping[str, Item]) -> Input:
@@ -188,6 +188,8 @@ def _input(item: Item, method: Method, fields: Mapping[str, Item]) -> Input:
         _model(_required(item, fields, "model")),
         read_settings(fields.get("parameters"), method, of_model=True),
         _layer_range(fields["layer_range"]) if "layer_range" in fields else None,
+        _data(fields["data"], method) if "data" in fields else None,
+        _statistics(fields["statistics"], method) if "statistics" in fields else None,
     )
 
 
@@ -230,6 +232,30 @@ def _module(item: Item, method: Method) -> Module:
     if _layout(item, fields, ("models", "slices")) == "models":
         return Module(models=_models(fields["models"], method), parameters=parameters)
     return Module(slices=_slices(fields["slices"], method), parameters=parameters)
+
+
+# -- data ------------------------------------------------------------------------------------------
+
+
+def _data(item: Item, method: Method) -> Data:
+    """A file, or a mapping with how it is read."""
+    if method.learn is None:
+        item.fail(f"{method.name} does not look at data; leave this out (those of an alignment stand in `align`)")
+    if not isinstance(item.value, dict):
+        return Data(item.text())
+    words, numbers = ("file", "task", "encoding"), {"limit": 1, "batch_size": 1, "max_length": 2, "seed": 0}
+    fields = item.fields((*words, "columns", *numbers, "pooling"))
+    columns = fields["columns"].mapping() if "columns" in fields else {}
+    options: dict[str, str | int] = {key: fields[key].integer(numbers[key]) for key in numbers if key in fields}
+    options |= {"pooling": fields["pooling"].text()} if "pooling" in fields else {}
+    given = {key: fields[key].text() for key in words if key in fields}
+    return Data(**given, columns={role: part.text() for role, part in columns.items()}, options=options)
+
+
+def _statistics(item: Item, method: Method) -> str:
+    if method.statistics is None:
+        item.fail(f"{method.name} has no use for saved statistics; leave this out")
+    return item.text()
 
 
 # -- tokenizer and alignment -----------------------------------------------------------------------

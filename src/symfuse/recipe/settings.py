@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from symfuse.guided import METHODS
 from symfuse.io.messages import suggestion
-from symfuse.merging import METHODS, Method
+from symfuse.merging import Method
 from symfuse.merging.base import Parameter
 from symfuse.recipe.yaml_reader import Item
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from symfuse.alignment import Alignment
-from symfuse.groups import Element, Monomial, Orthogonal, Permutation, Similarity
+from symfuse.groups import Coupling, Element, Monomial, Orthogonal, Permutation, Similarity
 from symfuse.groups.orthogonal import polar
 from symfuse.report.content import unit_of
 from symfuse.spec import Instance, Spec, anatomy, layer_of
@@ -68,8 +68,8 @@ class Turn:
 @dataclass(frozen=True)
 class Correspondence:
     """Of one alignment, by axis: every instance of an axis that has an element at all; what is absent is at rest. An
-    axis of which all elements are permutations, perhaps with scales, is reordered; any other is turned. variants: those
-    under which it is inexact."""
+    axis of which all elements are permutations, perhaps with scales, is reordered; any other is turned; one that is
+    transported makes no two units correspond, and is left out. variants: those under which it is inexact."""
 
     source: str
     anchor: str
@@ -83,7 +83,7 @@ def correspondence(alignment: Alignment, name: str = "") -> Correspondence:
     spec = alignment.spec
     reorderings: dict[str, list[Reordering]] = {}
     turns: dict[str, list[Turn]] = {}
-    moved = {instance.axis for instance in alignment.elements}
+    moved = {i.axis for i, element in alignment.elements.items() if not isinstance(element, Coupling)}
     turned = {i.axis for i, element in alignment.elements.items() if not isinstance(element, Monomial)}
     for instance in sorted(i for i in spec.movable if i.axis in moved):
         size, batch = spec.axes[instance.axis].size, spec.batch(instance.axis)

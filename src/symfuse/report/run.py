@@ -214,21 +214,30 @@ def model_card(run: Mapping[str, Any]) -> str:
         lines += [f"A {run['method']} merge made with symfuse {__version__}.", ""]
         first = f"Aligned to `{run['anchor']}` first{_aligned_text(run['align'])}." if run["align"] else ""
         lines += [first or "Not aligned before the merge."]
+        if "learned" in run:
+            lines += ["", "It looked at data; what it found out is in `symfuse.json`, under `learned`."]
+            lines += [f"Note: {note}." for note in run["learned"].get("notes", ())]
     elif run["kind"] == "frame":
         lines += [f"`{names[0]}` in {frame_text(run['frame'])}: the same function, to be merged with models in it."]
     elif "inexact" in run:
         under = ", ".join(run["inexact"])
         lines += [f"inexact: {under}. `{names[0]}` moved onto `{names[1]}` in a way that does not keep its function."]
     else:
-        moved = _aligned_text({"axes": run["options"]["axes"], "frame": run["frame"]})
-        lines += [f"`{names[0]}` moved onto `{names[1]}` by its symmetries{moved}."]
-    proofs = [one["verified"] for one in run.get("alignments", [run]) if "verified" in one]
+        how = _aligned_text({"axes": run["options"]["axes"], "frame": run["frame"]})
+        lines += [f"`{names[0]}` moved onto `{names[1]}` by its symmetries{how}."]
+    moved = run.get("alignments", [run])
+    inexact = list(dict.fromkeys(variant for one in moved for variant in one.get("inexact", ())))
+    if "method" in run and inexact:
+        lines += [
+            f"That is inexact ({', '.join(inexact)}): models were moved in a way that does not keep their function."
+        ]
+    proofs = [one["verified"] for one in moved if "verified" in one]
     if proofs and all(proofs):
         worst = max(error for proof in proofs for error in proof["errors"].values())
         proved = f"That moving changed no output is proved to {worst:.0e}, before rounding ({proofs[0]['inputs']})."
         differ = f"Its outputs differ from what they were by {worst:.2g} ({proofs[0]['inputs']})."
-        lines += ["", differ if "inexact" in run else proved]
-    elif proofs and "inexact" not in run:
+        lines += ["", differ if inexact else proved]
+    elif proofs and not inexact:
         lines += ["", "It was not checked that moving changed no output (--no-verify)."]
     weights = run.get("weights") or {}
     rows = [f"- `{name}`{f', weight {weights[name]:g}' if name in weights else ''}" for name in names]

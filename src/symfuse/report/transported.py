@@ -17,6 +17,7 @@ _NAMES = {
     "probe": "probe",
     "sae": "sparse auto-encoder",
     "moments": "optimizer state",
+    "statistics": "folder of statistics",
 }
 
 

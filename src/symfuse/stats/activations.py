@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from symfuse.errors import OptionError
-from symfuse.groups import Group, Moments, Monomial, Part, PartMoments
+from symfuse.groups import Coupling, Group, Moments, Monomial, Part, PartMoments
 from symfuse.spec import Instance, Spec, Variance
 from symfuse.stats.places import Place, listening, plainly
 
@@ -56,9 +56,9 @@ def listen(
             count += 1
             mask = keep(batch) if keep is not None else present(batch)
             for module in (anchor, source):
-                module(**_inputs(module, batch))
+                module(**inputs_of(module, batch))
             for place in theirs.keys() & ours.keys():
-                sums[place].add(_rows(theirs.pop(place), mask), _rows(ours.pop(place), mask))
+                sums[place].add(*(rows(said.pop(place), mask).cpu() for said in (theirs, ours)))
             theirs.clear()
             ours.clear()
     if not count and wanted:
@@ -77,6 +77,23 @@ def listen(
     return {place: one.heard() for place, one in heard.items()}
 
 
+def magnitudes(
+    spec: Spec, module: nn.Module, batches: Iterable[Batch], wanted: Collection[Place]
+) -> dict[Place, Tensor]:
+    """The mean |activation| of each unit at each place over all positions that are no padding, [width], float64."""
+    sums: dict[Place, Tensor] = {}
+    counts = dict.fromkeys(wanted, 0)
+    with listening(spec, module, wanted) as heard, plainly():
+        for batch in batches:
+            module(**inputs_of(module, batch))
+            for place, said in heard.items():
+                units = rows(said, present(batch)).abs().double()
+                sums[place] = sums.get(place, torch.zeros(())) + units.sum(0).cpu()
+                counts[place] += len(units)
+            heard.clear()
+    return {place: total / counts[place] for place, total in sums.items()}
+
+
 def present(batch: Batch) -> Tensor | None:
     """Which positions [batch, length] of a batch are no padding; None if it has no mask."""
     if PADDING in batch:  # true at padding, or what is added to its scores
@@ -91,7 +108,7 @@ _INPUTS = (
 )  # fmt: skip
 
 
-def _inputs(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
+def inputs_of(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
     """What of a batch the module takes, numbers in its dtype; a torch.nn.TransformerEncoder calls its mask otherwise,
     and turns it round."""
     dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
@@ -165,13 +182,13 @@ def moments_of(
 ) -> PartMoments:
     """The moments of one axis instance, summed over the places where it is heard.
 
-    kind: covariances, or correlations ("pearson"), in which every unit has the same say; of units that a group mixes
+    kind: covariances, or correlations ("pearson"), in which every unit has the same say; of units that a group rotates
     always covariances, as no rotation of units leaves their deviations what they are. pairs: an axis that this one is
     inside of: the moments of each of the anchor's units h of that axis with each of the source's, [*o, h, h, *b, ...],
     o what that axis is batched over and b what this one is besides. without: axes; what has them does not count.
     """
     require_kind(kind)
-    by_unit = kind == "pearson" and isinstance(group.identity(1, ()), Monomial)
+    by_unit = kind == "pearson" and isinstance(group.identity(1, ()), Monomial | Coupling)
     outer = (*spec.batch_axes(pairs), pairs) if pairs else ()
     front, at = (*outer, *(axis for axis in spec.batch_axes(instance.axis) if axis not in outer)), len(outer) - 1
     out: dict[Part, Moments] = {}
@@ -213,11 +230,14 @@ def _units(
         yield variance, view.reshape(*view.shape[: len(front)], -1)
 
 
-def _rows(heard: Tensor, mask: Tensor | None) -> Tensor:
-    """[…, width] as [positions, width], without those that are masked out; float32 at least."""
+def rows(heard: Tensor, mask: Tensor | None) -> Tensor:
+    """[…, width] as [positions, width], without those that are masked out; float32 at least. What is pooled, and what
+    is of no positions of the batch, is taken as it is."""
     if mask is not None:
         mask = mask.reshape(-1, mask.shape[-1])  # of a choice among several the body sees each as a row
-        if heard.ndim == 3 and heard.shape[:2] == mask.shape:  # not what is pooled
+        if heard.ndim == 2 and len(heard) == mask.numel():  # laid flat, as routers of experts read
+            heard = heard.reshape(*mask.shape, -1)
+        if heard.ndim == 3 and heard.shape[:2] == mask.shape:
             heard = heard[mask.to(heard.device).bool()]
     flat = heard.reshape(-1, heard.shape[-1])
-    return flat.to(torch.promote_types(flat.dtype, torch.float32)).cpu()
+    return flat.to(torch.promote_types(flat.dtype, torch.float32))

@@ -35,16 +35,21 @@ class Place:
 
 
 def places(
-    spec: Spec, module: nn.Module, instances: Iterable[Instance], without: Collection[str] = ()
+    spec: Spec,
+    module: nn.Module,
+    instances: Iterable[Instance],
+    without: Collection[str] = (),
+    *,
+    written: bool = False,
 ) -> dict[Instance, tuple[Place, ...]]:
     """Where the units of each axis instance can be heard: at every input that has them, else at every output. without:
-    axes that must not be heard together with them."""
-    owners = _owners(spec, module)
-    return {instance: _places(spec, owners, instance, without) for instance in instances}
+    axes that must not be heard together with them. written: at the outputs, whatever reads them."""
+    owners = owners_of(spec.tensors, module)
+    return {instance: _places(spec, owners, instance, without, written) for instance in instances}
 
 
 def _places(
-    spec: Spec, owners: Mapping[str, nn.Module], instance: Instance, without: Collection[str]
+    spec: Spec, owners: Mapping[str, nn.Module], instance: Instance, without: Collection[str], written: bool
 ) -> tuple[Place, ...]:
     found: dict[str, list[Place]] = {"in": [], "out": []}
     for name in spec.movable[instance]:
@@ -56,7 +61,7 @@ def _places(
         if outputs is not None and _heard(outputs, instance.axis, without):
             found["out"].append(Place(name, "out", outputs))
     reads = _of_one_input(found["in"], owners)
-    return tuple(reads or found["out"])
+    return tuple(found["out"] if written else reads or found["out"])
 
 
 def _heard(layout: Layout, axis: str, without: Collection[str]) -> bool:
@@ -68,20 +73,23 @@ def _sides(owner: nn.Module, layout: Layout) -> tuple[Layout | None, Layout | No
     """The layouts of the input and the output of the module that owns a weight; None where it is not a linear map."""
     if len(layout.dims) != 2:
         return None, None
-    rows, columns = (Layout((dim,)) for dim in layout.dims)
+    dims, at = [Layout((dim,)) for dim in layout.dims], input_dim(owner)
+    return (None, None) if at is None else (dims[at], dims[1 - at])
+
+
+def input_dim(owner: nn.Module) -> int | None:
+    """The dimension of the weight of a linear map that reads its input; None of other modules."""
     if isinstance(owner, nn.Linear | nn.MultiheadAttention):
-        return columns, rows
-    if type(owner).__name__ == "Conv1D":  # of transformers: stored the other way round
-        return rows, columns
-    return None, None
+        return 1
+    return 0 if type(owner).__name__ == "Conv1D" else None  # of transformers: stored the other way round
 
 
-def _owners(spec: Spec, module: nn.Module) -> dict[str, nn.Module]:
-    """The module that owns each declared weight and is called with its input."""
+def owners_of(names: Iterable[str], module: nn.Module) -> dict[str, nn.Module]:
+    """The module that owns each weight of those names, and is called with its input."""
     modules = _by_weight(module)
     prefix: Any = getattr(module, "base_model_prefix", "") or ""
     found = {}
-    for name in spec.tensors:
+    for name in names:
         for one in (name, f"{prefix}.{name}", name.removeprefix(f"{prefix}.")):
             owner = modules.get(one)
             # Of torch's attention the input projection is called as the module itself, and the output one not at all.
@@ -112,7 +120,7 @@ def _of_one_input(reads: Sequence[Place], owners: Mapping[str, nn.Module]) -> li
 @contextmanager
 def listening(spec: Spec, module: nn.Module, wanted: Iterable[Place]) -> Iterator[dict[Place, Tensor]]:
     """While a module runs, what is heard at each place."""
-    owners = _owners(spec, module)
+    owners = owners_of(spec.tensors, module)
     heard: dict[Place, Tensor] = {}
     handles = []
     for place in wanted:

@@ -59,7 +59,7 @@ def transport_moments(
         )
     model = Model(described(alignment), alignment.spec) if base is None else Model.of(base)
     alignment = alignment if base is None else alignment.bound(model)
-    maps = _Maps.of(alignment)
+    maps = Maps.of(alignment)
     if path.suffix == ".safetensors":
         tensors = read_arrays(path)
         parts = {key: key.rpartition(".")[::2] for key in tensors}
@@ -95,7 +95,7 @@ def _on_disk(owners: Iterable[str], base: Checkpoint | None, model: Model) -> di
     return {name: name if name in model.whole else modern(name, legacy) for name in owners}
 
 
-def _moving(path: Path, name: str, key: str, maps: _Maps, tensor: str, read: Compute) -> Compute:
+def _moving(path: Path, name: str, key: str, maps: Maps, tensor: str, read: Compute) -> Compute:
     if key == COUNT:
         return read
     by = maps.first if key in FIRST else maps.second
@@ -116,7 +116,7 @@ def _check(path: Path, what: str, key: str, info: TensorInfo, shape: tuple[int, 
 
 
 @dataclass(frozen=True)
-class _Maps:
+class Maps:
     """Alignments that move first and second moments as they move tensors. notes: what the user should be told."""
 
     first: Alignment
@@ -124,7 +124,8 @@ class _Maps:
     notes: tuple[str, ...]
 
     @classmethod
-    def of(cls, alignment: Alignment) -> _Maps:
+    def of(cls, alignment: Alignment, way_out: str = WAY_OUT) -> Maps:
+        """SymmetryError, with the way out, for translated value biases and elements that mix entries."""
         spec = alignment.spec
         for rule in spec.shifts:
             shift = alignment.shifts.get(rule.bias)
@@ -134,7 +135,7 @@ class _Maps:
                     "the bias's, and the mean of its squares cannot be told from theirs. Make an alignment without "
                     "translations (`symfuse align --no-biases`)"
                 )
-        elements = {instance: _monomial(instance, g) for instance, g in alignment.elements.items()}
+        elements = {instance: _monomial(instance, g, way_out) for instance, g in alignment.elements.items()}
         squared = {i: Monomial(g.index, None if g.scale is None else g.scale.square()) for i, g in elements.items()}
         tensors = {
             name: Declared(Layout(tuple(varied(node, CONTRAGREDIENT) for node in d.layout.dims)), d.index)
@@ -146,7 +147,7 @@ class _Maps:
         return cls(first, replace(first, elements=squared), (told,) if scaled else ())
 
 
-def _monomial(instance: Instance, g: Element) -> Monomial:
+def _monomial(instance: Instance, g: Element, way_out: str) -> Monomial:
     """The element as a permutation and scales; SymmetryError if it mixes entries."""
     if isinstance(g, Monomial):
         return g
@@ -156,7 +157,7 @@ def _monomial(instance: Instance, g: Element) -> Monomial:
     if bool(((dense != 0).sum(-1) != 1).any()) or bool(((dense != 0).sum(-2) != 1).any()):
         raise SymmetryError(
             f"axis {instance} is rotated: its elements mix entries, and the squares of mixed gradients are not mixed "
-            f"squares. {WAY_OUT}"
+            f"squares. {way_out}"
         )
     return Monomial(index, scale)
 

@@ -12,13 +12,15 @@ from symfuse.errors import CheckpointError, OptionError
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
 from symfuse.io.messages import suggestion
+from symfuse.stats.statistics import INDEX
 from symfuse.transporting.adapter import transport_adapter
 from symfuse.transporting.files import payload, read_arrays
 from symfuse.transporting.moments import transport_moments
 from symfuse.transporting.result import Transported
+from symfuse.transporting.statistics import transport_statistics
 from symfuse.transporting.vectors import DECODERS, ENCODERS, transport_sae, transport_vectors
 
-KINDS = ("adapter", "vector", "probe", "sae", "moments")
+KINDS = ("adapter", "vector", "probe", "sae", "moments", "statistics")
 ALIGNMENT = "alignment.safetensors"
 
 
@@ -35,13 +37,13 @@ def transport(
 ) -> Transported:
     """What belongs to a model A, in the frame of A' = alignment(A): `.save(folder)` it, or read its tensors.
 
-    thing: the folder of a LoRA adapter, or a file (also the folder of a sparse auto-encoder). alignment: one in memory,
-    its file, or the folder that `symfuse align` wrote. kind: one of KINDS, by default what the file looks like, a
-    vector if nothing else. axis: of vectors, probes and sparse auto-encoders, the space that they are of: "residual",
-    "ffn[3]", "v[3]" (all heads), "v[3,2]" (head 2). base: A itself, where it takes that; by default the local folder
-    that the adapter names, or the one in which optimizer.pt lies. new_base: what an adapter's config is to name as its
-    base, by default the folder of the alignment if that holds the moved model. encoder, names: see `transport_sae`,
-    `transport_moments`.
+    thing: the folder of a LoRA adapter or of statistics, or a file (also the folder of a sparse auto-encoder).
+    alignment: one in memory, its file, or the folder that `symfuse align` wrote. kind: one of KINDS, by default what
+    the file looks like, a vector if nothing else. axis: of vectors, probes and sparse auto-encoders, the space that
+    they are of: "residual", "ffn[3]", "v[3]" (all heads), "v[3,2]" (head 2). base: A itself, where it takes that; by
+    default the local folder that the adapter names, or the one in which optimizer.pt lies. new_base: what an adapter's
+    config is to name as its base, by default the folder of the alignment if that holds the moved model. encoder, names:
+    see `transport_sae`, `transport_moments`.
 
     Exact: the adapter on A and the moved one on A' compute the same, and so on; SymmetryError where that cannot be.
     """
@@ -58,6 +60,9 @@ def transport(
     if kind == "moments":
         beside = place.parent if base is None and (place.parent / "config.json").is_file() else base
         return transport_moments(place, found, _opened(beside), names)
+    if kind == "statistics":
+        model = None if isinstance(alignment, Alignment) else moved_model(Path(alignment))
+        return transport_statistics(place, found, _opened(base), _opened(model))
     if kind == "sae":
         return transport_sae(place, found, str(axis), encoder)
     return transport_vectors(payload(place) if place.is_dir() else place, found, str(axis), dual=kind == "probe")
@@ -81,6 +86,8 @@ def kind_of(thing: Path) -> str:
         raise CheckpointError(f"{thing} does not exist; give an adapter's folder, or a file of tensors")
     if (thing / CONFIG).is_file():
         return "adapter"
+    if (thing / INDEX).is_file():
+        return "statistics"
     file = payload(thing) if thing.is_dir() else thing
     if file.suffix in (".pt", ".bin", ".pth"):
         return "moments"
@@ -97,7 +104,8 @@ def _require_use(kind: str, axis: str | None, options: dict[str, object]) -> Non
         raise OptionError(f"a {kind} needs the axis that it is of (--axis residual, --axis 'ffn[3]', …)")
     if not spatial and axis is not None:
         raise OptionError(f"the axes of {'an adapter' if kind == 'adapter' else kind} are known; leave --axis out")
-    uses = {"new_base": ("adapter",), "encoder": ("sae",), "names": ("moments",), "base": ("adapter", "moments")}
+    uses: dict[str, tuple[str, ...]] = {"new_base": ("adapter",), "encoder": ("sae",), "names": ("moments",)}
+    uses["base"] = ("adapter", "moments", "statistics")
     for option, value in options.items():
         if value is not None and kind not in uses[option]:
             raise OptionError(f"--{option.replace('_', '-')} is for {' and '.join(uses[option])}, this is a {kind}")

@@ -1,0 +1,52 @@
+"""The verb collect: statistics of a model on data, for methods that look at them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from symfuse.cli.app import NEW_FOLDER, common, main, memory_of, open_model
+from symfuse.cli.evaluate import data_options, task
+from symfuse.errors import OptionError
+from symfuse.output import Output
+
+
+@main.command()
+@click.argument("model")
+@click.option("--kind", type=click.Choice(["fisher", "gram"]), default="fisher", show_default=True, help="See above.")
+@click.option("--labels", type=click.Choice(["sampled", "given"]), help="Of fisher. Default: sampled.")
+@click.option("--memory", metavar="SIZE", help="Of gram: what its sums may take, such as 6GB; more is done in passes.")
+@data_options
+@click.option("--output", "-o", required=True, type=NEW_FOLDER, help="The new folder.")
+@common
+def collect(model: str, kind: str, output: Path, as_json: bool, quiet: bool, **options: Any) -> None:
+    """Statistics of MODEL on data, for merges.
+
+    For `symfuse merge --statistics`. fisher: the mean squared gradient of the likelihood, by entry, for merges by
+    fisher. gram: the second moments of what linear maps read, for merges by regmean. `symfuse transport` moves them
+    with an alignment.
+    """
+    from symfuse import api
+    from symfuse.io import check_target
+
+    out = Output(as_json, quiet)
+    own: dict[str, Any] = {"fisher": {"labels": options["labels"]}, "gram": {"memory": memory_of(options)}}
+    for other in own.keys() - {kind}:
+        for name, value in own[other].items():
+            if value is not None:
+                raise OptionError(f"--{name}: this is of --kind {other}; leave it out")
+    opened = open_model(out, model)
+    check_target(output, overwrite=False, inputs=[Path(folder) for folder in opened.sources])
+    data = task(options, opened)
+    given = {name: value for name, value in own[kind].items() if value is not None}
+    if kind == "fisher":
+        given["seed"] = options["seed"] or 0
+    with out.progress("looking at data", None):
+        found = api.collect(opened, data, kind, **given)
+    found.save(output)
+    for note in found.notes():
+        click.echo(f"symfuse: note: {note}", err=True)
+    out.say(f"{kind} statistics of {found.count} examples, {len(found.tensors)} tensors, written to {output}")
+    out.finish({"kind": "statistics", "statistics": kind, "count": found.count, "output": str(output)} | out.cost())

@@ -1,0 +1,108 @@
+"""What methods that look at data share: what they are given, and what they find out before tensors are combined."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from symfuse.architectures import Model
+from symfuse.errors import OptionError
+from symfuse.evaluate import Task, open_space
+from symfuse.evaluate.tasks.predicting import Predicting
+from symfuse.io.live import names_in_memory
+from symfuse.stats.statistics import Statistics
+
+# Told of what is being done: a line, and how far it is.
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a method learns from. models: those that are merged, in one frame, as they will be; base: what task vectors
+    start from, if the method has one apart. tasks, statistics: the data of each model, and what was saved of them.
+    own_heads: whether each model keeps its task head beside the merged body, on its own data; else heads are merged.
+    seed: of what is drawn. memory: bytes that statistics may take while they are summed; None: as many as need be.
+    report: where progress is told."""
+
+    models: tuple[Model, ...]
+    base: Model | None = None
+    tasks: tuple[Task | None, ...] = ()
+    statistics: tuple[Statistics | None, ...] = ()
+    own_heads: bool = False
+    seed: int = 0
+    memory: int | None = None
+    report: Report = lambda _line: None
+
+    def task(self, model: int) -> Task:
+        """The data of a model; OptionError if it has none."""
+        found = self.tasks[model] if self.tasks else None
+        if found is None:
+            raise OptionError(
+                f"{self.models[model].name}: this method looks at data, and none are given: data: FILE in a recipe "
+                "(for all models, or beside one), --data FILE, or data=[task, …]"
+            )
+        return found
+
+    def predicting(self, model: int) -> Predicting:
+        """The data of a model, of a task that predicts classes; OptionError if it is another."""
+        found = self.task(model)
+        if not isinstance(found, Predicting):
+            raise OptionError(
+                f"{found.name} on {found.source}: this method needs a task that predicts classes, of texts, images or "
+                "tokens; name one (--task)"
+            )
+        return found
+
+    def saved(self, model: int) -> Statistics | None:
+        """What was saved of a model's data."""
+        return self.statistics[model] if self.statistics else None
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What was found out. weights: of a model, by its number among `Inputs.models`, for a tensor, by its canonical
+    name, instead of the given one (None: that). statistics: of each model. moved: the models, if they were changed.
+    record: for the run's document. notes: what the user should be told."""
+
+    weights: Callable[[int, str], float | None] | None = None
+    statistics: tuple[Statistics | None, ...] = ()
+    moved: tuple[Model, ...] | None = None
+    record: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The record, with the notes."""
+        return {**self.record, **({"notes": list(self.notes)} if self.notes else {})}
+
+
+@contextmanager
+def running(models: Sequence[Model], task: Task, dtype: torch.dtype = torch.float32) -> Iterator[Any]:
+    """A `WeightSpace` of models with the module that a task calls for; models that are computed (aligned ones) are in
+    files while it is open."""
+    with tempfile.TemporaryDirectory(prefix="symfuse-") as scratch:
+        checkpoints = [model.checkpoint for model in models]
+        yield open_space(checkpoints, [model.name for model in models], task, Path(scratch), None, dtype)
+
+
+def canonical_names(model: Model, module: nn.Module) -> dict[str, str]:
+    """The canonical name of each parameter of a live module of that model, by its name there; of those it declares."""
+    in_memory = names_in_memory(module)
+    own = dict(module.named_parameters())
+    prefix: Any = getattr(module, "base_model_prefix", "") or ""
+    found: dict[str, str] = {}
+    for name in model.spec.tensors:
+        if name in model.spec.tied:
+            continue
+        for one in (name, model.spec.file_name(name)):
+            tries = (one, f"{prefix}.{one}", one.removeprefix(f"{prefix}."))
+            if hit := next((t for t in (*tries, *map(in_memory.get, tries)) if t in own), None):
+                found[hit] = name
+                break
+    return found

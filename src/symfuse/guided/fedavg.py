@@ -1,0 +1,55 @@
+"""Federated averaging: models weigh as much as the data that they were trained on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from symfuse.errors import OptionError
+from symfuse.evaluate import Task
+from symfuse.guided.base import Inputs, Learned
+from symfuse.merging.base import PerModel, method
+from symfuse.merging.linear import linear
+from symfuse.merging.sparsify import per_model
+from symfuse.merging.stream import Stream
+
+
+def learn(inputs: Inputs) -> Learned:
+    """The number of examples of each model's data; 0 of all if there are no data."""
+    given = any(task is not None for task in inputs.tasks)
+    counts = [examples(inputs.task(i)) if given else 0 for i in range(len(inputs.models))]
+    return Learned(weights=lambda model, _name: float(counts[model]), record={"samples": counts})
+
+
+@method(
+    "fedavg",
+    label="Federated averaging",
+    paper="McMahan et al. 2017, Communication-efficient learning, arXiv 1602.05629",
+    learn=learn,
+    data_required=False,
+    unlabelled=True,
+)
+def fedavg(stream: Stream, *, samples: PerModel = (0.0,), weight: PerModel = (1.0,)) -> Iterator[Tensor]:
+    """Σ nᵢ θᵢ / Σ nᵢ (McMahan et al. 2017, algorithm 1).
+
+    samples: nᵢ; where it is left out, weight, which is what was counted. OptionError unless all nᵢ are above zero.
+    """
+    counts = per_model(stream, "samples", samples, -math.inf, math.inf)
+    if not any(counts):
+        counts = per_model(stream, "weight", weight, -math.inf, math.inf)
+    if not any(counts):
+        raise OptionError(
+            "fedavg: how many examples is each model of? Give `samples`, a number for each model (--set, or beside "
+            "each model in a recipe), or data, whose examples are counted"
+        )
+    for count, source in zip(counts, stream.sources, strict=True):
+        if count <= 0:
+            raise OptionError(f"fedavg: samples of {source.model or 'a model'} is {count:g}; expected a number above 0")
+    return linear(stream, weight=counts)
+
+
+def examples(task: Task) -> int:
+    """How many: rows of the batches, whatever is counted in them (a text is one, however many tokens it has)."""
+    return sum(len(next(iter(batch.values()))) for batch in task.batches)

@@ -1,0 +1,154 @@
+"""The mean of models, each entry weighed by how much its model's likelihood depends on it."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from symfuse.architectures import Model
+from symfuse.errors import OptionError
+from symfuse.evaluate import Batch
+from symfuse.evaluate.tasks.base import IGNORED, NOT_INPUTS
+from symfuse.evaluate.tasks.predicting import Predicting
+from symfuse.guided.base import Inputs, Learned, canonical_names, running
+from symfuse.merging.base import PerModel, method
+from symfuse.merging.linear import linear
+from symfuse.merging.stream import Stream
+from symfuse.merging.weights import normalized
+from symfuse.stats.fisher import fisher_diagonal
+from symfuse.stats.statistics import Statistics
+
+LABELS = ("sampled", "given")
+SCALES = ("none", "mean", "norm")
+FEW = 32  # examples; of fewer, most entries are what a handful of texts happened to say
+
+
+def learn(inputs: Inputs, *, labels: str = "sampled") -> Learned:
+    """labels: whose likelihood it is of: "sampled" from the model's own predictions (the Fisher information; the data
+    need no labels), or "given" with the data (the empirical one)."""
+    if labels not in LABELS:
+        raise OptionError(f"labels is {labels!r}; expected {' or '.join(LABELS)}")
+    found = []
+    for i, model in enumerate(inputs.models):
+        if (statistics := inputs.saved(i)) is None:
+            task = inputs.predicting(i)
+            inputs.report(f"Fisher information of {model.name} on {task.source}")
+            statistics = fisher_of(model, task, labels=labels, seed=inputs.seed)
+        found.append(statistics)
+    few = [f"{s.count} of {s.name}" for s in found if s.count < FEW]
+    notes = (f"the Fisher information is of few examples ({', '.join(few)}); take more data",) if few else ()
+    record = {"labels": labels, "examples": {m.name: s.count for m, s in zip(inputs.models, found, strict=True)}}
+    return Learned(statistics=tuple(found), record=record, notes=notes)
+
+
+@method(
+    "fisher",
+    label="Fisher",
+    paper="Matena and Raffel 2022, Merging models with Fisher-weighted averaging, arXiv 2111.09832",
+    learn=learn,
+    statistics="fisher",
+)
+def fisher(stream: Stream, *, weight: PerModel = (1.0,), floor: float = 1e-6, scale: str = "none") -> Iterator[Tensor]:
+    """Σ wᵢ Fᵢ θᵢ / Σ wᵢ Fᵢ, entry by entry (Eq. 3), with Fᵢ at least `floor` times the mean of all entries of all
+    models: where no model's likelihood depends on an entry, it is the weighted mean. scale: Fᵢ as it is ("none"), over
+    its mean, or over its Euclidean norm, so that one model's do not outweigh another's. Tensors without statistics: the
+    weighted mean. OptionError for negative weights or floors, and scales that there are not."""
+    if scale not in SCALES:
+        raise OptionError(f"scale is {scale!r}; expected {', '.join(SCALES)}")
+    if floor < 0 or min(weight) < 0:
+        raise OptionError(f"weights {list(weight)} and floor {floor}: a weighted mean needs numbers of at least 0")
+    if None in stream.statistics:
+        yield from linear(stream, weight=weight)
+        return
+    shares, known = normalized(weight), [one for one in stream.statistics if one is not None]
+    sizes = [one.values.get(scale) or 1.0 for one in known]
+    least = floor * math.fsum(one.values["mean"] / size for one, size in zip(known, sizes, strict=True)) / len(known)
+    for block in stream:
+        top, bottom, plain = (torch.zeros_like(block.tensors[0]) for _ in range(3))
+        for tensor, share, one, size in zip(block.tensors, shares, known, sizes, strict=True):
+            importance = one.part("fisher", *stream.span(block.index)).to(tensor).reshape(tensor.shape)
+            importance = importance.div(size).clamp_(min=least).mul_(share)
+            top.addcmul_(importance, tensor)
+            bottom.add_(importance)
+            plain.add_(tensor, alpha=share)
+        out = torch.where(bottom > 0, top / bottom, plain)
+        agree = torch.ones_like(out, dtype=torch.bool)
+        for tensor in block.tensors[1:]:
+            agree &= tensor == block.tensors[0]
+        yield torch.where(agree, block.tensors[0], out)  # without rounding
+
+
+def fisher_of(model: Model, task: Predicting, *, labels: str = "sampled", seed: int = 0) -> Statistics:
+    """The diagonal of the Fisher information of a model: the mean over examples of (∂ log p(y|x) / ∂θ)².
+
+    In float32. Memory: the model twice, and what one batch takes to train on. seed: of the labels that are sampled,
+    which depend on it and the example only, not on batches and padding.
+    """
+    with running([model], task) as space:
+        module = space.set([1.0])
+        names = canonical_names(model, module)
+        found = fisher_diagonal(module, task.batches, log_likelihood(task, labels, seed), parameters=names)
+    tensors = {names[name]: tensor for name, tensor in found.tensors.items()}
+    provenance = {
+        "model": model.checkpoint.lineage(), "task": task.describe(), "labels": labels, "seed": seed,
+        "notes": list(found.notes), "values": totals(tensors),
+    }  # fmt: skip
+    return Statistics("fisher", tensors, found.count, provenance, name=f"the Fisher information of {model.name}")
+
+
+def totals(tensors: dict[str, Tensor]) -> dict[str, float]:
+    """What entries are compared with: their mean, and the Euclidean norm of all."""
+    count = sum(tensor.numel() for tensor in tensors.values())
+    mean = math.fsum(tensor.sum(dtype=torch.float64).item() for tensor in tensors.values()) / count
+    norm = math.sqrt(math.fsum(tensor.double().square().sum().item() for tensor in tensors.values()))
+    return {"mean": mean, "norm": norm}
+
+
+def log_likelihood(task: Predicting, labels: str, seed: int) -> Callable[[nn.Module, Batch], Tensor]:
+    """Σ −log p(y|x) over the examples of a batch, with its graph. Sampled labels are drawn without gradient, so that
+    what is squared is a gradient at one label; the expected score under all of them is zero."""
+
+    def loss(module: nn.Module, batch: Batch) -> Tensor:
+        if labels == "given":
+            return task.totals(module, batch).loss
+        logits, asked = task.predicted(module, batch)
+        if asked.is_floating_point():
+            raise OptionError(f"{task.source}: the model predicts a number, not classes; Fisher labels are of classes")
+        drawn = sampled(logits.detach(), uniforms(batch, asked.shape, seed).to(logits))
+        drawn = torch.where(asked == IGNORED, IGNORED, drawn)
+        return nn.functional.cross_entropy(
+            logits.reshape(-1, logits.shape[-1]), drawn.flatten(), ignore_index=IGNORED, reduction="sum"
+        )
+
+    return loss
+
+
+def sampled(logits: Tensor, uniform: Tensor) -> Tensor:
+    """A class for each [...], by the inverse of the distribution function of softmax(logits [..., classes])."""
+    steps = logits.double().softmax(-1).cumsum(-1)
+    return (
+        torch.searchsorted(steps, (uniform.double() * steps[..., -1]).unsqueeze(-1))
+        .squeeze(-1)
+        .clamp(max=logits.shape[-1] - 1)
+    )
+
+
+def uniforms(batch: Batch, shape: torch.Size, seed: int) -> Tensor:
+    """Numbers in [0, 1) for the positions of each example, from the seed and what the example is without padding."""
+    rows = []
+    mask = batch.get("attention_mask")
+    for i in range(shape[0]):
+        digest = seed
+        for name, field in sorted(batch.items()):
+            row = field[i]
+            if mask is not None and row.shape == mask[i].shape:
+                row = row[mask[i].bool()]
+            if name not in NOT_INPUTS:
+                digest = zlib.crc32(row.contiguous().numpy().tobytes(), digest & 0xFFFFFFFF)
+        rows.append(np.random.default_rng([digest, abs(seed)]).random(math.prod(shape[1:])))
+    return torch.from_numpy(np.stack(rows)).reshape(shape)

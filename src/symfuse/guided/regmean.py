@@ -1,0 +1,58 @@
+"""The linear maps that answer best, together, to what each model's maps read."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import weakref
+from dataclasses import replace
+from pathlib import Path
+
+from symfuse.architectures import Model
+from symfuse.evaluate import Task
+from symfuse.guided.base import Inputs, Learned, running
+from symfuse.merging.base import method
+from symfuse.merging.regmean import merge
+from symfuse.stats.gram import gram_matrices
+from symfuse.stats.statistics import Statistics
+
+
+def learn(inputs: Inputs) -> Learned:
+    """The Gram matrices of what each model's linear maps read on its data; labels are not looked at. They wait in files
+    of a temporary folder, and are in memory for one model, or one group of its layers, at a time."""
+    found = []
+    for i, model in enumerate(inputs.models):
+        if (statistics := inputs.saved(i)) is None:
+            task = inputs.task(i)
+            inputs.report(f"Gram matrices of {model.name} on {task.source}")
+            scratch = Path(tempfile.mkdtemp(prefix="symfuse-"))
+            try:
+                statistics = gram_of(model, task, memory=inputs.memory, scratch=scratch)
+            except BaseException:
+                shutil.rmtree(scratch)
+                raise
+            weakref.finalize(statistics, shutil.rmtree, scratch, ignore_errors=True)  # when nobody reads it any more
+        found.append(statistics)
+    record = {"examples": {m.name: s.count for m, s in zip(inputs.models, found, strict=True)}}
+    notes = tuple(note for s in found for note in s.notes())
+    return Learned(statistics=tuple(found), record=record, notes=notes)
+
+
+regmean = method(
+    "regmean",
+    label="RegMean",
+    paper="Jin et al. 2023, Dataless Knowledge Fusion by Merging Weights of Language Models, arXiv 2212.09849 (Eq. 2)",
+    learn=learn,
+    statistics="gram",
+    unlabelled=True,
+)(merge)
+
+
+def gram_of(model: Model, task: Task, *, memory: int | None = None, scratch: Path | None = None) -> Statistics:
+    """Gram matrices of what the declared linear maps of a model read on data, in float32; see `gram_matrices`."""
+    with running([model], task) as space:
+        module = space.set([1.0])
+        names = [name for name in model.spec.tensors if name not in model.spec.tied]
+        found = gram_matrices(module, task.batches, names, memory=memory, scratch=scratch)
+    provenance = {"model": model.checkpoint.lineage(), "task": task.describe()}
+    return replace(found, provenance=provenance, name=f"the Gram matrices of {model.name}")

@@ -1,0 +1,96 @@
+"""Fusion by optimal transport: models softly moved onto an anchor, to be averaged with it (Singh & Jaggi 2020,
+arXiv 1910.05653; Imfeld et al. 2024, arXiv 2310.05719). Inexact.
+
+The cost of a pair of units is their squared distance: of all weights that touch them (in the papers of those that write
+them), or of what they do on the same inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from symfuse.alignment import Alignment
+from symfuse.architectures import Model
+from symfuse.errors import OptionError
+from symfuse.groups import Coupling, Element, Sinkhorn
+from symfuse.groups.coupling import coupling
+from symfuse.matching.chosen import Chosen
+from symfuse.spec import Instance, Spec
+from symfuse.stats import weight_moments
+from symfuse.stats.activations import Batch, listen, magnitudes, moments_of
+from symfuse.stats.places import Place, places
+
+# What the map of a point of the residual stream is made of: those of the stream before it and of the branch that is
+# added there (the residual policies of Imfeld et al.).
+POLICIES = ("branch", "mean", "weighted-scalar", "weighted-matrix")
+
+
+def soften(chosen: Chosen, found: Alignment, pool: Executor) -> Alignment:
+    """Transport in the place of the permutations that were found in its place: of each axis the best plan, all others
+    as they were found. So the plans of axes that meet do not blur each other, and without entropy they are what was
+    found.
+    """
+    spec, moved = chosen.spec, Model(found.on(chosen.source), chosen.spec)
+
+    def one(instance: Instance, group: Sinkhorn) -> Element:
+        return group.best(weight_moments(spec, instance, chosen.anchor.read, moved.read, group))
+
+    soft = {i: group for i, group in chosen.groups.items() if isinstance(group, Sinkhorn)}
+    plans = dict(zip(soft, pool.map(one, soft, soft.values()), strict=True))
+    return Alignment(spec, plans) @ found
+
+
+def along_the_stream(
+    chosen: Chosen,
+    anchor: nn.Module,
+    source: nn.Module,
+    batches: Sequence[Batch],
+    elements: Mapping[Instance, Element],
+    policy: str,
+    kind: str,
+) -> dict[Instance, Coupling]:
+    """The map of each point of the residual stream, the first as it is among the elements, from there on
+    M ← s M + (1 − s) B, with B of what the sublayer adds at that point and the share s by policy:
+
+    "branch": 0. "mean": 1/2. "weighted-scalar": the mean |activation| of the anchor's stream over the sum of that and
+    the branch's. "weighted-matrix": the same of each unit by itself; then rows sum to one, and columns need not.
+    """
+    spec = chosen.spec
+    points = [i for i in chosen.groups if i.axis.partition("_")[0] == "residual"]
+    points.sort(key=lambda i: int(i.axis.partition("_")[2] or 0))
+    if not points:
+        raise OptionError(f"residual is {policy!r}, and the residual stream is not matched; name it among the axes")
+    skips = {point: _skip(spec, anchor, point) for point in points[:-1]}
+    writers = places(spec, anchor, points[1:], written=True)
+    branches = [place for found in writers.values() for place in found]
+    heard = listen(spec, anchor, source, batches, branches)
+    sizes: Mapping[Place, Tensor] = {}
+    if policy.startswith("weighted"):
+        sizes = magnitudes(spec, anchor, batches, [*skips.values(), *branches])
+    n = spec.axes[points[0].axis].size
+    maps = {points[0]: coupling(elements.get(points[0], Sinkhorn().identity(n, ())))}
+    for before, point in pairwise(points):
+        group = chosen.groups[point]
+        added = {place: heard[place] for place in writers[point]}
+        branch = coupling(group.best(moments_of(spec, point, added, group, kind))).matrix
+        share = torch.tensor(0.0 if policy == "branch" else 0.5, dtype=torch.float64)
+        if sizes:
+            stream, own = sizes[skips[before]], torch.stack([sizes[place] for place in added]).sum(0)
+            if policy == "weighted-scalar":
+                stream, own = stream.mean(), own.mean()
+            share = (stream / (stream + own)).nan_to_num(0.5)[..., None]  # of a unit that never does anything
+        maps[point] = Coupling(share * maps[before].matrix + (1 - share) * branch)
+    return maps
+
+
+def _skip(spec: Spec, module: nn.Module, point: Instance) -> Place:
+    """Where the stream at a point is heard as it goes round the next sublayer: before the norm, where there is one."""
+    found = places(spec, module, [point])[point]
+    reader = min(found, key=lambda place: not spec.tensors[place.weight].index)  # a tied decoder is in no layer
+    gain = next((gain for gain, readers in spec.reads.items() if reader.weight in readers), None)
+    return reader if gain is None else Place(gain, "in", spec.tensors[gain].layout)

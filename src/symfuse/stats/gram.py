@@ -1,0 +1,275 @@
+"""Gram matrices of what linear maps read, Σ x xᵀ over all positions of all batches (Jin et al. 2023, Dataless Knowledge
+Fusion by Merging Weights of Language Models, arXiv 2212.09849, Section 3), in bounded memory."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
+
+from symfuse.errors import CheckpointError, OptionError
+from symfuse.io import TensorInfo, is_finite
+from symfuse.io.outputs import write_tensors
+from symfuse.io.safetensors_file import read_safetensors
+from symfuse.io.tensors import StoredTensor, StoredTensors
+from symfuse.stats.activations import Batch, inputs_of, present, rows
+from symfuse.stats.places import input_dim, owners_of, plainly
+from symfuse.stats.statistics import Input, Statistics
+
+# Columns that are multiplied at a time with those from there on: of a symmetric matrix half is enough, and the product
+# in float32 stays small beside the sums.
+STEP = 256
+
+
+def gram_matrices(
+    module: nn.Module,
+    batches: Sequence[Batch],
+    names: Collection[str],
+    *,
+    memory: int | None = None,
+    scratch: Path | None = None,
+    keep: Callable[[Batch], Tensor] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Statistics:
+    """Σ x xᵀ and Σ x of the inputs x of linear maps, and over how many positions.
+
+    module: live, in evaluation mode. names: canonical names of weights; each that a linear map owns, is no embedding
+    too, and takes part gets its Gram matrix, or that of another weight that reads the same tensor. memory: bytes that
+    the sums, which are of float64, may take; if all do not fit, the batches are run again for each group that does.
+    scratch: a folder in which the sums of each group are written to a file of its own, from which the result reads
+    them; by default they stay in memory. keep: the positions [batch, length] of a batch that count, by default those
+    that its mask does not call padding; of what is pooled, [batch, width], every row counts. progress: called after
+    each batch with how many are done, and how many there are.
+
+    Products are of float32 at least. A map that is called again in one run counts again if it reads as many positions
+    (a layer that is run several times), and not if it reads others (the relative positions of DeBERTa). OptionError
+    for no batches, no positions, or memory for less than one Gram matrix; CheckpointError for inputs that are not
+    finite.
+    """
+    if not batches:
+        raise OptionError("there are no batches to take Gram matrices from")
+    maps = _maps(module, names)
+    shared = _shared(module, maps, batches[0])
+    groups = _groups({entry: maps[entry].width for entry in shared}, memory)
+    kept: dict[str, Tensor] = {}
+    stored: dict[str, StoredTensor] = {}
+    inputs: dict[str, Input] = {}
+    examples = 0
+    for number, group in enumerate(groups):
+        report = partial(_report, progress, number * len(batches), len(groups) * len(batches))
+        sums = {entry: _Sums(maps[entry].width) for entry in group}
+        examples = _run(module, batches, maps, {entry: shared[entry] for entry in group}, sums, keep, report)
+        called = {entry: one for entry, one in sums.items() if one.calls}
+        inputs |= {name: Input(e, maps[name].dim, one.positions) for e, one in called.items() for name in shared[e]}
+        tensors = {f"{e}.{key}": partial(one.read, e, key) for e, one in called.items() for key in ("gram", "sum")}
+        if scratch is None:
+            kept |= {name: read() for name, read in tensors.items()}
+            continue
+        path = scratch / f"gram-{number:05d}.safetensors"
+        infos = {f"{e}.{key}": info for e, one in called.items() for key, info in one.infos.items()}
+        write_tensors(path, infos, lambda name, tensors=tensors: tensors[name]())  # type: ignore[misc]
+        stored |= read_safetensors(path)
+    found = kept if scratch is None else StoredTensors(stored)
+    given = {name: inputs[name] for name in maps if name in inputs}
+    return Statistics("gram", found, examples, inputs=given, sources=() if scratch is None else (scratch,))
+
+
+@dataclass(frozen=True)
+class _Map:
+    """A linear map: the module, the dimension of its weight that reads its input, the size of that."""
+
+    owner: nn.Module
+    dim: int
+    width: int
+
+
+def _maps(module: nn.Module, names: Collection[str]) -> dict[str, _Map]:
+    """The linear maps among the modules that own weights. One whose weight is an embedding's (a tied head) is none:
+    merged alike, the embedding would follow what the head reads."""
+    embeddings = {id(part.weight) for part in module.modules() if isinstance(part, nn.Embedding)}
+    found = {}
+    for name, owner in owners_of(names, module).items():
+        dim = input_dim(owner)
+        weight = getattr(owner, name.rpartition(".")[2], None)
+        if dim is not None and isinstance(weight, Tensor) and weight.ndim == 2 and id(weight) not in embeddings:
+            found[name] = _Map(owner, dim, weight.shape[dim])
+    return found
+
+
+def _shared(module: nn.Module, maps: Mapping[str, _Map], batch: Batch) -> dict[str, tuple[str, ...]]:
+    """The weights that read one and the same tensor, by the one that does so first: found by running one example."""
+    numbers, fresh = WeakIdKeyDictionary(), count()
+    calls: dict[str, list[int]] = {name: [] for name in maps}
+    sizes: dict[str, torch.Size] = {}
+
+    def hear(name: str, x: Tensor) -> None:
+        if sizes.setdefault(name, x.shape[:-1]) == x.shape[:-1]:
+            if x not in numbers:
+                numbers[x] = next(fresh)
+            calls[name].append(numbers[x])
+
+    with _listening(maps, hear), plainly():
+        module(**inputs_of(module, {key: field[:1] for key, field in batch.items()}))
+    found: dict[tuple[int, ...], list[str]] = defaultdict(list)
+    for name in sizes:  # in the order in which they read
+        found[tuple(calls[name])].append(name)
+    alone = {name: (name,) for name in maps if name not in sizes}
+    return {names[0]: tuple(names) for names in found.values()} | alone
+
+
+def _groups(widths: Mapping[str, int], memory: int | None) -> list[list[str]]:
+    """The entries in order, in as few groups as memory allows; OptionError if it holds not even one."""
+    groups: list[list[str]] = [[]]
+    taken = 0
+    for entry, width in widths.items():
+        nbytes = 8 * width * (width + 1)
+        if memory is not None and nbytes > memory:
+            raise OptionError(
+                f"the Gram matrix of what {entry} reads takes {nbytes / 1e6:,.1f} MB, and there are "
+                f"{memory / 1e6:,.1f} MB for all: give more memory (--memory), or leave that weight out"
+            )
+        if groups[-1] and memory is not None and taken + nbytes > memory:
+            groups.append([])
+            taken = 0
+        groups[-1].append(entry)
+        taken += nbytes
+    return groups
+
+
+def _run(
+    module: nn.Module,
+    batches: Sequence[Batch],
+    maps: Mapping[str, _Map],
+    shared: Mapping[str, Sequence[str]],
+    sums: Mapping[str, _Sums],
+    keep: Callable[[Batch], Tensor] | None,
+    report: Callable[[int], None],
+) -> int:
+    """Add what is read in all batches; how many examples these are."""
+    hearing = _Hearing(shared, sums)
+    examples = 0
+    with _listening({name: maps[name] for name in hearing.entries}, hearing), plainly():
+        for number, batch in enumerate(batches):
+            inputs = inputs_of(module, batch)
+            examples += len(next(iter(inputs.values())))
+            hearing.start(keep(batch) if keep is not None else present(batch))
+            module(**inputs)
+            report(number + 1)
+    if any(one.calls and not one.positions for one in sums.values()):
+        raise OptionError(
+            "of the batches no positions are left to take Gram matrices from: all are masked, or left out"
+        )
+    return examples
+
+
+class _Hearing:
+    """What is read in one run of the module: the first of the weights of an entry adds it, the others are looked at."""
+
+    def __init__(self, shared: Mapping[str, Sequence[str]], sums: Mapping[str, _Sums]) -> None:
+        self.entries = {name: entry for entry, names in shared.items() for name in names}
+        self.sums = sums
+        self.start(None)
+
+    def start(self, mask: Tensor | None) -> None:
+        self.mask = mask
+        self.sizes: dict[str, torch.Size] = {}
+        self.read: dict[str, list[weakref.ref[Tensor]]] = defaultdict(list)
+        self.calls: Counter[str] = Counter()
+
+    def __call__(self, name: str, x: Tensor) -> None:
+        entry = self.entries[name]
+        if self.sizes.setdefault(entry, x.shape[:-1]) != x.shape[:-1]:
+            return
+        read = self.read[entry]
+        if name == entry:
+            read.append(weakref.ref(x))
+            self.sums[entry].add(rows(x, self.mask))
+        elif self.calls[name] >= len(read) or read[self.calls[name]]() is not x:
+            raise OptionError(
+                f"{name} and {entry} read one tensor in the first batch, and not in a later one: give batches of one "
+                "kind"
+            )
+        self.calls[name] += 1
+
+
+class _Sums:
+    """Σ x xᵀ, of which only the upper blocks are kept up, and Σ x: float64."""
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+        self.calls = self.positions = 0
+        self.dtype = torch.float32
+        self.gram = torch.zeros(width, width, dtype=torch.float64)
+        self.total = torch.zeros(width, dtype=torch.float64)
+
+    def add(self, x: Tensor) -> None:
+        """x: [positions, width]."""
+        self.calls += 1
+        self.positions += len(x)
+        self.dtype = x.dtype
+        for start in range(0, self.width, STEP):
+            stop = start + STEP
+            self.gram[start:stop, start:] += (x[:, start:stop].T @ x[:, start:]).cpu()
+        self.total += x.sum(0).cpu()
+
+    @property
+    def infos(self) -> dict[str, TensorInfo]:
+        shapes = {"gram": (self.width, self.width), "sum": (self.width,)}
+        return {key: TensorInfo(self.dtype, shape) for key, shape in shapes.items()}
+
+    def read(self, entry: str, key: str) -> Tensor:
+        """ "gram" or "sum", in the dtype of the products."""
+        if not is_finite(self.total) or not is_finite(self.gram.diagonal()):
+            raise CheckpointError(
+                f"what {entry} reads is not finite on these data, or too large to be multiplied; run the model in "
+                "float32, and look at its weights"
+            )
+        if key == "sum":
+            return self.total.to(self.dtype)
+        for start in range(0, self.width, STEP):
+            stop = start + STEP
+            self.gram[stop:, start:stop] = self.gram[start:stop, stop:].T
+        return self.gram.to(self.dtype)
+
+
+@contextmanager
+def _listening(maps: Mapping[str, _Map], hear: Callable[[str, Tensor], None]) -> Iterator[None]:
+    """While a module runs, `hear` is told what each weight reads."""
+    handles = []
+    for name, one in maps.items():
+
+        def hook(owner: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
+            x = _read(owner, args, kwargs)
+            if x is not None:
+                hear(name, x)
+
+        handles.append(one.owner.register_forward_pre_hook(hook, with_kwargs=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _read(owner: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """What a map is called with; None of torch's attention from one sequence to another, whose weight reads both."""
+    if not isinstance(owner, nn.MultiheadAttention):
+        given: Tensor = args[0] if args else next(iter(kwargs.values()))
+        return given
+    named: dict[str, Tensor] = dict(zip(("query", "key", "value"), args, strict=False)) | dict(kwargs)
+    return named["query"] if named["query"] is named["key"] is named["value"] else None
+
+
+def _report(progress: Callable[[int, int], None] | None, before: int, total: int, done: int) -> None:
+    if progress is not None:
+        progress(before + done, total)

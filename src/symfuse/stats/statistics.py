@@ -1,0 +1,263 @@
+"""What the data of one model say of its tensors, as a folder: the Fisher information of the weights, or the Gram
+matrices of what linear maps read.
+
+A folder has one file for each layer, and `statistics.json` with what the numbers are of.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path, PurePath
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from symfuse import __version__
+from symfuse.architectures import Model
+from symfuse.errors import CheckpointError, IncompatibleError, LayoutError, OptionError
+from symfuse.io import TensorInfo, scan
+from symfuse.io.folder import read_json
+from symfuse.io.messages import some
+from symfuse.io.outputs import output_folder, write_tensors
+from symfuse.io.safetensors_file import read_safetensors
+from symfuse.io.tensors import StoredTensors, flat_part
+from symfuse.spec import Spec
+from symfuse.spec.typed import require_type
+
+Kind = Literal["fisher", "gram"]
+# The tensors of each kind, by what is behind the name of a weight.
+SUFFIXES: Mapping[str, Mapping[str, str]] = {"fisher": {"fisher": ""}, "gram": {"gram": ".gram", "sum": ".sum"}}
+INDEX, FORMAT = "statistics.json", 1
+_DATA = {
+    "format": int,
+    "statistics": str,
+    "count": int,
+    "inputs": dict[str, tuple[str, int, int]],
+    "files": dict[str, str],
+    "provenance": dict[str, object],
+}
+
+
+@dataclass(frozen=True)
+class Input:
+    """What a weight reads. entry: the weight by whose name its Gram matrix is kept, of several that read one input the
+    first. dim: the dimension of this weight that reads it. positions: over how many the sums are."""
+
+    entry: str
+    dim: int
+    positions: int
+
+
+@dataclass(frozen=True, eq=False)
+class Statistics:
+    """Statistics of a model.
+
+    kind: "fisher", tensors by canonical name and of the shapes of the model's; or "gram", of what weights read Σ x xᵀ
+    [n, n] as NAME.gram and Σ x [n] as NAME.sum, NAME being an entry of `inputs`. tensors: read when they are asked for.
+    count: of examples. provenance: JSON data; "model": the model's lineage. inputs: of a Gram, by the canonical name of
+    each weight. name: for messages. sources: what is read, and never written to.
+    """
+
+    kind: Kind
+    tensors: Mapping[str, Tensor]
+    count: int
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Mapping[str, Input] = field(default_factory=dict)
+    name: str = "statistics"
+    sources: tuple[Path, ...] = ()
+
+    @cached_property
+    def infos(self) -> Mapping[str, TensorInfo]:
+        """Dtype and shape of each tensor."""
+        known: Mapping[str, TensorInfo] | None = getattr(self.tensors, "infos", None)
+        return {name: TensorInfo.of(t) for name, t in self.tensors.items()} if known is None else known
+
+    def read(self, name: str) -> Tensor:
+        """One tensor; CheckpointError if it holds NaN or infinity."""
+        tensor = self.tensors[name]
+        scan(name, tensor, self.name)
+        return tensor
+
+    def of(self, name: str) -> OfTensor | None:
+        """What is known of the model's tensor of that canonical name."""
+        if name not in (self.tensors if self.kind == "fisher" else self.inputs):
+            return None
+        return OfTensor(self, name)
+
+    def require(self, model: Model) -> None:
+        """IncompatibleError unless these are statistics of that model: of its weights, under its names and shapes."""
+        of, lineage = self.provenance.get("model") or {}, model.checkpoint.lineage()
+        if of.get("sha256") not in (None, lineage["sha256"]):
+            raise IncompatibleError(
+                f"{self.name}: taken from another model, {of.get('name')!r}, not from {model.name}; collect them again "
+                "from this one, or, if this is that model aligned, move them with the alignment (`symfuse transport`)"
+            )
+        self.fit(model)
+
+    def fit(self, model: Model) -> None:
+        """IncompatibleError unless they have the names and shapes of that model's tensors."""
+        self.require_shapes(model.spec, model.name)
+
+    def require_shapes(self, spec: Spec, model: str) -> None:
+        """IncompatibleError for a statistic of a tensor that a model has not, or has in another shape."""
+        for name in self.infos if self.kind == "fisher" else self.inputs:
+            found = self.infos[name].shape if self.kind == "fisher" else self._width(name)
+            shape = spec.tensors[name].layout.shape(spec.sizes) if name in spec.tensors else ()
+            expected = shape if self.kind == "fisher" else shape[self.inputs[name].dim :][:1]
+            if found != expected or name not in spec.tensors:
+                raise IncompatibleError(
+                    f"{self.name}: the {self.kind} of {name!r} is of shape {list(found)}, expected "
+                    f"{list(expected) if name in spec.tensors else 'none'} for {model}; collect them again from it"
+                )
+
+    def _width(self, name: str) -> tuple[int, ...]:
+        return self.infos[f"{self.inputs[name].entry}.gram"].shape[:1]
+
+    def notes(self) -> tuple[str, ...]:
+        """What the user should be told: of Gram matrices of fewer positions than inputs, which are singular."""
+        few = {
+            i.entry: f"{i.entry} ({i.positions} positions, {self._width(n)[0]} inputs)"
+            for n, i in self.inputs.items()
+            if i.positions < self._width(n)[0]
+        }
+        if not few:
+            return ()
+        return (f"{self.name}: too few data for a Gram matrix of full rank: {some(list(few.values()), 2)}; take more",)
+
+    def save(self, folder: str | os.PathLike[str], extra: Mapping[str, str] | None = None) -> Path:
+        """Write a new folder; extra: more files by name. It appears as a whole, or nothing does. OutputError if it
+        exists, touches an input, or cannot be written."""
+        nbytes = sum(4 * info.numel for info in self.infos.values()) + sum(map(len, (extra or {}).values()))
+        with output_folder(folder, nbytes, self.sources) as partial:
+            self.write(partial)
+            for name, text in (extra or {}).items():
+                (partial / name).write_text(text, "utf-8")
+        return Path(folder)
+
+    def write(self, folder: Path) -> None:
+        """Write the files into a folder, tensors as float32, one of them in memory at a time."""
+        files: dict[str, str] = {name: _file(name) for name in self.infos}
+        for file in dict.fromkeys(files.values()):
+            infos = {n: TensorInfo(torch.float32, self.infos[n].shape) for n, at in files.items() if at == file}
+            write_tensors(folder / file, infos, self.read)
+        data = {
+            "format": FORMAT,
+            "symfuse": __version__,
+            "statistics": self.kind,
+            "count": self.count,
+            "inputs": {name: [i.entry, i.dim, i.positions] for name, i in self.inputs.items()},
+            "files": files,
+            "provenance": dict(self.provenance),
+        }
+        (folder / INDEX).write_text(json.dumps(data, indent=1) + "\n", "utf-8")
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> Statistics:
+        """Read what `save` wrote, tensors when they are asked for; CheckpointError, with file and key, for what is
+        something else."""
+        place = Path(folder)
+        if not (place / INDEX).is_file():
+            raise CheckpointError(f"{place} holds no {INDEX}; expected a folder of statistics, as symfuse saves them")
+        data = read_json(place / INDEX)
+        try:
+            require_type(data, _DATA, INDEX)
+        except LayoutError as error:
+            raise CheckpointError(f"{place}: {error}; collect the statistics again") from error
+        if data["format"] != FORMAT or data["statistics"] not in SUFFIXES:
+            raise CheckpointError(
+                f"{place / INDEX}: 'format' {data['format']} of 'statistics' {data['statistics']!r}, expected {FORMAT} "
+                f"of {' or '.join(SUFFIXES)}; collect them again with this version"
+            )
+        inputs = {name: Input(*values) for name, values in data["inputs"].items()}
+        tensors = _stored(place, data["files"])
+        found = cls(data["statistics"], tensors, data["count"], data["provenance"], inputs, place.name, (place,))
+        found._require_whole(place)
+        return found
+
+    def _require_whole(self, place: Path) -> None:
+        """CheckpointError unless the tensors are those that a Gram needs, of the shapes that one has."""
+        for name, info in self.infos.items():
+            if not info.dtype.is_floating_point:
+                raise CheckpointError(f"{place}: {name!r} is {info}, expected floating-point numbers")
+        if self.count < 0 or (self.kind == "fisher" and self.inputs):
+            raise CheckpointError(f"{place / INDEX}: 'count' or 'inputs' make no sense for {self.kind} statistics")
+        if self.kind == "fisher":
+            return
+        expected = {f"{i.entry}{suffix}" for i in self.inputs.values() for suffix in SUFFIXES["gram"].values()}
+        if wrong := sorted(expected ^ self.infos.keys()):
+            raise CheckpointError(f"{place / INDEX}: {some(wrong)} in one of 'inputs' and 'files' only")
+        for name, given in self.inputs.items():
+            gram, total = (self.infos[f"{given.entry}{suffix}"].shape for suffix in (".gram", ".sum"))
+            if (
+                len(gram) != 2
+                or gram[0] != gram[1]
+                or total != gram[:1]
+                or given.positions < 1
+                or given.dim not in (0, 1)
+            ):
+                raise CheckpointError(
+                    f"{place}: the Gram matrix of {name!r} is {list(gram)}, the sum {list(total)}, over "
+                    f"{given.positions} positions along dimension {given.dim}; expected [n, n] and [n]"
+                )
+
+
+@dataclass(frozen=True, eq=False)
+class OfTensor:
+    """The statistics of one tensor of a model."""
+
+    statistics: Statistics
+    name: str
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """count: of examples; of a Gram `dim` and `positions` (see `Input`); and what the provenance has of all."""
+        given = self.statistics.inputs.get(self.name)
+        more = {} if given is None else {"dim": given.dim, "positions": given.positions}
+        return {"count": self.statistics.count, **self.statistics.provenance.get("values", {}), **more}
+
+    def read(self, key: str) -> Tensor:
+        """ "fisher", of the tensor's shape; or of its input "gram" [n, n] and "sum" [n], over all positions."""
+        return self.statistics.read(self._key(key))
+
+    def part(self, key: str, start: int, stop: int) -> Tensor:
+        """Some elements of it, flat, read without the rest where they are in a file."""
+        name, tensors = self._key(key), self.statistics.tensors
+        part = tensors.part(name, start, stop) if isinstance(tensors, StoredTensors) else None
+        found = flat_part(tensors[name], start, stop) if part is None else part
+        scan(name, found, self.statistics.name)
+        return found
+
+    def _key(self, key: str) -> str:
+        suffixes = SUFFIXES[self.statistics.kind]
+        if key not in suffixes:
+            raise OptionError(
+                f"{self.statistics.name} are {self.statistics.kind} statistics, which have no {key!r} of {self.name!r}"
+            )
+        given = self.statistics.inputs.get(self.name)
+        return (self.name if given is None else given.entry) + suffixes[key]
+
+
+def _file(name: str) -> str:
+    """The file of a tensor: one for each layer, by the first number in the name."""
+    layer = re.search(r"(?<![^.])(\d+)\.", name)
+    return "others.safetensors" if layer is None else f"layer-{int(layer[1]):05d}.safetensors"
+
+
+def _stored(place: Path, files: Mapping[str, str]) -> StoredTensors:
+    """The tensors that an index lists, each in the file that it says."""
+    stored = {}
+    for file in dict.fromkeys(files.values()):
+        if PurePath(file).name != file or not (place / file).is_file():
+            raise CheckpointError(f"{place / INDEX} names {file!r}, which is not there; complete the copy")
+        stored[file] = read_safetensors(place / file)
+    faults = [name for name, file in files.items() if name not in stored[file]]
+    faults += [name for file, held in stored.items() for name in held if files.get(name) != file]
+    if faults:
+        raise CheckpointError(f"{place / INDEX} and the files beside it disagree on {some(faults)}; collect them again")
+    return StoredTensors({name: stored[file][name] for name, file in files.items()})

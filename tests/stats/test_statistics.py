@@ -1,0 +1,193 @@
+"""Statistics as folders: saved and read back, what does not fit, and the Fisher information under an alignment."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.testing import assert_close
+
+from contract.tiny import MODELS, real
+from symfuse.alignment import Alignment, random_alignment
+from symfuse.architectures import Model
+from symfuse.errors import CheckpointError, IncompatibleError, OptionError, OutputError, SymmetryError
+from symfuse.groups import Monomial
+from symfuse.io import Checkpoint
+from symfuse.io import open as open_checkpoint
+from symfuse.stats.statistics import Input, Statistics
+from symfuse.transporting import transport
+from symfuse.transporting.statistics import moved_statistics
+
+QUERY, KEY, OUT = (f"encoder.layer.0.attention.{part}.weight" for part in ("self.query", "self.key", "output.dense"))
+
+
+def gram(width: int = 20) -> Statistics:
+    rng = torch.Generator().manual_seed(0)
+    tensors: dict[str, Tensor] = {}
+    for entry in (QUERY, OUT):
+        x = torch.randn(31, width, generator=rng, dtype=torch.float64)
+        tensors |= {f"{entry}.gram": x.T @ x, f"{entry}.sum": x.sum(0)}
+    inputs = {QUERY: Input(QUERY, 1, 31), KEY: Input(QUERY, 1, 31), OUT: Input(OUT, 1, 31)}
+    return Statistics("gram", tensors, 4, {"task": "made up", "model": {"name": "A", "sha256": None}}, inputs)
+
+
+def fisher(checkpoint: Checkpoint) -> Statistics:
+    """The mean over examples, one after the other, of squared gradients of the log-likelihood of a given label."""
+    module, rng = real(checkpoint), torch.Generator().manual_seed(0)
+    model = Model.of(checkpoint)
+    parameters = dict(module.named_parameters())
+    prefix = f"{module.base_model_prefix}."
+    at = {name: name if name in parameters else prefix + name for name in model.spec.tensors}
+    sums = {name: torch.zeros_like(parameters[own]) for name, own in at.items() if own in parameters}
+    for label in range(3):
+        module.zero_grad()
+        logits = module(input_ids=torch.randint(3, 61, (1, 8), generator=rng)).logits
+        logits.log_softmax(-1).reshape(-1, logits.shape[-1])[:, label].sum().backward()
+        for name in sums:
+            grad = parameters[at[name]].grad
+            sums[name] += 0 if grad is None else grad.square()
+    return Statistics("fisher", {name: total.detach() / 3 for name, total in sums.items()}, 3)
+
+
+def test_what_is_saved_is_read_back_by_layers(tmp_path: Path) -> None:
+    ours = gram()
+    found = Statistics.load(ours.save(tmp_path / "out", {"more.txt": "words"}))
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
+        "layer-00000.safetensors", "more.txt", "statistics.json",
+    ]  # fmt: skip
+    assert (found.kind, found.count, found.inputs, found.provenance) == ("gram", 4, ours.inputs, ours.provenance)
+    for name, tensor in ours.tensors.items():
+        assert torch.equal(found.read(name), tensor.float())
+    key = found.of(KEY)
+    assert key is not None
+    assert torch.equal(key.read("gram"), ours.tensors[f"{QUERY}.gram"].float())
+    assert torch.equal(key.part("gram", 30, 70), key.read("gram").flatten()[30:70])
+    assert key.values == {"count": 4, "dim": 1, "positions": 31}
+    assert found.of("encoder.layer.0.output.dense.weight") is None
+    again = Statistics.load(found.save(tmp_path / "again"))
+    assert torch.equal(again.read(f"{OUT}.sum"), found.read(f"{OUT}.sum"))
+
+
+def test_nothing_is_replaced_and_nothing_half_written_is_left(tmp_path: Path) -> None:
+    gram().save(tmp_path / "out")
+    with pytest.raises(OutputError, match="exists"):
+        gram().save(tmp_path / "out")
+    broken = gram()
+    broken.tensors[f"{OUT}.sum"][0] = float("nan")
+    with pytest.raises(CheckpointError, match=r"output.dense.weight.sum.* holds 1 NaN"):
+        broken.save(tmp_path / "other")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def changed(key: str, value: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        data = json.loads((folder / "statistics.json").read_text())
+        (folder / "statistics.json").write_text(json.dumps(data | {key: value}))
+
+    return change
+
+
+def tensors(change: Callable[[dict[str, Tensor]], object]) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        held = load_file(folder / "layer-00000.safetensors")
+        change(held)
+        save_file(held, folder / "layer-00000.safetensors")
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda folder: (folder / "statistics.json").unlink(), "holds no statistics.json"),
+        (lambda folder: (folder / "statistics.json").write_text("{"), "statistics.json cannot be read as JSON"),
+        (changed("count", "many"), r"'statistics.json.count' is \"many\", expected a whole number"),
+        (changed("format", 7), "'format' 7 of 'statistics' 'gram', expected 1"),
+        (changed("statistics", "hessian"), "'statistics' 'hessian', expected 1 of fisher or gram"),
+        (changed("statistics", "fisher"), "make no sense for fisher"),
+        (changed("inputs", {}), "in one of 'inputs' and 'files' only"),
+        (changed("inputs", {QUERY: [QUERY, 3, 31], OUT: [OUT, 1, 31]}), "along dimension 3"),
+        (changed("files", {"x": "../other.safetensors"}), "which is not there"),
+        (lambda folder: (folder / "layer-00000.safetensors").unlink(), "'layer-00000.safetensors', which is not there"),
+        (tensors(lambda held: held.pop(f"{OUT}.sum")), "disagree on .*output.dense.weight.sum"),
+        (tensors(lambda held: held.update(extra=torch.ones(2))), "disagree on extra"),
+        (tensors(lambda held: held.update({f"{OUT}.sum": torch.ones(3)})), r"the sum \[3\], over 31 positions"),
+        (tensors(lambda held: held.update({f"{OUT}.sum": torch.ones(20).int()})), "expected floating-point numbers"),
+    ],
+)
+def test_a_folder_that_does_not_fit(damage: Callable[[Path], None], words: str, tmp_path: Path) -> None:
+    folder = gram().save(tmp_path / "out")
+    damage(folder)
+    with pytest.raises(CheckpointError, match=words):
+        Statistics.load(folder)
+
+
+def test_statistics_are_of_one_model() -> None:
+    model = Model.of(MODELS["bert-sequence"]())
+    gram().require(model)
+    with pytest.raises(IncompatibleError, match=r"gram of .*query.weight' is of shape \[19\], expected \[20\]"):
+        gram(19).require(model)
+    with pytest.raises(IncompatibleError, match=r"expected none for GPT2Model; collect them again"):
+        gram().require(Model.of(MODELS["gpt2"]()))
+    found = fisher(model.checkpoint)
+    found.require(model)
+    with pytest.raises(OptionError, match=r"fisher statistics, which have no 'gram' of"):
+        found.of(QUERY).read("gram")  # type: ignore[union-attr]
+    with pytest.raises(OptionError, match=r"gram statistics, which have no 'fisher' of"):
+        gram().of(QUERY).read("fisher")  # type: ignore[union-attr]
+
+
+def test_statistics_of_other_weights_are_refused(tmp_path: Path) -> None:
+    one, other = (open_checkpoint(MODELS["bert-sequence"](seed).save(tmp_path / str(seed))) for seed in (0, 1))
+    ours = Statistics("gram", gram().tensors, 4, {"model": one.lineage()}, gram().inputs)
+    ours.require(Model.of(one))
+    with pytest.raises(IncompatibleError, match=r"taken from another model, .*symfuse transport"):
+        ours.require(Model.of(other))
+
+
+def exact(checkpoint: Checkpoint, axes: tuple[str, ...]) -> Alignment:
+    return random_alignment(Model.of(checkpoint).spec, 3, axes, largest=True)
+
+
+@pytest.mark.parametrize(
+    ("label", "axes"),
+    [
+        ("bert-sequence", ("h", "ffn", "residual", "pool")),
+        ("gpt2-lm-untied", ("h", "ffn", "residual")),
+        ("llama-biased", ("kv", "q", "ffn", "residual")),  # with scales and signs
+    ],
+)
+def test_the_fisher_information_of_the_aligned_model_is_the_moved_one(label: str, axes: tuple[str, ...]) -> None:
+    checkpoint = MODELS[label]()
+    alignment = Alignment(Model.of(checkpoint).spec, exact(checkpoint, axes).elements)
+    ours, expected = fisher(checkpoint), fisher(alignment(checkpoint))
+    moved = moved_statistics(ours, alignment, checkpoint)
+    tolerance = 1e-4 if label.startswith("llama") else 1e-9
+    assert len(expected.tensors) > 20
+    for name, tensor in expected.tensors.items():
+        atol = tolerance * tensor.abs().max().item() + 1e-25  # that of a key's bias is zero but for rounding
+        assert_close(moved.read(name), tensor, rtol=tolerance, atol=atol)
+    wrong = moved_statistics(ours, alignment.inverse(), checkpoint)
+    assert any(not torch.allclose(wrong.read(name), t, rtol=0.1) for name, t in expected.tensors.items())
+    if label.startswith("llama"):
+        assert any(isinstance(g, Monomial) and g.scale is not None for g in alignment.elements.values())
+
+
+def test_a_fisher_information_is_not_rotated_nor_translated(tmp_path: Path) -> None:
+    checkpoint = MODELS["bert-sequence"]()
+    ours = fisher(checkpoint)
+    with pytest.raises(SymmetryError, match=r"axis v\[\d\] is rotated.*Collect them again, from the aligned model"):
+        moved_statistics(ours, Alignment(Model.of(checkpoint).spec, exact(checkpoint, ("v",)).elements))
+    with pytest.raises(SymmetryError, match=r"translates .*value.bias through .*--no-biases"):
+        moved_statistics(ours, exact(checkpoint, ("v",)))
+    folder = ours.save(tmp_path / "fisher")
+    alignment = exact(checkpoint, ("ffn",))
+    moved = Statistics.load(transport(folder, alignment).save(tmp_path / "out"))
+    name = "encoder.layer.1.output.dense.weight"
+    assert torch.equal(moved.read(name), alignment.move(name, ours.read(name).float()))
