@@ -37,6 +37,8 @@ bench: $(READY)
 	$(BIN)/python benchmarks/assignment.py
 	$(BIN)/python benchmarks/matching.py
 	$(BIN)/python benchmarks/merging.py
+	$(BIN)/python benchmarks/fisher.py
+	$(BIN)/python benchmarks/regmean.py
 	$(BIN)/python benchmarks/agreement.py
 	$(BIN)/python benchmarks/barrier.py
 	$(BIN)/python benchmarks/barriers.py

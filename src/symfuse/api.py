@@ -187,13 +187,15 @@ def merge(
     given |= {"device": device, "heads": heads, **parameters}
     # Whether they fit is known before any data are looked at.
     merged = merge_models(models, **given, learned=None if chosen.learn is None else Pending())
-    saved = None if statistics is None else [_statistics(one) for one in statistics]
+    saved = None if statistics is None else [_statistics(one) for one in _listed(statistics, "statistics")]
     apart = base if chosen.base != "unused" else None
     others = [model for i, model in enumerate(models) if i != apart]
     for model, one in zip(others, saved or (), strict=False):
         if one is not None:
             one.require(model)
-    tasks = [data] * len(others) if isinstance(data, Task) else data
+    tasks = None if data is None else [data] * len(others) if isinstance(data, Task) else _listed(data, "data")
+    for task in tasks or ():
+        _require_task(task)
     options: dict[str, Any] = {"base": base, "heads": heads, "seed": seed, "parameters": parameters}
     found = learn_method(chosen, models, tasks=tasks, statistics=saved, **options)
     return merged if found is None else merge_models(found.models, **given, learned=found)
@@ -205,6 +207,7 @@ def collect(source: Source, data: Task, kind: str = "fisher", **options: Any) ->
     kind: "fisher", the squared gradients of the likelihood, or "gram", the second moments of what linear maps read.
     options: of `symfuse.guided.fisher.fisher_of` (labels, seed) and `symfuse.guided.regmean.gram_of` (memory).
     """
+    _require_task(data)
     return collect_statistics(_model_of_any(source), data, kind, **options)
 
 
@@ -390,5 +393,20 @@ def _model_of_any(source: Source) -> Model:
     return Model.of(_open(source), undeclared=True)
 
 
+def _listed(given: Any, what: str) -> list[Any]:
+    """OptionError for what is no list with one for each model."""
+    if isinstance(given, str | os.PathLike | Statistics) or not isinstance(given, Sequence):
+        raise OptionError(f"{what} is {type(given).__name__}; expected a list with one for each model, None for none")
+    return list(given)
+
+
+def _require_task(data: object) -> None:
+    """OptionError for data that are no task: a file is read by `symfuse.task`."""
+    if data is not None and not isinstance(data, Task):
+        raise OptionError(f"data: expected a task, as symfuse.task(name, file, model) makes it, found {data!r:.40}")
+
+
 def _statistics(source: Statistics | str | os.PathLike[str] | None) -> Statistics | None:
+    if source is not None and not isinstance(source, Statistics | str | os.PathLike):
+        raise OptionError(f"statistics: expected those of symfuse.collect, or their folder, found {source!r:.40}")
     return source if source is None or isinstance(source, Statistics) else Statistics.load(source)

@@ -5,23 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
-from guided_cases import pair
+from guided_cases import beside, pair
 from torch import Tensor, nn
+from torch.testing import assert_close
 
 import symfuse
+from contract.tiny import MODELS, TEXT, of
 from evaluate.task_cases import CASES, task
 from symfuse.alignment import Alignment, random_alignment
 from symfuse.architectures import Model
 from symfuse.errors import DataError, IncompatibleError, OptionError, SymmetryError
 from symfuse.evaluate import Task
-from symfuse.evaluate.tasks import make_task
+from symfuse.evaluate.tasks import TASKS, make_task
 from symfuse.evaluate.tasks.base import IGNORED
 from symfuse.guided.base import canonical_names
 from symfuse.guided.fisher import fisher_of, log_likelihood, sampled, uniforms
 from symfuse.io import Checkpoint
+from symfuse.io.tensors import StoredTensors
 from symfuse.modules import live
 from symfuse.stats.statistics import Statistics
 from symfuse.transporting.statistics import moved_statistics
@@ -108,10 +112,8 @@ def test_where_nothing_is_known_it_is_the_weighted_mean() -> None:
 def test_scales_make_fishers_of_other_size_equal() -> None:
     a, b = pair()
     found = symfuse.collect(a, halves()[0], "fisher")
-    fisher = replace(found, provenance={"values": found.provenance["values"]})  # of no model in particular
-    values = {key: 100 * value for key, value in fisher.provenance["values"].items()}
-    hundredfold = {name: 100 * tensor for name, tensor in fisher.tensors.items()}
-    large = replace(fisher, tensors=hundredfold, provenance={"values": values})
+    fisher = replace(found, provenance={})  # of no model in particular
+    large = replace(fisher, tensors={name: 100 * tensor for name, tensor in fisher.tensors.items()})
     for scale in ("mean", "norm"):
         merged = symfuse.merge([a, b], method="fisher", statistics=[fisher, large], scale=scale)
         plain = symfuse.merge([a, b])
@@ -185,7 +187,7 @@ def test_statistics_taken_before_matching_are_not_those_of_the_aligned_model() -
     )
     with pytest.raises(IncompatibleError, match="another model"):
         symfuse.merge([alignment(a), b], method="fisher", statistics=before)
-    nameless = replace(before[0], provenance={"values": before[0].provenance["values"]})
+    nameless = replace(before[0], provenance={})
     wrong = symfuse.merge([alignment(a), b], method="fisher", statistics=[nameless, before[1]])
     assert any((right[name] - wrong[name]).abs().max() > 1e-3 for name in right)
 
@@ -227,3 +229,82 @@ def test_equal_models_stay_as_they_are() -> None:
         (pair(), data), (pair()[::-1], data[::-1])
     )]  # fmt: skip
     assert all(torch.equal(x[name], y[name]) for x, y in pairwise(order) for name in a)
+
+
+@pytest.mark.parametrize(
+    "label", ["deberta-sequence", "mixtral-lm", pytest.param("bart-sequence", marks=pytest.mark.slow)]
+)
+def test_models_that_no_fast_way_covers_go_one_by_one(label: str) -> None:
+    """Through tasks, whose own words for what a model cannot run must not hide that the fast way is not for it."""
+    checkpoint = MODELS[label]()
+    rng = torch.Generator().manual_seed(0)
+    ids = torch.randint(3, 40, (4, 9), generator=rng)
+    if label == "bart-sequence":
+        ids[:, -1] = checkpoint.config["eos_token_id"]
+    lm = label.endswith("lm")
+    batch = {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "labels": ids if lm else torch.tensor([0, 1, 2, 3]),
+    }
+    data = TASKS["causal-lm" if lm else "sequence-classification"]([batch])
+    found = symfuse.collect(checkpoint, data, labels="given")
+    if label != "bart-sequence":
+        assert "one by one" in found.provenance["notes"][0]
+    assert_near(found.tensors, by_hand(checkpoint, data))
+
+
+def test_scales_and_floors_are_of_the_transported_information() -> None:
+    """Where an alignment rescales units, their information is rescaled, and with it its mean and norm."""
+    relu = of("BertForSequenceClassification", "BertConfig", TEXT, hidden_act="relu")()
+    rng = torch.Generator().manual_seed(0)
+    batch = {
+        "input_ids": torch.randint(3, 40, (8, 9), generator=rng),
+        "attention_mask": torch.ones(8, 9, dtype=torch.long),
+        "labels": torch.arange(8) % 7,
+    }
+    data = TASKS["sequence-classification"]([batch])
+    alignment = random_alignment(symfuse.declare(relu), 1, axes=("ffn",), largest=True)
+    aligned, other = alignment(relu), beside(relu, 0.1, 1, "b")
+    before, of_other = (symfuse.collect(c, data, "fisher", labels="given") for c in (relu, other))
+    moved, anew = moved_statistics(before, alignment), symfuse.collect(aligned, data, "fisher", labels="given")
+    for key in ("mean", "norm"):
+        assert abs(before.totals[key] / anew.totals[key] - 1) > 1e-2
+        assert abs(moved.totals[key] / anew.totals[key] - 1) < 1e-5
+    for options in ({"scale": "mean"}, {"scale": "norm"}, {"floor": 0.1}):
+        right, found = (
+            symfuse.merge([aligned, other], method="fisher", statistics=[s, of_other], **options)  # type: ignore[arg-type]
+            for s in (anew, moved)
+        )
+        for name in right:
+            assert_close(found[name], right[name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("label", ["mixtral-lm", "olmoe-lm"])
+def test_files_with_one_tensor_per_expert_are_weighed_as_their_stack_is(label: str, tmp_path: Path) -> None:
+    """Each piece by the importance of its own part of the stack."""
+    a = MODELS[label]()
+    a.save(tmp_path / "a")
+    beside(a, 0.1, 1, "b").save(tmp_path / "b")
+    models = [Model.of(symfuse.open(tmp_path / name)) for name in "ab"]
+    spec, rng = models[0].spec, torch.Generator().manual_seed(0)
+    stacks = [name for name in spec.stacks if name.endswith("gate_up_proj")]
+    tensors = [{n: torch.rand(m.read(n).shape, generator=rng) + 0.1 for n in stacks} for m in models]
+    given = [Statistics("fisher", one, 100) for one in tensors]
+    merged = symfuse.merge([str(tmp_path / name) for name in "ab"], method="fisher", statistics=given)
+    for stack in stacks:
+        fa, fb = (one[stack].double() for one in tensors)
+        expected = (fa * models[0].read(stack) + fb * models[1].read(stack)) / (fa + fb)
+        pieces = [merged[file].double() for file in spec.stored(stack)]  # gate and up of the first expert, then
+        found = torch.stack([torch.cat(pair) for pair in zip(pieces[::2], pieces[1::2], strict=True)])
+        assert_close(found, expected, rtol=1e-6, atol=1e-8)
+
+
+def test_in_use_they_may_wait_in_files(tmp_path: Path) -> None:
+    a, _ = pair()
+    data, model = halves()[0], Model.of(a)
+    kept, written = fisher_of(model, data, seed=2), fisher_of(model, data, seed=2, scratch=tmp_path)
+    assert len(list(tmp_path.glob("layer-*.safetensors"))) == 2
+    assert isinstance(written.tensors, StoredTensors)
+    assert (written.name, written.count, written.provenance) == (kept.name, kept.count, kept.provenance)
+    assert all(torch.equal(written.read(name), kept.read(name)) for name in kept.tensors)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from guided_cases import pair
 from tuned import classifier, data, near
 
 import symfuse
 from symfuse.architectures import Model
 from symfuse.errors import CheckpointError, OptionError
-from symfuse.evaluate import Task, measure
+from symfuse.evaluate import Task, measure, read_records
+from symfuse.evaluate.tasks import make_task
 from symfuse.guided import Found, learn, lookup
 from symfuse.io import Checkpoint
 from symfuse.merging import merge_models
@@ -118,3 +120,13 @@ def test_from_python() -> None:
     found, task = [near(base, i, 0.15) for i in range(3)], data(base, step=1)
     merged = symfuse.merge(found, method="greedy_soup", data=task, metric="loss")
     assert symfuse.score(merged, task).loss <= min(symfuse.score(one, task).loss for one in found) + 1e-6
+
+
+def test_a_model_whose_outputs_are_nan_is_in_no_soup() -> None:
+    """Its argmax is class 0, which may be right by accident."""
+    a, b = pair()
+    wide = b.to(torch.float64)
+    broken = wide.replace(tensors={n: t * 1e20 if "layer" in n else t for n, t in wide.items()})
+    task = make_task("sequence-classification", read_records([{"text": "abc def", "label": "O"}]), a)
+    found = soups([a.to(torch.float64), broken], task)
+    assert [step["model"] for step in found.learned.record["steps"] if step["taken"]] == [0]

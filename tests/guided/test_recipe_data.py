@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
-from guided_cases import write
+from guided_cases import pair, write
 
 import symfuse
 from command import done, run
 from symfuse.alignment import random_alignment
-from symfuse.errors import OptionError, SymmetryError
+from symfuse.errors import CheckpointError, DataError, IncompatibleError, OptionError, SymmetryError
+from symfuse.pipeline import inputs_of
 from symfuse.recipe import parse_recipe
 
 RECIPE = """\
@@ -53,7 +56,10 @@ def test_a_recipe_is_the_merge_of_python(place: Path) -> None:
     assert_same("out", expected)
     assert_same(symfuse.merge_recipe("r.yml"), expected)
     document = json.loads(Path("out/symfuse.json").read_text("utf-8"))
-    assert document["learned"] | {"notes": 0} == {"labels": "given", "examples": {"a": 12, "b": 7}, "notes": 0}
+    learned = document["learned"]
+    assert learned["labels"] == ["given", "given"]
+    assert learned["examples"] == {"a": 12, "b": 7}
+    assert [one["data"] for one in learned["data"]] == ["a.csv", "b.csv"]
     plain = symfuse.merge(["a", "b"])
     assert any((expected[n] - plain[n]).abs().max() > 1e-3 for n in plain)
 
@@ -161,7 +167,175 @@ def test_slices_have_no_data_of_a_whole_model() -> None:
     recipe = parse_recipe(
         {"merge_method": "fisher", "slices": [{"sources": [{"model": "a", "layer_range": [0, 1]}]}], "data": "t.csv"}
     )
-    from symfuse.pipeline import inputs_of
-
     with pytest.raises(OptionError, match="list them under `models`"):
         inputs_of(recipe)
+
+
+def test_encoders_without_a_head_are_run_on_plain_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    a, b = pair("retrieval")
+    a.save("a")
+    b.save("b")
+    Path("t.txt").write_text("abc def\nghi\njkl mno pqr\n", "utf-8")
+    for method in ("regmean", "ot"):
+        done("merge", "a", "b", "-o", method, "--method", method, "--data", "t.txt")
+        plain, found = symfuse.merge(["a", "b"]), symfuse.open(method)
+        assert any((found[name] - plain[name]).abs().max() > 1e-3 for name in plain)
+    found = run("merge", "a", "b", "-o", "no", "--method", "fisher", "--data", "t.txt")
+    assert found.exit_code != 0
+    data = symfuse.task("retrieval", "t.txt", "a", unlabelled=True)
+    with pytest.raises(DataError, match="read without their labels"):
+        symfuse.score("a", data)
+
+
+def test_sampled_labels_and_gram_matrices_need_no_labels(place: Path) -> None:
+    (place / "t.csv").write_text("text\nabc def\nghi\njkl\n", "utf-8")
+    for method in ("fisher", "regmean", "fedavg", "ot"):
+        done("merge", "a", "b", "-o", method, "--method", method, "--data", "t.csv")
+    done("collect", "a", "--kind", "gram", "--data", "t.csv", "-o", "g")
+    done("collect", "a", "--kind", "fisher", "--data", "t.csv", "-o", "f")
+    for args in (
+        ("merge", "a", "b", "--method", "fisher", "--set", "labels=given"),
+        ("collect", "a", "--labels", "given"),
+    ):
+        found = run(*args, "--data", "t.csv", "-o", "no")
+        assert "expected a column 'label'" in found.output
+        assert found.exit_code != 0
+
+
+def test_a_model_has_data_once() -> None:
+    recipe = parse_recipe(
+        {"merge_method": "fisher", "models": [{"model": "a"}, {"model": "b"}, {"model": "a"}], "data": "t"}
+    )
+    with pytest.raises(OptionError, match="a is listed twice"):
+        inputs_of(recipe)
+
+
+def test_statistics_say_of_which_labels_they_are(place: Path) -> None:
+    for name, labels in (("a", "given"), ("b", "sampled")):
+        done("collect", name, "--labels", labels, "--data", f"{name}.csv", "-o", f"{name}-f")
+    found = done("merge", "a", "b", "-o", "out", "--method", "fisher", "--statistics", "a-f", "--statistics", "b-f")
+    assert "of some models is of sampled labels, of others of given ones" in " ".join(found.output.split())
+    document = json.loads(Path("out/symfuse.json").read_text("utf-8"))
+    assert document["learned"]["labels"] == ["given", "sampled"]
+
+
+def permuted(folder: str) -> dict[str, int]:
+    """A folder p beside a: the same model with its ordinary tokens in another order. The tokenizer of a."""
+    a = symfuse.open("a")
+    tokens = json.loads(a.companions()["tokenizer.json"])
+    vocabulary = tokens["model"]["vocab"]
+    order = list(range(a["bert.embeddings.word_embeddings.weight"].shape[0]))
+    order[5:45] = reversed(order[5:45])  # the special ones stay
+    tensors = dict(a)
+    name = "bert.embeddings.word_embeddings.weight"
+    tensors[name] = tensors[name][order]
+    tokens["model"]["vocab"] = {token: order.index(row) for token, row in vocabulary.items()}
+    files = dict(a.companions()) | {"tokenizer.json": json.dumps(tokens).encode()}
+    a.replace(tensors=tensors, files=files).save(folder)
+    return vocabulary
+
+
+def test_data_are_read_by_the_tokenizer_of_the_rows(place: Path) -> None:
+    """p is b with its tokens in another order: in one vocabulary they are one model, and so are merges with them."""
+    symfuse.open("b").save("kept")
+    permuted("p")
+    recipe = {"merge_method": "regmean", "data": "a.csv", "tokenizer_source": "base", "base_model": "b"}
+    found = [symfuse.merge_recipe(recipe | {"models": [{"model": "b"}, {"model": name}]}) for name in ("a", "p")]
+    for name in found[0]:
+        torch.testing.assert_close(found[0][name], found[1][name], rtol=1e-5, atol=1e-6)
+    done("collect", "p", "--kind", "gram", "--data", "a.csv", "-o", "g")
+    models = [{"model": "b"}, {"model": "p", "statistics": "g"}]
+    with pytest.raises(IncompatibleError, match="rewritten before the merge"):
+        symfuse.merge_recipe(recipe | {"models": models})
+
+
+def test_computed_models_have_statistics_of_their_own(place: Path) -> None:
+    a = symfuse.open("a")
+    one, two = (random_alignment(symfuse.declare(a), seed, axes=("ffn",))(a) for seed in (1, 2))
+    data = symfuse.task(None, "a.csv", "a")
+    kept = symfuse.collect(one, data)
+    with pytest.raises(IncompatibleError, match="taken from another model"):
+        symfuse.merge([two, "b"], method="fisher", statistics=[kept, None], data=[None, data])
+    symfuse.merge([one.save("one"), "b"], method="fisher", statistics=[kept, None], data=[None, data])  # it is the same
+
+
+def test_statistics_move_with_their_own_model_only(place: Path) -> None:
+    random_alignment(symfuse.declare("a"), 3, axes=("ffn",))(symfuse.open("a")).save("p")
+    done("align", "p", "--to", "a", "--axes", "ffn", "--no-biases", "-o", "al")
+    for name in ("a", "p"):
+        done("collect", name, "--data", "a.csv", "-o", f"{name}-f")
+    done("transport", "p-f", "--by", "al", "-o", "moved")
+    data = symfuse.task(None, "a.csv", "b")
+    symfuse.merge(["al", "b"], method="fisher", statistics=["moved", None], data=[None, data])
+    Path("al/alignment.safetensors").rename("bare.safetensors")
+    done("transport", "p-f", "--by", "bare.safetensors", "-o", "nameless")
+    by, fisher = ("--by", "bare.safetensors", "-o", "no"), ("--method", "fisher", "--statistics")
+    for args, words in (
+        (("transport", "a-f", *by), "and the alignment moves"),
+        (("transport", "nameless", *by), "moved before"),
+        (("merge", "p", "b", *fisher, "nameless", "--statistics", "a-f", "-o", "no"), "is here as it was"),
+        (("merge", "a", "b", *fisher, "a-f", "--statistics", "a-f", "-o", "a-f/out"), "a-f"),
+    ):
+        found = run(*args)
+        assert found.exit_code != 0, args
+        assert words in " ".join(found.output.split()), found.output
+    assert not Path("no").exists()
+    assert not Path("a-f/out").exists()
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        ({"files": {}}, "'files' is empty"),
+        ({"count": 10**20}, "make no sense"),
+        ({"files": {"x": "f" * 5000}}, "which is not there"),
+        ({"provenance": {"model": "a"}}, "provenance.model"),
+    ],
+)
+def test_statistics_that_are_damaged(place: Path, edit: dict[str, object], words: str) -> None:
+    symfuse.collect("a", symfuse.task(None, "a.csv", "a")).save("f")
+    index = Path("f/statistics.json")
+    index.write_text(json.dumps(json.loads(index.read_text("utf-8")) | edit), "utf-8")
+    with pytest.raises(CheckpointError, match=words):
+        symfuse.merge(["a", "b"], method="fisher", statistics=["f", "f"])
+
+
+def test_what_python_cannot_mean(place: Path) -> None:
+    """Wrong types are refused by the tests' own type checks first, so that a script without them is run."""
+    script = """
+import symfuse
+data = symfuse.task(None, "a.csv", "a")
+for options in ({"data": ["a.csv", "b.csv"]}, {"data": "a.csv"}, {"statistics": [1, 2]}, {"statistics": "f"},
+                {"data": data, "seed": "x"}, {"data": data, "weights": [0, 0]}):
+    try:
+        symfuse.merge(["a", "b"], method="fisher", **options)
+    except symfuse.SymfuseError as error:
+        print(error)
+for more in ({"kind": "gram", "memory": "1GB"}, {"seed": 1.5}, {"labels": "x"}):
+    try:
+        symfuse.collect("a", data, **more)
+    except symfuse.SymfuseError as error:
+        print(error)
+"""
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    words = ["expected a task", "expected a list", "expected those of symfuse.collect", "expected a list"]
+    words += ["expected a whole number", "whose sum is above zero", "memory is '1GB'", "seed is 1.5", "labels is 'x'"]
+    lines = found.stdout.splitlines()
+    assert len(lines) == len(words), found.stdout
+    for line, word in zip(lines, words, strict=True):
+        assert word in line
+    with pytest.raises(OptionError, match="at least 1e-09"):
+        symfuse.merge(["a", "b"], method="ot", regularisation=1e-20)
+
+
+def test_one_set_of_labels_in_two_orders_is_no_head_to_average(place: Path) -> None:
+    config = json.loads(Path("b/config.json").read_text("utf-8"))
+    names = [config["id2label"][str(i)] for i in range(7)][::-1]
+    config |= {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
+    Path("b/config.json").write_text(json.dumps(config), "utf-8")
+    for method in ("linear", "fisher"):
+        more = ("--data", "a.csv") if method == "fisher" else ()
+        found = run("merge", "a", "b", "-o", "out", "--method", method, *more)
+        assert "one set of labels in two orders" in " ".join(found.output.split())
+        assert found.exit_code != 0

@@ -222,7 +222,7 @@ def test_planes_that_positions_turn_stay_exact() -> None:
 def test_names_that_are_wrong() -> None:
     with pytest.raises(OptionError, match="did you mean 'sinkhorn'"):
         match(*pair(), groups={"ffn": "sinkhron"})
-    with pytest.raises(OptionError, match="a positive number"):
+    with pytest.raises(OptionError, match="at least 1e-09"):
         match(*pair(), groups={"ffn": "sinkhorn:none"})
     with pytest.raises(OptionError, match="did you mean 'transport'"):
         match(*pair(), variants=("transprot",))

@@ -254,6 +254,48 @@ def test_other_kinds_of_models(label: str) -> None:
         assert_close(found.read(f"{found.inputs[name].entry}.gram"), x.T @ x, rtol=1e-6, atol=1e-6)
 
 
+def test_relative_positions_are_no_tokens_however_many_there_are() -> None:
+    """Also where a batch of one text is as long as the table of relative positions."""
+    checkpoint = MODELS["deberta-sequence"]()
+    module: Any = real(checkpoint)
+    length = 2 * module.deberta.encoder.layer[0].attention.self.pos_ebd_size
+    data = batches([(length, length)])
+    expected = reference(module, one_by_one(data))
+    for found in (collect(checkpoint, data), collect(checkpoint, one_by_one(data))):
+        for part in ("query_proj", "key_proj"):
+            name = f"encoder.layer.1.attention.self.{part}.weight"
+            calls = expected[in_memory(module, name)]
+            assert [len(call) for call in calls] == [length] * 4  # a text, positions, a text, positions
+            x = torch.cat(calls[::2])
+            assert found.inputs[name].positions == 2 * length
+            assert_close(found.read(f"{found.inputs[name].entry}.gram"), x.T @ x, rtol=1e-6, atol=1e-6)
+
+
+def test_what_is_of_no_batch_counts_where_nothing_else_is_read() -> None:
+    class Positions(Stack):
+        """The first map reads a table too, the second nothing else. The model may take one example only."""
+
+        one = False
+
+        def forward(self, src: Tensor) -> Tensor:
+            table = torch.ones(1, 3, dtype=torch.float64)
+            out = self.parts[0](table) + self.parts[0](src) + self.parts[0](table) + self.parts[1](table)
+            if self.one and len(src) > 1:
+                raise ValueError("one example only")
+            return out
+
+    torch.manual_seed(0)
+    module, names = Positions(3, 3, 3), ["parts.0.weight", "parts.1.weight"]
+    for one in (False, True):
+        module.one = one
+        data = [{"src": torch.randn(1, 3, dtype=torch.float64)} for _ in range(5)]
+        found = gram_matrices(module, data, names)
+        x = torch.cat([batch["src"] for batch in data])
+        assert_close(found.read("parts.0.weight.gram"), x.T @ x)
+        assert_close(found.read("parts.1.weight.gram"), torch.full((3, 3), 5.0, dtype=torch.float64))
+        assert [found.inputs[name].positions for name in names] == [5, 5]
+
+
 def test_a_family_without_a_declaration() -> None:
     torch.manual_seed(0)
     config = transformers.GPTNeoConfig(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from symfuse.alignment import Alignment, random_alignment
 from symfuse.architectures import Model
 from symfuse.errors import CheckpointError, IncompatibleError, OptionError, OutputError, SymmetryError
 from symfuse.groups import Monomial
-from symfuse.io import Checkpoint
+from symfuse.io import Checkpoint, TensorInfo
 from symfuse.io import open as open_checkpoint
 from symfuse.stats.statistics import Input, Statistics
 from symfuse.transporting import transport
@@ -111,6 +112,7 @@ def tensors(change: Callable[[dict[str, Tensor]], object]) -> Callable[[Path], N
         (changed("format", 7), "'format' 7 of 'statistics' 'gram', expected 1"),
         (changed("statistics", "hessian"), "'statistics' 'hessian', expected 1 of fisher or gram"),
         (changed("statistics", "fisher"), "make no sense for fisher"),
+        (changed("provenance", {"model": "A"}), "'provenance.model' is no object"),
         (changed("inputs", {}), "in one of 'inputs' and 'files' only"),
         (changed("inputs", {QUERY: [QUERY, 3, 31], OUT: [OUT, 1, 31]}), "along dimension 3"),
         (changed("files", {"x": "../other.safetensors"}), "which is not there"),
@@ -191,3 +193,94 @@ def test_a_fisher_information_is_not_rotated_nor_translated(tmp_path: Path) -> N
     moved = Statistics.load(transport(folder, alignment).save(tmp_path / "out"))
     name = "encoder.layer.1.output.dense.weight"
     assert torch.equal(moved.read(name), alignment.move(name, ours.read(name).float()))
+
+
+def test_no_squared_gradient_is_negative(tmp_path: Path) -> None:
+    """Said of the file that holds it, however it is read."""
+    ours = Statistics("gram", {f"{OUT}.sum": torch.tensor([-1.0])}, 1, inputs={OUT: Input(OUT, 1, 1)})
+    assert ours.read(f"{OUT}.sum").item() == -1  # of others it may be
+    values = torch.rand(20, 20)
+    values[3, 4] = -2.5
+    bad = Statistics("fisher", {QUERY: values}, 3)
+    folder = Statistics("fisher", {QUERY: values.abs()}, 3).save(tmp_path / "f")
+    save_file({QUERY: values}, folder / "layer-00000.safetensors")
+    for found, where in ((bad, "of statistics"), (Statistics.load(folder), r"of f/layer-00000.safetensors")):
+        one = found.of(QUERY)
+        assert one is not None
+        reads: list[Callable[[], object]] = [
+            lambda one=one: one.read("fisher"),  # type: ignore[misc]
+            lambda one=one: one.part("fisher", 60, 70),  # type: ignore[misc]
+            lambda one=one: one.values,  # type: ignore[misc]
+        ]
+        for read in reads:
+            with pytest.raises(CheckpointError, match=f"query.weight' {where} holds -2.5, and squared gradients are"):
+                read()
+        assert one.part("fisher", 0, 64).shape == (64,)
+
+
+def test_the_mean_and_the_norm_are_of_the_tensors(tmp_path: Path) -> None:
+    """And not of what a provenance says, which may be that of others."""
+    tensors = {QUERY: torch.rand(4, 5), OUT: 100 * torch.rand(7)}
+    ours = Statistics("fisher", tensors, 3, {"values": {"mean": 1.0, "norm": 1.0}})
+    every = torch.cat([tensor.double().flatten() for tensor in tensors.values()])
+    for found in (ours, Statistics.load(ours.save(tmp_path / "f"))):
+        one = found.of(QUERY)
+        assert one is not None
+        assert one.values == pytest.approx({"count": 3, "mean": every.mean().item(), "norm": every.norm().item()})
+
+
+class Computed(Mapping[str, Tensor]):
+    """Tensors that count how often they are computed."""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        self.tensors = tensors
+        self.infos = {name: TensorInfo.of(tensor) for name, tensor in tensors.items()}
+        self.count = 0
+
+    def __getitem__(self, name: str) -> Tensor:
+        self.count += 1
+        return self.tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.infos)
+
+    def __len__(self) -> int:
+        return len(self.infos)
+
+
+def test_what_is_computed_is_computed_once_for_all_its_parts() -> None:
+    tensors = Computed({QUERY: torch.rand(6, 5), OUT: torch.rand(4, 5)})
+    found = Statistics("fisher", tensors, 3)
+    tensors.count = 0  # the type checker of tests has looked at one
+    for name, blocks in ((QUERY, 6), (OUT, 4)):
+        one = found.of(name)
+        assert one is not None
+        parts = [one.part("fisher", 5 * i, 5 * i + 5) for i in range(blocks)]
+        assert torch.equal(torch.stack(parts), tensors.tensors[name])
+    assert tensors.count == 2
+    with ThreadPoolExecutor(4) as pool:
+        assert len({repr(one) for one in pool.map(lambda _: found.totals, range(8))}) == 1
+    assert tensors.count == 4
+
+
+@pytest.mark.parametrize("label", ["mixtral-lm", "olmoe-lm"])
+def test_pieces_of_a_stack_have_its_information(label: str, tmp_path: Path) -> None:
+    model = Model.of(open_checkpoint(MODELS[label]().save(tmp_path / "m")))
+    spec, rng = model.spec, torch.Generator().manual_seed(0)
+    tensors = {name: torch.rand(model.read(name).shape, generator=rng) for name in spec.stacks}
+    found = Statistics("fisher", tensors, 3)
+    pieces = model.as_in(spec).spec.tensors.keys() - spec.tensors.keys()
+    assert len(pieces) == sum(len(spec.stored(name)) for name in spec.stacks)
+    for stack, whole in tensors.items():
+        fused = stack.endswith("gate_up_proj")
+        parts = [part for expert in whole for part in (expert.chunk(2) if fused else (expert,))]
+        for number, part in enumerate(parts):
+            one = found.of(f"{stack}.{number}", spec)
+            assert one is not None
+            assert torch.equal(one.read("fisher"), part)
+            assert torch.equal(one.part("fisher", 7, 30), part.flatten()[7:30])
+            pieces.remove(f"{stack}.{number}")
+        for other in (f"{stack}.{len(parts)}", f"{stack}.x", f"{stack}.", "0"):
+            assert found.of(other, spec) is None
+        assert found.of(f"{stack}.0") is None  # without a declaration it has no end
+    assert not pieces

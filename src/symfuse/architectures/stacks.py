@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from symfuse.io import Checkpoint, TensorInfo
-from symfuse.spec import Spec
+from symfuse.spec import Layout, Spec
+from symfuse.spec.spec import pieces_of
 
 
 def stacked(checkpoint: Checkpoint, spec: Spec) -> Checkpoint:
@@ -46,11 +47,11 @@ def stacked(checkpoint: Checkpoint, spec: Spec) -> Checkpoint:
 
 def unstacked(checkpoint: Checkpoint, spec: Spec) -> Checkpoint:
     """The checkpoint with the pieces that the file has in place of each stack: the inverse of `stacked`."""
-    pieces: dict[str, dict[str, _Piece]] = {}
+    pieces: dict[str, dict[str, Piece]] = {}
     for name in spec.stacks:
         start = 0
         for file, layout in spec.stored(name).items():
-            piece = _Piece(spec.file_name(name), start, layout.shape(spec.sizes))
+            piece = Piece(spec.file_name(name), start, layout.shape(spec.sizes))
             pieces.setdefault(piece.stack, {})[file] = piece
             start += piece.numel
     if not pieces:
@@ -63,8 +64,23 @@ def unstacked(checkpoint: Checkpoint, spec: Spec) -> Checkpoint:
     return checkpoint.replace(tensors=_Pieces(checkpoint, every, infos), infos=infos)
 
 
+def piece_of(name: str, spec: Spec) -> Piece | None:
+    """Where in a stack a tensor lies that `Model.as_in` calls STACK.number; None if it is no such piece. spec: declares
+    the stack whole. Pieces are numbered through: at each index of the first axis all parts of the next dimension."""
+    stack, _, number = name.rpartition(".")
+    if name in spec.tensors or stack not in spec.tensors or not number.isdecimal():
+        return None
+    layout = spec.tensors[stack].layout
+    shapes = [piece.shape(spec.sizes) for piece in pieces_of(layout)]
+    slot, part = divmod(int(number), len(shapes)) if shapes else (0, 0)
+    if not shapes or slot >= Layout(layout.dims[:1]).shape(spec.sizes)[0]:
+        return None
+    sizes = [math.prod(shape) for shape in shapes]
+    return Piece(stack, slot * sum(sizes) + sum(sizes[:part]), shapes[part])
+
+
 @dataclass(frozen=True)
-class _Piece:
+class Piece:
     """A tensor of that shape in the flat numbers of a stack, from `start` on."""
 
     stack: str
@@ -138,7 +154,7 @@ class _Pieces(Mapping[str, Tensor]):
     """Tensors of a checkpoint, and pieces of its stacks. Of these the last that was read is kept, so that all its
     pieces, read one after the other by whichever threads, are of one computation."""
 
-    def __init__(self, source: Checkpoint, pieces: Mapping[str, _Piece], infos: Mapping[str, TensorInfo]) -> None:
+    def __init__(self, source: Checkpoint, pieces: Mapping[str, Piece], infos: Mapping[str, TensorInfo]) -> None:
         self.source = source
         self.pieces = pieces
         self.infos = infos
@@ -162,7 +178,7 @@ class _Pieces(Mapping[str, Tensor]):
             return self._cut(piece, wide=True).reshape(-1)[start:stop]
         return self.source.part(piece.stack, piece.start + start, piece.start + stop)
 
-    def _cut(self, piece: _Piece, *, wide: bool) -> Tensor:
+    def _cut(self, piece: Piece, *, wide: bool) -> Tensor:
         flat = self._stack(piece.stack, wide).reshape(-1)
         return flat[piece.start : piece.start + piece.numel].view(piece.shape)
 

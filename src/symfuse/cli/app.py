@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -144,13 +144,13 @@ def open_model(out: Output, source: str) -> Checkpoint:
     return checkpoint
 
 
-def check_place(options: dict[str, Any], *inputs: Checkpoint) -> None:
-    """Whether the target can be written is known in the first second, not after the work."""
+def check_place(options: dict[str, Any], *inputs: Checkpoint, others: Sequence[Path] = ()) -> None:
+    """Whether the target can be written is known in the first second, not after the work. others: more inputs."""
     from symfuse.io import check_target
     from symfuse.io.shards import parse_size
 
     parse_size(options["max_shard_size"])
-    folders = [folder for checkpoint in inputs for folder in checkpoint.sources]
+    folders = [*(folder for checkpoint in inputs for folder in checkpoint.sources), *others]
     check_target(options["output"], overwrite=options["overwrite"], inputs=folders)
 
 

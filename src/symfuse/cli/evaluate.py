@@ -57,13 +57,13 @@ def data_options(function: F, required: bool = True, several: bool = False) -> F
     return function
 
 
-def task(options: Mapping[str, Any], checkpoint: Checkpoint, *others: Checkpoint) -> Task:
-    """The task that the options name, on their data as that checkpoint reads them. Whoever else is evaluated on it and
-    would read them otherwise is warned of."""
+def task(options: Mapping[str, Any], checkpoint: Checkpoint, *others: Checkpoint, unlabelled: bool = False) -> Task:
+    """The task that the options name, on their data as that checkpoint reads them, with labels or without. Whoever else
+    is evaluated on it and would read them otherwise is warned of."""
     from symfuse.evaluate import make_task, read_records
 
     columns = {f"{role}_column": name for role, name in columns_of(options).items()}
-    given = {key: options[key] for key in _OPTIONS if options[key] is not None}
+    given = {key: options[key] for key in _OPTIONS if options[key] is not None} | {"unlabelled": unlabelled}
     records = read_records(options["data"], encoding=options["encoding"] or "utf-8")
     made = make_task(options["task"], records, checkpoint, **columns, **given)
     for other in others:

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -74,7 +75,8 @@ def merge(models: tuple[str, ...], as_json: bool, quiet: bool, **options: Any) -
     recipe = recipes[-1]
     warnings += _checked(out, recipe, options, results, last=True)
     stage, merged = prepared(out, recipe, results, options["device"])
-    check_place(options, *stage.models.values())
+    kept = [Path(given.statistics) for given in recipe.models if given.statistics is not None]
+    check_place(options, *stage.models.values(), others=kept)
     inputs = _lineage(stage, lineage)
     stage, runs, extra = _aligned(out, stage, options)
     stage = _learned(out, stage, options)
@@ -226,7 +228,7 @@ def merge_run(
         "seed": recipe.seed,
         "anchor": None if stage.anchor is None else str(stage.anchor),
         "align": _resolved(stage, alignments),
-        **({} if stage.learned is None else {"learned": stage.learned.learned.to_json()}),
+        **({} if stage.learned is None else {"learned": stage.learned.to_json()}),
         "alignments": list(alignments),
         "notes": list(stage.notes),
     }
@@ -287,7 +289,7 @@ def _save_merged(
     from symfuse.io.workers import keep_freed_memory
 
     keep_freed_memory()
-    kept = {key: value for key, value in run.items() if key in ("symfuse", "recipe", "inputs")}
+    kept = {key: value for key, value in run.items() if key in ("symfuse", "recipe", "inputs", "learned")}
     kept["alignments"] = [{key: one[key] for key in one if key != "seconds"} for one in run["alignments"]]
     fingerprint = hashlib.sha256(json.dumps([kept, state], default=str).encode())
     save(

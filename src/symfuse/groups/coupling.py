@@ -24,6 +24,7 @@ from symfuse.groups.monomial import Monomial, Permutation, random_index
 # it is rounded away.
 ITERATIONS, ERROR = 1000, 1e-4
 CENTRING = 20  # of prices
+LEAST = 1e-9  # regularisation, below which exp(−C/ε) is nothing but zeros and ones
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,6 +205,8 @@ def sinkhorn(name: str) -> Sinkhorn | None:
         regularisation = float(value)
     except ValueError:
         regularisation = -1
-    if not 0 < regularisation < math.inf:
-        raise OptionError(f"groups: {name!r}: what follows the colon is the regularisation, a positive number")
+    if not LEAST <= regularisation < math.inf:
+        raise OptionError(
+            f"{name!r}: what follows the colon is the regularisation, at least {LEAST:g}; for less, take emd"
+        )
     return Sinkhorn(regularisation)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from symfuse.architectures import Model
+from symfuse.architectures.stacks import piece_of
 from symfuse.errors import CheckpointError, IncompatibleError, OptionError
 from symfuse.evaluate import Batch
 from symfuse.evaluate.tasks.base import IGNORED
@@ -61,10 +62,12 @@ def learn(inputs: Inputs, *, by: str = "layer", steps: int = 100, rate: float = 
         fell = f"from {sum(before) / len(tasks):.4f} to {sum(after) / len(tasks):.4f}"
         notes = (f"adamerging: the mean entropy did not fall in {steps} steps ({fell}); take more, or a smaller rate",)
     found = coefficients.tolist()
+    spec = inputs.models[0].spec
     numbers = {name: number for number, names in enumerate(mixture.groups.values()) for name in names}
 
     def weight(model: int, name: str) -> float | None:
-        number = numbers.get(name, numbers.get(name.rpartition(".")[0]))  # files may have a stack in numbered pieces
+        piece = None if name in numbers else piece_of(name, spec)  # files may have a stack in pieces
+        number = numbers.get(name if piece is None else piece.stack)
         return None if number is None else found[model][number]
 
     record = {
@@ -82,7 +85,7 @@ def learn(inputs: Inputs, *, by: str = "layer", steps: int = 100, rate: float = 
     paper="Yang et al. 2024, AdaMerging, arXiv 2310.02575",
     base="required",
     learn=learn,
-    unlabelled=True,
+    unlabelled=lambda _parameters: True,
     ignored=("weight",),
 )
 def adamerging(stream: Stream, *, weight: PerModel = (0.3,)) -> Iterator[Tensor]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -77,9 +79,17 @@ class Learned:
     record: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
-        """The record, with the notes."""
-        return {**self.record, **({"notes": list(self.notes)} if self.notes else {})}
+
+def in_scratch(collect: Callable[..., Statistics]) -> Statistics:
+    """Statistics collected into a temporary folder (`scratch=`), which goes when nobody reads them any more."""
+    folder = Path(tempfile.mkdtemp(prefix="symfuse-"))
+    try:
+        found = collect(scratch=folder)
+    except BaseException:
+        shutil.rmtree(folder)
+        raise
+    weakref.finalize(found, shutil.rmtree, folder, ignore_errors=True)
+    return found
 
 
 @contextmanager

@@ -29,6 +29,9 @@ def collect(model: Model, task: Task, kind: str = "fisher", **options: Any) -> S
     for option in options:
         if option not in known:
             raise OptionError(f"{kind} has no option {option!r}{suggestion(option, known)}; it has {', '.join(known)}")
+    for option in ("memory", "seed"):
+        if not isinstance(options.get(option), int | None) or isinstance(options.get(option), bool):
+            raise OptionError(f"{option} is {options[option]!r:.40}; expected a whole number")
     if kind == "fisher" and not isinstance(task, Predicting):
         raise OptionError(
             f"{task.name} on {task.source}: a Fisher information is of a task that predicts classes; name one"

@@ -29,7 +29,8 @@ def learn(inputs: Inputs) -> Learned:
     paper="McMahan et al. 2017, Communication-efficient learning, arXiv 1602.05629",
     learn=learn,
     data_required=False,
-    unlabelled=True,
+    unlabelled=lambda _parameters: True,
+    ignored=("weight",),
 )
 def fedavg(stream: Stream, *, samples: PerModel = (0.0,), weight: PerModel = (1.0,)) -> Iterator[Tensor]:
     """Σ nᵢ θᵢ / Σ nᵢ (McMahan et al. 2017, algorithm 1).

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,7 +18,7 @@ from symfuse.errors import OptionError
 from symfuse.evaluate import Batch
 from symfuse.evaluate.tasks.base import IGNORED, NOT_INPUTS
 from symfuse.evaluate.tasks.predicting import Predicting
-from symfuse.guided.base import Inputs, Learned, canonical_names, running
+from symfuse.guided.base import Inputs, Learned, canonical_names, in_scratch, running
 from symfuse.merging.base import PerModel, method
 from symfuse.merging.linear import linear
 from symfuse.merging.stream import Stream
@@ -31,19 +34,28 @@ FEW = 32  # examples; of fewer, most entries are what a handful of texts happene
 def learn(inputs: Inputs, *, labels: str = "sampled") -> Learned:
     """labels: whose likelihood it is of: "sampled" from the model's own predictions (the Fisher information; the data
     need no labels), or "given" with the data (the empirical one)."""
-    if labels not in LABELS:
-        raise OptionError(f"labels is {labels!r}; expected {' or '.join(LABELS)}")
+    require_labels(labels)
     found = []
     for i, model in enumerate(inputs.models):
         if (statistics := inputs.saved(i)) is None:
             task = inputs.predicting(i)
             inputs.report(f"Fisher information of {model.name} on {task.source}")
-            statistics = fisher_of(model, task, labels=labels, seed=inputs.seed)
+            statistics = in_scratch(partial(fisher_of, model, task, labels=labels, seed=inputs.seed))
         found.append(statistics)
-    few = [f"{s.count} of {s.name}" for s in found if s.count < FEW]
-    notes = (f"the Fisher information is of few examples ({', '.join(few)}); take more data",) if few else ()
-    record = {"labels": labels, "examples": {m.name: s.count for m, s in zip(inputs.models, found, strict=True)}}
-    return Learned(statistics=tuple(found), record=record, notes=notes)
+    notes = list[str]()
+    if few := [f"{s.count} of {s.name}" for s in found if s.count < FEW]:
+        notes.append(f"the Fisher information is of few examples ({', '.join(few)}); take more data")
+    kinds = [s.provenance.get("labels") for s in found]  # saved ones have their own
+    if len(set(kinds)) > 1:
+        notes.append(f"the Fisher information of some models is of sampled labels, of others of given ones: {kinds}")
+    record = {"labels": kinds, "examples": {m.name: s.count for m, s in zip(inputs.models, found, strict=True)}}
+    return Learned(statistics=tuple(found), record=record, notes=tuple(notes))
+
+
+def require_labels(labels: str) -> None:
+    """OptionError for labels that there are not."""
+    if labels not in LABELS:
+        raise OptionError(f"labels is {labels!r:.40}; expected {' or '.join(LABELS)}")
 
 
 @method(
@@ -52,6 +64,7 @@ def learn(inputs: Inputs, *, labels: str = "sampled") -> Learned:
     paper="Matena and Raffel 2022, Merging models with Fisher-weighted averaging, arXiv 2111.09832",
     learn=learn,
     statistics="fisher",
+    unlabelled=lambda parameters: parameters.get("labels") != "given",
 )
 def fisher(stream: Stream, *, weight: PerModel = (1.0,), floor: float = 1e-6, scale: str = "none") -> Iterator[Tensor]:
     """Σ wᵢ Fᵢ θᵢ / Σ wᵢ Fᵢ, entry by entry (Eq. 3), with Fᵢ at least `floor` times the mean of all entries of all
@@ -62,12 +75,14 @@ def fisher(stream: Stream, *, weight: PerModel = (1.0,), floor: float = 1e-6, sc
         raise OptionError(f"scale is {scale!r}; expected {', '.join(SCALES)}")
     if floor < 0 or min(weight) < 0:
         raise OptionError(f"weights {list(weight)} and floor {floor}: a weighted mean needs numbers of at least 0")
+    shares = normalized(weight, "")
     if None in stream.statistics:
         yield from linear(stream, weight=weight)
         return
-    shares, known = normalized(weight), [one for one in stream.statistics if one is not None]
-    sizes = [one.values.get(scale) or 1.0 for one in known]
-    least = floor * math.fsum(one.values["mean"] / size for one, size in zip(known, sizes, strict=True)) / len(known)
+    known = [one for one in stream.statistics if one is not None]
+    values = [one.values for one in known]
+    sizes = [one.get(scale) or 1.0 for one in values]
+    least = floor * math.fsum(one["mean"] / size for one, size in zip(values, sizes, strict=True)) / len(known)
     for block in stream:
         top, bottom, plain = (torch.zeros_like(block.tensors[0]) for _ in range(3))
         for tensor, share, one, size in zip(block.tensors, shares, known, sizes, strict=True):
@@ -83,30 +98,32 @@ def fisher(stream: Stream, *, weight: PerModel = (1.0,), floor: float = 1e-6, sc
         yield torch.where(agree, block.tensors[0], out)  # without rounding
 
 
-def fisher_of(model: Model, task: Predicting, *, labels: str = "sampled", seed: int = 0) -> Statistics:
+def fisher_of(
+    model: Model, task: Predicting, *, labels: str = "sampled", seed: int = 0, scratch: Path | None = None
+) -> Statistics:
     """The diagonal of the Fisher information of a model: the mean over examples of (∂ log p(y|x) / ∂θ)².
 
-    In float32. Memory: the model twice, and what one batch takes to train on. seed: of the labels that are sampled,
-    which depend on it and the example only, not on batches and padding.
+    In float32. Memory: the model twice, with what one batch takes to train on; and while two examples are compared (see
+    `fisher_diagonal`) the model twice more. scratch: an empty folder into which the result is written, and from which
+    it is read; by default it stays in memory. seed: of the labels that are sampled, which depend on it and the example
+    only, not on batches and padding.
     """
+    require_labels(labels)
     with running([model], task) as space:
         module = space.set([1.0])
         names = canonical_names(model, module)
         found = fisher_diagonal(module, task.batches, log_likelihood(task, labels, seed), parameters=names)
     tensors = {names[name]: tensor for name, tensor in found.tensors.items()}
     provenance = {
-        "model": model.checkpoint.lineage(), "task": task.describe(), "labels": labels, "seed": seed,
-        "notes": list(found.notes), "values": totals(tensors),
+        "model": model.checkpoint.lineage(compute=True), "task": task.describe(), "labels": labels, "seed": seed,
+        "notes": list(found.notes),
     }  # fmt: skip
-    return Statistics("fisher", tensors, found.count, provenance, name=f"the Fisher information of {model.name}")
-
-
-def totals(tensors: dict[str, Tensor]) -> dict[str, float]:
-    """What entries are compared with: their mean, and the Euclidean norm of all."""
-    count = sum(tensor.numel() for tensor in tensors.values())
-    mean = math.fsum(tensor.sum(dtype=torch.float64).item() for tensor in tensors.values()) / count
-    norm = math.sqrt(math.fsum(tensor.double().square().sum().item() for tensor in tensors.values()))
-    return {"mean": mean, "norm": norm}
+    name = f"the Fisher information of {model.name}"
+    statistics = Statistics("fisher", tensors, found.count, provenance, name=name)
+    if scratch is None:
+        return statistics
+    statistics.write(scratch)
+    return replace(Statistics.load(scratch), name=name)
 
 
 def log_likelihood(task: Predicting, labels: str, seed: int) -> Callable[[nn.Module, Batch], Tensor]:

@@ -82,14 +82,14 @@ def _validation(inputs: Inputs) -> Task:
 
 
 def _value(score: Score, metric: str, task: Task) -> float:
-    """The higher the better; −∞ if it is not finite."""
+    """The higher the better; −∞ if it, or the loss, is not finite: where outputs are NaN, accuracy means nothing."""
     known = {**score.metrics, "loss": -score.loss}
     if metric not in known:
         raise OptionError(
             f"greedy_soup: {task.name} has no metric {metric!r}{suggestion(metric, known)}; choose from "
             f"{', '.join(known)}"
         )
-    return known[metric] if math.isfinite(known[metric]) else -math.inf
+    return known[metric] if math.isfinite(known[metric]) and math.isfinite(score.loss) else -math.inf
 
 
 def _finite(value: float) -> float | None:

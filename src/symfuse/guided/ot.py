@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from symfuse.architectures import Model
-from symfuse.errors import UnknownArchitectureError
+from symfuse.errors import OptionError, UnknownArchitectureError
 from symfuse.groups import Sinkhorn
 from symfuse.guided.base import Inputs, Learned
 from symfuse.matching import nearest_to_mean
@@ -27,6 +27,8 @@ def learn(
 ) -> Learned:
     """Every model moved onto the one nearest to their mean; see `ot_alignment`. With data, by what units do on those of
     the model that is moved; else by their weights. Labels are not looked at."""
+    if solver == "emd" and regularisation != Sinkhorn().regularisation:
+        raise OptionError("regularisation is of the solver sinkhorn; leave it out, or take that")
     models = list(inputs.models)
     if strange := [model.name for model in models if not model.declared]:
         raise UnknownArchitectureError(
@@ -69,7 +71,7 @@ def learn(
     models=(2, None),
     learn=learn,
     data_required=False,
-    unlabelled=True,
+    unlabelled=lambda _parameters: True,
 )
 def ot(stream: Stream, *, weight: PerModel = (1.0,), normalize: bool = True) -> Iterator[Tensor]:
     """The weighted sum of the moved models, as `linear`."""

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-import weakref
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from symfuse.architectures import Model
 from symfuse.evaluate import Task
-from symfuse.guided.base import Inputs, Learned, running
+from symfuse.evaluate.tasks.base import readable
+from symfuse.guided.base import Inputs, Learned, in_scratch, running
 from symfuse.merging.base import method
 from symfuse.merging.regmean import merge
 from symfuse.stats.gram import gram_matrices
@@ -25,13 +24,8 @@ def learn(inputs: Inputs) -> Learned:
         if (statistics := inputs.saved(i)) is None:
             task = inputs.task(i)
             inputs.report(f"Gram matrices of {model.name} on {task.source}")
-            scratch = Path(tempfile.mkdtemp(prefix="symfuse-"))
-            try:
-                statistics = gram_of(model, task, memory=inputs.memory, scratch=scratch)
-            except BaseException:
-                shutil.rmtree(scratch)
-                raise
-            weakref.finalize(statistics, shutil.rmtree, scratch, ignore_errors=True)  # when nobody reads it any more
+            collected = partial(gram_of, model, task, memory=inputs.memory)
+            statistics = in_scratch(collected)
         found.append(statistics)
     record = {"examples": {m.name: s.count for m, s in zip(inputs.models, found, strict=True)}}
     notes = tuple(note for s in found for note in s.notes())
@@ -44,7 +38,7 @@ regmean = method(
     paper="Jin et al. 2023, Dataless Knowledge Fusion by Merging Weights of Language Models, arXiv 2212.09849 (Eq. 2)",
     learn=learn,
     statistics="gram",
-    unlabelled=True,
+    unlabelled=lambda _parameters: True,
 )(merge)
 
 
@@ -53,6 +47,7 @@ def gram_of(model: Model, task: Task, *, memory: int | None = None, scratch: Pat
     with running([model], task) as space:
         module = space.set([1.0])
         names = [name for name in model.spec.tensors if name not in model.spec.tied]
-        found = gram_matrices(module, task.batches, names, memory=memory, scratch=scratch)
-    provenance = {"model": model.checkpoint.lineage(), "task": task.describe()}
+        with readable(module):
+            found = gram_matrices(module, task.batches, names, memory=memory, scratch=scratch)
+    provenance = {"model": model.checkpoint.lineage(compute=True), "task": task.describe()}
     return replace(found, provenance=provenance, name=f"the Gram matrices of {model.name}")

@@ -18,11 +18,17 @@ from symfuse.stats.statistics import Statistics
 @dataclass(frozen=True)
 class Found:
     """What a method learned. models: of the merge, moved where the method moves them. numbers: of those that it learned
-    from, by their number in the merge."""
+    from, by their number in the merge. data: of each, what it was shown: of a task or of saved statistics."""
 
     models: tuple[Model, ...]
     numbers: Mapping[int, int]
     learned: Learned
+    data: tuple[Mapping[str, Any] | None, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """What was learned, from what."""
+        notes = {"notes": list(self.learned.notes)} if self.learned.notes else {}
+        return {**self.learned.record, **notes, "data": [None if one is None else dict(one) for one in self.data]}
 
     def weight(self, model: int, name: str) -> float | None:
         if self.learned.weights is None or model not in self.numbers:
@@ -33,7 +39,7 @@ class Found:
         if not self.learned.statistics or model not in self.numbers:
             return None
         found = self.learned.statistics[self.numbers[model]]
-        return None if found is None else found.of(name)
+        return None if found is None else found.of(name, self.models[model].spec)
 
 
 class Pending:
@@ -71,6 +77,8 @@ def learn(
         if any(given is not None for given in (*(tasks or ()), *(statistics or ()))):
             raise OptionError(f"{method.name} does not look at data; leave data and statistics out")
         return None
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise OptionError(f"seed is {seed!r:.24}; expected a whole number")
     apart = base if method.base != "unused" else None
     numbers = [i for i in range(len(models)) if i != apart] if of is None else list(of)
     for what, listed in (("data", tasks), ("statistics", statistics)):
@@ -102,4 +110,7 @@ def learn(
     found = list(models)
     for i, model in zip(numbers, learned.moved or (), strict=False):
         found[i] = model
-    return Found(tuple(found), {number: i for i, number in enumerate(numbers)}, learned)
+    shown = [None if one is None else one.provenance for one in saved or [None] * len(numbers)]
+    for i, task in enumerate(inputs.tasks):
+        shown[i] = shown[i] if task is None or shown[i] is not None else task.describe()
+    return Found(tuple(found), {number: i for i, number in enumerate(numbers)}, learned, tuple(shown))

@@ -149,17 +149,19 @@ class Checkpoint(Mapping[str, Tensor]):
         }
         return self.replace(tensors=_Cast(self, infos), infos=infos)
 
-    def lineage(self) -> dict[str, Any]:
+    def lineage(self, *, compute: bool = False) -> dict[str, Any]:
         """What tells this model from others: name, folder, and a sha256 over names, dtypes, shapes, the first numbers
-        of each tensor, and adapters as a whole; of a model that is computed (aligned, merged) its name for the numbers.
+        of each tensor, and adapters as a whole; of a model that is computed (aligned, merged) its name for the numbers,
+        or with `compute` its numbers too: the sha256 is then that of the model when it is saved.
         """
-        computed = hasattr(self._tensors, "wide")
+        computed = hasattr(self._tensors, "wide") and not compute
         digest = hashlib.sha256(self.name.encode() if computed else b"")
         for name in sorted(self):
             info = self.info(name)
             digest.update(f"{name} {info.dtype} {info.shape}".encode())
             if not computed:
-                digest.update(self.part(name, 0, min(64, math.prod(info.shape))).double().numpy().tobytes())
+                first = self.part(name, 0, min(64, math.prod(info.shape)))  # a computed one is rounded as it is saved
+                digest.update(first.to(info.dtype).double().cpu().numpy().tobytes())
         for path in sorted(path for folder in self.sources for path in folder.glob("adapter_*")):
             digest.update(path.read_bytes())
         folder = None if self.folder is None else str(self.folder)

@@ -25,6 +25,7 @@ PerModel = Annotated[Sequence[float], "one per model"]
 Merge = Callable[..., Iterator[Tensor]]
 # What a method learns from data before (`symfuse.guided.base`): from Inputs to Learned.
 Learn = Callable[..., Any]
+Unlabelled = Callable[[Mapping[str, Any]], bool]
 Base = Literal["required", "optional", "unused"]
 
 # Numbers meet tensors of float32, which torch refuses to scale by anything larger.
@@ -63,7 +64,7 @@ class Method:
     at least and at most. paper: the source. ignored: parameters that change nothing, and are there as recipes have
     them. learn: what it does first with the models' data (`symfuse.guided`), whose parameters are its too. statistics:
     the kind of those that it reads of each tensor, which may be given instead of data. data_required: whether it must
-    have one of both; unlabelled: it reads no labels."""
+    have one of both; unlabelled: whether it reads no labels, by its parameters."""
 
     name: str
     label: str
@@ -75,7 +76,7 @@ class Method:
     learn: Learn | None = None
     statistics: str | None = None
     data_required: bool = False
-    unlabelled: bool = False
+    unlabelled: Unlabelled = lambda _parameters: False
 
     @cached_property
     def parameters(self) -> Mapping[str, Parameter]:
@@ -123,7 +124,7 @@ def method(
     learn: Learn | None = None,
     statistics: str | None = None,
     data_required: bool = True,
-    unlabelled: bool = False,
+    unlabelled: Unlabelled = lambda _parameters: False,
 ) -> Callable[[Merge], Merge]:
     """Register a merge method under the name that recipes and the command line use."""
 

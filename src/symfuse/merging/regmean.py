@@ -73,7 +73,7 @@ def regmean(
     as it is, to the bit. name: for messages. OptionError if the sum is singular and there is no ridge.
     """
     _require(shares, alpha, ridge)
-    share = normalized(shares)
+    share = normalized(shares, "")
     first = weights[0].double()
     deltas = [(w.double() - first).movedim(dim, 0) for w in weights]
     mean = sum((c * d for c, d in zip(share[1:], deltas[1:], strict=True)), torch.zeros_like(deltas[0]))
@@ -106,5 +106,6 @@ def _solve(left: Tensor, right: Tensor, name: str) -> Tensor:
 def _require(shares: Sequence[float], alpha: float, ridge: float) -> None:
     if min(shares) < 0:
         raise OptionError(f"weights {list(shares)}: RegMean takes none below zero; use linear, or leave that model out")
+    normalized(shares, "")
     if not 0 <= alpha <= 1 or ridge < 0:
         raise OptionError(f"alpha is {alpha} and ridge {ridge}; expected alpha from 0 to 1, and ridge at least 0")

@@ -10,9 +10,10 @@ from symfuse.errors import OptionError
 
 def normalized(weights: Sequence[float], key: str = "normalize") -> list[float]:
     """Weights divided by their sum; OptionError if that is not above zero, where dividing would make no sense.
-    key: the parameter that turns this off."""
+    key: the parameter that turns this off, if there is one."""
     off = f"take them as they are (`{key}: false` under `parameters` of a recipe, --set {key}=false"
     off += ", --no-normalize)" if key == "normalize" else ")"
+    off = off if key else "give weights whose sum is above zero"
     if not all(math.isfinite(w) for w in weights):
         raise OptionError(f"weights {list(weights)}: each must be a finite number")
     total = math.fsum(weights)

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from symfuse.architectures import Model
-from symfuse.errors import OptionError, SymmetryError
-from symfuse.evaluate import TASKS, Records, Task, make_task, read_records, task_of
+from symfuse.errors import IncompatibleError, OptionError, SymmetryError
+from symfuse.evaluate import Records, Task, make_task, read_records
 from symfuse.guided import learn as learn_method
 from symfuse.guided import lookup
 from symfuse.io import Checkpoint
 from symfuse.merging import Method
 from symfuse.pipeline.stage import Stage
 from symfuse.plan import plan_recipe
-from symfuse.recipe import Data, Input, Recipe
+from symfuse.recipe import Data, Input, ModelRef, Recipe
 from symfuse.stats.statistics import Statistics
 
 
 def inputs_of(recipe: Recipe) -> list[Input]:
     """The models whose data a method looks at: those listed, the base aside if the method has one apart. Empty for
-    methods that look at none. OptionError for recipes by slices and modules, whose layers are of several models."""
+    methods that look at none. OptionError for recipes by slices and modules, whose layers are of several models, and
+    for a model that is listed twice."""
     method = lookup(recipe.merge_method)
     if method.learn is None:
         return []
@@ -30,7 +30,10 @@ def inputs_of(recipe: Recipe) -> list[Input]:
         raise OptionError(
             f"{method.name} looks at data of whole models: list them under `models`, not in slices or modules"
         )
-    return [given for given in recipe.models if method.base == "unused" or given.model != recipe.base_model]
+    found = [given for given in recipe.models if method.base == "unused" or given.model != recipe.base_model]
+    if twice := [str(given.model) for i, given in enumerate(found) if given.model in [o.model for o in found[:i]]]:
+        raise OptionError(f"{twice[0]} is listed twice, and {method.name} looks at data of each model; list it once")
+    return found
 
 
 def tasks_of(recipe: Recipe, checkpoints: Sequence[Checkpoint]) -> list[Task | None]:
@@ -40,7 +43,8 @@ def tasks_of(recipe: Recipe, checkpoints: Sequence[Checkpoint]) -> list[Task | N
     that cannot read them.
     """
     method, read, found = lookup(recipe.merge_method), dict[tuple[str, str], Records](), list[Task | None]()
-    for number, (given, checkpoint) in enumerate(zip(inputs_of(recipe), checkpoints, strict=True)):
+    parameters = _parameters(recipe, method)
+    for given, checkpoint in zip(inputs_of(recipe), checkpoints, strict=True):
         data = (given.data or Data()).over(recipe.data)
         if given.statistics is not None or data.file is None:
             found.append(None)
@@ -55,20 +59,17 @@ def tasks_of(recipe: Recipe, checkpoints: Sequence[Checkpoint]) -> list[Task | N
         try:
             if key not in read:
                 read[key] = read_records(data.file, encoding=data.encoding)
-            found.append(task_of_data(data, read[key], checkpoint, method))
+            found.append(task_of_data(data, read[key], checkpoint, unlabelled=method.unlabelled(parameters)))
         except OptionError as error:
             own = f"models[{recipe.models.index(given)}].data" if given.data is not None else "data"
             recipe.refuse(error, own)
-        assert len(found) == number + 1
     return found
 
 
-def task_of_data(data: Data, records: Records, checkpoint: Checkpoint, method: Method) -> Task:
-    """Data as a model reads them, without labels for a method that reads none."""
+def task_of_data(data: Data, records: Records, checkpoint: Checkpoint, *, unlabelled: bool) -> Task:
+    """Data as a model reads them."""
     columns: dict[str, Any] = {f"{role}_column": name for role, name in data.columns.items()}
-    name = data.task or task_of(checkpoint)
-    without = method.unlabelled and name in TASKS and "unlabelled" in inspect.signature(TASKS[name].prepare).parameters
-    return make_task(name, records, checkpoint, **columns, **data.options, **({"unlabelled": True} if without else {}))
+    return make_task(data.task, records, checkpoint, **columns, **data.options, unlabelled=unlabelled)
 
 
 def statistics_of(stage: Stage) -> list[Statistics | None]:
@@ -85,6 +86,11 @@ def statistics_of(stage: Stage) -> list[Statistics | None]:
             continue
         statistics = Statistics.load(given.statistics)
         statistics.require(Model.of(stage.opened[given.model], undeclared=True))
+        if why := _rewritten(stage, given.model):
+            raise IncompatibleError(
+                f"{given.statistics}: {given.model} is rewritten before the merge ({why}), and statistics of it as it "
+                "was do not fit any more; leave them out, and give data"
+            )
         alignment = stage.alignments.get(given.model)
         framed = next((a.frame for a in stage.alignments.values()), ())
         if alignment is None and framed:
@@ -92,8 +98,19 @@ def statistics_of(stage: Stage) -> list[Statistics | None]:
                 f"{given.statistics}: the alignment brings {given.model} into another frame ({', '.join(framed)}), in "
                 "which these statistics were not taken; leave them out, and give data"
             )
-        found.append(statistics if alignment is None else moved_statistics(statistics, alignment))
+        found.append(statistics if alignment is None else moved_statistics(statistics, alignment, known=True))
     return found
+
+
+def _rewritten(stage: Stage, ref: ModelRef) -> str | None:
+    """What was done to a model before it was aligned that its statistics do not follow."""
+    if stage.vocabulary is not None and not stage.vocabulary.unchanged(list(stage.models).index(ref)):
+        return "another vocabulary"
+    before, after = (Model.of(each[ref], undeclared=True).spec for each in (stage.opened, stage.models))
+    framed = any(alignment.frame for alignment in stage.alignments.values())  # which is looked at for itself
+    if not framed and (before.tied.keys() != after.tied.keys() or before.tensors.keys() != after.tensors.keys()):
+        return "tensors were untied, left out or added"
+    return None
 
 
 def learn(stage: Stage, *, memory: int | None = None, report: Callable[[str], None] = lambda _line: None) -> Stage:
@@ -106,15 +123,16 @@ def learn(stage: Stage, *, memory: int | None = None, report: Callable[[str], No
     models = [Model.of(checkpoint, undeclared=True) for checkpoint in stage.models.values()]
     plan_recipe(recipe, dict(zip(refs, models, strict=True)), stage.kept)  # whether they fit, before data are looked at
     apart = method.base != "unused" and recipe.base_model is not None
+    tasks, parameters = tasks_of(recipe, [stage.models[given.model] for given in inputs]), _parameters(recipe, method)
     try:
         found = learn_method(
             method,
             models,
             of=[refs.index(given.model) for given in inputs],
             base=refs.index(recipe.base_model) if apart and recipe.base_model is not None else None,
-            tasks=tasks_of(recipe, [stage.models[given.model] for given in inputs]),
+            tasks=tasks,
             statistics=statistics_of(stage),
-            parameters=_parameters(recipe, method),
+            parameters=parameters,
             heads=recipe.heads,
             seed=recipe.seed,
             memory=memory,

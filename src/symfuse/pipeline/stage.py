@@ -16,6 +16,7 @@ from symfuse.errors import OptionError
 from symfuse.guided import Found
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
+from symfuse.io.companions import is_of_tokenizer
 from symfuse.io.messages import some
 from symfuse.plan import template_of
 from symfuse.recipe import ModelRef, Recipe, without_effect
@@ -131,7 +132,9 @@ def prepare(recipe: Recipe, models: Mapping[ModelRef, Checkpoint], options: Reco
     vocabulary = None
     if recipe.tokenizer is not None:
         vocabulary = _vocabulary(recipe, refs, checkpoints, models, stage.template)
-        checkpoints = rewrite(checkpoints, vocabulary, vocabulary_tensors)
+        checkpoints = [
+            _reading(checkpoint, vocabulary) for checkpoint in rewrite(checkpoints, vocabulary, vocabulary_tensors)
+        ]
         notes += vocabulary.report.lines()
     opened = [Model.of(checkpoint, undeclared=True) for checkpoint in checkpoints]
     notes += [note for model in opened for note in model.notes]
@@ -148,6 +151,14 @@ def prepare(recipe: Recipe, models: Mapping[ModelRef, Checkpoint], options: Reco
         config=done.config,
         vocabulary=vocabulary,
     )
+
+
+def _reading(checkpoint: Checkpoint, vocabulary: Vocabulary) -> Checkpoint:
+    """A model with the tokenizer of its new rows, which is what data are read by."""
+    if not vocabulary.files:
+        return checkpoint
+    kept = {name: data for name, data in checkpoint.companions().items() if not is_of_tokenizer(name)}
+    return checkpoint.replace(files=kept | dict(vocabulary.files))
 
 
 def _names(recipe: Recipe, models: Sequence[Model]) -> set[str]:

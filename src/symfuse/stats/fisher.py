@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from symfuse.errors import CheckpointError, DataError, OptionError
+from symfuse.errors import CheckpointError, DataError, IncompatibleError, OptionError
 from symfuse.io import is_finite
 from symfuse.stats.per_example import Meetings, NotCovered, add_squares
 
@@ -112,7 +112,8 @@ class _Taken:
             self.meetings = self._add_together(together, batch, 2, number, None)
         except NotCovered as error:
             self._note(str(error))
-        except (RuntimeError, ValueError, IndexError, TypeError) as error:  # of shapes that the model does not expect
+        # Of shapes that the model does not expect, which a task says in its own words.
+        except (RuntimeError, ValueError, IndexError, TypeError, IncompatibleError) as error:
             self._note(f"together they do not run ({type(error).__name__}: {str(error).splitlines()[0]})")
         else:
             differs = _differing(each, together, self.wanted)

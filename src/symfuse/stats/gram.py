@@ -6,7 +6,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -51,15 +51,15 @@ def gram_matrices(
     that its mask does not call padding; of what is pooled, [batch, width], every row counts. progress: called after
     each batch with how many are done, and how many there are.
 
-    Products are of float32 at least. A map that is called again in one run counts again if it reads as many positions
-    (a layer that is run several times), and not if it reads others (the relative positions of DeBERTa). OptionError
-    for no batches, no positions, or memory for less than one Gram matrix; CheckpointError for inputs that are not
-    finite.
+    Products are of float32 at least. A map that is called several times in one run counts each time (a layer that is
+    run several times), but not where it reads what is the same for every batch (the relative positions of DeBERTa),
+    unless it reads nothing else. OptionError for no batches, no positions, or memory for less than one Gram matrix;
+    CheckpointError for inputs that are not finite.
     """
     if not batches:
         raise OptionError("there are no batches to take Gram matrices from")
     maps = _maps(module, names)
-    shared = _shared(module, maps, batches[0])
+    shared, fixed = _shared(module, maps, batches[0])
     groups = _groups({entry: maps[entry].width for entry in shared}, memory)
     kept: dict[str, Tensor] = {}
     stored: dict[str, StoredTensor] = {}
@@ -68,7 +68,8 @@ def gram_matrices(
     for number, group in enumerate(groups):
         report = partial(_report, progress, number * len(batches), len(groups) * len(batches))
         sums = {entry: _Sums(maps[entry].width) for entry in group}
-        examples = _run(module, batches, maps, {entry: shared[entry] for entry in group}, sums, keep, report)
+        hearing = _Hearing({entry: shared[entry] for entry in group}, fixed, sums)
+        examples = _run(module, batches, maps, hearing, keep, report)
         called = {entry: one for entry, one in sums.items() if one.calls}
         inputs |= {name: Input(e, maps[name].dim, one.positions) for e, one in called.items() for name in shared[e]}
         tensors = {f"{e}.{key}": partial(one.read, e, key) for e, one in called.items() for key in ("gram", "sum")}
@@ -106,25 +107,41 @@ def _maps(module: nn.Module, names: Collection[str]) -> dict[str, _Map]:
     return found
 
 
-def _shared(module: nn.Module, maps: Mapping[str, _Map], batch: Batch) -> dict[str, tuple[str, ...]]:
-    """The weights that read one and the same tensor, by the one that does so first: found by running one example."""
-    numbers, fresh = WeakIdKeyDictionary(), count()
-    calls: dict[str, list[int]] = {name: [] for name in maps}
-    sizes: dict[str, torch.Size] = {}
-
-    def hear(name: str, x: Tensor) -> None:
-        if sizes.setdefault(name, x.shape[:-1]) == x.shape[:-1]:
-            if x not in numbers:
-                numbers[x] = next(fresh)
-            calls[name].append(numbers[x])
-
-    with _listening(maps, hear), plainly():
-        module(**inputs_of(module, {key: field[:1] for key, field in batch.items()}))
+def _shared(
+    module: nn.Module, maps: Mapping[str, _Map], batch: Batch
+) -> tuple[dict[str, tuple[str, ...]], dict[str, set[int]]]:
+    """The weights that read one and the same tensor, by the one that does so first; and of each weight the calls, by
+    number, in which it reads what is no part of the batch. Found by running one example, alone and twice over: what is
+    of the batch has more positions then."""
+    one = {key: field[:1] for key, field in batch.items()}
+    alone, twice = _Calls(), _Calls()
+    with _listening(maps, alone), plainly():
+        module(**inputs_of(module, one))
+    # A model that takes one example only has mostly been heard when it says so.
+    with suppress(RuntimeError, ValueError), _listening(maps, twice), plainly():
+        module(**inputs_of(module, {key: torch.cat([field, field]) for key, field in one.items()}))
     found: dict[tuple[int, ...], list[str]] = defaultdict(list)
-    for name in sizes:  # in the order in which they read
-        found[tuple(calls[name])].append(name)
-    alone = {name: (name,) for name in maps if name not in sizes}
-    return {names[0]: tuple(names) for names in found.values()} | alone
+    fixed: dict[str, set[int]] = {}
+    for name, calls in alone.of.items():  # in the order in which they read
+        pairs = zip(calls, twice.of.get(name, ()), strict=False)
+        same = {number for number, (a, b) in enumerate(pairs) if a[1] == b[1]}
+        fixed[name] = same if len(same) < len(calls) else set()
+        found[tuple(tensor for number, (tensor, _) in enumerate(calls) if number not in fixed[name])].append(name)
+    silent = {name: (name,) for name in maps if name not in alone.of}
+    return {names[0]: tuple(names) for names in found.values()} | silent, fixed
+
+
+class _Calls:
+    """What is read in one run. of: by weight, for each call, the number of the tensor and of its positions."""
+
+    def __init__(self) -> None:
+        self.of: dict[str, list[tuple[int, int]]] = {}
+        self._numbers, self._fresh = WeakIdKeyDictionary(), count()
+
+    def __call__(self, name: str, x: Tensor) -> None:
+        if x not in self._numbers:
+            self._numbers[x] = next(self._fresh)
+        self.of.setdefault(name, []).append((self._numbers[x], x.shape[:-1].numel()))
 
 
 def _groups(widths: Mapping[str, int], memory: int | None) -> list[list[str]]:
@@ -150,13 +167,11 @@ def _run(
     module: nn.Module,
     batches: Sequence[Batch],
     maps: Mapping[str, _Map],
-    shared: Mapping[str, Sequence[str]],
-    sums: Mapping[str, _Sums],
+    hearing: _Hearing,
     keep: Callable[[Batch], Tensor] | None,
     report: Callable[[int], None],
 ) -> int:
     """Add what is read in all batches; how many examples these are."""
-    hearing = _Hearing(shared, sums)
     examples = 0
     with _listening({name: maps[name] for name in hearing.entries}, hearing), plainly():
         for number, batch in enumerate(batches):
@@ -165,7 +180,7 @@ def _run(
             hearing.start(keep(batch) if keep is not None else present(batch))
             module(**inputs)
             report(number + 1)
-    if any(one.calls and not one.positions for one in sums.values()):
+    if any(one.calls and not one.positions for one in hearing.sums.values()):
         raise OptionError(
             "of the batches no positions are left to take Gram matrices from: all are masked, or left out"
         )
@@ -173,23 +188,28 @@ def _run(
 
 
 class _Hearing:
-    """What is read in one run of the module: the first of the weights of an entry adds it, the others are looked at."""
+    """What is read in one run of the module: the first of the weights of an entry adds it, the others are looked at.
+    fixed: by weight, the calls that do not count."""
 
-    def __init__(self, shared: Mapping[str, Sequence[str]], sums: Mapping[str, _Sums]) -> None:
+    def __init__(
+        self, shared: Mapping[str, Sequence[str]], fixed: Mapping[str, Collection[int]], sums: Mapping[str, _Sums]
+    ) -> None:
         self.entries = {name: entry for entry, names in shared.items() for name in names}
+        self.fixed = fixed
         self.sums = sums
         self.start(None)
 
     def start(self, mask: Tensor | None) -> None:
         self.mask = mask
-        self.sizes: dict[str, torch.Size] = {}
         self.read: dict[str, list[weakref.ref[Tensor]]] = defaultdict(list)
-        self.calls: Counter[str] = Counter()
+        self.heard: Counter[str] = Counter()
+        self.calls: Counter[str] = Counter()  # of these, those that count
 
     def __call__(self, name: str, x: Tensor) -> None:
-        entry = self.entries[name]
-        if self.sizes.setdefault(entry, x.shape[:-1]) != x.shape[:-1]:
+        self.heard[name] += 1
+        if self.heard[name] - 1 in self.fixed.get(name, ()):
             return
+        entry = self.entries[name]
         read = self.read[entry]
         if name == entry:
             read.append(weakref.ref(x))

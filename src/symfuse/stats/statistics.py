@@ -7,8 +7,10 @@ A folder has one file for each layer, and `statistics.json` with what the number
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,6 +22,7 @@ from torch import Tensor
 
 from symfuse import __version__
 from symfuse.architectures import Model
+from symfuse.architectures.stacks import Piece, piece_of
 from symfuse.errors import CheckpointError, IncompatibleError, LayoutError, OptionError
 from symfuse.io import TensorInfo, scan
 from symfuse.io.folder import read_json
@@ -62,6 +65,8 @@ class Statistics:
     [n, n] as NAME.gram and Σ x [n] as NAME.sum, NAME being an entry of `inputs`. tensors: read when they are asked for.
     count: of examples. provenance: JSON data; "model": the model's lineage. inputs: of a Gram, by the canonical name of
     each weight. name: for messages. sources: what is read, and never written to.
+
+    What is read is looked at: CheckpointError for NaN, infinity, and negative numbers in a Fisher information.
     """
 
     kind: Kind
@@ -71,6 +76,8 @@ class Statistics:
     inputs: Mapping[str, Input] = field(default_factory=dict)
     name: str = "statistics"
     sources: tuple[Path, ...] = ()
+    _last: threading.local = field(default_factory=threading.local, init=False, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     @cached_property
     def infos(self) -> Mapping[str, TensorInfo]:
@@ -78,21 +85,73 @@ class Statistics:
         known: Mapping[str, TensorInfo] | None = getattr(self.tensors, "infos", None)
         return {name: TensorInfo.of(t) for name, t in self.tensors.items()} if known is None else known
 
+    @property
+    def totals(self) -> Mapping[str, float]:
+        """What the entries of a Fisher information are compared with: their "mean" over all tensors, and the Euclidean
+        "norm" of all. Found once, when it is asked for, with one tensor in memory at a time."""
+        with self._lock:
+            return self._totals
+
+    @cached_property
+    def _totals(self) -> Mapping[str, float]:
+        sums, squares = list[float](), list[float]()
+        for name in self.infos:
+            tensor = self.read(name)
+            sums.append(tensor.sum(dtype=torch.float64).item())
+            squares.append(torch.linalg.vector_norm(tensor, dtype=torch.float64).item() ** 2)
+        count = sum(info.numel for info in self.infos.values())
+        return {"mean": math.fsum(sums) / max(1, count), "norm": math.sqrt(math.fsum(squares))}
+
     def read(self, name: str) -> Tensor:
-        """One tensor; CheckpointError if it holds NaN or infinity."""
-        tensor = self.tensors[name]
-        scan(name, tensor, self.name)
+        """One tensor."""
+        return self._checked(name, self.tensors[name])
+
+    def part(self, name: str, start: int, stop: int) -> Tensor:
+        """The elements from start to stop of a tensor as flat, read without the rest where they are in a file; of one
+        that is computed each thread keeps the whole until it asks for another."""
+        if isinstance(self.tensors, StoredTensors):
+            return self._checked(name, self.tensors.part(name, start, stop))
+        return self._checked(name, flat_part(self._whole(name), start, stop))
+
+    def _whole(self, name: str) -> Tensor:
+        tensor: Tensor
+        if isinstance(self.tensors, dict):
+            tensor = self.tensors[name]
+            return tensor
+        if getattr(self._last, "name", None) != name:
+            self._last.name = self._last.tensor = None  # gone before the next is computed
+            self._last.tensor = self.tensors[name]
+            self._last.name = name
+        tensor = self._last.tensor
         return tensor
 
-    def of(self, name: str) -> OfTensor | None:
-        """What is known of the model's tensor of that canonical name."""
-        if name not in (self.tensors if self.kind == "fisher" else self.inputs):
-            return None
-        return OfTensor(self, name)
+    def _checked(self, name: str, tensor: Tensor) -> Tensor:
+        where = f"{self.name}/{self.tensors.where(name)}" if isinstance(self.tensors, StoredTensors) else self.name
+        scan(name, tensor, where)
+        if self.kind == "fisher" and tensor.numel() and (least := tensor.float().amin().item()) < 0:
+            raise CheckpointError(
+                f"{name!r} of {where} holds {least:g}, and squared gradients are at least 0: this is no Fisher "
+                "information, or it is damaged; collect it again"
+            )
+        return tensor
+
+    def of(self, name: str, spec: Spec | None = None) -> OfTensor | None:
+        """What is known of the model's tensor of that canonical name. spec: the model's declaration, by which a Fisher
+        information is found for the pieces of a stack too, as `Model.as_in` calls them (STACK.number)."""
+        if name in (self.infos if self.kind == "fisher" else self.inputs):
+            return OfTensor(self, name)
+        piece = None if spec is None or self.kind != "fisher" else piece_of(name, spec)
+        return None if piece is None or piece.stack not in self.infos else OfTensor(self, piece.stack, piece)
 
     def require(self, model: Model) -> None:
         """IncompatibleError unless these are statistics of that model: of its weights, under its names and shapes."""
-        of, lineage = self.provenance.get("model") or {}, model.checkpoint.lineage()
+        of, lineage = self.provenance.get("model") or {}, model.checkpoint.lineage(compute=True)
+        before = (self.provenance.get("moved from") or {}).get("model") or {}
+        if of.get("sha256") is None and before.get("sha256") == lineage["sha256"]:
+            raise IncompatibleError(
+                f"{self.name}: moved with an alignment from {model.name}, which is here as it was; take the statistics "
+                "from before, or the aligned model"
+            )
         if of.get("sha256") not in (None, lineage["sha256"]):
             raise IncompatibleError(
                 f"{self.name}: taken from another model, {of.get('name')!r}, not from {model.name}; collect them again "
@@ -185,8 +244,15 @@ class Statistics:
         for name, info in self.infos.items():
             if not info.dtype.is_floating_point:
                 raise CheckpointError(f"{place}: {name!r} is {info}, expected floating-point numbers")
-        if self.count < 0 or (self.kind == "fisher" and self.inputs):
-            raise CheckpointError(f"{place / INDEX}: 'count' or 'inputs' make no sense for {self.kind} statistics")
+        if type(self.provenance.get("model") or {}) is not dict:
+            raise CheckpointError(f"{place / INDEX}: 'provenance.model' is no object, which names the model")
+        if not self.infos:
+            raise CheckpointError(f"{place / INDEX}: 'files' is empty; these statistics are of nothing, collect again")
+        most = max((self.count, *(given.positions for given in self.inputs.values())))
+        if self.count < 0 or most > 2**53 or (self.kind == "fisher" and self.inputs):
+            raise CheckpointError(
+                f"{place / INDEX}: 'count' or 'inputs' make no sense for {self.kind} statistics; collect them again"
+            )
         if self.kind == "fisher":
             return
         expected = {f"{i.entry}{suffix}" for i in self.inputs.values() for suffix in SUFFIXES["gram"].values()}
@@ -209,29 +275,32 @@ class Statistics:
 
 @dataclass(frozen=True, eq=False)
 class OfTensor:
-    """The statistics of one tensor of a model."""
+    """The statistics of one tensor of a model, or of a piece of it."""
 
     statistics: Statistics
     name: str
+    piece: Piece | None = None
 
     @property
     def values(self) -> Mapping[str, Any]:
-        """count: of examples; of a Gram `dim` and `positions` (see `Input`); and what the provenance has of all."""
-        given = self.statistics.inputs.get(self.name)
-        more = {} if given is None else {"dim": given.dim, "positions": given.positions}
-        return {"count": self.statistics.count, **self.statistics.provenance.get("values", {}), **more}
+        """count: of examples; of a Gram `dim` and `positions` (see `Input`); of a Fisher information, of all of its
+        tensors, `mean` and `norm`."""
+        count = {"count": self.statistics.count}
+        if self.statistics.kind == "fisher":
+            return {**count, **self.statistics.totals}
+        given = self.statistics.inputs[self.name]
+        return {**count, "dim": given.dim, "positions": given.positions}
 
     def read(self, key: str) -> Tensor:
         """ "fisher", of the tensor's shape; or of its input "gram" [n, n] and "sum" [n], over all positions."""
-        return self.statistics.read(self._key(key))
+        if self.piece is None:
+            return self.statistics.read(self._key(key))
+        return self.part(key, 0, self.piece.numel).reshape(self.piece.shape)
 
     def part(self, key: str, start: int, stop: int) -> Tensor:
-        """Some elements of it, flat, read without the rest where they are in a file."""
-        name, tensors = self._key(key), self.statistics.tensors
-        part = tensors.part(name, start, stop) if isinstance(tensors, StoredTensors) else None
-        found = flat_part(tensors[name], start, stop) if part is None else part
-        scan(name, found, self.statistics.name)
-        return found
+        """Some elements of it, flat."""
+        first = 0 if self.piece is None else self.piece.start
+        return self.statistics.part(self._key(key), first + start, first + stop)
 
     def _key(self, key: str) -> str:
         suffixes = SUFFIXES[self.statistics.kind]
@@ -253,8 +322,8 @@ def _stored(place: Path, files: Mapping[str, str]) -> StoredTensors:
     """The tensors that an index lists, each in the file that it says."""
     stored = {}
     for file in dict.fromkeys(files.values()):
-        if PurePath(file).name != file or not (place / file).is_file():
-            raise CheckpointError(f"{place / INDEX} names {file!r}, which is not there; complete the copy")
+        if PurePath(file).name != file or len(file) > 255 or not (place / file).is_file():
+            raise CheckpointError(f"{place / INDEX} names {file!r:.80}, which is not there; complete the copy")
         stored[file] = read_safetensors(place / file)
     faults = [name for name, file in files.items() if name not in stored[file]]
     faults += [name for file, held in stored.items() for name in held if files.get(name) != file]

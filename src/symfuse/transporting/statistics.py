@@ -24,7 +24,7 @@ from torch import Tensor
 
 from symfuse.alignment import Alignment
 from symfuse.architectures import Model
-from symfuse.errors import SymmetryError
+from symfuse.errors import IncompatibleError, SymmetryError
 from symfuse.io import Checkpoint
 from symfuse.spec import Atom, Axis, Declared, Layout, Shift
 from symfuse.spec.layout import Node
@@ -55,12 +55,18 @@ def transport_statistics(
 
 
 def moved_statistics(
-    statistics: Statistics, alignment: Alignment, base: Checkpoint | None = None, moved: Checkpoint | None = None
+    statistics: Statistics,
+    alignment: Alignment,
+    base: Checkpoint | None = None,
+    moved: Checkpoint | None = None,
+    *,
+    known: bool = False,
 ) -> Statistics:
     """Statistics of A' from those of A, each tensor computed when it is read.
 
     base: A, where it has tensors that the alignment does not declare, such as another head. moved: A', whose lineage
-    they get. Raises IncompatibleError for statistics of another model; SymmetryError for alignments with a frame or
+    they get. known: that they are of A is. Raises IncompatibleError for statistics of another model, and for moved ones
+    of a model that nobody knows; SymmetryError for alignments with a frame or
     variants, and of a Fisher information for those that rotate an axis, or translate biases of values.
     """
     require_exact(alignment)
@@ -76,6 +82,8 @@ def moved_statistics(
     statistics.require_shapes(alignment.spec, "this alignment" if base is None else base.name)
     compute = _of_gram(statistics, alignment) if statistics.kind == "gram" else _of_fisher(statistics, alignment)
     of = statistics.provenance.get("model") or {}
+    if not known and base is None:
+        _require_source(statistics, alignment)
     lineage = {"name": f"{of.get('name')} (aligned)", "sha256": None} if moved is None else moved.lineage()
     history = {"model": dict(of), "by": dict(alignment.provenance)}
     return replace(
@@ -85,11 +93,27 @@ def moved_statistics(
     )
 
 
+def _require_source(statistics: Statistics, alignment: Alignment) -> None:
+    """IncompatibleError for statistics of another model than the alignment was made for, as far as both say."""
+    of, source = statistics.provenance.get("model") or {}, alignment.provenance.get("source")
+    source = source if isinstance(source, Mapping) and source.get("folder") else {}
+    if of.get("sha256") is None and "moved from" in statistics.provenance:
+        raise IncompatibleError(
+            f"{statistics.name}: moved before, and of which model they are now is not known; move those from before by "
+            "the composed alignment, or collect them again"
+        )
+    if source.get("sha256") not in (None, of.get("sha256")) and of.get("sha256") is not None:
+        raise IncompatibleError(
+            f"{statistics.name}: of {of.get('name')!r}, and the alignment moves {source.get('name')!r}; take the "
+            "statistics of that model"
+        )
+
+
 def _of_fisher(statistics: Statistics, alignment: Alignment) -> dict[str, Compute]:
     maps = Maps.of(alignment, WAY_OUT)
 
     def compute(name: str) -> Tensor:
-        return maps.second.move(name, wide(statistics.name, name, statistics.tensors[name]))
+        return maps.second.move(name, wide(statistics.name, name, statistics.read(name)))
 
     return {name: partial(compute, name) for name in statistics.infos}
 

@@ -47,14 +47,17 @@ _HEADS = {
 def make_task(name: str | None, records: Records, checkpoint: Checkpoint, **options: Any) -> Task:
     """A task of TASKS, or for None the one that the checkpoint is made for, on these data.
 
-    options: those of the task's `prepare`. OptionError for a task or an option that does not exist; DataError if the
-    data are not what the task needs; CheckpointError if the checkpoint lacks its tokenizer or image processor.
+    options: those of the task's `prepare`; `unlabelled`, that labels are not read, any task takes. OptionError for a
+    task or an option that does not exist; DataError if the data are not what the task needs; CheckpointError if the
+    checkpoint lacks its tokenizer or image processor.
     """
     name = task_of(checkpoint) if name is None else name
     if name not in TASKS:
         raise OptionError(f"there is no task {name!r}{suggestion(name, TASKS)}; choose one of {', '.join(TASKS)}")
     kind = TASKS[name]
     known = list(inspect.signature(kind.prepare).parameters)[2:]
+    if "unlabelled" not in known:  # there are no labels to leave out
+        options.pop("unlabelled", None)
     for option in options:
         if option not in known:
             raise OptionError(

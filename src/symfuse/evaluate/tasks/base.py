@@ -13,14 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from symfuse.errors import CheckpointError, DataError, IncompatibleError, OptionError
+from symfuse.errors import CheckpointError, DataError, IncompatibleError, OptionError, SymfuseError
 from symfuse.evaluate.task import Batch, Totals
 from symfuse.io import Checkpoint
 from symfuse.io.messages import first_line
+from symfuse.stats.per_example import NotCovered
 
 # The label of positions that count for nothing, as in transformers; and of those that count, but data do not tell it.
 IGNORED = -100
 UNKNOWN = -1
+
+READ_WITHOUT = "these data were read without their labels, so they have no loss; read them with labels"
 
 # The fields of batches that are not given to the module.
 NOT_INPUTS = ("labels", "role")
@@ -91,13 +94,8 @@ def output_of(module: nn.Module, batch: Batch, name: str) -> Tensor:
     no such output, or cannot be run on the batch.
     """
     inputs = {key: at(module, field) for key, field in batch.items() if key not in NOT_INPUTS}
-    try:
+    with readable(module):
         output: Any = module(**inputs)
-    except Exception as error:  # whatever a model raises for ids, sizes and arguments that it does not know
-        raise IncompatibleError(
-            f"a {type(module).__name__} cannot be run on these data ({first_line(error)}); were they read by the "
-            "tokenizer or image processor of another model?"
-        ) from error
     if not (isinstance(output, Mapping) and isinstance(output.get(name), Tensor)):
         raise IncompatibleError(
             f"{type(module).__name__} gives no output named {name!r}, which this task needs; choose the task that its "
@@ -105,6 +103,20 @@ def output_of(module: nn.Module, batch: Batch, name: str) -> Tensor:
         )
     found: Tensor = output[name]
     return found.to(torch.promote_types(found.dtype, torch.float32))
+
+
+@contextmanager
+def readable(module: nn.Module) -> Iterator[None]:
+    """IncompatibleError for whatever a model raises of ids, sizes and arguments that it does not know."""
+    try:
+        yield
+    except (SymfuseError, NotCovered):
+        raise
+    except Exception as error:
+        raise IncompatibleError(
+            f"a {type(module).__name__} cannot be run on these data ({first_line(error)}); were they read by the "
+            "tokenizer or image processor of another model?"
+        ) from error
 
 
 def at(module: nn.Module, field: Tensor) -> Tensor:
@@ -118,7 +130,7 @@ def classified(logits: Tensor, labels: Tensor) -> Totals:
     kept = labels != IGNORED
     logits, labels = logits[kept], labels[kept]
     if bool((labels == UNKNOWN).any()):
-        raise DataError("these data were read without their labels, so they have no loss; read them with labels")
+        raise DataError(READ_WITHOUT)
     if labels.numel() and int(labels.max()) >= logits.shape[-1]:
         raise IncompatibleError(
             f"there is a label {int(labels.max())}, and the model tells {logits.shape[-1]} apart, numbered from 0; "

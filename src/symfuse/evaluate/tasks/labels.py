@@ -34,7 +34,7 @@ class Labels:
 
     def number(self, value: Any, where: str) -> int:
         """The number of a label: of a name by label2id, else an integer in range. DataError if it is neither."""
-        names = self.config.label2id
+        names = self.config.label2id or {}
         if isinstance(value, str) and value in names:
             return int(names[value])
         found = _integer(value)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from symfuse.errors import CheckpointError, DataError, OptionError
 from symfuse.evaluate.data import Records
 from symfuse.evaluate.task import Batch, Score, Task, Totals
-from symfuse.evaluate.tasks.base import at, checked, chosen, output_of
+from symfuse.evaluate.tasks.base import READ_WITHOUT, at, checked, chosen, output_of
 from symfuse.evaluate.tasks.text import Encoder, Example
 from symfuse.io import Checkpoint
 
@@ -57,16 +57,21 @@ class Retrieval(Task):
         max_length: int | None = None,
         seed: int = 0,
         limit: int | None = None,
+        unlabelled: bool = False,
     ) -> Retrieval:
         """Pairs of texts that belong together; or, if label_column is given, texts and their classes, without
-        repetitions. pooling: by default what 1_Pooling/config.json beside the weights says, else the mean. batch_size:
-        of pairs, or texts. limit: rows, drawn by the seed."""
+        repetitions; or, unlabelled, texts alone, for whoever runs models on them. pooling: by default what
+        1_Pooling/config.json beside the weights says, else the mean. batch_size: of pairs, or texts. limit: rows, drawn
+        by the seed."""
         encoder = Encoder.of(checkpoint, max_length)
         pooling = _pooling(checkpoint) if pooling is None else pooling
         if pooling not in POOLING:
             raise OptionError(f"{checkpoint.name}: pooling is {pooling!r}; expected {', '.join(POOLING)}")
         rows = chosen(len(records), limit, seed)
-        if label_column is None:
+        if unlabelled and (text_column in records.columns or query_column not in records.columns):
+            records.require(text_column=text_column)
+            batches = encoder.batches(encoder([records.text(i, text_column) for i in rows]), batch_size)
+        elif label_column is None:
             records.require(query_column=query_column, positive_column=positive_column)
             pairs = [(records.text(i, query_column), records.text(i, positive_column)) for i in rows]
             batches = _of_pairs(encoder, pairs, batch_size)
@@ -94,10 +99,12 @@ class Retrieval(Task):
 
     def totals(self, module: nn.Module, batch: Batch) -> Totals:
         """As of data that are this batch alone: its queries with a positive in it, among its candidates."""
+        _require_labels(batch)
         return _contrast(self.embed(module, batch), at(module, batch["labels"]), at(module, batch["role"]))
 
     def __call__(self, module: nn.Module) -> Score:
         """Every query among all candidates of all batches."""
+        _require_labels(self.batches[0])
         vectors = torch.cat([self.embed(module, batch) for batch in self.batches])
         labels, roles = (torch.cat([at(module, batch[name]) for batch in self.batches]) for name in ("labels", "role"))
         totals = _contrast(vectors, labels, roles)
@@ -106,6 +113,11 @@ class Retrieval(Task):
 
     def describe(self) -> dict[str, Any]:
         return super().describe() | {"pooling": self.pooling}
+
+
+def _require_labels(batch: Batch) -> None:
+    if "labels" not in batch:
+        raise DataError(READ_WITHOUT)
 
 
 def _contrast(vectors: Tensor, labels: Tensor, roles: Tensor) -> Totals:
