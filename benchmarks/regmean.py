@@ -24,8 +24,9 @@ from torch import Tensor, nn
 import symfuse
 from symfuse.architectures import Model
 from symfuse.demo.packages import minilm, minilm_finetuned
+from symfuse.guided import lookup
 from symfuse.io import open as open_checkpoint
-from symfuse.merging import Source, Stream, lookup
+from symfuse.merging import Source, Stream
 from symfuse.modules import live
 from symfuse.stats.gram import gram_matrices
 from symfuse.stats.statistics import Statistics

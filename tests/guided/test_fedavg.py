@@ -35,7 +35,7 @@ def test_by_given_samples() -> None:
     found = [near(classifier(), i) for i in range(3)]
     merged = averaged(found, samples=[10, 30, 60])
     require_shares(merged, found, [0.1, 0.3, 0.6])
-    assert merged.name == "fedavg(tuned 0, tuned 1, tuned 2)"
+    assert merged.name == "fedavg(0.1·tuned 0 + 0.3·tuned 1 + 0.6·tuned 2)"
     require_shares(averaged(found, samples=7), found, [1 / 3] * 3)
 
 

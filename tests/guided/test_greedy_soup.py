@@ -74,7 +74,7 @@ def test_a_bad_model_is_left_out() -> None:
     assert not torch.equal(labels, predicted.argmax(-1))
     bad = base.replace(tensors={n: -3 * t if n == "classifier.weight" else t for n, t in base.items()}, name="bad")
     given = soups([bad, *good], hits[0])
-    assert [given.weight(i, "classifier.weight") for i in range(3)] == [0.0, 0.5, 0.5]
+    assert [given.value("weight", i, "classifier.weight") for i in range(3)] == [0.0, 0.5, 0.5]
     assert given.learned.record["steps"][-1]["model"] == 0
     assert not given.learned.record["steps"][-1]["taken"]
 
@@ -83,7 +83,7 @@ def test_ties_go_to_the_first_and_into_the_soup() -> None:
     base = classifier()
     given = soups([base, base, base], data(base))
     assert [step["model"] for step in given.learned.record["steps"]] == [0, 1, 2]
-    assert [given.weight(i, "any") for i in range(3)] == [1 / 3] * 3
+    assert [given.value("weight", i, "any") for i in range(3)] == [1 / 3] * 3
     merged = merge_models([Model.of(base)] * 3, method="greedy_soup", learned=given)
     assert all(torch.equal(tensor, base[name]) for name, tensor in merged.items())
 
@@ -92,7 +92,7 @@ def test_a_model_that_overflows_is_left_out() -> None:
     base = classifier()
     huge = base.replace(tensors={**base, "classifier.bias": base["classifier.bias"] * 1e39}, name="huge")
     given = soups([huge, near(base, 1)], data(base), metric="loss")
-    assert [given.weight(i, "any") for i in range(2)] == [0.0, 1.0]
+    assert [given.value("weight", i, "any") for i in range(2)] == [0.0, 1.0]
     assert given.learned.record["steps"][1] == {"model": 0, "alone": None, "soup": None, "taken": False}
     with pytest.raises(CheckpointError, match="no model has a finite loss"):
         soups([huge, huge], data(base), metric="loss")

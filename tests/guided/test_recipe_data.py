@@ -204,11 +204,10 @@ def test_sampled_labels_and_gram_matrices_need_no_labels(place: Path) -> None:
 
 
 def test_a_model_has_data_once() -> None:
-    recipe = parse_recipe(
-        {"merge_method": "fisher", "models": [{"model": "a"}, {"model": "b"}, {"model": "a"}], "data": "t"}
-    )
-    with pytest.raises(OptionError, match="a is listed twice"):
-        inputs_of(recipe)
+    models = [{"model": "a", "data": "s"}, {"model": "b"}, {"model": "a"}]
+    with pytest.raises(OptionError, match="a is listed twice, with different data"):
+        inputs_of(parse_recipe({"merge_method": "fisher", "models": models, "data": "t"}))
+    assert len(inputs_of(parse_recipe({"merge_method": "fisher", "models": [models[1]] * 2, "data": "t"}))) == 2
 
 
 def test_statistics_say_of_which_labels_they_are(place: Path) -> None:

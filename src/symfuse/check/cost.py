@@ -89,7 +89,8 @@ def weights_of(outputs: Mapping[str, Output]) -> dict[str, list[float]]:
     """Of each model the smallest and the largest weight in effect; empty if the method has none."""
     out: dict[str, list[float]] = {}
     for output in outputs.values():
-        weights = None if output.method is None else effective_weights(output)
+        guided = output.method is not None and output.method.learn is not None  # which is to find them out
+        weights = None if output.method is None or guided else effective_weights(output)
         for term, weight in zip(output.terms, weights or (), strict=False):
             low, high = out.setdefault(term.checkpoint.name, [weight, weight])
             out[term.checkpoint.name] = [min(low, weight), max(high, weight)]

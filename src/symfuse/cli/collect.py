@@ -38,7 +38,7 @@ def collect(model: str, kind: str, output: Path, as_json: bool, quiet: bool, **o
             if value is not None:
                 raise OptionError(f"--{name}: this is of --kind {other}; leave it out")
     opened = open_model(out, model)
-    check_target(output, overwrite=False, inputs=[Path(folder) for folder in opened.sources])
+    check_target(output, overwrite=None, inputs=[Path(folder) for folder in opened.sources])
     data = task(options, opened, unlabelled=options["labels"] != "given")
     given = {name: value for name, value in own[kind].items() if value is not None}
     if kind == "fisher":

@@ -166,6 +166,8 @@ def _learned(out: Output, stage: Stage, options: Mapping[str, Any]) -> Stage:
         return stage
     with out.progress("looking at data", None) as advance:
         learned = pipeline.learn(stage, memory=memory_of(options), report=lambda line: advance(text=line))
+    if learned.learned is not None and learned.learned.learned.summary:
+        out.say(learned.learned.learned.summary)
     for note in learned.notes[len(stage.notes) :]:
         out.say(f"note: {note}")
     return learned

@@ -14,6 +14,7 @@ from symfuse.cli.evaluate import columns_of, data_options
 from symfuse.errors import OptionError
 
 if TYPE_CHECKING:
+    from symfuse.merging import Method
     from symfuse.recipe import Recipe
 
 
@@ -156,14 +157,14 @@ def _recipe_of_options(models: Sequence[str], options: Mapping[str, Any]) -> Rec
 
     method = lookup(options["method"] or "linear")
     heads = options["heads"] or "average"
-    base = _base(options["base"], heads, models)
+    base = _base(options["base"], heads, models, method)
     if options["axes"] is None:
         unused = ("layers", "no_scaling", "group", "one_pass", "no_biases", "anchor", "no_verify")
         given = ["--" + key.replace("_", "-") for key in unused if options.get(key)]
         if given:  # not ignored without a word
             raise OptionError(f"{', '.join(given)}: without --align nothing is aligned; add --align, or leave it out")
     listed = [model for i, model in enumerate(models) if method.base == "unused" or i != base]
-    shared, each = _parameters(options, listed)
+    shared, each = _parameters(options, listed, method)
     data, own = _data(options, listed)
     recipe: dict[str, Any] = {
         "merge_method": method.name,
@@ -194,11 +195,13 @@ def _align(options: Mapping[str, Any], models: Sequence[str]) -> dict[str, Any]:
     return {key: value for key, value in block.items() if value is not None}
 
 
-def _parameters(options: Mapping[str, Any], models: Sequence[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def _parameters(
+    options: Mapping[str, Any], models: Sequence[str], method: Method
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Parameters for all models, and for each one."""
     shared: dict[str, Any] = {"normalize": False} if options["no_normalize"] else {}
     each: list[dict[str, Any]] = [{} for _ in models]
-    given = dict(_setting(text) for text in options["settings"] or ())
+    given = dict(_setting(text, method) for text in options["settings"] or ())
     if options["weights"] is not None:
         given["weight"] = _numbers(options["weights"])
     for name, value in given.items():
@@ -223,7 +226,7 @@ def _data(options: Mapping[str, Any], models: Sequence[str]) -> tuple[dict[str, 
         if given and len(given) != len(models):
             raise OptionError(
                 f"{what} is given {len(given)} times for {len(models)} models: {', '.join(models)}; give one for each, "
-                "in the same order" + (", or one --data for all" if what == "--data" else "")
+                "in the same order" + (", or one --data for all" if what == "--data" else " (a recipe may mix both)")
             )
     if shared and not files:
         names = ", ".join("--" + key.replace("columns", "column").replace("_", "-") for key in shared)
@@ -233,12 +236,16 @@ def _data(options: Mapping[str, Any], models: Sequence[str]) -> tuple[dict[str, 
     return shared, [block | ({"statistics": kept[i]} if kept else {}) for i, block in enumerate(own)]
 
 
-def _setting(text: str) -> tuple[str, Any]:
+def _setting(text: str, method: Method) -> tuple[str, Any]:
+    """A parameter and its value, or a list of those of each model: where commas stand, unless it is one text."""
     import yaml
 
     name, equals, value = text.partition("=")
     if not equals or not value:
         raise OptionError(f"--set {text!r}: write NAME=VALUE, such as density=0.5")
+    known = method.parameters.get(name)
+    if known is not None and known.kind is str and not known.per_model:
+        return name, value
     try:
         values = [yaml.safe_load(part) for part in value.split(",")]
     except yaml.YAMLError:
@@ -246,9 +253,12 @@ def _setting(text: str) -> tuple[str, Any]:
     return name, values if len(values) > 1 else values[0]
 
 
-def _base(text: str | None, heads: str, models: Sequence[str]) -> int | None:
-    """The number of the model that the result is named and typed after: the one whose head is kept, if that is said."""
+def _base(text: str | None, heads: str, models: Sequence[str], method: Method) -> int | None:
+    """The number of the model that the result is named and typed after: the one whose head is kept, if that is said;
+    what task vectors start from is to be named."""
     kept = None if heads in ("average", "drop") else _number("--heads", heads, models)
+    if text is None and method.base == "required":
+        return None
     base = kept if text is None else _number("--base", text, models)
     if kept is not None and base != kept:
         raise OptionError(

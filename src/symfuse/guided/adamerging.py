@@ -76,7 +76,8 @@ def learn(inputs: Inputs, *, by: str = "layer", steps: int = 100, rate: float = 
         "coefficients": {group: [row[i] for row in found] for i, group in enumerate(mixture.groups)},
         "entropy": {"before": before, "after": after},
     }
-    return Learned(weights=weight, record=record, notes=notes)
+    fell = ", ".join(f"{m.name} {a:.4f} to {b:.4f}" for m, a, b in zip(inputs.models, before, after, strict=True))
+    return Learned(weights=weight, record=record, summary=f"mean entropy: {fell}", notes=notes)
 
 
 @method(

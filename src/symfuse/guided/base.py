@@ -70,14 +70,23 @@ class Inputs:
 @dataclass(frozen=True)
 class Learned:
     """What was found out. weights: of a model, by its number among `Inputs.models`, for a tensor, by its canonical
-    name, instead of the given one (None: that). statistics: of each model. moved: the models, if they were changed.
-    record: for the run's document. notes: what the user should be told."""
+    name: the value of `parameter`, where none is given, or the method ignores what is. statistics: of each model.
+    moved: the models, if they were changed. record: for the run's document; summary: of it, in a line. notes: what the
+    user should be told."""
 
     weights: Callable[[int, str], float | None] | None = None
+    parameter: str = "weight"
     statistics: tuple[Statistics | None, ...] = ()
     moved: tuple[Model, ...] | None = None
     record: Mapping[str, Any] = field(default_factory=dict)
+    summary: str = ""
     notes: tuple[str, ...] = ()
+
+
+def examples_of(inputs: Inputs, found: Sequence[Statistics]) -> str:
+    """What statistics are of, in a line."""
+    said = ", ".join(f"{m.name} {s.count}" for m, s in zip(inputs.models, found, strict=True))
+    return f"examples looked at: {said}"
 
 
 def in_scratch(collect: Callable[..., Statistics]) -> Statistics:

@@ -17,10 +17,17 @@ from symfuse.merging.stream import Stream
 
 
 def learn(inputs: Inputs) -> Learned:
-    """The number of examples of each model's data; 0 of all if there are no data."""
-    given = any(task is not None for task in inputs.tasks)
-    counts = [examples(inputs.task(i)) if given else 0 for i in range(len(inputs.models))]
-    return Learned(weights=lambda model, _name: float(counts[model]), record={"samples": counts})
+    """The number of examples of each model's data; none if there are no data."""
+    if not any(task is not None for task in inputs.tasks):
+        return Learned(weights=lambda _model, _name: 0.0, parameter="samples")
+    counts = [examples(inputs.task(i)) for i in range(len(inputs.models))]
+    said = ", ".join(f"{model.name} {count}" for model, count in zip(inputs.models, counts, strict=True))
+    return Learned(
+        weights=lambda model, _name: float(counts[model]),
+        parameter="samples",
+        record={"samples": counts},
+        summary=f"examples: {said}",
+    )
 
 
 @method(
@@ -30,16 +37,13 @@ def learn(inputs: Inputs) -> Learned:
     learn=learn,
     data_required=False,
     unlabelled=lambda _parameters: True,
-    ignored=("weight",),
 )
-def fedavg(stream: Stream, *, samples: PerModel = (0.0,), weight: PerModel = (1.0,)) -> Iterator[Tensor]:
+def fedavg(stream: Stream, *, samples: PerModel = (1.0,)) -> Iterator[Tensor]:
     """Σ nᵢ θᵢ / Σ nᵢ (McMahan et al. 2017, algorithm 1).
 
-    samples: nᵢ; where it is left out, weight, which is what was counted. OptionError unless all nᵢ are above zero.
+    samples: nᵢ, or where they are left out what was counted of data. OptionError unless all are above zero.
     """
     counts = per_model(stream, "samples", samples, -math.inf, math.inf)
-    if not any(counts):
-        counts = per_model(stream, "weight", weight, -math.inf, math.inf)
     if not any(counts):
         raise OptionError(
             "fedavg: how many examples is each model of? Give `samples`, a number for each model (--set, or beside "

@@ -18,7 +18,7 @@ from symfuse.errors import OptionError
 from symfuse.evaluate import Batch
 from symfuse.evaluate.tasks.base import IGNORED, NOT_INPUTS
 from symfuse.evaluate.tasks.predicting import Predicting
-from symfuse.guided.base import Inputs, Learned, canonical_names, in_scratch, running
+from symfuse.guided.base import Inputs, Learned, canonical_names, examples_of, in_scratch, running
 from symfuse.merging.base import PerModel, method
 from symfuse.merging.linear import linear
 from symfuse.merging.stream import Stream
@@ -49,7 +49,7 @@ def learn(inputs: Inputs, *, labels: str = "sampled") -> Learned:
     if len(set(kinds)) > 1:
         notes.append(f"the Fisher information of some models is of sampled labels, of others of given ones: {kinds}")
     record = {"labels": kinds, "examples": {m.name: s.count for m, s in zip(inputs.models, found, strict=True)}}
-    return Learned(statistics=tuple(found), record=record, notes=tuple(notes))
+    return Learned(statistics=tuple(found), record=record, summary=examples_of(inputs, found), notes=tuple(notes))
 
 
 def require_labels(labels: str) -> None:

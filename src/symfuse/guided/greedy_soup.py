@@ -52,7 +52,12 @@ def learn(inputs: Inputs, *, metric: str = "accuracy") -> Learned:
                 taken, best = [*taken, i], value
     share = 1 / len(taken)
     record = {"metric": metric, "data": task.describe(), "steps": steps}
-    return Learned(weights=lambda model, _name: share if model in taken else 0.0, record=record)
+    names = ", ".join(inputs.models[i].name for i in taken)
+    return Learned(
+        weights=lambda model, _name: share if model in taken else 0.0,
+        record=record,
+        summary=f"soup of {len(taken)} of {count}: {names}; {metric} {abs(best):.4f} on {task.source}",
+    )
 
 
 @method(

@@ -9,7 +9,7 @@ from pathlib import Path
 from symfuse.architectures import Model
 from symfuse.evaluate import Task
 from symfuse.evaluate.tasks.base import readable
-from symfuse.guided.base import Inputs, Learned, in_scratch, running
+from symfuse.guided.base import Inputs, Learned, examples_of, in_scratch, running
 from symfuse.merging.base import method
 from symfuse.merging.regmean import merge
 from symfuse.stats.gram import gram_matrices
@@ -29,7 +29,7 @@ def learn(inputs: Inputs) -> Learned:
         found.append(statistics)
     record = {"examples": {m.name: s.count for m, s in zip(inputs.models, found, strict=True)}}
     notes = tuple(note for s in found for note in s.notes())
-    return Learned(statistics=tuple(found), record=record, notes=notes)
+    return Learned(statistics=tuple(found), record=record, summary=examples_of(inputs, found), notes=notes)
 
 
 regmean = method(

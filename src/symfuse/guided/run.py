@@ -30,8 +30,8 @@ class Found:
         notes = {"notes": list(self.learned.notes)} if self.learned.notes else {}
         return {**self.learned.record, **notes, "data": [None if one is None else dict(one) for one in self.data]}
 
-    def weight(self, model: int, name: str) -> float | None:
-        if self.learned.weights is None or model not in self.numbers:
+    def value(self, parameter: str, model: int, name: str) -> float | None:
+        if self.learned.weights is None or model not in self.numbers or parameter != self.learned.parameter:
             return None
         return self.learned.weights(self.numbers[model], name)
 
@@ -45,7 +45,7 @@ class Found:
 class Pending:
     """What is not learned yet: to see whether models fit together, before it is."""
 
-    def weight(self, model: int, name: str) -> None:
+    def value(self, parameter: str, model: int, name: str) -> None:
         """As it was given."""
 
     def statistic(self, model: int, name: str) -> None:

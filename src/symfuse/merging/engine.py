@@ -45,8 +45,8 @@ class Slice:
 class Learnt(Protocol):
     """What a method found out of the models' data (`symfuse.guided`), by the number of a model and a canonical name."""
 
-    def weight(self, model: int, name: str) -> float | None:
-        """Instead of the given one."""
+    def value(self, parameter: str, model: int, name: str) -> float | None:
+        """Of a parameter that has one for each model: where none is given, or what is given is ignored."""
 
     def statistic(self, model: int, name: str) -> Statistic | None:
         """What the stream of that tensor has."""
@@ -268,6 +268,9 @@ def describe(outputs: Mapping[str, Output]) -> str:
 def effective_weights(output: Output) -> list[float] | None:
     """The weights in the order of the terms, divided by their sum where the method does that; None if it has none."""
     given = output.parameters or {}
+    if "samples" in given:
+        total = sum(given["samples"])
+        return [count / total for count in given["samples"]] if total else None
     if "weight" not in given:
         return None
     total = sum(given["weight"])
@@ -377,10 +380,9 @@ def _resolved(
     the value of each parameter."""
 
     def value(parameter: Parameter, model: int | None, tensor: str) -> Any:
-        found = None
-        if learned is not None and model is not None and parameter.name == "weight":
-            found = learned.weight(part.models[model], names[model])
-        found = part.resolve(parameter, model, tensor, t) if found is None else found
+        found = part.resolve(parameter, model, tensor, t)
+        if learned is not None and model is not None and (found is None or parameter.name in method.ignored):
+            found = learned.value(parameter.name, part.models[model], names[model])
         found = parameter.default if found is None else found
         if found is None:
             raise OptionError(

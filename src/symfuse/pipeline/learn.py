@@ -22,7 +22,7 @@ from symfuse.stats.statistics import Statistics
 def inputs_of(recipe: Recipe) -> list[Input]:
     """The models whose data a method looks at: those listed, the base aside if the method has one apart. Empty for
     methods that look at none. OptionError for recipes by slices and modules, whose layers are of several models, and
-    for a model that is listed twice."""
+    for a model that is listed twice with different data."""
     method = lookup(recipe.merge_method)
     if method.learn is None:
         return []
@@ -31,8 +31,9 @@ def inputs_of(recipe: Recipe) -> list[Input]:
             f"{method.name} looks at data of whole models: list them under `models`, not in slices or modules"
         )
     found = [given for given in recipe.models if method.base == "unused" or given.model != recipe.base_model]
-    if twice := [str(given.model) for i, given in enumerate(found) if given.model in [o.model for o in found[:i]]]:
-        raise OptionError(f"{twice[0]} is listed twice, and {method.name} looks at data of each model; list it once")
+    for i, given in enumerate(found):
+        if any(o.model == given.model and (o.data, o.statistics) != (given.data, given.statistics) for o in found[:i]):
+            raise OptionError(f"{given.model} is listed twice, with different data; list it once, with all of them")
     return found
 
 

@@ -79,6 +79,9 @@ class Statistics:
     _last: threading.local = field(default_factory=threading.local, init=False, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
+    def __repr__(self) -> str:
+        return f"Statistics({self.kind!r}, {self.name!r}, {len(self.infos)} tensors, {self.count} examples)"
+
     @cached_property
     def infos(self) -> Mapping[str, TensorInfo]:
         """Dtype and shape of each tensor."""
