@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -28,7 +30,8 @@ def smollm2() -> Checkpoint:
 def test_the_whole_group_keeps_what_a_real_model_computes(smollm2: Checkpoint, frame: tuple[str, ...]) -> None:
     """Logits of random tokens, in float64 (norms compute in float32)."""
     model = canonical(Model.of(smollm2), frame)
-    proof = symfuse.prove(model.checkpoint, random_alignment(model.spec, 0, largest=True))
+    alignment = replace(random_alignment(model.spec, 0, largest=True), frame=frame)
+    proof = symfuse.prove(smollm2, alignment)
     assert proof.exact.worst < 1e-5
     assert proof.rounding < 1e-4
 
