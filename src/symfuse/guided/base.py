@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from symfuse.stats.statistics import Statistics
 
 # Told of what is being done: a line, and how far it is.
 Report = Callable[[str], None]
+# Statistics of a model on a task; `scratch`, a folder that they may wait in.
+Collect = Callable[..., Statistics]
 
 
 @dataclass(frozen=True)
@@ -83,13 +86,25 @@ class Learned:
     notes: tuple[str, ...] = ()
 
 
+def statistics_of(inputs: Inputs, what: str, task_of: Callable[[int], Task], collect: Collect) -> list[Statistics]:
+    """Of each model what was saved, or what is collected on its data into a temporary folder. what: for reports."""
+    found = []
+    for i, model in enumerate(inputs.models):
+        if (statistics := inputs.saved(i)) is None:
+            task = task_of(i)
+            inputs.report(f"{what} of {model.name} on {task.source}")
+            statistics = in_scratch(partial(collect, model, task))
+        found.append(statistics)
+    return found
+
+
 def examples_of(inputs: Inputs, found: Sequence[Statistics]) -> str:
     """What statistics are of, in a line."""
     said = ", ".join(f"{m.name} {s.count}" for m, s in zip(inputs.models, found, strict=True))
     return f"examples looked at: {said}"
 
 
-def in_scratch(collect: Callable[..., Statistics]) -> Statistics:
+def in_scratch(collect: Collect) -> Statistics:
     """Statistics collected into a temporary folder (`scratch=`), which goes when nobody reads them any more."""
     folder = Path(tempfile.mkdtemp(prefix="symfuse-"))
     try:

@@ -18,7 +18,7 @@ from symfuse.errors import OptionError
 from symfuse.evaluate import Batch
 from symfuse.evaluate.tasks.base import IGNORED, NOT_INPUTS
 from symfuse.evaluate.tasks.predicting import Predicting
-from symfuse.guided.base import Inputs, Learned, canonical_names, examples_of, in_scratch, running
+from symfuse.guided.base import Inputs, Learned, canonical_names, examples_of, running, statistics_of
 from symfuse.merging.base import PerModel, method
 from symfuse.merging.linear import linear
 from symfuse.merging.stream import Stream
@@ -35,13 +35,8 @@ def learn(inputs: Inputs, *, labels: str = "sampled") -> Learned:
     """labels: whose likelihood it is of: "sampled" from the model's own predictions (the Fisher information; the data
     need no labels), or "given" with the data (the empirical one)."""
     require_labels(labels)
-    found = []
-    for i, model in enumerate(inputs.models):
-        if (statistics := inputs.saved(i)) is None:
-            task = inputs.predicting(i)
-            inputs.report(f"Fisher information of {model.name} on {task.source}")
-            statistics = in_scratch(partial(fisher_of, model, task, labels=labels, seed=inputs.seed))
-        found.append(statistics)
+    collect = partial(fisher_of, labels=labels, seed=inputs.seed)
+    found = statistics_of(inputs, "Fisher information", inputs.predicting, collect)
     notes = list[str]()
     if few := [f"{s.count} of {s.name}" for s in found if s.count < FEW]:
         notes.append(f"the Fisher information is of few examples ({', '.join(few)}); take more data")

@@ -9,7 +9,7 @@ from pathlib import Path
 from symfuse.architectures import Model
 from symfuse.evaluate import Task
 from symfuse.evaluate.tasks.base import readable
-from symfuse.guided.base import Inputs, Learned, examples_of, in_scratch, running
+from symfuse.guided.base import Inputs, Learned, examples_of, running, statistics_of
 from symfuse.merging.base import method
 from symfuse.merging.regmean import merge
 from symfuse.stats.gram import gram_matrices
@@ -19,14 +19,7 @@ from symfuse.stats.statistics import Statistics
 def learn(inputs: Inputs) -> Learned:
     """The Gram matrices of what each model's linear maps read on its data; labels are not looked at. They wait in files
     of a temporary folder, and are in memory for one model, or one group of its layers, at a time."""
-    found = []
-    for i, model in enumerate(inputs.models):
-        if (statistics := inputs.saved(i)) is None:
-            task = inputs.task(i)
-            inputs.report(f"Gram matrices of {model.name} on {task.source}")
-            collected = partial(gram_of, model, task, memory=inputs.memory)
-            statistics = in_scratch(collected)
-        found.append(statistics)
+    found = statistics_of(inputs, "Gram matrices", inputs.task, partial(gram_of, memory=inputs.memory))
     record = {"examples": {m.name: s.count for m, s in zip(inputs.models, found, strict=True)}}
     notes = tuple(note for s in found for note in s.notes())
     return Learned(statistics=tuple(found), record=record, summary=examples_of(inputs, found), notes=notes)

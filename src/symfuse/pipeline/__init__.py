@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping
 from symfuse.architectures import Model, require_same_frame
 from symfuse.errors import OptionError
 from symfuse.io import Checkpoint
-from symfuse.io.companions import is_of_tokenizer
 from symfuse.pipeline.align import (
     align_all,
     aligned,
@@ -24,7 +23,7 @@ from symfuse.pipeline.align import (
     matching_of,
 )
 from symfuse.pipeline.learn import inputs_of, learn, statistics_of, tasks_of
-from symfuse.pipeline.stage import SHARED_ROWS, Stage, open_models, prepare, reconcile_of, vocabulary_tensors
+from symfuse.pipeline.stage import SHARED_ROWS, Stage, files_in, open_models, prepare, reconcile_of, vocabulary_tensors
 from symfuse.plan import plan_recipe
 from symfuse.recipe import Recipe
 from symfuse.rewrite import Reconcile
@@ -48,9 +47,7 @@ def finish(stage: Stage, *, device: str = "cpu") -> Checkpoint:
     models = {ref: Model.of(checkpoint, undeclared=True) for ref, checkpoint in stage.models.items()}
     merged = plan_recipe(stage.recipe, models, stage.kept, device=device, learned=stage.learned)
     template = list(stage.models.values())[stage.template]
-    files = dict(template.companions())
-    if stage.vocabulary is not None:
-        files = {name: data for name, data in files.items() if not is_of_tokenizer(name)} | dict(stage.vocabulary.files)
+    files = dict(template.companions()) if stage.vocabulary is None else files_in(stage.vocabulary, template)
     if stage.recipe.chat_template is not None:
         files = with_chat_template(files, stage.recipe.chat_template, list(stage.models.values()))
     return merged.replace(files=files, config={**merged.config, **stage.config})

@@ -157,8 +157,13 @@ def _reading(checkpoint: Checkpoint, vocabulary: Vocabulary) -> Checkpoint:
     """A model with the tokenizer of its new rows, which is what data are read by."""
     if not vocabulary.files:
         return checkpoint
+    return checkpoint.replace(files=files_in(vocabulary, checkpoint))
+
+
+def files_in(vocabulary: Vocabulary, checkpoint: Checkpoint) -> dict[str, bytes]:
+    """The files beside a model, with a vocabulary's tokenizer in the place of its own."""
     kept = {name: data for name, data in checkpoint.companions().items() if not is_of_tokenizer(name)}
-    return checkpoint.replace(files=kept | dict(vocabulary.files))
+    return kept | dict(vocabulary.files)
 
 
 def _names(recipe: Recipe, models: Sequence[Model]) -> set[str]:
