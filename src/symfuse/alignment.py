@@ -24,6 +24,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from symfuse.acting import act, acting, move, shift, shifted
 from symfuse.architectures import (
     ARCHITECTURES,
     TRANSPORT,
@@ -41,7 +42,7 @@ from symfuse.errors import CheckpointError, IncompatibleError, LayoutError, Outp
 from symfuse.groups import ELEMENTS, INEXACT_ELEMENTS, Coupling, Element, Sinkhorn, compose, subgroups
 from symfuse.io import Checkpoint, is_finite
 from symfuse.io import open as open_checkpoint
-from symfuse.spec import Atom, Axis, Instance, Shift, Spec, Variance
+from symfuse.spec import Atom, Axis, Instance, Spec, Variance
 from symfuse.spec.typed import require_type
 
 FORMAT = 2
@@ -141,61 +142,20 @@ class Alignment:
 
         Entries are only moved about, or else computed in float32 at least and rounded once.
         """
-        acting = self.acting(name)
-        if not acting:
-            return tensor
-        exact = all(element.reorders_only for element in acting.values())
-        work = tensor if exact or tensor.dtype == torch.float64 else tensor.float()
-        views = list(self.spec.segments(name, work))
-        if len(views) == 1:
-            moved = self._act_all(acting, views[0].view, views[0].atoms).reshape(work.shape)
-            return moved.to(tensor.dtype)
-        out = torch.empty_like(work, memory_format=torch.contiguous_format)
-        for view, target in zip(views, self.spec.segments(name, out), strict=True):
-            target.view.copy_(self._act_all(acting, view.view, view.atoms))
-        return out.to(tensor.dtype)
+        return move(self.spec, self.acting(name), name, tensor)
 
     def acting(self, name: str) -> dict[str, Element]:
         """The elements that move the tensor of that canonical name, by axis, in the order in which they act."""
-        declared = self.spec.tensors[name]
-        return {
-            axis: element
-            for axis in self.spec.order
-            if any(atom.name == axis for atom in declared.layout.atoms())
-            and (element := self.elements.get(self.spec.instance(axis, declared.index))) is not None
-        }
-
-    def _act_all(self, acting: Mapping[str, Element], view: Tensor, atoms: tuple[Atom, ...]) -> Tensor:
-        for axis, element in acting.items():
-            batch = self.spec.batch_axes(axis)
-            for dim, atom in enumerate(atoms):
-                if atom.name == axis:
-                    view = _act(element.part(atom.variance.value), view, dim, atoms, batch)
-        return view
+        return acting(self.spec, self.elements, name)
 
     @cached_property
     def shifted(self) -> frozenset[str]:
         """The biases that the translations change: those translated, and those that translated ones move on into."""
-        rules = [rule for rule in self.spec.shifts if rule.bias in self.shifts]
-        return frozenset(self.shifts) | {rule.into for rule in rules if rule.into is not None}
+        return shifted(self.spec, self.shifts)
 
     def shift(self, name: str, moved: Tensor, weight: Callable[[str], Tensor]) -> Tensor:
         """The moved tensor of that name with its part of the translations; weight(name) reads another moved one."""
-        if name not in self.shifted:
-            return moved
-        out = moved.double()
-        if name in self.shifts:
-            out = out + self.shifts[name].double()
-        for rule in self.spec.shifts:
-            if rule.into == name and rule.bias in self.shifts and rule.weight is not None:
-                out = out - self._through(rule, weight(rule.weight)).reshape(out.shape)
-        return out.to(moved.dtype)
-
-    def _through(self, rule: Shift, weight: Tensor) -> Tensor:
-        """weight @ t for the part of the translation t that the rule moves, with the axes of rule.into left."""
-        t = self.spec.part(rule.bias, self.shifts[rule.bias].double(), rule.axis).view
-        left: Tensor = torch.tensordot(t, self.spec.through(rule, weight.double()), t.ndim)
-        return left
+        return shift(self.spec, self.shifts, name, moved, weight) if name in self.shifted else moved
 
     def inverse(self) -> Alignment:
         """The alignment that undoes this one."""
@@ -241,7 +201,7 @@ class Alignment:
         for key, tensor in element.tensors().items():
             for per in sorted(outer, key=self.spec.order.index):
                 dim = batch.index(per)
-                tensor = _act(outer[per].forget(), tensor, dim, atoms, self.spec.batch_axes(per))
+                tensor = act(outer[per].forget(), tensor, dim, atoms, self.spec.batch_axes(per))
             tensors[key] = tensor
         return element.rebuild(tensors)
 
@@ -377,17 +337,6 @@ def _sorted_header(data: bytes) -> bytes:
     header = json.dumps(json.loads(data[8:end]), sort_keys=True).encode()
     header += b" " * (-len(header) % 8)
     return len(header).to_bytes(8, "little") + header + data[end:]
-
-
-def _act(element: Element, view: Tensor, dim: int, atoms: tuple[Atom, ...], batch: tuple[str, ...]) -> Tensor:
-    """Act along `dim` of a view whose leading dimensions are `atoms`; the batch axes are brought to the front."""
-    if not batch:
-        return element.act(view, dim)
-    names = [atom.name for atom in atoms]
-    front = [names.index(per) for per in batch]
-    order = front + [i for i in range(view.ndim) if i not in front]
-    back = [order.index(i) for i in range(view.ndim)]
-    return element.act(view.permute(order), order.index(dim)).permute(back)
 
 
 class _Moved(Mapping[str, Tensor]):

@@ -13,6 +13,7 @@ from torch import Tensor
 from symfuse.architectures import ARCHITECTURES, Model
 from symfuse.errors import CheckpointError
 from symfuse.io import Checkpoint, scan
+from symfuse.io.live import names_in_memory
 from symfuse.io.messages import first_line
 
 
@@ -180,3 +181,20 @@ def quiet() -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()
+
+
+def canonical_names(model: Model, module: torch.nn.Module) -> dict[str, str]:
+    """The canonical name of each parameter of a live module of that model, by its name there; of those it declares."""
+    in_memory = names_in_memory(module)
+    own = dict(module.named_parameters())
+    prefix: Any = getattr(module, "base_model_prefix", "") or ""
+    found: dict[str, str] = {}
+    for name in model.spec.tensors:
+        if name in model.spec.tied:
+            continue
+        for one in (name, model.spec.file_name(name)):
+            tries = (one, f"{prefix}.{one}", one.removeprefix(f"{prefix}."))
+            if hit := next((t for t in (*tries, *map(in_memory.get, tries)) if t in own), None):
+                found[hit] = name
+                break
+    return found

@@ -22,11 +22,10 @@ from symfuse.errors import DataError, IncompatibleError, OptionError, SymmetryEr
 from symfuse.evaluate import Task
 from symfuse.evaluate.tasks import TASKS, make_task
 from symfuse.evaluate.tasks.base import IGNORED
-from symfuse.guided.base import canonical_names
 from symfuse.guided.fisher import fisher_of, log_likelihood, sampled, uniforms
 from symfuse.io import Checkpoint
 from symfuse.io.tensors import StoredTensors
-from symfuse.modules import live
+from symfuse.modules import canonical_names, live
 from symfuse.stats.statistics import Statistics
 from symfuse.transporting.statistics import moved_statistics
 

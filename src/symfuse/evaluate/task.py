@@ -5,13 +5,14 @@ A `Task` is a callable from a live module to a `Score`; any other callable of th
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from symfuse.errors import OptionError
 
 Batch = Mapping[str, Tensor]
+T = TypeVar("T", bound="Task")
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,12 @@ class Task(ABC):
 
     def __call__(self, module: nn.Module) -> Score:
         return mean(self.totals(module, batch) for batch in self.batches)
+
+    def part(self: T, batches: Sequence[Batch]) -> T:
+        """The same task on some of its batches."""
+        found = copy.copy(self)
+        found.batches = tuple(batches)
+        return found
 
     def describe(self) -> dict[str, Any]:
         """Name, data and a digest of every number in the batches: two scores compare if these are equal."""

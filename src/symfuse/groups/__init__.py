@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from symfuse.groups.base import Element, Group, Moments, Part, PartMoments, add, objective
+from symfuse.groups.base import Action, Element, Group, Moments, Part, PartMoments, add, objective
 from symfuse.groups.centred import Centred
 from symfuse.groups.coupling import Coupling, Sinkhorn, sinkhorn
 from symfuse.groups.invertible import Invertible
@@ -50,6 +50,7 @@ __all__ = [
     "ELEMENTS",
     "GROUPS",
     "INEXACT_ELEMENTS",
+    "Action",
     "Centred",
     "Conformal",
     "Coupling",

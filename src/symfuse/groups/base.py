@@ -19,6 +19,7 @@ from symfuse.errors import SymmetryError
 
 Part = Literal["primal", "dual", "plain"]
 # Not typing.Self: the checker of the tests sees methods one by one, where Self has no meaning.
+A = TypeVar("A", bound="Action")
 E = TypeVar("E", bound="Element")
 
 
@@ -83,7 +84,32 @@ class Moments:
 PartMoments = Mapping[Part, Moments]
 
 
-class Element(ABC):
+class Action(ABC):
+    """What moves the tensors of an axis, batched."""
+
+    @abstractmethod
+    def act(self, w: Tensor, dim: int) -> Tensor:
+        """g w along `dim`. The leading dimensions of w are the batch: w is [*b, …, n, …]."""
+
+    @abstractmethod
+    def dual(self: A) -> A:
+        """g⁻ᵀ."""
+
+    @abstractmethod
+    def forget(self) -> Action:
+        """|g|, the permutation part; SymmetryError if there is none."""
+
+    def part(self, part: Part) -> Action:
+        """How it acts on a dimension of that variance."""
+        return {"primal": lambda: self, "dual": self.dual, "plain": self.forget}[part]()
+
+    @property
+    @abstractmethod
+    def reorders_only(self) -> bool:
+        """Whether acting only moves entries about: then it is exact in every dtype."""
+
+
+class Element(Action):
     """An element of a group, batched: kept as an index, a vector or a matrix, never denser than it is."""
 
     @property
@@ -95,14 +121,6 @@ class Element(ABC):
     @abstractmethod
     def batch(self) -> tuple[int, ...]:
         """*b."""
-
-    @abstractmethod
-    def act(self, w: Tensor, dim: int) -> Tensor:
-        """g w along `dim`. The leading dimensions of w are the batch: w is [*b, …, n, …]."""
-
-    @abstractmethod
-    def dual(self: E) -> E:
-        """g⁻ᵀ."""
 
     @abstractmethod
     def forget(self) -> Element:
@@ -125,7 +143,6 @@ class Element(ABC):
         """The same kind of element from other tensors."""
 
     def part(self, part: Part) -> Element:
-        """The element as it acts on a dimension of that variance."""
         return {"primal": lambda: self, "dual": self.dual, "plain": self.forget}[part]()
 
     @abstractmethod
@@ -139,11 +156,6 @@ class Element(ABC):
     @abstractmethod
     def gain(self, yy: Float[Tensor, "*b n"] | Float[Tensor, "*b n n"]) -> Float[Tensor, "*b"]:
         """|gY|² from Y Yᵀ, or from its diagonal if that is enough (else SymmetryError); yy has the element's batch."""
-
-    @property
-    @abstractmethod
-    def reorders_only(self) -> bool:
-        """Whether acting only moves entries about: then it is exact in every dtype."""
 
     @abstractmethod
     def condition(self) -> Float[Tensor, "*b"]:
@@ -201,6 +213,19 @@ class Group(ABC):
     def without_scaling(self) -> Group:
         """The subgroup that keeps the norms of units."""
         return self
+
+    def tangent(self, n: int) -> dict[str, tuple[int, ...]]:  # noqa: ARG002
+        """The shapes of the parameters of `near`, for one element of n units; none if its elements lie apart."""
+        return {}
+
+    def near(self, at: Mapping[str, Tensor]) -> Element:  # noqa: ARG002
+        """An element near the identity, which at parameters of 0 it is exactly; differentiable there and elsewhere.
+
+        at: tensors of the shapes of `tangent`, with the batch in front. Every value gives an element of the group: by
+        exponentials, or for rotations by the Cayley map (the gradient of a polar factor is NaN at an orthogonal
+        matrix). SymmetryError for a group without parameters.
+        """
+        raise SymmetryError(f"the elements of the group {self.name} lie apart: none is near another")
 
     @abstractmethod
     def random(self, n: int, batch: tuple[int, ...], rng: torch.Generator) -> Element:

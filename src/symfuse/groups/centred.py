@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -10,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from symfuse.groups.base import Element, Group, PartMoments, total
-from symfuse.groups.orthogonal import Orthogonal, Similarity, polar, refuse_plain, similar
+from symfuse.groups.orthogonal import Orthogonal, Similarity, polar, refuse_plain, similar, turned
 
 # Of |C|, below which an entry is rounding of features in float32.
 ROUNDING = 1e-6
@@ -37,6 +38,14 @@ class Centred(Group):
     def random(self, n: int, batch: tuple[int, ...], rng: torch.Generator) -> Similarity:
         sign = torch.randint(0, 2, batch, generator=rng, dtype=torch.float64) * 2 - 1
         return _joined(sign, Orthogonal().random(n - 1, batch, rng).matrix)
+
+    def tangent(self, n: int) -> dict[str, tuple[int, ...]]:
+        return {"turn": (n, n)}
+
+    def near(self, at: Mapping[str, Tensor]) -> Similarity:
+        """The Cayley map of the skew part of `turn`, less its means over rows and columns: so it keeps the ones."""
+        m = at["turn"] - at["turn"].mean(-1, keepdim=True)
+        return Similarity(turned(m - m.mean(-2, keepdim=True)))
 
     def identity(self, n: int, batch: tuple[int, ...]) -> Similarity:
         return Orthogonal().identity(n, batch)

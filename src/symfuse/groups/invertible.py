@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -57,6 +57,14 @@ class Invertible(Group):
         u, v = (Orthogonal().random(n, batch, rng).matrix for _ in range(2))
         scale = random_scales((*batch, n), rng)[..., None, :]
         return Linear((u * scale) @ v.mT, (v / scale) @ u.mT)
+
+    def tangent(self, n: int) -> dict[str, tuple[int, ...]]:
+        return {"log": (n, n)}
+
+    def near(self, at: Mapping[str, Tensor]) -> Linear:
+        """The exponential of `log`, and that of −`log`."""
+        log = at["log"]
+        return Linear(torch.linalg.matrix_exp(log), torch.linalg.matrix_exp(-log))
 
     def identity(self, n: int, batch: tuple[int, ...]) -> Linear:
         eye = Orthogonal().identity(n, batch).matrix

@@ -132,6 +132,13 @@ class Orthogonal(Group):
         q, r = torch.linalg.qr(torch.randn(*batch, n, n, generator=rng, dtype=torch.float64))
         return Similarity(q * torch.sign(torch.diagonal(r, dim1=-2, dim2=-1))[..., None, :])  # Haar measure
 
+    def tangent(self, n: int) -> dict[str, tuple[int, ...]]:
+        return {"turn": (n, n)}
+
+    def near(self, at: Mapping[str, Tensor]) -> Similarity:
+        """The Cayley map of the skew part of `turn`."""
+        return Similarity(turned(at["turn"]))
+
     def identity(self, n: int, batch: tuple[int, ...]) -> Similarity:
         return Similarity(torch.eye(n, dtype=torch.float64).expand(*batch, n, n))
 
@@ -175,6 +182,13 @@ class Conformal(Group):
 
     def random(self, n: int, batch: tuple[int, ...], rng: torch.Generator) -> Similarity:
         return Similarity(Orthogonal().random(n, batch, rng).matrix, random_scales(batch, rng))
+
+    def tangent(self, n: int) -> dict[str, tuple[int, ...]]:
+        return {"turn": (n, n), "log": ()}
+
+    def near(self, at: Mapping[str, Tensor]) -> Similarity:
+        """The Cayley map of the skew part of `turn`, times the exponential of `log`."""
+        return Similarity(turned(at["turn"]), at["log"].exp())
 
     def identity(self, n: int, batch: tuple[int, ...]) -> Similarity:
         return Orthogonal().identity(n, batch)
@@ -253,9 +267,14 @@ def _turning(nx: Tensor, ny: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
 
 def _cayley(omega: Tensor) -> Tensor:
     """The rotation (1 + Ω/2) / (1 − Ω/2), exp(Ω) to second order and exactly orthogonal for every skew Ω."""
-    eye = torch.eye(omega.shape[-1], dtype=omega.dtype)
+    eye = torch.eye(omega.shape[-1], dtype=omega.dtype, device=omega.device)
     turn: Tensor = torch.linalg.solve(eye - omega / 2, eye + omega / 2)
     return turn
+
+
+def turned(m: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b n n"]:
+    """The rotation that is the Cayley map of the skew part of any matrix; at 0 exactly the identity."""
+    return _cayley((m - m.mT) / 2)
 
 
 def balance(p: Tensor, r: Tensor, xx: Tensor, yy: Tensor) -> Tensor:

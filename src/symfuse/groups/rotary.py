@@ -7,6 +7,7 @@ dual by 1/z̄.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -38,7 +39,14 @@ class Phase(Group):
 
     def random(self, n: int, batch: tuple[int, ...], rng: torch.Generator) -> Similarity:  # noqa: ARG002
         angle = 2 * torch.pi * torch.rand(batch, generator=rng, dtype=torch.float64)
-        return Similarity(_matrix(torch.polar(torch.ones_like(angle), angle)))
+        return Similarity(_rotation(angle))
+
+    def tangent(self, n: int) -> dict[str, tuple[int, ...]]:  # noqa: ARG002
+        return {"angle": ()}
+
+    def near(self, at: Mapping[str, Tensor]) -> Similarity:
+        """The rotation by `angle`, in radians."""
+        return Similarity(_rotation(at["angle"]))
 
     def identity(self, n: int, batch: tuple[int, ...]) -> Similarity:
         return Orthogonal().identity(n, batch)
@@ -78,6 +86,13 @@ class Rotary(Group):
     def random(self, n: int, batch: tuple[int, ...], rng: torch.Generator) -> Similarity:
         return Similarity(Phase().random(n, batch, rng).matrix, random_scales(batch, rng))
 
+    def tangent(self, n: int) -> dict[str, tuple[int, ...]]:  # noqa: ARG002
+        return {"angle": (), "log": ()}
+
+    def near(self, at: Mapping[str, Tensor]) -> Similarity:
+        """The rotation by `angle`, in radians, times the exponential of `log`."""
+        return Similarity(_rotation(at["angle"]), at["log"].exp())
+
     def identity(self, n: int, batch: tuple[int, ...]) -> Similarity:
         return Orthogonal().identity(n, batch)
 
@@ -112,6 +127,10 @@ def _complex(c: Float[Tensor, "*b 2 2"]) -> Tensor:
 def _matrix(z: Tensor) -> Float[Tensor, "*b 2 2"]:
     """Multiplication by z."""
     return torch.stack((torch.stack((z.real, -z.imag), -1), torch.stack((z.imag, z.real), -1)), -2)
+
+
+def _rotation(angle: Tensor) -> Float[Tensor, "*b 2 2"]:
+    return _matrix(torch.polar(torch.ones_like(angle), angle))
 
 
 def _unit(z: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -33,6 +33,13 @@ PAIRS = 1 << 20
 LARGE, ROWS = 2048, 512
 
 
+def _near(at: Mapping[str, Tensor]) -> Monomial:
+    """The exponentials of `log` as scales."""
+    log = at["log"]
+    index = torch.arange(log.shape[-1], device=log.device).expand(log.shape)
+    return Monomial(index, log.exp())
+
+
 class Scaling(Group):
     """Rescales each unit by a positive factor: w[i] → a[i] w[i], and the dual by 1/a[i].
 
@@ -42,6 +49,13 @@ class Scaling(Group):
 
     def random(self, n: int, batch: tuple[int, ...], rng: torch.Generator) -> Monomial:
         return Monomial(identity_index(n, batch), random_scales((*batch, n), rng))
+
+    def tangent(self, n: int) -> dict[str, tuple[int, ...]]:
+        return {"log": (n,)}
+
+    def near(self, at: Mapping[str, Tensor]) -> Monomial:
+        """Each unit times the exponential of its `log`."""
+        return _near(at)
 
     def identity(self, n: int, batch: tuple[int, ...]) -> Monomial:
         return Monomial(identity_index(n, batch))
@@ -67,6 +81,13 @@ class Scaling(Group):
 
 class _Rescaled(Group):
     """Reorders the units and rescales each: every pair of units has a cost, an assignment the least sum of costs."""
+
+    def tangent(self, n: int) -> dict[str, tuple[int, ...]]:
+        return {"log": (n,)}
+
+    def near(self, at: Mapping[str, Tensor]) -> Monomial:
+        """Each unit times the exponential of its `log`."""
+        return _near(at)
 
     def identity(self, n: int, batch: tuple[int, ...]) -> Monomial:
         return Monomial(identity_index(n, batch))

@@ -16,11 +16,12 @@ from symfuse.errors import CheckpointError, IncompatibleError, OptionError
 from symfuse.evaluate import Batch
 from symfuse.evaluate.tasks.base import IGNORED
 from symfuse.evaluate.tasks.predicting import Predicting
-from symfuse.guided.base import Inputs, Learned, canonical_names, running
+from symfuse.guided.base import Inputs, Learned, running
 from symfuse.io.messages import suggestion
 from symfuse.merging.base import PerModel, method
 from symfuse.merging.stream import Stream
 from symfuse.merging.task_arithmetic import task_arithmetic
+from symfuse.modules import canonical_names
 from symfuse.spec import Spec, anatomy
 
 BY = ("layer", "task", "tensor")

@@ -13,13 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from symfuse.architectures import Model
 from symfuse.errors import OptionError
 from symfuse.evaluate import Task, open_space
 from symfuse.evaluate.tasks.predicting import Predicting
-from symfuse.io.live import names_in_memory
 from symfuse.stats.statistics import Statistics
 
 # Told of what is being done: a line, and how far it is.
@@ -123,20 +121,3 @@ def running(models: Sequence[Model], task: Task, dtype: torch.dtype = torch.floa
     with tempfile.TemporaryDirectory(prefix="symfuse-") as scratch:
         checkpoints = [model.checkpoint for model in models]
         yield open_space(checkpoints, [model.name for model in models], task, Path(scratch), None, dtype)
-
-
-def canonical_names(model: Model, module: nn.Module) -> dict[str, str]:
-    """The canonical name of each parameter of a live module of that model, by its name there; of those it declares."""
-    in_memory = names_in_memory(module)
-    own = dict(module.named_parameters())
-    prefix: Any = getattr(module, "base_model_prefix", "") or ""
-    found: dict[str, str] = {}
-    for name in model.spec.tensors:
-        if name in model.spec.tied:
-            continue
-        for one in (name, model.spec.file_name(name)):
-            tries = (one, f"{prefix}.{one}", one.removeprefix(f"{prefix}."))
-            if hit := next((t for t in (*tries, *map(in_memory.get, tries)) if t in own), None):
-                found[hit] = name
-                break
-    return found

@@ -18,11 +18,12 @@ from symfuse.errors import OptionError
 from symfuse.evaluate import Batch
 from symfuse.evaluate.tasks.base import IGNORED, NOT_INPUTS
 from symfuse.evaluate.tasks.predicting import Predicting
-from symfuse.guided.base import Inputs, Learned, canonical_names, examples_of, running, statistics_of
+from symfuse.guided.base import Inputs, Learned, examples_of, running, statistics_of
 from symfuse.merging.base import PerModel, method
 from symfuse.merging.linear import linear
 from symfuse.merging.stream import Stream
 from symfuse.merging.weights import normalized
+from symfuse.modules import canonical_names
 from symfuse.stats.fisher import fisher_diagonal
 from symfuse.stats.statistics import Statistics
 

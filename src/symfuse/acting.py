@@ -1,0 +1,99 @@
+"""How elements and translations move one tensor of a declaration: what an alignment does, and learning with a graph.
+
+Nothing here rounds twice or breaks the graph: where elements are made of parameters, what they move depends on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from symfuse.groups import Action
+from symfuse.spec import Atom, Instance, Shift, Spec
+
+A = TypeVar("A", bound=Action)
+
+
+def acting(spec: Spec, elements: Mapping[Instance, A], name: str) -> dict[str, A]:
+    """The elements that move the tensor of that canonical name, by axis, in the order in which they act."""
+    declared = spec.tensors[name]
+    return {
+        axis: element
+        for axis in spec.order
+        if any(atom.name == axis for atom in declared.layout.atoms())
+        and (element := elements.get(spec.instance(axis, declared.index))) is not None
+    }
+
+
+def move(spec: Spec, by: Mapping[str, Action], name: str, tensor: Tensor) -> Tensor:
+    """The tensor of that canonical name moved by the elements of its axes (see `acting`); its dtype is kept.
+
+    Entries are only moved about, or else computed in float32 at least and rounded once.
+    """
+    if not by:
+        return tensor
+    exact = all(element.reorders_only for element in by.values())
+    work = tensor if exact or tensor.dtype == torch.float64 else tensor.float()
+    views = list(spec.segments(name, work))
+    if len(views) == 1:
+        moved = _act_all(spec, by, views[0].view, views[0].atoms).reshape(work.shape)
+        return moved.to(tensor.dtype)
+    out = torch.empty_like(work, memory_format=torch.contiguous_format)
+    for view, target in zip(views, spec.segments(name, out), strict=True):
+        target.view.copy_(_act_all(spec, by, view.view, view.atoms))
+    return out.to(tensor.dtype)
+
+
+def _act_all(spec: Spec, by: Mapping[str, Action], view: Tensor, atoms: tuple[Atom, ...]) -> Tensor:
+    for axis, element in by.items():
+        batch = spec.batch_axes(axis)
+        for dim, atom in enumerate(atoms):
+            if atom.name == axis:
+                view = act(element.part(atom.variance.value), view, dim, atoms, batch)
+    return view
+
+
+def act(element: Action, view: Tensor, dim: int, atoms: tuple[Atom, ...], batch: tuple[str, ...]) -> Tensor:
+    """Act along `dim` of a view whose leading dimensions are `atoms`; the batch axes are brought to the front."""
+    if not batch:
+        return element.act(view, dim)
+    names = [atom.name for atom in atoms]
+    front = [names.index(per) for per in batch]
+    order = front + [i for i in range(view.ndim) if i not in front]
+    back = [order.index(i) for i in range(view.ndim)]
+    return element.act(view.permute(order), order.index(dim)).permute(back)
+
+
+def shifted(spec: Spec, shifts: Mapping[str, Tensor]) -> frozenset[str]:
+    """The biases that translations change: those translated, and those that translated ones move on into."""
+    rules = [rule for rule in spec.shifts if rule.bias in shifts]
+    return frozenset(shifts) | {rule.into for rule in rules if rule.into is not None}
+
+
+def shift(
+    spec: Spec,
+    shifts: Mapping[str, Tensor],
+    name: str,
+    moved: Tensor,
+    weight: Callable[[str], Tensor],
+    dtype: torch.dtype = torch.float64,
+) -> Tensor:
+    """The moved tensor of that name with its part of the translations, computed in `dtype`; weight(name) reads another
+    moved one."""
+    out = moved.to(dtype)
+    if name in shifts:
+        out = out + shifts[name].to(dtype)
+    for rule in spec.shifts:
+        if rule.into == name and rule.bias in shifts and rule.weight is not None:
+            out = out - _through(spec, rule, shifts[rule.bias].to(dtype), weight(rule.weight)).reshape(out.shape)
+    return out.to(moved.dtype)
+
+
+def _through(spec: Spec, rule: Shift, translation: Tensor, weight: Tensor) -> Tensor:
+    """weight @ t for the part of the translation t that the rule moves, with the axes of rule.into left."""
+    t = spec.part(rule.bias, translation, rule.axis).view
+    left: Tensor = torch.tensordot(t, spec.through(rule, weight.to(t.dtype)), t.ndim)
+    return left

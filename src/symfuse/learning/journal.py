@@ -1,0 +1,93 @@
+"""A learning that was stopped goes on from its journal, as if it had not been stopped."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from symfuse.errors import OutputError
+
+
+@dataclass
+class Run:
+    """A learning that goes on, or is done.
+
+    history: (step, mean loss since the last, barrier on the validation data). ends: the losses of the models alone.
+    best: the parameters of the least barrier, by model.
+    """
+
+    step: int = 0
+    history: list[tuple[int, float, float]] = field(default_factory=list)
+    ends: list[float] = field(default_factory=list)
+    best: list[dict[str, Tensor]] = field(default_factory=list)
+
+    @property
+    def least(self) -> float:
+        """The least barrier; infinite before any is measured."""
+        return min((barrier for _, _, barrier in self.history), default=math.inf)
+
+
+class Journal:
+    """The state of a run in a file, if there is one. about: what tells the run from others: JSON data."""
+
+    def __init__(
+        self,
+        path: Path | None,
+        about: Mapping[str, Any],
+        leaves: Sequence[Mapping[str, Tensor]],
+        optimizer: torch.optim.Optimizer,
+    ) -> None:
+        self.path, self.leaves, self.optimizer = path, leaves, optimizer
+        self.about = json.dumps(about, sort_keys=True)
+
+    def load(self) -> Run | None:
+        """The run so far, with parameters and optimizer set to it; OutputError if the file is of another."""
+        if self.path is None or not self.path.exists():
+            return None
+        try:
+            found = torch.load(self.path, weights_only=True)
+            if found["about"] != self.about:
+                raise OutputError(
+                    f"{self.path}: the journal of another learning (other models, data or options); remove it to start "
+                    "anew, or name another file"
+                )
+            for own, kept in zip(self.leaves, found["leaves"], strict=True):
+                for name, leaf in own.items():
+                    leaf.data.copy_(kept[name])
+            self.optimizer.load_state_dict(found["optimizer"])
+            return Run(found["step"], [tuple(one) for one in found["history"]], found["ends"], found["best"])
+        except OutputError:
+            raise
+        except Exception as error:
+            raise OutputError(
+                f"{self.path}: no journal of a learning, or damaged ({type(error).__name__}); remove it to start anew"
+            ) from error
+
+    def save(self, run: Run) -> None:
+        """All of it, or what was there before."""
+        if self.path is None:
+            return
+        state = {
+            "about": self.about,
+            "step": run.step,
+            "history": run.history,
+            "ends": run.ends,
+            "best": run.best,
+            "leaves": [{name: leaf.detach() for name, leaf in one.items()} for one in self.leaves],
+            "optimizer": self.optimizer.state_dict(),
+        }
+        beside = self.path.with_name(self.path.name + ".new")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            torch.save(state, beside)
+            beside.replace(self.path)
+        except (OSError, RuntimeError) as error:  # RuntimeError: what torch makes of a full disk
+            beside.unlink(missing_ok=True)
+            raise OutputError(f"{self.path}: the journal cannot be written there ({error})") from error

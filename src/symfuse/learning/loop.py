@@ -1,0 +1,155 @@
+"""Learning a matching: descend the loss of random points between the models, in the parameters that move them (Theus et
+al. 2025, Section 4.3, Algorithm 3; of several models at once, their Section 5)."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from symfuse.errors import CheckpointError
+from symfuse.evaluate import Batch, Task
+from symfuse.evaluate.task import describe, mean
+from symfuse.learning.journal import Journal, Run
+from symfuse.learning.latents import COLD, HOT
+from symfuse.learning.path import Path, Weights, inner_points
+from symfuse.learning.settings import Learning, Progress
+
+WARM_UP = 0.05  # of the steps
+CLIP = 1.0  # the most that the norm of the gradient may be
+
+
+def descend(path: Path, learning: Learning, about: Mapping[str, Any]) -> Run:
+    """Learn the latents of a path, and leave them at the step of the least barrier. about: what tells this run from
+    others, for its journal."""
+    leaves = [latents.leaves for latents in path.latents if latents is not None]
+    flat = [leaf for one in leaves for leaf in one.values()]
+    optimizer = torch.optim.AdamW(flat, lr=learning.rate, weight_decay=0.0)
+    task, validation = _split(learning)
+    journal = Journal(learning.journal, {**about, **said(learning), "data": describe(task)}, leaves, optimizer)
+    run = journal.load() or Run()
+    rng = random.Random(f"{learning.seed} {run.step}")
+    if not run.history:
+        run.ends = [_score(path, validation, path.moved(), weights) for weights in _corners(len(path.latents))]
+        _validate(path, validation, learning, run, math.nan, leaves)
+        journal.save(run)
+    batches, losses = _batches(task, rng), list[float]()
+    while run.step < learning.steps and not _settled(run, learning):
+        for group in optimizer.param_groups:
+            group["lr"] = learning.rate * _schedule(run.step / learning.steps)
+        losses.append(_step(path, task, next(batches), learning, run, rng, optimizer, flat))
+        run.step += 1
+        if run.step % learning.every == 0 or run.step == learning.steps:
+            _validate(path, validation, learning, run, sum(losses) / len(losses), leaves)
+            journal.save(run)
+            losses.clear()
+            rng = random.Random(f"{learning.seed} {run.step}")  # the same whether it was stopped here or not
+            batches = _batches(task, rng)
+    for one, best in zip(leaves, run.best, strict=True):
+        for name, leaf in one.items():
+            leaf.data.copy_(best[name])
+    return run
+
+
+def _step(
+    path: Path, task: Task, batch: Batch, learning: Learning, run: Run, rng: random.Random,
+    optimizer: torch.optim.Optimizer, leaves: Sequence[Tensor],
+) -> float:  # fmt: skip
+    weights = _draw(len(path.latents), learning.spread, rng)
+    found = path.totals(task, batch, path.moved(_temperature(learning, run.step)), weights)
+    loss = found.loss / max(1, found.count)
+    optimizer.zero_grad()
+    loss.backward()  # type: ignore[no-untyped-call]
+    norm = torch.nn.utils.clip_grad_norm_(leaves, CLIP)
+    if not bool(norm.isfinite()):
+        raise CheckpointError(
+            f"learning: the loss is {loss.item():g} at step {run.step + 1} and its gradient is not finite; take a "
+            f"smaller rate than {learning.rate:g}, or look for overflow in the models"
+        )
+    optimizer.step()
+    return loss.item()
+
+
+def _validate(
+    path: Path, validation: Task, learning: Learning, run: Run, loss: float, leaves: Sequence[Mapping[str, Tensor]]
+) -> None:
+    """Measure the barrier, and keep the parameters if it is the least so far."""
+    soft = learning.permutations == "soft"
+    with torch.no_grad():
+        moved = path.moved(COLD if soft else None)
+        excess = [
+            _score(path, validation, moved, weights) - sum(w * end for w, end in zip(weights, run.ends, strict=True))
+            for weights in inner_points(len(path.latents), learning.points)
+        ]
+    barrier = max(excess)
+    if not math.isfinite(barrier):
+        raise CheckpointError(
+            f"learning: the loss on {validation.source} is not finite after {run.step} steps; take a smaller rate than "
+            f"{learning.rate:g}, or look at the data"
+        )
+    if barrier < run.least:
+        run.best = [{name: leaf.detach().clone() for name, leaf in one.items()} for one in leaves]
+    run.history.append((run.step, loss, barrier))
+    if learning.progress is not None:
+        start = run.history[0][2]
+        learning.progress(Progress(run.step, learning.steps, loss, barrier, run.least, start))
+
+
+@torch.no_grad()
+def _score(path: Path, task: Task, moved: Sequence[Weights], weights: Sequence[float]) -> float:
+    return mean(path.totals(task, batch, moved, weights) for batch in task.batches).loss
+
+
+def said(learning: Learning) -> dict[str, Any]:
+    """The options that decide what is learned, for a journal and the provenance."""
+    names = ("steps", "rate", "spread", "permutations", "every", "patience", "points", "seed")
+    return {name: getattr(learning, name) for name in names}
+
+
+def _settled(run: Run, learning: Learning) -> bool:
+    """Whether so many validations in a row have not lowered the barrier."""
+    barriers = [barrier for _, _, barrier in run.history]
+    return len(barriers) - 1 - barriers.index(min(barriers)) >= learning.patience
+
+
+def _corners(count: int) -> list[tuple[float, ...]]:
+    return [tuple(float(i == j) for j in range(count)) for i in range(count)]
+
+
+def _draw(count: int, spread: float, rng: random.Random) -> list[float]:
+    """Weights, uniform on the simplex (exponentials over their sum) drawn towards its centre."""
+    drawn = [rng.expovariate(1.0) for _ in range(count)]
+    return [(1 - spread) / count + spread * w / sum(drawn) for w in drawn]
+
+
+def _schedule(share: float) -> float:
+    """Of the rate: a linear start, then half a cosine down to nothing."""
+    return min(1.0, (share + 1e-3) / WARM_UP) * (1 + math.cos(math.pi * share)) / 2
+
+
+def _temperature(learning: Learning, step: int) -> float | None:
+    if learning.permutations == "soft":
+        return COLD
+    return HOT * (COLD / HOT) ** (step / learning.steps) if learning.permutations == "annealed" else None
+
+
+def _split(learning: Learning) -> tuple[Task, Task]:
+    """What is learned on, and what barriers are measured on."""
+    if learning.validation is not None:
+        return learning.task, learning.validation
+    batches = learning.task.batches
+    held = max(2, min(5, len(batches)))  # every so many
+    return (
+        learning.task.part([b for i, b in enumerate(batches) if i % held]),
+        learning.task.part([b for i, b in enumerate(batches) if not i % held]),
+    )
+
+
+def _batches(task: Task, rng: random.Random) -> Iterator[Batch]:
+    """All batches in random order, again and again."""
+    while True:
+        yield from rng.sample(task.batches, len(task.batches))

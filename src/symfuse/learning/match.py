@@ -1,0 +1,154 @@
+"""Learned matchings of models: one moved onto an anchor, or all of them onto a path that they share."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path as Folder
+from typing import Any
+
+import torch
+
+from symfuse.alignment import Alignment
+from symfuse.architectures import TRANSPORT, Model
+from symfuse.errors import OptionError
+from symfuse.evaluate import Batch, open_space
+from symfuse.groups import Group, Permutation
+from symfuse.learning.latents import Latents, reorders
+from symfuse.learning.loop import descend, said
+from symfuse.learning.path import Path
+from symfuse.learning.settings import Learning
+from symfuse.matching import match_by_activations, match_models, match_universe
+from symfuse.matching.axes import choose_groups
+from symfuse.matching.chosen import Chosen, choose, steps_of
+from symfuse.spec import Instance
+
+
+def match_learned(
+    source: Model,
+    anchor: Model,
+    learning: Learning,
+    *,
+    batches: Iterable[Batch] | None = None,
+    start: Alignment | None = None,
+    **options: Any,
+) -> Alignment:
+    """The alignment that moves `source` towards `anchor`, learned from `start`: by default what the weights say, or
+    with `batches` activations.
+
+    options: of `match_models` or `match_by_activations`. Each axis is learned in the largest group that may act on it,
+    if `groups` names no other: in heads all invertible maps. The result is no worse than its start on the validation
+    data, and moves the source exactly, but for soft permutations (the variant "transport").
+    """
+    if start is None:
+        start = _start(source, anchor, batches, options)
+    return learn([source, anchor], [start, None], learning, **options)[0]
+
+
+def learn_universe(models: Sequence[Model], learning: Learning, **options: Any) -> tuple[Alignment, ...]:
+    """Alignments that move all models: of two each towards the other ("dual", Li & Shen 2026), of more towards the
+    simplex between them. They start from `match_universe`, of two models from the first matched to the second.
+
+    A path is moved as a whole by what moves both ends alike, and computes the same everywhere. So what two models reach
+    together, one reaches alone; the way there is another.
+    """
+    if len(models) == 2:
+        first = match_models(models[0], models[1], **options)
+        starts = [first, Alignment(first.spec, {}, frame=first.frame, variants=first.variants)]
+    else:
+        starts = list(match_universe(models, **options).alignments)
+    return learn(models, starts, learning, **options)
+
+
+def learn(
+    models: Sequence[Model], starts: Sequence[Alignment | None], learning: Learning, **options: Any
+) -> tuple[Alignment, ...]:
+    """Alignments of the models, each learned from its start; of None, an anchor, that of the frame alone."""
+    first = next((s for s in starts if s is not None), None)
+    if first is None:
+        raise OptionError("learning: no model is to be moved")
+    chosen = _chosen(models[0], models[-1], first, options)
+    groups = _groups(chosen, options, learning)
+    frame = Alignment(first.spec, {}, frame=first.frame, variants=first.variants)
+    begun = [frame if start is None else start for start in starts]
+    with tempfile.TemporaryDirectory(prefix="symfuse-") as scratch, torch.random.fork_rng(devices=[]):
+        sources = [g(model.checkpoint) for g, model in zip(begun, models, strict=True)]
+        names = [model.name for model in models]
+        space = open_space(sources, names, learning.task, Folder(scratch), learning.build)
+        latents = [
+            None if start is None else Latents.of(first.spec, groups, learning.permutations, _DTYPE, learning.device)
+            for start in starts
+        ]
+        moved = [Model(source, first.spec) for source in sources]
+        about: dict[str, Any] = {"models": [_digest(g, model) for g, model in zip(begun, models, strict=True)]}
+        about |= {"groups": {str(i): group.name for i, group in groups.items()}}
+        run = descend(Path(space, moved, latents, learning.device), learning, about)
+    record = {
+        **said(learning),
+        "stopped at": run.step,
+        "ends": run.ends,
+        "history": [dict(zip(("step", "loss", "barrier"), one, strict=True)) for one in run.history],
+    }
+    out = []
+    for i, (start, found) in enumerate(zip(begun, latents, strict=True)):
+        total = start if found is None else _then(found, start)
+        pair = _chosen(models[i], models[0 if i == len(models) - 1 else -1], first, options)
+        steps = steps_of(pair, total) if starts.count(None) == len(starts) - 1 and found is not None else []
+        origin = {"start": dict(start.provenance), "learned": record}
+        out.append(pair.alignment(total, "learned", {"groups": _names(groups)}, steps, **origin))
+    return tuple(out)
+
+
+_DTYPE = torch.float32
+
+
+def _start(source: Model, anchor: Model, batches: Iterable[Batch] | None, options: Mapping[str, Any]) -> Alignment:
+    if batches is None:
+        return match_models(source, anchor, **options)
+    return match_by_activations(source, anchor, batches, **options)
+
+
+def _then(found: Latents, start: Alignment) -> Alignment:
+    """The start, and after it what was learned. An element that is the identity is left out."""
+    elements, soft = found.elements(), found.permutations == "soft"
+    shifts = {name: t.detach().cpu().double() for name, t in found.shifts().items() if bool(t.any())}
+    variants = (TRANSPORT,) if soft and TRANSPORT not in start.variants else ()
+    start = replace(start, variants=(*start.variants, *variants))
+    total = Alignment(start.spec, elements, shifts, variants=start.variants) @ start
+    return replace(total, elements={i: g for i, g in total.elements.items() if not g.is_identity()})
+
+
+def _names(groups: Mapping[Instance, Group]) -> dict[str, str]:
+    """By axis."""
+    return {instance.axis: group.name for instance, group in groups.items()}
+
+
+def _digest(start: Alignment, model: Model) -> dict[str, Any]:
+    """What tells a model and where it starts from others: for a journal."""
+    sums = {name: model.checkpoint[name].double().sum().item() for name in model.checkpoint}
+    return {"name": model.name, "start": hashlib.sha256(start.to_bytes()).hexdigest(), "sums": sums}
+
+
+def _chosen(source: Model, anchor: Model, first: Alignment, options: Mapping[str, Any]) -> Chosen:
+    """What may be moved."""
+    own = {key: options[key] for key in ("layers", "groups", "variants") if key in options}
+    given: dict[str, Any] = {"axes": "auto", "layers": None, "scaling": True} | own
+    given |= {key: options[key] for key in ("axes", "scaling") if options.get(key) is not None}
+    return choose(source, anchor, **given, frame=first.frame)
+
+
+def _groups(chosen: Chosen, options: Mapping[str, Any], learning: Learning) -> dict[Instance, Group]:
+    """The group that each instance is learned in."""
+    asked = choose_groups(options.get("groups") or {}, chosen.spec)
+    found: dict[Instance, Group] = {}
+    for instance, group in chosen.hard.items():
+        axis = chosen.spec.axes[instance.axis]
+        assert axis.group is not None
+        if instance.axis not in asked and options.get("scaling") is not False:
+            group = axis.group
+        if learning.permutations == "soft" and reorders(group, axis.size):
+            group = Permutation()
+        found[instance] = group
+    return found

@@ -1,0 +1,78 @@
+"""What learning a matching can be told."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from symfuse.errors import OptionError
+from symfuse.evaluate import Task
+from symfuse.evaluate.weights import Build
+
+Permutations = Literal["kept", "straight-through", "annealed", "soft"]
+PERMUTATIONS: tuple[Permutations, ...] = ("kept", "straight-through", "annealed", "soft")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far learning is. loss: the mean on the path since the last report. barrier: the latest on the validation
+    data, and best the least of all; start: that of the matching that it started from."""
+
+    step: int
+    steps: int
+    loss: float
+    barrier: float
+    best: float
+    start: float
+
+
+@dataclass(frozen=True)
+class Learning:
+    """How a matching is learned (Theus et al. 2025, Section 4.3): on what, how long, and which points of the path.
+
+    task: its batches are drawn in random order, and its loss is descended at random points between the models.
+    validation: where the barrier is measured that decides which step is kept; None: every fifth batch of the task,
+    which is then not learned on. steps, rate: of AdamW, with a linear start and half a cosine down to nothing. spread:
+    the weights of k models are (1 − spread) / k + spread · w with w uniform on the simplex: of two models λ is uniform
+    in [½ − spread / 2, ½ + spread / 2], so 0.2 is the [0.4, 0.6] of the paper. permutations: those that matching found
+    are "kept"; or learned "straight-through"; or by a soft matrix that hardens ("annealed"); or left "soft", which is
+    inexact. every: steps between two validations; patience: how many of them without a lower barrier end it. points:
+    inner points of the path at which barriers are measured. journal: a file from which a stopped run goes on. device:
+    on which all is computed. build: makes the module, for models that `transformers` does not have. progress: called
+    after each validation.
+    """
+
+    task: Task
+    validation: Task | None = None
+    steps: int = 2000
+    rate: float = 0.01
+    spread: float = 0.8
+    permutations: Permutations = "kept"
+    every: int = 100
+    patience: int = 10
+    points: int = 5
+    seed: int = 0
+    journal: Path | None = None
+    device: str = "cpu"
+    build: Build | None = None
+    progress: Callable[[Progress], None] | None = None
+
+    def __post_init__(self) -> None:
+        counts = {"steps": self.steps, "every": self.every, "patience": self.patience, "points": self.points}
+        for name, value in counts.items():
+            if value < 1:
+                raise OptionError(f"learning: {name} is {value}; expected 1 or more")
+        if not 0 < self.rate < math.inf:
+            raise OptionError(f"learning: rate is {self.rate}; expected a number above 0")
+        if not 0 <= self.spread <= 1:
+            raise OptionError(f"learning: spread is {self.spread}; expected 0 (the middle only) to 1 (the whole path)")
+        if self.permutations not in PERMUTATIONS:
+            raise OptionError(f"learning: permutations {self.permutations!r}; choose from {', '.join(PERMUTATIONS)}")
+        if self.validation is None and len(self.task.batches) < 2:
+            raise OptionError(
+                f"learning: {self.task.source} is one batch, of which none can be held out to measure the barrier on; "
+                "name validation data, or take smaller batches (batch_size)"
+            )
