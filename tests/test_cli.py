@@ -632,5 +632,5 @@ def test_align_from_activations_and_the_anchor_in_the_frame(models: Path) -> Non
     )
     refused = run("align", "g", "--to", "h", "-o", "out2", "--from", "activations")
     assert refused.exit_code == 2
-    assert "--from activations and --data belong together" in refused.stderr
+    assert "--from activations, or --from learned, and --data belong together" in refused.stderr
     assert not Path("out2").exists()

@@ -26,6 +26,8 @@ from symfuse.guided import collect as collect_statistics
 from symfuse.guided import learn as learn_method
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
+from symfuse.learning import Learning, learn_universe, match_learned
+from symfuse.learning import learn as learn_all
 from symfuse.matching import match_by_activations, match_models, match_universe, nearest_to_mean, usual
 from symfuse.merging import merge_models
 from symfuse.modules import live
@@ -86,9 +88,11 @@ def match(
     groups: Mapping[str, str] | None = None,
     variants: Sequence[str] = (),
     data: Task | Iterable[Batch] | None = None,
+    learn: Task | Learning | None = None,
     **options: Any,
 ) -> Alignment:
-    """The alignment that moves `source` towards the anchor `to`; from the weights, or with `data` from activations.
+    """The alignment that moves `source` towards the anchor `to`; from the weights, or with `data` from activations; and
+    with `learn` learned from there, by descending a loss between the two.
 
     axes: what to match: "attention" (per-head rotations of query/key and value/output; Zhang et al. 2025,
     Theorem 4.1, Algorithm 1), "ffn" (neurons, exact assignment), "heads", "residual", "pooler", single axes, or
@@ -98,9 +102,11 @@ def match(
     a subgroup of what is declared, and its axis is matched also if `axes` does not name it. variants: inexact ones, by
     which the moved model computes something else: "heads-ignored", "separate-qk", "separate-residual", "transport":
     optimal transport, units averaged (docs/matching.md), of single axes groups={"ffn": "sinkhorn"}. data: a task,
-    or batches of module inputs (both: Verma & Elbayad 2024). options: of `match_models` (one_pass, biases, starts,
-    seed, frame, threads, progress), or with data of `match_by_activations` (frame, kind, residual, without, build),
-    both in symfuse.matching.
+    or batches of module inputs (both: Verma & Elbayad 2024). learn: a task whose loss is descended (Theus et al. 2025),
+    or a `symfuse.learning.Learning`, which says how; each axis then in the largest group that may act on it, and from
+    the start that the other options describe. options: of `match_models` (one_pass, biases, starts, seed, frame,
+    threads, progress), or with data of `match_by_activations` (frame, kind, residual, without, build), both in
+    symfuse.matching.
 
     Apply the result: `alignment(source)`. Where it has a frame (the rotated residual stream of a pre-norm model), the
     anchor to merge with is `alignment.in_frame(to)`.
@@ -112,9 +118,11 @@ def match(
         "variants": tuple(variants),
         **({} if scaling is None else {"scaling": scaling}),
     }
-    if data is None:
-        return match_models(_model(source), _model(to), **chosen, **options)
     batches = data.batches if isinstance(data, Task) else data
+    if learn is not None:
+        return match_learned(_model(source), _model(to), _learning(learn), batches=batches, **chosen, **options)
+    if batches is None:
+        return match_models(_model(source), _model(to), **chosen, **options)
     return match_by_activations(_model(source), _model(to), batches, **chosen, **options)
 
 
@@ -128,17 +136,25 @@ class Aligned:
     anchor: int | None
 
 
-def align(sources: Sequence[Source], anchor: int | Literal["universe"] | None = None, **options: Any) -> Aligned:
+def align(
+    sources: Sequence[Source],
+    anchor: int | Literal["universe"] | None = None,
+    *,
+    learn: Task | Learning | None = None,
+    **options: Any,
+) -> Aligned:
     """Move all models onto the one numbered `anchor` (from 0); by default onto the one nearest to their mean.
 
     "universe": onto their running mean instead, until it settles, so that no model is special (`match_universe`).
+    learn: as in `match`, over the simplex of all models at once; with "universe" all are moved, two towards each other.
     options: those of `match_models`. With two models that are equally near, the last is the anchor.
     """
     models = [_model(source) for source in sources]
     if len(models) < 2:
         raise OptionError(f"an alignment needs two models at least, {len(models)} given")
     if anchor == "universe":
-        found = match_universe(models, **options).alignments
+        learned = None if learn is None else learn_universe(models, _learning(learn), **options)
+        found = learned or match_universe(models, **options).alignments
         return Aligned(tuple(g(m.checkpoint) for g, m in zip(found, models, strict=True)), found, None)
     asked = (options.get("axes", "auto"), options.get("groups"), options.get("frame"), options.get("variants", ()))
     options["axes"], options["frame"], _ = usual(models, *asked)  # the same for all
@@ -146,10 +162,13 @@ def align(sources: Sequence[Source], anchor: int | Literal["universe"] | None = 
         raise OptionError(f"anchor {anchor}: there are models 0 to {len(models) - 1}")
     anchor = nearest_to_mean(models) if anchor is None else anchor
     alignments = [None if i == anchor else match_models(m, models[anchor], **options) for i, m in enumerate(models)]
+    if learn is not None:
+        moved = learn_all(models, alignments, _learning(learn), **options)
+        alignments = [None if i == anchor else g for i, g in enumerate(moved)]
     frame = next(g for g in alignments if g is not None).in_frame  # the same for all
     pairs = zip(models, alignments, strict=True)
-    moved = [frame(m.checkpoint) if g is None else g(m.checkpoint) for m, g in pairs]
-    return Aligned(tuple(moved), tuple(alignments), anchor)
+    checkpoints = [frame(m.checkpoint) if g is None else g(m.checkpoint) for m, g in pairs]
+    return Aligned(tuple(checkpoints), tuple(alignments), anchor)
 
 
 def merge(
@@ -391,6 +410,13 @@ def _model(source: Source) -> Model:
 
 def _model_of_any(source: Source) -> Model:
     return Model.of(_open(source), undeclared=True)
+
+
+def _learning(given: Task | Learning) -> Learning:
+    """OptionError for what is neither."""
+    if not isinstance(given, Task | Learning):
+        raise OptionError(f"learn: expected a task, as symfuse.task makes it, or a Learning, found {given!r:.40}")
+    return given if isinstance(given, Learning) else Learning(given)
 
 
 def _listed(given: Any, what: str) -> list[Any]:

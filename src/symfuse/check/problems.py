@@ -101,9 +101,8 @@ def alignment(stage: Stage, align: Align, found: Found) -> Alignment | None:
     if axes is None or layers is None or groups is None or (data is None) != (align.source == "weights"):
         return None
     named = None if anchor is None else str(anchor)
-    return Alignment(
-        named, list(axes[1]), layers, align.scaling is not False, groups, align.one_pass, align.biases, align.data
-    )
+    ways = (align.scaling is not False, groups, align.one_pass, align.biases)
+    return Alignment(named, list(axes[1]), layers, *ways, align.data, align.source)
 
 
 def data(stage: Stage, found: Found) -> None:

@@ -136,7 +136,8 @@ class Cost:
 @dataclass(frozen=True)
 class Alignment:
     """What is aligned before the merge. anchor: None if it is that nearest to the mean, for which all weights are read.
-    data: on what activations are compared; None for weights. The others: what the recipe's `align` selects."""
+    data: on what activations are compared, or a loss descended; None for weights. The others: what the recipe's `align`
+    selects."""
 
     anchor: str | None
     axes: list[str]
@@ -146,6 +147,7 @@ class Alignment:
     one_pass: bool
     biases: bool
     data: str | None = None
+    source: str = "weights"
 
 
 @dataclass

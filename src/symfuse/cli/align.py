@@ -29,6 +29,7 @@ from symfuse.cli.app import (
     writing_options,
 )
 from symfuse.cli.evaluate import DATA_OPTIONS, data_options, task
+from symfuse.cli.learning import LEARNING_OPTIONS, learning_of, learning_options, say_learned
 from symfuse.errors import OptionError, OutputError
 from symfuse.output import Output
 
@@ -49,12 +50,13 @@ if TYPE_CHECKING:
 @click.option(
     "--from",
     "statistics",
-    type=click.Choice(["weights", "activations"]),
+    type=click.Choice(["weights", "activations", "learned"]),
     default="weights",
     show_default=True,
-    help="What is compared; activations need --data.",
+    help="What is compared; learned: the loss between the models is descended. Those two need --data.",
 )
 @matching_options
+@learning_options
 @click.option(
     "--inexact",
     multiple=True,
@@ -76,14 +78,15 @@ def align(
 ) -> None:  # fmt: skip
     """Move SOURCE onto an anchor, and prove that it is the same.
 
-    The same function, nearer in weight space. Of each axis the squared distance over all that it touches is said: of
-    value heads also the output bias that value biases move into, which `distance` counts under residual.
+    The same function, nearer in weight space; or, learned, such that the loss between the two stays low. Of each axis
+    the squared distance over all that it touches is said: of value heads also the output bias that value biases move
+    into, which `distance` counts under residual.
     """
     from symfuse import report
     from symfuse.io.target import overlap
 
     out = Output(as_json, quiet)
-    _require_use(statistics, options)
+    _require_use(statistics, options | {"anchor_output": anchor_output})
     a, b = open_model(out, source), open_model(out, anchor)
     check_place(options, a, b)
     if anchor_output is not None:
@@ -93,47 +96,81 @@ def align(
                 f"--anchor-output {anchor_output} {relation} the output {options['output']}; choose another folder"
             )
     start = time.perf_counter()
-    alignment = _matched(out, a, b, axes, options)
+    alignment, other = _matched(out, a, b, axes, statistics, options)
     matching = {"seconds": time.perf_counter() - start}  # the file is written before all of it is known
-    proof = None if options["no_verify"] else proved(out, a, alignment, memory_of(options))
-    run = report.alignment_run(a, b, alignment, proof)
-    run |= out.cost() | matching
-    _save(out, a, b, alignment, run, options, anchor_output)
+    run = _run(out, a, b, alignment, options) | matching
+    moved = None if other is None else _run(out, b, a, other, options) | matching
+    _save(out, a, b, alignment, run, options, anchor_output, other, moved)
     say_alignment(out, run)
+    if "learning" in run:
+        say_learned(out, run["learning"])
     run |= {"output": str(options["output"])} | out.cost()
     out.say(f"written to {options['output']} in {run['seconds']:.1f} s")
     if anchor_output is not None:
-        out.say(f"the anchor in {report.frame_text(alignment.frame)}: {anchor_output}")
+        what = "moved too" if other is not None else f"in {report.frame_text(alignment.frame)}"
+        out.say(f"the anchor, {what}: {anchor_output}")
     elif alignment.frame:
         _say_frame(out, alignment, anchor)
     out.finish(run)
 
 
-def _matched(out: Output, source: Checkpoint, anchor: Checkpoint, axes: str, options: dict[str, Any]) -> Alignment:
-    """From activations if there are data, else from the weights."""
+def _run(
+    out: Output, source: Checkpoint, anchor: Checkpoint, alignment: Alignment, options: dict[str, Any]
+) -> dict[str, Any]:
+    from symfuse import report
+
+    proof = None if options["no_verify"] else proved(out, source, alignment, memory_of(options))
+    return report.alignment_run(source, anchor, alignment, proof) | out.cost()
+
+
+def _matched(
+    out: Output, source: Checkpoint, anchor: Checkpoint, axes: str, statistics: str, options: dict[str, Any]
+) -> tuple[Alignment, Alignment | None]:
+    """The alignment of the source, and that of the anchor if it is moved too."""
     from symfuse import api
 
-    if options["data"] is None:
-        return matched(out, source, anchor, match_options(options, axes) | {"variants": options["inexact"]})
+    if statistics == "weights":
+        return matched(out, source, anchor, match_options(options, axes) | {"variants": options["inexact"]}), None
+    if statistics == "learned":
+        return _learned(out, source, anchor, axes, options)
     if options["threads"]:
         import torch
 
         torch.set_num_threads(options["threads"])
     chosen = {"axes": axes, "layers": options["layers"]}  # without scales, as by default from activations
     chosen |= {"groups": groups_of(options), "variants": options["inexact"]}
-    return api.match(source, anchor, data=task(options, anchor), **chosen)
+    return api.match(source, anchor, data=task(options, anchor), **chosen), None
+
+
+def _learned(
+    out: Output, source: Checkpoint, anchor: Checkpoint, axes: str, options: dict[str, Any]
+) -> tuple[Alignment, Alignment | None]:
+    from symfuse import api
+
+    chosen = match_options(options, axes)
+    with out.progress("learning", None) as advance:
+        learning = learning_of(options, anchor, advance)
+        if not options["both"]:
+            return api.match(source, anchor, learn=learning, **chosen), None
+        found = api.align([source, anchor], "universe", learn=learning, **chosen)
+    one, other = found.alignments
+    assert one is not None
+    return one, other
 
 
 def _save(
     out: Output, source: Checkpoint, anchor: Checkpoint, alignment: Alignment, run: dict[str, Any],
-    options: dict[str, Any], anchor_output: Path | None,
+    options: dict[str, Any], anchor_output: Path | None, other: Alignment | None, moved: dict[str, Any] | None,
 ) -> None:  # fmt: skip
-    """The moved source and, if asked for, the anchor in its frame: both, or none."""
+    """The moved source and, if asked for, the anchor, in its frame or moved too: both, or none."""
     from symfuse import report
 
     if anchor_output is not None:
-        framed = report.frame_run(anchor, alignment.frame)
-        save(out, alignment.in_frame(anchor), options | {"output": anchor_output}, framed, {})
+        to = options | {"output": anchor_output}
+        if other is None or moved is None:
+            save(out, alignment.in_frame(anchor), to, report.frame_run(anchor, alignment.frame), {})
+        else:
+            save(out, other(anchor), to, moved, {"alignment.safetensors": other.to_bytes()})
     try:
         save(out, alignment(source), options, run, {"alignment.safetensors": alignment.to_bytes()})
     except BaseException:  # neither without the other
@@ -158,12 +195,22 @@ def _say_frame(out: Output, alignment: Alignment, anchor: str) -> None:
 
 
 def _require_use(statistics: str, options: Mapping[str, Any]) -> None:
-    """OptionError for options that would be ignored: those of the other statistics."""
-    if (statistics == "activations") != (options["data"] is not None):
-        raise OptionError("--from activations and --data belong together: name the data that both models are run on")
-    ignored = DATA_OPTIONS if statistics == "weights" else ("one_pass", "no_biases", "no_scaling")
+    """OptionError for options that would be ignored: those of other statistics."""
+    if (statistics == "weights") != (options["data"] is None):
+        raise OptionError(
+            "--from activations, or --from learned, and --data belong together: name the data that both models are run "
+            "on"
+        )
+    ignored = {
+        "weights": (*DATA_OPTIONS, *LEARNING_OPTIONS),
+        "activations": ("one_pass", "no_biases", "no_scaling", *LEARNING_OPTIONS),
+        "learned": ("inexact",),
+    }[statistics]
     unused = [key for key in ignored if options[key] is not None and options[key] is not False and options[key] != ()]
     if unused:
         names = ", ".join("--" + key.replace("columns", "column").replace("_", "-") for key in unused)
         other = "activations" if statistics == "weights" else "weights"
+        other = "learned" if unused[0] in LEARNING_OPTIONS else other
         raise OptionError(f"{names}: this is of matching from {other}; leave it out, or take --from {other}")
+    if options["both"] and options["anchor_output"] is None:
+        raise OptionError("--both moves the anchor too: name a folder for it (--anchor-output)")

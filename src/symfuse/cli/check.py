@@ -101,7 +101,8 @@ def alignment_text(alignment: Alignment) -> str:
     ways += "".join(f", {axis} by {group}" for axis, group in alignment.groups.items())
     biases = "" if alignment.biases else ", biases as they are"
     layers = ", ".join(map(str, alignment.layers))
-    biases += "" if alignment.data is None else f", from activations on {alignment.data}"
+    how = "learned" if alignment.source == "learned" else "from activations"
+    biases += "" if alignment.data is None else f", {how} on {alignment.data}"
     return f"aligned first: axes {', '.join(alignment.axes)} of layers {layers}{ways}{biases}; anchor: {anchor}"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,12 +40,13 @@ class Journal:
 
     def __init__(
         self,
-        path: Path | None,
+        path: Path | str | None,
         about: Mapping[str, Any],
         leaves: Sequence[Mapping[str, Tensor]],
         optimizer: torch.optim.Optimizer,
     ) -> None:
-        self.path, self.leaves, self.optimizer = path, leaves, optimizer
+        self.path = None if path is None else Path(path)
+        self.leaves, self.optimizer = leaves, optimizer
         self.about = json.dumps(about, sort_keys=True)
 
     def load(self) -> Run | None:
@@ -89,5 +91,6 @@ class Journal:
             torch.save(state, beside)
             beside.replace(self.path)
         except (OSError, RuntimeError) as error:  # RuntimeError: what torch makes of a full disk
-            beside.unlink(missing_ok=True)
+            with suppress(OSError):
+                beside.unlink()
             raise OutputError(f"{self.path}: the journal cannot be written there ({error})") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +17,9 @@ from symfuse.learning.settings import Permutations
 from symfuse.spec import Instance, Shift, Spec
 
 SCORES = "scores"  # beside the names of a group's own parameters
-HOT, COLD = 0.3, 0.02  # temperatures of soft permutations, whose scores start at the identity's 1 and 0
+# Of soft permutations: how many times more a unit weighs at the start, where scores are 1 and 0, than all others do.
+# What is annealed goes from the first to the last; what stays soft stays at the middle.
+WARM, TEPID, COLD = 1.0, 10.0, 1000.0
 
 
 @dataclass(frozen=True)
@@ -64,9 +67,9 @@ class Latents:
         named = {f"{i}.{name}": leaf for i, stack in enumerate(self.stacks) for name, leaf in stack.leaves.items()}
         return named | {f"translation {number}": leaf for number, leaf in self.translations.items()}
 
-    def actions(self, temperature: float | None = None) -> dict[Instance, Action]:
-        """What moves the model, with graphs. temperature: of soft permutations; without, they are hard."""
-        relax = straight_through if temperature is None else partial(soft, temperature=temperature)
+    def actions(self, odds: float | None = None) -> dict[Instance, Action]:
+        """What moves the model, with graphs. odds: of soft permutations (see WARM); without, they are hard."""
+        relax = straight_through if odds is None else partial(_soft, odds=odds)
         return {instance: g for stack in self.stacks for instance, g in stack.actions(relax)}
 
     def shifts(self) -> dict[str, Tensor]:
@@ -113,7 +116,7 @@ class Stack:
             own = None if near is None else near.rebuild({key: t[i].clone() for key, t in near.tensors().items()})
             if SCORES in wide:
                 if soft_too:
-                    yield instance, Coupling(soft(wide[SCORES][i], COLD).scores)
+                    yield instance, Coupling(_soft(wide[SCORES][i], TEPID).scores)
                     continue
                 order = Monomial(assign_batch(wide[SCORES][i]))
                 own = order if own is None else own @ order
@@ -128,6 +131,11 @@ class Stack:
 def reorders(group: Group, n: int) -> bool:
     """Whether the elements of a group, on n units, are permutations among other things; rotations turn instead."""
     return "permutation" in subgroups(group, n) and isinstance(group.identity(n, ()), Monomial)
+
+
+def _soft(scores: Tensor, odds: float) -> Relaxed:
+    """At the temperature at which the exponential of a score of 1 is the odds times the number of the other units."""
+    return soft(scores, 1 / max(1e-3, math.log1p(odds * (scores.shape[-1] - 1))))
 
 
 def _zeros(spec: Spec, rule: Shift, dtype: torch.dtype, device: str) -> Tensor:

@@ -15,7 +15,7 @@ from symfuse.errors import CheckpointError
 from symfuse.evaluate import Batch, Task
 from symfuse.evaluate.task import describe, mean
 from symfuse.learning.journal import Journal, Run
-from symfuse.learning.latents import COLD, HOT
+from symfuse.learning.latents import COLD, TEPID, WARM
 from symfuse.learning.path import Path, Weights, inner_points
 from symfuse.learning.settings import Learning, Progress
 
@@ -30,11 +30,11 @@ def descend(path: Path, learning: Learning, about: Mapping[str, Any]) -> Run:
     flat = [leaf for one in leaves for leaf in one.values()]
     optimizer = torch.optim.AdamW(flat, lr=learning.rate, weight_decay=0.0)
     task, validation = _split(learning)
-    journal = Journal(learning.journal, {**about, **said(learning), "data": describe(task)}, leaves, optimizer)
+    data = {"data": describe(task), "validation": describe(validation)}
+    journal = Journal(learning.journal, {**about, **said(learning), **data}, leaves, optimizer)
     run = journal.load() or Run()
     rng = random.Random(f"{learning.seed} {run.step}")
     if not run.history:
-        run.ends = [_score(path, validation, path.moved(), weights) for weights in _corners(len(path.latents))]
         _validate(path, validation, learning, run, math.nan, leaves)
         journal.save(run)
     batches, losses = _batches(task, rng), list[float]()
@@ -60,7 +60,7 @@ def _step(
     optimizer: torch.optim.Optimizer, leaves: Sequence[Tensor],
 ) -> float:  # fmt: skip
     weights = _draw(len(path.latents), learning.spread, rng)
-    found = path.totals(task, batch, path.moved(_temperature(learning, run.step)), weights)
+    found = path.totals(task, batch, path.moved(_odds(learning, run.step)), weights)
     loss = found.loss / max(1, found.count)
     optimizer.zero_grad()
     loss.backward()  # type: ignore[no-untyped-call]
@@ -80,7 +80,9 @@ def _validate(
     """Measure the barrier, and keep the parameters if it is the least so far."""
     soft = learning.permutations == "soft"
     with torch.no_grad():
-        moved = path.moved(COLD if soft else None)
+        moved = path.moved(TEPID if soft else None)
+        if soft or not run.ends:  # else the ends compute what they did
+            run.ends = [_score(path, validation, moved, weights) for weights in _corners(len(path.latents))]
         excess = [
             _score(path, validation, moved, weights) - sum(w * end for w, end in zip(weights, run.ends, strict=True))
             for weights in inner_points(len(path.latents), learning.points)
@@ -131,10 +133,11 @@ def _schedule(share: float) -> float:
     return min(1.0, (share + 1e-3) / WARM_UP) * (1 + math.cos(math.pi * share)) / 2
 
 
-def _temperature(learning: Learning, step: int) -> float | None:
+def _odds(learning: Learning, step: int) -> float | None:
+    """How soft permutations are at a step; None: not at all."""
     if learning.permutations == "soft":
-        return COLD
-    return HOT * (COLD / HOT) ** (step / learning.steps) if learning.permutations == "annealed" else None
+        return TEPID
+    return WARM * (COLD / WARM) ** (step / learning.steps) if learning.permutations == "annealed" else None
 
 
 def _split(learning: Learning) -> tuple[Task, Task]:

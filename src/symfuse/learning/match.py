@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +16,7 @@ from symfuse.alignment import Alignment
 from symfuse.architectures import TRANSPORT, Model
 from symfuse.errors import OptionError
 from symfuse.evaluate import Batch, open_space
-from symfuse.groups import Group, Permutation
+from symfuse.groups import Coupling, Group, Permutation
 from symfuse.learning.latents import Latents, reorders
 from symfuse.learning.loop import descend, said
 from symfuse.learning.path import Path
@@ -42,6 +43,11 @@ def match_learned(
     if `groups` names no other: in heads all invertible maps. The result is no worse than its start on the validation
     data, and moves the source exactly, but for soft permutations (the variant "transport").
     """
+    if options.get("variants"):
+        raise OptionError(
+            f"variants {', '.join(options['variants'])}: what is learned keeps the function; leave them out, or learn "
+            'soft permutations (permutations="soft")'
+        )
     if start is None:
         start = _start(source, anchor, batches, options)
     return learn([source, anchor], [start, None], learning, **options)[0]
@@ -73,6 +79,8 @@ def learn(
     groups = _groups(chosen, options, learning)
     frame = Alignment(first.spec, {}, frame=first.frame, variants=first.variants)
     begun = [frame if start is None else start for start in starts]
+    if learning.permutations == "soft":
+        _require_unscaled(begun, groups)
     with tempfile.TemporaryDirectory(prefix="symfuse-") as scratch, torch.random.fork_rng(devices=[]):
         sources = [g(model.checkpoint) for g, model in zip(begun, models, strict=True)]
         names = [model.name for model in models]
@@ -81,6 +89,11 @@ def learn(
             None if start is None else Latents.of(first.spec, groups, learning.permutations, _DTYPE, learning.device)
             for start in starts
         ]
+        if not any(one is not None and one.leaves for one in latents):
+            raise OptionError(
+                f"learning: nothing that moves {', '.join(sorted(_names(groups)))} can be learned while permutations "
+                'are kept; name more axes, or learn them too (permutations="straight-through")'
+            )
         moved = [Model(source, first.spec) for source in sources]
         about: dict[str, Any] = {"models": [_digest(g, model) for g, model in zip(begun, models, strict=True)]}
         about |= {"groups": {str(i): group.name for i, group in groups.items()}}
@@ -89,14 +102,20 @@ def learn(
         **said(learning),
         "stopped at": run.step,
         "ends": run.ends,
-        "history": [dict(zip(("step", "loss", "barrier"), one, strict=True)) for one in run.history],
+        "history": [
+            {"step": step, "loss": None if math.isnan(loss) else loss, "barrier": barrier}
+            for step, loss, barrier in run.history
+        ],
     }
     out = []
+    alone = starts.index(None) if starts.count(None) == 1 else None
     for i, (start, found) in enumerate(zip(begun, latents, strict=True)):
         total = start if found is None else _then(found, start)
-        pair = _chosen(models[i], models[0 if i == len(models) - 1 else -1], first, options)
+        other = alone if alone not in (None, i) else 0 if i == len(models) - 1 else -1
+        pair = _chosen(models[i], models[other], first, options)
+        pair = replace(pair, groups=groups, variants=total.variants)
         steps = steps_of(pair, total) if starts.count(None) == len(starts) - 1 and found is not None else []
-        origin = {"start": dict(start.provenance), "learned": record}
+        origin = {"start": dict(start.provenance), "learning": record}
         out.append(pair.alignment(total, "learned", {"groups": _names(groups)}, steps, **origin))
     return tuple(out)
 
@@ -120,6 +139,19 @@ def _then(found: Latents, start: Alignment) -> Alignment:
     return replace(total, elements={i: g for i, g in total.elements.items() if not g.is_identity()})
 
 
+def _require_unscaled(starts: Sequence[Alignment], groups: Mapping[Instance, Group]) -> None:
+    """OptionError if units that are to be averaged start with scales or signs, which none of it keeps."""
+    for start in starts:
+        for instance, group in groups.items():
+            element = start.elements.get(instance)
+            kept = element is None or isinstance(element, Coupling) or Permutation().contains(element, 0.0)
+            if group == Permutation() and not kept:
+                raise OptionError(
+                    f"learning: {instance.axis} starts with scales or signs, and soft permutations follow permutations "
+                    f'only; start from those, groups={{"{instance.axis}": "permutation"}}, or learn otherwise'
+                )
+
+
 def _names(groups: Mapping[Instance, Group]) -> dict[str, str]:
     """By axis."""
     return {instance.axis: group.name for instance, group in groups.items()}
@@ -127,8 +159,11 @@ def _names(groups: Mapping[Instance, Group]) -> dict[str, str]:
 
 def _digest(start: Alignment, model: Model) -> dict[str, Any]:
     """What tells a model and where it starts from others: for a journal."""
-    sums = {name: model.checkpoint[name].double().sum().item() for name in model.checkpoint}
-    return {"name": model.name, "start": hashlib.sha256(start.to_bytes()).hexdigest(), "sums": sums}
+    weights = hashlib.sha256()
+    for name in sorted(model.checkpoint):
+        weights.update(name.encode() + model.checkpoint[name].contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    begun = hashlib.sha256(start.to_bytes())
+    return {"name": model.name, "start": begun.hexdigest(), "weights": weights.hexdigest()}
 
 
 def _chosen(source: Model, anchor: Model, first: Alignment, options: Mapping[str, Any]) -> Chosen:

@@ -42,10 +42,10 @@ class Path:
         for model in models:
             _require_declared(model, last)
 
-    def moved(self, temperature: float | None = None) -> list[Weights]:
+    def moved(self, odds: float | None = None) -> list[Weights]:
         """The weights of each model, by canonical name, as its latents move them now."""
         return [
-            tensors if latents is None else _moved(latents, tensors, temperature)
+            tensors if latents is None else _moved(latents, tensors, odds)
             for latents, tensors in zip(self.latents, self.tensors, strict=True)
         ]
 
@@ -94,8 +94,8 @@ class _Evaluated(nn.Module):
         return self.task.totals(self.module, batch)
 
 
-def _moved(latents: Latents, tensors: Weights, temperature: float | None) -> Weights:
-    spec, actions, shifts = latents.spec, latents.actions(temperature), latents.shifts()
+def _moved(latents: Latents, tensors: Weights, odds: float | None) -> Weights:
+    spec, actions, shifts = latents.spec, latents.actions(odds), latents.shifts()
     out = {name: move(spec, acting(spec, actions, name), name, tensor) for name, tensor in tensors.items()}
     done = {
         name: shift(spec, shifts, name, out[name], out.__getitem__, out[name].dtype)

@@ -55,7 +55,7 @@ class Learning:
     patience: int = 10
     points: int = 5
     seed: int = 0
-    journal: Path | None = None
+    journal: Path | str | None = None
     device: str = "cpu"
     build: Build | None = None
     progress: Callable[[Progress], None] | None = None

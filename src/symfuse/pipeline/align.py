@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,11 +11,12 @@ from symfuse.alignment import Alignment
 from symfuse.architectures import Model
 from symfuse.canonical import canonical
 from symfuse.errors import OptionError, UnknownArchitectureError
-from symfuse.evaluate import Batch, Task, make_task, read_records
+from symfuse.evaluate import Task, make_task, read_records
 from symfuse.guided import lookup
 from symfuse.io import Checkpoint
 from symfuse.io.messages import some
 from symfuse.io.workers import one_torch_thread
+from symfuse.learning import Learning, match_learned
 from symfuse.matching import (
     Step,
     choose_groups,
@@ -81,13 +82,14 @@ def axes_of(stage: Stage) -> tuple[str | tuple[str, ...], tuple[str, ...], dict[
 
 @dataclass(frozen=True)
 class Matching:
-    """How the models of a stage are matched with its anchor, the same for all. axes, frame, why: of `axes_of`. batches:
-    what they are run on; None: the weights are compared."""
+    """How the models of a stage are matched with its anchor, the same for all. axes, frame, why: of `axes_of`. data:
+    what they are run on; None: the weights are compared. validation: of learning."""
 
     axes: str | tuple[str, ...]
     frame: tuple[str, ...]
     why: Mapping[str, Any]
-    batches: Sequence[Batch] | None
+    data: Task | None
+    validation: Task | None
 
 
 def matching_of(stage: Stage, anchor: ModelRef) -> Matching:
@@ -95,8 +97,7 @@ def matching_of(stage: Stage, anchor: ModelRef) -> Matching:
     align = stage.recipe.align
     assert align is not None
     axes, frame, why = axes_of(stage)
-    data = None if align.source == "weights" else data_of(align, stage.models[anchor])
-    return Matching(axes, frame, why, None if data is None else data.batches)
+    return Matching(axes, frame, why, *data_of(align, stage.models[anchor]))
 
 
 def selected_of(recipe: Recipe, spec: Spec) -> tuple[str, ...]:
@@ -143,21 +144,33 @@ def match_model(
     source, to = (Model.of(stage.models[one]) for one in (ref, anchor))
     same: dict[str, Any] = {"axes": matching.axes, "frame": matching.frame, "layers": align.layers}
     same |= {"groups": align.groups} | ({} if align.scaling is None else {"scaling": align.scaling})
-    if matching.batches is not None:
-        with one_torch_thread() if threads == 1 else nullcontext():
-            found = match_by_activations(source, to, matching.batches, **same)
+    own: dict[str, Any] = {"one_pass": align.one_pass, "biases": align.biases, "threads": threads, "memory": memory}
+    own |= {"progress": progress, "watch": watch}
+    if matching.data is None:
+        found = match_models(source, to, **same, **own)
     else:
-        own: dict[str, Any] = {"one_pass": align.one_pass, "biases": align.biases}
-        own |= {"threads": threads, "memory": memory}
-        found = match_models(source, to, **same, **own, progress=progress, watch=watch)
+        with one_torch_thread() if threads == 1 else nullcontext():
+            if align.source == "learned":
+                steps: dict[str, Any] = {} if align.steps is None else {"steps": align.steps}
+                learning = Learning(matching.data, matching.validation, seed=stage.recipe.seed, **steps)
+                found = match_learned(source, to, learning, **same, **own)
+            else:
+                found = match_by_activations(source, to, matching.data.batches, **same)
     options = {**found.provenance["options"], **matching.why}
     return replace(found, provenance={**found.provenance, "options": options})
 
 
-def data_of(align: Align, model: Checkpoint) -> Task:
-    """What the models are run on, as a model reads it. DataError, OptionError or CheckpointError if it cannot."""
+def data_of(align: Align, model: Checkpoint) -> tuple[Task | None, Task | None]:
+    """What the models are run on, and what learning is validated on, as a model reads it. DataError, OptionError or
+    CheckpointError if it cannot."""
     options = {} if align.limit is None else {"limit": align.limit}
-    return make_task(None, read_records(str(align.data)), model, **options)
+    found = [
+        None if file is None else make_task(None, read_records(file), model, **options)
+        for file in (align.data, align.validation)
+    ]
+    if align.source == "learned" and found[0] is not None:
+        Learning(found[0], found[1])  # whether there is enough
+    return found[0], found[1]
 
 
 def aligned(stage: Stage, anchor: ModelRef, alignments: Mapping[ModelRef, Alignment]) -> Stage:

@@ -320,14 +320,21 @@ def _align(item: Item, models: int) -> Align:
     if "anchor" in fields:
         options["anchor"] = _anchor(fields["anchor"], models)
     if "source" in fields:
-        options["source"] = fields["source"].choice(("weights", "activations"))
-    if (options.get("source") == "activations") != ("data" in fields):
-        item.fail("`source: activations` and `data: FILE` belong together: name the data that the models are run on")
-    for key, part in fields.items() if "data" in fields else ():
-        if key in ("one_pass", "biases"):
+        options["source"] = fields["source"].choice(("weights", "activations", "learned"))
+    source = options.get("source", "weights")
+    if (source != "weights") != ("data" in fields):
+        item.fail(
+            "`source: activations`, or `source: learned`, and `data: FILE` belong together: name the data that the "
+            "models are run on"
+        )
+    for key, part in fields.items():
+        if key in ("one_pass", "biases") and source == "activations":
             part.fail("this is of matching from the weights; leave it out, or take `source: weights`")
-    if "data" in fields:
-        options["data"] = fields["data"].text()
+        if key in ("steps", "validation") and source != "learned":
+            part.fail("this is of learned matching; leave it out, or take `source: learned`")
+    options |= {key: fields[key].text() for key in ("data", "validation") if key in fields}
+    if "steps" in fields:
+        options["steps"] = fields["steps"].integer(1)
     if "limit" in fields:
         if "data" not in fields:
             fields["limit"].fail("this is how many rows of `data` are taken, and there are no data")

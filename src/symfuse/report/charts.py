@@ -107,6 +107,20 @@ def descent_chart(descents: Mapping[str, Sequence[float]]) -> Spec:
     )
 
 
+def learning_chart(history: Sequence[Run]) -> Spec:
+    """The barrier on the validation data by the steps of learning."""
+    return spec_of(
+        [{"step": one["step"], "barrier": one["barrier"]} for one in history],
+        height=220,
+        mark={"type": "line", "point": True},
+        encoding={
+            "x": {"field": "step", "type": "quantitative", "axis": {"format": "d"}},
+            "y": {"field": "barrier", "type": "quantitative"},
+            "tooltip": [{"field": "step"}, {"field": "barrier", "format": ".4g"}],
+        },
+    )
+
+
 def share_map(rows: Sequence[Run]) -> Spec:
     """What share of the squared distance is left, layer by axis."""
     keys = ("axis", "before", "after", "share")

@@ -184,6 +184,7 @@ def alignment_run(
         "options": alignment.provenance["options"],
         "matched": list(matched.values()),
         **({"descents": alignment.provenance["descents"]} if "descents" in alignment.provenance else {}),
+        **({"learning": alignment.provenance["learning"]} if "learning" in alignment.provenance else {}),
         "translated biases": len(alignment.shifts),
         "frame": list(alignment.frame),
         **({"inexact": list(alignment.variants)} if alignment.variants else {}),

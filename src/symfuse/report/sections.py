@@ -130,6 +130,7 @@ def _matched(run: Document) -> list[Part]:
     biases = run.get("translated biases")
     said = [f"{count(biases, 'bias vector')} translated."] if biases else []
     swept = [_descent(descents)] if (descents := run.get("descents")) else []
+    swept += [_learning(learning["history"])] if (learning := run.get("learning")) else []
     if not _is_equal(run):
         return [Alert(_proof(run)), Table(pair(run), columns, rows), *said, *swept]
     return [Table(pair(run), columns, rows), " ".join([_proof(run), *said]), *swept]
@@ -142,6 +143,18 @@ def _descent(descents: Document) -> Chart:
     rows: list[list[Cell]] = [[name, i, value] for name, found in descents.items() for i, value in enumerate(found)]
     table = Table("", {"start": "", "sweep": ",", "squared distance": ".6g"}, rows)
     return Chart("The objective, sweep by sweep", text, charts.descent_chart(descents), table)
+
+
+def _learning(history: Sequence[Document]) -> Chart:
+    """The barrier while a matching was learned."""
+    best = min(history, key=lambda one: one["barrier"])
+    text = (
+        f"The barrier on the validation data fell from {write(history[0]['barrier'])} to {write(best['barrier'])}, at "
+        f"step {best['step']}, whose parameters were kept."
+    )
+    rows: list[list[Cell]] = [[one["step"], one["loss"], one["barrier"]] for one in history]
+    table = Table("", {"step": ",", "loss on the path": ".4g", "barrier": ".4g"}, rows)
+    return Chart("The barrier, while it was learned away", text, charts.learning_chart(history), table)
 
 
 def _left(after: float, before: float) -> float | None:

@@ -59,6 +59,7 @@ _ALIGNMENT = {
     "translated biases": Maybe(int),
     "inexact": Maybe([str]),
     "descents": Maybe({...: Some(NUMBER)}),
+    "learning": Maybe({"history": Some({"step": int, "loss": Maybe(NUMBER), "barrier": NUMBER})}),
     "distance": _DISTANCE,
     "verified": Maybe(_VERIFIED),
 }

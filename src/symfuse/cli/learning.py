@@ -1,0 +1,73 @@
+"""What the command line says of learning a matching."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from symfuse.cli.app import F
+from symfuse.cli.evaluate import task
+from symfuse.output import Output
+
+if TYPE_CHECKING:
+    from symfuse.io import Checkpoint
+    from symfuse.learning import Learning, Progress
+
+# Those that a Learning takes as they are.
+_SETTINGS = ("steps", "rate", "spread", "permutations", "journal")
+LEARNING_OPTIONS = ("validation", "both", "device", *_SETTINGS)
+
+
+def learning_options(function: F) -> F:
+    for option in reversed(
+        [
+            click.option(
+                "--validation", help="Data on which the barrier decides when to stop. Default: some of --data."
+            ),
+            click.option("--steps", type=click.IntRange(1), help="Of learning, at most. Default: 2000."),
+            click.option("--rate", type=float, help="Of learning. Default: 0.01."),
+            click.option(
+                "--spread", type=float, help="The share of the path, around its middle, that is learned. Default: 0.8."
+            ),
+            click.option(
+                "--permutations",
+                type=click.Choice(["kept", "straight-through", "annealed", "soft"]),
+                help="Whether permutations are learned, and how; soft ones are inexact. Default: kept.",
+            ),
+            click.option("--both", is_flag=True, help="Move the anchor too (dual learning); needs --anchor-output."),
+            click.option("--journal", type=click.Path(path_type=Path), help="A file from which a stopped run goes on."),
+            click.option("--device", help="Where to learn: cpu (default) or cuda."),
+        ]
+    ):
+        function = option(function)
+    return function
+
+
+def learning_of(options: Mapping[str, Any], anchor: Checkpoint, advance: Any) -> Learning:
+    """What the options say, with the tasks as the anchor reads their data."""
+    from symfuse.learning import Learning
+
+    given = {key: options[key] for key in (*_SETTINGS, "device") if options[key] is not None}
+    validation = None
+    if options["validation"] is not None:
+        validation = task({**options, "data": options["validation"]}, anchor)
+
+    def report(progress: Progress) -> None:
+        text = f"step {progress.step} of {progress.steps}: barrier {progress.barrier:.4f}"
+        advance(text=f"{text}, at best {progress.best:.4f}, at the start {progress.start:.4f}")
+
+    seed = {} if options["seed"] is None else {"seed": options["seed"]}
+    return Learning(task(options, anchor), validation=validation, progress=report, **given, **seed)
+
+
+def say_learned(out: Output, learned: Mapping[str, Any]) -> None:
+    """What learning came to."""
+    barriers = [one["barrier"] for one in learned["history"]]
+    best = barriers.index(min(barriers))
+    out.say(
+        f"learned: barrier on the validation data {barriers[0]:.4g} -> {barriers[best]:.4g}, at step "
+        f"{learned['history'][best]['step']} of {learned['stopped at']}"
+    )
