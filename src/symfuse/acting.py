@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from symfuse.groups import Action
-from symfuse.spec import Atom, Instance, Shift, Spec
+from symfuse.spec import Atom, Instance, Shift, Spec, bias_of
 
 A = TypeVar("A", bound=Action)
 
@@ -67,29 +67,49 @@ def act(element: Action, view: Tensor, dim: int, atoms: tuple[Atom, ...], batch:
     return element.act(view.permute(order), order.index(dim)).permute(back)
 
 
-def shifted(spec: Spec, shifts: Mapping[str, Tensor]) -> frozenset[str]:
-    """The biases that translations change: those translated, and those that translated ones move on into."""
+def shifted(spec: Spec, shifts: Mapping[str, Tensor], gauges: Mapping[str, Tensor]) -> frozenset[str]:
+    """The tensors that translations and gauges change: biases translated, and those that translated ones move on into;
+    readers of norms, and their biases."""
     rules = [rule for rule in spec.shifts if rule.bias in shifts]
-    return frozenset(shifts) | {rule.into for rule in rules if rule.into is not None}
+    into = {rule.into for rule in rules if rule.into is not None}
+    return frozenset([*shifts, *into, *gauges, *map(bias_of, gauges)])
 
 
 def shift(
     spec: Spec,
     shifts: Mapping[str, Tensor],
+    gauges: Mapping[str, Tensor],
     name: str,
     moved: Tensor,
     weight: Callable[[str], Tensor],
     dtype: torch.dtype = torch.float64,
 ) -> Tensor:
-    """The moved tensor of that name with its part of the translations, computed in `dtype`; weight(name) reads another
-    moved one."""
+    """The moved tensor of that name with its part of translations and gauges, computed in `dtype`; weight(name) reads
+    another moved one."""
     out = moved.to(dtype)
     if name in shifts:
         out = out + shifts[name].to(dtype)
     for rule in spec.shifts:
         if rule.into == name and rule.bias in shifts and rule.weight is not None:
             out = out - _through(spec, rule, shifts[rule.bias].to(dtype), weight(rule.weight)).reshape(out.shape)
+    for reader, v in gauges.items():
+        gain = spec.gauges[reader]
+        if name == reader:
+            dim = spec.read_dim(reader)
+            n = _void(weight(gain).to(dtype))
+            out = out + v.to(dtype).unsqueeze(dim) * n.reshape([-1 if i == dim else 1 for i in range(out.ndim)])
+        elif name == bias_of(reader):
+            out = out - v.to(dtype) * (_void(weight(gain).to(dtype)) @ weight(bias_of(gain)).to(dtype))
     return out.to(moved.dtype)
+
+
+def _void(gain: Tensor) -> Tensor:
+    """The unit vector n with n · (x − β) = 0 for all x = γ ⊙ y + β with Σ y = 0: along 1/γ, or where gains are zero
+    along those."""
+    least = gain.abs().min()
+    n = least / gain if bool(least > 0) else (gain == 0).to(gain.dtype)
+    unit: Tensor = n / n.norm()
+    return unit
 
 
 def _through(spec: Spec, rule: Shift, translation: Tensor, weight: Tensor) -> Tensor:

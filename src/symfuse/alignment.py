@@ -42,7 +42,7 @@ from symfuse.errors import CheckpointError, IncompatibleError, LayoutError, Outp
 from symfuse.groups import ELEMENTS, INEXACT_ELEMENTS, Coupling, Element, Sinkhorn, compose, subgroups
 from symfuse.io import Checkpoint, is_finite
 from symfuse.io import open as open_checkpoint
-from symfuse.spec import Atom, Axis, Instance, Spec, Variance
+from symfuse.spec import Atom, Axis, Instance, Spec, Variance, bias_of
 from symfuse.spec.typed import require_type
 
 FORMAT = 2
@@ -56,7 +56,8 @@ class Alignment:
     shape, in the moved basis: bias → g·bias + t. provenance: where it comes from, JSON data. frame: the exact rewrites
     (symfuse.canonical) that come before the elements; the spec is that of the rewritten model. variants: those under
     which the declaration is read (symfuse.architectures.variants); with any, the alignment is inexact: the moved model
-    computes something else.
+    computes something else. gauges: by canonical name of a weight that reads a norm (Spec.gauges), a vector of
+    its bias's shape, in the moved basis: W → g·W + v nᵀ.
     """
 
     spec: Spec
@@ -65,6 +66,7 @@ class Alignment:
     provenance: Mapping[str, Any] = field(default_factory=dict)
     frame: tuple[str, ...] = ()
     variants: tuple[str, ...] = ()
+    gauges: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __call__(self, source: Checkpoint | str | PathLike[str] | torch.nn.Module) -> Checkpoint:
         """The source moved: the same function, as a lazy checkpoint (each tensor is moved when it is read).
@@ -135,6 +137,7 @@ class Alignment:
     def __repr__(self) -> str:
         inexact = f", inexact: {', '.join(self.variants)}" if self.variants else ""
         counts = f"{len(self.elements)} elements, {len(self.shifts)} translated biases"
+        counts += f", {len(self.gauges)} gauges" if self.gauges else ""
         return f"Alignment({self.spec.family}, {counts}{inexact})"
 
     def move(self, name: str, tensor: Tensor) -> Tensor:
@@ -150,18 +153,19 @@ class Alignment:
 
     @cached_property
     def shifted(self) -> frozenset[str]:
-        """The biases that the translations change: those translated, and those that translated ones move on into."""
-        return shifted(self.spec, self.shifts)
+        """The tensors that translations and gauges change: biases, those that translated ones move on into, readers."""
+        return shifted(self.spec, self.shifts, self.gauges)
 
     def shift(self, name: str, moved: Tensor, weight: Callable[[str], Tensor]) -> Tensor:
-        """The moved tensor of that name with its part of the translations; weight(name) reads another moved one."""
-        return shift(self.spec, self.shifts, name, moved, weight) if name in self.shifted else moved
+        """The moved tensor of that name with its part of translations and gauges; weight(name) reads another one."""
+        return shift(self.spec, self.shifts, self.gauges, name, moved, weight) if name in self.shifted else moved
 
     def inverse(self) -> Alignment:
         """The alignment that undoes this one."""
         elements = {i: self._reindex(i, g.inverse(), self.elements) for i, g in self.elements.items()}
-        back = replace(self, elements=elements, shifts={}, provenance={"inverse of": dict(self.provenance)})
-        return replace(back, shifts={name: -back.move(name, t) for name, t in self.shifts.items()})
+        back = replace(self, elements=elements, shifts={}, gauges={}, provenance={"inverse of": dict(self.provenance)})
+        shifts = {name: -back.move(name, t) for name, t in self.shifts.items()}
+        return replace(back, shifts=shifts, gauges={n: -back.move(bias_of(n), v) for n, v in self.gauges.items()})
 
     def __matmul__(self, first: Alignment) -> Alignment:
         """The alignment that acts as `first`, then as self; SymmetryError if their frames or variants do not agree."""
@@ -178,16 +182,15 @@ class Alignment:
             if instance in elements:
                 element = compose(element, elements[instance])
             elements[instance] = element
-        shifts = {name: self.move(name, t) for name, t in first.shifts.items()}
-        for name, t in self.shifts.items():
-            shifts[name] = shifts[name] + t if name in shifts else t
+        shifts = _added({name: self.move(name, t) for name, t in first.shifts.items()}, self.shifts)
+        gauges = _added({name: self.move(bias_of(name), v) for name, v in first.gauges.items()}, self.gauges)
         if not set(self.frame) <= set(first.frame):
             raise SymmetryError(
                 f"an alignment in the frame {', '.join(self.frame)} cannot follow one in "
                 f"{', '.join(first.frame) or 'none'}"
             )
         provenance = {"first": dict(first.provenance), "then": dict(self.provenance)}
-        return replace(first, elements=elements, shifts=shifts, provenance=provenance)
+        return replace(first, elements=elements, shifts=shifts, gauges=gauges, provenance=provenance)
 
     def _reindex(self, instance: Instance, element: Element, by: Mapping[Instance, Element]) -> Element:
         """Let the elements of the axes that `instance` is batched over act on its batch dimensions."""
@@ -222,6 +225,7 @@ class Alignment:
             for key, t in g.tensors().items()
         }
         tensors |= {f"shift/{name}": t.contiguous() for name, t in self.shifts.items()}
+        tensors |= {f"gauge/{name}": v.contiguous() for name, v in self.gauges.items()}
         tensors = {key: t.clone() for key, t in tensors.items()}  # expanded identities share storage
         meta = {"spec": self.spec.to_json(), "provenance": dict(self.provenance), "frame": list(self.frame)}
         meta |= {"variants": list(self.variants)} if self.variants else {}
@@ -254,17 +258,19 @@ class Alignment:
     def _assemble(cls, tensors: Mapping[str, Tensor], meta: Mapping[str, str]) -> Alignment:
         spec = Spec.from_json(_entry(meta, "spec", dict[str, object]))
         parts: dict[tuple[str, str], dict[str, Tensor]] = {}
-        shifts, kinds = {}, ELEMENTS | INEXACT_ELEMENTS
+        vectors: dict[str, dict[str, Tensor]] = {"shift": {}, "gauge": {}}
+        kinds = ELEMENTS | INEXACT_ELEMENTS
         for key, tensor in tensors.items():
             head, _, rest = key.partition("/")
             kind, _, name = rest.partition("/")
-            if head == "shift":
-                shifts[rest] = tensor
+            if head in vectors:
+                vectors[head][rest] = tensor
             elif kind in kinds:
                 parts.setdefault((head, kind), {})[name] = tensor
             else:
                 raise LayoutError(f"{key!r} is no name of a tensor of an alignment")
-            if not (tensor.dtype == torch.int64 if head != "shift" and name == "index" else tensor.is_floating_point()):
+            index = head not in vectors and name == "index"
+            if not (tensor.dtype == torch.int64 if index else tensor.is_floating_point()):
                 raise LayoutError(
                     f"{key!r} is {str(tensor.dtype).removeprefix('torch.')}: not the dtype of such a tensor"
                 )
@@ -278,13 +284,14 @@ class Alignment:
             except TypeError as error:
                 raise LayoutError(f"'{head}/{kind}' has the parts {', '.join(map(repr, values))} ({error})") from error
         undeclared = [str(i) for i in elements if i not in spec.movable]
-        undeclared += [name for name in shifts if name not in spec.tensors]
+        undeclared += [name for found in vectors.values() for name in found if name not in spec.tensors]
         if undeclared:
             raise LayoutError(f"{', '.join(undeclared)} not in the declaration")
         variants = tuple(_entry({"variants": "[]", **meta}, "variants", list[str]))
         soft = TRANSPORT in variants
         wrong = [str(i) for i, g in elements.items() if not _belongs(g, spec, i, soft)]
-        wrong += [name for name, t in shifts.items() if not _translates(t, spec, name)]
+        wrong += [name for name, t in vectors["shift"].items() if not _translates(t, spec, name)]
+        wrong += [name for name, v in vectors["gauge"].items() if name not in spec.gauges or not _fits(v, spec, name)]
         if wrong:
             raise ValueError(f"{', '.join(wrong)}: not an element of the group of that axis, or of another size")
         frame = tuple(_entry(meta, "frame", list[str]))
@@ -292,7 +299,8 @@ class Alignment:
             raise ValueError(f"{', '.join(map(str, unknown))}: no rewrites that this version knows")
         if unknown := [name for name in variants if name not in [*VARIANTS, TRANSPORT]]:
             raise ValueError(f"{', '.join(map(str, unknown))}: no variants that this version knows")
-        return cls(spec, elements, shifts, _entry(meta, "provenance", dict[str, object]), frame, variants)
+        provenance = _entry(meta, "provenance", dict[str, object])
+        return cls(spec, elements, vectors["shift"], provenance, frame, variants, vectors["gauge"])
 
 
 def _entry(meta: Mapping[str, str], key: str, kind: Any) -> Any:
@@ -324,11 +332,17 @@ def _belongs(element: Element, spec: Spec, instance: Instance, soft: bool) -> bo
 
 
 def _translates(shift: Tensor, spec: Spec, name: str) -> bool:
-    return (
-        any(rule.bias == name for rule in spec.shifts)
-        and tuple(shift.shape) == spec.tensors[name].layout.shape(spec.sizes)
-        and bool(shift.isfinite().all())
-    )
+    return any(rule.bias == name for rule in spec.shifts) and _fits(shift, spec, name)
+
+
+def _fits(vector: Tensor, spec: Spec, name: str) -> bool:
+    """Whether a vector is finite and as long as the bias of that name, or of the weight of that name."""
+    bias = spec.tensors[name if name not in spec.gauges else bias_of(name)]
+    return tuple(vector.shape) == bias.layout.shape(spec.sizes) and bool(vector.isfinite().all())
+
+
+def _added(first: Mapping[str, Tensor], then: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {**first, **{name: first[name] + t if name in first else t for name, t in then.items()}}
 
 
 def _sorted_header(data: bytes) -> bytes:
@@ -413,4 +427,8 @@ def random_alignment(spec: Spec, seed: int, axes: Collection[str] | None = None,
         t = shifts.setdefault(rule.bias, torch.zeros(shape, dtype=torch.float64))
         view = spec.part(rule.bias, t, rule.axis).view
         view.copy_(torch.randn(view.shape, generator=rng, dtype=torch.float64) / 4)
-    return Alignment(spec, elements, shifts, {"random": seed})
+    gauges = {
+        name: torch.randn(spec.tensors[bias_of(name)].layout.shape(spec.sizes), generator=rng, dtype=torch.float64) / 4
+        for name in (spec.gauges if axes is None and largest else ())
+    }
+    return Alignment(spec, elements, shifts, {"random": seed}, gauges=gauges)

@@ -15,17 +15,18 @@ from symfuse.errors import SpecError
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
 from symfuse.modules import live
-from symfuse.spec import Spec, layer_of
+from symfuse.spec import Spec, bias_of, layer_of
 
 every_model = pytest.mark.parametrize("label", marked(MODELS))
 
 
 def assert_moved(this: Case, g: Alignment, axes: set[str] | None = None) -> Checkpoint:
-    """Every tensor that an element or a translation touches has changed, and no other one. The moved model."""
+    """Every tensor that an element, a translation or a gauge touches has changed, and no other. The moved model."""
     moved = this.checkpoint.replace(tensors=dict(g(this.checkpoint)))
     before, after = (Model(checkpoint, this.spec).whole for checkpoint in (this.checkpoint, moved))
     rules = [rule for rule in this.spec.shifts if axes is None or rule.axis.strip("*") in axes]
     shifted = {name for rule in rules if rule.bias in g.shifts for name in (rule.bias, rule.into)}
+    shifted |= {name for reader in g.gauges for name in (reader, bias_of(reader))}
     for name, declared in this.spec.tensors.items():
         axes = {atom.name for atom in declared.layout.atoms() if not atom.name.isdigit()}
         touched = any(this.spec.instance(axis, declared.index) in g.elements for axis in axes)

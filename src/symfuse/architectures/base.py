@@ -12,7 +12,20 @@ from typing import Any
 import torch
 
 from symfuse.errors import SpecError, UnknownArchitectureError
-from symfuse.spec import Axis, Declared, Layout, NormKind, Shift, Spec, expand, indices, parse
+from symfuse.spec import (
+    Atom,
+    Axis,
+    Declared,
+    Layout,
+    NormKind,
+    Shift,
+    Spec,
+    Variance,
+    bias_of,
+    expand,
+    indices,
+    parse,
+)
 
 # Fields that say how many layers there are, which declarations list, and more than any model has.
 LAYERS = (
@@ -147,6 +160,8 @@ class Family:
     tied: alias → the tensor it equals; an alias may be absent, or be stored in the place of that tensor. absent: those
     that are aliases only where they are not stored. reads: of any head; what is absent does not read.
     stacks: tensors that files may have in pieces → the names of these, as Spec.stacks has them, without `prefix`.
+    gauges: of any head, by full names; of them count those whose weight is there, untied, with a bias, and reads the
+    norm's axis.
     buffers: patterns of derived tensors, dropped. legacy: old endings of names → today's. See Spec for the rest.
     """
 
@@ -165,6 +180,7 @@ class Family:
     norm: NormKind = "layer"
     scales: Mapping[str, str] = field(default_factory=dict)
     stacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    gauges: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -299,7 +315,16 @@ def bind(family: Family, model_type: str, class_name: str, names: list[str], whe
             n: f for n in stored if n in tensors or n in family.tied if (f := current.get(stored[n], stored[n])) != n
         },
         buffers=frozenset(name for name in names if is_buffer(name, family)),
+        gauges={reader: gain for reader, gain in family.gauges.items() if _is_gauge(reader, gain, tensors, family)},
     )
+
+
+def _is_gauge(reader: str, gain: str, tensors: Mapping[str, Declared], family: Family) -> bool:
+    if not {reader, bias_of(reader), gain, bias_of(gain)} <= tensors.keys():
+        return False
+    tied = {*family.tied, *family.tied.values()}
+    (axis,) = tensors[gain].layout.names
+    return reader not in tied and Atom(axis, Variance.DUAL) in tensors[reader].layout.dims
 
 
 def _take_aliases(current: dict[str, str], family: Family, prefix: str) -> None:

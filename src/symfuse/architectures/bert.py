@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import block_axes, key_shift, value_shift
+from symfuse.architectures.blocks import block_axes, key_shift, post_norm, value_shift
 from symfuse.groups import Permutation, Signed
 from symfuse.spec import Axis
 
@@ -45,6 +45,20 @@ POOLED = {"classifier.weight": "labels pool*", "classifier.bias": "labels"}
 CHOICE = Head(("ForMultipleChoice",), {"classifier.weight": "1 pool*", "classifier.bias": "1"})
 TOKEN = Head(("ForTokenClassification",), {"classifier.weight": "labels residual*", "classifier.bias": "labels"})
 QUESTION = Head(("ForQuestionAnswering",), {"qa_outputs.weight": "labels residual*", "qa_outputs.bias": "labels"})
+
+
+def gauges(layers: int, *last: str, transform: tuple[str, str] = ("", "")) -> dict[str, str]:
+    """Which norm each weight reads. last: what reads the last layer. transform: a head's norm, and what reads that."""
+    own = post_norm(
+        layers,
+        [f"{SELF}{name}." for name in ("query", "key", "value")],
+        LAYER + "intermediate.dense.",
+        (LAYER + "attention.output.LayerNorm", LAYER + "output.LayerNorm"),
+        "embeddings.LayerNorm",
+        [f"{name}." for name in ("pooler.dense", "classifier", "qa_outputs", *last)],
+    )
+    norm, reader = transform
+    return own | ({f"{reader}.weight": f"{norm}.weight"} if norm else {})
 
 
 def encoder_axes(c: Config) -> dict[str, Axis]:
@@ -101,4 +115,9 @@ def bert(c: Config) -> Family:
         legacy=LEGACY,
         shifts=SHIFTS,
         outputs=OUTPUTS,
+        gauges=gauges(
+            c.num_hidden_layers,
+            predictions + "transform.dense",
+            transform=(predictions + "transform.LayerNorm", predictions + "decoder"),
+        ),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from symfuse.architectures.base import Config
 from symfuse.architectures.feed_forward import neurons
@@ -70,6 +70,23 @@ def key_shift(key: str) -> Shift:
 def value_shift(value: str, output: str) -> Shift:
     """A value bias may move through the output projection into its bias: softmax rows sum to one."""
     return Shift(value + ".bias", "v", output + ".weight", output + ".bias")
+
+
+def post_norm(
+    layers: int, attention: Iterable[str], ffn: str, norms: tuple[str, str], first: str | None, last: Iterable[str]
+) -> dict[str, str]:
+    """Which norm each weight of a post-norm stream reads (Spec.gauges).
+
+    attention, ffn: of a layer, by templates with {l}, the weights that read what the layer before puts out, and the one
+    that reads what is between. norms: the norm after attention, and that after the feed-forward. first: that before the
+    first layer, if there is one. last: what reads the last layer. All without their endings.
+    """
+    ends = [first, *(norms[1].format(l=i) for i in range(layers))]
+    found: dict[str, str | None] = {}
+    for i in range(layers):
+        found |= {name.format(l=i): ends[i] for name in attention} | {ffn.format(l=i): norms[0].format(l=i)}
+    found |= dict.fromkeys(last, ends[-1])
+    return {f"{reader}weight": f"{norm}.weight" for reader, norm in found.items() if norm is not None}
 
 
 def renamed(tensors: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:

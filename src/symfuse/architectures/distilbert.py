@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from symfuse.architectures import bert
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import block_axes, key_shift, renamed, value_shift
+from symfuse.architectures.blocks import block_axes, key_shift, post_norm, renamed, value_shift
 from symfuse.architectures.feed_forward import neurons
 from symfuse.groups import Permutation
 from symfuse.spec import Axis
@@ -66,4 +66,13 @@ def distilbert(c: Config) -> Family:
             value_shift(LAYER + "attention.v_lin", LAYER + "attention.out_lin"),
         ),
         outputs={"last_hidden_state": "residual"},
+        gauges=post_norm(
+            c.n_layers,
+            [f"{LAYER}attention.{name}." for name in ("q_lin", "k_lin", "v_lin")],
+            LAYER + "ffn.lin1.",
+            (LAYER + "sa_layer_norm", LAYER + "output_layer_norm"),
+            "embeddings.LayerNorm",
+            [f"{name}." for name in ("vocab_transform", "pre_classifier", "classifier", "qa_outputs")],
+        )
+        | {"vocab_projector.weight": "vocab_layer_norm.weight"},
     )

@@ -74,4 +74,16 @@ def electra(c: Config) -> Family:
         legacy=bert.LEGACY,
         shifts=bert.SHIFTS,
         outputs={"last_hidden_state": "residual"},
+        gauges={
+            **bert.gauges(
+                c.num_hidden_layers,
+                "generator_predictions.dense",
+                "discriminator_predictions.dense",
+                "sequence_summary.summary",
+                "classifier.dense",
+                transform=("generator_predictions.LayerNorm", "generator_lm_head"),
+            ),
+            # In between, the first layer does not read the norm.
+            **({"embeddings_project.weight": "embeddings.LayerNorm.weight"} if projected else {}),
+        },
     )

@@ -40,6 +40,7 @@ def part_of(family: Family, at: str, part: str = "", shared: Collection[str] = (
         reads={name(norm): tuple(map(name, readers)) for norm, readers in reads.items() if readers},
         norm=family.norm,
         scales={name(gain): name(writer) for gain, writer in family.scales.items()},
+        gauges={name(reader): name(gain) for reader, gain in family.gauges.items()},
     )
 
 
@@ -55,6 +56,7 @@ def together(*parts: Family) -> Family:
             shifts=one.shifts + other.shifts,
             reads={**one.reads, **other.reads},
             scales={**one.scales, **other.scales},
+            gauges={**one.gauges, **other.gauges},
         )
 
     return reduce(both, parts)

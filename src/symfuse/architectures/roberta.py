@@ -51,4 +51,10 @@ def roberta(c: Config) -> Family:
         legacy=bert.LEGACY,
         shifts=bert.SHIFTS,
         outputs=bert.OUTPUTS,
+        gauges=bert.gauges(
+            c.num_hidden_layers,
+            "lm_head.dense",
+            "classifier.dense",
+            transform=("lm_head.layer_norm", "lm_head.decoder"),
+        ),
     )

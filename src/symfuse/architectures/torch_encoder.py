@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import block_axes
+from symfuse.architectures.blocks import block_axes, post_norm
 from symfuse.spec import Axis, Shift
 
 EXAMPLE = {"hidden_size": 64, "num_attention_heads": 8, "intermediate_size": 256, "num_hidden_layers": 3}
@@ -48,6 +48,19 @@ def layer_reads(layer: str) -> dict[str, tuple[str, ...]]:
     }
 
 
+def layer_gauges(c: Config, layer: str, *last: str) -> dict[str, str]:
+    """Which norm each weight of layers without `norm_first` reads; the first layer reads none. last: what reads the
+    last."""
+    return post_norm(
+        c.num_hidden_layers,
+        [layer + "self_attn.in_proj_"],
+        layer + "linear1.",
+        (layer + "norm1", layer + "norm2"),
+        None,
+        last,
+    )
+
+
 def layer_axes(c: Config) -> dict[str, Axis]:
     act = c.get("hidden_act", "relu")
     return block_axes(c.num_hidden_layers, c.hidden_size, c.num_attention_heads, c.intermediate_size, act)
@@ -79,6 +92,7 @@ def torch_transformer_encoder(c: Config) -> Family:
         # The module's input lives in the residual space as well as its output.
         outputs={"output": "residual", "src": "residual"},
         reads=layer_reads("layers.{l}.") | {"norm.weight": ("output",)} if c.get("norm_first", False) else {},
+        gauges={} if c.get("norm_first", False) else layer_gauges(c, "layers.{l}."),
     )
 
 
@@ -109,4 +123,5 @@ def sceptr(c: Config) -> Family:
             "masked LM": Head((), {head + "weight": "amino_acids residual*", head + "bias": "amino_acids"}),
         },
         shifts=layer_shifts(layer),
+        gauges=layer_gauges(c, layer, head),
     )

@@ -20,7 +20,7 @@ from symfuse.canonical.ties import require_untied
 from symfuse.errors import SymmetryError
 from symfuse.groups import Centred, Orthogonal
 from symfuse.io.messages import some
-from symfuse.spec import Atom, Declared, Spec, Variance, parse
+from symfuse.spec import Atom, Declared, Spec, Variance, bias_of, parse
 from symfuse.spec.layout import Concat
 
 # Of |A| |δ| + |b|, in the least squares A δ = b: what is left of b below it, is rounding.
@@ -195,7 +195,7 @@ def norms_of(model: Model) -> list[Norm]:
 
 
 def _bias(spec: Spec, weight: str) -> str | None:
-    name = weight.removesuffix("weight") + "bias"
+    name = bias_of(weight)
     return name if name in spec.tensors else None
 
 

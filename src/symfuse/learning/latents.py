@@ -14,7 +14,7 @@ from symfuse.groups import Action, Coupling, Element, Group, Monomial, subgroups
 from symfuse.groups.assignment import assign_batch
 from symfuse.groups.relaxed import Relaxed, soft, straight_through
 from symfuse.learning.settings import Permutations
-from symfuse.spec import Instance, Shift, Spec
+from symfuse.spec import Instance, Shift, Spec, bias_of
 
 SCORES = "scores"  # beside the names of a group's own parameters
 # Of soft permutations: how many times more a unit weighs at the start, where scores are 1 and 0, than all others do.
@@ -26,14 +26,15 @@ WARM, TEPID, COLD = 1.0, 10.0, 1000.0
 class Latents:
     """Elements that begin as the identity, of a model that matching has moved already.
 
-    translations: of biases that another takes back (values), by the number of the rule in the declaration. All leaves
-    are in the dtype that is learned in. A permutation is learned where the group of an axis has any, unless they are
-    kept.
+    translations: of biases that another takes back (values), by the number of the rule in the declaration. gauges: by
+    weight that reads a norm (Spec.gauges). All leaves are in the dtype that is learned in. A permutation is learned
+    where the group of an axis has any, unless they are kept.
     """
 
     spec: Spec
     stacks: tuple[Stack, ...]
     translations: Mapping[int, Tensor]
+    gauges: Mapping[str, Tensor]
     permutations: Permutations
 
     @classmethod
@@ -59,13 +60,21 @@ class Latents:
             for number, rule in enumerate(spec.shifts)
             if rule.into is not None and rule.axis.strip("*") in moved
         }
-        return cls(spec, tuple(stacks), translations, permutations)
+        touched = {name for instance in groups for name in spec.movable[instance]}
+        gauges = {
+            reader: torch.zeros(spec.tensors[bias_of(reader)].layout.shape(spec.sizes), dtype=dtype, device=device)
+            for reader in spec.gauges
+            if reader in touched
+        }
+        leaves = {reader: v.requires_grad_() for reader, v in gauges.items()}
+        return cls(spec, tuple(stacks), translations, leaves, permutations)
 
     @property
     def leaves(self) -> dict[str, Tensor]:
         """All parameters, by names that stay."""
         named = {f"{i}.{name}": leaf for i, stack in enumerate(self.stacks) for name, leaf in stack.leaves.items()}
-        return named | {f"translation {number}": leaf for number, leaf in self.translations.items()}
+        named |= {f"translation {number}": leaf for number, leaf in self.translations.items()}
+        return named | {f"gauge {reader}": leaf for reader, leaf in self.gauges.items()}
 
     def actions(self, odds: float | None = None) -> dict[Instance, Action]:
         """What moves the model, with graphs. odds: of soft permutations (see WARM); without, they are hard."""

@@ -132,10 +132,13 @@ def _start(source: Model, anchor: Model, batches: Iterable[Batch] | None, option
 def _then(found: Latents, start: Alignment) -> Alignment:
     """The start, and after it what was learned. An element that is the identity is left out."""
     elements, soft = found.elements(), found.permutations == "soft"
-    shifts = {name: t.detach().cpu().double() for name, t in found.shifts().items() if bool(t.any())}
+    shifts, gauges = (
+        {name: t.detach().cpu().double() for name, t in vectors.items() if bool(t.any())}
+        for vectors in (found.shifts(), found.gauges)
+    )
     variants = (TRANSPORT,) if soft and TRANSPORT not in start.variants else ()
     start = replace(start, variants=(*start.variants, *variants))
-    total = Alignment(start.spec, elements, shifts, variants=start.variants) @ start
+    total = Alignment(start.spec, elements, shifts, variants=start.variants, gauges=gauges) @ start
     return replace(total, elements={i: g for i, g in total.elements.items() if not g.is_identity()})
 
 

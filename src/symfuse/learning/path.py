@@ -95,11 +95,11 @@ class _Evaluated(nn.Module):
 
 
 def _moved(latents: Latents, tensors: Weights, odds: float | None) -> Weights:
-    spec, actions, shifts = latents.spec, latents.actions(odds), latents.shifts()
+    spec, actions, shifts, gauges = latents.spec, latents.actions(odds), latents.shifts(), latents.gauges
     out = {name: move(spec, acting(spec, actions, name), name, tensor) for name, tensor in tensors.items()}
     done = {
-        name: shift(spec, shifts, name, out[name], out.__getitem__, out[name].dtype)
-        for name in shifted(spec, shifts)
+        name: shift(spec, shifts, gauges, name, out[name], out.__getitem__, out[name].dtype)
+        for name in shifted(spec, shifts, gauges)
         if name in out
     }
     return out | done

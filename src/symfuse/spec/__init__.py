@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 from symfuse.spec.layout import Atom, Layout, Segment, Variance, parse
-from symfuse.spec.spec import Axis, Declared, Instance, NormKind, Shift, Spec, anatomy, expand, indices, layer_of
+from symfuse.spec.spec import (
+    Axis,
+    Declared,
+    Instance,
+    NormKind,
+    Shift,
+    Spec,
+    anatomy,
+    bias_of,
+    expand,
+    indices,
+    layer_of,
+)
 
 __all__ = [
     "Atom",
@@ -17,6 +29,7 @@ __all__ = [
     "Spec",
     "Variance",
     "anatomy",
+    "bias_of",
     "expand",
     "indices",
     "layer_of",

@@ -14,7 +14,7 @@ from torch import Tensor
 from symfuse.errors import LayoutError, SpecError
 from symfuse.groups import GROUPS, Group
 from symfuse.io.messages import some
-from symfuse.spec.layout import Concat, Layout, Segment, parse
+from symfuse.spec.layout import Atom, Concat, Layout, Segment, Variance, parse
 from symfuse.spec.typed import require_type
 
 # LayerNorm, RMSNorm, and RMSNorm whose gain is stored less 1.
@@ -32,6 +32,11 @@ class Axis:
     group: Group | None = None
     per: tuple[str, ...] = ()
     why: str = field(default="", compare=False)
+
+
+def bias_of(weight: str) -> str:
+    """What the bias beside a weight is called."""
+    return weight.removesuffix("weight") + "bias"
 
 
 def anatomy(axis: str) -> str:
@@ -103,7 +108,10 @@ class Spec:
     gain is stored less 1. scales: of a LayerScale the gain → the weight (whose bias is named alike) of the linear map
     whose output it scales, entry by entry. stacks: tensors of which the file has the pieces (see `stored`) → the names
     of these there, with a * for the index of the first axis, one for each part of the next. names: canonical name →
-    name in the file, where they differ. buffers: names in the file of derived tensors, which are dropped.
+    name in the file, where they differ. buffers: names in the file of derived tensors, which are dropped. gauges: of a
+    LayerNorm whose gain and bias are kept, the weights of linear maps that read what it puts out, and nothing else →
+    that gain. What it puts out, x = γ ⊙ y + β with Σ y = 0, satisfies n · (x − β) = 0 for n along 1/γ: so W + v nᵀ with
+    the bias b − v (n · β) computes the same for any vector v, one more symmetry.
     """
 
     family: str
@@ -119,6 +127,7 @@ class Spec:
     stacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
     buffers: frozenset[str] = frozenset()
+    gauges: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def sizes(self) -> dict[str, int]:
@@ -164,6 +173,11 @@ class Spec:
         per = self.axes[axis].per
         inside = [other for other in self.axes.values() if other.group is not None and axis in other.per]
         return not per and (not inside or any(set(other.per) & self.index_axes for other in inside))
+
+    def read_dim(self, reader: str) -> int:
+        """Which stored dimension of a weight in `gauges` reads the norm."""
+        (axis,) = self.tensors[self.gauges[reader]].layout.names
+        return self.tensors[reader].layout.dims.index(Atom(axis, Variance.DUAL))
 
     @cached_property
     def depth(self) -> int:
@@ -274,6 +288,7 @@ class Spec:
             **({"stacks": {name: list(pieces) for name, pieces in self.stacks.items()}} if self.stacks else {}),
             "names": dict(self.names),
             "buffers": sorted(self.buffers),
+            **({"gauges": dict(self.gauges)} if self.gauges else {}),
         }
 
     @classmethod
@@ -282,6 +297,7 @@ class Spec:
         require_type(data, _DATA, "spec")
         require_type(data.get("scales", {}), dict[str, str], "spec.scales")
         require_type(data.get("stacks", {}), dict[str, list[str]], "spec.stacks")
+        require_type(data.get("gauges", {}), dict[str, str], "spec.gauges")
         axes = {name: _axis(name, a) for name, a in data["axes"].items()}
         tensors = {
             name: Declared(_layout(f"tensors.{name}", text), index) for name, (text, index) in data["tensors"].items()
@@ -293,6 +309,8 @@ class Spec:
         for name, pieces in data.get("stacks", {}).items():
             if name not in tensors or len(pieces_of(tensors[name].layout)) != len(pieces):
                 raise LayoutError(f"'spec.stacks.{name}': no tensor in {len(pieces)} kinds of pieces is declared")
+        if strange := [name for pair in data.get("gauges", {}).items() for name in pair if name not in tensors]:
+            raise LayoutError(f"'spec.gauges': no tensor {strange[0]!r} is declared")
         return cls(
             family=data["family"],
             axes=axes,
@@ -307,6 +325,7 @@ class Spec:
             stacks={name: tuple(pieces) for name, pieces in data.get("stacks", {}).items()},
             names=data["names"],
             buffers=frozenset(data["buffers"]),
+            gauges=data.get("gauges", {}),
         )
 
 
