@@ -13,9 +13,10 @@ from torch import Tensor
 
 from symfuse.errors import CheckpointError
 from symfuse.evaluate import Batch, Task
-from symfuse.evaluate.task import describe, mean
+from symfuse.evaluate.task import describe
 from symfuse.learning.journal import Journal, Run
 from symfuse.learning.latents import COLD, TEPID, WARM
+from symfuse.learning.objective import Objective
 from symfuse.learning.path import Path, Weights, inner_points
 from symfuse.learning.settings import Learning, Progress
 
@@ -34,17 +35,19 @@ def descend(path: Path, learning: Learning, about: Mapping[str, Any]) -> Run:
     journal = Journal(learning.journal, {**about, **said(learning), **data}, leaves, optimizer)
     run = journal.load() or Run()
     rng = random.Random(f"{learning.seed} {run.step}")
+    judge = Objective(path, validation, float(learning.distil == 1))
     if not run.history:
-        _validate(path, validation, learning, run, math.nan, leaves)
+        _validate(judge, learning, run, math.nan, leaves)
         journal.save(run)
+    objective = Objective(path, task, learning.distil)
     batches, losses = _batches(task, rng), list[float]()
     while run.step < learning.steps and not _settled(run, learning):
         for group in optimizer.param_groups:
             group["lr"] = learning.rate * _schedule(run.step / learning.steps)
-        losses.append(_step(path, task, next(batches), learning, run, rng, optimizer, flat))
+        losses.append(_step(objective, next(batches), learning, run, rng, optimizer, flat))
         run.step += 1
         if run.step % learning.every == 0 or run.step == learning.steps:
-            _validate(path, validation, learning, run, sum(losses) / len(losses), leaves)
+            _validate(judge, learning, run, sum(losses) / len(losses), leaves)
             journal.save(run)
             losses.clear()
             rng = random.Random(f"{learning.seed} {run.step}")  # the same whether it was stopped here or not
@@ -56,12 +59,13 @@ def descend(path: Path, learning: Learning, about: Mapping[str, Any]) -> Run:
 
 
 def _step(
-    path: Path, task: Task, batch: Batch, learning: Learning, run: Run, rng: random.Random,
+    objective: Objective, batch: Batch, learning: Learning, run: Run, rng: random.Random,
     optimizer: torch.optim.Optimizer, leaves: Sequence[Tensor],
 ) -> float:  # fmt: skip
+    path = objective.path
     weights = _draw(len(path.latents), learning.spread, rng)
-    found = path.totals(task, batch, path.moved(_odds(learning, run.step)), weights)
-    loss = found.loss / max(1, found.count)
+    total, count = objective(path.moved(_odds(learning, run.step)), weights, batch)
+    loss = total / max(1, count)
     optimizer.zero_grad()
     loss.backward()  # type: ignore[no-untyped-call]
     norm = torch.nn.utils.clip_grad_norm_(leaves, CLIP)
@@ -75,22 +79,23 @@ def _step(
 
 
 def _validate(
-    path: Path, validation: Task, learning: Learning, run: Run, loss: float, leaves: Sequence[Mapping[str, Tensor]]
+    judge: Objective, learning: Learning, run: Run, loss: float, leaves: Sequence[Mapping[str, Tensor]]
 ) -> None:
     """Measure the barrier, and keep the parameters if it is the least so far."""
+    path = judge.path
     soft = learning.permutations == "soft"
     with torch.no_grad():
         moved = path.moved(TEPID if soft else None)
         if soft or not run.ends:  # else the ends compute what they did
-            run.ends = [_score(path, validation, moved, weights) for weights in _corners(len(path.latents))]
+            run.ends = [_score(judge, moved, weights) for weights in _corners(len(path.latents))]
         excess = [
-            _score(path, validation, moved, weights) - sum(w * end for w, end in zip(weights, run.ends, strict=True))
+            _score(judge, moved, weights) - sum(w * end for w, end in zip(weights, run.ends, strict=True))
             for weights in inner_points(len(path.latents), learning.points)
         ]
     barrier = max(excess)
     if not math.isfinite(barrier):
         raise CheckpointError(
-            f"learning: the loss on {validation.source} is not finite after {run.step} steps; take a smaller rate than "
+            f"learning: the loss on {judge.task.source} is not finite after {run.step} steps; take a smaller rate than "
             f"{learning.rate:g}, or look at the data"
         )
     if barrier < run.least:
@@ -102,13 +107,14 @@ def _validate(
 
 
 @torch.no_grad()
-def _score(path: Path, task: Task, moved: Sequence[Weights], weights: Sequence[float]) -> float:
-    return mean(path.totals(task, batch, moved, weights) for batch in task.batches).loss
+def _score(judge: Objective, moved: Sequence[Weights], weights: Sequence[float]) -> float:
+    sums = [judge(moved, weights, batch) for batch in judge.task.batches]
+    return math.fsum(total.item() for total, _ in sums) / max(1, sum(count for _, count in sums))
 
 
 def said(learning: Learning) -> dict[str, Any]:
     """The options that decide what is learned, for a journal and the provenance."""
-    names = ("steps", "rate", "spread", "permutations", "every", "patience", "points", "seed")
+    names = ("steps", "rate", "spread", "distil", "permutations", "every", "patience", "points", "seed")
     return {name: getattr(learning, name) for name in names}
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -11,13 +12,13 @@ from torch import Tensor, nn
 from symfuse.acting import acting, move, shift, shifted
 from symfuse.architectures import Model
 from symfuse.errors import IncompatibleError
-from symfuse.evaluate import Batch, Task
-from symfuse.evaluate.task import Totals
+from symfuse.evaluate import Batch
 from symfuse.evaluate.weights import WeightSpace
 from symfuse.learning.latents import Latents
 from symfuse.modules import canonical_names
 
 Weights = Mapping[str, Tensor]
+T = TypeVar("T")
 
 
 class Path:
@@ -49,12 +50,14 @@ class Path:
             for latents, tensors in zip(self.latents, self.tensors, strict=True)
         ]
 
-    def totals(self, task: Task, batch: Batch, moved: Sequence[Weights], weights: Sequence[float]) -> Totals:
-        """Loss and metrics of a batch at the point Σ wᵢ θᵢ, with the graph."""
+    def at(
+        self, moved: Sequence[Weights], weights: Sequence[float], what: Callable[[Any, Batch], T], batch: Batch
+    ) -> T:
+        """What a function of the module and a batch gives at the point Σ wᵢ θᵢ, with the graph."""
         device = next(self.module.parameters()).device
         here = {name: tensor.to(device) for name, tensor in batch.items()}
         point = {f"module.{memory}": mixed([m[name] for m in moved], weights) for memory, name in self.names.items()}
-        found: Totals = torch.func.functional_call(_Evaluated(self.module, task), point, (here,))
+        found: T = torch.func.functional_call(_Evaluated(self.module, what), point, (here,))
         return found
 
 
@@ -83,15 +86,15 @@ def inner_points(count: int, points: int) -> list[tuple[float, ...]]:
 
 
 class _Evaluated(nn.Module):
-    """A task as a module, since that is what weights can be swapped in."""
+    """What is asked of a module, as a module, since that is what weights can be swapped in."""
 
-    def __init__(self, module: nn.Module, task: Task) -> None:
+    def __init__(self, module: nn.Module, what: Callable[[Any, Batch], Any]) -> None:
         super().__init__()
         self.module = module
-        self.task = task
+        self.what = what
 
-    def forward(self, batch: Batch) -> Totals:
-        return self.task.totals(self.module, batch)
+    def forward(self, batch: Batch) -> Any:
+        return self.what(self.module, batch)
 
 
 def _moved(latents: Latents, tensors: Weights, odds: float | None) -> Weights:

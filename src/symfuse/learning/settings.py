@@ -35,14 +35,15 @@ class Learning:
 
     task: its batches are drawn in random order, and its loss is descended at random points between the models.
     validation: where the barrier is measured that decides which step is kept; None: every fifth batch of the task,
-    which is then not learned on. steps, rate: of AdamW, with a linear start and half a cosine down to nothing. spread:
-    the weights of k models are (1 − spread) / k + spread · w with w uniform on the simplex: of two models λ is uniform
-    in [½ − spread / 2, ½ + spread / 2], so 0.2 is the [0.4, 0.6] of the paper. permutations: those that matching found
-    are "kept"; or learned "straight-through"; or by a soft matrix that hardens ("annealed"); or left "soft", which is
-    inexact. every: steps between two validations; patience: how many of them without a lower barrier end it. points:
-    inner points of the path at which barriers are measured. journal: a file from which a stopped run goes on. device:
-    on which all is computed. build: makes the module, for models that `transformers` does not have. progress: called
-    after each validation.
+    which is then not learned on. steps, rate: of AdamW, with a linear start and half a cosine down to nothing.
+    spread: the weights of k models are (1 − spread) / k + spread · w with w uniform on the simplex: of two models λ
+    is uniform in [½ − spread / 2, ½ + spread / 2], so 0.2 is the [0.4, 0.6] of the paper. distil: the share of the
+    loss that is how far the point's predictions are from the mean of the models' own; 1 needs no labels.
+    permutations: those that matching found are "kept"; or learned "straight-through"; or by a soft matrix that
+    hardens ("annealed"); or left "soft", which is inexact. every: steps between two validations; patience: how many
+    of them without a lower barrier end it. points: inner points of the path at which barriers are measured. journal:
+    a file from which a stopped run goes on. device: on which all is computed. build: makes the module, for models
+    that `transformers` does not have. progress: called after each validation.
     """
 
     task: Task
@@ -50,6 +51,7 @@ class Learning:
     steps: int = 2000
     rate: float = 0.01
     spread: float = 0.8
+    distil: float = 0.0
     permutations: Permutations = "kept"
     every: int = 100
     patience: int = 10
@@ -69,6 +71,8 @@ class Learning:
             raise OptionError(f"learning: rate is {self.rate}; expected a number above 0")
         if not 0 <= self.spread <= 1:
             raise OptionError(f"learning: spread is {self.spread}; expected 0 (the middle only) to 1 (the whole path)")
+        if not 0 <= self.distil <= 1:
+            raise OptionError(f"learning: distil is {self.distil}; expected 0 (labels only) to 1 (no labels)")
         if self.permutations not in PERMUTATIONS:
             raise OptionError(f"learning: permutations {self.permutations!r}; choose from {', '.join(PERMUTATIONS)}")
         if self.validation is None and len(self.task.batches) < 2:

@@ -1,0 +1,87 @@
+"""Matching a narrow model to a wide one: it is expanded, aligned, and its copies are chosen anew for what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from symfuse.alignment import Alignment
+from symfuse.architectures import Model
+from symfuse.canonical import canonical
+from symfuse.canonical.ties import tied_heads
+from symfuse.errors import SymmetryError
+from symfuse.matching import match_models
+from symfuse.matching.chosen import rotatable
+from symfuse.widths.copies import Pair, chosen_copies
+from symfuse.widths.expansion import expand, widened
+
+
+def match_widths(
+    narrow: Model,
+    wide: Model,
+    *,
+    axes: str | tuple[str, ...] = "all",
+    frame: Sequence[str] | None = None,
+    rounds: int = 1,
+    even: bool = False,
+    **options: Any,
+) -> tuple[Model, Alignment]:
+    """The narrow model in the shape of the wide one, and the alignment that moves it towards that, from the weights.
+
+    It is expanded evenly and matched (`match_models`, with these axes and options); then, `rounds` times, the copies of
+    neurons and heads are chosen for the stream that was found (`chosen_copies`; even: with equal shares), and all is
+    matched again, from there. What is farther away is not kept. frame: the rewrites before, by default those of the
+    rotatable frame where both models allow it, and a tied head is untied where its stream grows. The average of
+    `alignment(expanded.checkpoint)` and `alignment.in_frame(wide.checkpoint)` is then that of two models in one shape.
+    Raises as `expand` and `match_models` do.
+    """
+    frame = _frame(narrow, wide) if frame is None else tuple(frame)
+    small, large = canonical(narrow, frame), canonical(wide, frame)
+    expanded = expand(small, large)
+    if not frame and bool(tied_heads(large)) != bool(tied_heads(expanded)):
+        frame = ("untie",)
+        small, large = canonical(narrow, frame), canonical(wide, frame)
+        expanded = expand(small, large)
+    maps = widened(small, large)
+    best = expanded, match_models(expanded, large, axes=axes, frame=frame, **options)
+    distance = _distance(*best, large)
+    for _ in range(rounds):
+        copies = chosen_copies(Pair(small, large, maps, best[1]), even=even)
+        if not copies:
+            break
+        other = expand(small, large, copies)
+        begun = _shared(other, best[1])
+        moved = Model(begun.on(other), other.spec)
+        found = other, match_models(moved, large, axes=axes, frame=frame, **options) @ begun
+        found_distance = _distance(*found, large)
+        if found_distance >= distance:
+            break
+        best, distance, maps = found, found_distance, {**maps, **copies}
+    return best
+
+
+def _frame(narrow: Model, wide: Model) -> tuple[str, ...]:
+    """The rotatable one, if both models can be brought into it."""
+    frame = rotatable(narrow.spec)
+    if not narrow.spec.reads:
+        return ()
+    try:
+        for model in (narrow, wide):
+            canonical(model, frame)
+    except SymmetryError:
+        return ()
+    return frame
+
+
+def _shared(expanded: Model, found: Alignment) -> Alignment:
+    """The part of an alignment that moves what all layers share: the stream."""
+    spec = expanded.spec
+    kept = {i: g for i, g in found.elements.items() if spec.is_shared(i.axis) and not spec.batch_axes(i.axis)}
+    return Alignment(spec, kept, frame=found.frame)
+
+
+def _distance(expanded: Model, alignment: Alignment, wide: Model) -> float:
+    """The squared distance of all that both models have."""
+    moved = Model(alignment.on(expanded), expanded.spec)
+    names = [name for name in expanded.spec.tensors if expanded.spec.shares(name, wide.spec)]
+    return sum(float((moved.read(name).double() - wide.read(name).double()).square().sum()) for name in names)

@@ -1,0 +1,127 @@
+"""A model in another shape: every tensor goes through the maps of its axes when it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from torch import Tensor
+
+from symfuse.architectures import Model, unstacked
+from symfuse.canonical.computed import reader
+from symfuse.errors import IncompatibleError
+from symfuse.groups import Part
+from symfuse.io import Checkpoint, TensorInfo, is_finite
+from symfuse.spec import Atom, Spec, anatomy
+from symfuse.widths.maps import Duplication, Widening
+from symfuse.widths.rules import HEADS, Maps, is_read
+from symfuse.widths.shape import Shape
+
+
+def resized(shape: Shape, maps: Maps, factors: Mapping[str, float], *, back: bool = False, name: str = "") -> Model:
+    """The model of a shape in that shape. factors: what some tensors are multiplied by, by canonical name. back:
+    through the left inverses of the maps, which make it narrower. A tensor is computed in float64 and rounded once, to
+    the dtype that it had. name: what the model is, for its name."""
+    model, spec = shape.model, shape.spec
+    whole = model.whole
+    files = {spec.file_name(one): declared.layout.shape(spec.sizes) for one, declared in spec.tensors.items()}
+    infos = {file: TensorInfo(whole.info(file).dtype, size) for file, size in files.items() if file in whole}
+    tensors = _Resized(shape, maps, factors, infos, back)
+    found = whole.replace(tensors=tensors, infos=infos, config=shape.config, name=f"{model.name} ({name})")
+    checkpoint = unstacked(found, spec)
+    spec.check({file: checkpoint.info(file).shape for file in checkpoint}, checkpoint.name)
+    return replace(model, checkpoint=checkpoint, spec=spec)
+
+
+class _Resized(Mapping[str, Tensor]):
+    def __init__(
+        self,
+        shape: Shape,
+        maps: Maps,
+        factors: Mapping[str, float],
+        infos: Mapping[str, TensorInfo],
+        back: bool,
+    ) -> None:
+        self.shape, self.maps, self.factors, self.infos, self.back = shape, maps, factors, infos, back
+        self.source: Checkpoint = shape.model.whole
+        self.names = {shape.spec.file_name(name): name for name in shape.spec.tensors}
+        self.read = reader(shape.model)
+
+    def __getitem__(self, file: str) -> Tensor:
+        dtype = self.infos[file].dtype
+        tensor = self.wide(file).to(dtype).contiguous()
+        if not is_finite(tensor):
+            raise IncompatibleError(
+                f"{file}: the tensor in its new shape does not fit in {str(dtype).removeprefix('torch.')}, the dtype "
+                f"of {self.source.name}; convert that model to a wider dtype first"
+            )
+        return tensor
+
+    def wide(self, file: str) -> Tensor:
+        """The tensor before it is rounded to the dtype of the source."""
+        name = self.names[file]
+        moved = through(self.shape.model.spec, self.shape.spec, self.maps, name, self.read(name), back=self.back)
+        return moved * self.factors[name] if name in self.factors else moved
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.infos)
+
+    def __len__(self) -> int:
+        return len(self.infos)
+
+
+def through(old: Spec, new: Spec, maps: Maps, name: str, tensor: Tensor, *, back: bool = False) -> Tensor:
+    """A tensor in the sizes of a declaration through the maps of its axes into those of another one."""
+    layout, index = old.tensors[name].layout, old.tensors[name].index
+    shape = new.tensors[name].layout.shape(new.sizes)
+    if layout != new.tensors[name].layout:  # sizes that no axis has
+        return _fixed(tensor, shape)
+    acting = {axis: found for axis in old.order if (found := maps.get(old.instance(axis, index))) is not None}
+    if not any(axis in layout.names for axis in acting):
+        return tensor
+    out = tensor.new_empty(shape)
+    order = list(acting)[::-1] if back else list(acting)  # what is inside of heads has the indices of the narrow ones
+    for segment, target in zip(old.segments(name, tensor.contiguous()), new.segments(name, out), strict=True):
+        view = segment.view
+        for axis in order:
+            for at, atom in enumerate(segment.atoms):
+                if atom.name == axis:
+                    part: Part = "dual" if is_read(segment.atoms, at) else _copied(atom)
+                    view = _act(acting[axis], view, segment.atoms, at, old.batch_axes(axis), part, back=back)
+        target.view.copy_(view)
+    return out
+
+
+def _copied(atom: Atom) -> Part:
+    """How what does not read an axis is widened: keys, which are the dual of queries, as the dual."""
+    return "primal" if anatomy(atom.name) in HEADS else atom.variance.value
+
+
+def _act(
+    widening: Widening,
+    view: Tensor,
+    atoms: tuple[Atom, ...],
+    at: int,
+    batch: tuple[str, ...],
+    part: Part,
+    *,
+    back: bool,
+) -> Tensor:
+    names = [atom.name for atom in atoms]
+    front = [names.index(axis) for axis in batch]
+    order = [*front, at, *(i for i in range(len(names)) if i not in (*front, at))]
+    moved = view.permute(order)
+    moved = (widening.back if back else widening.act)(moved, len(front), part)
+    inverse = [order.index(i) for i in range(len(order))]
+    return moved.permute(inverse)
+
+
+def _fixed(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A folded gain, all of whose entries are equal, or a table that nothing reads: entries again and again."""
+    for dim, size in enumerate(shape):
+        n = tensor.shape[dim]
+        if size < n:
+            tensor = tensor.narrow(dim, 0, size)
+        elif size > n:
+            tensor = Duplication.even(n, size).act(tensor.movedim(dim, 0), 0, "primal").movedim(0, dim)
+    return tensor

@@ -1,0 +1,146 @@
+"""How each axis is widened, from what the declaration says of it: the default of each kind, and what is allowed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from symfuse.errors import IncompatibleError
+from symfuse.groups import Centred, Invertible, Orthogonal
+from symfuse.spec import Atom, Instance, Spec, Variance, anatomy
+from symfuse.widths.maps import Duplication, Isometry, Widening, centred_basis, keeping_mean
+from symfuse.widths.shape import Shape, parts_with
+
+HEADS = {"h", "kv", "q"}
+INSIDE = {"qk", "c", "p", "v"}
+SCORED = {"qk", "c", "p"}  # whose products are the scores
+
+Maps = Mapping[Instance, Widening]
+
+
+def widenings(shape: Shape, small: Spec, large: Spec) -> dict[Instance, Widening]:
+    """The default map of every axis instance that is larger in `large` than in `small`, both of that shape.
+
+    IncompatibleError, with the reason, where there is none.
+    """
+    pair = shape.model.name
+    out: dict[Instance, Widening] = {}
+    for instance in small.movable:
+        axis = instance.axis
+        n, m = small.axes[axis].size, large.axes[axis].size
+        scale = score_scale(shape, small, large, axis) if anatomy(axis) in SCORED else 1.0
+        if m < n:
+            raise IncompatibleError(
+                f"{pair}: axis {axis!r} has {n} units, and would have {m}: narrower while others are wider, or as they "
+                "were; what `expand` makes is nowhere narrower, what `compress` makes nowhere wider"
+            )
+        if n != m or scale != 1.0:
+            out[instance] = _widening(small, axis, n, m, scale, pair)
+    return out
+
+
+def _widening(spec: Spec, axis: str, n: int, m: int, scale: float, pair: str) -> Widening:
+    group, word = spec.axes[axis].group, anatomy(axis)
+    if n == m:
+        return Isometry.padding(n, m, scale)
+    if isinstance(group, Invertible) or (isinstance(group, Orthogonal) and word == "projection"):
+        return Isometry.padding(n, m, scale)
+    if word in INSIDE:
+        raise IncompatibleError(
+            f"{pair}: heads of {n} units inside (axis {axis!r}) would have {m}; a norm, a clip or a turn acts on these "
+            "units, so that they cannot be padded with zeros"
+        )
+    if isinstance(group, Centred | Orthogonal) and m % n:
+        matrix = keeping_mean(centred_basis(m)[:, : n - 1]) if isinstance(group, Centred) else None
+        return Isometry.stream(Isometry.padding(n, m).matrix if matrix is None else matrix)
+    if m % n and (why := normed(spec, axis)):
+        raise IncompatibleError(f"{pair}: axis {axis!r} has {n} units, and would have {m}, no multiple of them. {why}")
+    return Duplication.even(n, m)
+
+
+def normed(spec: Spec, axis: str) -> str:
+    """Why all units of an axis must have equally many copies, if they must."""
+    gains = [name for name, part in parts_with(spec, axis) if part == (Atom(axis, Variance.PLAIN),)]
+    gated = any(Atom(axis, Variance.PLAIN) in part and len(part) > 1 for _, part in parts_with(spec, axis))
+    if gains and not gated:
+        way = (
+            "; in the frame in which the stream may be rotated it can have any larger size: expand "
+            "`canonical(model, rotatable(model.spec))`, or let `match_widths` choose"
+            if any(gain in spec.reads for gain in gains)
+            else ""
+        )
+        return f"A norm ({gains[0]}) takes the mean over them, which stays if each has equally many copies{way}"
+    if anatomy(axis) in HEADS:
+        known = {*HEADS, "f"}
+        norms = [n for n, part in parts_with(spec, axis) if all(a.name.isdigit() or a.name in known for a in part)]
+        if norms:
+            return f"A norm ({norms[0]}) takes the mean over all heads, which stays if each has equally many copies"
+    return ""
+
+
+def is_read(part: tuple[Atom, ...], at: int) -> bool:
+    """Whether a part of a tensor reads the axis of its atom: by the dual, or heads where their values are read."""
+    atom = part[at]
+    if anatomy(atom.name) in HEADS:
+        return any(anatomy(a.name) == "v" and a.variance is Variance.DUAL for a in part)
+    return atom.variance is Variance.DUAL
+
+
+def score_scale(shape: Shape, small: Spec, large: Spec, axis: str) -> float:
+    """What queries are to be multiplied by so that scores stay: the root of how much larger heads are, where the model
+    divides scores by that of their size."""
+    config = shape.config
+    family = small.family
+    if (
+        family in ("t5", "mt5", "umt5")  # do not scale
+        or family.startswith(("gemma", "granite"))  # by a number of the config
+        or (family == "gpt2" and config.get("scale_attn_weights") is False)
+        or (family == "mpt" and (config.get("attn_config") or {}).get("softmax_scale") is not None)
+    ):
+        return 1.0
+    ratio = _head(large, axis) / _head(small, axis)
+    if ratio != 1.0 and family == "falcon" and config.get("alibi"):
+        raise IncompatibleError(
+            f"{shape.model.name}: Falcon divides the slopes of ALiBi by the root of the size of a head too, which so "
+            "stays as it is"
+        )
+    return math.sqrt(ratio)
+
+
+def _head(spec: Spec, axis: str) -> int:
+    """The number of units of a query inside of the head that the axis is in."""
+    part = axis.removesuffix(anatomy(axis))
+    sizes = spec.sizes
+    if anatomy(axis) == "qk":
+        return sizes[axis]
+    turned = sizes["c"] * sizes["f"] if "c" in sizes and "f" in sizes else 0
+    together = any({"c", "p"} <= {a.name for a in d.layout.atoms()} for d in spec.tensors.values())
+    assert not part  # no model of several parts has rotary positions
+    if together:
+        return turned + sizes["p"]
+    return turned if axis == "c" else sizes["p"]
+
+
+def factors(shape: Shape) -> dict[str, float]:
+    """What some tensors are multiplied by, by canonical name: embeddings that the model multiplies by the root of the
+    size of its stream; and the norm before a head that is the embedding whatever the config says (DeBERTa v3), so that
+    it cannot be untied: of d' / d copies of each unit it would read all."""
+    ours, theirs, config = shape.model.spec, shape.spec, shape.config
+    out: dict[str, float] = {}
+    for name, declared in ours.tensors.items():
+        words = [str(atom) for atom in declared.layout.atoms()]
+        old, new = (declared.layout.shape(spec.sizes) for spec in (ours, theirs))
+        if old == new:
+            continue
+        if words[0] in ("vocab", "decoder_vocab") and name not in ours.heads:
+            if ours.family.startswith("gemma") or config.get("scale_embedding"):
+                out[name] = math.sqrt(old[1] / theirs.tensors[name].layout.shape(theirs.sizes)[1])
+        elif name in ours.heads and words == ["|residual|"] and _reads_embedding(ours):
+            out |= dict.fromkeys((name, name.removesuffix("weight") + "bias"), old[0] / new[0])
+    return out
+
+
+def _reads_embedding(spec: Spec) -> bool:
+    """Whether the head has a bias for each word, and no weights of its own, nor tied ones."""
+    of_words = [d.layout.names for n, d in spec.tensors.items() if n in spec.heads and "vocab" in d.layout.names]
+    return bool(of_words) and all(names == ("vocab",) for names in of_words)
