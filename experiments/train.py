@@ -1,8 +1,9 @@
 """Small models of one shape from different seeds, which were trained independently: python experiments/train.py
 
-A ViT on handwritten digits, a GPT-2, a Llama and a BERT (masked LM) on the characters of Shakespeare's plays; one or
-two minutes each on two cores. They are kept as `transformers` folders in the cache folder of `symfuse.demo.packages`,
-and trained again only if RECIPE is raised. The seed decides the initial weights and the order of the data.
+A ViT on handwritten digits and one on clothes, a GPT-2, a Llama and a BERT (masked LM) on the characters of
+Shakespeare's plays, and a ViT and a GPT-2 of half the width; one to four minutes each on a core. They are kept as
+`transformers` folders in the cache folder of `symfuse.demo.packages`, and trained again only if RECIPE is raised. The
+seed decides the initial weights and the order of the data.
 """
 
 from __future__ import annotations
@@ -79,12 +80,12 @@ def _rate(step: int, steps: int) -> float:
     return min(1.0, (step + 1) / WARM_UP) * (1 + math.cos(math.pi * step / steps)) / 2
 
 
-def _vit() -> Any:
+def _vit(width: int = 64, image: int = 8, patch: int = 2) -> Any:
     from transformers import ViTConfig, ViTForImageClassification
 
     config = ViTConfig(
-        hidden_size=64, num_hidden_layers=4, num_attention_heads=4, intermediate_size=128, image_size=8, patch_size=2,
-        num_channels=1, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+        hidden_size=width, num_hidden_layers=4, num_attention_heads=width // 16, intermediate_size=2 * width,
+        image_size=image, patch_size=patch, num_channels=1, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
     )  # fmt: skip
     config.num_labels = 10
     return ViTForImageClassification(config)
@@ -101,11 +102,23 @@ def _task_digits(split: corpora.Split) -> Task:
     return ImageClassification([{"pixel_values": images, "labels": labels}], f"digits, {split}")
 
 
-def _gpt2() -> Any:
+def _draw_fashion(rng: torch.Generator) -> Inputs:
+    images, labels = corpora.fashion("train")
+    chosen = torch.randint(len(labels), (64,), generator=rng)
+    return {"pixel_values": images[chosen], "labels": labels[chosen]}
+
+
+def _task_fashion(split: corpora.Split) -> Task:
+    images, labels = (torch.split(part, 500) for part in corpora.fashion(split))
+    batches = [{"pixel_values": x, "labels": y} for x, y in zip(images, labels, strict=True)]
+    return ImageClassification(batches, f"Fashion-MNIST, {split}")
+
+
+def _gpt2(width: int = 64) -> Any:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(
-        vocab_size=len(corpora.ALPHABET), n_positions=LENGTH, n_embd=64, n_layer=3, n_head=4,
+        vocab_size=len(corpora.ALPHABET), n_positions=LENGTH, n_embd=width, n_layer=3, n_head=width // 16,
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0,
     )  # fmt: skip
     return GPT2LMHeadModel(config)
@@ -167,6 +180,9 @@ KINDS = {
     "gpt2": Kind(_gpt2, _draw_next, _task_next, steps=1500, rate=2e-3),
     "llama": Kind(_llama, _draw_next, _task_next, steps=1500, rate=2e-3),
     "bert": Kind(_bert, _draw_masked, _task_masked, steps=1500, rate=2e-3),
+    "fashion": Kind(lambda: _vit(image=28, patch=7), _draw_fashion, _task_fashion, steps=2500, rate=1e-3),
+    "vit-half": Kind(lambda: _vit(32), _draw_digits, _task_digits, steps=1000, rate=1e-3),
+    "gpt2-half": Kind(lambda: _gpt2(32), _draw_next, _task_next, steps=1500, rate=2e-3),
 }
 
 

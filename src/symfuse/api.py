@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -140,28 +141,36 @@ def align(
     sources: Sequence[Source],
     anchor: int | Literal["universe"] | None = None,
     *,
+    data: Task | Iterable[Batch] | None = None,
     learn: Task | Learning | None = None,
     **options: Any,
 ) -> Aligned:
     """Move all models onto the one numbered `anchor` (from 0); by default onto the one nearest to their mean.
 
     "universe": onto their running mean instead, until it settles, so that no model is special (`match_universe`).
-    learn: as in `match`, over the simplex of all models at once; with "universe" all are moved, two towards each other.
+    data: as in `match`; "universe" takes them only for where learning starts. learn: as in `match`, over the simplex of
+    all models at once; with "universe" all are moved, two towards each other.
     options: those of `match_models`. With two models that are equally near, the last is the anchor.
     """
     models = [_model(source) for source in sources]
     if len(models) < 2:
         raise OptionError(f"an alignment needs two models at least, {len(models)} given")
+    batches = data.batches if isinstance(data, Task) else None if data is None else list(data)
     if anchor == "universe":
-        learned = None if learn is None else learn_universe(models, _learning(learn), **options)
-        found = learned or match_universe(models, **options).alignments
+        if learn is not None:
+            found = learn_universe(models, _learning(learn), batches=batches, **options)
+        elif batches is not None:
+            raise OptionError("a universe is matched from the weights; leave data out, or name an anchor")
+        else:
+            found = match_universe(models, **options).alignments
         return Aligned(tuple(g(m.checkpoint) for g, m in zip(found, models, strict=True)), found, None)
     asked = (options.get("axes", "auto"), options.get("groups"), options.get("frame"), options.get("variants", ()))
     options["axes"], options["frame"], _ = usual(models, *asked)  # the same for all
     if anchor is not None and not 0 <= anchor < len(models):
         raise OptionError(f"anchor {anchor}: there are models 0 to {len(models) - 1}")
     anchor = nearest_to_mean(models) if anchor is None else anchor
-    alignments = [None if i == anchor else match_models(m, models[anchor], **options) for i, m in enumerate(models)]
+    find = match_models if batches is None else partial(match_by_activations, batches=batches)
+    alignments = [None if i == anchor else find(m, models[anchor], **options) for i, m in enumerate(models)]
     if learn is not None:
         moved = learn_all(models, alignments, _learning(learn), **options)
         alignments = [None if i == anchor else g for i, g in enumerate(moved)]

@@ -53,16 +53,20 @@ def match_learned(
     return learn([source, anchor], [start, None], learning, **options)[0]
 
 
-def learn_universe(models: Sequence[Model], learning: Learning, **options: Any) -> tuple[Alignment, ...]:
+def learn_universe(
+    models: Sequence[Model], learning: Learning, *, batches: Iterable[Batch] | None = None, **options: Any
+) -> tuple[Alignment, ...]:
     """Alignments that move all models: of two each towards the other ("dual", Li & Shen 2026), of more towards the
-    simplex between them. They start from `match_universe`, of two models from the first matched to the second.
+    simplex between them. They start from `match_universe`, of two models from the first matched to the second, with
+    `batches` from all others matched to the last by activations.
 
     A path is moved as a whole by what moves both ends alike, and computes the same everywhere. So what two models reach
     together, one reaches alone; the way there is another.
     """
-    if len(models) == 2:
-        first = match_models(models[0], models[1], **options)
-        starts = [first, Alignment(first.spec, {}, frame=first.frame, variants=first.variants)]
+    if len(models) == 2 or batches is not None:
+        data = None if batches is None else list(batches)
+        starts = [_start(model, models[-1], data, options) for model in models[:-1]]
+        starts.append(Alignment(starts[0].spec, {}, frame=starts[0].frame, variants=starts[0].variants))
     else:
         starts = list(match_universe(models, **options).alignments)
     return learn(models, starts, learning, **options)
