@@ -62,16 +62,16 @@ APART = ((0, 1), (2, 3), (4, 5))
 KINDS = {
     "vit": Kind("vit", "vit", APART, steps=2000),
     "fashion": Kind("fashion", "fashion", APART, steps=1500),
-    "gpt2": Kind("gpt2", "gpt2", APART, steps=4000),
+    "gpt2": Kind("gpt2", "gpt2", APART, steps=3000),
     "vit-half": Kind("vit-half", "vit", ((0, 1), (1, 3), (2, 5)), steps=2000),
-    "gpt2-half": Kind("gpt2-half", "gpt2", ((0, 1), (1, 3), (2, 5)), steps=4000),
+    "gpt2-half": Kind("gpt2-half", "gpt2", ((0, 1), (1, 3), (2, 5)), steps=3000),
     # Post-norm: rates and the share of distillation were chosen on the first pair of SCEPTR.
-    "bert": Kind("bert", "bert", APART, steps=3000, rate=0.02, distil=0.5, heard=True),
+    "bert": Kind("bert", "bert", APART, steps=2000, rate=0.02, distil=0.5, heard=True),
     "sceptr": Kind(
         SCEPTR,
         SCEPTR,
         (("dropout_noise_only", "MLM_only"), ("synthetic_data", "MLM_only"), ("average_pooling", "shuffled_data")),
-        steps=3000,
+        steps=2000,
         rate=0.03,
         distil=0.5,
         heard=True,
