@@ -18,14 +18,15 @@ from torch import nn
 import symfuse
 from symfuse.alignment import Alignment
 from symfuse.architectures import Model
+from symfuse.canonical import canonical
 from symfuse.demo import page
 from symfuse.demo.packages import cache
 from symfuse.evaluate import barrier
 from symfuse.evaluate.tasks.predicting import Predicting
 from symfuse.io import Checkpoint
-from symfuse.learning import Learning, learn_universe
+from symfuse.learning import Learning, learn_universe, match_learned
 from symfuse.matching.chosen import ROTATABLE
-from symfuse.widths import expand
+from symfuse.widths import expand, match_widths
 
 VERSION = 1  # of what is kept in the cache folder
 SEED = 0
@@ -78,6 +79,7 @@ KINDS = {
     ),
 }
 POST_NORM = ("bert", "sceptr")
+HALVES = ("vit-half", "gpt2-half")
 
 
 @dataclass(frozen=True)
@@ -334,8 +336,30 @@ OF_POST_NORM: dict[str, Callable[[Pair], Moved]] = {
 }
 
 
+# Of models of half the width, expanded.
+OF_HALVES: dict[str, Callable[[Pair], Moved]] = {
+    "plain": plain,
+    "weight matching": lambda pair: of_widths(pair, None),
+    "learned orthogonal": lambda pair: of_widths(pair, "learned orthogonal"),
+}
+
+
+def of_widths(pair: Pair, learned: str | None) -> Moved:
+    """Expanded, matched from the weights with its copies chosen, and learned from there."""
+    kind, (first, last) = KINDS[pair.kind], KINDS[pair.kind].seeds[pair.number]
+    narrow, wide = (
+        Model.of(symfuse.open(train.train(name, seed))) for name, seed in ((kind.source, first), (kind.anchor, last))
+    )
+    expanded, found = match_widths(narrow, wide)
+    if learned is not None:
+        learning = pair.learning(pair.folder(learned).name)
+        found = match_learned(expanded, canonical(wide, found.frame), learning, start=found, axes="all")
+    about = {} if learned is None else _about(found)
+    return Moved(found(expanded.checkpoint), found.in_frame(wide.checkpoint), about)
+
+
 def ways_of(kind: str) -> dict[str, Callable[[Pair], Moved]]:
-    return OF_POST_NORM if kind in POST_NORM else METHODS
+    return OF_POST_NORM if kind in POST_NORM else OF_HALVES if kind in HALVES else METHODS
 
 
 def learned_universe(models: Sequence[Checkpoint], pair: Pair) -> Sequence[Checkpoint]:
