@@ -107,7 +107,7 @@ def _void(gain: Tensor) -> Tensor:
     """The unit vector n with n · (x − β) = 0 for all x = γ ⊙ y + β with Σ y = 0: along 1/γ, or where gains are zero
     along those."""
     least = gain.abs().min()
-    n = least / gain if bool(least > 0) else (gain == 0).to(gain.dtype)
+    n = torch.where(least > 0, least / torch.where(gain == 0, 1.0, gain), (gain == 0).to(gain.dtype))
     unit: Tensor = n / n.norm()
     return unit
 

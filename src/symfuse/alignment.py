@@ -92,14 +92,20 @@ class Alignment:
     def bound(self, model: Model) -> Alignment:
         """This alignment of a model that is in its frame already: with the declaration of that model, of which the axes
         that are moved must be those of this one; IncompatibleError if they are not."""
-        return replace(self, spec=self._bind(model.checkpoint, model.spec))
+        return self._bound(model.checkpoint, model.spec)
+
+    def _bound(self, source: Checkpoint, declared: Spec) -> Alignment:
+        """With the declaration of a source, and of the gauges those that it has: each is a symmetry by itself."""
+        spec = replace(self._bind(source, declared), gauges=declared.gauges)
+        gauges = {n: v for n, v in self.gauges.items() if n in spec.gauges and spec.gauges[n] == self.spec.gauges[n]}
+        return replace(self, spec=spec, gauges=gauges)
 
     def _declared(self, source: Checkpoint) -> Spec:
         known = source.config.get("model_type") in list(ARCHITECTURES)
         return vary(resolve(source.config, source, source.name), self.variants) if known else self.spec
 
     def _move(self, source: Checkpoint, declared: Spec) -> Checkpoint:
-        bound = replace(self, spec=self._bind(source, declared))
+        bound = self._bound(source, declared)
         require_unread(source, bound.spec, {instance.axis for instance in self.elements})
         whole = stacked(source, bound.spec)
         files = [f for name in bound.spec.tensors if (f := bound.spec.file_name(name)) in whole]
@@ -156,6 +162,11 @@ class Alignment:
         """The tensors that translations and gauges change: biases, those that translated ones move on into, readers."""
         return shifted(self.spec, self.shifts, self.gauges)
 
+    @property
+    def gauged(self) -> dict[str, str]:
+        """The gains of norms along which a gauge changes what reads them → one such weight."""
+        return {self.spec.gauges[name]: name for name, v in self.gauges.items() if bool(v.any())}
+
     def shift(self, name: str, moved: Tensor, weight: Callable[[str], Tensor]) -> Tensor:
         """The moved tensor of that name with its part of translations and gauges; weight(name) reads another one."""
         return shift(self.spec, self.shifts, self.gauges, name, moved, weight) if name in self.shifted else moved
@@ -190,7 +201,8 @@ class Alignment:
                 f"{', '.join(first.frame) or 'none'}"
             )
         provenance = {"first": dict(first.provenance), "then": dict(self.provenance)}
-        return replace(first, elements=elements, shifts=shifts, gauges=gauges, provenance=provenance)
+        spec = replace(first.spec, gauges={**self.spec.gauges, **first.spec.gauges})
+        return replace(first, spec=spec, elements=elements, shifts=shifts, gauges=gauges, provenance=provenance)
 
     def _reindex(self, instance: Instance, element: Element, by: Mapping[Instance, Element]) -> Element:
         """Let the elements of the axes that `instance` is batched over act on its batch dimensions."""

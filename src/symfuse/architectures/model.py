@@ -299,7 +299,10 @@ def _difference(axis: str, ours: Axis, theirs: Axis) -> str:
         if anatomy(axis) == "l":
             way = "a recipe can take as many of each (`slices`, `layer_range`)"
             return f"the {what} differ: {ours.size} and {theirs.size}; {way}"
-        return f"the {what} differ: {ours.size} and {theirs.size}; there is no exact map between them"
+        way = "there is no exact map between them"
+        if anatomy(axis) in ("residual", "ffn", "h", "kv", "q", "qk", "v"):
+            way = "the narrower can be given the widths of the wider first (align --widen, docs/widths.md)"
+        return f"the {what} differ: {ours.size} and {theirs.size}; {way}"
     names = [a.group.name if a.group else "none" for a in (ours, theirs)]
     return (
         f"axis {axis!r} has different symmetries ({names[0]} and {names[1]}): the configs differ in "

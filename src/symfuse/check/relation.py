@@ -182,7 +182,7 @@ def _deltas(labels: Sequence[str], gram: Tensor) -> Deltas:
 
 
 def _unrelated(relations: Sequence[Relation], declared: bool) -> list[str]:
-    way = "; align them first (--align auto, or `align: {}` in a recipe)" if declared else ""
+    way = "; align them first, if that is not done (--align auto, or `align: {}` in a recipe)" if declared else ""
     return [
         f"{r.model} and {r.reference} look unrelated (cosine {r.cosine:.2f}, distance {r.distance:.2f} of the norm in "
         f"the sample): a merge of models that were trained apart is mostly worse than each{way}"

@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     type=NEW_FOLDER,
     help="A folder for the anchor in the frame of the result, where that is another (residual, pre-norm models).",
 )
+@click.option("--widen", is_flag=True, help="Give SOURCE the widths of a wider anchor first, exactly (docs/widths.md).")
 @click.option("--output", "-o", required=True, type=NEW_FOLDER, help="The new folder.")
 @writing_options
 @common
@@ -95,8 +96,10 @@ def align(
             raise OutputError(
                 f"--anchor-output {anchor_output} {relation} the output {options['output']}; choose another folder"
             )
-    start = time.perf_counter()
-    alignment, other = _matched(out, a, b, axes, statistics, options)
+    start, found = time.perf_counter(), None
+    if options["widen"]:
+        a, found = _widened(out, a, b, axes, options)
+    alignment, other = _matched(out, a, b, axes, statistics, options, found)
     matching = {"seconds": time.perf_counter() - start}  # the file is written before all of it is known
     run = _run(out, a, b, alignment, options) | matching
     moved = None if other is None else _run(out, b, a, other, options) | matching
@@ -123,16 +126,40 @@ def _run(
     return report.alignment_run(source, anchor, alignment, proof) | out.cost()
 
 
+def _widened(
+    out: Output, source: Checkpoint, anchor: Checkpoint, axes: str, options: dict[str, Any]
+) -> tuple[Checkpoint, Alignment]:
+    """The source in the widths of the anchor, proved to compute the same, and how it is matched from the weights."""
+    import torch
+
+    from symfuse import api
+    from symfuse.architectures import Model
+    from symfuse.widths import match_widths
+
+    chosen = {key: value for key, value in match_options(options, axes).items() if key != "axes"}
+    words = "all" if axes == "auto" else axes
+    with out.progress("matching widths", None):
+        expanded, found = match_widths(Model.of(source), Model.of(anchor), axes=words, **chosen)
+    if not options["no_verify"]:
+        result = api.verify(source.to(torch.float64), expanded.checkpoint.to(torch.float64))
+        result.raise_if_different(f"{source.name} in the widths of {anchor.name}")
+        out.say(f"widened, and proved: outputs equal to {result.worst:.0e} ({result.inputs})")
+    return expanded.checkpoint, found
+
+
 def _matched(
-    out: Output, source: Checkpoint, anchor: Checkpoint, axes: str, statistics: str, options: dict[str, Any]
-) -> tuple[Alignment, Alignment | None]:
-    """The alignment of the source, and that of the anchor if it is moved too."""
+    out: Output, source: Checkpoint, anchor: Checkpoint, axes: str, statistics: str, options: dict[str, Any],
+    found: Alignment | None,
+) -> tuple[Alignment, Alignment | None]:  # fmt: skip
+    """The alignment of the source, and that of the anchor if it is moved too. found: what the weights say, if known."""
     from symfuse import api
 
     if statistics == "weights":
+        if found is not None:
+            return found, None
         return matched(out, source, anchor, match_options(options, axes) | {"variants": options["inexact"]}), None
     if statistics == "learned":
-        return _learned(out, source, anchor, axes, options)
+        return _learned(out, source, anchor, axes, options, found)
     if options["threads"]:
         import torch
 
@@ -143,7 +170,7 @@ def _matched(
 
 
 def _learned(
-    out: Output, source: Checkpoint, anchor: Checkpoint, axes: str, options: dict[str, Any]
+    out: Output, source: Checkpoint, anchor: Checkpoint, axes: str, options: dict[str, Any], found: Alignment | None
 ) -> tuple[Alignment, Alignment | None]:
     from symfuse import api
 
@@ -151,9 +178,9 @@ def _learned(
     with out.progress("learning", None) as advance:
         learning = learning_of(options, anchor, advance)
         if not options["both"]:
-            return api.match(source, anchor, learn=learning, **chosen), None
-        found = api.align([source, anchor], "universe", learn=learning, **chosen)
-    one, other = found.alignments
+            return api.match(source, anchor, learn=learning, start=found, **chosen), None
+        moved = api.align([source, anchor], "universe", learn=learning, **chosen)
+    one, other = moved.alignments
     assert one is not None
     return one, other
 
@@ -214,3 +241,5 @@ def _require_use(statistics: str, options: Mapping[str, Any]) -> None:
         raise OptionError(f"{names}: this is of matching from {other}; leave it out, or take --from {other}")
     if options["both"] and options["anchor_output"] is None:
         raise OptionError("--both moves the anchor too: name a folder for it (--anchor-output)")
+    if options["widen"] and (options["both"] or statistics == "activations" or options["inexact"]):
+        raise OptionError("--widen goes with --from weights and --from learned, without --both and --inexact")

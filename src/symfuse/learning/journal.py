@@ -54,7 +54,7 @@ class Journal:
         if self.path is None or not self.path.exists():
             return None
         try:
-            found = torch.load(self.path, weights_only=True)
+            found = torch.load(self.path, map_location="cpu", weights_only=True)
             if found["about"] != self.about:
                 raise OutputError(
                     f"{self.path}: the journal of another learning (other models, data or options); remove it to start "

@@ -39,8 +39,16 @@ class Latents:
 
     @classmethod
     def of(
-        cls, spec: Spec, groups: Mapping[Instance, Group], permutations: Permutations, dtype: torch.dtype, device: str
+        cls,
+        spec: Spec,
+        groups: Mapping[Instance, Group],
+        permutations: Permutations,
+        dtype: torch.dtype,
+        device: str,
+        *,
+        biases: bool = True,
     ) -> Latents:
+        """biases: whether translations and gauges are learned too."""
         alike: dict[tuple[Group, int, tuple[int, ...]], list[Instance]] = {}
         for instance, group in groups.items():
             n, batch = spec.axes[instance.axis].size, spec.batch(instance.axis)
@@ -54,17 +62,16 @@ class Latents:
             if starts:
                 leaves = {name: start.to(device).requires_grad_() for name, start in starts.items()}
                 stacks.append(Stack(group, n, tuple(instances), leaves))
-        moved = {instance.axis for instance in groups}
         translations = {
             number: torch.zeros_like(_part(spec, rule, _zeros(spec, rule, dtype, device))).requires_grad_()
             for number, rule in enumerate(spec.shifts)
-            if rule.into is not None and rule.axis.strip("*") in moved
+            if biases and rule.into is not None and _moved(spec, rule) in groups
         }
         touched = {name for instance in groups for name in spec.movable[instance]}
         gauges = {
             reader: torch.zeros(spec.tensors[bias_of(reader)].layout.shape(spec.sizes), dtype=dtype, device=device)
             for reader in spec.gauges
-            if reader in touched
+            if biases and reader in touched
         }
         leaves = {reader: v.requires_grad_() for reader, v in gauges.items()}
         return cls(spec, tuple(stacks), translations, leaves, permutations)
@@ -145,6 +152,11 @@ def reorders(group: Group, n: int) -> bool:
 def _soft(scores: Tensor, odds: float) -> Relaxed:
     """At the temperature at which the exponential of a score of 1 is the odds times the number of the other units."""
     return soft(scores, 1 / max(1e-3, math.log1p(odds * (scores.shape[-1] - 1))))
+
+
+def _moved(spec: Spec, rule: Shift) -> Instance:
+    """What the part of a bias that a rule moves is of."""
+    return spec.instance(rule.axis.strip("*"), spec.tensors[rule.bias].index)
 
 
 def _zeros(spec: Spec, rule: Shift, dtype: torch.dtype, device: str) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from symfuse.errors import CheckpointError
+from symfuse.errors import CheckpointError, DataError
 from symfuse.evaluate import Batch, Task
 from symfuse.evaluate.task import describe
 from symfuse.learning.journal import Journal, Run
@@ -109,7 +109,9 @@ def _validate(
 @torch.no_grad()
 def _score(judge: Objective, moved: Sequence[Weights], weights: Sequence[float]) -> float:
     sums = [judge(moved, weights, batch) for batch in judge.task.batches]
-    return math.fsum(total.item() for total, _ in sums) / max(1, sum(count for _, count in sums))
+    if (count := sum(count for _, count in sums)) == 0:
+        raise DataError(f"learning: {judge.task.source} asks for nothing, so that there is no barrier; name other data")
+    return math.fsum(total.item() for total, _ in sums) / count
 
 
 def said(learning: Learning) -> dict[str, Any]:

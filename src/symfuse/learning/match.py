@@ -43,11 +43,6 @@ def match_learned(
     if `groups` names no other: in heads all invertible maps. The result is no worse than its start on the validation
     data, and moves the source exactly, but for soft permutations (the variant "transport").
     """
-    if options.get("variants"):
-        raise OptionError(
-            f"variants {', '.join(options['variants'])}: what is learned keeps the function; leave them out, or learn "
-            'soft permutations (permutations="soft")'
-        )
     if start is None:
         start = _start(source, anchor, batches, options)
     return learn([source, anchor], [start, None], learning, **options)[0]
@@ -76,6 +71,11 @@ def learn(
     models: Sequence[Model], starts: Sequence[Alignment | None], learning: Learning, **options: Any
 ) -> tuple[Alignment, ...]:
     """Alignments of the models, each learned from its start; of None, an anchor, that of the frame alone."""
+    if options.get("variants"):
+        raise OptionError(
+            f"variants {', '.join(options['variants'])}: what is learned keeps the function; leave them out, or learn "
+            'soft permutations (permutations="soft")'
+        )
     first = next((s for s in starts if s is not None), None)
     if first is None:
         raise OptionError("learning: no model is to be moved")
@@ -89,18 +89,18 @@ def learn(
         sources = [g(model.checkpoint) for g, model in zip(begun, models, strict=True)]
         names = [model.name for model in models]
         space = open_space(sources, names, learning.task, Folder(scratch), learning.build)
-        latents = [
-            None if start is None else Latents.of(first.spec, groups, learning.permutations, _DTYPE, learning.device)
-            for start in starts
-        ]
+        how = (learning.permutations, _DTYPE, learning.device)
+        biases = bool(options.get("biases", True))
+        latents = [None if s is None else Latents.of(first.spec, groups, *how, biases=biases) for s in starts]
         if not any(one is not None and one.leaves for one in latents):
             raise OptionError(
                 f"learning: nothing that moves {', '.join(sorted(_names(groups)))} can be learned while permutations "
                 'are kept; name more axes, or learn them too (permutations="straight-through")'
             )
         moved = [Model(source, first.spec) for source in sources]
-        about: dict[str, Any] = {"models": [_digest(g, model) for g, model in zip(begun, models, strict=True)]}
-        about |= {"groups": {str(i): group.name for i, group in groups.items()}}
+        about: dict[str, Any] = {"groups": {str(i): group.name for i, group in groups.items()}, "biases": biases}
+        if learning.journal is not None:  # which takes reading all weights
+            about |= {"models": [_digest(g, model) for g, model in zip(begun, models, strict=True)]}
         run = descend(Path(space, moved, latents, learning.device), learning, about)
     record = {
         **said(learning),

@@ -14,11 +14,13 @@ from symfuse.evaluate.tasks.base import IGNORED, classified
 from symfuse.evaluate.tasks.predicting import Predicting
 from symfuse.learning.path import Path, Weights
 
+KEPT = 2**30  # bytes of predictions
+
 
 @dataclass(frozen=True)
 class Objective:
     """(1 − distil) · loss + distil · KL(Σ wᵢ pᵢ ‖ q), with q what the point Σ wᵢ θᵢ predicts and pᵢ what the models
-    predict (Hinton et al. 2015), which no element of theirs changes: it is computed once for each batch, and kept.
+    predict (Hinton et al. 2015), which no element of theirs changes: kept for each batch as far as KEPT goes.
     Without labels, distil is 1.
     """
 
@@ -33,16 +35,24 @@ class Objective:
             found = self.path.at(moved, weights, self.task.totals, batch)
             return found.loss, found.count
         logits, labels = self._predicted(moved, weights, batch)
-        if id(batch) not in self.taught:
-            with torch.no_grad():
-                corners = [[float(i == j) for j in range(len(moved))] for i in range(len(moved))]
-                ends = [self._predicted(moved, corner, batch)[0] for corner in corners]
-                self.taught[id(batch)] = [end.softmax(-1) for end in ends]
-        target = torch.stack([w * p for w, p in zip(weights, self.taught[id(batch)], strict=True)]).sum(0)
+        target = torch.stack([w * p for w, p in zip(weights, self._taught(batch), strict=True)]).sum(0)
         divergence = torch.nn.functional.kl_div(logits.log_softmax(-1), target, reduction="sum")
         if self.distil == 1:
             return divergence, len(labels)
         return (1 - self.distil) * classified(logits, labels).loss + self.distil * divergence, len(labels)
+
+    @torch.no_grad()
+    def _taught(self, batch: Batch) -> list[Tensor]:
+        """What each model predicts, as it was before it was moved."""
+        if (kept := self.taught.get(id(batch))) is not None:
+            return kept
+        count = len(self.path.latents)
+        corners = [[float(i == j) for j in range(count)] for i in range(count)]
+        found = [self._predicted(self.path.tensors, corner, batch)[0].softmax(-1) for corner in corners]
+        held = sum(p.nbytes for known in self.taught.values() for p in known)
+        if held + sum(p.nbytes for p in found) <= KEPT:
+            self.taught[id(batch)] = found
+        return found
 
     def _predicted(
         self, moved: Sequence[Weights], weights: Sequence[float], batch: Mapping[str, Tensor]

@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import torch
+
 from symfuse.errors import OptionError
 from symfuse.evaluate import Task
 from symfuse.evaluate.weights import Build
+from symfuse.io.messages import first_line
 
 Permutations = Literal["kept", "straight-through", "annealed", "soft"]
 PERMUTATIONS: tuple[Permutations, ...] = ("kept", "straight-through", "annealed", "soft")
@@ -75,6 +78,10 @@ class Learning:
             raise OptionError(f"learning: distil is {self.distil}; expected 0 (labels only) to 1 (no labels)")
         if self.permutations not in PERMUTATIONS:
             raise OptionError(f"learning: permutations {self.permutations!r}; choose from {', '.join(PERMUTATIONS)}")
+        try:
+            torch.empty(0, device=self.device)
+        except (RuntimeError, AssertionError) as error:  # which torch raises for what it does not know, or has not
+            raise OptionError(f"learning: device {self.device!r} cannot be used ({first_line(error)})") from error
         if self.validation is None and len(self.task.batches) < 2:
             raise OptionError(
                 f"learning: {self.task.source} is one batch, of which none can be held out to measure the barrier on; "

@@ -26,10 +26,10 @@ from symfuse.io import Checkpoint, TensorInfo
 from symfuse.io.folder import read_json
 from symfuse.io.messages import some
 from symfuse.io.tensors import StoredTensors
-from symfuse.spec import Atom, Axis, Declared, Layout, Shift
+from symfuse.spec import Atom, Axis, Declared, Layout, Shift, bias_of
 from symfuse.spec.layout import Node
 from symfuse.transporting.base import Base
-from symfuse.transporting.declared import require_alone, require_exact, with_tensors
+from symfuse.transporting.declared import WITHOUT, require_alone, require_exact, with_tensors
 from symfuse.transporting.frames import Frame, Rewrite
 from symfuse.transporting.result import Moved, Transported, wide
 
@@ -112,6 +112,13 @@ class _Moving:
         targets = {target_name(change.whole): name for name, change in changes.items() if change.whole is not None}
         self.whole = {key: targets[one] for key in tensors if (one := target_name(key)) in targets}
         self._require_one_value(changes)
+        norms = {name: gain for gain in ground.alignment.gauged for name in (gain, bias_of(gain))}
+        if trained := [name for name in self.whole.values() if name in norms]:
+            gain = norms[trained[0]]
+            raise SymmetryError(
+                f"{folder.name}: the adapter holds {trained[0]}, and this alignment changes "
+                f"{ground.alignment.gauged[gain]} along that norm as it was in the base. {WITHOUT}"
+            )
         frame = Frame(ground.model, ground.alignment.frame)
         frame.require_kept(self.whole.values())
         keys = {change.down: name for name, change in changes.items() if change.down is not None}

@@ -11,6 +11,9 @@ from symfuse.errors import SymmetryError
 from symfuse.spec import Atom, Axis, Declared, Layout, Spec, Variance
 from symfuse.spec.layout import Node
 
+# The way out of what translations and gauges forbid.
+WITHOUT = "Make an alignment without translations and gauges (`symfuse align --no-biases`)"
+
 
 def with_tensors(alignment: Alignment, tensors: Mapping[str, Declared], axes: Mapping[str, Axis]) -> Alignment:
     """The alignment with more tensors, and more axes that it does not move, in its declaration."""

@@ -27,7 +27,7 @@ from symfuse.io.tensors import DTYPE_NAMES
 from symfuse.io.torch_file import load_data
 from symfuse.spec import Declared, Instance, Layout, Variance
 from symfuse.transporting.base import described
-from symfuse.transporting.declared import require_exact, varied
+from symfuse.transporting.declared import WITHOUT, require_exact, varied
 from symfuse.transporting.files import read_arrays
 from symfuse.transporting.result import Compute, Moved, Transported, wide
 
@@ -135,6 +135,11 @@ class Maps:
                     "the bias's, and the mean of its squares cannot be told from theirs. Make an alignment without "
                     "translations (`symfuse align --no-biases`)"
                 )
+        for gain, reader in alignment.gauged.items():
+            raise SymmetryError(
+                f"this alignment changes {reader} along the norm {gain}, whose gradients then have a part of the "
+                f"reader's, which cannot be told from theirs. {WITHOUT}"
+            )
         elements = {instance: _monomial(instance, g, way_out) for instance, g in alignment.elements.items()}
         squared = {i: Monomial(g.index, None if g.scale is None else g.scale.square()) for i, g in elements.items()}
         tensors = {

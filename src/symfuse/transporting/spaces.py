@@ -17,7 +17,7 @@ from symfuse.groups import Centred, Orthogonal
 from symfuse.io.messages import some, suggestion
 from symfuse.spec import Atom, Axis, Declared, Instance, Layout, Spec, Variance
 from symfuse.spec.layout import Node, Product
-from symfuse.transporting.declared import atoms_of, require_alone, varied, with_tensors
+from symfuse.transporting.declared import WITHOUT, atoms_of, require_alone, varied, with_tensors
 
 # Of the norm of a linear form, below which its part along the ones vector is rounding.
 ROUNDING = 1e-5
@@ -79,6 +79,17 @@ class Space:
             if rule.bias in shifts
             and spec.instance(rule.axis.strip("*"), spec.tensors[rule.bias].index) == self.instance
         )
+
+    def require_unbound(self, what: str) -> None:
+        """SymmetryError if vectors that are added to this space would be read where the model's own never lie: along a
+        norm (Alignment.gauges)."""
+        spec = self.alignment.spec
+        for gain, reader in self.alignment.gauged.items():
+            if self.instance.axis in spec.tensors[gain].layout.names:
+                raise SymmetryError(
+                    f"{what}: this alignment changes {reader} along the norm {gain}, which does not matter to what the "
+                    f"norm puts out, but to what is added there. {WITHOUT}"
+                )
 
     @property
     def centred(self) -> bool:

@@ -42,6 +42,8 @@ def transport_vectors(path: Path, alignment: Alignment, axis: str, *, dual: bool
         space = space_of(alignment, axis, info.shape[-1])
         if dual:
             space.require_readable(f"{path.name}: {name!r}", _rows(path, tensors, name, space))
+        else:
+            space.require_unbound(f"{path.name}: {name!r}")
         compute[name] = _moving(path, tensors, name, space, dual)
     if space is None:
         raise CheckpointError(f"{path.name} holds no vectors, only {', '.join(compute)}. ({path})")
@@ -73,6 +75,7 @@ def transport_sae(path: Path, alignment: Alignment, axis: str, encoder: str | No
     _require_norm(path, space)
     forms = _rows(file, tensors, encoding, space, transposed=not rows)
     space.require_readable(f"{file.name}: {encoding}", forms)
+    space.require_unbound(f"{file.name}: {decoding}")
     compute: dict[str, Compute] = {
         encoding: _moving(file, tensors, encoding, space, True, transposed=not rows),
         decoding: _moving(file, tensors, decoding, space, False, transposed=not written),

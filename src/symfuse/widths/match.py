@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from symfuse.alignment import Alignment
@@ -52,7 +53,8 @@ def match_widths(
         other = expand(small, large, copies)
         begun = _shared(other, best[1])
         moved = Model(begun.on(other), other.spec)
-        found = other, match_models(moved, large, axes=axes, frame=frame, **options) @ begun
+        again = match_models(moved, large, axes=axes, frame=frame, **options)
+        found = other, replace(again @ begun, provenance=again.provenance)
         found_distance = _distance(*found, large)
         if found_distance >= distance:
             break
