@@ -118,3 +118,22 @@ def test_the_scale_benchmark_fits_laws(load) -> None:  # type: ignore[no-untyped
     assert "as depth^1.00, peak as depth^0.00" in text
     assert "32 layers of width 8" in text
     assert scale.exponent([1, 2, 4], [3, 12, 48]) == pytest.approx(2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [0, 1, 4])
+def test_steps_of_learning_against_steps_of_training(load, number: int, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """Of one kind each; pre-norm models in the frame in which they are rotated."""
+    learning = load("learning")
+    shape = learning.SHAPES[number]
+    layers = "n_layer" if shape.kind == "gpt2" else "num_hidden_layers"
+    small = {"vocab_size": 40} if shape.kind == "bert" else {}
+    shape = replace(shape, config={**shape.config, layers: 1, **small}, batch=2, length=min(shape.length, 8))
+    pair = learning.pair(shape)
+    residual = pair[0].spec.axes["residual"].group
+    assert residual.name == ("permutation" if shape.kind == "bert" else "centred")
+    found = learning.tasks(shape, tmp_path)
+    assert list(found) == ["training", "kept", "straight-through", "dual"]
+    assert learning.row(shape, found, 2).startswith(f"| {shape.name} | ")
+    if number == 0:
+        assert "aten::" in learning.profile(found["kept"])

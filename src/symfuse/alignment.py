@@ -120,6 +120,7 @@ class Alignment:
         """
         ours = self.spec.files.keys() | self.spec.buffers
         as_here = ours >= set(source) and declared.sizes.items() <= self.spec.sizes.items()
+        as_here = as_here and declared.tensors.keys() == self.spec.tensors.keys()  # of another head some may be missing
         spec = self.spec if as_here else declared
         moved = {i.axis for i in self.elements} | {rule.axis.strip("*") for rule in self.spec.shifts}
         outer = {per for axis in moved for per in self.spec.axes[axis].per}
@@ -194,14 +195,18 @@ class Alignment:
                 element = compose(element, elements[instance])
             elements[instance] = element
         shifts = _added({name: self.move(name, t) for name, t in first.shifts.items()}, self.shifts)
-        gauges = _added({name: self.move(bias_of(name), v) for name, v in first.gauges.items()}, self.gauges)
+        gauges = _added(
+            {n: move(first.spec, acting(first.spec, self.elements, bias_of(n)), bias_of(n), v)
+             for n, v in first.gauges.items()},
+            {n: v for n, v in self.gauges.items() if n in known},
+        )
         if not set(self.frame) <= set(first.frame):
             raise SymmetryError(
                 f"an alignment in the frame {', '.join(self.frame)} cannot follow one in "
                 f"{', '.join(first.frame) or 'none'}"
             )
         provenance = {"first": dict(first.provenance), "then": dict(self.provenance)}
-        spec = replace(first.spec, gauges={**self.spec.gauges, **first.spec.gauges})
+        spec = replace(first.spec, gauges=known)
         return replace(first, spec=spec, elements=elements, shifts=shifts, gauges=gauges, provenance=provenance)
 
     def _reindex(self, instance: Instance, element: Element, by: Mapping[Instance, Element]) -> Element:

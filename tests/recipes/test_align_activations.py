@@ -45,11 +45,14 @@ def test_a_recipe_from_activations_is_that_of_python(place: Path) -> None:
     assert alignment.elements
 
 
+TOGETHER = "line 4: align: `source: activations`, or `source: learned`, and `data: FILE` belong together"
+
+
 @pytest.mark.parametrize(
     ("block", "words"),
     [
-        ("{source: activations}", "line 4: align: `source: activations`, or `source: learned`, and `data: FILE` belong together"),
-        ("{data: t.txt}", "line 4: align: `source: activations`, or `source: learned`, and `data: FILE` belong together"),
+        ("{source: activations}", TOGETHER),
+        ("{data: t.txt}", TOGETHER),
         ("{source: gradients}", "line 4: align.source"),
         ("{limit: 3}", "line 4: align.limit: this is how many rows of `data`"),
         ("{source: activations, data: t.txt, limit: 0}", "line 4: align.limit"),

@@ -86,8 +86,8 @@ def _validate(
     soft = learning.permutations == "soft"
     with torch.no_grad():
         moved = path.moved(TEPID if soft else None)
-        if soft or not run.ends:  # else the ends compute what they did
-            run.ends = [_score(judge, moved, weights) for weights in _corners(len(path.latents))]
+        if not run.ends:  # they compute what they did; of soft permutations, what they should
+            run.ends = [_score(judge, path.tensors, weights) for weights in _corners(len(path.latents))]
         excess = [
             _score(judge, moved, weights) - sum(w * end for w, end in zip(weights, run.ends, strict=True))
             for weights in inner_points(len(path.latents), learning.points)

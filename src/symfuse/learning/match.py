@@ -118,7 +118,7 @@ def learn(
         other = alone if alone not in (None, i) else 0 if i == len(models) - 1 else -1
         pair = _chosen(models[i], models[other], first, options)
         pair = replace(pair, groups=groups, variants=total.variants)
-        steps = steps_of(pair, total) if starts.count(None) == len(starts) - 1 and found is not None else []
+        steps = steps_of(pair, total) if alone is not None and found is not None else []
         origin = {"start": dict(start.provenance), "learning": record}
         out.append(pair.alignment(total, "learned", {"groups": _names(groups)}, steps, **origin))
     return tuple(out)

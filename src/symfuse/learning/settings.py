@@ -66,6 +66,11 @@ class Learning:
     progress: Callable[[Progress], None] | None = None
 
     def __post_init__(self) -> None:
+        for name, task in (("task", self.task), ("validation", self.validation)):
+            if not isinstance(task, Task) and not (name == "validation" and task is None):
+                raise OptionError(
+                    f"learning: {name} is {task!r:.40}; expected a task, as symfuse.task(name, data, model) makes it"
+                )
         counts = {"steps": self.steps, "every": self.every, "patience": self.patience, "points": self.points}
         for name, value in counts.items():
             if value < 1:
