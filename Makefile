@@ -39,6 +39,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/merging.py
 	$(BIN)/python benchmarks/fisher.py
 	$(BIN)/python benchmarks/regmean.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/learning.py
 	$(BIN)/python benchmarks/agreement.py
 	$(BIN)/python benchmarks/barrier.py
 	$(BIN)/python benchmarks/barriers.py

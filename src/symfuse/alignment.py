@@ -98,7 +98,8 @@ class Alignment:
         """With the declaration of a source, and of the gauges those that it has: each is a symmetry by itself."""
         spec = replace(self._bind(source, declared), gauges=declared.gauges)
         gauges = {n: v for n, v in self.gauges.items() if n in spec.gauges and spec.gauges[n] == self.spec.gauges[n]}
-        return replace(self, spec=spec, gauges=gauges)
+        elements = {i: g for i, g in self.elements.items() if i in spec.movable}  # not of another head
+        return replace(self, spec=spec, elements=elements, gauges=gauges)
 
     def _declared(self, source: Checkpoint) -> Spec:
         known = source.config.get("model_type") in list(ARCHITECTURES)
@@ -152,7 +153,10 @@ class Alignment:
 
         Entries are only moved about, or else computed in float32 at least and rounded once.
         """
-        return move(self.spec, self.acting(name), name, tensor)
+        return self._moved_by(self.elements, name, tensor)
+
+    def _moved_by(self, elements: Mapping[Instance, Element], name: str, tensor: Tensor) -> Tensor:
+        return move(self.spec, acting(self.spec, elements, name), name, tensor)
 
     def acting(self, name: str) -> dict[str, Element]:
         """The elements that move the tensor of that canonical name, by axis, in the order in which they act."""
@@ -180,7 +184,10 @@ class Alignment:
         return replace(back, shifts=shifts, gauges={n: -back.move(bias_of(n), v) for n, v in self.gauges.items()})
 
     def __matmul__(self, first: Alignment) -> Alignment:
-        """The alignment that acts as `first`, then as self; SymmetryError if their frames or variants do not agree."""
+        """The alignment that acts as `first`, then as self; SymmetryError if their frames or variants do not agree.
+
+        Of the model that `first` is of: what of self acts on weights that it has not, as with another head, is left out.
+        """
         if self.variants != first.variants:
             raise SymmetryError(
                 f"an alignment under {', '.join(self.variants) or 'no variants'} cannot follow one under "
@@ -190,15 +197,18 @@ class Alignment:
         undo = first.inverse().elements
         elements = dict(first.elements)
         for instance, element in self.elements.items():
+            if instance not in first.spec.movable:
+                continue
             element = self._reindex(instance, element, undo)
             if instance in elements:
                 element = compose(element, elements[instance])
             elements[instance] = element
-        shifts = _added({name: self.move(name, t) for name, t in first.shifts.items()}, self.shifts)
+        own = {name: t for name, t in self.shifts.items() if name in first.spec.tensors}
+        shifts = _added({name: first._moved_by(self.elements, name, t) for name, t in first.shifts.items()}, own)
+        gauged = {**{n: gain for n, gain in self.spec.gauges.items() if n in first.spec.tensors}, **first.spec.gauges}
         gauges = _added(
-            {n: move(first.spec, acting(first.spec, self.elements, bias_of(n)), bias_of(n), v)
-             for n, v in first.gauges.items()},
-            {n: v for n, v in self.gauges.items() if n in known},
+            {n: first._moved_by(self.elements, bias_of(n), v) for n, v in first.gauges.items()},
+            {n: v for n, v in self.gauges.items() if n in gauged},
         )
         if not set(self.frame) <= set(first.frame):
             raise SymmetryError(
@@ -206,7 +216,7 @@ class Alignment:
                 f"{', '.join(first.frame) or 'none'}"
             )
         provenance = {"first": dict(first.provenance), "then": dict(self.provenance)}
-        spec = replace(first.spec, gauges=known)
+        spec = replace(first.spec, gauges=gauged)
         return replace(first, spec=spec, elements=elements, shifts=shifts, gauges=gauges, provenance=provenance)
 
     def _reindex(self, instance: Instance, element: Element, by: Mapping[Instance, Element]) -> Element:
