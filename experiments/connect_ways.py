@@ -287,6 +287,7 @@ FREE: dict[str, tuple[Mapping[str, Any], ...]] = {
         {"axes": ("ffn",), "activations": True},
     ),
 }
+DISTILLED = {"distil": 0.5, "steps": 4000}
 BEST_FREE = "stream from activations, inside from weights, invertible"
 CANDIDATES = (
     BEST_FREE,
@@ -315,6 +316,8 @@ METHODS: dict[str, Callable[[Pair], Moved]] = {
         pair, "learned orthogonal, no labels", learning={"distil": 1.0}
     ),
     "learned dual": lambda pair: learned(pair, "learned dual", dual=True, learning={}),
+    "learned orthogonal, distilled": lambda pair: learned(pair, "learned orthogonal, distilled", learning=DISTILLED),
+    "learned dual, distilled": lambda pair: learned(pair, "learned dual, distilled", dual=True, learning=DISTILLED),
 }
 # Of post-norm models, whose stream is only permuted: the maps that are learned lie inside of heads.
 OF_POST_NORM: dict[str, Callable[[Pair], Moved]] = {
