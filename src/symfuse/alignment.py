@@ -121,7 +121,7 @@ class Alignment:
         """
         ours = self.spec.files.keys() | self.spec.buffers
         as_here = ours >= set(source) and declared.sizes.items() <= self.spec.sizes.items()
-        as_here = as_here and declared.tensors.keys() == self.spec.tensors.keys()  # of another head some may be missing
+        as_here = as_here and declared.tensors.keys() == self.spec.tensors.keys()  # another head may have fewer
         spec = self.spec if as_here else declared
         moved = {i.axis for i in self.elements} | {rule.axis.strip("*") for rule in self.spec.shifts}
         outer = {per for axis in moved for per in self.spec.axes[axis].per}
@@ -186,7 +186,7 @@ class Alignment:
     def __matmul__(self, first: Alignment) -> Alignment:
         """The alignment that acts as `first`, then as self; SymmetryError if their frames or variants do not agree.
 
-        Of the model that `first` is of: what of self acts on weights that it has not, as with another head, is left out.
+        Of the model that `first` is of: what of self acts on weights that this has not (another head) is left out.
         """
         if self.variants != first.variants:
             raise SymmetryError(

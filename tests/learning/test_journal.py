@@ -171,7 +171,7 @@ DAMAGED: dict[str, Any] = {
 def test_a_damaged_one_is_refused(how: str, kept: bytes, tmp_path: Path) -> None:
     path = tmp_path / "run.pt"
     write(path, DAMAGED[how], kept)
-    refused(path, "no journal of a learning, or damaged")
+    refused(path, "no journal of a learning, or a damaged one")
 
 
 @pytest.mark.slow
@@ -179,7 +179,7 @@ def test_a_damaged_one_is_refused(how: str, kept: bytes, tmp_path: Path) -> None
 def test_a_truncated_one_is_refused(length: int, kept: bytes, tmp_path: Path) -> None:
     path = tmp_path / "run.pt"
     path.write_bytes(kept[:length])
-    refused(path, "no journal of a learning, or damaged")
+    refused(path, "no journal of a learning, or a damaged one")
 
 
 class Payload:
@@ -195,9 +195,9 @@ def test_what_a_pickle_calls_is_not_called(tmp_path: Path, monkeypatch: pytest.M
     path = tmp_path / "run.pt"
     for data in (pickle.dumps(Payload()), b"no journal"):
         path.write_bytes(data)
-        refused(path, "no journal of a learning, or damaged")
+        refused(path, "no journal of a learning, or a damaged one")
     torch.save({"about": Payload()}, path)
-    refused(path, "no journal of a learning, or damaged")
+    refused(path, "no journal of a learning, or a damaged one")
     assert not (tmp_path / "called").exists()
 
 

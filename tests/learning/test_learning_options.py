@@ -21,10 +21,10 @@ from symfuse.learning import Learning
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"steps": 0}, "learning: steps is 0; expected 1 or more"),
-        ({"every": 0}, "learning: every is 0; expected 1 or more"),
-        ({"patience": -1}, "learning: patience is -1; expected 1 or more"),
-        ({"points": 0}, "learning: points is 0; expected 1 or more"),
+        ({"steps": 0}, "learning: steps is 0; expected a whole number, 1 or more"),
+        ({"every": 0}, "learning: every is 0; expected a whole number, 1 or more"),
+        ({"patience": -1}, "learning: patience is -1; expected a whole number, 1 or more"),
+        ({"points": 0}, "learning: points is 0; expected a whole number, 1 or more"),
         ({"rate": 0.0}, "learning: rate is 0.0; expected a number above 0"),
         ({"rate": -1.0}, "learning: rate is -1.0; expected a number above 0"),
         ({"rate": math.nan}, "learning: rate is nan; expected a number above 0"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -86,8 +87,9 @@ def with_adapter(kind: str, base: Path, folder: Path) -> Tensor:
 
 
 def moved(base: Path, folder: Path, frame: tuple[str, ...] = (), seed: int = 3, **options: Any) -> Alignment:
-    """Random elements of all that may act in that frame, and the moved base, written."""
+    """Random elements of all that may act in that frame, and the moved base, written; for gauges see test_gauged.py."""
     model = canonical(Model.of(open_checkpoint(base)), frame)
-    alignment = Alignment(**{**vars(random_alignment(model.spec, seed, **options)), "frame": frame})
+    random = random_alignment(model.spec, seed, **options)
+    alignment = replace(random, frame=frame, gauges={})
     alignment(base).save(folder, extra={"alignment.safetensors": alignment.to_bytes()})
     return alignment

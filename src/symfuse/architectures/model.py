@@ -300,7 +300,7 @@ def _difference(axis: str, ours: Axis, theirs: Axis) -> str:
             way = "a recipe can take as many of each (`slices`, `layer_range`)"
             return f"the {what} differ: {ours.size} and {theirs.size}; {way}"
         way = "there is no exact map between them"
-        if anatomy(axis) in ("residual", "ffn", "h", "kv", "q", "qk", "v"):
+        if anatomy(axis) in ("residual", "ffn"):
             way = "the narrower can be given the widths of the wider first (align --widen, docs/widths.md)"
         return f"the {what} differ: {ours.size} and {theirs.size}; {way}"
     names = [a.group.name if a.group else "none" for a in (ours, theirs)]

@@ -96,6 +96,9 @@ def align(
             raise OutputError(
                 f"--anchor-output {anchor_output} {relation} the output {options['output']}; choose another folder"
             )
+    for folder in (options["output"], anchor_output):
+        if folder is not None and options["journal"] is not None and overlap(options["journal"], folder):
+            raise OutputError(f"--journal {options['journal']} lies in the output {folder}; choose another place")
     start, found = time.perf_counter(), None
     if options["widen"]:
         a, found = _widened(out, a, b, axes, options)

@@ -51,26 +51,40 @@ class Journal:
 
     def load(self) -> Run | None:
         """The run so far, with parameters and optimizer set to it; OutputError if the file is of another."""
-        if self.path is None or not self.path.exists():
+        if self.path is None:
             return None
         try:
+            if not self.path.exists():
+                return None
             found = torch.load(self.path, map_location="cpu", weights_only=True)
             if found["about"] != self.about:
                 raise OutputError(
-                    f"{self.path}: the journal of another learning (other models, data or options); remove it to start "
-                    "anew, or name another file"
+                    f"{self.path}: the journal of another learning (other models, data or options); name another file "
+                    "to start anew"
                 )
             for own, kept in zip(self.leaves, found["leaves"], strict=True):
                 for name, leaf in own.items():
                     leaf.data.copy_(kept[name])
             self.optimizer.load_state_dict(found["optimizer"])
-            return Run(found["step"], [tuple(one) for one in found["history"]], found["ends"], found["best"])
+            run = Run(found["step"], [tuple(one) for one in found["history"]], found["ends"], found["best"])
+            self._require_whole(run)
+            return run
         except OutputError:
             raise
         except Exception as error:
             raise OutputError(
-                f"{self.path}: no journal of a learning, or damaged ({type(error).__name__}); remove it to start anew"
+                f"{self.path}: no journal of a learning, or a damaged one ({type(error).__name__}); name another file"
             ) from error
+
+    def _require_whole(self, run: Run) -> None:
+        """ValueError if what was read cannot be the state of a run."""
+        numbers = [x for _, _, x in run.history] + list(run.ends)
+        shapes = [{name: leaf.shape for name, leaf in one.items()} for one in self.leaves]
+        found = [{name: leaf.shape for name, leaf in one.items()} for one in run.best]
+        finite = all(bool(leaf.isfinite().all()) for one in run.best for leaf in one.values())
+        whole = type(run.step) is int and 0 <= run.step == run.history[-1][0]
+        if not (whole and all(map(math.isfinite, numbers)) and found == shapes and finite):
+            raise ValueError("it is not the state of such a run")
 
     def save(self, run: Run) -> None:
         """All of it, or what was there before."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from symfuse.errors import CheckpointError, DataError
 from symfuse.evaluate import Batch, Task
 from symfuse.evaluate.task import describe
+from symfuse.io.messages import first_line
 from symfuse.learning.journal import Journal, Run
 from symfuse.learning.latents import COLD, TEPID, WARM
 from symfuse.learning.objective import Objective
@@ -22,6 +24,7 @@ from symfuse.learning.settings import Learning, Progress
 
 WARM_UP = 0.05  # of the steps
 CLIP = 1.0  # the most that the norm of the gradient may be
+SINGULAR: Any = torch.linalg.LinAlgError  # type: ignore[attr-defined]
 
 
 def descend(path: Path, learning: Learning, about: Mapping[str, Any]) -> Run:
@@ -44,10 +47,12 @@ def descend(path: Path, learning: Learning, about: Mapping[str, Any]) -> Run:
     while run.step < learning.steps and not _settled(run, learning):
         for group in optimizer.param_groups:
             group["lr"] = learning.rate * _schedule(run.step / learning.steps)
-        losses.append(_step(objective, next(batches), learning, run, rng, optimizer, flat))
+        with _computable(learning, run):
+            losses.append(_step(objective, next(batches), learning, run, rng, optimizer, flat))
         run.step += 1
         if run.step % learning.every == 0 or run.step == learning.steps:
-            _validate(judge, learning, run, sum(losses) / len(losses), leaves)
+            with _computable(learning, run):
+                _validate(judge, learning, run, sum(losses) / len(losses), leaves)
             journal.save(run)
             losses.clear()
             rng = random.Random(f"{learning.seed} {run.step}")  # the same whether it was stopped here or not
@@ -56,6 +61,18 @@ def descend(path: Path, learning: Learning, about: Mapping[str, Any]) -> Run:
         for name, leaf in one.items():
             leaf.data.copy_(best[name])
     return run
+
+
+@contextmanager
+def _computable(learning: Learning, run: Run) -> Iterator[None]:
+    """CheckpointError for maps that have become singular, and gradients that are not finite."""
+    try:
+        yield
+    except SINGULAR as error:
+        raise CheckpointError(
+            f"learning: failed after {run.step} steps ({first_line(error)}); take a smaller rate than "
+            f"{learning.rate:g}, or look for overflow in the models"
+        ) from error
 
 
 def _step(
@@ -70,10 +87,7 @@ def _step(
     loss.backward()  # type: ignore[no-untyped-call]
     norm = torch.nn.utils.clip_grad_norm_(leaves, CLIP)
     if not bool(norm.isfinite()):
-        raise CheckpointError(
-            f"learning: the loss is {loss.item():g} at step {run.step + 1} and its gradient is not finite; take a "
-            f"smaller rate than {learning.rate:g}, or look for overflow in the models"
-        )
+        raise SINGULAR(f"the loss is {loss.item():g}, and its gradient is not finite")
     optimizer.step()
     return loss.item()
 
@@ -83,16 +97,18 @@ def _validate(
 ) -> None:
     """Measure the barrier, and keep the parameters if it is the least so far."""
     path = judge.path
-    soft = learning.permutations == "soft"
+    soft, corners = learning.permutations == "soft", _corners(len(path.latents))
     with torch.no_grad():
         moved = path.moved(TEPID if soft else None)
         if not run.ends:  # they compute what they did; of soft permutations, what they should
-            run.ends = [_score(judge, path.tensors, weights) for weights in _corners(len(path.latents))]
+            run.ends = [_score(judge, path.tensors, weights) for weights in corners]
         excess = [
             _score(judge, moved, weights) - sum(w * end for w, end in zip(weights, run.ends, strict=True))
             for weights in inner_points(len(path.latents), learning.points)
         ]
-    barrier = max(excess)
+        # The ends compute what they did, unless they are moved by what is too ill-conditioned for float32.
+        drift = [abs(_score(judge, moved, w) - end) for w, end in zip(corners, run.ends, strict=True) if not soft]
+    barrier = max(excess) + max(drift, default=0.0)
     if not math.isfinite(barrier):
         raise CheckpointError(
             f"learning: the loss on {judge.task.source} is not finite after {run.step} steps; take a smaller rate than "

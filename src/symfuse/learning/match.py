@@ -17,6 +17,7 @@ from symfuse.architectures import TRANSPORT, Model
 from symfuse.errors import OptionError
 from symfuse.evaluate import Batch, open_space
 from symfuse.groups import Coupling, Group, Permutation
+from symfuse.io.target import overlap
 from symfuse.learning.latents import Latents, reorders
 from symfuse.learning.loop import descend, said
 from symfuse.learning.path import Path
@@ -76,6 +77,7 @@ def learn(
             f"variants {', '.join(options['variants'])}: what is learned keeps the function; leave them out, or learn "
             'soft permutations (permutations="soft")'
         )
+    _require_apart(learning, models)
     first = next((s for s in starts if s is not None), None)
     if first is None:
         raise OptionError("learning: no model is to be moved")
@@ -162,6 +164,15 @@ def _require_unscaled(starts: Sequence[Alignment], groups: Mapping[Instance, Gro
 def _names(groups: Mapping[Instance, Group]) -> dict[str, str]:
     """By axis."""
     return {instance.axis: group.name for instance, group in groups.items()}
+
+
+def _require_apart(learning: Learning, models: Sequence[Model]) -> None:
+    """OptionError for a journal in the folder of a model, which is never written to."""
+    folders = [folder for model in models for folder in model.checkpoint.sources]
+    if learning.journal is not None and (
+        inside := [f for f in folders if overlap(Folder(learning.journal), f) in ("is", "lies inside")]
+    ):
+        raise OptionError(f"learning: the journal {learning.journal} is in {inside[0]}, an input; name another place")
 
 
 def _digest(start: Alignment, model: Model) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,12 @@ from symfuse.io.messages import first_line
 
 Permutations = Literal["kept", "straight-through", "annealed", "soft"]
 PERMUTATIONS: tuple[Permutations, ...] = ("kept", "straight-through", "annealed", "soft")
+# Numbers from 0, the most that they may be, and what is expected.
+_SHARES = (
+    ("rate", 10, "a number above 0, at most 10"),
+    ("spread", 1, "0 (the middle only) to 1 (the whole path)"),
+    ("distil", 1, "0 (labels only) to 1 (no labels)"),
+)
 
 
 @dataclass(frozen=True)
@@ -71,20 +76,30 @@ class Learning:
                 raise OptionError(
                     f"learning: {name} is {task!r:.40}; expected a task, as symfuse.task(name, data, model) makes it"
                 )
-        counts = {"steps": self.steps, "every": self.every, "patience": self.patience, "points": self.points}
-        for name, value in counts.items():
-            if value < 1:
-                raise OptionError(f"learning: {name} is {value}; expected 1 or more")
-        if not 0 < self.rate < math.inf:
-            raise OptionError(f"learning: rate is {self.rate}; expected a number above 0")
-        if not 0 <= self.spread <= 1:
-            raise OptionError(f"learning: spread is {self.spread}; expected 0 (the middle only) to 1 (the whole path)")
-        if not 0 <= self.distil <= 1:
-            raise OptionError(f"learning: distil is {self.distil}; expected 0 (labels only) to 1 (no labels)")
+        if self.validation is not None and self.validation.name != self.task.name:
+            raise OptionError(
+                f"learning: the validation data are of {self.validation.name}, and what is learned on of "
+                f"{self.task.name}; both must be of one task"
+            )
+        for name in ("steps", "every", "patience", "points", "seed"):
+            value = getattr(self, name)
+            if type(value) is not int or (name != "seed" and value < 1):
+                raise OptionError(f"learning: {name} is {value!r:.40}; expected a whole number, 1 or more")
+        for name, most, means in _SHARES:
+            value = getattr(self, name)
+            if type(value) not in (int, float) or not 0 <= value <= most or (name == "rate" and value == 0):
+                raise OptionError(f"learning: {name} is {value!r:.40}; expected {means}")
+        if not isinstance(self.journal, str | Path | None):
+            raise OptionError(f"learning: journal is {self.journal!r:.40}; expected the path of a file")
+        for name in ("build", "progress"):
+            if not callable(getattr(self, name) or print):
+                raise OptionError(f"learning: {name} is {getattr(self, name)!r:.40}; expected a function")
         if self.permutations not in PERMUTATIONS:
             raise OptionError(f"learning: permutations {self.permutations!r}; choose from {', '.join(PERMUTATIONS)}")
         try:
             torch.empty(0, device=self.device)
+            if not isinstance(self.device, str):
+                raise RuntimeError("expected a word such as cpu or cuda")
         except (RuntimeError, AssertionError) as error:  # which torch raises for what it does not know, or has not
             raise OptionError(f"learning: device {self.device!r} cannot be used ({first_line(error)})") from error
         if self.validation is None and len(self.task.batches) < 2:

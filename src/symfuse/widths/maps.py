@@ -47,7 +47,7 @@ class Duplication(Widening):
         if not bool(((self.index >= 0) & (self.index < self.size)).all()):
             raise SymmetryError(f"there are units 0 to {self.size - 1}, and a copy is of unit {int(self.index.max())}")
         sums = _sums(self.share, self.index, self.size)
-        if bool(((sums - 1).abs() > ROUNDING).any()):
+        if not bool(((sums - 1).abs() <= ROUNDING).all()):  # NaN compares false
             worst = sums.reshape(-1)[(sums - 1).abs().argmax()]
             raise SymmetryError(
                 f"the shares of the copies of a unit sum to {float(worst):.6g}, not to one: what reads them would read "

@@ -113,17 +113,43 @@ def _differing(one: Spec, other: Spec) -> list[str]:
 
 
 def _with_sizes(model: Model, like: Model) -> dict[str, Any]:
-    """The config of a model with those numbers of the other's from which a declaration takes its sizes."""
-    config = copy.deepcopy(dict(model.checkpoint.config))
+    """The config of a model with those numbers of the other's from which a declaration takes its sizes; numbers of
+    heads too, which some classes alone read. What decides something else, such as where values are clipped, stays."""
+    config = dict(model.checkpoint.config)
     ours, theirs = (_numbers(one) for one in (model, like))
-    for key, value in ours.items():
-        if key in theirs and theirs[key] != value and key.rpartition(".")[2] not in OF_HEADS:
-            *objects, field = key.split(".")
-            data = config
-            for name in objects:
-                data = data.setdefault(name, {})
-            data[field] = theirs[key]
+    others = [
+        key
+        for key, value in ours.items()
+        if key in theirs and theirs[key] != value and key.rpartition(".")[2] not in OF_HEADS
+    ]
+    for key in others:
+        config = _with(config, key, theirs[key])
+    wanted = _sizes(config, model)
+    for key in others:
+        without = _with(config, key, ours[key])
+        if wanted is not None and "heads" not in key and _sizes(without, model) == wanted:
+            config = without
     return config
+
+
+def _with(config: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
+    """A copy of a config with another value of a field, which may be nested."""
+    out = copy.deepcopy(dict(config))
+    *objects, field = key.split(".")
+    data = out
+    for name in objects:
+        data = data.setdefault(name, {})
+    data[field] = value
+    return out
+
+
+def _sizes(config: Mapping[str, Any], model: Model) -> dict[str, Any] | None:
+    """The sizes of all axes and tensors that a model would have under a config; None if it cannot have it."""
+    try:
+        spec = resolve(config, [*model.checkpoint], model.name)
+    except SpecError:
+        return None
+    return {**spec.sizes, **{name: declared.layout.shape(spec.sizes) for name, declared in spec.tensors.items()}}
 
 
 def _numbers(model: Model) -> dict[str, Any]:
