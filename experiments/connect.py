@@ -170,6 +170,9 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="only put what is in the file in docs/connect.md")
     parser.add_argument("--data", type=Path, default=DATA, help="the file of rows (default: %(default)s)")
     options = parser.parse_args()
+    for what, given, known_ones in (("kind", options.kinds, KINDS), ("way", options.methods, ways)):
+        if strange := [one for one in given if one not in known_ones]:
+            parser.error(f"no {what} is called {strange[0]!r}; there are {', '.join(known_ones)}")
     torch.set_num_threads(1)
     rows = known(options.data)
     if options.write:
@@ -187,6 +190,7 @@ def main() -> None:
             return
         three = method in SIMPLEX
         if (kind, "0-1-2" if three else pair.name, method, split) in done:
+            print(f"{kind} {pair.name} {method}: in {options.data} already; --again makes it anew", flush=True)
             continue
         row = simplex(kind, method, pair.steps) if three else run(pair, method, split)
         record(options.data, row | {"seed": SEED, "commit": commit()})

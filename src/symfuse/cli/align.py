@@ -29,7 +29,7 @@ from symfuse.cli.app import (
     writing_options,
 )
 from symfuse.cli.evaluate import DATA_OPTIONS, data_options, task
-from symfuse.cli.learning import LEARNING_OPTIONS, learning_of, learning_options, say_learned
+from symfuse.cli.learning import HEARD, LEARNING_OPTIONS, learning_of, learning_options, say_learned
 from symfuse.errors import OptionError, OutputError
 from symfuse.output import Output
 
@@ -104,8 +104,8 @@ def align(
         a, found = _widened(out, a, b, axes, options)
     alignment, other = _matched(out, a, b, axes, statistics, options, found)
     matching = {"seconds": time.perf_counter() - start}  # the file is written before all of it is known
-    run = _run(out, a, b, alignment, options) | matching
-    moved = None if other is None else _run(out, b, a, other, options) | matching
+    run = _run(out, a, b, alignment, options, None if other is None else other(b)) | matching
+    moved = None if other is None else _run(out, b, a, other, options, alignment(a)) | matching
     _save(out, a, b, alignment, run, options, anchor_output, other, moved)
     say_alignment(out, run)
     if "learning" in run:
@@ -121,12 +121,14 @@ def align(
 
 
 def _run(
-    out: Output, source: Checkpoint, anchor: Checkpoint, alignment: Alignment, options: dict[str, Any]
-) -> dict[str, Any]:
+    out: Output, source: Checkpoint, anchor: Checkpoint, alignment: Alignment, options: dict[str, Any],
+    moved: Checkpoint | None,
+) -> dict[str, Any]:  # fmt: skip
+    """What became of the source. moved: the anchor, if it was moved too."""
     from symfuse import report
 
     proof = None if options["no_verify"] else proved(out, source, alignment, memory_of(options))
-    return report.alignment_run(source, anchor, alignment, proof) | out.cost()
+    return report.alignment_run(source, anchor, alignment, proof, moved) | out.cost()
 
 
 def _widened(
@@ -180,9 +182,13 @@ def _learned(
     chosen = match_options(options, axes)
     with out.progress("learning", None) as advance:
         learning = learning_of(options, anchor, advance)
+        data = learning.task if options["start"] == "activations" else None
+        if data is not None:  # of which no more are needed, and which do not match from weights
+            data = data.part(data.batches[:HEARD])
+            chosen = {key: chosen[key] for key in ("axes", "layers", "groups")}
         if not options["both"]:
-            return api.match(source, anchor, learn=learning, start=found, **chosen), None
-        moved = api.align([source, anchor], "universe", learn=learning, **chosen)
+            return api.match(source, anchor, learn=learning, data=data, start=found, **chosen), None
+        moved = api.align([source, anchor], "universe", data=data, learn=learning, **chosen)
     one, other = moved.alignments
     assert one is not None
     return one, other
@@ -244,5 +250,9 @@ def _require_use(statistics: str, options: Mapping[str, Any]) -> None:
         raise OptionError(f"{names}: this is of matching from {other}; leave it out, or take --from {other}")
     if options["both"] and options["anchor_output"] is None:
         raise OptionError("--both moves the anchor too: name a folder for it (--anchor-output)")
-    if options["widen"] and (options["both"] or statistics == "activations" or options["inexact"]):
-        raise OptionError("--widen goes with --from weights and --from learned, without --both and --inexact")
+    if options["widen"] and (
+        options["both"] or options["start"] == "activations" or statistics == "activations" or options["inexact"]
+    ):
+        raise OptionError(
+            "--widen goes with --from weights and --from learned, without --both, --inexact and --start activations"
+        )

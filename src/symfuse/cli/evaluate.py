@@ -231,9 +231,15 @@ def _asked(texts: Sequence[str]) -> dict[str, Alignment | dict[str, Any]]:
             raise OptionError(f"--align {text!r}: {name!r} is {what}; choose another name")
         if equals:
             try:
-                found[name] = Alignment.load(_file(Path(file)))
+                loaded = Alignment.load(_file(Path(file)))
             except CheckpointError as error:
                 raise CheckpointError(f"--align {text!r}: {error} (NAME=FOLDER is what `align` wrote)") from error
+            if others := loaded.provenance.get("together with"):
+                raise OptionError(
+                    f"--align {text!r}: this alignment was learned together with that of {', '.join(others)}, which "
+                    "moves too: measure the two folders that were written instead"
+                )
+            found[name] = loaded
             continue
         if name not in NAMED and Path(name).exists():
             raise OptionError(f"--align {text!r}: what was written needs a name, for the table; write NAME={text}")

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from symfuse.learning import Learning, Progress
 
 # Those that a Learning takes as they are.
-_SETTINGS = ("steps", "rate", "spread", "permutations", "journal")
-LEARNING_OPTIONS = ("validation", "both", "device", *_SETTINGS)
+_SETTINGS = ("steps", "rate", "spread", "distil", "permutations", "journal", "device")
+LEARNING_OPTIONS = ("validation", "both", "start", *_SETTINGS)
+HEARD = 32  # batches of activations to start from
 
 
 def learning_options(function: F) -> F:
@@ -31,6 +32,16 @@ def learning_options(function: F) -> F:
             click.option("--rate", type=float, help="Of learning. Default: 0.01."),
             click.option(
                 "--spread", type=float, help="The share of the path, around its middle, that is learned. Default: 0.8."
+            ),
+            click.option(
+                "--distil",
+                type=float,
+                help="How much of the loss is the distance to what the models predict, 0 to 1 (no labels). Default: 0.",
+            ),
+            click.option(
+                "--start",
+                type=click.Choice(["weights", "activations"]),
+                help="What learning starts from; activations (on --data) for post-norm models. Default: weights.",
             ),
             click.option(
                 "--permutations",
@@ -50,7 +61,7 @@ def learning_of(options: Mapping[str, Any], anchor: Checkpoint, advance: Any) ->
     """What the options say, with the tasks as the anchor reads their data."""
     from symfuse.learning import Learning
 
-    given = {key: options[key] for key in (*_SETTINGS, "device") if options[key] is not None}
+    given = {key: options[key] for key in _SETTINGS if options[key] is not None}
     validation = None
     if options["validation"] is not None:
         validation = task({**options, "data": options["validation"]}, anchor)
@@ -67,6 +78,8 @@ def say_learned(out: Output, learned: Mapping[str, Any]) -> None:
     """What learning came to."""
     barriers = [one["barrier"] for one in learned["history"]]
     best = barriers.index(min(barriers))
+    if best == 0:
+        out.say("nothing better than the start was found: take more steps, another rate (--rate), or more data")
     out.say(
         f"learned: barrier on the validation data {barriers[0]:.4g} -> {barriers[best]:.4g}, at step "
         f"{learned['history'][best]['step']} of {learned['stopped at']}"

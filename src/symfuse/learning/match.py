@@ -16,6 +16,7 @@ from symfuse.alignment import Alignment
 from symfuse.architectures import TRANSPORT, Model
 from symfuse.errors import OptionError
 from symfuse.evaluate import Batch, open_space
+from symfuse.evaluate.task import describe
 from symfuse.groups import Coupling, Group, Permutation
 from symfuse.io.target import overlap
 from symfuse.learning.latents import Latents, reorders
@@ -104,8 +105,11 @@ def learn(
         if learning.journal is not None:  # which takes reading all weights
             about |= {"models": [_digest(g, model) for g, model in zip(begun, models, strict=True)]}
         run = descend(Path(space, moved, latents, learning.device), learning, about)
+    validation = learning.validation
     record = {
         **said(learning),
+        "data": describe(learning.task),
+        "validation": "a fifth of the data" if validation is None else describe(validation),
         "stopped at": run.step,
         "ends": run.ends,
         "history": [
@@ -120,8 +124,10 @@ def learn(
         other = alone if alone not in (None, i) else 0 if i == len(models) - 1 else -1
         pair = _chosen(models[i], models[other], first, options)
         pair = replace(pair, groups=groups, variants=total.variants)
-        steps = steps_of(pair, total) if alone is not None and found is not None else []
-        origin = {"start": dict(start.provenance), "learning": record}
+        steps = [] if found is None else steps_of(pair, total)
+        origin: dict[str, Any] = {"start": dict(start.provenance), "learning": record}
+        others = [m.name for j, m in enumerate(models) if j != i and latents[j] is not None]
+        origin |= {"together with": others} if others else {}
         out.append(pair.alignment(total, "learned", {"groups": _names(groups)}, steps, **origin))
     return tuple(out)
 

@@ -151,8 +151,7 @@ def match_model(
     else:
         with one_torch_thread() if threads == 1 else nullcontext():
             if align.source == "learned":
-                steps: dict[str, Any] = {} if align.steps is None else {"steps": align.steps}
-                learning = Learning(matching.data, matching.validation, seed=stage.recipe.seed, **steps)
+                learning = Learning(matching.data, matching.validation, seed=stage.recipe.seed, **settings_of(align))
                 found = match_learned(source, to, learning, **same, **own)
             else:
                 found = match_by_activations(source, to, matching.data.batches, **same)
@@ -169,8 +168,14 @@ def data_of(align: Align, model: Checkpoint) -> tuple[Task | None, Task | None]:
         for file in (align.data, align.validation)
     ]
     if align.source == "learned" and found[0] is not None:
-        Learning(found[0], found[1])  # whether there is enough
+        Learning(found[0], found[1], **settings_of(align))  # whether they fit
     return found[0], found[1]
+
+
+def settings_of(align: Align) -> dict[str, Any]:
+    """What is said of learning."""
+    given = {"steps": align.steps, "rate": align.rate, "distil": align.distil}
+    return {key: value for key, value in given.items() if value is not None}
 
 
 def aligned(stage: Stage, anchor: ModelRef, alignments: Mapping[ModelRef, Alignment]) -> Stage:

@@ -83,8 +83,9 @@ class Module:
 class Align:
     """What is aligned before the merge. anchor: a model, its number among `models` (from 1), or None: that nearest to
     the mean. source: what is compared; activations are those on `data`, a file as of `symfuse.task`, of which `limit`
-    rows are drawn; learned: the loss on `data` is descended, for that many `steps`, validated on `validation` or on a
-    part of the data. scaling: None is the usual of the source. The others: the options of `symfuse.match`."""
+    rows are drawn; learned: the loss on `data` is descended, for that many `steps` at that `rate`, a share `distil` of
+    it from what the models predict, validated on `validation` or on a part of the data. scaling: None is the usual of
+    the source. The others: the options of `symfuse.match`."""
 
     axes: str | tuple[str, ...] = "auto"
     anchor: ModelRef | int | None = None
@@ -93,6 +94,8 @@ class Align:
     validation: str | None = None
     limit: int | None = None
     steps: int | None = None
+    rate: float | None = None
+    distil: float | None = None
     layers: str | None = None
     scaling: bool | None = None
     groups: Mapping[str, str] = field(default_factory=dict)

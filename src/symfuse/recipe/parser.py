@@ -330,11 +330,12 @@ def _align(item: Item, models: int) -> Align:
     for key, part in fields.items():
         if key in ("one_pass", "biases") and source == "activations":
             part.fail("this is of matching from the weights; leave it out, or take `source: weights`")
-        if key in ("steps", "validation") and source != "learned":
+        if key in ("steps", "rate", "distil", "validation") and source != "learned":
             part.fail("this is of learned matching; leave it out, or take `source: learned`")
     options |= {key: fields[key].text() for key in ("data", "validation") if key in fields}
     if "steps" in fields:
         options["steps"] = fields["steps"].integer(1)
+    options |= {key: fields[key].number() for key in ("rate", "distil") if key in fields}
     if "limit" in fields:
         if "data" not in fields:
             fields["limit"].fail("this is how many rows of `data` are taken, and there are no data")

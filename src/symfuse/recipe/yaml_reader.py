@@ -86,6 +86,15 @@ class Item:
             self.fail(f"{self.value} is below {least}")
         return self.value
 
+    def number(self) -> float:
+        """OptionError if this is no number; YAML reads 1e-5 as a string."""
+        try:
+            if not isinstance(self.value, int | float | str) or isinstance(self.value, bool):
+                raise ValueError
+            return float(self.value)
+        except ValueError:
+            self.fail(f"expected a number, found {self._found()}")
+
     def boolean(self) -> bool:
         """OptionError if this is neither true nor false."""
         if not isinstance(self.value, bool):

@@ -152,10 +152,14 @@ def _finite(number: float) -> float | None:
 
 
 def alignment_run(
-    source: Checkpoint, anchor: Checkpoint, alignment: Alignment, verified: dict[str, Any] | None
+    source: Checkpoint,
+    anchor: Checkpoint,
+    alignment: Alignment,
+    verified: dict[str, Any] | None,
+    moved: Checkpoint | None = None,
 ) -> dict[str, Any]:
     """What an alignment did: by axis what was matched, how far it moved, and the largest condition number of the maps;
-    distances; the proof."""
+    distances; the proof. moved: the anchor, if it was moved too."""
     matched: dict[str, dict[str, Any]] = {}
     for step in alignment.provenance["steps"]:
         axis = step["instance"].partition("[")[0]
@@ -188,7 +192,7 @@ def alignment_run(
         "translated biases": len(alignment.shifts),
         "frame": list(alignment.frame),
         **({"inexact": list(alignment.variants)} if alignment.variants else {}),
-        "distance": distances(api.distance(start, end), api.distance(alignment(source), end)),
+        "distance": distances(api.distance(start, end), api.distance(alignment(source), moved or end)),
         "verified": verified,
     }
 
@@ -226,6 +230,9 @@ def model_card(run: Mapping[str, Any]) -> str:
     else:
         how = _aligned_text({"axes": run["options"]["axes"], "frame": run["frame"]})
         lines += [f"`{names[0]}` moved onto `{names[1]}` by its symmetries{how}."]
+        if "learning" in run:
+            data = run["learning"]["data"]
+            lines += [f"The matching was learned on {data['data']} ({data['task']})."]
     moved = run.get("alignments", [run])
     inexact = list(dict.fromkeys(variant for one in moved for variant in one.get("inexact", ())))
     if "method" in run and inexact:
