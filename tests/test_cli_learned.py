@@ -251,7 +251,7 @@ REFUSED: dict[str, tuple[int, str, tuple[str, ...]]] = {
     "other device": (2, "learning: device 'foo' cannot be used", (*LEARNED, "--device", "foo")),
     "inexact": (2, "--inexact: this is of matching from weights", (*LEARNED, "--inexact", "heads-ignored")),
     "widen both": (
-        2, "--widen goes with --from weights and --from learned, without --both and --inexact",
+        2, "--widen goes with --from weights and --from learned, without --both, --inexact",
         (*LEARNED, "--widen", "--both", "--anchor-output", "x"),
     ),
     "widen activations": (2, "--widen goes with", ("--from", "activations", "--data", "t.txt", "--widen")),
