@@ -195,7 +195,7 @@ def test_check_says_the_alignment(place: Path, models: list[str], align: dict[st
     found = json.loads(done("check", given, "--no-sample", "--json").stdout)["recipes"][0]["alignment"]
     assert found == {
         "anchor": anchor, "axes": ["ffn"], "layers": [1], "scaling": True, "groups": {}, "one_pass": False,
-        "biases": False, "data": None,
+        "biases": False, "data": None, "source": "weights",
     }  # fmt: skip
     text = done("check", given, "--no-sample").stdout
     assert "aligned first: axes ffn of layers 1, biases as they are; anchor: " + (anchor or "the model nearest") in text
