@@ -261,7 +261,7 @@ def test_a_loss_that_is_not_finite() -> None:
 
 @pytest.mark.slow
 def test_a_rate_at_which_numbers_overflow() -> None:
-    with pytest.raises(CheckpointError, match="failed after .* steps .*; take a smaller rate than 10,"):
+    with pytest.raises(CheckpointError, match=r"failed after .* steps .*; take a smaller rate than 10,"):
         api.match(model("bert", 1), model("bert"), axes="attention", learn=learning("bert", rate=10.0))
 
 
