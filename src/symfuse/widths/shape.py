@@ -18,6 +18,9 @@ from symfuse.errors import IncompatibleError, SpecError
 from symfuse.io.messages import some
 from symfuse.spec import Declared, Spec, anatomy, parse
 
+# In names of fields that are sizes, though only a class may read them (SigLIP's projection_size).
+SIZES = ("heads", "size", "dim")
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -124,11 +127,13 @@ def _with_sizes(model: Model, like: Model) -> dict[str, Any]:
     ]
     for key in others:
         config = _with(config, key, theirs[key])
-    wanted = _sizes(config, model)
-    for key in others:
-        without = _with(config, key, ours[key])
-        if wanted is not None and "heads" not in key and _sizes(without, model) == wanted:
-            config = without
+    narrow, wide = dict(model.checkpoint.config), config
+    before, after = _sizes(narrow, model), _sizes(wide, model)
+    for key in others if after is not None else ():
+        alone, without = _with(narrow, key, theirs[key]), _with(wide, key, ours[key])
+        named = any(word in key.rpartition(".")[2] for word in SIZES)
+        if not named and _sizes(alone, model) == before and _sizes(without, model) == after:
+            config = _with(config, key, ours[key])  # no size follows from it
     return config
 
 
