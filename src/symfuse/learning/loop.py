@@ -19,7 +19,7 @@ from symfuse.io.messages import first_line
 from symfuse.learning.journal import Journal, Run
 from symfuse.learning.latents import COLD, TEPID, WARM
 from symfuse.learning.objective import Objective
-from symfuse.learning.path import Path, Weights, inner_points
+from symfuse.learning.path import Path, Weights, corners, inner_points
 from symfuse.learning.settings import Learning, Progress
 
 WARM_UP = 0.05  # of the steps
@@ -97,17 +97,17 @@ def _validate(
 ) -> None:
     """Measure the barrier, and keep the parameters if it is the least so far."""
     path = judge.path
-    soft, corners = learning.permutations == "soft", _corners(len(path.latents))
+    soft, ends = learning.permutations == "soft", corners(len(path.latents))
     with torch.no_grad():
         moved = path.moved(TEPID if soft else None)
         if not run.ends:  # they compute what they did; of soft permutations, what they should
-            run.ends = [_score(judge, path.tensors, weights) for weights in corners]
+            run.ends = [_score(judge, path.tensors, weights) for weights in ends]
         excess = [
             _score(judge, moved, weights) - sum(w * end for w, end in zip(weights, run.ends, strict=True))
             for weights in inner_points(len(path.latents), learning.points)
         ]
         # The ends compute what they did, unless they are moved by what is too ill-conditioned for float32.
-        drift = [abs(_score(judge, moved, w) - end) for w, end in zip(corners, run.ends, strict=True) if not soft]
+        drift = [abs(_score(judge, moved, w) - end) for w, end in zip(ends, run.ends, strict=True) if not soft]
     barrier = max(excess) + max(drift, default=0.0)
     if not math.isfinite(barrier):
         raise CheckpointError(
@@ -140,10 +140,6 @@ def _settled(run: Run, learning: Learning) -> bool:
     """Whether so many validations in a row have not lowered the barrier."""
     barriers = [barrier for _, _, barrier in run.history]
     return len(barriers) - 1 - barriers.index(min(barriers)) >= learning.patience
-
-
-def _corners(count: int) -> list[tuple[float, ...]]:
-    return [tuple(float(i == j) for j in range(count)) for i in range(count)]
 
 
 def _draw(count: int, spread: float, rng: random.Random) -> list[float]:

@@ -12,7 +12,7 @@ from symfuse.errors import OptionError
 from symfuse.evaluate import Batch, Task
 from symfuse.evaluate.tasks.base import IGNORED, classified
 from symfuse.evaluate.tasks.predicting import Predicting
-from symfuse.learning.path import Path, Weights
+from symfuse.learning.path import Path, Weights, corners
 
 KEPT = 2**30  # bytes of predictions
 
@@ -46,9 +46,8 @@ class Objective:
         """What each model predicts, as it was before it was moved."""
         if (kept := self.taught.get(id(batch))) is not None:
             return kept
-        count = len(self.path.latents)
-        corners = [[float(i == j) for j in range(count)] for i in range(count)]
-        found = [self._predicted(self.path.tensors, corner, batch)[0].softmax(-1) for corner in corners]
+        ends = corners(len(self.path.latents))
+        found = [self._predicted(self.path.tensors, end, batch)[0].softmax(-1) for end in ends]
         held = sum(p.nbytes for known in self.taught.values() for p in known)
         if held + sum(p.nbytes for p in found) <= KEPT:
             self.taught[id(batch)] = found

@@ -71,6 +71,11 @@ def mixed(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     return out
 
 
+def corners(count: int) -> list[tuple[float, ...]]:
+    """The weights of each of so many models alone."""
+    return [tuple(float(i == j) for j in range(count)) for i in range(count)]
+
+
 def inner_points(count: int, points: int) -> list[tuple[float, ...]]:
     """Weights of so many models at which a barrier is measured: of two `points` of them, evenly spaced between the
     ends; of more all multiples of a quarter that are no corner, or of many the middles of pairs and the centre."""
