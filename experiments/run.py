@@ -1,0 +1,114 @@
+"""The papers' tables and figures: python experiments/run.py [STUDY …] [--config small|long|paper|FILE]
+
+Makes the rows that are not there yet, each as a line of experiments/data/CONFIG/STUDY.json, so that a stopped run is
+gone on with; models that it needs are trained first, and kept. `--write` writes docs/results.md, or what else the
+config fills, from the rows. Configs: `small` fits on two cores, `long` is what docs/connect.md and docs/fusion.md show,
+`paper` is the papers' own scale (models of the hub, a GPU), untested here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import multiprocessing
+import os
+import shlex
+import sys
+import time
+from collections.abc import Iterable
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+import torch
+from study import DATA, Config, Part, Store, Study
+
+from symfuse.errors import SymfuseError
+
+STUDIES = (
+    "zhang_table1", "zhang_table2", "zhang_table3", "zhang_figure3", "zhang_figure4", "zhang_figure5", "zhang_layers",
+    "theus_table2", "theus_simplex", "theus_widths", "theus_iterations",
+    "verma_table1", "verma_table2", "verma_table3", "verma_data",
+)  # fmt: skip
+
+
+def study(name: str, config: Config) -> Study:
+    """The one class of a study's file that has its name."""
+    module = importlib.import_module(name)
+    (found,) = (x for x in vars(module).values() if isinstance(x, type) and getattr(x, "name", None) == name)
+    made: Study = found(config)
+    return made
+
+
+def chosen(config: Config, names: Iterable[str]) -> list[Study]:
+    return [study(name, config) for name in names or STUDIES if name in config.studies]
+
+
+def run(studies: list[Study], folder: Path, jobs: int, command: str) -> int:
+    """Train what is needed, then make the rows; the number of pieces that failed."""
+    needed = dict.fromkeys((one.config.path, *model) for one in studies for model in one.models())
+    failed = _all(jobs, {f"{name} {seed}": (_prepare, path, name, seed) for path, name, seed in needed})
+    work = {
+        f"{one.name} {' '.join(map(str, part))}": (_make, one.config.path, one.name, part, folder, command)
+        for one in studies
+        for part in one.parts()
+    }
+    return failed + _all(jobs, work)
+
+
+def _all(jobs: int, work: dict[str, tuple[Any, ...]]) -> int:
+    """Call each in one of as many processes; what fails is said, and the others go on."""
+    context, failed = multiprocessing.get_context("spawn"), 0
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_alone) as pool:
+        waiting: dict[Future[Any], str] = {pool.submit(*what): name for name, what in work.items()}
+        for future in as_completed(waiting):
+            if error := future.exception():
+                failed += 1
+                print(f"FAILED {waiting[future]}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    return failed
+
+
+def _alone() -> None:
+    """One thread a process: those of BLAS libraries would fight."""
+    torch.set_num_threads(1)
+
+
+def _prepare(config: Path, name: str, seed: Any) -> None:
+    Config.read(str(config)).prepare(name, seed)
+
+
+def _make(config: Path, name: str, part: Part, folder: Path, command: str) -> None:
+    Store.of(study(name, Config.read(str(config))), folder).run(part, command)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("studies", nargs="*", metavar="STUDY", help=f"of {', '.join(STUDIES)} (default: all)")
+    parser.add_argument("--config", default="small", help="a name in experiments/configs, or a file (default: small)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes (default: as many as cores)")
+    parser.add_argument("--data", type=Path, default=DATA, metavar="FOLDER", help="of the rows (default: %(default)s)")
+    parser.add_argument("--list", action="store_true", help="only say what there is to do, and what is done")
+    parser.add_argument("--write", action="store_true", help="only write the documents from the rows")
+    options = parser.parse_args()
+    if strange := [name for name in options.studies if name not in STUDIES]:
+        parser.error(f"no study is called {strange[0]!r}; there are {', '.join(STUDIES)}")
+    try:
+        studies = chosen(Config.read(options.config), options.studies)
+        if options.list:
+            for one in studies:
+                print(f"{one.name}: {len(list(one.parts()))} parts, {len(Store.of(one, options.data).rows())} rows")
+        elif options.write:
+            import results
+
+            results.write(studies, options.data)
+        else:
+            start = time.perf_counter()
+            failed = run(studies, options.data, options.jobs, f"python {shlex.join(sys.argv)}")
+            print(f"{(time.perf_counter() - start) / 60:.1f} minutes, {failed} failed", flush=True)
+            sys.exit(bool(failed))
+    except SymfuseError as error:
+        parser.exit(1, f"error: {error}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""Theus et al. 2025, iterations: what every sweep of weight matching gains, and every step of learning."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Container, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import fmean
+
+from drawing import COLOURS, DASHES, figure, legend
+from families import Seed
+from study import Claim, Key, Part, Row, Study, mean_error, table
+from ways import SEED, WAYS, Apart, moved, places_kept
+
+from symfuse.alignment import Alignment
+from symfuse.architectures import Model
+from symfuse.evaluate import barrier
+from symfuse.matching.chosen import choose
+from symfuse.matching.descent import Sweeper
+from symfuse.matching.moved import Moved
+
+FEW = 5  # sweeps
+NEARLY = 0.95  # of what all sweeps gain
+STARTS = ("weight matching from the identity", "weight matching from the embeddings")
+
+
+class Iterations(Study):
+    """Options: families: {NAME: {pairs: [[seed, seed], …], sweeps: how many, ways: learned ones of WAYS, shown: every
+    which validation the table has (default: every second), and the options of `Apart`}}."""
+
+    name = "theus_iterations"
+    paper = "theus"
+    title = "Theus et al., iterations"
+    keys = ("family", "source", "anchor", "method")
+    about = """
+Weight matching sweeps over the residual stream, heads and neurons in random order: from the identity, or from the best
+stream for those tensors that nothing else moves, such as embeddings (elsewhere the nearer of both is taken, and biases
+are translated too). After each sweep: the squared distance to the anchor, as a share of that of the models as they are;
+the test barrier on 11 points; the share of neurons that have the place which they have after the last sweep. Learning:
+the barrier on the part "match" at 5 inner points, by step. Claims are decided by the start that ends nearer, and count
+from the models as they are.
+"""
+
+    def parts(self) -> Iterator[Part]:
+        for name, about in self.options["families"].items():
+            for method in (*STARTS, *about.get("ways", [])):
+                yield from ((name, *pair, method) for pair in about["pairs"])
+
+    def models(self) -> Iterator[tuple[str, Seed]]:
+        for name, about in self.options["families"].items():
+            yield from ((name, seed) for pair in about["pairs"] for seed in pair)
+
+    def rows(self, part: Part, done: Container[Key]) -> Iterator[Row]:
+        if part in done:
+            return
+        name, first, second, method = part
+        about = self.options["families"][name]
+        apart = Apart(self.config, name, (first, second), about)
+        found = swept(apart, method, about["sweeps"]) if method in STARTS else history(apart, method)
+        yield {**dict(zip(self.keys, part, strict=True)), **found}
+
+    def tables(self, rows: Sequence[Row]) -> str:
+        parts = []
+        for name, about in self.options["families"].items():
+            for method in STARTS:
+                found = chosen(rows, name, method)
+                far = [[100 * d / row["given"] for d in row["distances"]] for row in found]
+                lines = [
+                    ["distance, %", *_means(far, 1)],
+                    ["barrier", *_means([row["barriers"] for row in found], 3)],
+                    ["neurons in place, %", *_means([[100 * share for share in row["places"]] for row in found], 0)],
+                ]
+                head = ["after sweep", *map(str, range(1 + about["sweeps"]))]
+                parts.append(f"**{name}**, {method}, {len(found)} pairs:\n\n{table(head, lines)}")
+            for method in about.get("ways", []):
+                found = chosen(rows, name, method)
+                steps = _common([row["steps"] for row in found])[:: about.get("shown", 2)]
+                at = [[row["barriers"][row["steps"].index(step)] for step in steps] for row in found]
+                head = ["after step", *map(str, steps)]
+                lines = [['barrier on "match"', *_means(at, 3)]]
+                parts.append(f"**{name}**, {method}, {len(found)} pairs:\n\n{table(head, lines)}")
+        return "\n\n".join(parts)
+
+    def claims(self, rows: Sequence[Row]) -> list[Claim]:
+        claims = []
+        for name in self.options["families"]:
+            starts = zip(*(chosen(rows, name, method) for method in STARTS), strict=False)
+            found = [min(both, key=lambda row: row["distances"][-1]) for both in starts]
+            plain = [row["barriers"][0] for row in chosen(rows, name, STARTS[0])]
+            for what, begun in (("distance", [row["given"] for row in found]), ("barrier", plain)):
+                curves = [[start, *row[f"{what}s"][1:]] for start, row in zip(begun, found, strict=False)]
+                shares = [(c[0] - c[FEW]) / (c[0] - c[-1]) for c in curves if c[-1] < c[0]]
+                says = f"weight matching settles in about {FEW} sweeps ({NEARLY:.0%} of what it gains in {what})"
+                if shares:
+                    claims.append(Claim(says, f"{name}: {mean_error(shares, 1, 100)} %", fmean(shares) >= NEARLY))
+        return claims
+
+    def draw(self, rows: Sequence[Row], file: Path) -> None:
+        """Barriers by sweep, and by step of learning; a line for each pair."""
+        names = list(self.options["families"])
+        with figure(file, 2, len(names)) as axes:
+            for column, name in enumerate(names):
+                methods = (*STARTS, *self.options["families"][name].get("ways", []))
+                for method, colour, dash in zip(methods, COLOURS, DASHES, strict=False):
+                    one = axes[int(method not in STARTS)][column]
+                    for number, row in enumerate(chosen(rows, name, method)):
+                        at = row.get("steps", range(len(row["barriers"])))
+                        one.plot(at, row["barriers"], color=colour, linestyle=dash, label=None if number else method)
+                for one, what in zip(axes[:, column], ("sweep", "step"), strict=True):
+                    one.set(xlabel=what, title=name, ylim=(0, None))
+            for one in axes[:, 0]:
+                one.set_ylabel("barrier")
+            legend(axes, 2)
+
+
+def swept(apart: Apart, start: str, sweeps: int) -> Row:
+    """Distance, barrier and places after each sweep of weight matching, the start among them. given: the distance of
+    the models as they are."""
+    source, anchor = map(Model.of, apart.models)
+    usual = {"scaling": True, "groups": None, "variants": (), "frame": None, "one_pass": False}
+    found = choose(source, anchor, "all", None, **usual)
+    frame = Alignment(found.spec, {}, frame=found.frame)
+    with ThreadPoolExecutor(1) as pool:
+        sweeper = Sweeper(found.spec, found.anchor.read, list(found.groups), found.groups, pool, ())
+        state = Moved(found.spec, {name: found.source.read(name) for name in found.spec.tensors})
+        order = random.Random(SEED)
+        given, from_embeddings = sweeper.distance(state), start == STARTS[1]
+        for instance in found.groups if from_embeddings else ():
+            if found.spec.is_shared(instance.axis) and (element := sweeper.from_fixed(instance, state)) is not None:
+                state.apply(instance, element, pool)
+        alignments, distances = [state.alignment @ frame if state.alignment else frame], [sweeper.distance(state)]
+        for number in range(sweeps):
+            sweeper.sweep(state, order, layers_first=from_embeddings and number == 0)
+            distances.append(sweeper.distance(state))
+            alignments.append(state.alignment @ frame if state.alignment else frame)
+    task = apart.family.task("test")
+    paths = {str(k): (g(source.checkpoint), frame.in_frame(anchor.checkpoint)) for k, g in enumerate(alignments)}
+    curves = barrier(paths, task, refine=0, build=apart.family.build).curves
+    return {
+        "given": given,
+        "distances": distances,
+        "barriers": [curves[name].barrier for name in paths],
+        "places": [places_kept(alignment, alignments[-1]) for alignment in alignments],
+    }
+
+
+def history(apart: Apart, method: str) -> Row:
+    """The barrier by step of learning; of the run that other studies have too, if there is one."""
+    points = moved(apart, method, WAYS[method]).about["learning"]["history"]
+    return {"steps": [point["step"] for point in points], "barriers": [point["barrier"] for point in points]}
+
+
+def chosen(rows: Sequence[Row], name: str, method: str) -> list[Row]:
+    found = [row for row in rows if (row["family"], row["method"]) == (name, method)]
+    return sorted(found, key=lambda row: (row["source"], row["anchor"]))
+
+
+def _means(curves: Sequence[Sequence[float]], digits: int) -> list[str]:
+    """Over pairs, place by place."""
+    return [mean_error(values, digits) for values in zip(*curves, strict=True)]
+
+
+def _common(lists: Sequence[Sequence[int]]) -> list[int]:
+    """In all of them."""
+    return sorted(set.intersection(*map(set, lists))) if lists else []

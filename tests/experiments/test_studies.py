@@ -1,0 +1,204 @@
+"""The papers' tables as work that is kept: every study runs, goes on after a stop, says what it finds."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import results
+import run
+import yaml
+from study import Claim, Config, Store, Study, better, mean_error, table
+
+from symfuse.errors import OptionError
+
+TINY = Path(__file__).parent / "tiny.yml"
+LETTERS = "Now is the winter of our discontent made glorious summer by this sun of York;\n"
+TIMES = ("zhang_table3",)  # what is measured there is not the same twice
+
+
+@pytest.fixture(scope="module", autouse=True)
+def away(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with the texts of tiny.yml and a cache of its own, to be in."""
+    folder = tmp_path_factory.mktemp("away")
+    (folder / "plays").mkdir()
+    (folder / "texts").mkdir()
+    for i, part in enumerate(("train", "match", "test")):
+        text = "".join(LETTERS[k:] + LETTERS[:k] for k in range(7 * i, 7 * i + 20))
+        (folder / "plays" / f"{part}.txt").write_text(text, "utf-8")
+        rows = "".join(f"{(2 * LETTERS[:-1])[3 * k + i :][:8].strip()},{'ab'[k % 2]}\n" for k in range(24))
+        (folder / "texts" / f"words-{part}.csv").write_text(f"text,label\n{rows}", "utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("SYMFUSE_CACHE", str(folder / "cache"))
+        yield folder
+
+
+def tiny(name: str) -> Study:
+    return run.study(name, Config.read(str(TINY)))
+
+
+@pytest.mark.parametrize("config", ["small", "paper", str(TINY)])
+def test_every_study_is_in_every_config(config: str) -> None:
+    found = Config.read(config)
+    assert sorted(found.studies) == sorted(run.STUDIES)
+    for study in run.chosen(found, ()):
+        parts = list(study.parts())
+        assert parts, study.name
+        assert len(set(parts)) == len(parts), study.name
+        assert [tuple(part) for part in json.loads(json.dumps(parts))] == parts, study.name
+        known = {*found.families, *found.tuned}
+        assert {name for name, _ in study.models()} <= known, study.name
+        assert study.paper in results.PAPERS
+        assert len(study.about) > 80
+
+
+@pytest.mark.parametrize("name", run.STUDIES)
+def test_a_study_runs_and_goes_on(name: str, tmp_path: Path) -> None:
+    study = tiny(name)
+    store = Store.of(study, tmp_path)
+    for part in study.parts():
+        assert store.run(part, "a test") > 0
+    rows = store.rows()
+    assert len(store.done()) == len(rows)
+    assert all(row["commit"] and row["cpu seconds"] >= 0 for row in rows)
+    assert sum(store.run(part, "a test") for part in study.parts()) == 0
+
+    # Stopped before the last row was made: that one is made again, and is the same.
+    about = json.loads(store.file.read_text("utf-8"))
+    lost = about["rows"].pop()
+    store.file.write_text(json.dumps(about), "utf-8")
+    assert sum(store.run(part, "a test") for part in study.parts()) == 1
+    (again,) = (row for row in store.rows() if study.key(row) == study.key(lost))
+    if name not in TIMES:
+        assert without_times(again) == without_times(lost)
+
+    tables, claims = study.tables(rows), study.claims(rows)
+    assert "|---" in tables
+    assert "nan" not in tables
+    assert all(claim.says and claim.here and "nan" not in claim.here for claim in claims)
+    study.draw(rows, tmp_path / "figure.svg")
+    if type(study).draw is not Study.draw:
+        assert (tmp_path / "figure.svg").read_text("utf-8").startswith("<?xml")
+
+
+def without_times(row: Any) -> Any:
+    if isinstance(row, dict):
+        return {key: without_times(value) for key, value in row.items() if "seconds" not in key and key != "costs"}
+    return row
+
+
+class Counting(Study):
+    """One row for each number of a part."""
+
+    name, paper, title, about, keys = "counting", "zhang", "Counting: to three", "", ("part", "n")
+
+    def parts(self) -> Iterator[tuple[Any, ...]]:
+        yield from (("a",), ("b",))
+
+    def rows(self, part: tuple[Any, ...], done: Any) -> Iterator[dict[str, Any]]:
+        yield from ({"part": part[0], "n": n, "square": n * n} for n in range(3) if (part[0], n) not in done)
+
+    def tables(self, rows: Any) -> str:
+        return table(["n", "square"], [[str(row["n"]), str(row["square"])] for row in rows])
+
+    def claims(self, rows: Any) -> list[Claim]:
+        return [Claim("squares grow", f"up to {max(row['square'] for row in rows)}", True)]
+
+
+def counting(**options: Any) -> Counting:
+    return Counting(Config("small", TINY, "cpu", {}, {}, {"counting": options}))
+
+
+def test_rows_that_several_add_are_all_there(tmp_path: Path) -> None:
+    store = Store.of(counting(), tmp_path)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: store.add({"part": "c", "n": n, "square": n * n}, "test"), range(40)))
+    assert sorted(row["n"] for row in store.rows()) == list(range(40))
+
+
+def test_rows_of_other_options_are_refused(tmp_path: Path) -> None:
+    Store.of(counting(steps=1), tmp_path).run(("a",), "test")
+    with pytest.raises(OptionError, match=r"made with other options of counting .* delete it"):
+        Store.of(counting(steps=2), tmp_path).run(("b",), "test")
+
+
+def test_what_was_written_says_how_it_came_about(tmp_path: Path) -> None:
+    store = Store.of(counting(steps=1), tmp_path)
+    store.run(("a",), "python experiments/run.py counting")
+    about = json.loads(store.file.read_text("utf-8"))
+    assert about["command"] == "python experiments/run.py counting"
+    assert about["options"] == {"steps": 1}
+    assert {"symfuse", "torch", "transformers", "python", "machine", "config"} <= set(about)
+    assert [path.name for path in store.file.parent.iterdir()] == ["counting.json"]
+
+
+def test_the_page_counts_the_claims_and_links_to_the_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = counting()
+    Store.of(study, tmp_path).run(("a",), "test")
+    monkeypatch.setattr(results, "PAGE", tmp_path / "page.md")
+    monkeypatch.setattr(results, "FIGURES", tmp_path / "figures")
+    results.write([study], tmp_path)
+    page = (tmp_path / "page.md").read_text("utf-8")
+    assert "Of 1 claims 1 are confirmed, 0 are not so here, and 0 are undecided." in page
+    assert "[Counting: to three](#counting-to-three) | squares grow | up to 4 | yes |" in page
+    assert "| 2 | 4 |" in page
+
+
+def test_other_configs_fill_the_marks_of_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = Counting(Config("long", TINY, "cpu", {}, {}, {"counting": {}}))
+    Store.of(study, tmp_path).run(("a",), "test")
+    document = tmp_path / "some.md"
+    document.write_text("before\n<!-- table: counting of long -->\nold\n<!-- end of table -->\nafter\n", "utf-8")
+    monkeypatch.setattr(results, "DOCS", tmp_path)
+    monkeypatch.setattr(results, "FIGURES", tmp_path / "figures")
+    results.write([study], tmp_path)
+    text = document.read_text("utf-8")
+    assert "| 2 | 4 |" in text
+    assert "old" not in text
+    assert text.startswith("before")
+    assert text.endswith("after\n")
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [([], "–"), ([1.5], "1.50"), ([1.0, 3.0], "2.00 ± 1.00"), ([1.0, 2.0, 3.0], f"2.00 ± {1 / math.sqrt(3):.2f}")],
+)
+def test_mean_and_standard_error(values: list[float], expected: str) -> None:
+    assert mean_error(values) == expected
+
+
+@pytest.mark.parametrize(
+    ("gains", "holds"),
+    [([1.0, 1.1, 0.9], True), ([1.0, -0.8, 0.3], None), ([-1.0, 0.1, 0.2], False), ([0.5], None), ([0.0, 0.0], False)],
+)
+def test_a_gain_is_decided_by_two_standard_errors(gains: list[float], holds: bool | None) -> None:
+    assert better(gains) is holds
+
+
+def test_a_config_that_is_not_there_or_has_a_strange_key_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"there is no config 'huge': expected .*paper, small"):
+        Config.read("huge")
+    strange = tmp_path / "strange.yml"
+    strange.write_text(yaml.safe_dump({"familys": {}}), "utf-8")
+    with pytest.raises(OptionError, match=r"'familys' is no key; there are .*families, tuned, studies"):
+        Config.read(str(strange))
+
+
+@pytest.mark.slow  # processes that import torch
+def test_what_fails_is_said_and_the_others_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = yaml.safe_load(TINY.read_text("utf-8"))
+    families = {"vit": {"pairs": [[0, 1]], "axes": ["ffn"]}, "absent": {"pairs": [[0, 1]], "axes": ["ffn"]}}
+    config["studies"] = {"zhang_layers": {"families": families}}
+    path = tmp_path / "some.yml"
+    path.write_text(yaml.safe_dump(config), "utf-8")
+    studies = run.chosen(Config.read(str(path)), ())
+    assert run.run(studies, tmp_path, 1, "test") == 3  # two models and a part
+    said = capsys.readouterr().err
+    assert "FAILED zhang_layers absent 0 1: OptionError: families: no family is called 'absent'" in said
+    assert {row["family"] for row in Store.of(studies[0], tmp_path).rows()} == {"vit"}
