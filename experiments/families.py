@@ -25,6 +25,7 @@ from symfuse.demo import page
 from symfuse.errors import OptionError
 from symfuse.evaluate.tasks.predicting import Predicting
 from symfuse.io import Checkpoint
+from symfuse.modules import build_module
 
 SEED = 0
 Seed = int | str
@@ -50,9 +51,9 @@ class Family(ABC):
         """`count` batches as the models were trained on, drawn once."""
 
     def heard(self, count: int) -> dict[str, Any]:
-        """Options of `symfuse.match` for activations of `count` batches of the part "train", without their labels."""
-        batches = [{k: t for k, t in batch.items() if k != "labels"} for batch in self.training(count).batches]
-        return {"data": batches} | ({"build": self.build} if self.build else {})
+        """Options of `symfuse.match` for activations of `count` batches of the part "train", without their labels. They
+        are listened to on the CPU."""
+        return {"data": [{k: t for k, t in batch.items() if k != "labels"} for batch in self.training(count).batches]}
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +96,9 @@ class Published(Family):
 
     @property
     def build(self) -> Build | None:  # type: ignore[override]
-        return on_device(self.device)
+        """Of the class that the task asks for: a checkpoint may name another, such as BertForPreTraining."""
+        auto = self.task("test").auto
+        return on_device(self.device, lambda checkpoint: build_module(checkpoint, torch.float32, auto))
 
     def model(self, seed: Seed) -> Checkpoint:
         return symfuse.open(self.pattern.format(seed=seed))
@@ -144,9 +147,9 @@ def held(checkpoint: Checkpoint) -> Checkpoint:
     return checkpoint.replace(tensors=dict(checkpoint.items()))
 
 
-def on_device(device: str) -> Build | None:
-    """Makes modules on another device than the CPU, to which tasks then take their batches."""
-    return None if device == "cpu" else lambda checkpoint: symfuse.to_module(checkpoint).to(device)
+def on_device(device: str, build: Build = symfuse.to_module) -> Build | None:
+    """Makes modules on another device than the CPU, to which tasks then take their batches; None for the CPU."""
+    return None if device == "cpu" else lambda checkpoint: build(checkpoint).to(device)
 
 
 def family(name: str, known: Mapping[str, Any], device: str) -> Family:

@@ -127,7 +127,9 @@ class Tuned:
         import transformers
 
         auto = getattr(transformers, self.kind.auto)
-        model, about = auto.from_pretrained(self.start(seed), output_loading_info=True, **self._labels())
+        # Whatever a checkpoint is stored in: AdamW's steps would vanish in half precision.
+        options = {"dtype": torch.float32, "output_loading_info": True, **self._labels()}
+        model, about = auto.from_pretrained(self.start(seed), **options)
         new = set(about["missing_keys"])  # a pooler, where the base has none
         prefix = f"{model.base_model_prefix}."
         head = [(n, p) for n, p in model.named_parameters() if n in new or not n.startswith(prefix)]

@@ -43,7 +43,7 @@ MATCHINGS: Mapping[str, Mapping[str, Any]] = {
 PEERS: Mapping[str, Callable[..., dict[str, Tensor]]] = {
     "per-head permutation": partial(rebasin.weight_matching, residual=False, ffn=False),
     "Git Re-Basin, residual kept": partial(rebasin.weight_matching, residual=False),
-    "Git Re-Basin": rebasin.weight_matching,
+    "Git Re-Basin": rebasin.nearest_weight_matching,
     "OT, hard": partial(otfusion.transport, residual="stream"),
     "OT, soft": partial(otfusion.transport, solver="sinkhorn", residual="stream"),
     "OT, soft, residual kept": partial(otfusion.transport, solver="sinkhorn"),

@@ -25,7 +25,7 @@ KINDS = {"ViTForImageClassification": "vit", "GPT2LMHeadModel": "gpt2", "BertFor
 def rebasin_weights(apart: Apart, _: Path) -> Moved:
     source, anchor = apart.models
     kind, heads = shape(apart)
-    found = rebasin.weight_matching(dict(source.items()), dict(anchor.items()), kind, heads)
+    found = rebasin.nearest_weight_matching(dict(source.items()), dict(anchor.items()), kind, heads)
     return Moved((source.replace(tensors=found), anchor))
 
 

@@ -28,9 +28,11 @@ not their heights. The papers' own scale is `--config paper`, the same code with
 **never run** here. Figures of the papers are those that we have from them and checked; where a cell is a dash, we have
 none. ± is the standard error of the mean over seeds, or over pairs of seeds.
 
-"Is it so?" is decided by the rows, by one rule: a claim that something gains is confirmed if the mean gain is more than
-two standard errors above nothing, not so if it is not above nothing, and else undecided. With three pairs that is a low
-bar: of so many claims one or two will have passed it by chance.
+"Is it so?" is decided by the rows. That something gains is confirmed if the mean gain over pairs or seeds is above
+nothing, and not so if it is below, each by Student's one-sided test at 5 %, or if nothing changes at all; else it is
+undecided, which three pairs often leave it. Of a hundred such verdicts five are expected by chance, and pairs that
+share a model are counted as if they did not. Claims that name a threshold (no barrier, settled, a share of time) are
+decided by the mean alone.
 """
 
 

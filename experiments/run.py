@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import shlex
 import sys
+import threading
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
@@ -69,8 +70,21 @@ def _all(jobs: int, work: dict[str, tuple[Any, ...]]) -> int:
 
 
 def _alone() -> None:
-    """One thread a process: those of BLAS libraries would fight."""
+    """One thread a process: those of BLAS libraries would fight. Of `transformers` only errors."""
+    from transformers.utils import logging
+
+    threading.Thread(target=_with_parent, daemon=True).start()
     torch.set_num_threads(1)
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+def _with_parent() -> None:
+    """No process outlives the one that started it, however that ended."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _prepare(config: Path, name: str, seed: Any) -> None:

@@ -16,6 +16,7 @@ import subprocess
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -30,6 +31,7 @@ from symfuse.errors import OptionError
 
 ROOT = Path(__file__).parent
 CONFIGS, DATA = ROOT / "configs", ROOT / "data"
+LEVEL = 0.05  # at which a gain is decided
 
 Row = dict[str, Any]
 Key = tuple[Any, ...]
@@ -69,6 +71,12 @@ class Config:
 
     def tune(self, name: str) -> finetune.Tuned:
         return finetune.tuned(name, self.tuned, self.device, self.families)
+
+    def described(self, name: str) -> Mapping[str, Any]:
+        """What it says of a family or of what is fine-tuned, and of the family that this starts from."""
+        about = self.tuned.get(name) or self.families.get(name, {})
+        base = about.get("base")
+        return {**about, "base": self.families[base]} if base in self.families else about
 
     def prepare(self, name: str, seed: Any) -> None:
         """Have a model there: of a family by its seed, of what is fine-tuned by domain and seed."""
@@ -128,6 +136,13 @@ class Study(ABC):
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
         """What the paper says, and whether it is so here, decided by the rows."""
 
+    @property
+    def made_from(self) -> Row:
+        """On what the rows depend, beside the code, in JSON's types: the options, and how the models are made."""
+        models = {name: self.config.described(name) for name in dict.fromkeys(name for name, _ in self.models())}
+        found: Row = json.loads(json.dumps({"options": self.options, "models": models}))
+        return found
+
     def draw(self, rows: Sequence[Row], file: Path) -> None:  # noqa: B027 - most tables have no figure
         """The figure, if there is one, as SVG."""
 
@@ -148,14 +163,14 @@ class Store:
         return cls(folder / study.config.name / f"{study.name}.json", study)
 
     def rows(self) -> list[Row]:
-        """Raises OptionError if they were made with other options than the config has now."""
+        """Raises OptionError if they were made with other options or models than the config has now."""
         if not self.file.exists():
             return []
         found = json.loads(self.file.read_text("utf-8"))
-        if found["options"] != json.loads(json.dumps(self.study.options)):
+        if {key: found.get(key) for key in ("options", "models")} != self.study.made_from:
             raise OptionError(
-                f"{self.file} was made with other options of {self.study.name} than {self.study.config.path} has; "
-                "delete it to make its rows anew, or restore the options"
+                f"{self.file} was made with other options or models of {self.study.name} than "
+                f"{self.study.config.path} has; delete it to make its rows anew, or restore the config"
             )
         rows: list[Row] = found["rows"]
         return rows
@@ -166,14 +181,11 @@ class Store:
     def add(self, row: Row, command: str) -> None:
         """Put a row in the file, in place of the one with its key; all rows are written anew."""
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        with Path(__file__).open("rb") as lock:  # any file that is always there
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(self.file.parent):
             rows = [one for one in self.rows() if self.study.key(one) != self.study.key(row)]
-            lines = ",\n".join(json.dumps(one, ensure_ascii=False) for one in [*rows, row])
-            about = provenance(command) | {"config": self.study.config.name, "options": self.study.options}
-            head = json.dumps(about, indent=1, ensure_ascii=False).removesuffix("\n}")
+            about = provenance(command) | {"config": self.study.config.name} | self.study.made_from
             scratch = self.file.with_suffix(".new")
-            scratch.write_text(f'{head},\n "rows": [\n{lines}\n]}}\n', "utf-8")
+            scratch.write_text(written(about, [*rows, row]), "utf-8")
             scratch.replace(self.file)
 
     def run(self, part: Part, command: str) -> int:
@@ -186,6 +198,24 @@ class Store:
             print(f"{self.study.name} {' '.join(map(str, self.study.key(row)))}: {spent[1]:.1f} s", flush=True)
             made, start = made + 1, (time.process_time(), time.perf_counter())
         return made
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """One process at a time is in here; the lock goes with it, however it ends."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def written(about: Mapping[str, Any], rows: Iterable[Row]) -> str:
+    """JSON with a line for each row."""
+    head = "".join(f" {json.dumps(key)}: {json.dumps(value, ensure_ascii=False)},\n" for key, value in about.items())
+    lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+    return f'{{\n{head} "rows": [\n{lines}\n]}}\n'
 
 
 def provenance(command: str) -> Row:
@@ -222,10 +252,18 @@ def mean_error(values: Iterable[float], digits: int = 2, scale: float = 1.0, sig
 
 
 def better(gains: Sequence[float]) -> bool | None:
-    """Whether a mean gain lies more than two standard errors above nothing (True) or not above it at all (False)."""
+    """Whether the mean gain is above nothing (True) or below (False; also if there is none at all), by Student's
+    one-sided test at 5 %; None if that does not decide it."""
+    from scipy.stats import t
+
+    if not any(gains):
+        return False
+    if len(gains) < 2:
+        return None
+    error = statistics.stdev(gains) / math.sqrt(len(gains))
+    most = float(t.ppf(1 - LEVEL, len(gains) - 1)) * error
     mean = statistics.fmean(gains)
-    error = statistics.stdev(gains) / math.sqrt(len(gains)) if len(gains) > 1 else math.inf
-    return True if mean > 2 * error else False if mean <= 0 else None
+    return True if mean > most else False if mean < -most else None
 
 
 def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:

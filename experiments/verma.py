@@ -76,7 +76,7 @@ class Permuted(PairStudy):
         tuned = self.config.tune(pair.name)
         batches = tuned.part(pair.seeds[0][0], "train", limit=count * tuned.batch).batches
         data = [{name: field for name, field in batch.items() if name != "labels"} for batch in batches]
-        return {"data": data} | ({"build": pair.build} if pair.build else {})
+        return {"data": data}
 
     def path(self, pair: Pair, models: Sequence[Checkpoint], moved: Checkpoint, variants: Sequence[str] = ()) -> Row:
         """The path to the anchor, on the part "test". above: its highest loss over the mean of both models as they are;
@@ -86,7 +86,7 @@ class Permuted(PairStudy):
         ends = {"path": (moved, models[1])}
         curve = barrier(ends, task, points=points, refine=0, build=build).curves["path"]
         anchor, source = curve.ends
-        own = symfuse.score(models[0], task, build=build).loss if variants else source
+        own = symfuse.score(models[0], task, build=build).loss
         above = curve.peak_over_mean.score.loss - (own + anchor) / 2
         return {**of_curve(curve), "above": above, "change": source - own, "inexact": list(variants)}
 
@@ -101,8 +101,7 @@ class Permuted(PairStudy):
 
             left = [a / b for a, b in zip(self.values(rows, "above", models=models, way=way), plain, strict=True)]
             cells = [cell("above"), mean_error(left, 0, 100), cell("barrier"), cell("midpoint accuracy", 1, 100)]
-            change = cell("change", sign="+") if self.variants(way) else "0"
-            lines.append([way, *cells, change, paper.get(way, "–")])
+            lines.append([way, *cells, cell("change", sign="+"), paper.get(way, "–")])
         return lines
 
     def lower(self, rows: Sequence[Row], models: str, ways: tuple[str, str], says: str) -> Claim:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -10,6 +11,7 @@ from typing import Any, ClassVar
 from drawing import COLOURS, DASHES, figure, legend
 from study import Claim, Key, Part, Row, mean_error, table
 from verma import INSIDE, PLAIN, Permuted
+from ways import SEED
 
 
 class Amounts(Permuted):
@@ -23,8 +25,8 @@ class Amounts(Permuted):
     about = """
 Feed-forward neurons and heads matched (head-aware permutations, residual kept) from the activations on so many windows
 of 16 letters (`bert`) or receptors (`sceptr`), drawn three times; the draws do not overlap as long as there are enough
-of them. The barrier here is the loss of the midpoint over the mean of both models. The paper varies the share of its
-data from 0.1 % to all; neither its figures nor a statement of them are at hand, so that nothing is claimed.
+of them. The barrier here is the highest of three points of the path, its middle among them, over the mean of both
+models. Neither the paper's figures nor what it says of them are at hand, so that nothing is claimed.
 """
     ways: ClassVar[Mapping[str, Mapping[str, Any]]] = {PLAIN: {}, "matched": INSIDE}
 
@@ -37,6 +39,7 @@ data from 0.1 % to all; neither its figures nor a statement of them are at hand,
         if not rows:
             return
         models, heard = pair.models, self.heard(pair, about["batches"])
+        random.Random(SEED).shuffle(heard["data"])  # texts may come by their length
         for row in rows:
             n, draw = row["windows"], row["draw"]
             data = cut(heard["data"], len(heard["data"]) * draw // draws, n)

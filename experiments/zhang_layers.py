@@ -74,8 +74,9 @@ the best single layer on the validation set.
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
         found = []
         for name in self.options["families"]:
-            half = (1 + max(row["layer"] for row in rows if row["family"] == name)) // 2
-            first, last = self.gains(rows, name, "head", half - 1), self.gains(rows, name, "tail", half)
+            depth = 1 + max(row["layer"] for row in rows if row["family"] == name)
+            half = depth // 2  # a layer in the middle is in neither
+            first, last = self.gains(rows, name, "head", half - 1), self.gains(rows, name, "tail", depth - half)
             more = [a - b for a, b in zip(first, last, strict=True)]
             here = (
                 f"{name}: {mean_error(first, 1, 100, '+')} against {mean_error(last, 1, 100, '+')} points of accuracy"

@@ -88,7 +88,8 @@ attention alone, on a GPU; it says that they are less than 5 % of Fisher's or Re
         about, texts = self.options["shapes"][name], self.config.tune(self.options["texts_of"])
         data = texts.part(texts.kind.trained[0], "train", limit=about["texts"])
         first = drawn(about["class"], about["config"], seed)
-        moved = {key: t + about["noise"] * t.std() * torch.randn_like(t) for key, t in first.items()}
+        rng = torch.Generator().manual_seed(seed)
+        moved = {key: t + about["noise"] * t.std() * torch.randn(t.shape, generator=rng) for key, t in first.items()}
         return [Member(first, data), Member(first.replace(tensors=moved), data)]
 
     def tables(self, rows: Sequence[Row]) -> str:

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -124,8 +125,17 @@ def test_rows_that_several_add_are_all_there(tmp_path: Path) -> None:
 
 def test_rows_of_other_options_are_refused(tmp_path: Path) -> None:
     Store.of(counting(steps=1), tmp_path).run(("a",), "test")
-    with pytest.raises(OptionError, match=r"made with other options of counting .* delete it"):
+    with pytest.raises(OptionError, match=r"made with other options or models of counting .* delete it"):
         Store.of(counting(steps=2), tmp_path).run(("b",), "test")
+
+
+def test_rows_of_models_that_were_made_otherwise_are_refused(tmp_path: Path) -> None:
+    study = tiny("zhang_layers")
+    Store.of(study, tmp_path).add({"family": "vit", "source": 0, "anchor": 1, "set": "none", "layer": -1}, "test")
+    config = Config.read(str(TINY))
+    longer = {**config.families, "vit": {**config.families["vit"], "steps": 4}}
+    with pytest.raises(OptionError, match="other options or models of zhang_layers"):
+        Store.of(run.study("zhang_layers", replace(config, families=longer)), tmp_path).rows()
 
 
 def test_what_was_written_says_how_it_came_about(tmp_path: Path) -> None:
@@ -175,9 +185,19 @@ def test_mean_and_standard_error(values: list[float], expected: str) -> None:
 
 @pytest.mark.parametrize(
     ("gains", "holds"),
-    [([1.0, 1.1, 0.9], True), ([1.0, -0.8, 0.3], None), ([-1.0, 0.1, 0.2], False), ([0.5], None), ([0.0, 0.0], False)],
+    [
+        ([1.0, 1.1, 0.9], True),
+        ([-1.0, -1.1, -0.9], False),
+        ([1.0, -0.8, 0.3], None),
+        ([-1.0, 0.1, 0.2], None),
+        ([0.5], None),
+        ([0.0, 0.0], False),
+        # Means of 2.9 and 3.0 standard errors; with two degrees of freedom 2.92 are needed.
+        ([2.9 - 3**0.5, 2.9, 2.9 + 3**0.5], None),
+        ([3.0 - 3**0.5, 3.0, 3.0 + 3**0.5], True),
+    ],
 )
-def test_a_gain_is_decided_by_two_standard_errors(gains: list[float], holds: bool | None) -> None:
+def test_a_gain_is_decided_by_students_test(gains: list[float], holds: bool | None) -> None:
     assert better(gains) is holds
 
 

@@ -128,6 +128,14 @@ def permute(state: State, kind: str, permutations: Permutations) -> dict[str, Te
     return spaces.retied(out, spaces.tied(state, kind))
 
 
+def nearest_weight_matching(
+    source: State, anchor: State, kind: str, heads: int, *, seeds: int = 4, **options: Any
+) -> dict[str, Tensor]:
+    """What `weight_matching` finds from several seeds, of which the order of its descent depends: the nearest."""
+    found = (weight_matching(source, anchor, kind, heads, seed=seed, **options) for seed in range(seeds))
+    return min(found, key=lambda moved: spaces.distance(moved, anchor, kind))
+
+
 def activation_matching(
     source_module: nn.Module,
     anchor_module: nn.Module,
