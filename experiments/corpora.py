@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from symfuse.demo.packages import cache, publishing
-from symfuse.errors import CheckpointError, OptionError
+from symfuse.errors import CheckpointError, DataError, OptionError
 
 Split = Literal["train", "match", "test"]
 Data = str | Mapping[str, Any]
@@ -83,8 +83,16 @@ def vocabulary(data: Data) -> int:
 def windows(data: Data, split: Split, count: int, length: int) -> Tensor:
     """`count` windows of a part, evenly spaced: [count, length]."""
     found = text(data, split)
+    require_length(data, split, length)
     starts = torch.arange(count) * (len(found) - length) // count
     return found[starts[:, None] + torch.arange(length)]
+
+
+def require_length(data: Data, split: Split, length: int) -> None:
+    """Raises DataError if a part is not longer than a window."""
+    if (count := len(text(data, split))) <= length:
+        named = data if isinstance(data, str) else data["text"][split]
+        raise DataError(f"{named}, {split}: {count} letters or tokens are too few for a window of {length}")
 
 
 def mask(tokens: Tensor, rng: torch.Generator, hidden: int, share: float = 0.15) -> tuple[Tensor, Tensor]:
@@ -119,7 +127,10 @@ def _parquet(file: Path, image: str, label: str) -> tuple[Tensor, Tensor]:
     from PIL import Image
     from pyarrow import parquet
 
-    table = parquet.read_table(file, columns=[image, label])
+    try:
+        table = parquet.read_table(file, columns=[image, label])
+    except (OSError, ValueError) as error:
+        raise DataError(f"{file}: expected Parquet with the columns {image} and {label} ({error})") from error
     pixels = [np.asarray(Image.open(io.BytesIO(one["bytes"])).convert("RGB")) for one in table[image].to_pylist()]
     return torch.from_numpy(np.stack(pixels)).movedim(-1, 1), torch.tensor(table[label].to_pylist())
 

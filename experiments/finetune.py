@@ -25,7 +25,7 @@ import torch
 import yaml
 from domains import Domains
 from torch import Tensor, nn
-from train import Kind
+from train import Kind, require_numbers
 
 import symfuse
 from symfuse.demo import packages
@@ -174,6 +174,9 @@ def tuned(
     allowed = {f.name for f in fields(Tuned)} - {"name", "device", "family"}
     if wrong := sorted(set(known[name]) - allowed):
         raise OptionError(f"tuned: {name}: {wrong[0]!r} is no key; there are {', '.join(sorted(allowed))}")
+    if missing := [key for key in ("base", "domains") if key not in known[name]]:
+        raise OptionError(f"tuned: {name}: {missing[0]!r} is missing")
+    require_numbers(f"tuned: {name}", known[name], ("batch", "epochs", "tokens"))
     found = (families or {}).get(known[name].get("base"), {})
     family = Kind.of(known[name]["base"], found, device) if "class" in found else None
     return Tuned(name, **known[name], device=device, family=family)

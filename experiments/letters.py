@@ -5,7 +5,8 @@ pos: the part of speech of the word in the middle. halves: does the second half 
 elsewhere in the text. swapped: do two letters stand in each other's place. sentence: does a sentence end in the middle
 (without its full stop and capitals).
 
-Texts are of the Brown corpus, all genres; as in `domains.py`, parts share no document.
+Texts are of the Brown corpus, all genres; as in `domains.py`, parts share no document, but that both kinds of windows
+of "sentence" are split each by itself: a document may be in "match" with one and in "train" with the other.
 """
 
 from __future__ import annotations

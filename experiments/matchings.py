@@ -18,9 +18,10 @@ from statistics import fmean
 from typing import Any
 
 import torch
+from config import Config
 from corpora import Split
 from families import Build, held, on_device
-from study import Config, Part, Row, Study
+from study import Part, Row, Study
 from torch import Tensor
 
 import symfuse

@@ -8,11 +8,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pairs
-from study import Claim, Row, Store, Study
+import run
+from config import CONFIGS, Config
+from study import DATA, Claim, Row, Store, Study
+
+from symfuse.errors import OptionError
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGE = DOCS / "results.md"
-FIGURES = DOCS / "images" / "results"
+PAGE, FIGURES = Path("results.md"), Path("images") / "results"  # in DOCS
 PAPERS = {
     "zhang": "Zhang, Zheng, Chen, Li 2025: Beyond the Permutation Symmetry of Transformers",
     "theus": "Theus, Cabodi, Anagnostidis, Orvieto, Singh, Boeva 2025: Generalized Linear Mode Connectivity",
@@ -36,24 +39,36 @@ decided by the mean alone.
 """
 
 
-def write(studies: Sequence[Study], data: Path) -> None:
-    """The page and figures of the small config; of others the tables between their marks in documents, and the figures
-    that these name."""
-    found = {study: Store.of(study, data).rows() for study in studies}
-    found = {study: rows for study, rows in found.items() if rows}
-    if all(study.config.name == "small" for study in studies):
+def write(config: Config, studies: Sequence[Study], data: Path) -> None:
+    """The page and figures of the small config, of all its studies that have rows, whichever were chosen; of others the
+    tables between their marks in documents, and the figures that these name. Rows that are kept elsewhere are written
+    beside them. Raises OptionError if there are no rows, or those of a study are not all there."""
+    small = config.path == CONFIGS / "small.yml"
+    if small:
+        studies = [run.study(name, config) for name in run.STUDIES if name in config.studies]
+    found = {study: rows for study in studies if (rows := Store.of(study, data).rows())}
+    if not found:
+        raise OptionError(f"there are no rows of {config.path} in {data / config.name}; run without --write first")
+    for study in found:
+        if parts := Store.of(study, data).unfinished():
+            raise OptionError(
+                f"{study.name}: {len(parts)} parts are not finished, such as {' '.join(map(str, parts[0]))}; run "
+                f"python experiments/run.py {study.name} --config {config.name} to the end first"
+            )
+    if small:
+        to = DOCS if data == DATA else data
         for study, rows in found.items():
-            study.draw(rows, FIGURES / f"{study.name}.svg")
-        PAGE.write_text("\n".join(page(found, data)), "utf-8")
+            study.draw(rows, to / FIGURES / f"{study.name}.svg")
+        (to / PAGE).write_text("\n".join(page(found, data)), "utf-8")
         return
     for file in DOCS.glob("*.md"):
         for study, rows in found.items():
-            mark = f"<!-- table: {study.name} of {study.config.name} -->"
+            mark = f"<!-- table: {study.name} of {config.name} -->"
             if mark in file.read_text("utf-8"):
                 pairs.write(file, study.tables(rows), (mark, "<!-- end of table -->"))
-            figure = FIGURES / study.config.name / f"{study.name}.svg"
-            if figure.relative_to(DOCS).as_posix() in file.read_text("utf-8"):
-                study.draw(rows, figure)
+            figure = FIGURES / config.name / f"{study.name}.svg"
+            if figure.as_posix() in file.read_text("utf-8"):
+                study.draw(rows, DOCS / figure)
 
 
 def page(found: dict[Study, list[Row]], data: Path) -> Iterator[str]:
@@ -74,15 +89,14 @@ def page(found: dict[Study, list[Row]], data: Path) -> Iterator[str]:
 
 def _section(study: Study, rows: list[Row], file: Path) -> Iterator[str]:
     yield f"\n### {study.title}\n\n{study.about.strip()}\n\n{study.tables(rows)}"
-    figure = FIGURES / f"{study.name}.svg"
-    if figure.exists():
-        yield f"\n![{study.title}]({figure.relative_to(DOCS).as_posix()})"
+    if type(study).draw is not Study.draw:
+        yield f"\n![{study.title}]({(FIGURES / study.name).as_posix()}.svg)"
     about = json.loads(file.read_text("utf-8"))
     spent, commits = sum(row["cpu seconds"] for row in rows), sorted({row["commit"] for row in rows})
     yield (
-        f"\n`{about['command']}`: {len(rows)} rows, {spent / 60:.1f} minutes of one core, commit {', '.join(commits)}, "
-        f"torch {about['torch']}, transformers {about['transformers']}, {about['machine']}; "
-        f"`experiments/data/{study.config.name}/{study.name}.json`."
+        f"\n`{about['command']}`: {len(rows)} rows in {spent / 60:.1f} minutes of one core, the training of the models "
+        f"not counted; commit {', '.join(commits)}, torch {about['torch']}, transformers {about['transformers']}, "
+        f"{about['machine']}; `experiments/data/{study.config.name}/{study.name}.json`."
     )
 
 

@@ -16,15 +16,18 @@ import shlex
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterable
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
 import torch
-from study import DATA, Config, Part, Store, Study
+from config import Config
+from study import DATA, Part, Store, Study
 
-from symfuse.errors import SymfuseError
+from symfuse.errors import OptionError, SymfuseError
 
 STUDIES = (
     "zhang_table1", "zhang_table2", "zhang_table3", "zhang_figure3", "zhang_figure4", "zhang_figure5", "zhang_layers",
@@ -42,15 +45,28 @@ def study(name: str, config: Config) -> Study:
 
 
 def chosen(config: Config, names: Iterable[str]) -> list[Study]:
+    """Those that are asked for, by default all of the config. Raises OptionError if it has none, or an unknown one."""
+    if strange := [name for name in config.studies if name not in STUDIES]:
+        raise OptionError(f"{config.path}: studies: {strange[0]!r} is none; there are {', '.join(STUDIES)}")
+    if absent := [name for name in names if name not in config.studies]:
+        raise OptionError(f"{config.path} has no study {absent[0]!r}; it has {', '.join(config.studies) or 'none'}")
     return [study(name, config) for name in names or STUDIES if name in config.studies]
 
 
 def run(studies: list[Study], folder: Path, jobs: int, command: str) -> int:
-    """Train what is needed, then make the rows; the number of pieces that failed."""
-    needed = dict.fromkeys((one.config.path, *model) for one in studies for model in one.models())
-    failed = _all(jobs, {f"{name} {seed}": (_prepare, path, name, seed) for path, name, seed in needed})
+    """Train what is needed, then make the rows of studies of one config; the number of pieces that failed.
+
+    Raises SymfuseError if the device or the folder cannot be used, or a process was killed."""
+    config, failed = studies[0].config, 0
+    config.require_device()
+    for one in studies:
+        Store.of(one, folder).require_writable()
+    needed = dict.fromkeys(model for one in studies for model in one.models())
+    for tuned in (False, True):  # what is fine-tuned may start from a family
+        models = [(name, seed) for name, seed in needed if (name in config.tuned) is tuned]
+        failed += _all(jobs, {f"{name} {seed}": (_prepare, config.path, name, seed) for name, seed in models})
     work = {
-        f"{one.name} {' '.join(map(str, part))}": (_make, one.config.path, one.name, part, folder, command)
+        f"{one.name} {' '.join(map(str, part))}": (_make, config.path, one.name, part, folder, command)
         for one in studies
         for part in one.parts()
     }
@@ -59,14 +75,34 @@ def run(studies: list[Study], folder: Path, jobs: int, command: str) -> int:
 
 def _all(jobs: int, work: dict[str, tuple[Any, ...]]) -> int:
     """Call each in one of as many processes; what fails is said, and the others go on."""
-    context, failed = multiprocessing.get_context("spawn"), 0
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_alone) as pool:
+    context, said = multiprocessing.get_context("spawn"), []
+    with ProcessPoolExecutor(max(1, min(jobs, len(work))), mp_context=context, initializer=_alone) as pool:
         waiting: dict[Future[Any], str] = {pool.submit(*what): name for name, what in work.items()}
-        for future in as_completed(waiting):
-            if error := future.exception():
-                failed += 1
-                print(f"FAILED {waiting[future]}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-    return failed
+        try:
+            for future in as_completed(waiting):
+                if error := future.exception():
+                    text = _told(error)
+                    print(
+                        f"FAILED {waiting[future]}: {'as before' if text in said else text}",
+                        file=sys.stderr,
+                        flush=True,
+                    )
+                    said.append(text)
+        except BaseException:  # Ctrl-C too: what was not begun is not begun
+            pool.shutdown(cancel_futures=True)
+            raise
+    return len(said)
+
+
+def _told(error: BaseException) -> str:
+    """What went wrong: of what symfuse foresees its message, else where. Raises OptionError if a process died."""
+    if isinstance(error, BrokenProcessPool):
+        raise OptionError(
+            "a process was killed (out of memory?); use fewer --jobs: the same command goes on"
+        ) from error
+    if isinstance(error, SymfuseError):
+        return f"{type(error).__name__}: {error}"
+    return "".join(traceback.format_exception(error)).strip()
 
 
 def _alone() -> None:
@@ -99,7 +135,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("studies", nargs="*", metavar="STUDY", help=f"of {', '.join(STUDIES)} (default: all)")
     parser.add_argument("--config", default="small", help="a name in experiments/configs, or a file (default: small)")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes (default: as many as cores)")
+    parser.add_argument("--jobs", type=_positive, default=os.cpu_count(), help="processes (default: as many as cores)")
     parser.add_argument("--data", type=Path, default=DATA, metavar="FOLDER", help="of the rows (default: %(default)s)")
     parser.add_argument("--list", action="store_true", help="only say what there is to do, and what is done")
     parser.add_argument("--write", action="store_true", help="only write the documents from the rows")
@@ -107,14 +143,16 @@ def main() -> None:
     if strange := [name for name in options.studies if name not in STUDIES]:
         parser.error(f"no study is called {strange[0]!r}; there are {', '.join(STUDIES)}")
     try:
-        studies = chosen(Config.read(options.config), options.studies)
+        config = Config.read(options.config)
+        studies = chosen(config, options.studies)
         if options.list:
             for one in studies:
-                print(f"{one.name}: {len(list(one.parts()))} parts, {len(Store.of(one, options.data).rows())} rows")
+                parts, store = len(list(one.parts())), Store.of(one, options.data)
+                print(f"{one.name}: {parts - len(store.unfinished())} of {parts} parts, {len(store.rows())} rows")
         elif options.write:
             import results
 
-            results.write(studies, options.data)
+            results.write(config, studies, options.data)
         else:
             start = time.perf_counter()
             failed = run(studies, options.data, options.jobs, f"python {shlex.join(sys.argv)}")
@@ -122,6 +160,14 @@ def main() -> None:
             sys.exit(bool(failed))
     except SymfuseError as error:
         parser.exit(1, f"error: {error}\n")
+    except KeyboardInterrupt:
+        parser.exit(130, "stopped; the same command goes on\n")
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"expected a number from 1 on, found {text}")
+    return int(text)
 
 
 if __name__ == "__main__":

@@ -21,69 +21,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-import families
-import finetune
 import torch
-import yaml
+from config import Config
 
 import symfuse
 from symfuse.errors import OptionError
 
 ROOT = Path(__file__).parent
-CONFIGS, DATA = ROOT / "configs", ROOT / "data"
+DATA = ROOT / "data"
 LEVEL = 0.05  # at which a gain is decided
 
 Row = dict[str, Any]
 Key = tuple[Any, ...]
 Part = tuple[Any, ...]
-
-
-@dataclass(frozen=True)
-class Config:
-    """What a config file says. name: of the file. families, tuned: how to come by models. studies: the options of each
-    that it has."""
-
-    name: str
-    path: Path
-    device: str
-    families: Mapping[str, Any]
-    tuned: Mapping[str, Any]
-    studies: Mapping[str, Mapping[str, Any]]
-
-    @classmethod
-    def read(cls, which: str) -> Config:
-        """By the name of a file in configs/, or by its path. One that `extends` another has its device, families and
-        tuned, but what it says itself. Raises OptionError if there is no such file, or a key in it is unknown."""
-        path = Path(which) if which.endswith((".yml", ".yaml")) else CONFIGS / f"{which}.yml"
-        if not path.is_file():
-            known = ", ".join(sorted(file.stem for file in CONFIGS.glob("*.yml")))
-            raise OptionError(f"there is no config {which!r}: expected {known}, or the path of a file")
-        found = yaml.safe_load(path.read_text("utf-8"))
-        keys = ("extends", "device", "families", "tuned", "studies")
-        if strange := sorted(set(found) - set(keys)):
-            raise OptionError(f"{path}: {strange[0]!r} is no key; there are {', '.join(keys)}")
-        base = cls.read(found["extends"]) if "extends" in found else cls("", path, "cpu", {}, {}, {})
-        known, tuned = ({**getattr(base, key), **found.get(key, {})} for key in ("families", "tuned"))
-        return cls(path.stem, path, found.get("device", base.device), known, tuned, found.get("studies", {}))
-
-    def family(self, name: str) -> families.Family:
-        return families.family(name, self.families, self.device)
-
-    def tune(self, name: str) -> finetune.Tuned:
-        return finetune.tuned(name, self.tuned, self.device, self.families)
-
-    def described(self, name: str) -> Mapping[str, Any]:
-        """What it says of a family or of what is fine-tuned, and of the family that this starts from."""
-        about = self.tuned.get(name) or self.families.get(name, {})
-        base = about.get("base")
-        return {**about, "base": self.families[base]} if base in self.families else about
-
-    def prepare(self, name: str, seed: Any) -> None:
-        """Have a model there: of a family by its seed, of what is fine-tuned by domain and seed."""
-        if name in self.tuned:
-            self.tune(name).model(*seed)
-        else:
-            self.family(name).model(seed)
 
 
 @dataclass(frozen=True)
@@ -100,7 +50,8 @@ class Study(ABC):
     """A table or figure. config: with options of this study.
 
     paper: "zhang", "theus" or "verma". title: of which table or figure. keys: by which a row is known, among all rows
-    of the study. about: Markdown, what was done here, and how that differs from the paper.
+    of the study. about: Markdown, what was done here, and how that differs from the paper. known: names of its options,
+    and of those of each of its families or models. Raises OptionError for another, and for pairs that are none.
     """
 
     config: Config
@@ -111,9 +62,18 @@ class Study(ABC):
     title: ClassVar[str]
     about: ClassVar[str]
     keys: ClassVar[tuple[str, ...]]
+    known: ClassVar[tuple[str, ...]]
 
     def __post_init__(self) -> None:
         self.options = self.config.studies[self.name]
+        where = f"{self.config.path}: studies: {self.name}"
+        inner = {**self.options.get("families", {}), **self.options.get("models", {})}
+        for place, options in [(where, self.options), *((f"{where}: {name}", its) for name, its in inner.items())]:
+            if strange := [key for key in options if key not in self.known]:
+                raise OptionError(f"{place}: {strange[0]!r} is no option; there are {', '.join(self.known)}")
+            for pair in options.get("pairs", []):
+                if not isinstance(pair, list) or len(pair) != 2 or pair[0] == pair[1]:
+                    raise OptionError(f"{place}: pairs: expected two different seeds, found {pair!r}")
 
     @abstractmethod
     def parts(self) -> Iterator[Part]:
@@ -163,30 +123,66 @@ class Store:
         return cls(folder / study.config.name / f"{study.name}.json", study)
 
     def rows(self) -> list[Row]:
-        """Raises OptionError if they were made with other options or models than the config has now."""
+        """Raises OptionError if they were made with other options or models than the config has now, or if no run wrote
+        the file."""
+        found: list[Row] = self._read()["rows"]
+        return found
+
+    def unfinished(self) -> list[Part]:
+        """The parts whose rows are not all there."""
+        finished = {_scalars(part) for part in self._read()["finished"]}
+        return [part for part in self.study.parts() if part not in finished]
+
+    def require_writable(self) -> None:
+        """Raises OptionError if rows cannot be kept: better before hours than after."""
+        self._read()
+        try:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OptionError(f"rows cannot be kept in {self.file.parent} ({error}); choose another --data") from error
+        if not os.access(self.file.parent, os.W_OK):
+            raise OptionError(f"rows cannot be kept in {self.file.parent}, which is read-only; choose another --data")
+
+    def _read(self) -> Row:
         if not self.file.exists():
-            return []
-        found = json.loads(self.file.read_text("utf-8"))
-        if {key: found.get(key) for key in ("options", "models")} != self.study.made_from:
+            return {"rows": [], "finished": []}
+        try:
+            found: Row = json.loads(self.file.read_text("utf-8"))
+            same = {key: found[key] for key in ("options", "models")} == self.study.made_from
+            keys = [self.study.key(row) for row in found["rows"]]
+            list(found["finished"])
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise OptionError(
+                f"{self.file} is not what a run of {self.study.name} wrote ({type(error).__name__}: {error}); "
+                "restore it, or delete it to make its rows anew"
+            ) from error
+        if not same or len(set(keys)) < len(keys):
             raise OptionError(
                 f"{self.file} was made with other options or models of {self.study.name} than "
                 f"{self.study.config.path} has; delete it to make its rows anew, or restore the config"
             )
-        rows: list[Row] = found["rows"]
-        return rows
+        return found
 
     def done(self) -> set[Key]:
         return {self.study.key(row) for row in self.rows()}
 
-    def add(self, row: Row, command: str) -> None:
-        """Put a row in the file, in place of the one with its key; all rows are written anew."""
+    def add(self, row: Row | None, command: str, finished: Part | None = None) -> None:
+        """Put a row in the file, in place of the one with its key, and a part among those that are finished; all is
+        written anew. Raises OptionError if it cannot be."""
         self.file.parent.mkdir(parents=True, exist_ok=True)
         with locked(self.file.parent):
-            rows = [one for one in self.rows() if self.study.key(one) != self.study.key(row)]
+            found = self._read()
+            rows = [one for one in found["rows"] if row is None or self.study.key(one) != self.study.key(row)]
+            parts = dict.fromkeys(map(_scalars, [*found["finished"], *([finished] if finished else [])]))
             about = provenance(command) | {"config": self.study.config.name} | self.study.made_from
             scratch = self.file.with_suffix(".new")
-            scratch.write_text(written(about, [*rows, row]), "utf-8")
-            scratch.replace(self.file)
+            try:
+                rows += [row] if row else []
+                scratch.write_text(written(about | {"finished": list(parts)}, rows), "utf-8")
+                scratch.replace(self.file)
+            except OSError as error:
+                scratch.unlink(missing_ok=True)
+                raise OptionError(f"{self.file} cannot be written ({error}); its rows so far are kept") from error
 
     def run(self, part: Part, command: str) -> int:
         """Make and keep the rows of a part that are not there yet; how many those were."""
@@ -197,7 +193,13 @@ class Store:
             self.add({**row, **cost}, command)
             print(f"{self.study.name} {' '.join(map(str, self.study.key(row)))}: {spent[1]:.1f} s", flush=True)
             made, start = made + 1, (time.process_time(), time.perf_counter())
+        if part in self.unfinished():
+            self.add(None, command, finished=part)
         return made
+
+
+def _scalars(part: Sequence[Any]) -> Part:
+    return tuple(part)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from statistics import fmean
 from drawing import COLOURS, DASHES, figure, legend
 from families import Seed
 from study import Claim, Key, Part, Row, Study, mean_error, table
-from ways import SEED, WAYS, Apart, moved, places_kept
+from ways import OPTIONS, SEED, WAYS, Apart, moved, places_kept
 
 from symfuse.alignment import Alignment
 from symfuse.architectures import Model
@@ -33,13 +33,14 @@ class Iterations(Study):
     paper = "theus"
     title = "Theus et al., iterations"
     keys = ("family", "source", "anchor", "method")
+    known = ("families", "pairs", "sweeps", "ways", "shown", "methods", "once", "paper", *OPTIONS)
     about = """
-Weight matching sweeps over the residual stream, heads and neurons in random order: from the identity, or from the best
-stream for those tensors that nothing else moves, such as embeddings (elsewhere the nearer of both is taken, and biases
-are translated too). After each sweep: the squared distance to the anchor, as a share of that of the models as they are;
-the test barrier on 11 points; the share of neurons that have the place which they have after the last sweep. Learning:
-the barrier on the part "match" at 5 inner points, by step. Claims are decided by the start that ends nearer, and count
-from the models as they are.
+Weight matching sweeps over the residual stream, heads and neurons in random order: from the identity, or from the
+best stream for those tensors that nothing else moves, such as embeddings (elsewhere the nearer of both is taken, and
+biases are translated too). After each sweep: the squared distance to the anchor, as a share of that of the models as
+they are; the test barrier on 11 points; the share of neurons that have the place which they have after the last
+sweep. Learning: the barrier on the part "match" at 5 inner points, by step. Claims are decided by the start that ends
+nearer, and count from the models as they are.
 """
 
     def parts(self) -> Iterator[Part]:

@@ -13,7 +13,7 @@ from drawing import figure
 from families import Seed, held
 from paths import NOTHING
 from study import Claim, Key, Part, Row, Study, better, mean_error, table
-from ways import Apart, Moved, Way, learned_how, moved, plain
+from ways import OPTIONS, Apart, Moved, Way, learned_how, moved, plain
 
 import symfuse
 from symfuse.architectures import Model
@@ -50,10 +50,12 @@ class Simplex(Study):
     paper = "theus"
     title = "Theus et al., the simplex of three models"
     keys = ("family", "seeds", "method")
+    known = ("families", *WAYS, *OPTIONS)
     about = f"""
 Three models that were trained apart, averaged with all weights in steps of 1/{PARTS}. Barrier: the highest test loss
-above the plane through the losses of the three; or above their mean. Weight matching: to the universe, each in turns to
-the mean of all. Learned: from there, by the loss of random points of the simplex.
+above the plane through the losses of the three; or above their mean. Weight matching: to the universe, each in turns
+to the mean of all, in the parametrisation in which the stream is rotated (what that changes by itself: Table 2).
+Learned: from there, by the loss of random points of the simplex.
 """
 
     def parts(self) -> Iterator[Part]:

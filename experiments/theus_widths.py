@@ -9,7 +9,7 @@ from drawing import figure, legend
 from families import Seed
 from paths import NOTHING, Paths, draw_curves, measured, ordered
 from study import Claim, Key, Part, Row, Study
-from ways import Apart, Moved, Way, learned_how
+from ways import OPTIONS, Apart, Moved, Way, learned_how
 
 from symfuse.alignment import Alignment
 from symfuse.architectures import Model
@@ -58,10 +58,12 @@ class Widths(Study):
     paper = "theus"
     title = "Theus et al., models of different widths"
     keys = ("family", "source", "anchor", "method")
+    known = ("families", "wide", "pairs", *OPTIONS)
     about = """
-A model of half the width is expanded exactly to that of another (units are copied, and what they write is divided among
-the copies), and matched to it. Plain: every unit copied once. Weight matching: the stream rotated, the copies chosen
-anew for what was found. Learned: from there. The path then joins two models of the wide shape; columns as in Table 2.
+A model of half the width is expanded exactly to that of another (units are copied, and what they write is divided
+among the copies), and matched to it. Plain: every unit copied once. Weight matching: the stream rotated, the copies
+chosen anew for what was found (in the rotatable parametrisation, as in Table 2). Learned: from there. The path then
+joins two models of the wide shape; columns as in Table 2.
 """
 
     def parts(self) -> Iterator[Part]:

@@ -13,7 +13,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ import yaml
 from torch import Tensor, nn
 
 from symfuse.demo.packages import cache, publishing
-from symfuse.errors import OptionError
+from symfuse.errors import CheckpointError, OptionError
 from symfuse.evaluate.tasks.causal_lm import CausalLM
 from symfuse.evaluate.tasks.image_classification import ImageClassification
 from symfuse.evaluate.tasks.masked_lm import MaskedLM
@@ -66,6 +66,9 @@ class Kind:
                 f"families: {name}: {wrong[0]!r} is {'missing' if wrong[0] in needed else 'not a key'}; "
                 f"there are {', '.join('class' if key == 'model' else key for key in sorted(allowed))}"
             )
+        require_numbers(f"families: {name}", found, ("batch", "steps", "at_once", "warm_up"), ("length", "windows"))
+        if "length" in found and not found.get("windows"):
+            raise OptionError(f"families: {name}: windows: of text a number of them is needed to measure on")
         return cls(name, **found, device=device)
 
     @property
@@ -80,9 +83,14 @@ class Kind:
         """A new model, its weights random."""
         import transformers
 
-        kind = getattr(transformers, self.model)
+        kind = getattr(transformers, str(self.model), None)
+        if kind is None:
+            raise OptionError(f"families: {self.name}: transformers has no class {self.model!r}")
         vocabulary = {} if self.of_images else {"vocab_size": corpora.vocabulary(self.data) + self.masked}
-        return kind(kind.config_class(**vocabulary, **self.config))
+        try:
+            return kind(kind.config_class(**vocabulary, **self.config))
+        except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
+            raise OptionError(f"families: {self.name}: {self.model} cannot be built ({error})") from error
 
     @property
     def of_images(self) -> bool:
@@ -99,6 +107,7 @@ class Kind:
             chosen = torch.randint(len(labels), (self.batch,), generator=rng)
             return {"pixel_values": corpora.scaled(images[chosen]), "labels": labels[chosen]}
         found = corpora.text(self.data, "train")
+        corpora.require_length(self.data, "train", self.length)
         starts = torch.randint(len(found) - self.length, (self.batch,), generator=rng)
         tokens = found[starts[:, None] + torch.arange(self.length)]
         tokens, labels = corpora.mask(tokens, rng, corpora.vocabulary(self.data)) if self.masked else (tokens, tokens)
@@ -138,6 +147,8 @@ class Kind:
             optimizer.step()
             schedule.step()
         score = self.task("match")(model.eval())
+        if not math.isfinite(score.loss):
+            raise CheckpointError(f"{self.name}-{seed}: its loss is {score.loss} after training; lower its rate")
         took = time.perf_counter() - start
         print(f"{self.name}-{seed}: {score.loss:.3f} {dict(score.metrics)} in {took:.0f} s", flush=True)
         with publishing(folder) as scratch:
@@ -147,6 +158,19 @@ class Kind:
     def _rate(self, step: int) -> float:
         """Linear warm-up, then half a cosine down to nothing."""
         return min(1.0, (step + 1) / self.warm_up) * (1 + math.cos(math.pi * step / self.steps)) / 2
+
+
+def require_numbers(
+    where: str, found: Mapping[str, Any], positive: Sequence[str], from_nothing: Sequence[str] = ()
+) -> None:
+    """Raises OptionError if one of these is no whole number from 1 (or from 0) on, or the rate is not above 0."""
+    for key in (*positive, *from_nothing):
+        value, least = found.get(key, 1), 1 if key in positive else 0
+        if type(value) is not int or value < least:
+            raise OptionError(f"{where}: {key}: expected a whole number from {least} on, found {value!r}")
+    rate = found.get("rate", 1.0)
+    if type(rate) not in (int, float) or not 0 < rate < math.inf:
+        raise OptionError(f"{where}: rate: expected a number above 0 (in YAML 1.0e-3, not 1e-3), found {rate!r}")
 
 
 def _text(tokens: Tensor, labels: Tensor) -> Inputs:

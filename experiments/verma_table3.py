@@ -19,6 +19,7 @@ class Table3(Permuted):
     name = "verma_table3"
     paper = "verma"
     title = "Verma & Elbayad, Table 3: classification tasks"
+    known = ("models", "pairs", "points", "heard")
     about = """
 The independently trained character BERTs, each fine-tuned with a new head (the same initial one for all) on a task
 that 16 letters can carry (experiments/letters.py): the part of speech of the word in the middle, whether both halves

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from config import Config
 from families import Family, Seed, held
-from study import Config, commit
+from study import commit
 
 import symfuse
 from symfuse.alignment import Alignment

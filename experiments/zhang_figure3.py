@@ -18,10 +18,11 @@ class Ablation(PairStudy):
     paper = "zhang"
     title = "Zhang et al., Figure 3: ablation of the matching"
     keys = ("models", "source", "anchor", "matching")
+    known = ("models", "pairs")
     about = """
 The plain average of two models, matched in part: by rotations of attention, by a permutation of feed-forward neurons,
-or both, each without and with rescaling. Accuracy is of the test part; of fine-tuned models the mean over the tests of
-both domains. Five merges are of models that were trained apart (vit, fashion, bert, gpt2, sceptr), one is of
+or both, each without and with rescaling. Accuracy is of the test part; of fine-tuned models the mean over the tests
+of both domains. Five merges are of models that were trained apart (vit, fashion, bert, gpt2, sceptr), one is of
 fine-tunes of MiniLM (sentiment). Neurons behind a GELU cannot be rescaled; of these models only sceptr has ReLU. The
 paper's gains by merge we do not have as figures.
 """

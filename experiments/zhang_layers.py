@@ -21,6 +21,7 @@ class Layers(Study):
     paper = "zhang"
     title = "Zhang et al., matching single layers and tails of layers"
     keys = ("family", "source", "anchor", "set", "layer")
+    known = ("families", "pairs", "axes")
     about = """
 The plain average of two models that were trained apart, when only one layer is matched (single), or all layers from
 one on (tail), or all up to it (head): attention, heads and feed-forward block. The paper matches layers of fine-tuned

@@ -55,15 +55,16 @@ class Merges(PairStudy):
     paper = "zhang"
     title = "Zhang et al., Table 2: pairs of ViTs"
     keys = ("models", "source", "anchor", "method", "matching")
+    known = ("models", "pairs", "batches")
     about = """
 Two ViTs that were trained apart on the same images (vit: digits; fashion: clothes), merged by four methods: without
-matching; after the paper's (rotations of attention, a permutation of feed-forward neurons; then with scales); and after
-matching all axes, where the residual stream is rotated too (not in the paper; the anchor is in the same frame). "best
-layer" is how the paper chose for its ViTs: one layer is matched, that whose merge is best on the part "match"; the
-paper's figures with matching stand there. Accuracy is of the test part. Fisher and RegMean look at training images, by
-the models as they are merged. "OT" moves all axes by symfuse's soft maps from the weights, "OT, peer" is OT fusion as
-Imfeld et al. have it; where the stream was rotated, both move only what is inside of layers. The paper's ViTs are
-larger; on its CIFAR-10 chance is 10 %.
+matching; after the paper's (rotations of attention, a permutation of feed-forward neurons; then with scales); and
+after matching all axes, where the residual stream is rotated too (not in the paper; the anchor is in the same frame).
+"best layer" is how the paper chose for its ViTs: one layer is matched, that whose merge is best on the part "match";
+the paper's figures with matching stand there. Accuracy is of the test part. Fisher and RegMean look at training
+images, by the models as they are merged. "OT" moves all axes by symfuse's soft maps from the weights, "OT, peer" is
+OT fusion as Imfeld et al. have it; where the stream was rotated, both move only what is inside of layers. The paper's
+ViTs are larger; on its CIFAR-10 chance is 10 %.
 """
 
     def rows(self, part: Part, done: Container[Key]) -> Iterator[Row]:

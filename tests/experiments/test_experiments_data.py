@@ -17,7 +17,7 @@ import yaml
 from domains import Domains
 
 import symfuse
-from symfuse.errors import OptionError
+from symfuse.errors import CheckpointError, DataError, OptionError
 
 TINY = Path(__file__).parent / "tiny.yml"
 
@@ -172,3 +172,47 @@ def test_a_published_family_is_read_by_its_pattern(away: Path) -> None:
     assert "labels" not in heard[0]
     found = symfuse.match(family.model(3), to=family.model(4), axes="ffn", **family.heard(1))
     assert symfuse.verify(family.model(3), found(family.model(3)))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"steps": -3}, "steps: expected a whole number from 1 on, found -3"),
+        ({"steps": True}, "steps: expected a whole number from 1 on, found True"),
+        ({"rate": "1e-3"}, "rate: expected a number above 0 .in YAML 1.0e-3, not 1e-3., found '1e-3'"),
+        ({"rate": float("inf")}, "rate: expected a number above 0 .*, found inf"),
+        ({"length": 8}, "windows: of text a number of them is needed"),
+    ],
+)
+def test_numbers_that_are_none_are_refused_before_training(changed: dict[str, Any], message: str) -> None:
+    description = yaml.safe_load(TINY.read_text("utf-8"))["families"]["vit"]
+    with pytest.raises(OptionError, match=f"families: vit: {message}"):
+        train.Kind.of("vit", {**description, **changed}, "cpu")
+    with pytest.raises(OptionError, match="tuned: x: epochs: expected a whole number from 1 on, found -1"):
+        finetune.tuned("x", {"x": {"base": "minilm", "domains": "pos", "epochs": -1}})
+
+
+def test_a_model_that_learned_nothing_is_not_kept(away: Path) -> None:
+    """Its loss is no number."""
+    wild = replace(vit(), rate=1e30)
+    with pytest.raises(CheckpointError, match="vit-0: its loss is nan after training; lower its rate"):
+        wild.trained(0)
+    assert not list((away / "cache").rglob("*.safetensors"))
+
+
+def test_classes_and_configs_that_do_not_exist_are_named(away: Path) -> None:
+    with pytest.raises(OptionError, match="families: vit: transformers has no class 'ViTForNothing'"):
+        replace(vit(), model="ViTForNothing").build()
+    with pytest.raises(OptionError, match="families: vit: ViTForImageClassification cannot be built"):
+        replace(vit(), config={"hidden_size": 7}).build()
+
+
+def test_data_that_are_too_short_or_of_other_columns_are_named(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("short", "utf-8")
+    data = {"text": {"test": str(tmp_path / "a.txt")}}
+    with pytest.raises(DataError, match=r"a\.txt, test: 5 letters or tokens are too few for a window of 8"):
+        corpora.windows(data, "test", 2, 8)
+    parquet(tmp_path / "test.parquet", 2)
+    images = {"images": {"test": str(tmp_path / "test.parquet")}, "columns": ["img", "fine_label"], "match": 1}
+    with pytest.raises(DataError, match=r"test\.parquet: expected Parquet with the columns img and fine_label"):
+        corpora.images(images, "test")

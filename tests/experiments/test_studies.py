@@ -14,7 +14,8 @@ import pytest
 import results
 import run
 import yaml
-from study import Claim, Config, Store, Study, better, mean_error, table
+from config import Config
+from study import Claim, Store, Study, better, mean_error, table
 
 from symfuse.errors import OptionError
 
@@ -98,6 +99,7 @@ class Counting(Study):
     """One row for each number of a part."""
 
     name, paper, title, about, keys = "counting", "zhang", "Counting: to three", "", ("part", "n")
+    known = ("steps", "models", "pairs")
 
     def parts(self) -> Iterator[tuple[Any, ...]]:
         yield from (("a",), ("b",))
@@ -148,31 +150,67 @@ def test_what_was_written_says_how_it_came_about(tmp_path: Path) -> None:
     assert [path.name for path in store.file.parent.iterdir()] == ["counting.json"]
 
 
-def test_the_page_counts_the_claims_and_links_to_the_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    study = counting()
-    Store.of(study, tmp_path).run(("a",), "test")
-    monkeypatch.setattr(results, "PAGE", tmp_path / "page.md")
-    monkeypatch.setattr(results, "FIGURES", tmp_path / "figures")
-    results.write([study], tmp_path)
-    page = (tmp_path / "page.md").read_text("utf-8")
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with rows of `Counting`, as the small config would have them, and with a document."""
+    monkeypatch.setattr(run, "STUDIES", ("counting",))
+    monkeypatch.setattr(run, "study", lambda _, config: Counting(config))
+    for name in ("small", "long"):
+        for part in ("a", "b"):
+            Store.of(Counting(config_of(name)), tmp_path).run((part,), "test")
+    text = "before\n<!-- table: counting of long -->\nold\n<!-- end of table -->\nafter\n"
+    (tmp_path / "some.md").write_text(text, "utf-8")
+    monkeypatch.setattr(results, "DOCS", tmp_path)
+    return tmp_path
+
+
+def config_of(name: str) -> Config:
+    return Config(name, results.CONFIGS / f"{name}.yml", "cpu", {}, {}, {"counting": {}})
+
+
+def test_the_page_counts_the_claims_and_links_to_the_tables(made: Path) -> None:
+    results.write(config_of("small"), [], made)
+    page = (made / "results.md").read_text("utf-8")
     assert "Of 1 claims 1 are confirmed, 0 are not so here, and 0 are undecided." in page
     assert "[Counting: to three](#counting-to-three) | squares grow | up to 4 | yes |" in page
     assert "| 2 | 4 |" in page
 
 
-def test_other_configs_fill_the_marks_of_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    study = Counting(Config("long", TINY, "cpu", {}, {}, {"counting": {}}))
-    Store.of(study, tmp_path).run(("a",), "test")
-    document = tmp_path / "some.md"
-    document.write_text("before\n<!-- table: counting of long -->\nold\n<!-- end of table -->\nafter\n", "utf-8")
-    monkeypatch.setattr(results, "DOCS", tmp_path)
-    monkeypatch.setattr(results, "FIGURES", tmp_path / "figures")
-    results.write([study], tmp_path)
-    text = document.read_text("utf-8")
+def test_other_configs_fill_the_marks_of_documents(made: Path) -> None:
+    results.write(config_of("long"), [Counting(config_of("long"))], made)
+    text = (made / "some.md").read_text("utf-8")
     assert "| 2 | 4 |" in text
     assert "old" not in text
     assert text.startswith("before")
     assert text.endswith("after\n")
+    assert not (made / "results.md").exists()
+
+
+def test_nothing_is_written_without_rows_or_with_too_few(made: Path) -> None:
+    with pytest.raises(OptionError, match=r"there are no rows of .*; run without --write first"):
+        results.write(config_of("small"), [], made / "elsewhere")
+    assert not (made / "results.md").exists()
+    Store.of(Counting(config_of("small")), made / "half").run(("a",), "test")
+    with pytest.raises(OptionError, match=r"counting: 1 parts are not finished, such as b; run python experiments/run"):
+        results.write(config_of("small"), [], made / "half")
+    assert not (made / "half" / "results.md").exists()
+
+
+def test_a_file_that_nobody_here_wrote_is_refused_by_its_name(tmp_path: Path) -> None:
+    store = Store.of(counting(), tmp_path)
+    store.run(("a",), "test")
+    whole = store.file.read_text("utf-8")
+    for broken in (whole[:-40], "", "[]", whole.replace('"n"', '"m"'), '{"rows": null}'):
+        store.file.write_text(broken, "utf-8")
+        with pytest.raises(OptionError, match=r"counting\.json is not what a run of counting wrote .*; restore it"):
+            store.add({"part": "b", "n": 0}, "test")
+        assert store.file.read_text("utf-8") == broken
+
+
+def test_rows_that_cannot_be_kept_are_refused_before_any_is_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OptionError, match=r"rows cannot be kept in .*file/small .*; choose another --data"):
+        Store.of(counting(), tmp_path / "file").require_writable()
 
 
 @pytest.mark.parametrize(
@@ -201,13 +239,43 @@ def test_a_gain_is_decided_by_students_test(gains: list[float], holds: bool | No
     assert better(gains) is holds
 
 
-def test_a_config_that_is_not_there_or_has_a_strange_key_is_refused(tmp_path: Path) -> None:
+def test_a_config_that_is_not_there_is_refused_with_those_that_are() -> None:
     with pytest.raises(OptionError, match=r"there is no config 'huge': expected .*paper, small"):
         Config.read("huge")
-    strange = tmp_path / "strange.yml"
-    strange.write_text(yaml.safe_dump({"familys": {}}), "utf-8")
-    with pytest.raises(OptionError, match=r"'familys' is no key; there are .*families, tuned, studies"):
-        Config.read(str(strange))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("familys: {}", "'familys' is no key; there are .*families, tuned, studies"),
+        ("- a", "expected a mapping with extends, device, .*, found list"),
+        ("", "expected a mapping with extends, .*, found NoneType"),
+        ("families: [", "is no YAML that can be read"),
+        ("families: {a: {steps: 1, steps: 2}}", "has the key 'steps' twice"),
+        ("studies: [a]", "studies: expected a mapping"),
+        ("families: {vit: null}", "families: vit: expected a mapping, found None"),
+        ("extends: {file}", "extends itself"),
+        ("device: gpu", "device 'gpu' cannot be used"),
+        ("studies: {zhang_layer: {}}", "studies: 'zhang_layer' is none; there are zhang_table1"),
+        ("studies: {zhang_layers: {familys: {}}}", "zhang_layers: 'familys' is no option; there are families, pairs"),
+        ("studies: {zhang_layers: {}}", "studies: zhang_layers: 'families' is missing"),
+        ("studies: {zhang_layers: {families: {vit: {pairs: [[0, 1]], axis: ffn}}}}", "vit: 'axis' is no option"),
+        ("studies: {zhang_layers: {families: {vit: {pairs: [[0]]}}}}", "vit: pairs: expected two different seeds"),
+        ("studies: {zhang_layers: {families: {vit: {pairs: [[1, 1]]}}}}", "expected two different seeds"),
+    ],
+)
+def test_a_config_that_is_wrong_is_refused_by_its_place(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "some.yml"
+    path.write_text(text.replace("{file}", str(path)), "utf-8")
+
+    def read() -> None:
+        config = Config.read(str(path))
+        config.require_device()
+        for study in run.chosen(config, ()):
+            list(study.parts())
+
+    with pytest.raises(OptionError, match=f"some.yml.*{message}"):
+        read()
 
 
 @pytest.mark.slow  # processes that import torch
@@ -221,4 +289,5 @@ def test_what_fails_is_said_and_the_others_go_on(tmp_path: Path, capsys: pytest.
     assert run.run(studies, tmp_path, 1, "test") == 3  # two models and a part
     said = capsys.readouterr().err
     assert "FAILED zhang_layers absent 0 1: OptionError: families: no family is called 'absent'" in said
+    assert sum("FAILED absent" in line and "as before" in line for line in said.splitlines()) == 1
     assert {row["family"] for row in Store.of(studies[0], tmp_path).rows()} == {"vit"}

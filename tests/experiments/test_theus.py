@@ -25,7 +25,8 @@ import run
 import theus_iterations
 import theus_simplex
 import ways
-from study import Config, Store
+from config import Config
+from study import Store
 
 TINY = Path(__file__).parent / "tiny.yml"
 LONG = ("theus_table2", "theus_simplex", "theus_widths")
@@ -213,7 +214,8 @@ def test_claims_of_table_2_follow_the_rows() -> None:
     turned = dict(zip(as_in_the_paper, reversed(as_in_the_paper.values()), strict=True))
     turned |= {"plain": (0.9, 0.9, 0.9), "learned orthogonal, permutations too": (0.0, 0.0, 0.0)}
     found = [claim for claim in study.claims(rows_of(turned)) if claim.here.startswith("vit")]
-    assert [claim.holds for claim in found] == [True, False, False, False, False]
+    assert found[0].holds
+    assert not any(claim.holds for claim in found[1:])
 
 
 @pytest.mark.parametrize("name", LONG)

@@ -20,8 +20,8 @@ import torch
 import verma_data
 import verma_table1
 import verma_table2
+from config import Config
 from scipy.optimize import linear_sum_assignment
-from study import Config
 from verma import PLAIN, Permuted
 
 import symfuse

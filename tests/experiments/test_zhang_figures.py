@@ -14,7 +14,8 @@ import torch
 import transformers
 import zhang_figure4
 import zhang_table2
-from study import Config, Study
+from config import Config
+from study import Study
 from torch.testing import assert_close
 
 import symfuse

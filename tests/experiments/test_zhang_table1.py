@@ -9,7 +9,8 @@ import fusing
 import pytest
 import torch
 import zhang_table1
-from study import Config, Row
+from config import Config
+from study import Row
 
 import symfuse
 from contract.tiny import TEXT, of
@@ -42,7 +43,7 @@ def test_a_gain_is_against_the_same_method_and_seed() -> None:
     rows = [row(0, "simple", "none", 0.5), row(1, "simple", "none", 0.25), row(1, "simple", "both", 0.75)]
     rows += [row(0, "simple", "both", 0.5), row(0, "Fisher", "none", 0.125), row(2, "simple", "both", 1.0)]
     rows += [row(0, "simple", "none", 0.0, ("a", "b", "c")), row(0, "simple", "both", 1.0, ("a", "b", "c"))]
-    scores = zhang_table1.Scores(rows)
+    scores = zhang_table1.Scores(rows, "accuracy")
     assert scores.gains("in", "accuracy", "simple", "both") == [0.0, 0.5]
     assert scores.gains("out", "accuracy", "simple", "both") == [1.0]
     assert scores.gains("in", "accuracy", "Fisher", "both") == []
@@ -50,7 +51,7 @@ def test_a_gain_is_against_the_same_method_and_seed() -> None:
 
 def test_in_domain_is_the_mean_over_pairs() -> None:
     rows = [row(0, "simple", "none", 0.5, ("a", "b")), row(0, "simple", "none", 1.0, ("a", "c"))]
-    assert zhang_table1.Scores(rows).values("in", "accuracy", "simple", "none") == {0: 0.75}
+    assert zhang_table1.Scores(rows, "accuracy").values("in", "accuracy", "simple", "none") == {0: 0.75}
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,8 @@ import pytest
 import torch
 import yaml
 import zhang_table3
-from study import Config, Row
+from config import Config
+from study import Row
 
 SHAPE = {"class": "BertModel", "config": {}, "noise": 0.01, "seeds": [0], "methods": ["RegMean"], "texts": 2}
 
