@@ -32,10 +32,10 @@ not their heights. The papers' own scale is `--config paper`, the same code with
 none. ± is the standard error of the mean over seeds, or over pairs of seeds.
 
 "Is it so?" is decided by the rows. That something gains is confirmed if the mean gain over pairs or seeds is above
-nothing, and not so if it is below, each by Student's one-sided test at 5 %, or if nothing changes at all; else it is
-undecided, which three pairs often leave it. Of a hundred such verdicts five are expected by chance, and pairs that
-share a model are counted as if they did not. Claims that name a threshold (no barrier, settled, a share of time) are
-decided by the mean alone.
+nothing, and not so if it is below, each by Student's one-sided test at 5 %, or if nothing changes at all (in Table 1
+of Zhang et al. also if that test excludes half a point); else it is undecided, which three pairs often leave it. Of a
+hundred such verdicts five are expected by chance, and pairs that share a model are counted as if they did not. Claims
+that name a threshold (no barrier, settled, a share of time) are decided by the mean alone.
 """
 
 

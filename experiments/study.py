@@ -253,9 +253,9 @@ def mean_error(values: Iterable[float], digits: int = 2, scale: float = 1.0, sig
     return f"{text} ± {statistics.stdev(found) / math.sqrt(len(found)):.{digits}f}"
 
 
-def better(gains: Sequence[float]) -> bool | None:
-    """Whether the mean gain is above nothing (True) or below (False; also if there is none at all), by Student's
-    one-sided test at 5 %; None if that does not decide it."""
+def better(gains: Sequence[float], least: float = 0.0) -> bool | None:
+    """Whether the mean gain is above nothing (True), or below nothing or `least`, what is called a gain (False; also if
+    there is none at all), by Student's one-sided test at 5 %; None if that does not decide it."""
     from scipy.stats import t
 
     if not any(gains):
@@ -265,7 +265,7 @@ def better(gains: Sequence[float]) -> bool | None:
     error = statistics.stdev(gains) / math.sqrt(len(gains))
     most = float(t.ppf(1 - LEVEL, len(gains) - 1)) * error
     mean = statistics.fmean(gains)
-    return True if mean > most else False if mean < -most else None
+    return True if mean > most else False if mean < max(-most, least - most) else None
 
 
 def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:

@@ -20,8 +20,10 @@ from torch import Tensor
 import symfuse
 from symfuse.alignment import random_alignment
 
+NAMES = {"accuracy": "accuracy", "f1": "F1"}
 PLACES = {"in": "in domain", "out": "out of domain"}
 REFERENCES = ("single", "own", "ensemble")
+LEAST = 0.005  # of accuracy or F1, that is called a gain
 CLAIMED = ("simple", "Fisher", "RegMean")
 # Without and with matching, by method and place: named entities with DeBERTa-large.
 PAPER = {
@@ -232,11 +234,13 @@ away, computing what they did.
         for name, place in itertools.product(self.options["tuned"], PLACES):
             its = self._of(rows, name)
             gains = {method: its.gains(place, its.metric, method, "both") for method in CLAIMED}
-            verdicts = {better(values) for values in gains.values()}
+            verdicts = {better(values, LEAST) for values in gains.values()}
             here = ", ".join(f"{method} {mean_error(values, 2, 100, '+')}" for method, values in gains.items())
             says = f"matching improves simple, Fisher and RegMean averages {place} of domain".replace("in of", "in")
             found.append(
-                Claim(says, f"{name}: {here} points of {its.metric}", *(verdicts if len(verdicts) == 1 else [None]))
+                Claim(
+                    says, f"{name}: {here} points of {NAMES[its.metric]}", *(verdicts if len(verdicts) == 1 else [None])
+                )
             )
         return found
 

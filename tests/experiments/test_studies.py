@@ -21,6 +21,7 @@ from symfuse.errors import OptionError
 
 TINY = Path(__file__).parent / "tiny.yml"
 LETTERS = "Now is the winter of our discontent made glorious summer by this sun of York;\n"
+SLOW = ("zhang_table1", "zhang_table2", "theus_table2", "theus_simplex", "theus_widths")
 TIMES = ("zhang_table3",)  # what is measured there is not the same twice
 
 
@@ -60,7 +61,7 @@ def test_every_study_is_in_every_config(config: str) -> None:
         assert len(study.about) > 80
 
 
-@pytest.mark.parametrize("name", run.STUDIES)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in run.STUDIES])
 def test_a_study_runs_and_goes_on(name: str, tmp_path: Path) -> None:
     study = tiny(name)
     store = Store.of(study, tmp_path)
@@ -276,6 +277,12 @@ def test_a_config_that_is_wrong_is_refused_by_its_place(text: str, message: str,
 
     with pytest.raises(OptionError, match=f"some.yml.*{message}"):
         read()
+
+
+def test_a_gain_too_small_to_be_called_one_is_none() -> None:
+    assert better([0.001, 0.002, 0.0]) is None
+    assert better([0.001, 0.002, 0.0], least=0.005) is False
+    assert better([0.001, 0.002, 0.02], least=0.005) is None
 
 
 @pytest.mark.slow  # processes that import torch
