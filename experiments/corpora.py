@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -58,6 +58,12 @@ def located(file: str) -> Path:
 
     owner, name, path = file.removeprefix("hub:").split("/", 2)
     return Path(hf_hub_download(f"{owner}/{name}", path, repo_type="dataset"))
+
+
+def stamps(files: Iterable[str]) -> dict[str, str]:
+    """Of the files of this machine their sha256: models that were trained on others are others."""
+    local = (Path(file) for file in files if not file.startswith("hub:"))
+    return {str(file): hashlib.sha256(file.read_bytes()).hexdigest() for file in local if file.is_file()}
 
 
 def images(data: Data, split: Split) -> tuple[Tensor, Tensor]:
@@ -127,11 +133,14 @@ def _parquet(file: Path, image: str, label: str) -> tuple[Tensor, Tensor]:
     from PIL import Image
     from pyarrow import parquet
 
+    if not file.is_file():
+        raise DataError(f"{file}: there is no such file; expected Parquet with the columns {image} and {label}")
     try:
         table = parquet.read_table(file, columns=[image, label])
     except (OSError, ValueError) as error:
         raise DataError(f"{file}: expected Parquet with the columns {image} and {label} ({error})") from error
-    pixels = [np.asarray(Image.open(io.BytesIO(one["bytes"])).convert("RGB")) for one in table[image].to_pylist()]
+    found = (one if isinstance(one, bytes) else one["bytes"] for one in table[image].to_pylist())
+    pixels = [np.asarray(Image.open(io.BytesIO(one)).convert("RGB")) for one in found]
     return torch.from_numpy(np.stack(pixels)).movedim(-1, 1), torch.tensor(table[label].to_pylist())
 
 
@@ -141,6 +150,8 @@ def _text(data: str, split: Split) -> Tensor:
         found = TEXTS[data](split)
     else:
         file = located(json.loads(data)["text"][split])
+        if not file.is_file():
+            raise DataError(f"{file}: there is no such file, from which the part {split!r} is read")
         found = "\n".join(_column(file)) if file.suffix == ".parquet" else file.read_text("utf-8")
     return torch.tensor(_letters_or_tokens(data)[1](found))
 

@@ -85,6 +85,10 @@ class Tuned:
         its score on what was held back."""
         about = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("device", "family")}
         about |= {} if self.family is None else {"family": self.family.folder.name}
+        if isinstance(self.domains, Mapping):
+            files = self.domains["files"]
+            pattern = files if isinstance(files, str) else files["train"]
+            about["files"] = corpora.stamps([pattern.format(domain=domain, split="train")])
         digest = hashlib.sha256(json.dumps(about, sort_keys=True, default=dict).encode()).hexdigest()
         folder = cache() / f"finetuned-{RECIPE}" / f"{self.name}-{digest[:8]}" / f"{domain}-{seed}"
         if folder.is_dir():

@@ -8,7 +8,7 @@ docs/matching.md is what this prints.
 
 from __future__ import annotations
 
-import sys
+import argparse
 import time
 
 import torch
@@ -45,9 +45,14 @@ def row(pair: Pair, axes: str) -> str:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("pairs", nargs="*", metavar="PAIR", help=f"of {', '.join(PAIRS)} (default: vit gpt2)")
+    names = parser.parse_args().pairs or ["vit", "gpt2"]
+    if strange := [name for name in names if name not in PAIRS]:
+        parser.error(f"no pair is called {strange[0]!r}")
     torch.set_num_threads(1)
     print("| pair | axes | distance left | plain barrier | barrier | condition | seconds |\n|" + "---|" * 7)
-    for name in sys.argv[1:] or ("vit", "gpt2"):
+    for name in names:
         pair = PAIRS[name]()
         for axes in SETTINGS:
             print(row(pair, axes), flush=True)

@@ -20,11 +20,12 @@ PAPERS = {
     "zhang": "Zhang, Zheng, Chen, Li 2025: Beyond the Permutation Symmetry of Transformers",
     "theus": "Theus, Cabodi, Anagnostidis, Orvieto, Singh, Boeva 2025: Generalized Linear Mode Connectivity",
     "verma": "Verma, Elbayad 2024: Merging Text Transformer Models from Different Initializations",
+    "own": "Further studies",
 }
 SAID = {True: "yes", False: "**no**", None: "undecided"}
 HEAD = """# The papers' tables, made again
 
-Written by `python experiments/run.py --write` from the rows in `experiments/data/small/`; do not edit.
+Written by `python experiments/run.py --write` from the rows that each section names; do not edit.
 `make experiments` makes the rows: models small enough to be trained and merged on two cores, on real images and text,
 and published checkpoints where a package carries some. So shares and signs may be compared with the papers' figures,
 not their heights. The papers' own scale is `--config paper`, the same code with models of the hub on a GPU; it was
@@ -40,9 +41,10 @@ that name a threshold (no barrier, settled, a share of time) are decided by the 
 
 
 def write(config: Config, studies: Sequence[Study], data: Path) -> None:
-    """The page and figures of the small config, of all its studies that have rows, whichever were chosen; of others the
-    tables between their marks in documents, and the figures that these name. Rows that are kept elsewhere are written
-    beside them. Raises OptionError if there are no rows, or those of a study are not all there."""
+    """The page and figures of the small config, of all its studies that have rows, whichever were chosen, in docs/. Of
+    rows that are kept elsewhere, and of configs of one's own, beside the rows. Of the other configs here the tables
+    between their marks in documents, and the figures that these name. Raises OptionError if there are no rows, or those
+    of a study are not all there."""
     small = config.path == CONFIGS / "small.yml"
     if small:
         studies = [run.study(name, config) for name in run.STUDIES if name in config.studies]
@@ -53,20 +55,31 @@ def write(config: Config, studies: Sequence[Study], data: Path) -> None:
         if parts := Store.of(study, data).unfinished():
             raise OptionError(
                 f"{study.name}: {len(parts)} parts are not finished, such as {' '.join(map(str, parts[0]))}; run "
-                f"python experiments/run.py {study.name} --config {config.name} to the end first"
+                f"{study.name} to the end first, without --write"
             )
-    if small:
-        to = DOCS if data == DATA else data
-        for study, rows in found.items():
-            study.draw(rows, to / FIGURES / f"{study.name}.svg")
-        (to / PAGE).write_text("\n".join(page(found, data)), "utf-8")
-        return
+    if small and data == DATA:
+        _write_page(found, data, DOCS)
+    elif data != DATA or config.path.parent != CONFIGS:
+        _write_page(found, data, data / config.name)
+    else:
+        _fill(found, config.name)
+
+
+def _write_page(found: dict[Study, list[Row]], data: Path, to: Path) -> None:
+    for study, rows in found.items():
+        study.draw(rows, to / FIGURES / f"{study.name}.svg")
+    (to / PAGE).write_text("\n".join(page(found, data)), "utf-8")
+    print(f"written: {to / PAGE}")
+
+
+def _fill(found: dict[Study, list[Row]], config: str) -> None:
+    """Put tables and figures in the documents that have marks for them."""
     for file in DOCS.glob("*.md"):
         for study, rows in found.items():
-            mark = f"<!-- table: {study.name} of {config.name} -->"
+            mark, figure = f"<!-- table: {study.name} of {config} -->", FIGURES / config / f"{study.name}.svg"
             if mark in file.read_text("utf-8"):
                 pairs.write(file, study.tables(rows), (mark, "<!-- end of table -->"))
-            figure = FIGURES / config.name / f"{study.name}.svg"
+                print(f"written: {study.name} in {file}")
             if figure.as_posix() in file.read_text("utf-8"):
                 study.draw(rows, DOCS / figure)
 
@@ -96,8 +109,13 @@ def _section(study: Study, rows: list[Row], file: Path) -> Iterator[str]:
     yield (
         f"\n`{about['command']}`: {len(rows)} rows in {spent / 60:.1f} minutes of one core, the training of the models "
         f"not counted; commit {', '.join(commits)}, torch {about['torch']}, transformers {about['transformers']}, "
-        f"{about['machine']}; `experiments/data/{study.config.name}/{study.name}.json`."
+        f"{about['machine']}; `{_named(file)}`."
     )
+
+
+def _named(file: Path) -> str:
+    root = DATA.parents[1]
+    return file.relative_to(root).as_posix() if file.is_relative_to(root) else file.as_posix()
 
 
 def _counted(claims: Sequence[Claim]) -> str:

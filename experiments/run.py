@@ -13,6 +13,7 @@ import importlib
 import multiprocessing
 import os
 import shlex
+import signal
 import sys
 import threading
 import time
@@ -109,6 +110,7 @@ def _alone() -> None:
     """One thread a process: those of BLAS libraries would fight. Of `transformers` only errors."""
     from transformers.utils import logging
 
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # one that goes on would take the next piece
     threading.Thread(target=_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     logging.set_verbosity_error()
@@ -148,7 +150,8 @@ def main() -> None:
         if options.list:
             for one in studies:
                 parts, store = len(list(one.parts())), Store.of(one, options.data)
-                print(f"{one.name}: {parts - len(store.unfinished())} of {parts} parts, {len(store.rows())} rows")
+                done = f"{parts - len(store.unfinished())} of {parts} parts, {len(store.rows())} rows"
+                print(f"{one.name} ({one.title}): {done}")
         elif options.write:
             import results
 
@@ -156,7 +159,8 @@ def main() -> None:
         else:
             start = time.perf_counter()
             failed = run(studies, options.data, options.jobs, f"python {shlex.join(sys.argv)}")
-            print(f"{(time.perf_counter() - start) / 60:.1f} minutes, {failed} failed", flush=True)
+            spent = (time.perf_counter() - start) / 60
+            print(f"{spent:.1f} minutes, {failed} failed; rows are in {options.data / config.name}", flush=True)
             sys.exit(bool(failed))
     except SymfuseError as error:
         parser.exit(1, f"error: {error}\n")

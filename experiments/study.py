@@ -49,8 +49,8 @@ class Claim:
 class Study(ABC):
     """A table or figure. config: with options of this study.
 
-    paper: "zhang", "theus" or "verma". title: of which table or figure. keys: by which a row is known, among all rows
-    of the study. about: Markdown, what was done here, and how that differs from the paper. known: names of its options,
+    paper: a key of `results.PAPERS`. title: of which table or figure. keys: by which a row is known, among all rows of
+    the study. about: Markdown, what was done here, and how that differs from the paper. known: names of its options,
     and of those of each of its families or models. Raises OptionError for another, and for pairs that are none.
     """
 

@@ -76,6 +76,8 @@ class Kind:
         """Of all seeds, by what the models are trained from."""
         about = {f.name: getattr(self, f.name) for f in fields(self)}
         about = {key: value for key, value in about.items() if key not in ("windows", "at_once", "device")}
+        if isinstance(self.data, Mapping):
+            about["files"] = corpora.stamps((self.data.get("images") or self.data["text"]).values())
         digest = hashlib.sha256(json.dumps(about, sort_keys=True, default=dict).encode()).hexdigest()
         return cache() / f"trained-{RECIPE}" / f"{self.name}-{digest[:8]}"
 

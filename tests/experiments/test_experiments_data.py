@@ -216,3 +216,21 @@ def test_data_that_are_too_short_or_of_other_columns_are_named(tmp_path: Path) -
     images = {"images": {"test": str(tmp_path / "test.parquet")}, "columns": ["img", "fine_label"], "match": 1}
     with pytest.raises(DataError, match=r"test\.parquet: expected Parquet with the columns img and fine_label"):
         corpora.images(images, "test")
+
+
+def test_other_training_data_make_another_model(tmp_path: Path) -> None:
+    files = {"train": str(tmp_path / "train.txt"), "test": "hub:owner/name/test.txt"}
+    kind = replace(train.kinds(TINY)["gpt2"], data={"text": files})
+    folders = []
+    for text in ("to be", "or not", "to be"):
+        (tmp_path / "train.txt").write_text(text, "utf-8")
+        folders.append(kind.folder)
+    assert folders[0] == folders[2] != folders[1]
+
+
+def test_files_that_are_not_there_are_named(tmp_path: Path) -> None:
+    missing = str(tmp_path / "missing")
+    with pytest.raises(DataError, match="missing: there is no such file, from which the part 'train' is read"):
+        corpora.text({"text": {"train": missing}}, "train")
+    with pytest.raises(DataError, match="missing: there is no such file; expected Parquet with the columns img"):
+        corpora.images({"images": {"train": missing}, "columns": ["img", "label"], "match": 1}, "train")

@@ -162,6 +162,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     text = "before\n<!-- table: counting of long -->\nold\n<!-- end of table -->\nafter\n"
     (tmp_path / "some.md").write_text(text, "utf-8")
     monkeypatch.setattr(results, "DOCS", tmp_path)
+    monkeypatch.setattr(results, "DATA", tmp_path)
     return tmp_path
 
 
@@ -187,14 +188,24 @@ def test_other_configs_fill_the_marks_of_documents(made: Path) -> None:
     assert not (made / "results.md").exists()
 
 
+def test_rows_elsewhere_have_their_page_beside_them(made: Path) -> None:
+    config = config_of("small")
+    for part in ("a", "b"):
+        Store.of(Counting(config), made / "elsewhere").run((part,), "test")
+    results.write(config, [], made / "elsewhere")
+    page = (made / "elsewhere" / "small" / "results.md").read_text("utf-8")
+    assert "elsewhere/small/counting.json" in page
+    assert not (made / "results.md").exists()
+
+
 def test_nothing_is_written_without_rows_or_with_too_few(made: Path) -> None:
     with pytest.raises(OptionError, match=r"there are no rows of .*; run without --write first"):
         results.write(config_of("small"), [], made / "elsewhere")
     assert not (made / "results.md").exists()
     Store.of(Counting(config_of("small")), made / "half").run(("a",), "test")
-    with pytest.raises(OptionError, match=r"counting: 1 parts are not finished, such as b; run python experiments/run"):
+    with pytest.raises(OptionError, match=r"counting: 1 parts are not finished, such as b; run counting to the end first"):
         results.write(config_of("small"), [], made / "half")
-    assert not (made / "half" / "results.md").exists()
+    assert not list((made / "half").rglob("*.md"))
 
 
 def test_a_file_that_nobody_here_wrote_is_refused_by_its_name(tmp_path: Path) -> None:
