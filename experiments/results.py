@@ -87,7 +87,9 @@ def _fill(found: dict[Study, list[Row]], config: str) -> None:
 def page(found: dict[Study, list[Row]], data: Path) -> Iterator[str]:
     claims = {study: study.claims(rows) for study, rows in found.items()}
     yield HEAD
-    yield _counted([claim for some in claims.values() for claim in some])
+    for reading in {data / study.config.name / "reading.md" for study in found}:  # written by hand, after the rows
+        yield f"\n{reading.read_text('utf-8').strip()}" if reading.exists() else ""
+    yield f"\n## Claims\n\n{_counted([claim for some in claims.values() for claim in some])}"
     yield "\n| paper | claim | here | is it so? |\n|---|---|---|---|"
     for study, some in claims.items():
         for claim in some:

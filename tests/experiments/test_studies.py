@@ -203,7 +203,9 @@ def test_nothing_is_written_without_rows_or_with_too_few(made: Path) -> None:
         results.write(config_of("small"), [], made / "elsewhere")
     assert not (made / "results.md").exists()
     Store.of(Counting(config_of("small")), made / "half").run(("a",), "test")
-    with pytest.raises(OptionError, match=r"counting: 1 parts are not finished, such as b; run counting to the end first"):
+    with pytest.raises(
+        OptionError, match=r"counting: 1 parts are not finished, such as b; run counting to the end first"
+    ):
         results.write(config_of("small"), [], made / "half")
     assert not list((made / "half").rglob("*.md"))
 
