@@ -55,21 +55,22 @@ def chosen(config: Config, names: Iterable[str]) -> list[Study]:
 
 
 def run(studies: list[Study], folder: Path, jobs: int, command: str) -> int:
-    """Train what is needed, then make the rows of studies of one config; the number of pieces that failed.
+    """Train what is needed, then make the rows of studies of one config that are not there yet; how many pieces failed.
 
     Raises SymfuseError if the device or the folder cannot be used, or a process was killed."""
     config, failed = studies[0].config, 0
     config.require_device()
     for one in studies:
         Store.of(one, folder).require_writable()
-    needed = dict.fromkeys(model for one in studies for model in one.models())
+    left = {one: parts for one in studies if (parts := Store.of(one, folder).unfinished())}
+    needed = dict.fromkeys(model for one in left for model in one.models())
     for tuned in (False, True):  # what is fine-tuned may start from a family
         models = [(name, seed) for name, seed in needed if (name in config.tuned) is tuned]
         failed += _all(jobs, {f"{name} {seed}": (_prepare, config.path, name, seed) for name, seed in models})
     work = {
         f"{one.name} {' '.join(map(str, part))}": (_make, config.path, one.name, part, folder, command)
-        for one in studies
-        for part in one.parts()
+        for one, parts in left.items()
+        for part in parts
     }
     return failed + _all(jobs, work)
 

@@ -20,6 +20,7 @@ from study import Claim, Key, Part, Row, Study, mean_error
 from ways import FREE, OPTIONS, WAYS, Apart, Way, moved
 
 import symfuse
+from symfuse.errors import SymfuseError
 
 # Its barriers on the test split, from the chord.
 OF_PAPER = ("plain", "activation matching", "weight matching", "learned permutations", "learned orthogonal")
@@ -180,12 +181,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Save the mean of two models of a family, moved towards each other.")
     parser.add_argument("family")
     parser.add_argument("seeds", nargs=2)
-    parser.add_argument("method", choices=[*WAYS, *FREE])
+    parser.add_argument("method", choices=[*WAYS, *FREE], metavar="WAY", help=f"of {', '.join(WAYS)}")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--config", default="long", help="a name in experiments/configs, or a file (default: long)")
     given = parser.parse_args()
     seeds: list[Any] = [int(seed) if seed.isdigit() else seed for seed in given.seeds]
-    save_mean(Table2(Config.read(given.config)), given.family, seeds, given.method, given.folder)
+    try:
+        study = Table2(Config.read(given.config))
+        if given.family not in (known := study.options["families"]):
+            parser.error(f"no family is called {given.family!r}; there are {', '.join(known)}")
+        save_mean(study, given.family, seeds, given.method, given.folder)
+    except SymfuseError as error:
+        parser.exit(1, f"error: {error}\n")
 
 
 if __name__ == "__main__":

@@ -210,6 +210,21 @@ def test_nothing_is_written_without_rows_or_with_too_few(made: Path) -> None:
     assert not list((made / "half").rglob("*.md"))
 
 
+def test_what_is_finished_is_not_begun_and_needs_no_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study, begun = tiny("zhang_layers"), []
+    monkeypatch.setattr(run, "_all", lambda _, work: begun.extend(work) or 0)
+    *parts, last = study.parts()
+    for part in parts:
+        Store.of(study, tmp_path).add(None, "test", finished=part)
+    assert run.run([study], tmp_path, 1, "test") == 0
+    assert begun[-1] == f"zhang_layers {' '.join(map(str, last))}"
+    assert sum(name.startswith("zhang_layers") for name in begun) == 1
+    begun.clear()
+    Store.of(study, tmp_path).add(None, "test", finished=last)
+    assert run.run([study], tmp_path, 1, "test") == 0
+    assert begun == []
+
+
 def test_a_file_that_nobody_here_wrote_is_refused_by_its_name(tmp_path: Path) -> None:
     store = Store.of(counting(), tmp_path)
     store.run(("a",), "test")
