@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,8 +65,15 @@ class Config:
         except (RuntimeError, AssertionError) as error:
             raise OptionError(f"{self.path}: device {self.device!r} cannot be used ({error})") from error
 
+    @functools.cached_property
+    def _made(self) -> dict[str, families.Family]:
+        return {}
+
     def family(self, name: str) -> families.Family:
-        return families.family(name, self.families, self.device)
+        """Made once: it keeps its tasks."""
+        if name not in self._made:
+            self._made[name] = families.family(name, self.families, self.device)
+        return self._made[name]
 
     def tune(self, name: str) -> finetune.Tuned:
         return finetune.tuned(name, self.tuned, self.device, self.families)

@@ -60,6 +60,11 @@ def located(file: str) -> Path:
     return Path(hf_hub_download(f"{owner}/{name}", path, repo_type="dataset"))
 
 
+def digest(about: Any) -> str:
+    """Eight letters for what is written in JSON, by which it is found in the cache."""
+    return hashlib.sha256(json.dumps(about, sort_keys=True, default=dict).encode()).hexdigest()[:8]
+
+
 def stamps(files: Iterable[str]) -> dict[str, str]:
     """Of the files of this machine their sha256: models that were trained on others are others."""
     local = (Path(file) for file in files if not file.startswith("hub:"))

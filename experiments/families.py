@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from train import Kind
 import symfuse
 from symfuse.demo import page
 from symfuse.errors import OptionError
+from symfuse.evaluate import Batch
 from symfuse.evaluate.tasks.predicting import Predicting
 from symfuse.io import Checkpoint
 from symfuse.modules import build_module
@@ -53,7 +54,7 @@ class Family(ABC):
     def heard(self, count: int) -> dict[str, Any]:
         """Options of `symfuse.match` for activations of `count` batches of the part "train", without their labels. They
         are listened to on the CPU."""
-        return {"data": [{k: t for k, t in batch.items() if k != "labels"} for batch in self.training(count).batches]}
+        return {"data": unlabelled(self.training(count).batches)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,8 +98,7 @@ class Published(Family):
     @property
     def build(self) -> Build | None:  # type: ignore[override]
         """Of the class that the task asks for: a checkpoint may name another, such as BertForPreTraining."""
-        auto = self.task("test").auto
-        return on_device(self.device, lambda checkpoint: build_module(checkpoint, torch.float32, auto))
+        return on_device(self.device, lambda model: build_module(model, torch.float32, self.task("test").auto))
 
     def model(self, seed: Seed) -> Checkpoint:
         return symfuse.open(self.pattern.format(seed=seed))
@@ -140,6 +140,10 @@ class Receptors(Family):
         tokens = [batch["tokens"] for batch in self.training(count).batches]
         data = [{"src": t, "attention_mask": t[..., 0] != 0} for t in tokens]
         return {"data": data, "build": pairs.listen_receptors}
+
+
+def unlabelled(batches: Sequence[Batch]) -> list[Batch]:
+    return [{name: field for name, field in batch.items() if name != "labels"} for batch in batches]
 
 
 def held(checkpoint: Checkpoint) -> Checkpoint:

@@ -10,7 +10,6 @@ models that were trained apart all share them), the dropout and the order of the
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -89,8 +88,7 @@ class Tuned:
             files = self.domains["files"]
             pattern = files if isinstance(files, str) else files["train"]
             about["files"] = corpora.stamps([pattern.format(domain=domain, split="train")])
-        digest = hashlib.sha256(json.dumps(about, sort_keys=True, default=dict).encode()).hexdigest()
-        folder = cache() / f"finetuned-{RECIPE}" / f"{self.name}-{digest[:8]}" / f"{domain}-{seed}"
+        folder = cache() / f"finetuned-{RECIPE}" / f"{self.name}-{corpora.digest(about)}" / f"{domain}-{seed}"
         if folder.is_dir():
             return folder
         from transformers import AutoTokenizer

@@ -30,6 +30,7 @@ from symfuse.evaluate import Task
 from symfuse.io import Checkpoint
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "reference"))
+import circuits  # noqa: F401 - of peers.py
 import otfusion
 import rebasin
 
@@ -83,10 +84,14 @@ def matched(name: str, source: Checkpoint, anchor: Checkpoint, layers: Sequence[
 
 def moved_by(peer: str, source: Checkpoint, anchor: Checkpoint) -> Checkpoint:
     """The source as one of PEERS moves it towards the anchor: BERT, ViT and GPT-2."""
-    config = source.config
-    heads = config["n_head"] if "n_head" in config else config["num_attention_heads"]
-    found = PEERS[peer](dict(source.items()), dict(anchor.items()), config["model_type"], heads)
+    found = PEERS[peer](dict(source.items()), dict(anchor.items()), *shape(source))
     return source.replace(tensors=found)
+
+
+def shape(model: Checkpoint) -> tuple[str, int]:
+    """What the peers call its class, and its heads."""
+    config = model.config
+    return config["model_type"], config["n_head"] if "n_head" in config else config["num_attention_heads"]
 
 
 @dataclass(frozen=True, eq=False)

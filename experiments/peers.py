@@ -3,10 +3,10 @@ Git Re-Basin (permutations from weights, or from activations) and GLMC's circuit
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
+from matchings import circuits, moved_by, rebasin, shape
 from paths import of_curve
 from study import Row
 from ways import HEARD, Apart, Moved, Way, moved
@@ -14,38 +14,25 @@ from ways import HEARD, Apart, Moved, Way, moved
 import symfuse
 from symfuse.evaluate import Curve, Point
 
-sys.path.append(str(Path(__file__).parents[1] / "tests" / "reference"))
-import circuits
-import rebasin
-
 POINTS = 11  # of a path between circuits
-KINDS = {"ViTForImageClassification": "vit", "GPT2LMHeadModel": "gpt2", "BertForMaskedLM": "bert"}
 
 
 def rebasin_weights(apart: Apart, _: Path) -> Moved:
     source, anchor = apart.models
-    kind, heads = shape(apart)
-    found = rebasin.nearest_weight_matching(dict(source.items()), dict(anchor.items()), kind, heads)
-    return Moved((source.replace(tensors=found), anchor))
+    return Moved((moved_by("Git Re-Basin", source, anchor), anchor))
 
 
 def rebasin_activations(apart: Apart, _: Path) -> Moved:
     source, anchor = apart.models
     modules = (symfuse.to_module(model) for model in apart.models)
     batches = apart.family.heard(HEARD)["data"]
-    found = rebasin.activation_permutations(*modules, batches, *shape(apart), residual="all")
-    return Moved((source.replace(tensors=rebasin.permute(dict(source.items()), shape(apart)[0], found)), anchor))
-
-
-def shape(apart: Apart) -> tuple[str, int]:
-    """What the references call the class, and its heads."""
-    config = apart.models[0].config
-    return KINDS[config["architectures"][0]], config.get("num_attention_heads") or config["n_head"]
+    found = rebasin.activation_permutations(*modules, batches, *shape(source), residual="all")
+    return Moved((source.replace(tensors=rebasin.permute(dict(source.items()), shape(source)[0], found)), anchor))
 
 
 def measured_in_circuits(apart: Apart, name: str, way: Way, split: Any) -> Row:
     """The path between the circuits of two models as a way moves them."""
-    found, shape_ = moved(apart, name, way), shape(apart)
+    found, shape_ = moved(apart, name, way), shape(apart.models[0])
     ends = [circuits.to_circuits(dict(model.items()), *shape_) for model in reversed(found.models)]
     module, task = symfuse.to_module(found.models[1]), apart.family.task(split)
     points = []

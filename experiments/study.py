@@ -130,7 +130,7 @@ class Store:
 
     def unfinished(self) -> list[Part]:
         """The parts whose rows are not all there."""
-        finished = {_scalars(part) for part in self._read()["finished"]}
+        finished = {tuple(part) for part in self._read()["finished"]}
         return [part for part in self.study.parts() if part not in finished]
 
     def require_writable(self) -> None:
@@ -173,7 +173,7 @@ class Store:
         with locked(self.file.parent):
             found = self._read()
             rows = [one for one in found["rows"] if row is None or self.study.key(one) != self.study.key(row)]
-            parts = dict.fromkeys(map(_scalars, [*found["finished"], *([finished] if finished else [])]))
+            parts = dict.fromkeys(map(tuple, [*found["finished"], *([finished] if finished else [])]))
             about = provenance(command) | {"config": self.study.config.name} | self.study.made_from
             scratch = self.file.with_suffix(".new")
             try:
@@ -196,10 +196,6 @@ class Store:
         if part in self.unfinished():
             self.add(None, command, finished=part)
         return made
-
-
-def _scalars(part: Sequence[Any]) -> Part:
-    return tuple(part)
 
 
 @contextmanager

@@ -9,8 +9,6 @@ data.
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -78,8 +76,7 @@ class Kind:
         about = {key: value for key, value in about.items() if key not in ("windows", "at_once", "device")}
         if isinstance(self.data, Mapping):
             about["files"] = corpora.stamps((self.data.get("images") or self.data["text"]).values())
-        digest = hashlib.sha256(json.dumps(about, sort_keys=True, default=dict).encode()).hexdigest()
-        return cache() / f"trained-{RECIPE}" / f"{self.name}-{digest[:8]}"
+        return cache() / f"trained-{RECIPE}" / f"{self.name}-{corpora.digest(about)}"
 
     def build(self) -> Any:
         """A new model, its weights random."""

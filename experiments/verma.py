@@ -6,7 +6,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any, ClassVar
 
-from families import held
+from families import held, unlabelled
 from matchings import Pair, PairStudy
 from paths import of_curve
 from study import Claim, Key, Part, Row, better, mean_error
@@ -74,9 +74,7 @@ class Permuted(PairStudy):
         if pair.name not in self.config.tuned:
             return self.config.family(pair.name).heard(count)
         tuned = self.config.tune(pair.name)
-        batches = tuned.part(pair.seeds[0][0], "train", limit=count * tuned.batch).batches
-        data = [{name: field for name, field in batch.items() if name != "labels"} for batch in batches]
-        return {"data": data}
+        return {"data": unlabelled(tuned.part(pair.seeds[0][0], "train", limit=count * tuned.batch).batches)}
 
     def path(self, pair: Pair, models: Sequence[Checkpoint], moved: Checkpoint, variants: Sequence[str] = ()) -> Row:
         """The path to the anchor, on the part "test". above: its highest loss over the mean of both models as they are;

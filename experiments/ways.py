@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import functools
-import hashlib
 import itertools
 import json
 import time
@@ -13,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import corpora
 import torch
 from config import Config
 from families import Family, Seed, held
@@ -83,9 +83,9 @@ class Apart:
         """Of what is kept of a way, without its ending: by the models, options and data."""
         sources = [str(source) for model in self.models for source in model.sources]
         options = {key: self.options.get(key) for key in OPTIONS}
-        about = json.dumps([sources, options, self.config.families[self.name]], sort_keys=True)
+        digest = corpora.digest([sources, options, self.config.families[self.name]])
         name = f"{self.narrow or self.name} {'-'.join(map(str, self.seeds))} {way}".replace(" ", "_")
-        return cache() / f"connect-{VERSION}" / f"{name}-{hashlib.sha256(about.encode()).hexdigest()[:8]}"
+        return cache() / f"connect-{VERSION}" / f"{name}-{digest}"
 
 
 Way = Callable[[Apart, Path], Moved]  # with a journal, by which a learning that was stopped goes on

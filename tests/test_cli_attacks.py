@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from command import done, run
+from command import data, done, everything, run
 from contract.tiny import GPT2, MODELS, TEXT, of
 from evaluate.task_cases import byte_level, wordpiece
 from symfuse import api
@@ -43,16 +43,6 @@ def place(originals: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     shutil.copytree(originals, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def data(*args: str) -> dict[str, Any]:
-    value = json.loads(done(*args, "--json").stdout)
-    assert isinstance(value, dict)
-    return value
-
-
-def everything(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def refused(folder: Path, code: int, message: str, *args: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from command import done, run
+from command import data, done, everything, run
 from contract.tiny import GPT2, TEXT, of
 from evaluate.task_cases import NAMED, byte_level, table, wordpiece
 from symfuse import api
@@ -63,17 +63,6 @@ def place(originals: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     shutil.copytree(originals, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def data(*args: str) -> dict[str, Any]:
-    """The one document that --json prints, which has no NaN in it."""
-    value = json.loads(done(*args, "--json").stdout, parse_constant=pytest.fail)
-    assert isinstance(value, dict)
-    return value
-
-
-def everything(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def refused(folder: Path, code: int, message: str, *args: str) -> None:

@@ -12,7 +12,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from command import done, run
+from command import data, done, everything, run
 from contract.tiny import TEXT, of
 from evaluate.task_cases import table, wordpiece
 from symfuse import api
@@ -50,21 +50,10 @@ def place(originals: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     return tmp_path
 
 
-def data(*args: str) -> dict[str, Any]:
-    """The one document that --json prints, which has no NaN in it."""
-    value = json.loads(done(*args, "--json").stdout, parse_constant=pytest.fail)
-    assert isinstance(value, dict)
-    return value
-
-
 def written(folder: str) -> dict[str, Any]:
     value = json.loads(Path(folder, "symfuse.json").read_text("utf-8"), parse_constant=pytest.fail)
     assert isinstance(value, dict)
     return value
-
-
-def everything(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def refused(folder: Path, code: int, message: str, *args: str) -> None:

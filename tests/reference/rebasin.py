@@ -137,20 +137,11 @@ def nearest_weight_matching(
 
 
 def activation_matching(
-    source_module: nn.Module,
-    anchor_module: nn.Module,
-    batches: Iterable[Mapping[str, Tensor]],
-    kind: str,
-    heads: int,
-    *,
-    residual: str | None = None,
-    attention: bool = True,
-    ffn: bool = True,
-) -> dict[str, Tensor]:
-    """The source's `state_dict`, moved by `activation_permutations`."""
-    found = activation_permutations(
-        source_module, anchor_module, batches, kind, heads, residual=residual, attention=attention, ffn=ffn
-    )
+    source_module: nn.Module, anchor_module: nn.Module, batches: Iterable[Mapping[str, Tensor]], kind: str, heads: int,
+    **options: Any,
+) -> dict[str, Tensor]:  # fmt: skip
+    """The source's `state_dict`, moved by `activation_permutations`, whose options these are."""
+    found = activation_permutations(source_module, anchor_module, batches, kind, heads, **options)
     return permute(source_module.state_dict(), kind, found)
 
 
