@@ -33,16 +33,10 @@ table: $(READY) moved
 moved: $(READY)
 	$(TEST_ENV) $(BIN)/python tests/contract/moved.py
 
+# Every benchmark's data are kept as it is done; some of them: make bench NAMES="attention merging"
 bench: $(READY)
-	$(BIN)/python benchmarks/assignment.py
-	$(BIN)/python benchmarks/matching.py
-	$(BIN)/python benchmarks/merging.py
-	$(BIN)/python benchmarks/fisher.py
-	$(BIN)/python benchmarks/regmean.py
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/learning.py
-	$(BIN)/python benchmarks/agreement.py
-	$(BIN)/python benchmarks/barrier.py
-	$(BIN)/python benchmarks/barriers.py
+	$(BIN)/python benchmarks/run.py $(NAMES)
+	$(BIN)/python benchmarks/run.py --write
 
 # Rows that are there already are not made again; HF_HUB_OFFLINE is left as it is.
 experiments: $(READY)

@@ -1,33 +1,19 @@
-"""Time of `assign` against scipy's solver, on scores like those of feed-forward layers of real size.
-
-    python benchmarks/assignment.py [--quick]
-
-The two take turns on the same matrices; a ratio is the median over the turns, so a busy machine bends both.
-The Gram product that makes the scores is the floor: what matching costs before any assignment.
-"""
+"""The solver of assignments."""
 
 from __future__ import annotations
 
-import argparse
-import platform
-import statistics
-import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Iterator
+from functools import partial
 
-import numpy as np
-import scipy
 import torch
+from _harness import Benchmark, Call, Case, Goal, Plan
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from symfuse.groups.assignment import assign
 
-
-def timed(call: Callable[[], Any]) -> tuple[float, Any]:
-    start = time.perf_counter()
-    result = call()
-    return time.perf_counter() - start, result
+PRODUCT, OURS, PEER = "Gram product", "assign", "scipy"
+INDEPENDENT = {"scores": "independent"}
 
 
 def features(kind: str, n: int) -> tuple[Tensor, Tensor]:
@@ -48,37 +34,37 @@ def features(kind: str, n: int) -> tuple[Tensor, Tensor]:
     return x, x[torch.randperm(n, generator=generator)] + 0.3 * normal(n, width)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="small sizes, under 15 seconds")
-    quick = parser.parse_args().quick
-    torch.set_num_threads(1)
-    print(f"torch {torch.__version__}, scipy {scipy.__version__}, numpy {np.__version__}", end=", ")
-    print(f"Python {platform.python_version()}, {platform.machine()}, 1 thread, float32 scores; medians")
-    print(f"{'scores':12} {'n':>5} {'Gram':>8} {'scipy':>8} {'assign':>8} {'scipy/assign':>13} {'gap':>8}")
-    linear_sum_assignment(np.eye(2))
-    for n in (512, 1024) if quick else (768, 3072, 4096):
-        for kind in ("independent", "correlated", "fine-tune"):
-            x, y = features(kind, n)
-            scores = x @ y.T
-            matrix = scores.numpy()
-            turns = [
-                (
-                    timed(lambda x=x, y=y: x @ y.T),
-                    timed(lambda m=matrix: linear_sum_assignment(m, maximize=True)[1]),
-                    timed(lambda s=scores: assign(s).numpy()),
-                )
-                for _ in range(3)
-            ]
-            gram, peer, ours = (statistics.median(turn[k][0] for turn in turns) for k in range(3))
-            ratio = statistics.median(turn[1][0] / turn[2][0] for turn in turns)
-            best, found = (matrix[np.arange(n), turns[0][k][1]].sum(dtype=np.float64) for k in (1, 2))
-            gap = abs(best - found) / abs(best)
-            print(
-                f"{kind:12} {n:5} {gram:7.3f}s {peer:7.3f}s {ours:7.3f}s {ratio:12.1f}x {gap:8.0e}",
-                flush=True,
-            )
+def rows(kind: str, n: int, threads: int) -> dict[str, Call]:  # noqa: ARG001 - one
+    x, y = features(kind, n)
+    scores = x @ y.T
+    matrix = scores.numpy()
+    return {
+        PRODUCT: lambda: x @ y.T,
+        OURS: lambda: assign(scores),
+        PEER: lambda: linear_sum_assignment(matrix, maximize=True),
+    }
 
 
-if __name__ == "__main__":
-    main()
+def cases(plan: Plan) -> Iterator[Case]:
+    sizes = (128, 256, 512) if plan.quick else (768, 3072, 8192)
+    for n in sizes:
+        yield Case({"n": n}, INDEPENDENT, partial(rows, "independent", n))
+    for kind in ("correlated", "fine-tune"):
+        yield Case({"n": sizes[1]}, {"scores": kind}, partial(rows, kind, sizes[1]))
+
+
+BENCHMARK = Benchmark(
+    title="Assignment",
+    about="""`symfuse.groups.assignment.assign` beside scipy's solver, on float32 scores like those of feed-forward
+layers, one thread. The floor is the Gram product that makes the scores (n × n/2 × n): what matching costs before any
+assignment. Compiled code is compiled before.""",
+    cases=cases,
+    ours=OURS,
+    floor=PRODUCT,
+    peers=(PEER,),
+    goals=(
+        Goal(PEER, OURS, 8, least=True, where={"n": 3072} | INDEPENDENT),
+        Goal(PEER, OURS, 20, least=True, where={"n": 8192} | INDEPENDENT),
+    ),
+    threaded=False,
+)

@@ -1,123 +1,76 @@
-"""A barrier of 11 points against 11 plain evaluations of the model on the same batches: python benchmarks/barrier.py
-
-The floor is the task called 11 times on one live module; the barrier also forms the weights of every point from two
-files, after it has opened them and built the module. Peaks are of processes of their own, each with one model.
-"""
+"""A barrier between two models."""
 
 from __future__ import annotations
 
-import argparse
-import json
-import subprocess
-import sys
-import tempfile
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-import _timing
 import torch
+from _harness import NARROW, Benchmark, Call, Case, Goal, Plan
+from _models import bert, once
 
 import symfuse
 from symfuse.evaluate import Task, make_task, measure, read_records
 
 POINTS = 11
-HERE = Path(__file__).parent
+FLOOR, OURS = f"{POINTS} plain evaluations", f"barrier of {POINTS} points"
 
 
-def bert(folder: Path, layers: int, width: int, seed: int) -> Path:
+def saved(folder: Path, width: int, layers: int, words: int, seed: int) -> Path:
     """A BERT of random weights with a tokenizer of whole words, as a folder."""
     import transformers
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    torch.manual_seed(seed)
-    config = transformers.BertConfig(
-        vocab_size=30522, hidden_size=width, num_hidden_layers=layers, num_attention_heads=width // 64,
-        intermediate_size=4 * width,
-    )  # fmt: skip
-    transformers.BertForMaskedLM(config).save_pretrained(folder)
-    words = {word: i for i, word in enumerate(["[PAD]", "[UNK]", "[MASK]", *(f"w{i}" for i in range(30000))])}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", mask_token="[MASK]"
-    ).save_pretrained(folder)
-    return folder
+    def write(to: Path) -> None:
+        bert("BertForMaskedLM", width, layers, words, seed).save_pretrained(to)
+        vocabulary = {
+            word: i for i, word in enumerate(["[PAD]", "[UNK]", "[MASK]", *(f"w{i}" for i in range(words - 3))])
+        }
+        tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        transformers.PreTrainedTokenizerFast(
+            tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", mask_token="[MASK]"
+        ).save_pretrained(to)
+
+    return once(folder, {"width": width, "layers": layers, "words": words, "seed": seed}, write)
 
 
-def words(count: int, length: int) -> list[dict[str, str]]:
+def task(folder: Path, texts: int, length: int, words: int) -> Task:
     rng = torch.Generator().manual_seed(0)
-    draws = torch.randint(0, 30000, (count, length), generator=rng).tolist()
-    return [{"text": " ".join(f"w{i}" for i in row)} for row in draws]
+    draws = torch.randint(0, words - 3, (texts, length), generator=rng).tolist()
+    rows = [{"text": " ".join(f"w{i}" for i in row)} for row in draws]
+    return make_task("masked-lm", read_records(rows), symfuse.open(folder), batch_size=16)
 
 
-def task(folder: Path, texts: int) -> Task:
-    return make_task("masked-lm", read_records(words(texts, 64)), symfuse.open(folder), batch_size=16)
+def rows(plan: Plan, sizes: Mapping[str, int], threads: int) -> dict[str, Call]:  # noqa: ARG001 - one
+    words = 200 if plan.quick else 2000
+    names = [plan.work / f"bert-{sizes['width']}-{sizes['layers']}-{seed}" for seed in (0, 1)]
+    a, b = (saved(name, **sizes, words=words, seed=seed) for seed, name in enumerate(names))
+    loss = task(b, *((2, 8) if plan.quick else (64, 64)), words)
+    module = symfuse.to_module(b)
+
+    def plain() -> None:
+        for _ in range(POINTS):
+            measure(loss, module)
+
+    return {FLOOR: plain, OURS: lambda: symfuse.barrier(a, b, loss, points=POINTS, refine=0)}
 
 
-def peak(kind: str, a: Path, b: Path, texts: int) -> float:
-    """MB of a process that does one thing."""
-    with tempfile.TemporaryDirectory() as folder:
-        result = Path(folder) / "result.json"
-        command = [sys.executable, __file__, "--child", kind, str(a), str(b), str(texts)]
-        subprocess.run([sys.executable, str(HERE / "_child.py"), str(result), *command], check=True)
-        return float(json.loads(result.read_text())["peak"]) / 1e6
+def cases(plan: Plan) -> Iterator[Case]:
+    for sizes in plan.cross(widths=NARROW):
+        yield Case(sizes, {}, partial(rows, plan, sizes))
 
 
-def child(kind: str, a: str, b: str, texts: str) -> None:
-    torch.set_num_threads(1)
-    loss = task(Path(b), int(texts))
-    if kind == "plain":
-        measure(loss, symfuse.to_module(b))
-    else:
-        symfuse.barrier(a, b, loss, points=3, refine=0)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--texts", type=int, default=64)
-    parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.child:
-        child(*options.child)
-        return
-    torch.set_num_threads(1)
-    rows: list[dict[str, Any]] = []
-    for label, layers, width in (("BERT 6 x 384", 6, 384), ("BERT-base", 12, 768)):
-        with tempfile.TemporaryDirectory() as root:
-            a, b = (bert(Path(root) / name, layers, width, seed) for seed, name in enumerate("ab"))
-            loss = task(b, options.texts)
-            module = symfuse.to_module(b)
-
-            def plain(loss: Task = loss, module: torch.nn.Module = module) -> None:
-                for _ in range(POINTS):
-                    measure(loss, module)
-
-            def path(a: Path = a, b: Path = b, loss: Task = loss) -> None:
-                symfuse.barrier(a, b, loss, points=POINTS, refine=0)
-
-            times = _timing.interleave({"plain": plain, "barrier": path}, options.rounds)
-            del module
-            rows.append(
-                {
-                    "model": label,
-                    "plain": _timing.median(times.wall["plain"]),
-                    "barrier": _timing.median(times.wall["barrier"]),
-                    "ratio": _timing.ratio(times.wall, "barrier", "plain"),
-                    "cpu ratio": _timing.ratio(times.cpu, "barrier", "plain"),
-                    "peak plain": peak("plain", a, b, options.texts),
-                    "peak barrier": peak("barrier", a, b, options.texts),
-                }
-            )
-    print(f"{options.texts} texts of 64 tokens, one thread, {options.rounds} rounds, torch {torch.__version__}\n")
-    print("| model | 11 evaluations | barrier of 11 points | ratio | by CPU | peak, one evaluation | peak, barrier |")
-    print("|---|---|---|---|---|---|---|")
-    for r in rows:
-        print(
-            f"| {r['model']} | {r['plain']:.1f} s | {r['barrier']:.1f} s | {r['ratio']:.3f} | {r['cpu ratio']:.3f} "
-            f"| {r['peak plain']:.0f} MB | {r['peak barrier']:.0f} MB |"
-        )
-
-
-if __name__ == "__main__":
-    main()
+BENCHMARK = Benchmark(
+    title="Barrier",
+    about=f"""A barrier of {POINTS} points between two BERTs of random weights, on 64 texts of 64 tokens, beside the
+task called {POINTS} times on one live module. The barrier also opens both files, builds the module and forms the
+weights of every point; with more texts that is a smaller share. Its memory has the module in it, which lies ready for
+the plain evaluations.""",
+    cases=cases,
+    ours=OURS,
+    floor=FLOOR,
+    goals=(Goal(OURS, FLOOR, 1.1),),
+    threaded=False,
+)

@@ -1,27 +1,17 @@
-"""What a step of learning a matching costs, against a step of training the same model on the same batch:
-OMP_NUM_THREADS=1 python benchmarks/learning.py [--rounds 15]
-
-Models with random weights: forward and backward passes, clipping and AdamW of all weights, and in turns in the same run
-a step of learning: permutations kept, learned straight through, and kept with both models moved. Prints a Markdown
-table, and with --profile what a step of learning spends its time in.
-"""
+"""A step of learning a matching."""
 
 from __future__ import annotations
 
-import argparse
-import os
-import platform
 import random
 import tempfile
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-import transformers
-from _timing import Task as Timed
-from _timing import interleave, median, ratio
+from _harness import Benchmark, Call, Case, Goal, Plan
 from torch import Tensor, nn
 
 import symfuse
@@ -43,62 +33,62 @@ from symfuse.learning.settings import Permutations
 from symfuse.matching.chosen import rotatable
 from symfuse.spec import Instance
 
-PLAIN = "training"
+FLOOR, OURS = "training", "learning, permutations kept"
 MODES: dict[str, tuple[Permutations, bool]] = {
-    "kept": ("kept", False),
-    "straight-through": ("straight-through", False),
-    "dual": ("kept", True),
+    OURS: ("kept", False),
+    "learning, straight through": ("straight-through", False),
+    "learning, kept, both models moved": ("kept", True),
 }
-GOAL = 1.6
 
 
 @dataclass(frozen=True)
 class Shape:
     """A kind of model and its sizes. batch, length: rows of a batch, and tokens of a row of text."""
 
-    name: str
     kind: str
     config: dict[str, Any]
     batch: int
     length: int = 0
 
 
-def vit(width: int, layers: int, heads: int, ffn: int, image: int, patch: int, channels: int) -> dict[str, Any]:
-    return {
-        "hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads, "intermediate_size": ffn,
-        "image_size": image, "patch_size": patch, "num_channels": channels, "num_labels": 10,
+def vit(width: int, layers: int) -> Shape:
+    """As in experiments/: 64 images of 17 tokens."""
+    config = {
+        "hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": 4, "intermediate_size": 2 * width,
+        "image_size": 8, "patch_size": 2, "num_channels": 1, "num_labels": 10,
         "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
     }  # fmt: skip
+    return Shape("ViT", config, 64)
 
 
-def gpt2(width: int, layers: int, heads: int, words: int, length: int) -> dict[str, Any]:
-    return {
-        "vocab_size": words, "n_positions": length, "n_embd": width, "n_layer": layers, "n_head": heads,
+def gpt2(width: int, layers: int, length: int, batch: int) -> Shape:
+    """As in Theus et al. 2025 at width 256, 6 layers and 256 tokens, of letters."""
+    config = {
+        "vocab_size": 65, "n_positions": length, "n_embd": width, "n_layer": layers, "n_head": 4,
         "n_inner": 4 * width, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": 0,
         "eos_token_id": 0,
     }  # fmt: skip
+    return Shape("GPT-2", config, batch, length)
 
 
-MINILM = {
-    "vocab_size": 30522, "hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12,
-    "intermediate_size": 1536, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
-}  # fmt: skip
-# The first two are those of experiments/, the next two those of Theus et al. 2025.
-SHAPES = (
-    Shape("ViT, width 64", "vit", vit(64, 4, 4, 128, 8, 2, 1), 64),
-    Shape("GPT-2, width 64", "gpt2", gpt2(64, 3, 4, 65, 64), 32, 64),
-    Shape("ViT, width 256", "vit", vit(256, 6, 8, 512, 32, 4, 3), 64),
-    Shape("GPT-2, width 256", "gpt2", gpt2(256, 6, 4, 65, 256), 8, 256),
-    Shape("MiniLM", "bert", MINILM, 16, 64),
-)
+def bert(width: int, layers: int, words: int, batch: int, length: int) -> Shape:
+    config = {
+        "vocab_size": words, "hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": 4,
+        "intermediate_size": 4 * width, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
+    }  # fmt: skip
+    return Shape("BERT", config, batch, length)
+
+
 KINDS = {
-    "vit": ("ViTForImageClassification", "ViTConfig", ImageClassification),
-    "gpt2": ("GPT2LMHeadModel", "GPT2Config", CausalLM),
-    "bert": ("BertForMaskedLM", "BertConfig", MaskedLM),
+    "ViT": ("ViTForImageClassification", "ViTConfig", ImageClassification),
+    "GPT-2": ("GPT2LMHeadModel", "GPT2Config", CausalLM),
+    "BERT": ("BertForMaskedLM", "BertConfig", MaskedLM),
 }
 
 
 def module(shape: Shape, seed: int) -> Any:
+    import transformers
+
     kind, config, _ = KINDS[shape.kind]
     torch.manual_seed(seed)
     made = getattr(transformers, kind)(getattr(transformers, config)(**shape.config))
@@ -110,14 +100,14 @@ def task(shape: Shape) -> Task:
     rng = torch.Generator().manual_seed(0)
     batches = []
     for _ in range(2):
-        if shape.kind == "vit":
+        if shape.kind == "ViT":
             size = shape.config["image_size"]
             images = torch.randn(shape.batch, shape.config["num_channels"], size, size, generator=rng)
             batches.append({"pixel_values": images, "labels": torch.randint(10, (shape.batch,), generator=rng)})
         else:
             ids = torch.randint(5, shape.config["vocab_size"], (shape.batch, shape.length), generator=rng)
             labels = ids.clone()
-            if shape.kind == "bert":
+            if shape.kind == "BERT":
                 labels[torch.rand(ids.shape, generator=rng) > 0.15] = -100
             batches.append({"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels})
     return KINDS[shape.kind][2](batches, "random")
@@ -129,7 +119,7 @@ def pair(shape: Shape) -> list[Model]:
     return [canonical(one, rotatable(one.spec)) if one.spec.reads else one for one in models]
 
 
-def training(shape: Shape, data: Task) -> Timed:
+def training(shape: Shape, data: Task) -> Call:
     live = module(shape, 0)
     parameters = list(live.parameters())
     optimizer = torch.optim.AdamW(parameters, lr=1e-4)
@@ -144,7 +134,7 @@ def training(shape: Shape, data: Task) -> Timed:
     return step
 
 
-def learned(models: list[Model], data: Task, folder: Path, permutations: Permutations, both: bool) -> Timed:
+def learned(models: list[Model], data: Task, folder: Path, permutations: Permutations, both: bool) -> Call:
     """A step in the largest groups of all axes."""
     spec = models[0].spec
     groups: dict[Instance, Group] = {i: g for i in spec.movable if (g := spec.axes[i.axis].group) is not None}
@@ -159,48 +149,38 @@ def learned(models: list[Model], data: Task, folder: Path, permutations: Permuta
     return lambda: _step(objective, data.batches[0], own, run, rng, optimizer, leaves)
 
 
-def tasks(shape: Shape, folder: Path) -> dict[str, Timed]:
+def rows(plan: Plan, shape: Shape, threads: int) -> dict[str, Call]:  # noqa: ARG001 - one
     data, models = task(shape), pair(shape)
-    found = {PLAIN: training(shape, data)}
-    for name, (permutations, both) in MODES.items():
-        found[name] = learned(models, data, folder / name, permutations, both)
+    found = {FLOOR: training(shape, data)}
+    for number, (name, (permutations, both)) in enumerate(MODES.items()):
+        with tempfile.TemporaryDirectory(dir=plan.work) as folder:  # weights are read before it goes
+            found[name] = learned(models, data, Path(folder) / str(number), permutations, both)
     return found
 
 
-def profile(step: Callable[[], object], rows: int = 15) -> str:
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as found:
-        for _ in range(3):
-            step()
-    table: str = found.key_averages().table(sort_by="self_cpu_time_total", row_limit=rows, max_name_column_width=40)
-    return table
+def cases(plan: Plan) -> Iterator[Case]:
+    widths = (16, 32, 64) if plan.quick else (64, 128, 256)
+    layers = (1, 2, 3) if plan.quick else (3, 6, 12)
+    cells = [(width, layers[0]) for width in widths] + [(widths[1], depth) for depth in layers[1:]]
+    shapes = [vit(*cell) for cell in cells]
+    if plan.quick:
+        shapes += [gpt2(32, 1, 8, 2), bert(32, 1, 100, 2, 8)]
+    else:
+        shapes += [gpt2(64, 3, 64, 32), gpt2(256, 6, 256, 8), bert(384, 6, 30522, 16, 64)]
+    for shape in shapes:
+        config: Mapping[str, Any] = shape.config
+        width = config.get("hidden_size", config.get("n_embd"))
+        depth = config.get("num_hidden_layers", config.get("n_layer"))
+        yield Case({"width": width, "layers": depth}, {"model": shape.kind}, partial(rows, plan, shape))
 
 
-def row(shape: Shape, found: dict[str, Timed], rounds: int) -> str:
-    times = interleave(found, rounds).cpu
-    ratios = " | ".join(f"{ratio(times, name, PLAIN):.2f}" for name in MODES)
-    return f"| {shape.name} | {1e3 * median(times[PLAIN]):.0f} | {ratios} |"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=15, help="interleaved rounds, default 15")
-    parser.add_argument("--only", default="", help="shapes whose name has this in it")
-    parser.add_argument("--profile", action="store_true")
-    options = parser.parse_args()
-    transformers.logging.set_verbosity_error()
-    torch.set_num_threads(1)
-    versions = f"torch {torch.__version__}; transformers {transformers.__version__}; symfuse {symfuse.__version__}"
-    print(f"cores {os.cpu_count()}; one thread; load {os.getloadavg()}; {platform.platform()}")
-    print(f"{versions}; {options.rounds} rounds; goal {GOAL} × training, seconds of the processor\n")
-    print(f"| | {PLAIN}, ms | {' | '.join(f'{name}, ×' for name in MODES)} |\n|---|{'--:|' * (len(MODES) + 1)}")
-    for shape in SHAPES:
-        if options.only in shape.name:
-            with tempfile.TemporaryDirectory() as folder:
-                found = tasks(shape, Path(folder))
-                print(row(shape, found, options.rounds), flush=True)
-                if options.profile:
-                    print(*(f"\n{name}\n{profile(found[name])}" for name in found), sep="\n", flush=True)
-
-
-if __name__ == "__main__":
-    main()
+BENCHMARK = Benchmark(
+    title="Learned step",
+    about="""A step of learning a matching between two models of random weights, beside a step of training one of them
+on the same batch: forward, backward, clipping, AdamW of all weights.""",
+    cases=cases,
+    ours=OURS,
+    floor=FLOOR,
+    goals=tuple(Goal(mode, FLOOR, 1.6) for mode in MODES),
+    threaded=False,
+)

@@ -1,78 +1,56 @@
-"""What aligning a Llama of 8 billion weights takes: seconds of each layer, memory, and how both grow.
+"""What aligning a Llama of 8 billion weights takes: seconds of each layer, memory, and how both grow; and whether that
+is what `costs.py` says, of the seconds of its parts.
 
-    python benchmarks/scale.py [--quick] [--work FOLDER] [--json results.json]
+    python benchmarks/scale.py [--quick] [--work FOLDER] [--widths 4096,2560,1536] [--layers 1,2,4] [--json FILE]
+    python benchmarks/scale.py --write                                  puts the tables of its data into docs/scale.md
 
-Makes synthetic pairs (bfloat16, sharded) in the work folder, a few layers of full width, and deletes them after each
-measurement: planted ones, of which the anchor is the source moved by random elements of attention and feed-forward with
-2 % of noise, and independent ones. What is timed is `symfuse align` in a process of its own. Prints Markdown tables;
-what they say: docs/benchmarks.md.
+Measures the parts (products, solvers, bytes merged, moved and proved). Then makes synthetic pairs (bfloat16, sharded)
+in the work folder, a few layers of full width, and deletes them after each measurement: planted ones, of which the
+anchor is the source moved by random elements of attention and feed-forward with 2 % of noise, and independent ones.
+What is timed is `symfuse align` in a process of its own. Prints Markdown tables; what they say: docs/scale.md. Data of
+a real run go to benchmarks/data/scale.json.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import math
-import os
-import platform
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from importlib.metadata import version
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from merging import BIN, run
+from _harness import BIN, ROOT, environment, torch_threads
+from _harness import process as run
+from costs import DATA, Cluster, Constants, Shape, alone, matching, moving, proof, spend, tables
 from torch import Tensor
 
 import symfuse
 from symfuse.alignment import Alignment, random_alignment
 from symfuse.groups import Monomial
+from symfuse.groups.assignment import LARGE, assign
 from symfuse.io import Checkpoint, TensorInfo
 from symfuse.io import open as open_checkpoint
 
 NOISE = 0.02
+PAGE = ROOT / "docs" / "scale.md"
+BEGIN, END = "<!-- made by benchmarks/scale.py --write -->", "<!-- that was it -->"
 LAYERS = 32  # of the model whose time is told
+LIMIT = 6e9  # bytes that `align` may take
 AXES = ("c", "v", "ffn")
 
 
-@dataclass(frozen=True)
-class Shape:
-    """Of a Llama 3, whose heads are 128 wide, four to a key."""
-
-    width: int
-    layers: int
-    vocab: int = 128256
-    head: int = 128
-
-    @property
-    def ffn(self) -> int:
-        return self.width * 7 // 2
-
-    def config(self) -> dict[str, Any]:
-        heads = self.width // self.head
-        return {
-            "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": self.width,
-            "intermediate_size": self.ffn, "num_hidden_layers": self.layers, "num_attention_heads": heads,
-            "num_key_value_heads": heads // 4, "head_dim": self.head, "vocab_size": self.vocab, "rms_norm_eps": 1e-5,
-            "hidden_act": "silu", "max_position_embeddings": 8192, "rope_theta": 500000.0, "tie_word_embeddings": False,
-            "dtype": "bfloat16",
-        }  # fmt: skip
-
-    def infos(self) -> dict[str, TensorInfo]:
-        narrow, wide = self.width // 4, self.width
-        shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocab, wide)}
-        for i in range(self.layers):
-            at = f"model.layers.{i}."
-            shapes |= {at + f"self_attn.{p}_proj.weight": (narrow if p in "kv" else wide, wide) for p in "qkvo"}
-            shapes |= {at + f"mlp.{p}_proj.weight": (self.ffn, wide) for p in ("gate", "up")}
-            shapes[at + "mlp.down_proj.weight"] = (wide, self.ffn)
-            shapes |= {at + f"{p}_layernorm.weight": (wide,) for p in ("input", "post_attention")}
-        shapes |= {"model.norm.weight": (wide,), "lm_head.weight": (self.vocab, wide)}
-        return {name: TensorInfo(torch.bfloat16, dims) for name, dims in shapes.items()}
+def llama(width: int, layers: int, vocab: int = 128256, head: int = 128) -> Shape:
+    """A Llama 3, whose heads are 128 wide, four to a key."""
+    heads = width // head
+    return Shape("llama", width, layers, width * 7 // 2, heads, heads // 4, vocab, head)
 
 
 class Drawn(Mapping[str, Tensor]):
@@ -135,6 +113,88 @@ def recovered(found: Alignment, planted: Alignment) -> dict[str, float]:
     return {"neurons": right / total, **errors}
 
 
+# ---- the parts
+
+
+def cpu(call: Callable[[], object]) -> float:
+    """Seconds of the processor, all threads."""
+    gc.collect()
+    before = time.process_time()
+    call()
+    return time.process_time() - before
+
+
+def constants(work: Path, *, quick: bool) -> Constants:
+    """What `costs.py` reckons with, in this process and on one BLAS thread each; best of three where that is short."""
+    rng = torch.Generator().manual_seed(0)
+    n = 512 if quick else 4096
+    with torch_threads(1):
+        square = torch.randn(n, n, generator=rng)
+        rates = {}
+        for name, one in (("floats", square), ("doubles", square[: n // 2, : n // 2].double())):
+            rates[name] = 2 * len(one) ** 3 / min(cpu(lambda one=one: one @ one) for _ in range(3))
+        heads = torch.randn(16, 128, 128, generator=rng, dtype=torch.float64)
+        svd = min(cpu(lambda: torch.linalg.svd(heads)) for _ in range(3)) / len(heads)
+        sizes = (512, 1024) if quick else (7168, 14336)
+        solved = [_assigned(units, rng) for units in sizes]
+        power = math.log(solved[1] / solved[0]) / math.log(2)
+    folder = Path(tempfile.mkdtemp(dir=work))
+    try:
+        shape = llama(512 if quick else 4096, 2, vocab=500, head=32 if quick else 128)
+        models, planted = make(folder, shape, "planted")
+        source, anchor = (open_checkpoint(path) for path in models.values())
+        assert planted is not None
+        weights = sum(source.info(name).numel for name in source if ".layers." in name)
+        size = sum(source.info(name).nbytes for name in source)
+        found = Constants(**rates, svd=svd, assigned=solved[1], units=sizes[1], power=power, matched=0.0, moved=0.0,
+                          merged={}, proved=0.0, began=0.0, resident=0)  # fmt: skip
+        tasks = matching(shape, found, related=True)
+        took = cpu(lambda: symfuse.match(source, to=anchor, axes=("attention", "ffn"), threads=1))
+        merged = {}
+        for method, options in (("linear", {}), ("ties", {"base": 0, "density": 0.5})):
+            three = symfuse.merge([source, anchor, source], method=method, **options)
+            merged[method] = cpu(lambda three=three: three.save(folder / "out", overwrite=True)) / (4 * size)
+        moved = planted(source)
+        small, moves = make(folder / "tiny", llama(64, 1, vocab=100, head=16), "planted")
+        assert moves is not None
+        symfuse.prove(small["source"], moves)  # the first imports all that it needs
+        pair = (small["source"], "--to", small["anchor"])
+        began = run([BIN / "symfuse", "align", *pair, "-o", folder / "moved", "--quiet"])
+        return replace(
+            found,
+            matched=max(0.0, took - sum(task.seconds for task in tasks)) / sum(task.read for task in tasks),
+            moved=cpu(lambda: moved.save(folder / "out", overwrite=True)) / size,
+            merged=merged,
+            proved=cpu(lambda: symfuse.prove(source, planted, memory=10**9)) / weights,
+            began=began.cpu,
+            resident=began.peak or 0,
+        )
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _assigned(units: int, rng: torch.Generator) -> float:
+    """Of the neurons of two networks that have nothing in common. The first assignment of some may compile."""
+    one, two = (torch.randn(units, units * 2 // 7, generator=rng) for _ in range(2))
+    scores = one @ two.T
+    assign(scores[:LARGE, :LARGE])
+    return cpu(lambda: assign(scores))
+
+
+# ---- the whole
+
+
+def predicted(shape: Shape, kind: str, c: Constants) -> tuple[float, float]:
+    """Seconds of the processor and bytes at the peak, of one alignment that is proved and written."""
+    here = Cluster(1, 2, LIMIT)
+    parts = [
+        spend(matching(shape, c, related=kind == "planted"), here, c),
+        alone(proof(shape, c), here, c),
+        spend(moving(shape, c, files=False), here, c),
+    ]
+    return c.began + sum(part.busy for part in parts), max(part.memory for part in parts)
+
+
 def measure(work: Path, shape: Shape, kind: str, options: Sequence[str]) -> dict[str, Any]:
     """One alignment, as data; nothing of it is left."""
     folder = Path(tempfile.mkdtemp(dir=work))
@@ -152,25 +212,27 @@ def measure(work: Path, shape: Shape, kind: str, options: Sequence[str]) -> dict
     row = {
         "kind": kind, "width": shape.width, "layers": shape.layers, "options": list(options), "gigabytes": size / 1e9,
         "wall": found.wall, "cpu": found.cpu, "peak": found.peak, "matching": document["seconds"],
-        "left": document["distance"]["left"], "verified": document["verified"], "recovered": check,
+        "left": document["distance"]["left"], "shape": asdict(shape),
+        "verified": document["verified"], "recovered": check,
     }  # fmt: skip
     print(json.dumps(row), file=sys.stderr, flush=True)
     return row
 
 
-def table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def table(rows: Sequence[Mapping[str, Any]], c: Constants) -> Iterator[str]:
     yield (
-        "| pair | width | layers | GB each | options | wall s | of which matching | CPU s | peak GB | neurons found "
-        "| error of factors, of turns | distance left | proved to | rounding |\n|---|" + "--:|" * 3 + "---|"
-        + "--:|" * 9
+        "| pair | width | layers | GB each | wall s | of which matching | CPU s | predicted | × | peak GB | predicted "
+        "| neurons found | error of factors, of turns | distance left | proved to | rounding |\n|---|" + "--:|" * 15
     )  # fmt: skip
     for row in rows:
         check, proof = row["recovered"], row["verified"]
+        seconds, peak = predicted(Shape(**row["shape"]), row["kind"], c)
         found = [f"{check['neurons']:.2%}", f"{check['factors']:.0e}, {check['turns']:.0e}"] if check else ["", ""]
         proved = [f"{max(proof['errors'].values()):.0e}", f"{proof['rounding']:.0e}"] if proof else ["", ""]
         cells = [
-            row["kind"], row["width"], row["layers"], f"{row['gigabytes']:.1f}", " ".join(row["options"]),
-            f"{row['wall']:.0f}", f"{row['matching']:.0f}", f"{row['cpu']:.0f}", f"{row['peak'] / 1e9:.2f}", *found,
+            row["kind"], row["width"], row["layers"], f"{row['gigabytes']:.1f}", f"{row['wall']:.0f}",
+            f"{row['matching']:.0f}", f"{row['cpu']:.0f}", f"{seconds:.0f}", f"{row['cpu'] / seconds:.2f}",
+            f"{row['peak'] / 1e9:.2f}", f"{peak / 1e9:.2f}", *found,
             f"{row['left']:.1%}", *proved,
         ]  # fmt: skip
         yield f"| {' | '.join(map(str, cells))} |"
@@ -226,36 +288,92 @@ def growth(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         )
 
 
-def versions() -> str:
-    names = ("symfuse", "torch", "transformers", "safetensors", "scipy")
-    packages = "; ".join(f"{name} {version(name)}" for name in names)
-    return f"cores {os.cpu_count()}; load {os.getloadavg()}; platform {platform.platform()}; {packages}"
+def cases(widths: Sequence[int], layers: Sequence[int], *, quick: bool) -> Iterator[tuple[Shape, str]]:
+    """All depths at each width, the widest first, and independent pairs, of two depths at the widest."""
+    small = {"vocab": 500, "head": 32} if quick else {}
+    for width in widths:
+        for depth in layers:
+            yield llama(width, depth, **small), "planted"
+    for depth in layers[:2]:
+        yield llama(widths[0], depth, **small), "independent"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small ones, for a test")
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()))
-    parser.add_argument("--json", type=Path)
+    parser.add_argument(
+        "--json", type=Path, help="where data go; default, of a run that is not quick, where they are kept"
+    )
+    parser.add_argument("--resume", action="store_true", help="what is in the file is not measured again")
+    parser.add_argument("--write", action="store_true", help="make the page, and measure nothing")
+    parser.add_argument("--widths", type=_numbers)
+    parser.add_argument("--layers", type=_numbers, default=(1, 2, 4))
     chosen = parser.parse_args()
-    rows = []
-    print(versions(), "\n")
-    for shape, kind, options in cases(quick=chosen.quick):
-        rows.append(measure(chosen.work, shape, kind, options))
-        if chosen.json:
-            chosen.json.write_text(json.dumps({"versions": versions(), "rows": rows}, indent=2))
-    print("\n".join([*table(rows), "", *growth(rows)]))
+    if chosen.write:
+        PAGE.write_text(paged(PAGE.read_text("utf-8"), json.loads(DATA.read_text("utf-8"))), "utf-8")
+        return
+    kept = chosen.json or (None if chosen.quick else DATA)
+    if chosen.resume and kept is not None and kept.exists():
+        data = json.loads(kept.read_text("utf-8"))
+    else:
+        made = asdict(constants(chosen.work, quick=chosen.quick))
+        data = {"environment": environment(), "constants": made, "rows": []}
+    found = Constants(**data["constants"])
+    done = {(row["kind"], row["width"], row["layers"]) for row in data["rows"]}
+    widths = chosen.widths or ((512, 1024) if chosen.quick else (4096, 2560, 1536))
+    for shape, kind in cases(widths, chosen.layers, quick=chosen.quick):
+        if (kind, shape.width, shape.layers) in done:
+            continue
+        data["rows"].append(measure(chosen.work, shape, kind, ("--memory", f"{LIMIT / 1e9:g}GB")))
+        if kept is not None:
+            kept.parent.mkdir(exist_ok=True)
+            kept.write_text(json.dumps(data, indent=1) + "\n", "utf-8")
+    print("\n".join([json.dumps(data["constants"], indent=1), *table(data["rows"], found), "", *growth(data["rows"])]))
 
 
-def cases(*, quick: bool) -> Iterator[tuple[Shape, str, tuple[str, ...]]]:
-    """Three depths at each of three widths, the widest first, and an independent pair."""
-    widths = (512, 1024) if quick else (4096, 2560, 1536)
-    base = Shape(widths[0], 1, **({"vocab": 500, "head": 32} if quick else {}))
-    limit = ("--memory", "6GB")
-    for width in widths:
-        for layers in (1, 2, 4):
-            yield replace(base, width=width, layers=layers), "planted", limit
-    yield replace(base, width=widths[0], layers=1), "independent", limit
+# ---- the page
+
+UNITS = {  # of the constants: by what to multiply, and what it is then
+    "floats": (1e-9, "10⁹ operations a second, products in float32"),
+    "doubles": (1e-9, "10⁹ operations a second, products in float64"),
+    "svd": (1e3, "ms for the SVD of a matrix of 128 × 128, float64"),
+    "assigned": (1, "s for the assignment of {units} neurons of independent networks"),
+    "power": (1, "the power of their number with which that grows, from half as many on"),
+    "matched": (1e9, "s for each GB that matching looks at, beside products and solvers"),
+    "moved": (1e9, "s for each GB that is moved and written"),
+    "merged": (1e9, "s for each GB that a merge reads or writes"),
+    "proved": (1e9, "s for 10⁹ weights of layers that are proved (three runs)"),
+    "began": (1, "s until `align` begins, and for all that does not grow"),
+    "resident": (1e-9, "GB that are resident then"),
+}
+
+
+def section(data: Mapping[str, Any]) -> Iterator[str]:
+    """What is made of data, for the page."""
+    about = data["environment"]
+    yield f"Measured on {about['date']}: {', '.join(f'{key} {about[key]}' for key in about if key != 'date')}.\n"
+    yield "| a core takes | |\n|--:|---|"
+    for key, (unit, words) in UNITS.items():
+        for name, value in (data["constants"][key] if key == "merged" else {"": data["constants"][key]}).items():
+            yield f"| {value * unit:.3g} | {words.format(**data['constants'])}{f', {name}' if name else ''} |"
+    yield ""
+    yield from table(data["rows"], Constants(**data["constants"]))
+    if len({row["layers"] for row in data["rows"] if row["kind"] == "planted"}) > 1:
+        yield ""
+        yield from growth(data["rows"])
+    yield "\n## What follows\n"
+    yield from tables(Constants(**data["constants"]))
+
+
+def paged(text: str, data: Mapping[str, Any]) -> str:
+    """The page with the tables of the data between its two marks."""
+    before, rest = text.split(BEGIN)
+    return "\n".join([before + BEGIN, *section(data), END + rest.split(END)[1]])
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(",")))
 
 
 if __name__ == "__main__":

@@ -10,9 +10,9 @@ from typing import Any
 
 import families
 import finetune
-import torch
 import yaml
 
+from symfuse.device import require
 from symfuse.errors import OptionError
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -61,9 +61,9 @@ class Config:
     def require_device(self) -> None:
         """Raises OptionError if there is no such device."""
         try:
-            torch.empty(0, device=self.device)
-        except (RuntimeError, AssertionError) as error:
-            raise OptionError(f"{self.path}: device {self.device!r} cannot be used ({error})") from error
+            require(self.device)
+        except OptionError as error:
+            raise OptionError(f"{self.path}: {error}") from error
 
     @functools.cached_property
     def _made(self) -> dict[str, families.Family]:

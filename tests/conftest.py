@@ -14,6 +14,7 @@ from typing import Any, get_args, get_type_hints
 import jaxtyping
 
 with_shapes = jaxtyping.jaxtyped
+COMPILED = ["symfuse.groups.auction"]  # numba takes functions as they are written
 
 
 def meaning(annotation: object, scope: dict[str, Any]) -> object:
@@ -41,6 +42,8 @@ def checked(*, typechecker: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """
 
     def decorate(made: Any) -> Any:
+        if made.__module__ in COMPILED:
+            return made
         if isinstance(made, type):
             if is_dataclass(made) and not hasattr(made.__init__, "__wrapped__"):
                 made.__init__ = decorate(made.__init__)  # type: ignore[misc]

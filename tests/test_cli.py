@@ -22,9 +22,10 @@ from torch import Tensor
 
 from command import done, run
 from contract.tiny import MODELS, TEXT, of
-from symfuse import api, pipeline
+from symfuse import api, cli, pipeline
 from symfuse.alignment import Alignment
 from symfuse.cli import main
+from symfuse.cli.verbs import VERBS as LISTED
 from symfuse.groups import Similarity
 from symfuse.io import open as open_checkpoint
 
@@ -588,12 +589,37 @@ def test_exit_codes_of_the_process(models: Path) -> None:
         assert "Traceback" not in found.stderr
 
 
+# What a start must not import: seconds, or the modules of all verbs.
+HEAVY = (
+    "torch", "transformers", "numpy", "scipy", "rich", "yaml", "safetensors", "huggingface_hub",
+    *(f"symfuse.cli.{module}" for module in ("recipes", *sorted({module for module, _ in LISTED.values()}))),
+)  # fmt: skip
+
+
+def test_importing_symfuse_imports_nothing_else_of_it() -> None:
+    code = f"import sys, symfuse\nprint([m for m in sys.modules if m.startswith('symfuse.') or m in {HEAVY}])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_the_list_of_verbs_is_what_their_modules_register() -> None:
+    for name, (module, line) in LISTED.items():
+        command = main.commands[name]
+        assert command.callback is not None
+        assert command.callback.__module__ == f"symfuse.cli.{module}"
+        assert (command.help or "").split("\n\n")[0].replace("\n", " ") == line
+    registered = sum(p.read_text("utf-8").count("@main.command") for p in Path(cli.__file__).parent.glob("*.py"))
+    assert registered == len(LISTED)
+    with pytest.raises(KeyError):
+        main.commands["nothing"]
+
+
 def test_help_is_quick_and_complete(tmp_path: Path) -> None:
     code = (
         "import sys; sys.argv = ['symfuse', '--help']\n"
         "from symfuse.cli import main\n"
         "try:\n    main()\n"
-        "finally:\n    print([m for m in ('torch', 'transformers', 'numpy', 'scipy', 'rich') if m in sys.modules])"
+        f"finally:\n    print([m for m in {HEAVY} if m in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
     assert found.returncode == 0

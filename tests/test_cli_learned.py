@@ -226,7 +226,6 @@ REFUSED: dict[str, tuple[int, str, tuple[str, ...]]] = {
     "journal": (2, "--journal: this is of matching from learned", ("--journal", "j.pt")),
     "permutations": (2, "--permutations: this is of matching from learned", ("--permutations", "kept")),
     "validation": (2, "--validation: this is of matching from learned", ("--validation", "v.txt")),
-    "device": (2, "--device: this is of matching from learned", ("--device", "cpu")),
     "activations with steps": (
         2, "--steps: this is of matching from", ("--from", "activations", "--data", "t.txt", "--steps", "3"),
     ),
@@ -237,7 +236,7 @@ REFUSED: dict[str, tuple[int, str, tuple[str, ...]]] = {
     "rate": (2, "learning: rate is -1.0", (*LEARNED, "--rate", "-1")),
     "not a rate": (2, "learning: rate is nan", (*LEARNED, "--rate", "nan")),
     "spread": (2, "learning: spread is 2.0", (*LEARNED, "--spread", "2")),
-    "other device": (2, "learning: device 'foo' cannot be used", (*LEARNED, "--device", "foo")),
+    "other device": (2, "device 'foo' cannot be used", (*LEARNED, "--device", "foo")),
     "inexact": (2, "--inexact: this is of matching from weights", (*LEARNED, "--inexact", "heads-ignored")),
     "widen both": (
         2, "--widen goes with --from weights and --from learned, without --both, --inexact",

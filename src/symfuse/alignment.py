@@ -38,10 +38,11 @@ from symfuse.architectures import (
     vary,
 )
 from symfuse.canonical import REWRITES, canonical
-from symfuse.errors import CheckpointError, IncompatibleError, LayoutError, OutputError, SymmetryError
+from symfuse.errors import CheckpointError, IncompatibleError, LayoutError, SymmetryError
 from symfuse.groups import ELEMENTS, INEXACT_ELEMENTS, Coupling, Element, Sinkhorn, compose, subgroups
 from symfuse.io import Checkpoint, is_finite
 from symfuse.io import open as open_checkpoint
+from symfuse.io.target import write_file
 from symfuse.spec import Atom, Axis, Instance, Spec, Variance, bias_of
 from symfuse.spec.typed import require_type
 
@@ -69,7 +70,8 @@ class Alignment:
     gauges: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __call__(self, source: Checkpoint | str | PathLike[str] | torch.nn.Module) -> Checkpoint:
-        """The source moved: the same function, as a lazy checkpoint (each tensor is moved when it is read).
+        """The source moved: the same function, as a lazy checkpoint (each tensor is moved when it is read, on the
+        device of `Checkpoint.on`).
 
         It may be another checkpoint of the family, with another head or prefix, if the spaces that are moved are the
         same; IncompatibleError if they are not. Derived buffers, such as position ids, are left out.
@@ -141,6 +143,12 @@ class Alignment:
                     f"{what} does not fit this alignment of a {self.spec.family}: axis {name!r} is "
                     f"{_in_words(ours.get(name))} here and {_in_words(theirs.get(name))} there"
                 )
+
+    def to(self, device: str) -> Alignment:
+        """The same alignment with its tensors there. What is kept (`symfuse.match`, files) is on the processor."""
+        vectors = ({name: t.to(device) for name, t in found.items()} for found in (self.shifts, self.gauges))
+        shifts, gauges = vectors
+        return replace(self, elements={i: g.to(device) for i, g in self.elements.items()}, shifts=shifts, gauges=gauges)
 
     def __repr__(self) -> str:
         inexact = f", inexact: {', '.join(self.variants)}" if self.variants else ""
@@ -236,12 +244,9 @@ class Alignment:
         return element.rebuild(tensors)
 
     def save(self, path: str | Path) -> Path:
-        """Write `to_bytes` to a file."""
+        """Write `to_bytes` to a file, whole or not at all. OutputError if that is not possible."""
         path = Path(path)
-        try:
-            path.write_bytes(self.to_bytes())
-        except OSError as error:
-            raise OutputError(f"{path}: the alignment cannot be written there ({error})") from error
+        write_file(path, self.to_bytes(), "the alignment")
         return path
 
     def to_bytes(self) -> bytes:
@@ -385,7 +390,7 @@ class _Moved(Mapping[str, Tensor]):
     not widened."""
 
     def __init__(self, alignment: Alignment, source: Checkpoint) -> None:
-        self.alignment = alignment
+        self.alignment = alignment.to(source.device)
         self.source = source
         self.canonical = {alignment.spec.file_name(name): name for name in alignment.spec.tensors}
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from symfuse.alignment import Alignment
 from symfuse.architectures import Model
+from symfuse.device import CPU
 from symfuse.drafts import Draft, draft_of
 from symfuse.errors import OptionError
 from symfuse.evaluate import Barrier, Batch, Distance, Landscape, Loss, Score, Task, make_task, read_records
@@ -22,6 +23,7 @@ from symfuse.evaluate import distance as model_distance
 from symfuse.evaluate import ensemble as ensemble_models
 from symfuse.evaluate import evaluate as evaluate_model
 from symfuse.evaluate import landscape as plane_landscape
+from symfuse.executors import Executor
 from symfuse.guided import Pending, lookup
 from symfuse.guided import collect as collect_statistics
 from symfuse.guided import learn as learn_method
@@ -90,6 +92,7 @@ def match(
     variants: Sequence[str] = (),
     data: Task | Iterable[Batch] | None = None,
     learn: Task | Learning | None = None,
+    device: str = CPU,
     **options: Any,
 ) -> Alignment:
     """The alignment that moves `source` towards the anchor `to`; from the weights, or with `data` from activations; and
@@ -105,8 +108,9 @@ def match(
     optimal transport, units averaged (docs/matching.md), of single axes groups={"ffn": "sinkhorn"}. data: a task,
     or batches of module inputs (both: Verma & Elbayad 2024). learn: a task whose loss is descended (Theus et al. 2025),
     or a `symfuse.learning.Learning`, which says how; each axis then in the largest group that may act on it, and from
-    the start that the other options describe. options: of `match_models` (one_pass, biases, starts, seed, frame,
-    threads, progress), or with data of `match_by_activations` (frame, kind, residual, without, build), both in
+    the start that the other options describe. device: where all of it is computed, such as "cuda" (docs/gpu.md); a
+    Learning has its own for what it learns. options: of `match_models` (one_pass, biases, starts, seed, frame, threads,
+    executor, progress), or with data of `match_by_activations` (frame, kind, residual, without, build), both in
     symfuse.matching.
 
     Apply the result: `alignment(source)`. Where it has a frame (the rotated residual stream of a pre-norm model), the
@@ -117,11 +121,12 @@ def match(
         "layers": tuple(layers) if isinstance(layers, Sequence) and not isinstance(layers, str) else layers,
         "groups": groups,
         "variants": tuple(variants),
+        "device": device,
         **({} if scaling is None else {"scaling": scaling}),
     }
     batches = data.batches if isinstance(data, Task) else data
     if learn is not None:
-        return match_learned(_model(source), _model(to), _learning(learn), batches=batches, **chosen, **options)
+        return match_learned(_model(source), _model(to), _learning(learn, device), batches=batches, **chosen, **options)
     if batches is None:
         return match_models(_model(source), _model(to), **chosen, **options)
     return match_by_activations(_model(source), _model(to), batches, **chosen, **options)
@@ -143,6 +148,7 @@ def align(
     *,
     data: Task | Iterable[Batch] | None = None,
     learn: Task | Learning | None = None,
+    device: str = CPU,
     **options: Any,
 ) -> Aligned:
     """Move all models onto the one numbered `anchor` (from 0); by default onto the one nearest to their mean.
@@ -150,15 +156,17 @@ def align(
     "universe": onto their running mean instead, until it settles, so that no model is special (`match_universe`).
     data: as in `match`; "universe" takes them only for where learning starts. learn: as in `match`, over the simplex of
     all models at once; with "universe" all are moved, two towards each other.
-    options: those of `match_models`. With two models that are equally near, the last is the anchor.
+    device: as in `match`. options: those of `match_models`. With two models that are equally near, the last is the
+    anchor.
     """
     models = [_model(source) for source in sources]
     if len(models) < 2:
         raise OptionError(f"an alignment needs two models at least, {len(models)} given")
+    options["device"] = device
     batches = data.batches if isinstance(data, Task) else None if data is None else list(data)
     if anchor == "universe":
         if learn is not None:
-            found = learn_universe(models, _learning(learn), batches=batches, **options)
+            found = learn_universe(models, _learning(learn, device), batches=batches, **options)
         elif batches is not None:
             raise OptionError("a universe is matched from the weights; leave data out, or name an anchor")
         else:
@@ -168,11 +176,11 @@ def align(
     options["axes"], options["frame"], _ = usual(models, *asked)  # the same for all
     if anchor is not None and not 0 <= anchor < len(models):
         raise OptionError(f"anchor {anchor}: there are models 0 to {len(models) - 1}")
-    anchor = nearest_to_mean(models) if anchor is None else anchor
+    anchor = nearest_to_mean([model.on(device) for model in models]) if anchor is None else anchor
     find = match_models if batches is None else partial(match_by_activations, batches=batches)
     alignments = [None if i == anchor else find(m, models[anchor], **options) for i, m in enumerate(models)]
     if learn is not None:
-        moved = learn_all(models, alignments, _learning(learn), **options)
+        moved = learn_all(models, alignments, _learning(learn, device), **options)
         alignments = [None if i == anchor else g for i, g in enumerate(moved)]
     frame = next(g for g in alignments if g is not None).in_frame  # the same for all
     pairs = zip(models, alignments, strict=True)
@@ -189,7 +197,7 @@ def merge(
     heads: str | int = "average",
     seed: int = 0,
     dtype: torch.dtype | None = None,
-    device: str = "cpu",
+    device: str = CPU,
     data: Task | Sequence[Task | None] | None = None,
     statistics: Sequence[Statistics | str | os.PathLike[str] | None] | None = None,
     **parameters: Any,
@@ -197,7 +205,9 @@ def merge(
     """The merge of models in the frame in which they are (see `align`), as a lazy checkpoint: `.save(folder)` it.
 
     `merge([base, a, b], method="ties", base=0, density=0.3)`; options as in `symfuse.merging.merge_models`, but that
-    the model whose head is kept has its number from 0, like base: `heads=1`. From a recipe: `merge_recipe`.
+    the model whose head is kept has its number from 0, like base: `heads=1`. From a recipe: `merge_recipe`. device:
+    where tensors are combined, and models run, such as "cuda" (docs/gpu.md); what is read of the result is on the
+    processor.
 
     data: for methods that look at them (fisher, regmean, adamerging, greedy_soup, …): a task (`symfuse.task`) for all
     models, or one for each, the base aside; they are looked at now. statistics: what `symfuse.collect` found of each,
@@ -224,7 +234,7 @@ def merge(
     tasks = None if data is None else [data] * len(others) if isinstance(data, Task) else _listed(data, "data")
     for task in tasks or ():
         _require_task(task)
-    options: dict[str, Any] = {"base": base, "heads": heads, "seed": seed, "parameters": parameters}
+    options: dict[str, Any] = {"base": base, "heads": heads, "seed": seed, "device": device, "parameters": parameters}
     found = learn_method(chosen, models, tasks=tasks, statistics=saved, **options)
     return merged if found is None else merge_models(found.models, **given, learned=found)
 
@@ -233,7 +243,8 @@ def collect(source: Source, data: Task, kind: str = "fisher", **options: Any) ->
     """Statistics of a model on data, for `merge(..., statistics=[…])`: `.save(folder)` them, and take them again.
 
     kind: "fisher", the squared gradients of the likelihood, or "gram", the second moments of what linear maps read.
-    options: of `symfuse.guided.fisher.fisher_of` (labels, seed) and `symfuse.guided.regmean.gram_of` (memory).
+    options: of `symfuse.guided.fisher.fisher_of` (labels, seed) and `symfuse.guided.regmean.gram_of` (memory); device:
+    where the model is run.
     """
     _require_task(data)
     return collect_statistics(_model_of_any(source), data, kind, **options)
@@ -245,16 +256,19 @@ def merge_recipe(
     *,
     options: Reconcile | None = None,
     threads: int | None = None,
+    device: str = CPU,
+    executor: Executor | None = None,
 ) -> Checkpoint:
     """The merge that a recipe describes, as a lazy checkpoint: a YAML file, or a mapping of the same form.
 
     models: those that the recipe names and that are not folders or hub ids. Of a file with several recipes the last is
     the result; those that it names are merged as they are read. options: what is let pass where models do not have the
-    same tensors. Alignments that the recipe asks for are made, and not proved: `prove` does that.
+    same tensors. device, executor: as in `match`. Alignments that the recipe asks for are made, and not proved:
+    `prove` does that.
     """
     recipes = (parse_recipe(recipe),) if isinstance(recipe, Mapping) else read_recipes(Path(recipe))
     known = {name: _open(source) for name, source in (models or {}).items()}
-    return merge_recipes(recipes, known, options=options, threads=threads)
+    return merge_recipes(recipes, known, options=options, threads=threads, device=device, executor=executor)
 
 
 def verify(
@@ -296,7 +310,10 @@ def prove(
 
 
 def distance(a: Source, b: Source) -> Distance:
-    """The Euclidean distance and cosine of two models of one family, with its split by axis, layer and tensor."""
+    """The Euclidean distance and cosine of two models of one family, with its split by axis, layer and tensor.
+
+    Computed where they are read to: `symfuse.open(a).on("cuda")`.
+    """
     return model_distance(_model(a), _model(b))
 
 
@@ -314,7 +331,7 @@ def barrier(
     loss: a Task (`symfuse.task`), or any callable from a live module to one number. alignments: named; each moves the
     source, or is a pair of models in a parametrisation of its own, whose plain baseline is another such pair:
     `{"folded": (fa, fb), "rotation": (g(fa), fb)}, baselines={"rotation": ("folded", "none")}`. options: those of
-    `symfuse.evaluate.barrier`, such as points, refine, build, dtype. The result has `.curves[name].barrier`.
+    `symfuse.evaluate.barrier`, such as points, refine, build, dtype, device. The result has `.curves[name].barrier`.
     """
     pairs: dict[str, tuple[Checkpoint | torch.nn.Module, Checkpoint | torch.nn.Module]] = {
         "none": (_runnable(source), _runnable(to))
@@ -353,7 +370,7 @@ def task(name: str | None, data: Any, model: Source, *, encoding: str = "utf-8",
 def landscape(models: Mapping[str, Source], loss: Loss, **options: Any) -> Landscape:
     """The loss on the plane through three named models, such as `{"A": a, "A aligned": g(a), "B": b}`.
 
-    options: those of `symfuse.evaluate.landscape`: steps, margin, journal (a file to go on from), build, dtype.
+    options: those of `symfuse.evaluate.landscape`: steps, margin, journal (a file to go on from), build, dtype, device.
     """
     return plane_landscape({name: _runnable(source) for name, source in models.items()}, loss, **options)
 
@@ -365,14 +382,17 @@ def score(
     ensemble: Literal["probabilities", "logits"] = "probabilities",
     build: Callable[[Checkpoint], torch.nn.Module] | None = None,
     dtype: torch.dtype = torch.float32,
+    device: str | None = None,
 ) -> Score:
     """Loss and metrics of one model, in evaluation mode; or of a list of models as an ensemble.
 
     loss, build: as in `barrier`. ensemble: what the mean is taken of; its loss must be a Task that predicts classes.
+    device: where it is run, by default where a live module is.
     """
     if isinstance(source, Sequence) and not isinstance(source, str):
-        return ensemble_models([_runnable(one) for one in source], loss, of=ensemble, build=build, dtype=dtype)
-    return evaluate_model(_runnable(source), loss, build=build, dtype=dtype)
+        models = [_runnable(one) for one in source]
+        return ensemble_models(models, loss, of=ensemble, build=build, dtype=dtype, device=device)
+    return evaluate_model(_runnable(source), loss, build=build, dtype=dtype, device=device)
 
 
 def to_module(source: Source, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
@@ -421,11 +441,11 @@ def _model_of_any(source: Source) -> Model:
     return Model.of(_open(source), undeclared=True)
 
 
-def _learning(given: Task | Learning) -> Learning:
-    """OptionError for what is neither."""
+def _learning(given: Task | Learning, device: str) -> Learning:
+    """As it is given, of a task on the device; OptionError for what is neither."""
     if not isinstance(given, Task | Learning):
         raise OptionError(f"learn: expected a task, as symfuse.task makes it, or a Learning, found {given!r:.40}")
-    return given if isinstance(given, Learning) else Learning(given)
+    return given if isinstance(given, Learning) else Learning(given, device=device)
 
 
 def _listed(given: Any, what: str) -> list[Any]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from symfuse.architectures import ARCHITECTURES, Model
+from symfuse.device import CPU
 from symfuse.errors import CheckpointError
 from symfuse.io import Checkpoint, scan
 from symfuse.io.live import names_in_memory
@@ -22,7 +23,8 @@ def live(
 ) -> torch.nn.Module:
     """The real module of a checkpoint, in evaluation mode: of that class of `transformers`, or of the one that its
     config names, or what the family builds. CheckpointError if it cannot be built, or weights would be filled in at
-    random."""
+    random. On the processor, wherever the checkpoint is read to."""
+    checkpoint = checkpoint.on(CPU)
     architecture = ARCHITECTURES.get(str(checkpoint.config.get("model_type")))
     if architecture is not None:
         Model.of(checkpoint)  # says more clearly what does not fit

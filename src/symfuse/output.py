@@ -22,6 +22,7 @@ class Output:
         self.as_json = as_json
         self.quiet = quiet
         self.start = time.perf_counter()
+        self._advance: Callable[..., None] | None = None  # the bar that there is now
 
     def say(self, text: str) -> None:
         if not self.as_json and not self.quiet:
@@ -77,4 +78,13 @@ class Output:
                     bar.update(task, total=total)
                 bar.advance(task)
 
-            yield advance
+            self._advance = advance
+            try:
+                yield advance
+            finally:
+                self._advance = None
+
+    def follow(self, text: str) -> None:
+        """What the bar says, if there is one."""
+        if self._advance is not None:
+            self._advance(text=text)

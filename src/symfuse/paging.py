@@ -11,6 +11,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from symfuse.architectures import ARCHITECTURES, resolve, stacked
+from symfuse.device import CPU
 from symfuse.errors import CheckpointError
 from symfuse.io import Checkpoint, scan
 from symfuse.io.live import names_in_memory
@@ -25,6 +26,7 @@ def paged(checkpoint: Checkpoint, dtype: torch.dtype) -> nn.Module:
     CheckpointError if it cannot be built, or has weights that are not whole tensors of the checkpoint, nor stacks that
     its family declares.
     """
+    checkpoint = checkpoint.on(CPU)
     with _WithoutMemory():
         module = build_module(checkpoint, dtype)
     if str(checkpoint.config.get("model_type")) in ARCHITECTURES:

@@ -11,6 +11,7 @@ import torch
 
 from symfuse.architectures import Model
 from symfuse.architectures.undeclared import LAYER, LAYER_COUNTS
+from symfuse.device import CPU
 from symfuse.errors import IncompatibleError, OptionError
 from symfuse.guided import lookup
 from symfuse.io import Checkpoint
@@ -72,7 +73,7 @@ def plan_recipe(
     models: Mapping[ModelRef, Model],
     kept: Mapping[str, tuple[Checkpoint, str]] | None = None,
     *,
-    device: str = "cpu",
+    device: str = CPU,
     learned: Learnt | None = None,
 ) -> Checkpoint:
     """The merged checkpoint of a recipe. models: by reference, all that it names, aligned and in one vocabulary.

@@ -395,7 +395,7 @@ def test_an_adapter_appears_as_a_whole_or_not_at_all(tmp_path: Path, monkeypatch
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("symfuse.adapters.extraction.save_file", full)
+        patched.setattr("symfuse.adapters.extraction.write_tensors", full)
         with pytest.raises(OutputError, match="No space left"):
             adapter.save(tmp_path / "new" / "lora")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "tuned"]

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -281,13 +280,12 @@ def test_dtypes_that_no_adapter_has(dtype: torch.dtype) -> None:
         adapters.extract(tuned, base, RANK, dtype=dtype)
 
 
-@pytest.mark.parametrize("error", [OSError(28, "No space left"), SafetensorError("No space left")])
-def test_a_full_disk(error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*args: Any, **options: Any) -> None:
-        raise error
+        raise OSError(28, "No space left")
 
     adapter = adapters.extract(model(randn(OUT, IN), "tuned"), model(torch.zeros(OUT, IN)), RANK)
-    monkeypatch.setattr("symfuse.adapters.extraction.save_file", full)
+    monkeypatch.setattr("symfuse.adapters.extraction.write_tensors", full)
     with pytest.raises(OutputError, match="No space left"):
         adapter.save(tmp_path / "a")
     assert not list(tmp_path.iterdir())

@@ -390,7 +390,7 @@ def test_c95_disk_full() -> None:
 
 @pytest.mark.skipif(shutil.which("mount") is None, reason="needs mount")
 def test_c95_disk_that_fills_up_in_spite_of_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("symfuse.io.writer._check_space", lambda *_: None)
+    monkeypatch.setattr("symfuse.io.writer.check_space", lambda *_: None)
     with small_disk("1m") as disk:
         with pytest.raises(OutputError, match="No space left on device"):
             Checkpoint(LARGE, {}, name="large").save(disk / "out")

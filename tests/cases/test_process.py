@@ -274,7 +274,7 @@ def test_c95_disk_full(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             result = run("recipe.yml", str(disk / "out"))
         assert result.exit_code == 8
         assert "MB free" in result.output
-        monkeypatch.setattr("symfuse.io.writer._check_space", lambda *_: None)
+        monkeypatch.setattr("symfuse.io.writer.check_space", lambda *_: None)
         result = run("recipe.yml", str(disk / "out"))  # it fills up in spite of the check
         assert result.exit_code == 8
         assert "No space left" in result.output

@@ -100,8 +100,9 @@ KILLED = textwrap.dedent("""
                 print("here", flush=True)
                 time.sleep(60)
             yield from super().__call__(name)
-    from symfuse.io import journal, workers
-    journal.BATCH, workers.GRACE = 1, 0.5
+    from symfuse.executors import threads
+    from symfuse.io import journal
+    journal.BATCH, threads.GRACE = 1, 0.5
     run(Path(sys.argv[1]), Slow(), **eval(sys.argv[2]))
 """)
 
@@ -139,14 +140,13 @@ def test_what_a_killed_run_left_is_removed_by_another(tmp_path: Path, expected: 
     assert not left.exists()
 
 
-@pytest.mark.parametrize("change", ["fingerprint", "infos", "shards", "file gone", "file cut", "journal damaged"])
+@pytest.mark.parametrize("change", ["fingerprint", "infos", "shards", "journal damaged"])
 def test_what_differs_starts_over(
     tmp_path: Path, expected: dict[str, bytes], change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(RuntimeError):
         run(tmp_path / "out", Source("layer.3"))
     [folder] = partials(tmp_path)
-    shard = folder / "model-00001-of-00003.safetensors"
     options: dict[str, object] = {}
     if change == "fingerprint":
         options["fingerprint"] = "other"
@@ -154,10 +154,6 @@ def test_what_differs_starts_over(
         monkeypatch.setitem(INFOS, "layer.5", TensorInfo(torch.float32, (300, 171)))
     elif change == "shards":
         options["max_shard_size"] = "5GB"
-    elif change == "file gone":
-        shard.unlink()
-    elif change == "file cut":
-        os.truncate(shard, 1000)
     else:
         (folder / ".journal").write_bytes(b"\xff\n")
     source = Source()
@@ -166,6 +162,18 @@ def test_what_differs_starts_over(
     assert partials(tmp_path) == []
     if change not in ("infos", "shards"):
         assert contents(out) == expected
+
+
+@pytest.mark.parametrize("change", ["gone", "cut"])
+def test_a_file_that_is_not_whole_is_made_again(tmp_path: Path, expected: dict[str, bytes], change: str) -> None:
+    with pytest.raises(RuntimeError):
+        run(tmp_path / "out", Source("layer.3"))
+    [folder] = partials(tmp_path)
+    shard = folder / "model-00001-of-00003.safetensors"
+    shard.unlink() if change == "gone" else os.truncate(shard, 1000)
+    source = Source()
+    assert contents(run(tmp_path / "out", source)) == expected
+    assert source.asked == [name for name in NAMES if name != "layer.2"]
 
 
 def test_a_line_cut_short_is_not_believed(tmp_path: Path, expected: dict[str, bytes]) -> None:

@@ -341,7 +341,7 @@ def test_progress_is_told_in_the_callers_thread_of_every_tensor(tmp_path: Path) 
 def test_a_worker_that_does_not_stop_cannot_write_into_other_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("symfuse.io.workers.GRACE", 0.1)
+    monkeypatch.setattr("symfuse.executors.threads.GRACE", 0.1)
     started, go_on, ended = threading.Event(), threading.Event(), threading.Event()
 
     def blocks(name: str) -> Iterator[Tensor]:

@@ -210,8 +210,9 @@ def test_whatever_stops_the_writing_nothing_is_left(tmp_path: Path, kind: type[B
 def test_a_polite_kill_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
     script = textwrap.dedent("""
         import sys, time, torch
-        from symfuse.io import TensorInfo, workers, write
-        workers.GRACE = 0.5
+        from symfuse.executors import threads
+        from symfuse.io import TensorInfo, write
+        threads.GRACE = 0.5
         def read(name):
             if name == "second":
                 print("half", flush=True)

@@ -13,8 +13,8 @@ from torch import Tensor
 from contract.tiny import MODELS
 from symfuse import api
 from symfuse.architectures import Model, resolve
+from symfuse.executors import Budget
 from symfuse.groups import SignedMonomial, objective
-from symfuse.io.workers import Budget
 from symfuse.matching import coordinate
 from symfuse.spec import Instance
 from symfuse.stats import weight_moments, workspace

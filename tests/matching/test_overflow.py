@@ -131,7 +131,7 @@ def test_only_the_heads_of_which_a_translation_would_be_too_long_stay() -> None:
 
 def test_a_least_translation_that_is_no_number_is_none() -> None:
     wanted = torch.ones(3, 2, dtype=torch.float64)
-    found = _least(
+    found, _ = _least(
         torch.full((6, 4), 1e200, dtype=torch.float64), wanted, torch.ones(4).double(), lambda t: t.norm(dim=-1)
     )
     assert not found.any()

@@ -20,7 +20,7 @@ from symfuse.merging.dare import STEPS, dare_linear
 from symfuse.merging.della import ascending, della_linear
 from symfuse.merging.ram import ram
 from symfuse.merging.sce import sce
-from symfuse.merging.sparsify import Largest, kth_largest
+from symfuse.merging.sparsify import Cut, Largest, kth_largest
 from symfuse.merging.stream import Source, Stream
 from symfuse.merging.ties import ties
 
@@ -187,10 +187,36 @@ def test_the_k_largest_are_exactly_k_and_none_dropped_is_larger(
     k = max(1, int(share * len(values)))
     parts = tensor.split(step)
     ((cut,),) = kth_largest(lambda: iter([[part] for part in parts]), [[k]], tensor.dtype)
+    signed = tensor.clone()
+    signed[1::2] *= -1
+    wanted = torch.zeros_like(signed)
+    top = sorted(range(len(values)), key=lambda i: (-tensor[i].item(), i))[:k]
+    wanted[top] = signed[top]
     largest = Largest(cut)
-    mask = torch.cat([largest(part) for part in parts])
-    kept = {i for i, keep in enumerate(mask.tolist()) if keep}
-    assert kept == set(sorted(range(len(values)), key=lambda i: (-tensor[i].item(), i))[:k])
+    assert torch.equal(torch.cat([largest(part) for part in signed.split(step)]), wanted)
+
+
+@pytest.mark.parametrize("equal", [1, 2, 4])
+def test_one_equal_entry_more_or_less_is_noticed(equal: int) -> None:
+    """The three largest of these are the five and the first two ones."""
+    values = torch.tensor([1.0, 0.5, -1.0, 5.0, 1.0, -1.0])
+    largest = Largest(Cut(1.0, equal))
+    out = torch.cat([largest(part) for part in values.split(2)])
+    assert torch.equal(out, torch.tensor([1.0, 0.0, -1.0, 5.0, 0.0, 0.0])) == (equal == 2)
+
+
+@pytest.mark.parametrize("name", [*LINEAR, *VOTING, "linear", "sce", "ram"])
+def test_how_much_is_seen_at_once_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even which entries are dropped at random: that goes by what is read at once."""
+    base, tensors = models((40, 7), torch.float32)
+    given_: dict[str, Any] = {"density": [0.5, 0.7, 0.3]} if "density" in lookup(name).parameters else {}
+    given_ |= {"weight": [0.3, 0.3, 0.4]} if "weight" in lookup(name).parameters else {}
+    wanted = run(name, base, tensors, block=70, **given_)
+    other = run(name, base, tensors, block=70, seed=1, **given_)
+    for seen in (7, 21, 64):
+        monkeypatch.setattr("symfuse.merging.stream.PIECE", seen)
+        assert torch.equal(run(name, base, tensors, block=70, **given_), wanted)
+    assert torch.equal(other, wanted) == (name not in RANDOM)
 
 
 def test_several_ranks_of_several_quantities() -> None:

@@ -6,24 +6,22 @@ import json
 import math
 import os
 import re
-import secrets
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from symfuse.adapters.config import CONFIG, MAX_RANK, SAFETENSORS, require_floating
 from symfuse.adapters.factors import Factors, factorise
 from symfuse.adapters.names import class_name, is_tied, is_transposed, is_vocabulary, module_pattern
-from symfuse.errors import IncompatibleError, OptionError, OutputError
-from symfuse.io import Checkpoint, check_target, is_finite
+from symfuse.errors import IncompatibleError, OptionError
+from symfuse.io import Checkpoint, TensorInfo, is_finite
 from symfuse.io.messages import some
+from symfuse.io.outputs import output_folder, write_tensors
+from symfuse.io.remote import Place
 
 # By the last part of a module's name: tables of vectors, which are looked up and not multiplied with.
 EMBEDDING = re.compile(
@@ -49,7 +47,7 @@ class Adapter:
     saved: Mapping[str, Tensor]
     left_out: Mapping[str, float]
     config: Mapping[str, Any]
-    sources: tuple[Path, ...] = ()
+    sources: tuple[Place, ...] = ()
 
     @property
     def error(self) -> float:
@@ -85,24 +83,13 @@ class Adapter:
 
         OutputError if it exists, lies in one of the models, or cannot be written.
         """
-        place = Path(os.path.abspath(folder))  # noqa: PTH100 - keeps symbolic links, which are refused
-        check_target(place, overwrite=None, inputs=self.sources)
-        partial = place.with_name(f".{place.name[:50]}.partial-{secrets.token_hex(4)}")
-        made = [parent for parent in place.parents if not parent.exists()]
-        try:
-            partial.mkdir(parents=True)
-            save_file(self.tensors(), partial / SAFETENSORS, metadata={"format": "pt"})
-            (partial / CONFIG).write_text(json.dumps(dict(self.config), indent=2, sort_keys=True) + "\n", "utf-8")
-            partial.rename(place)
-        except BaseException as error:
-            shutil.rmtree(partial, ignore_errors=True)
-            for parent in made:
-                if parent.is_dir() and not any(parent.iterdir()):
-                    parent.rmdir()
-            if isinstance(error, (OSError, SafetensorError)):  # the latter for a full disk, too
-                raise OutputError(f"{place} could not be written: {error}. No part of it was left behind") from error
-            raise
-        return place
+        tensors = self.tensors()
+        infos = {name: TensorInfo.of(tensor) for name, tensor in tensors.items()}
+        config = json.dumps(dict(self.config), indent=2, sort_keys=True) + "\n"
+        with output_folder(folder, sum(info.nbytes for info in infos.values()) + len(config), self.sources) as partial:
+            write_tensors(partial / SAFETENSORS, infos, tensors.__getitem__)
+            (partial / CONFIG).write_text(config, "utf-8")
+        return Path(folder)
 
 
 def extract(

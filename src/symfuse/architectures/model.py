@@ -71,9 +71,17 @@ class Model:
         """The tensor of that canonical name; CheckpointError if it holds NaN or infinity."""
         return self.whole.read(self.spec.file_name(name))
 
+    def on(self, device: str) -> Model:
+        """The same model, read to a device (`Checkpoint.on`)."""
+        return replace(self, checkpoint=self.checkpoint.on(device))
+
     def scanned(self, name: str) -> Tensor:
         """As `read`, in the dtype in which it is stored, or computed: for who widens it in pieces."""
         return self.whole.scanned(self.spec.file_name(name))
+
+    def unrounded(self, name: str) -> Tensor:
+        """As `scanned`, for who finds NaN and infinity in what is made of it."""
+        return self.whole.unrounded(self.spec.file_name(name))
 
     @cached_property
     def whole(self) -> Checkpoint:

@@ -104,7 +104,7 @@ class _Stacks(Mapping[str, Tensor]):
         if name not in self.stacks:
             return self.source[name]
         info = self.infos[name]
-        out = torch.empty(info.shape, dtype=info.dtype)
+        out = torch.empty(info.shape, dtype=info.dtype, device=self.source.device)
         return self._filled(out, (self.source[piece] for piece in self.stacks[name]))
 
     def wide(self, name: str) -> Tensor:
@@ -113,7 +113,7 @@ class _Stacks(Mapping[str, Tensor]):
             return self.source.scanned(name)
         pieces = (self.source.scanned(piece) for piece in self.stacks[name])
         first = next(pieces)
-        out = torch.empty(self.infos[name].shape, dtype=torch.promote_types(first.dtype, self.infos[name].dtype))
+        out = first.new_empty(self.infos[name].shape, dtype=torch.promote_types(first.dtype, self.infos[name].dtype))
         return self._filled(out, (piece for part in ((first,), pieces) for piece in part))
 
     def _filled(self, out: Tensor, pieces: Iterator[Tensor]) -> Tensor:

@@ -92,7 +92,7 @@ def _scales(up: Tensor, down: Tensor) -> Monomial:
     """√(|down_i| / |up_i|) for each unit; 1 where a side is zero, which no scale makes equal."""
     one, other = (torch.linalg.vector_norm(side, dim=-1) for side in (up, down))
     scale = torch.where((one > 0) & (other > 0), (other / one).sqrt(), 1.0)
-    return Monomial(torch.arange(scale.shape[-1]).expand(scale.shape), scale)
+    return Monomial(torch.arange(scale.shape[-1], device=scale.device).expand(scale.shape), scale)
 
 
 def _signed_scales(up: Tensor, down: Tensor) -> Monomial:

@@ -20,12 +20,13 @@ from torch import Tensor
 from symfuse.architectures import Model
 from symfuse.check.report import Deltas, Relation, Sample
 from symfuse.errors import SpecError
+from symfuse.executors.threads import one_torch_thread
 from symfuse.io import Checkpoint, TensorInfo, scan
 from symfuse.matching.auto import RELATED
 from symfuse.spec import layer_of
 
-TENSORS = 32
-BYTES = 64_000_000  # read at most, of all models together
+TENSORS = 16
+BYTES = 16_000_000  # read at most, of all models together
 PIECES = 4  # blocks of rows of a matrix
 LARGE = 0.5  # of the base's norm: a delta that is no fine-tune's
 
@@ -51,17 +52,18 @@ def related(models: Sequence[Model], reference: int, computed: Sequence[bool], *
     gram = torch.zeros(len(models), len(models), dtype=torch.float64)  # of the reference, then the deltas
     equal = torch.zeros(len(others), 2, dtype=torch.float64)
     entries = rows = nbytes = 0
-    for name in chosen:
-        infos = [_info(model, name) for model in models]
-        for start, stop in _ranges(infos[0].shape, share // max(info.dtype.itemsize for info in infos)):
-            parts = [_part(model, name, start, stop).reshape(-1, infos[0].shape[-1]) for model in models]
-            origin = parts[reference]
-            same = [parts[i] == origin for i in others]
-            equal += torch.tensor([[s.sum(), s.all(1).sum()] for s in same], dtype=torch.float64)
-            vectors = torch.stack([origin, *(parts[i] - origin for i in others)]).flatten(1)
-            gram += vectors @ vectors.T
-            entries, rows = entries + origin.numel(), rows + len(origin)
-            nbytes += sum(info.dtype.itemsize for info in infos) * origin.numel()
+    with one_torch_thread():  # starting others takes longer than a piece of the sample
+        for name in chosen:
+            infos = [_info(model, name) for model in models]
+            for start, stop in _ranges(infos[0].shape, share // max(info.dtype.itemsize for info in infos)):
+                origin, *parts = (_part(models[i], name, start, stop) for i in (reference, *others))
+                vectors = torch.stack([origin, *(part - origin for part in parts)])
+                gram += vectors @ vectors.T
+                changes = vectors[1:].reshape(len(others), -1, max(1, infos[0].shape[-1]))
+                entry, row = changes.flatten(1).count_nonzero(1), changes.abs().amax(2).count_nonzero(1)
+                equal += torch.stack([origin.numel() - entry, changes.shape[1] - row], 1)
+                entries, rows = entries + origin.numel(), rows + changes.shape[1]
+                nbytes += sum(info.dtype.itemsize for info in infos) * origin.numel()
     sample = Sample([models[reference].spec.file_name(n) for n in chosen], len(names), entries, nbytes)
     labels = [models[i].name for i in (reference, *others)]
     shares = equal / torch.tensor([entries, rows])
@@ -124,7 +126,7 @@ def _spread(names: Sequence[str]) -> list[str]:
     if len(names) <= TENSORS:
         return list(names)
     edges = [i * len(names) // TENSORS for i in range(TENSORS + 1)]
-    return [names[a + (5 * i) % (b - a)] for i, (a, b) in enumerate(pairwise(edges))]
+    return [names[a + (11 * i) % (b - a)] for i, (a, b) in enumerate(pairwise(edges))]
 
 
 def _ranges(shape: Sequence[int], entries: int) -> Iterator[tuple[int, int]]:

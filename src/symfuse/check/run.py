@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +12,8 @@ from symfuse.check.problems import Found
 from symfuse.check.report import Problem, Report
 from symfuse.guided import lookup
 from symfuse.io import Checkpoint, check_target
-from symfuse.io.target import check_space, free_space
+from symfuse.io.remote import Place
+from symfuse.io.target import check_space, free_space, output_place
 from symfuse.merging import Merged
 from symfuse.pipeline import Stage, require_one_frame
 from symfuse.plan import template_of, why_template
@@ -26,7 +26,7 @@ from symfuse.rewrite.rewritten import drop
 class Target:
     """Where the output is to be, as for `Checkpoint.save`. folder: None if that is not known yet."""
 
-    folder: Path | None = None
+    folder: Place | None = None
     overwrite: bool = False
     max_shard_size: int | str = "5GB"
     threads: int | None = None
@@ -43,7 +43,7 @@ def check(
     """What a merge will do and cost, and every reason why it cannot be done that shows without reading all weights:
     NaN, infinity and results that do not fit into the output's dtype the merge itself may still meet.
 
-    From headers, configs and tokenizer files; and, with `sample`, from at most 64 MB of weights. Otherwise no weights
+    From headers, configs and tokenizer files; and, with `sample`, from at most 16 MB of weights. Otherwise no weights
     are read but rotary frequencies and counters, a few numbers each. known: as for `open_models`. options: instead of
     the recipe's. Raises nothing for what is wrong with models or recipe: that is in `problems`.
     """
@@ -174,10 +174,10 @@ def _say_output(
         return
     report.cost = sized
     if target.folder is not None:
-        place = Path(os.path.abspath(target.folder))  # noqa: PTH100 - keeps symbolic links, which are refused
+        place = output_place(target.folder)
         before = len(found.errors)
         found.attempt(check_target, place, overwrite=target.overwrite, inputs=merged.sources)
-        if len(found.errors) == before:
+        if len(found.errors) == before and isinstance(place, Path):
             report.cost = replace(sized, disk_free=free_space(place))
             found.attempt(check_space, place, sized.bytes)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,9 +13,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from symfuse.cli.app import (
-    NEW_FOLDER,
+    NEW_PLACE,
     check_place,
     common,
+    device_option,
+    executor_of,
+    executor_options,
+    executor_summary,
     groups_of,
     main,
     match_options,
@@ -30,12 +34,14 @@ from symfuse.cli.app import (
 )
 from symfuse.cli.evaluate import DATA_OPTIONS, data_options, task
 from symfuse.cli.learning import HEARD, LEARNING_OPTIONS, learning_of, learning_options, say_learned
+from symfuse.device import CPU
 from symfuse.errors import OptionError, OutputError
 from symfuse.output import Output
 
 if TYPE_CHECKING:
     from symfuse.alignment import Alignment
     from symfuse.io import Checkpoint
+    from symfuse.io.remote import Place
 
 
 @main.command()
@@ -66,15 +72,17 @@ if TYPE_CHECKING:
 @partial(data_options, required=False)
 @click.option(
     "--anchor-output",
-    type=NEW_FOLDER,
+    type=NEW_PLACE,
     help="A folder for the anchor in the frame of the result, where that is another (residual, pre-norm models).",
 )
 @click.option("--widen", is_flag=True, help="Give SOURCE the widths of a wider anchor first, exactly (docs/widths.md).")
-@click.option("--output", "-o", required=True, type=NEW_FOLDER, help="The new folder.")
+@click.option("--output", "-o", required=True, type=NEW_PLACE, help="The new folder, or its URL (s3://…).")
+@device_option
 @writing_options
+@executor_options
 @common
 def align(
-    source: str, anchor: str, axes: str, statistics: str, anchor_output: Path | None, as_json: bool, quiet: bool,
+    source: str, anchor: str, axes: str, statistics: str, anchor_output: Place | None, as_json: bool, quiet: bool,
     **options: Any,
 ) -> None:  # fmt: skip
     """Move SOURCE onto an anchor, and prove that it is the same.
@@ -88,7 +96,8 @@ def align(
 
     out = Output(as_json, quiet)
     _require_use(statistics, options | {"anchor_output": anchor_output})
-    a, b = open_model(out, source), open_model(out, anchor)
+    options["executor"] = executor = executor_of(out, options)
+    a, b = (open_model(out, model).on(options["device"]) for model in (source, anchor))
     check_place(options, a, b)
     if anchor_output is not None:
         check_place(options | {"output": anchor_output}, a, b)
@@ -110,7 +119,7 @@ def align(
     say_alignment(out, run)
     if "learning" in run:
         say_learned(out, run["learning"])
-    run |= {"output": str(options["output"])} | out.cost()
+    run |= {"output": str(options["output"])} | out.cost() | executor_summary(executor)
     out.say(f"written to {options['output']} in {run['seconds']:.1f} s")
     if anchor_output is not None:
         what = "moved too" if other is not None else f"in {report.frame_text(alignment.frame)}"
@@ -144,12 +153,13 @@ def _widened(
     chosen = {key: value for key, value in match_options(options, axes).items() if key != "axes"}
     words = "all" if axes == "auto" else axes
     with out.progress("matching widths", None):
-        expanded, found = match_widths(Model.of(source), Model.of(anchor), axes=words, **chosen)
+        pair = (Model.of(model.on(CPU)) for model in (source, anchor))
+        expanded, found = match_widths(*pair, axes=words, **chosen)
     if not options["no_verify"]:
         result = api.verify(source.to(torch.float64), expanded.checkpoint.to(torch.float64))
         result.raise_if_different(f"{source.name} in the widths of {anchor.name}")
         out.say(f"widened, and proved: outputs equal to {result.worst:.0e} ({result.inputs})")
-    return expanded.checkpoint, found
+    return expanded.checkpoint.on(options["device"]), found
 
 
 def _matched(
@@ -162,7 +172,8 @@ def _matched(
     if statistics == "weights":
         if found is not None:
             return found, None
-        return matched(out, source, anchor, match_options(options, axes) | {"variants": options["inexact"]}), None
+        more = {"variants": options["inexact"], "executor": options["executor"]}
+        return matched(out, source, anchor, match_options(options, axes) | more), None
     if statistics == "learned":
         return _learned(out, source, anchor, axes, options, found)
     if options["threads"]:
@@ -170,7 +181,7 @@ def _matched(
 
         torch.set_num_threads(options["threads"])
     chosen = {"axes": axes, "layers": options["layers"]}  # without scales, as by default from activations
-    chosen |= {"groups": groups_of(options), "variants": options["inexact"]}
+    chosen |= {"groups": groups_of(options), "variants": options["inexact"], "device": options["device"]}
     return api.match(source, anchor, data=task(options, anchor), **chosen), None
 
 
@@ -185,7 +196,7 @@ def _learned(
         data = learning.task if options["start"] == "activations" else None
         if data is not None:  # of which no more are needed, and which do not match from weights
             data = data.part(data.batches[:HEARD])
-            chosen = {key: chosen[key] for key in ("axes", "layers", "groups")}
+            chosen = {key: chosen[key] for key in ("axes", "layers", "groups", "device")}
         if not options["both"]:
             return api.match(source, anchor, learn=learning, data=data, start=found, **chosen), None
         moved = api.align([source, anchor], "universe", data=data, learn=learning, **chosen)
@@ -196,10 +207,11 @@ def _learned(
 
 def _save(
     out: Output, source: Checkpoint, anchor: Checkpoint, alignment: Alignment, run: dict[str, Any],
-    options: dict[str, Any], anchor_output: Path | None, other: Alignment | None, moved: dict[str, Any] | None,
+    options: dict[str, Any], anchor_output: Place | None, other: Alignment | None, moved: dict[str, Any] | None,
 ) -> None:  # fmt: skip
     """The moved source and, if asked for, the anchor, in its frame or moved too: both, or none."""
     from symfuse import report
+    from symfuse.io.objects import remove
 
     if anchor_output is not None:
         to = options | {"output": anchor_output}
@@ -211,7 +223,8 @@ def _save(
         save(out, alignment(source), options, run, {"alignment.safetensors": alignment.to_bytes()})
     except BaseException:  # neither without the other
         if anchor_output is not None:
-            shutil.rmtree(anchor_output, ignore_errors=True)
+            with suppress(OSError):
+                remove(anchor_output)
         raise
 
 

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
 from symfuse import __version__
+from symfuse.cli.verbs import VERBS, Verbs
+from symfuse.device import CPU, require
 from symfuse.errors import OptionError, SymfuseError
+from symfuse.kills import kills_as_exceptions
 from symfuse.output import Output
 
 if TYPE_CHECKING:
     from symfuse.alignment import Alignment
+    from symfuse.executors import Ray
     from symfuse.io import Checkpoint
     from symfuse.verification import Verification
 
@@ -25,42 +31,77 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _NewFolder(click.Path):
-    """A folder to write. An empty name, as of a variable that is not set, would be the working folder."""
+    """A folder to write. An empty name, as of a variable that is not set, would be the working folder. url: whether it
+    may be a URL."""
+
+    def __init__(self, *, url: bool = False) -> None:
+        super().__init__(path_type=Path)
+        self._url = url
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "":
             self.fail("the name is empty; name a folder", param, ctx)
+        if isinstance(value, str) and "://" in value:
+            from symfuse.io.remote import place_of
+
+            place = place_of(value)
+            if not self._url and not isinstance(place, Path):
+                self.fail(f"{value} is a URL; name a folder", param, ctx)
+            return place
         return super().convert(value, param, ctx)
 
 
-NEW_FOLDER = _NewFolder(path_type=Path)
+NEW_FOLDER = _NewFolder()
+NEW_PLACE = _NewFolder(url=True)
 
 
 class _Group(click.Group):
-    """Turns a SymfuseError, and an interrupt, into one message on stderr and an exit code."""
+    """Turns a SymfuseError, and an interrupt, into one message on stderr and an exit code; lists verbs, and imports
+    none of them for that."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        width = formatter.width - 6 - max(map(len, VERBS))
+        lines = {name: click.Command(name, help=line).get_short_help_str(width) for name, (_, line) in VERBS.items()}
+        with formatter.section("Commands"):
+            formatter.write_dl(list(lines.items()))
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit) as error:
+            _say_notes(error)
+            if isinstance(error, SystemExit):
+                raise
             click.echo("symfuse: interrupted", err=True)
             sys.exit(130)
 
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
         try:
-            super().main(*args, **kwargs)
+            with kills_as_exceptions():
+                super().main(*args, **kwargs)
         except SymfuseError as error:
             click.echo(f"symfuse: {error}", err=True)
             sys.exit(error.exit_code)
         except (OSError, MemoryError) as error:  # standard output on a full disk, for example
             click.echo(f"symfuse: {str(error) or 'not enough memory'}", err=True)
+            _say_notes(error)
             with suppress(OSError, ValueError):  # what is still to be flushed would fail again
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(1)
         sys.exit(0)
 
 
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+def _say_notes(error: BaseException) -> None:
+    """What a run that ends early says of what it leaves."""
+    for note in getattr(error, "__notes__", ()):
+        click.echo(f"symfuse: {note}", err=True)
+
+
+@click.group(
+    cls=_Group,
+    commands=Verbs(),
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(__version__, prog_name="symfuse")
 def main() -> None:
     """Align transformers by their symmetries, prove that nothing changed, and merge them."""
@@ -69,6 +110,17 @@ def main() -> None:
 def common(function: F) -> F:
     function = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")(function)
     return click.option("--quiet", "-q", is_flag=True, help="Print errors and warnings only.")(function)
+
+
+def device_option(function: F) -> F:
+    """Where it is computed: a device that is here, or OptionError before any work."""
+    return click.option(
+        "--device",
+        default=CPU,
+        show_default=True,
+        callback=lambda _ctx, _param, value: require(value),
+        help="Where it is computed: cpu, cuda, or cuda:1 for the second GPU.",
+    )(function)
 
 
 def matching_options(function: F) -> F:
@@ -104,6 +156,56 @@ def writing_options(function: F) -> F:
     return function
 
 
+def executor_options(function: F) -> F:
+    for option in reversed(
+        [
+            click.option(
+                "--executor",
+                type=click.Choice(["local", "ray"]),
+                default="local",
+                show_default=True,
+                help="Who matches and writes: threads of this process, or a Ray cluster (docs/distributed.md).",
+            ),
+            click.option("--address", help="Of the Ray cluster. Default: one is begun on this machine."),
+        ]
+    ):
+        function = option(function)
+    return function
+
+
+def executor_of(out: Output, options: Mapping[str, Any]) -> Ray | None:
+    """What --executor and --address say, until the verb ends; None: threads, which every function takes by default."""
+    device = options["device"]
+    if options["executor"] == "local":
+        if options["address"] is not None:
+            raise OptionError("--address is of a Ray cluster: add --executor ray, or leave it out")
+        return None
+    if device != CPU and not device.endswith(":0"):
+        raise OptionError(f"--device {device}: Ray gives each task a GPU of its own; write --device cuda")
+    from symfuse.executors import Ray
+
+    gpus = int(device != CPU)
+    cluster = Ray(options["address"], workers=options["threads"], gpus=gpus, say=out.say, follow=out.follow)
+    return click.get_current_context().with_resource(cluster)
+
+
+def executor_summary(executor: Ray | None) -> dict[str, Any]:
+    """What the executor did, for the document of a run."""
+    return {} if executor is None else {"executor": executor.summary()}
+
+
+def import_at_once(*modules: str) -> None:
+    """What a verb will need, torch too, without collecting garbage meanwhile: there is none, and looking for it takes a
+    tenth of the time. What is there then stays, and is not looked at again."""
+    if "torch" in sys.modules:
+        return
+    gc.disable()
+    for module in modules:
+        import_module(f"symfuse.{module}")
+    gc.freeze()
+    gc.enable()
+
+
 def match_options(options: dict[str, Any], axes: str) -> dict[str, Any]:
     return {
         "axes": axes,
@@ -114,6 +216,7 @@ def match_options(options: dict[str, Any], axes: str) -> dict[str, Any]:
         "biases": not options["no_biases"],
         "threads": options["threads"],
         "memory": memory_of(options),
+        "device": options["device"],
     }
 
 
@@ -145,13 +248,16 @@ def open_model(out: Output, source: str) -> Checkpoint:
 
 
 def check_place(options: dict[str, Any], *inputs: Checkpoint, others: Sequence[Path] = ()) -> None:
-    """Whether the target can be written is known in the first second, not after the work. others: more inputs."""
+    """Whether the target can be written, and the cluster be reached, is known first, not after the work. others: more
+    inputs."""
     from symfuse.io import check_target
     from symfuse.io.shards import parse_size
 
     parse_size(options["max_shard_size"])
     folders = [*(folder for checkpoint in inputs for folder in checkpoint.sources), *others]
     check_target(options["output"], overwrite=options["overwrite"], inputs=folders)
+    if options["executor"] is not None:
+        options["executor"].connect()
 
 
 def matched(out: Output, source: Checkpoint, anchor: Checkpoint, options: dict[str, Any]) -> Alignment:
@@ -215,6 +321,7 @@ def save(
     with out.progress("writing", len(checkpoint)) as advance:
         checkpoint.save(
             options["output"],
+            executor=options["executor"],
             overwrite=options["overwrite"],
             max_shard_size=options["max_shard_size"],
             extra=files,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from symfuse.cli.app import NEW_FOLDER, common, main, matching_options
+from symfuse.cli.app import NEW_PLACE, common, main, matching_options
 from symfuse.cli.recipes import recipe_options, recipes_of, reconcile_options
 from symfuse.output import Output
 
@@ -23,7 +23,7 @@ LINES = 6  # of one kind, for people; --json has all
 @recipe_options
 @reconcile_options
 @matching_options
-@click.option("--output", "-o", type=NEW_FOLDER, help="Where it is to be written: is there room?")
+@click.option("--output", "-o", type=NEW_PLACE, help="Where it is to be written: is there room?")
 @click.option("--overwrite", is_flag=True, help="That folder may be replaced.")
 @click.option("--max-shard-size", default="5GB", show_default=True, help="The largest weight file.")
 @click.option("--no-sample", is_flag=True, help="Read no weights: do not say how related the models are.")

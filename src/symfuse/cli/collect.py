@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from symfuse.cli.app import NEW_FOLDER, common, main, memory_of, open_model
+from symfuse.cli.app import NEW_FOLDER, common, device_option, main, memory_of, open_model
 from symfuse.cli.evaluate import data_options, task
 from symfuse.errors import OptionError
 from symfuse.output import Output
@@ -20,6 +20,7 @@ from symfuse.output import Output
 @click.option("--memory", metavar="SIZE", help="Of gram: what its sums may take, such as 6GB; more is done in passes.")
 @data_options
 @click.option("--output", "-o", required=True, type=NEW_FOLDER, help="The new folder.")
+@device_option
 @common
 def collect(model: str, kind: str, output: Path, as_json: bool, quiet: bool, **options: Any) -> None:
     """Statistics of MODEL on data, for merges.
@@ -38,9 +39,9 @@ def collect(model: str, kind: str, output: Path, as_json: bool, quiet: bool, **o
             if value is not None:
                 raise OptionError(f"--{name}: this is of --kind {other}; leave it out")
     opened = open_model(out, model)
-    check_target(output, overwrite=None, inputs=[Path(folder) for folder in opened.sources])
+    check_target(output, overwrite=None, inputs=opened.sources)
     data = task(options, opened, unlabelled=options["labels"] != "given")
-    given = {name: value for name, value in own[kind].items() if value is not None}
+    given = {name: value for name, value in own[kind].items() if value is not None} | {"device": options["device"]}
     if kind == "fisher":
         given["seed"] = options["seed"] or 0
     with out.progress("looking at data", None):

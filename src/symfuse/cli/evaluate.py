@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from symfuse.cli.app import F, common, main, matched, open_model
+from symfuse.cli.app import F, common, device_option, main, matched, open_model
 from symfuse.cli.results import check_result, finish, result_option
 from symfuse.errors import CheckpointError, OptionError, SymfuseError
 from symfuse.output import Output
@@ -115,6 +115,7 @@ def _reading(checkpoint: Checkpoint) -> tuple[object, ...]:
 @click.argument("models", nargs=-1, required=True)
 @data_options
 @click.option("--ensemble", is_flag=True, help="One more row: the mean of the models' predicted probabilities.")
+@device_option
 @result_option
 @common
 def evaluate(
@@ -138,7 +139,7 @@ def evaluate(
     with out.progress("evaluating", len(rows_of)) as advance:
         for name, source in rows_of:
             start = time.perf_counter()
-            score = api.score(source, loss)
+            score = api.score(source, loss, device=options["device"])
             if not math.isfinite(score.loss):
                 raise CheckpointError(
                     f"{name}: the loss on {loss.source} is {score.loss}, so it says nothing; numbers may "
@@ -162,6 +163,7 @@ def evaluate(
 @click.option("--align", "alignments", multiple=True, metavar="WHAT", help="See above. Default: auto. May be repeated.")
 @click.option("--points", type=click.IntRange(3), default=11, show_default=True, help="Evenly spaced λ, ends included.")
 @click.option("--refine", type=click.IntRange(0), default=2, show_default=True, help="Halvings around the maximum.")
+@device_option
 @result_option
 @common
 def barrier(
@@ -181,10 +183,18 @@ def barrier(
     asked = _asked(alignments or ("auto",))
     source, anchor = open_model(out, a), open_model(out, b)
     loss = task(options, anchor, source)
-    found = {name: _alignment(out, what, source, anchor) for name, what in asked.items()}
+    device = options["device"]
+    found = {name: _alignment(out, what, source, anchor, device) for name, what in asked.items()}
     with out.progress("evaluating", None) as advance:
         result = api.barrier(
-            source, anchor, loss, found, points=points, refine=refine, progress=lambda *done: advance(done[-1])
+            source,
+            anchor,
+            loss,
+            found,
+            points=points,
+            refine=refine,
+            device=device,
+            progress=lambda *done: advance(done[-1]),
         )
     say_barrier(out, result)
     finish(out, _traced(result, found), output)
@@ -279,10 +289,12 @@ def _traced(result: Barrier, alignments: Mapping[str, Alignment]) -> dict[str, A
     return document
 
 
-def _alignment(out: Output, what: Alignment | dict[str, Any], source: Checkpoint, anchor: Checkpoint) -> Alignment:
+def _alignment(
+    out: Output, what: Alignment | dict[str, Any], source: Checkpoint, anchor: Checkpoint, device: str
+) -> Alignment:
     """Made, or as it was read, if it fits the source. A warning if it was made for other models."""
     if isinstance(what, dict):
-        return matched(out, source, anchor, what)
+        return matched(out, source, anchor, what | {"device": device})
     what(source)
     for role, checkpoint in (("source", source), ("anchor", anchor)):
         made = what.provenance.get(role)
@@ -303,6 +315,7 @@ def _alignment(out: Output, what: Alignment | dict[str, Any], source: Checkpoint
 @click.option("--align", "what", help="As in barrier, without a third model. Default: auto.")
 @click.option("--steps", type=click.IntRange(2), default=21, show_default=True, help="Grid points a side.")
 @click.option("--margin", type=click.FloatRange(0), default=0.25, show_default=True, help="Around the models.")
+@device_option
 @result_option
 @common
 def landscape(
@@ -328,13 +341,19 @@ def landscape(
     loss = task(options, opened[-1], *opened[:-1])
     models = dict(zip(names, opened, strict=True))
     for given in asked.values():
-        alignment = _alignment(out, given, opened[0], opened[1])
+        alignment = _alignment(out, given, opened[0], opened[1], options["device"])
         framed = alignment.in_frame  # as they are, but for alignments of models in another form
         models = {a: framed(opened[0]), f"{a} (aligned)": alignment(opened[0]), b: framed(opened[1])}
     journal = None if output is None else output / "landscape.jsonl"
     with out.progress("evaluating", None) as advance:
         result = api.landscape(
-            models, loss, steps=steps, margin=margin, journal=journal, progress=lambda _done, total: advance(total)
+            models,
+            loss,
+            steps=steps,
+            margin=margin,
+            journal=journal,
+            device=options["device"],
+            progress=lambda _done, total: advance(total),
         )
     rows = [
         [name, f"{x:.4g}", f"{y:.4g}", f"{score.loss:.4f}"]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from symfuse.learning import Learning, Progress
 
 # Those that a Learning takes as they are.
-_SETTINGS = ("steps", "rate", "spread", "distil", "permutations", "journal", "device")
+_SETTINGS = ("steps", "rate", "spread", "distil", "permutations", "journal")
 LEARNING_OPTIONS = ("validation", "both", "start", *_SETTINGS)
 HEARD = 32  # batches of activations to start from
 
@@ -50,7 +50,6 @@ def learning_options(function: F) -> F:
             ),
             click.option("--both", is_flag=True, help="Move the anchor too (dual learning); needs --anchor-output."),
             click.option("--journal", type=click.Path(path_type=Path), help="A file from which a stopped run goes on."),
-            click.option("--device", help="Where to learn: cpu (default) or cuda."),
         ]
     ):
         function = option(function)
@@ -71,7 +70,8 @@ def learning_of(options: Mapping[str, Any], anchor: Checkpoint, advance: Any) ->
         advance(text=f"{text}, at best {progress.best:.4f}, at the start {progress.start:.4f}")
 
     seed = {} if options["seed"] is None else {"seed": options["seed"]}
-    return Learning(task(options, anchor), validation=validation, progress=report, **given, **seed)
+    given |= {"device": options["device"], **seed}
+    return Learning(task(options, anchor), validation=validation, progress=report, **given)
 
 
 def say_learned(out: Output, learned: Mapping[str, Any]) -> None:

@@ -13,10 +13,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from symfuse import __version__
+from symfuse.ahead import read_ahead
 from symfuse.cli.app import (
-    NEW_FOLDER,
+    NEW_PLACE,
     check_place,
     common,
+    device_option,
+    executor_of,
+    executor_options,
+    executor_summary,
+    import_at_once,
     main,
     matching_options,
     memory_of,
@@ -40,10 +46,11 @@ if TYPE_CHECKING:
 @recipe_options
 @reconcile_options
 @matching_options
-@click.option("--output", "-o", type=NEW_FOLDER, help="The new folder.")
+@click.option("--output", "-o", type=NEW_PLACE, help="The new folder, or its URL (s3://…).")
 @writing_options
+@executor_options
 @click.option("--resume", is_flag=True, help="Keep what is done if interrupted, and go on from it.")
-@click.option("--device", default="cpu", show_default=True, help="Where tensors are combined: cpu or cuda.")
+@device_option
 @click.option("--no-direct", is_flag=True, help="Write through the page cache.")
 @common
 def merge(models: tuple[str, ...], as_json: bool, quiet: bool, **options: Any) -> None:
@@ -57,21 +64,27 @@ def merge(models: tuple[str, ...], as_json: bool, quiet: bool, **options: Any) -
     symfuse merge A B -o OUT --weights 0.3,0.7 --align all
     """
     out = Output(as_json, quiet)
+    if options["executor"] == "local":
+        read_ahead(models)
+    import_at_once("check", "pipeline", "report")
+    from symfuse import pipeline
+
     recipes, target = recipes_of(models, options)
     if target is None:
         usage = "symfuse merge recipe.yml OUT" if is_recipe(models) else "-o OUT"
         raise OptionError(f"where to? Name the new folder: {usage}")
     options["output"] = target
+    options["executor"] = executor = executor_of(out, options)
     warnings: list[str] = []
     results: dict[str, Checkpoint] = {}
     lineage: dict[str, list[dict[str, Any]]] = {}  # of the results, so that the output's names real models
     for recipe in recipes[:-1]:  # merged as they are read
         warnings += _checked(out, recipe, options, results, last=False)
-        stage, merged = prepared(out, recipe, results)
+        stage, merged = prepared(out, recipe, results, options["device"])
         lineage[str(recipe.name)] = _lineage(stage, lineage)
         stage, _, _ = _aligned(out, stage, options)
         stage = _learned(out, stage, options)
-        results[str(recipe.name)] = _finished(stage) if stage.changed else merged
+        results[str(recipe.name)] = pipeline.finish(stage, device=options["device"]) if stage.changed else merged
     recipe = recipes[-1]
     warnings += _checked(out, recipe, options, results, last=True)
     stage, merged = prepared(out, recipe, results, options["device"])
@@ -81,41 +94,29 @@ def merge(models: tuple[str, ...], as_json: bool, quiet: bool, **options: Any) -
     stage, runs, extra = _aligned(out, stage, options)
     stage = _learned(out, stage, options)
     if stage.changed:
-        merged = _finished(stage, options["device"])
+        merged = pipeline.finish(stage, device=options["device"])
     text = "\n---\n".join(one.text.strip() for one in recipes) + "\n"
     run = merge_run(replace(recipe, text=text), stage, merged, inputs, runs) | {"warnings": warnings}
     state = [checkpoint.state() for checkpoint in (*stage.opened.values(), merged)]
     _save_merged(out, merged, options, run, extra, state)
-    run |= {"output": str(target)} | out.cost()
+    run |= {"output": str(target)} | out.cost() | executor_summary(executor)
     say_merge(out, run)
     out.finish(run)
 
 
-def prepared(
-    out: Output, recipe: Recipe, known: Mapping[str, Checkpoint], device: str = "cpu"
-) -> tuple[Stage, Checkpoint]:
+def prepared(out: Output, recipe: Recipe, known: Mapping[str, Checkpoint], device: str) -> tuple[Stage, Checkpoint]:
     """The recipe's models, opened and brought to the same tensors, and their merge as they are: whether they fit
     together is known before anything is computed. Notes are said."""
     from symfuse import pipeline, report
 
     stage = pipeline.prepare(recipe, pipeline.open_models(recipe, known))
-    merged = _finished(stage, device)
+    merged = pipeline.finish(stage, device=device)
     if recipe.tokenizer is None:
         more = report.tokenizer_notes(list(stage.models.values()), stage.template)
         stage = replace(stage, notes=(*stage.notes, *more))
     for note in stage.notes:
         out.say(f"note: {note}")
     return stage, merged
-
-
-def _finished(stage: Stage, device: str = "cpu") -> Checkpoint:
-    import torch
-
-    from symfuse import pipeline
-
-    if device != "cpu" and not torch.cuda.is_available():
-        raise OptionError(f"--device {device}: torch sees no such device here; leave it out to merge on the processor")
-    return pipeline.finish(stage, device=device)
 
 
 def _aligned(
@@ -146,6 +147,8 @@ def _aligned(
                 matching,
                 threads=options["threads"],
                 memory=memory_of(options),
+                device=options["device"],
+                executor=options["executor"],
                 progress=lambda _step, total: advance(total),
                 watch=lambda start, value: advance(text=f"sweeps from {start}: squared distance {value:.5g}"),
             )
@@ -155,7 +158,7 @@ def _aligned(
         runs.append(report.alignment_run(source, to, alignments[ref], proof) | spent)
         say_alignment(out, runs[-1])
         extra[f"alignment-{number}.safetensors"] = alignments[ref].to_bytes()
-    return pipeline.aligned(stage, anchor, alignments), runs, extra
+    return pipeline.aligned(stage, anchor, alignments, device=options["device"]), runs, extra
 
 
 def _learned(out: Output, stage: Stage, options: Mapping[str, Any]) -> Stage:
@@ -165,7 +168,9 @@ def _learned(out: Output, stage: Stage, options: Mapping[str, Any]) -> Stage:
     if not pipeline.inputs_of(stage.recipe):
         return stage
     with out.progress("looking at data", None) as advance:
-        learned = pipeline.learn(stage, memory=memory_of(options), report=lambda line: advance(text=line))
+        learned = pipeline.learn(
+            stage, memory=memory_of(options), device=options["device"], report=lambda line: advance(text=line)
+        )
     if learned.learned is not None and learned.learned.learned.summary:
         out.say(learned.learned.learned.summary)
     for note in learned.notes[len(stage.notes) :]:
@@ -288,7 +293,7 @@ def _save_merged(
     state: list[Any],
 ) -> None:
     """state: of the input files, so that a run is not resumed with others."""
-    from symfuse.io.workers import keep_freed_memory
+    from symfuse.executors import keep_freed_memory
 
     keep_freed_memory()
     kept = {key: value for key, value in run.items() if key in ("symfuse", "recipe", "inputs", "learned")}

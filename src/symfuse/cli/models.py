@@ -11,6 +11,7 @@ import click
 
 from symfuse.cli.app import (
     common,
+    device_option,
     main,
     match_options,
     matched,
@@ -177,6 +178,7 @@ def verify(before: str, after: str, tolerance: float | None, text: str | None, a
 @click.argument("b")
 @click.option("--axes", default="auto", show_default=True, help="What to match for the second column.")
 @matching_options
+@device_option
 @result_option
 @common
 def distance(a: str, b: str, axes: str, output: Path | None, as_json: bool, quiet: bool, **options: Any) -> None:
@@ -188,7 +190,7 @@ def distance(a: str, b: str, axes: str, output: Path | None, as_json: bool, quie
 
     out = Output(as_json, quiet)
     check_result(output, "distance", (a, b))
-    source, anchor = open_model(out, a), open_model(out, b)
+    source, anchor = (open_model(out, model).on(options["device"]) for model in (a, b))
     alignment = matched(out, source, anchor, match_options(options, axes))
     start, end = alignment.in_frame(source), alignment.in_frame(anchor)  # distances are between models in one frame
     before, after = api.distance(start, end), api.distance(alignment(source), end)

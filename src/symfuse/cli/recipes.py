@@ -14,6 +14,7 @@ from symfuse.cli.evaluate import columns_of, data_options
 from symfuse.errors import OptionError
 
 if TYPE_CHECKING:
+    from symfuse.io.remote import Place
     from symfuse.merging import Method
     from symfuse.recipe import Recipe
 
@@ -77,9 +78,10 @@ def recipe_options(function: F) -> F:
     return function
 
 
-def recipes_of(models: Sequence[str], options: Mapping[str, Any]) -> tuple[tuple[Recipe, ...], Path | None]:
+def recipes_of(models: Sequence[str], options: Mapping[str, Any]) -> tuple[tuple[Recipe, ...], Place | None]:
     """The recipes that the arguments mean, and the folder to write if one is named; OptionError for arguments that
     clash."""
+    from symfuse.io.remote import place_of
     from symfuse.recipe import read_recipes
 
     if not is_recipe(models):
@@ -96,7 +98,7 @@ def recipes_of(models: Sequence[str], options: Mapping[str, Any]) -> tuple[tuple
         raise OptionError("a recipe and one folder to write are expected: symfuse merge recipe.yml OUT")
     if "" in models:
         raise OptionError("the name of the folder to write is empty; name one: symfuse merge recipe.yml OUT")
-    target = Path(models[1]) if len(models) == 2 else options["output"]
+    target = place_of(models[1]) if len(models) == 2 else options["output"]
     return tuple(_completed(recipe, options) for recipe in read_recipes(Path(models[0]))), target
 
 

@@ -99,7 +99,8 @@ def _everyday(out: Output, work: Path) -> dict[str, Any]:
 
     models = {"MiniLM": packages.minilm(), "fine-tune": packages.minilm_finetuned()}
     for label, source in (("average", tuned), ("aligned average", moved)):
-        models[label] = api.merge([source, base]).save(work / label.replace(" ", "-"), overwrite=True)
+        models[label] = work / label.replace(" ", "-")
+        api.merge([source, base]).save(models[label], overwrite=True)
     scores = {label: _sentence_scores(folder) for label, folder in models.items()}
     _sentence_table(out, scores)
     found = _barrier(out, tuned, base, page.retrieval(base), alignment)
@@ -125,9 +126,8 @@ def _planted(out: Output, work: Path) -> dict[str, Any]:
     )
     models = {"MiniLM": packages.minilm(), "planted": work / "planted"}
     for label, source in (("planted average", planted), ("planted, aligned average", found)):
-        models[label] = api.merge([source, base]).save(
-            work / label.replace(", ", "-").replace(" ", "-"), overwrite=True
-        )
+        models[label] = work / label.replace(", ", "-").replace(" ", "-")
+        api.merge([source, base]).save(models[label], overwrite=True)
     peer = _mergekit(packages.minilm(), work / "planted", work / "mergekit")
     if peer is not None:
         models["planted, mergekit linear"] = peer

@@ -151,6 +151,7 @@ def barrier(
     refine: int = 2,
     build: Build | None = None,
     dtype: torch.dtype = torch.float32,
+    device: str | None = None,
     renew: Iterable[Batch] | None = None,
     inexact: Mapping[str, tuple[str, ...]] | None = None,
     progress: Callable[[str, Point, int], None] | None = None,
@@ -160,12 +161,12 @@ def barrier(
     baselines: as in `Barrier`; by default the curve "none", if there is one, for all others. points: evenly spaced,
     endpoints among them. refine: how often the intervals beside the highest points are halved: beside the one that
     lies highest above the chord, and the one of the highest loss if that is another. build: makes the module, for
-    models that `transformers` does not have. progress: called with the curve, the point that is done, and the number
-    of all points: the most that may be needed, which falls to the number of calls by the last of them. renew: batches
-    of module inputs from which the running statistics of batch normalisation are taken anew at the inner points; by
-    default they are interpolated like weights, and the ends always keep their own. inexact: by pair, as in `Curve`. One
-    module is in memory; A and B are read from their files at each point. Raises OptionError for arguments that make no
-    sense, before anything is measured.
+    models that `transformers` does not have. device: where it is run (`open_space`). progress: called with the curve,
+    the point that is done, and the number of all points: the most that may be needed, which falls to the number of
+    calls by the last of them. renew: batches of module inputs from which the running statistics of batch normalisation
+    are taken anew at the inner points; by default they are interpolated like weights, and the ends always keep their
+    own. inexact: by pair, as in `Curve`. One module is in memory; A and B are read from their files at each point.
+    Raises OptionError for arguments that make no sense, before anything is measured.
     """
     if baselines is None:
         baselines = {name: (PLAIN,) for name in pairs if name != PLAIN and PLAIN in pairs}
@@ -177,7 +178,7 @@ def barrier(
         others = sum(len(curve.points) for curve in curves.values())
         others += (len(pairs) - len(curves) - 1) * (points + _BESIDE * refine)
         with tempfile.TemporaryDirectory(prefix="symfuse-") as scratch:
-            space = open_space([b, a], [name_of(b), name_of(a)], loss, Path(scratch), build, dtype)
+            space = open_space([b, a], [name_of(b), name_of(a)], loss, Path(scratch), build, dtype, device)
             if batches is not None:
                 renewed |= _renew(space.set([1.0, 0.0]), batches[:1])  # whether it can be done at all
             report = None if progress is None else _reporter(progress, name, others)

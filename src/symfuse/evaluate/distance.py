@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from symfuse.architectures import Model, require_same_shape
-from symfuse.io.workers import one_torch_thread
+from symfuse.executors import one_torch_thread
 from symfuse.spec import Spec, layer_of
 
 BLOCK = 1 << 16  # entries that are widened at once: they stay in the cache
+LARGE = 1 << 24  # on a device
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ def distance(a: Model, b: Model) -> Distance:
 
 def _gap(x: Tensor, y: Tensor) -> Gap:
     """Of two tensors, some rows at a time: they are widened to float64."""
-    rows = max(1, BLOCK * len(x) // max(1, x.numel()))
+    rows = max(1, (BLOCK if x.is_cpu else LARGE) * len(x) // max(1, x.numel()))
     total = Gap()
     with one_torch_thread():  # for blocks as small as these, several wait for each other
         for left, right in zip(torch.split(x, rows), torch.split(y, rows), strict=True):

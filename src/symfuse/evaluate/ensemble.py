@@ -26,6 +26,7 @@ def ensemble(
     of: Literal["probabilities", "logits"] = "probabilities",
     build: Build | None = None,
     dtype: torch.dtype = torch.float32,
+    device: str | None = None,
 ) -> Score:
     """The score of the mean of the models' predictions on the same batches: the loss is −log of the mean probability.
 
@@ -44,7 +45,7 @@ def ensemble(
     sums: list[Tensor] = []
     labels: list[Tensor] = []
     for source in sources:
-        found, labels = _predicted(source, task, build, dtype)
+        found, labels = _predicted(source, task, build, dtype, device)
         if of == "probabilities":
             found = [logits.log_softmax(-1) for logits in found]
         if sums and (before := sums[0].shape[-1]) != (now := found[0].shape[-1]):
@@ -61,7 +62,7 @@ def ensemble(
 
 
 def _predicted(
-    source: Checkpoint | nn.Module, task: Predicting, build: Build | None, dtype: torch.dtype
+    source: Checkpoint | nn.Module, task: Predicting, build: Build | None, dtype: torch.dtype, device: str | None
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Of one model, the logits [predictions, classes] that are asked for, by batch, and their labels."""
     logits, labels = [], []
@@ -77,7 +78,7 @@ def _predicted(
         return 0.0
 
     with tempfile.TemporaryDirectory(prefix="symfuse-") as scratch:
-        space = open_space([source], [name_of(source)], task, Path(scratch), build, dtype)
+        space = open_space([source], [name_of(source)], task, Path(scratch), build, dtype, device)
         measure(collect, space.set([1.0]))
     return logits, labels
 

@@ -22,6 +22,7 @@ from symfuse.evaluate.identity import identity
 from symfuse.evaluate.task import Loss, Score, describe, measure
 from symfuse.evaluate.weights import Build, WeightSpace, open_space
 from symfuse.io import Checkpoint
+from symfuse.io.target import write_text
 
 # A third model this near to the line of the others, relative to its distance, spans no plane with them.
 _COLLINEAR = 1e-6
@@ -102,14 +103,15 @@ def landscape(
     journal: Path | None = None,
     build: Build | None = None,
     dtype: torch.dtype = torch.float32,
+    device: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Landscape:
     """The loss on a grid of steps × steps points over three models, named, and `margin` of their extent around them.
 
     journal: a file in which every point is kept as it is done; with one, a run that was stopped goes on where it
     was. OutputError if the file is of another grid, of models with other weights, of other data or another loss
-    (`symfuse.evaluate.identity` says what tells losses apart); all weights are read once for that. progress: called
-    with how many points are done, and of how many.
+    (`symfuse.evaluate.identity` says what tells losses apart); all weights are read once for that. device: where the
+    module is run (`open_space`). progress: called with how many points are done, and of how many.
     """
     if len(models) != 3:
         raise OptionError(f"a plane goes through three models; {len(models)} given")
@@ -119,7 +121,7 @@ def landscape(
         )
     names = tuple(models)
     with tempfile.TemporaryDirectory(prefix="symfuse-") as scratch:
-        space = open_space(list(models.values()), names, loss, Path(scratch), build, dtype)
+        space = open_space(list(models.values()), names, loss, Path(scratch), build, dtype, device)
         plane = Plane.of(space.gram())
         xs, ys = (_ticks([corner[i] for corner in plane.corners], steps, margin) for i in (0, 1))
         places = [*plane.corners, *((x, y) for y in ys for x in xs)]
@@ -177,8 +179,7 @@ class _Journal:
                 )
             for line, text in enumerate(points, 2):
                 self._take(line, text, len(about["places"]))
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text("\n".join([head, *points, ""]), "utf-8")
+            write_text(path, "\n".join([head, *points, ""]), "the journal of this landscape")
         except (OSError, ValueError) as error:  # of bad UTF-8
             raise OutputError(f"{path}: cannot be kept as the journal of this landscape ({error})") from error
 

@@ -34,7 +34,7 @@ def renew_statistics(module: nn.Module, batches: Iterable[Mapping[str, Tensor]])
     try:
         with torch.no_grad():
             for batch in batches:
-                module(**batch)
+                module(**{name: field.to(layers[0].running_mean.device) for name, field in batch.items()})
                 seen += 1
     finally:
         for layer, training, momentum in before:

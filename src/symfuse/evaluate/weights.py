@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from symfuse.architectures import ARCHITECTURES, resolve, stacked
+from symfuse.device import require
 from symfuse.errors import CheckpointError, IncompatibleError, OptionError
 from symfuse.evaluate.compatible import (
     most_weights,
@@ -92,11 +93,13 @@ def open_space(
     scratch: Path,
     build: Build | None = None,
     dtype: torch.dtype = torch.float32,
+    device: str | None = None,
 ) -> WeightSpace:
     """The space of folders, open checkpoints and live modules (which are not touched).
 
     The module is what `build` makes of the last source, else a copy of a live one if there is any, else of the class
-    that the task calls for, else of the one that the config names; in `dtype`. Models whose tensors are computed
+    that the task calls for, else of the one that the config names; in `dtype`, and on the device, by default where it
+    is made. Models whose tensors are computed
     (aligned, merged) are computed once, into files in `scratch`, in `dtype` or float32 if that is wider: they are not
     rounded to the dtype in which `save` would write them. IncompatibleError if the models differ in more than weights,
     so that no module is all of them; with `build`, of live modules only their weights are compared.
@@ -117,6 +120,8 @@ def open_space(
         module = copy.deepcopy(most_weights(modules)).to(dtype)
     else:
         module = build_module(last, dtype, loss.auto if isinstance(loss, Task) else None)
+    if device is not None:
+        module = module.to(require(device))
     models = [
         _in_memory(source, module, name)
         if isinstance(source, nn.Module)
@@ -133,11 +138,16 @@ def name_of(source: Checkpoint | nn.Module) -> str:
 
 
 def evaluate(
-    source: Checkpoint | nn.Module, loss: Loss, *, build: Build | None = None, dtype: torch.dtype = torch.float32
+    source: Checkpoint | nn.Module,
+    loss: Loss,
+    *,
+    build: Build | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: str | None = None,
 ) -> Score:
-    """The score of one model. build, dtype: as in `open_space`."""
+    """The score of one model. build, dtype, device: as in `open_space`."""
     with tempfile.TemporaryDirectory(prefix="symfuse-") as scratch:
-        space = open_space([source], [name_of(source)], loss, Path(scratch), build, dtype)
+        space = open_space([source], [name_of(source)], loss, Path(scratch), build, dtype, device)
         return measure(loss, space.set([1.0]))
 
 

@@ -2,15 +2,19 @@
 
 Some optima can be read off: no permutation scores more than the sum of the row maxima (or of the column
 maxima), so where those lie at distinct places, they are the optimum. That is the common case for fine-tunes
-of one model. Everything else goes to scipy's shortest augmenting paths (Crouse 2016), started warm: a
-constant taken from a column changes the sum of every permutation alike, hence not which is best, and prices
-near the dual optimum leave the solver little to search. Wrong prices would cost time and nothing else.
+of one model. From LARGE units on, an auction that numba compiles finds the rest (`auction`), where numba is installed.
+
+Everything else goes to scipy's shortest augmenting paths (Crouse 2016), started warm: a constant taken from a column
+changes the sum of every permutation alike, hence not which is best, and prices near the dual optimum leave the solver
+little to search. Wrong prices would cost time and nothing else.
 Measurements, and the solvers not taken: docs/decisions/assignment.md.
 """
 
 from __future__ import annotations
 
 import math
+from functools import cache
+from importlib.util import find_spec
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -18,7 +22,9 @@ from torch import Tensor
 
 from symfuse.errors import SymmetryError
 
-MAX_SIZE = 46340  # above it, the matrix has more than 2^31 entries
+LARGE = 2048  # units from which on it pays to load, and once to compile, the auction
+MAX_SIZE = 46340  # of scipy: above it, the matrix has more than 2^31 entries
+_FLOAT64 = 9  # bytes for each score that scipy takes, most of them a copy in float64
 _WARM_SIZE = 256  # below it, scipy alone is as fast
 _STAGES, _SWEEPS, _TEMPERATURE = 3, 10, 0.2  # the temperature in standard deviations of the scores
 
@@ -26,11 +32,11 @@ _STAGES, _SWEEPS, _TEMPERATURE = 3, 10, 0.2  # the temperature in standard devia
 def assign(scores: Float[Tensor, "n n"]) -> Int[Tensor, " n"]:
     """argmax over permutations p of Σᵢ scores[i, p[i]], exact in float64; on the device of the scores.
 
-    Where several permutations are optimal it returns one of them, the same each time for the same scores,
-    software and number of threads: from each row its first maximum if these are distinct, else for each
-    row its first column of which it holds the maximum if these are distinct, else the solver's choice.
+    Where several permutations are optimal it returns one of them, the same each time for the same scores and
+    software: from each row its first maximum if these are distinct, else the solver's choice.
 
-    Raises SymmetryError if a score is not finite (it says how many are not) or if n > MAX_SIZE.
+    Raises SymmetryError if a score is not finite (it says how many are not) or, where scipy must do it, if
+    n > MAX_SIZE.
 
     >>> assign(torch.tensor([[1.0, 5.0], [0.0, 4.5]]))
     tensor([0, 1])
@@ -41,11 +47,8 @@ def assign(scores: Float[Tensor, "n n"]) -> Int[Tensor, " n"]:
 def assign_batch(scores: Float[Tensor, "*b n n"]) -> Int[Tensor, "*b n"]:
     """`assign` for every matrix of a batch, such as the heads of all layers. Raises as `assign` does."""
     n = scores.shape[-1]
-    if n > MAX_SIZE:
-        raise SymmetryError(
-            f"an assignment of {n} units needs about {12 * n * n / 2**30:.0f} GiB beside its scores; "
-            f"the most supported is {MAX_SIZE} units. Leave this axis out, or split it into groups."
-        )
+    if not _by_auction(n):
+        _require_size(n)
     if scores.numel() == 0:
         return torch.zeros(scores.shape[:-1], dtype=torch.long, device=scores.device)
     matrices = scores.detach().reshape(-1, n, n)
@@ -56,10 +59,31 @@ def assign_batch(scores: Float[Tensor, "*b n n"]) -> Int[Tensor, "*b n"]:
         )
     found = matrices.argmax(-1)
     for k in (~_distinct(found)).nonzero().flatten().tolist():
-        # A row that holds none is given column 0, as is the row that holds column 0: they are not distinct.
-        columns = (matrices[k] == matrices[k].amax(0)).byte().argmax(-1)
-        found[k] = columns if _distinct(columns) else _solve(matrices[k])
+        found[k] = _solve(matrices[k])
     return found.reshape(scores.shape[:-1])
+
+
+def workspace(n: int) -> int:
+    """About how many bytes assigning n units takes beside their scores."""
+    return 700 * n if _by_auction(n) else _FLOAT64 * n * n
+
+
+def _by_auction(n: int) -> bool:
+    return n >= LARGE and _has_numba()
+
+
+@cache
+def _has_numba() -> bool:
+    return find_spec("numba") is not None
+
+
+def _require_size(n: int) -> None:
+    if n > MAX_SIZE:
+        raise SymmetryError(
+            f"an assignment of {n} units by scipy needs about {_FLOAT64 * n * n / 2**30:.0f} GiB beside its scores; "
+            f"the most supported is {MAX_SIZE} units. Leave this axis out, split it into groups, or install numba "
+            f"(pip install 'symfuse[fast]'): what it compiles has no such limit."
+        )
 
 
 def _distinct(places: Int[Tensor, "*b n"]) -> Bool[Tensor, "*b"]:
@@ -69,9 +93,34 @@ def _distinct(places: Int[Tensor, "*b n"]) -> Bool[Tensor, "*b"]:
 
 
 def _solve(scores: Float[Tensor, "n n"]) -> Int[Tensor, " n"]:
+    """The assignment where the row maxima are not it."""
+    if _by_auction(len(scores)):
+        found = _auction(scores)
+        if found is not None:
+            return found
+    # A row that holds none is given column 0, as is the row that holds column 0: they are not distinct.
+    columns = (scores == scores.amax(0)).byte().argmax(-1)
+    return columns if _distinct(columns) else _paths(scores)
+
+
+def _auction(scores: Float[Tensor, "n n"]) -> Int[Tensor, " n"] | None:
+    """By the compiled auction; None where it did not prove its result, or where numba is not for this version of Python
+    or numpy, or finds no space to keep in a folder what it has compiled."""
+    wide = scores if scores.dtype == torch.float64 else scores.float()
+    try:
+        from symfuse.groups.auction import solve
+
+        found = solve(wide.cpu().contiguous().numpy())
+    except (ImportError, OSError):
+        return None
+    return None if found is None else torch.as_tensor(found, device=scores.device)
+
+
+def _paths(scores: Float[Tensor, "n n"]) -> Int[Tensor, " n"]:
     """The assignment of least cost by scipy, the costs being column prices minus scores, in float64."""
     from scipy.optimize import linear_sum_assignment
 
+    _require_size(len(scores))
     prices = _prices(scores) if len(scores) >= _WARM_SIZE else torch.zeros_like(scores[0])
     costs = torch.empty(scores.shape, dtype=torch.float64).copy_(scores)  # in place: a difference would widen it twice
     costs.neg_().add_(prices.cpu().double())

@@ -61,6 +61,14 @@ class Moments:
         """In which single entries of xy come."""
         return self.xy.dtype
 
+    @property
+    def device(self) -> torch.device:
+        return self.xx.device
+
+    def to(self, device: torch.device | str) -> Moments:
+        """The same moments there."""
+        return Moments(self.xy.to(device), self.xx.to(device), self.yy.to(device))
+
     def rows(self, dtype: torch.dtype, step: int) -> Iterator[Float[Tensor, "*b k n"]]:
         """xy in blocks of so many rows."""
         return (block.to(dtype) for block in torch.split(self.xy, step, dim=-2))
@@ -145,6 +153,14 @@ class Element(Action):
     def part(self, part: Part) -> Element:
         return {"primal": lambda: self, "dual": self.dual, "plain": self.forget}[part]()
 
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.tensors().values())).device
+
+    def to(self: E, device: torch.device | str) -> E:
+        """The same element there."""
+        return self.rebuild({name: tensor.to(device) for name, tensor in self.tensors().items()})
+
     @abstractmethod
     def inner(self, c: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b"]:
         """⟨g, C⟩, the sum over entries of g times C, float64."""
@@ -167,7 +183,7 @@ class Element(Action):
 
     def to_dense(self) -> Float[Tensor, "*b n n"]:
         """The matrix of g, float64."""
-        eye = torch.eye(self.size, dtype=torch.float64).expand(*self.batch, self.size, self.size)
+        eye = torch.eye(self.size, dtype=torch.float64, device=self.device).expand(*self.batch, self.size, self.size)
         return self.act(eye, dim=len(self.batch))
 
 
@@ -229,11 +245,12 @@ class Group(ABC):
 
     @abstractmethod
     def random(self, n: int, batch: tuple[int, ...], rng: torch.Generator) -> Element:
-        """A random element, float64, of well-conditioned size (scales within a factor of two of 1)."""
+        """A random element, float64, of well-conditioned size (scales within a factor of two of 1); on the processor,
+        as its generator is, so that it is the same on every device."""
 
     @abstractmethod
     def identity(self, n: int, batch: tuple[int, ...]) -> Element:
-        """The neutral element."""
+        """The neutral element, on the processor."""
 
     @abstractmethod
     def contains(self, g: Element, atol: float) -> bool:

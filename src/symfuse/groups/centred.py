@@ -78,7 +78,7 @@ def _joined(sign: Float[Tensor, "*b"], rest: Float[Tensor, "*b m m"]) -> Similar
 def _reflected(c: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b n n"]:
     """H C H, as two changes of rank one. H = 1 − 2vvᵀ/|v|² with v = u + e₁ maps u = 1/√n to −e₁."""
     n = c.shape[-1]
-    v = torch.full((n,), 1 / math.sqrt(n), dtype=c.dtype)
+    v = c.new_full((n,), 1 / math.sqrt(n))
     v[0] += 1
     share = 2 / (v @ v)
     c = c - share * v[:, None] * (v @ c)[..., None, :]

@@ -84,10 +84,10 @@ class Coupling(Element):
 
     def condition(self) -> Tensor:
         """1: nothing is divided by, and a mean is no larger than what it is of, so that no rounding error grows."""
-        return torch.ones(self.batch, dtype=torch.float64)
+        return torch.ones(self.batch, dtype=torch.float64, device=self.device)
 
     def is_identity(self) -> bool:
-        return bool((self.matrix == torch.eye(self.size, dtype=self.matrix.dtype)).all())
+        return bool((self.matrix == torch.eye(self.size, dtype=self.matrix.dtype, device=self.device)).all())
 
 
 def coupling(g: Element) -> Coupling:
@@ -152,16 +152,17 @@ class Sinkhorn(Group):
 def _plan(cost: Float[Tensor, "n n"], regularisation: float) -> Float[Tensor, "n n"]:
     """n times the plan of least cost with the entropy."""
     ot = _pot()
+    cost, device = cost.cpu(), cost.device  # POT is of the processor
     n, mean = len(cost), float(cost.mean())
     if mean == 0 or n == 1:  # all units are the same one
-        return torch.full_like(cost, 1 / n)
+        return torch.full_like(cost, 1 / n, device=device)
     weights = cost.new_full((n,), 1 / n).numpy()
     hard, log = ot.emd(weights, weights, cost.numpy(), numItermax=10**9, log=True)
     left = _centred(cost - torch.as_tensor(log["u"])[:, None] - torch.as_tensor(log["v"]), torch.as_tensor(hard))
     plan = ot.sinkhorn(
         weights, weights, left.numpy(), regularisation * mean, numItermax=ITERATIONS, stopThr=ERROR / n**0.5, warn=False
     )
-    return _rounded(n * torch.as_tensor(plan))
+    return _rounded(n * torch.as_tensor(plan)).to(device)
 
 
 def _pot() -> Any:

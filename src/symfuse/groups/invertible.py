@@ -77,7 +77,7 @@ class Invertible(Group):
         g = linear(g)
         m, w = g.matrix, g.inverse_matrix
         condition = (_norm(m) * _norm(w) / g.size)[..., None, None]
-        error = (m @ w - torch.eye(g.size, dtype=m.dtype)).abs()
+        error = (m @ w - torch.eye(g.size, dtype=m.dtype, device=m.device)).abs()
         return bool(condition.isfinite().all() and (error <= atol * condition).all())
 
     def best(self, moments: PartMoments) -> Linear:
@@ -91,7 +91,7 @@ class Invertible(Group):
         flat = {part: _scaled(m, size) for part, m in moments.items()}
         problem = _Problem.of(flat)
         conformal = Conformal().best(flat)
-        starts = [self.identity(n, size.shape[:1]).matrix, conformal.to_dense()]
+        starts = [self.identity(n, size.shape[:1]).to(size.device).matrix, conformal.to_dense()]
         if len(flat) == 1:
             ((part, m),) = flat.items()
             matrix = _least_squares(m, conformal.part(part).to_dense())
@@ -181,7 +181,7 @@ def _conjugate_gradients(curvature: Callable[[Tensor], Tensor], stiff: Tensor, r
 def _refined(problem: _Problem, start: Tensor, rounds: int, rtol: float) -> Tensor:
     """A stationary point of f below `start`, by Newton's method with conjugate gradients and halved steps."""
     out = start.clone()
-    live = torch.arange(len(start))
+    live = torch.arange(len(start), device=start.device)
     for _ in range(rounds):
         if len(live) == 0:
             break
@@ -198,7 +198,7 @@ def _shortened(problem: _Problem, m: Tensor, w: Tensor, e: Tensor, promise: Tens
     """(1 + t E) M for the first t = 1, ½, ¼ … that lowers f by its share (Armijo 1966), else M; and what it gains."""
     before = problem.cost(m, w)
     out, gain, e = m.clone(), torch.zeros_like(before), e @ m
-    left = torch.arange(len(m))
+    left = torch.arange(len(m), device=m.device)
     for i in range(HALVINGS):
         t = 0.5**i
         new = m[left] + t * e[left]

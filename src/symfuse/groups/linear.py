@@ -69,7 +69,8 @@ class Linear(Element):
         return found
 
     def is_identity(self) -> bool:
-        return all(bool((t == torch.eye(self.size, dtype=t.dtype)).all()) for t in self.tensors().values())
+        eye = torch.eye(self.size, dtype=self.matrix.dtype, device=self.device)
+        return all(bool((t == eye).all()) for t in self.tensors().values())
 
 
 def linear(g: Element) -> Linear:

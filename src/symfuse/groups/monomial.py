@@ -94,16 +94,16 @@ class Monomial(Element):
         return self.scale is None
 
     def condition(self) -> Tensor:
-        sizes = torch.ones(self.index.shape, dtype=torch.float64) if self.scale is None else self.scale.double().abs()
+        sizes = torch.ones_like(self.index, dtype=torch.float64) if self.scale is None else self.scale.double().abs()
         return sizes.amax(-1) / sizes.amin(-1)
 
     def is_identity(self) -> bool:
-        fixed = bool((self.index == torch.arange(self.size)).all())
+        fixed = bool((self.index == torch.arange(self.size, device=self.device)).all())
         return fixed and (self.scale is None or bool((self.scale == 1).all()))
 
 
-def identity_index(n: int, batch: tuple[int, ...]) -> Tensor:
-    return torch.arange(n).expand(*batch, n)
+def identity_index(n: int, batch: tuple[int, ...], device: torch.device | None = None) -> Tensor:
+    return torch.arange(n, device=device).expand(*batch, n)
 
 
 def random_index(n: int, batch: tuple[int, ...], rng: torch.Generator) -> Tensor:
@@ -113,7 +113,7 @@ def random_index(n: int, batch: tuple[int, ...], rng: torch.Generator) -> Tensor
 def is_permutation(g: Element) -> bool:
     if not isinstance(g, Monomial):
         return False
-    return torch.equal(g.index.sort(dim=-1).values, identity_index(g.size, g.batch))
+    return torch.equal(g.index.sort(dim=-1).values, identity_index(g.size, g.batch, g.device))
 
 
 def random_scales(shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
@@ -175,12 +175,13 @@ class Sign(Group):
         if not Signed().contains(g, atol) or not isinstance(g, Monomial):
             return False
         alike = g.scale is None or bool((g.scale.sign() == g.scale[..., :1].sign()).all())
-        return alike and torch.equal(g.index, identity_index(g.size, g.batch))
+        return alike and torch.equal(g.index, identity_index(g.size, g.batch, g.device))
 
     def best(self, moments: PartMoments) -> Monomial:
         c = _felt(moments)
         sign = _sign(torch.diagonal(c, dim1=-2, dim2=-1).double().sum(-1))
-        return Monomial(identity_index(c.shape[-1], tuple(c.shape[:-2])), sign[..., None].expand(c.shape[:-1]).clone())
+        index = identity_index(c.shape[-1], tuple(c.shape[:-2]), c.device)
+        return Monomial(index, sign[..., None].expand(c.shape[:-1]).clone())
 
 
 class Signed(Group):

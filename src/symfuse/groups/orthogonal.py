@@ -78,10 +78,10 @@ class Similarity(Element):
         return False
 
     def condition(self) -> Tensor:
-        return torch.ones(self.batch, dtype=torch.float64)
+        return torch.ones(self.batch, dtype=torch.float64, device=self.device)
 
     def is_identity(self) -> bool:
-        fixed = bool((self.matrix == torch.eye(self.size, dtype=self.matrix.dtype)).all())
+        fixed = bool((self.matrix == torch.eye(self.size, dtype=self.matrix.dtype, device=self.device)).all())
         return fixed and (self.scale is None or bool((self.scale == 1).all()))
 
 
@@ -91,7 +91,7 @@ def similar(g: Element) -> Similarity | None:
         return g
     if not isinstance(g, Monomial):
         return None
-    sizes = torch.ones(g.index.shape, dtype=torch.float64) if g.scale is None else g.scale.abs()
+    sizes = torch.ones_like(g.index, dtype=torch.float64) if g.scale is None else g.scale.abs()
     if not bool((sizes == sizes[..., :1]).all()):
         return None
     scale = sizes[..., 0]
@@ -101,9 +101,47 @@ def similar(g: Element) -> Similarity | None:
 
 def polar(c: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b n n"]:
     """argmax over Q in O(n) of ⟨Q, C⟩ = U Vᵀ, where C = U Σ Vᵀ (Schönemann 1966)."""
-    u, _, vt = torch.linalg.svd(c)
+    u, _, vt = bases(c)
     q: Tensor = u @ vt
     return q
+
+
+def bases(c: Float[Tensor, "*b n n"]) -> tuple[Tensor, Tensor, Tensor]:
+    """Orthogonal U and V, as U, s and Vᵀ, of which U Vᵀ is the polar factor of C, and Uᵀ C V the diagonal of s but for
+    what is symmetric and of the size of rounding.
+
+    V are eigenvectors of CᵀC. So the columns of C V are orthogonal but for rounding; with the roots s of the
+    eigenvalues, U = C V / s and E = UᵀU − 1, the polar factor is U (1 − M) Vᵀ for M_ij = E_ij s_i / (s_i + s_j), to
+    first order in E. The second is rounding where singular values differ by less than some 10⁴; elsewhere it is the
+    SVD. Of 64 rows this takes a fifth less time than SVDs, and C is no further from a matrix of which the polar factor
+    is exact.
+    """
+    if not c.numel():
+        return _svd(c)
+    flat = c.reshape(-1, *c.shape[-2:])
+    gram = flat.mT @ flat
+    if not bool(gram.sum().isfinite()):  # squares that are too large for the dtype
+        return _svd(c)
+    values, v = torch.linalg.eigh(gram)
+    s = values.sqrt_()  # NaN of those that rounding has made negative
+    u = flat @ v
+    u /= s[:, None]
+    e = u.mT @ u
+    e.diagonal(dim1=-2, dim2=-1).sub_(1)
+    far = ~(torch.linalg.vector_norm(e, dim=(-2, -1)) <= torch.finfo(c.dtype).eps ** 0.5)
+    m = s[:, None] + s[:, :, None]
+    torch.div(s[:, :, None], m, out=m).mul_(e)
+    s = s * (1 + e.diagonal(dim1=-2, dim2=-1)).sqrt()
+    u, vt = torch.baddbmm(u, u, m, alpha=-1), v.mT
+    if bool(far.any()):
+        vt = vt.clone()
+        u[far], s[far], vt[far] = _svd(flat[far])
+    return u.reshape(c.shape), s.reshape(c.shape[:-1]), vt.reshape(c.shape)
+
+
+def _svd(c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    u, s, vt = torch.linalg.svd(c)
+    return u, s, vt
 
 
 def nuclear_norms(c: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b"]:
@@ -147,7 +185,7 @@ class Orthogonal(Group):
         if q is None or (q.scale is not None and not bool(((q.scale - 1).abs() <= atol).all())):
             return False
         gram = q.matrix.transpose(-1, -2) @ q.matrix
-        return bool(((gram - torch.eye(q.size, dtype=gram.dtype)).abs() <= atol).all())
+        return bool(((gram - torch.eye(q.size, dtype=gram.dtype, device=gram.device)).abs() <= atol).all())
 
     def best(self, moments: PartMoments) -> Similarity:
         refuse_plain(moments)
@@ -215,7 +253,7 @@ class Conformal(Group):
             return Similarity(q.reshape(*batch, n, n), scale.reshape(batch))
         q, scale = torch.empty_like(cx), balance(p, r, xx, yy)
         size = p + r + xx + yy
-        live = torch.arange(len(p))  # the pairs of which another round may lower the objective
+        live = torch.arange(len(p), device=p.device)  # the pairs of which another round may lower the objective
         for _ in range(self.rounds):
             if len(live) == 0:
                 break
@@ -225,43 +263,72 @@ class Conformal(Group):
         return Similarity(q.reshape(*batch, n, n), scale.reshape(batch))
 
 
+NEWTON, NEAR = 3, 0.2  # steps in one basis, and the largest entry of a turn that is not too far for one
+
+
 def _round(
     cx: Tensor, cy: Tensor, p: Tensor, r: Tensor, start: Tensor, enough: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The rotation for the scale `start`, the best scale for it, and, where that gains more than `enough`, the rotation
-    for this scale; with what another round may gain.
+    """The rotation for the scale `start`, the best scale for it, and, where that gains more than `enough`, a rotation
+    and a scale that are nearly the best together; with what another round may gain.
 
-    The rotation for a scale a is the polar factor of N(a) = a C_x + C_y / a. In the basis of the SVD U D Vᵀ = N(a₀)
-    that is nearly diagonal, so that a Newton step replaces a second SVD: for S = Uᵀ N(a) V the rotation is U exp(Ω) Vᵀ.
+    The rotation for a scale a is the polar factor of N(a) = a C_x + C_y / a. In the bases of U D Vᵀ = N(a₀), with X =
+    Uᵀ C_x V, that is S(a) = (a − a₀²/a) X + (a₀/a) D, nearly diagonal, so that Newton steps replace further
+    factorisations: the rotation is U W Vᵀ with W = exp(Ω), and WᵀS takes the place of S. What a turn gains grows with
+    (a − a₀²/a)², as a part of p and r would, so that the first step takes the scale that is best with its turn.
     """
-    a = start[:, None, None]
-    u, d, vt = torch.linalg.svd(a * cx + cy / a)
-    nx = u.mT @ cx @ vt.mT
-    ny = a * (torch.diag_embed(d) - a * nx)
-    scale = best_scale(p, _trace(nx), r, _trace(ny))
-    omega, gain = _turning(nx, ny, scale)
+    u, d, vt = bases((start[:, None, None] * cx).addcdiv_(cy, start[:, None, None]))
     q = u @ vt
-    # A turn of more than this is too far for one step, and an infinite gain is out of its reach: another SVD for those.
-    near = ((gain > enough) & gain.isfinite() & (omega.abs().amax((1, 2)) < 0.3)).nonzero()[:, 0]
-    if len(near):
-        w = _cayley(omega[near])
-        q[near] = u[near] @ w @ vt[near]
-        nx, ny = w.mT @ nx[near], w.mT @ ny[near]
-        scale[near] = best_scale(p[near], _trace(nx), r[near], _trace(ny))
-        _, gain[near] = _turning(nx, ny, scale[near])
+
+    def rescaled(x: Tensor, whole: Tensor, of: Tensor | slice, turned: Tensor | float = 0.0) -> Tensor:
+        """The best scale for the traces of X and N(a₀). turned: what a turn gains, over (a − a₀²/a)²."""
+        a = start[of]
+        return best_scale(p[of] - turned, x, r[of] - turned * a**4, a * (whole - a * x))
+
+    scale = rescaled(_inner(q, cx), d.sum(-1), slice(None))
+    change, norm = scale - start**2 / scale, torch.linalg.vector_norm(cx, dim=(1, 2))
+    least = start / scale * d.amin(-1) - change.abs() * norm  # no diagonal entry of S(a) is less
+    gain = torch.where(least > 0, (change * norm) ** 2 / least, torch.inf)  # no turn can gain more
+    live = (gain > enough).nonzero()[:, 0]
+    if not len(live):
+        return q, scale, gain
+    x, y = _at(u, live).mT @ _at(cx, live) @ _at(vt, live).mT, torch.diag_embed(d[live])
+    w: Tensor | None = None
+    for step in range(NEWTON + 1):
+        omega, gain[live] = _turning(x, y, start[live], scale[live])
+        # An infinite gain is out of reach of a step: another factorisation for those.
+        worth = (gain[live] > enough[live]) & gain[live].isfinite()
+        if step == 0:
+            a, change = start[live], change[live]
+            turned = torch.minimum(gain[live] / change**2, torch.minimum(p[live], r[live] / a**4) / 2)
+            better = rescaled(_trace(x), _trace(y), live, turned)
+            omega *= ((better - a**2 / better) / change)[:, None, None]
+            scale[live] = torch.where(worth, better, scale[live])
+        kept = (worth & (omega.amax((1, 2)) < NEAR)).nonzero()[:, 0]
+        if step == NEWTON or not len(kept):
+            break
+        live, turn = live[kept], _cayley(_at(omega, kept))
+        w = turn if w is None else _at(w, kept) @ turn
+        x, y = turn.mT @ _at(x, kept), turn.mT @ _at(y, kept)
+        q[live] = _at(u, live) @ w @ _at(vt, live)
+        scale[live] = rescaled(_trace(x), _trace(y), live)
     return q, scale, gain
 
 
-def _turning(nx: Tensor, ny: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """The skew Ω, Ω_ij = (S_ij − S_ji) / (S_ii + S_jj), that turns S = a N_x + N_y / a nearest to symmetry, and what
-    the objective gains by it, ½ ⟨S − Sᵀ, Ω⟩: infinite past a zero of a singular value, where a reflection is best."""
-    a = scale[:, None, None]
-    s = a * nx + ny / a
+def _at(t: Tensor, index: Tensor) -> Tensor:
+    """t[index] for places in their order: t itself if it is all of them."""
+    return t if len(index) == len(t) else t[index]
+
+
+def _turning(x: Tensor, y: Tensor, start: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """The skew Ω, Ω_ij = (S_ij − S_ji) / (S_ii + S_jj), that turns S(a) nearest to symmetry, and what the objective
+    gains by it, ½ ⟨S − Sᵀ, Ω⟩: infinite past a zero of a singular value, where a reflection is best."""
+    s = ((start / scale)[:, None, None] * y).addcmul_((scale - start**2 / scale)[:, None, None], x)
     diagonal = torch.diagonal(s, dim1=-2, dim2=-1)
+    stiff = diagonal.clamp_min(torch.finfo(s.dtype).tiny)
     skew = s - s.mT
-    stiff = (diagonal[:, :, None] + diagonal[:, None, :]).clamp_min(torch.finfo(s.dtype).tiny)
-    omega = torch.where(skew == 0, 0, skew / stiff)
-    gain = (skew * omega).sum((1, 2)) / 2
+    omega = skew / (stiff[:, :, None] + stiff[:, None, :])
+    gain = _inner(skew, omega) / 2
     return omega, torch.where((diagonal < 0).any(1), torch.inf, gain)
 
 
@@ -288,12 +355,13 @@ def _trace(m: Tensor) -> Tensor:
 
 
 def _inner(a: Tensor, b: Tensor) -> Tensor:
-    return (a * b).sum((-2, -1))
+    product: Tensor = torch.linalg.vecdot(a.flatten(-2), b.flatten(-2))
+    return product
 
 
 def terms(m: Moments | None, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The cross-Gram, |Y|² and |X|² of one part; zeros if no tensor has it."""
     if m is None:
-        none = torch.zeros(like.shape[:-2], dtype=torch.float64)
+        none = like.new_zeros(like.shape[:-2], dtype=torch.float64)
         return torch.zeros_like(like, dtype=torch.float64), none, none
     return m.xy.double(), m.y_norms.double().sum(-1), m.x_norms.double().sum(-1)

@@ -63,16 +63,15 @@ class Scaling(Group):
     def contains(self, g: Element, atol: float) -> bool:  # noqa: ARG002 - any positive scale belongs
         return (
             isinstance(g, Monomial)
-            and torch.equal(g.index, identity_index(g.size, g.batch))
+            and torch.equal(g.index, identity_index(g.size, g.batch, g.device))
             and (g.scale is None or positive(g.scale))
         )
 
     def best(self, moments: PartMoments) -> Monomial:
         n, batch = _shape(moments)
-        p, q = _diagonal(moments.get("primal"))
-        r, s = _diagonal(moments.get("dual"))
-        p, q, r, s = (t.expand(*batch, n) for t in (p, q, r, s))
-        return Monomial(identity_index(n, batch), best_scale(p, q, r, s))
+        like = next(iter(moments.values())).x_norms
+        terms = [t for part in ("primal", "dual") for t in _diagonal(moments.get(part), like)]
+        return Monomial(identity_index(n, batch, like.device), best_scale(*terms))
 
     def reach(self, c: Float[Tensor, "*b n n"], plain: Float[Tensor, "*b n n"] | None = None) -> Float[Tensor, "*b"]:
         both = c if plain is None else c + plain
@@ -100,17 +99,17 @@ class _Rescaled(Group):
     def _scores(self, moments: PartMoments) -> Float[Tensor, "*b n n"]:
         """What is to be assigned: the negative costs of all pairs, formed some rows at a time."""
         n, batch = _shape(moments)
-        scores = torch.empty(*batch, n, n, dtype=torch.float32 if self.streams(n) else torch.float64)
+        dtype = torch.float32 if self.streams(n) else torch.float64
+        scores = torch.empty(*batch, n, n, dtype=dtype, device=next(iter(moments.values())).device)
         start, rows = 0, (m.rows(scores.dtype, ROWS) for m in moments.values())
         for blocks in zip(*rows, strict=True):
             cross = dict(zip(moments, blocks, strict=True))
-            shape = blocks[0].shape
-            stop = start + shape[-2]
-            terms = [t for part in ("primal", "dual") for t in _terms(moments.get(part), cross.get(part), shape)]
+            stop = start + blocks[0].shape[-2]
+            terms = [t for part in ("primal", "dual") for t in _terms(moments.get(part), cross.get(part), blocks[0])]
             cost = self._costs(moments, terms, slice(start, stop))
             if "plain" in cross:
                 cost -= 2 * cross["plain"]
-            torch.neg(cost, out=scores[..., start:stop, :])
+            scores[..., start:stop, :] = cost.neg_()
             start = stop
         return scores
 
@@ -232,7 +231,8 @@ def _balance(moments: PartMoments, side: str) -> Float[Tensor, "*b n"]:
     """For each unit √(|primal| / |dual|), or of one part alone its share; 1 where a norm is zero."""
     norms = {part: getattr(m, side).double() for part, m in moments.items() if part != "plain"}
     logs = [norm.log() if part == "primal" else -norm.log() for part, norm in norms.items()]
-    mean = torch.stack(logs).mean(0) / 2 if logs else torch.zeros(_shape(moments)[0], dtype=torch.float64)
+    zero = torch.zeros_like(next(iter(moments.values())).x_norms, dtype=torch.float64)
+    mean = torch.stack(logs).mean(0) / 2 if logs else zero
     return mean.where(mean.isfinite(), 0.0).exp()
 
 
@@ -247,22 +247,22 @@ def _shape(moments: PartMoments) -> tuple[int, tuple[int, ...]]:
     return n, tuple(batch)
 
 
-def _terms(m: Moments | None, cross: Tensor | None, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
+def _terms(m: Moments | None, cross: Tensor | None, like: Tensor) -> tuple[Tensor, Tensor]:
     """|y|² and ⟨x, y⟩ of pairs of units (x down, y across), of rows of their cross-Gram; 0 of a part that is absent."""
     if m is None or cross is None:
-        return torch.zeros(()).expand(*shape), torch.zeros(()).expand(*shape)
+        return like.new_zeros(()).expand(like.shape), like.new_zeros(()).expand(like.shape)
     return m.y_norms[..., None, :].to(cross.dtype).expand(cross.shape), cross
 
 
 def _picked(m: Moments | None, index: Int[Tensor, "*b n"]) -> tuple[Tensor, Tensor]:
     """|y|² and ⟨x, y⟩ of each unit with the one of that index, float64."""
     if m is None:
-        return torch.zeros(index.shape, dtype=torch.float64), torch.zeros(index.shape, dtype=torch.float64)
+        return torch.zeros_like(index, dtype=torch.float64), torch.zeros_like(index, dtype=torch.float64)
     return torch.take_along_dim(m.y_norms.double(), index, -1), m.picked(index).double()
 
 
-def _diagonal(m: Moments | None) -> tuple[Tensor, Tensor]:
+def _diagonal(m: Moments | None, like: Tensor) -> tuple[Tensor, Tensor]:
     """|y|² and ⟨x, y⟩ of each unit with itself."""
     if m is None:
-        return torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+        return torch.zeros_like(like, dtype=torch.float64), torch.zeros_like(like, dtype=torch.float64)
     return m.y_norms.double(), torch.diagonal(m.xy, dim1=-2, dim2=-1).double()

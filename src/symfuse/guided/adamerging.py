@@ -169,7 +169,7 @@ class Mixture:
     def _module(self, inputs: Inputs, number: int, dtype: torch.dtype) -> nn.Module:
         """The module for a model's data, with the shared weights in the place of its own."""
         model = inputs.models[number]
-        with running([model], inputs.task(number), dtype) as space:
+        with running([model], inputs.task(number), dtype, device=inputs.device) as space:
             module: nn.Module = space.set([1.0])
         names, new = canonical_names(model, module), {}
         for memory, weight in module.named_parameters():
@@ -214,7 +214,7 @@ def _group(spec: Spec, name: str, by: str) -> str:
 
 
 def _read(model: Model, name: str, like: Tensor) -> Tensor:
-    """A copy of a model's tensor in the shape and dtype of the module's weight."""
+    """A copy of a model's tensor in the shape and dtype of the module's weight, where that is."""
     if name not in model.spec.tensors:
         raise IncompatibleError(
             f"{model.name} has no {name}, which another model has; choose `heads`: the number or name of the model "
@@ -226,4 +226,4 @@ def _read(model: Model, name: str, like: Tensor) -> Tensor:
             f"{model.name}: {name} has shape {list(tensor.shape)}, expected {list(like.shape)} as in the module; "
             "models must have one shape, and heads of different labels stay with their models (`heads`: one, or drop)"
         )
-    return tensor.to(like.dtype, copy=True)
+    return tensor.to(like.device, like.dtype, copy=True)

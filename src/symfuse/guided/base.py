@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from symfuse.architectures import Model
+from symfuse.device import CPU
 from symfuse.errors import OptionError
 from symfuse.evaluate import Task, open_space
 from symfuse.evaluate.tasks.predicting import Predicting
@@ -32,7 +33,7 @@ class Inputs:
     start from, if the method has one apart. tasks, statistics: the data of each model, and what was saved of them.
     own_heads: whether each model keeps its task head beside the merged body, on its own data; else heads are merged.
     seed: of what is drawn. memory: bytes that statistics may take while they are summed; None: as many as need be.
-    report: where progress is told."""
+    device: where models are run, and what is found is computed. report: where progress is told."""
 
     models: tuple[Model, ...]
     base: Model | None = None
@@ -41,6 +42,7 @@ class Inputs:
     own_heads: bool = False
     seed: int = 0
     memory: int | None = None
+    device: str = CPU
     report: Report = lambda _line: None
 
     def task(self, model: int) -> Task:
@@ -91,7 +93,7 @@ def statistics_of(inputs: Inputs, what: str, task_of: Callable[[int], Task], col
         if (statistics := inputs.saved(i)) is None:
             task = task_of(i)
             inputs.report(f"{what} of {model.name} on {task.source}")
-            statistics = in_scratch(partial(collect, model, task))
+            statistics = in_scratch(partial(collect, model, task, device=inputs.device))
         found.append(statistics)
     return found
 
@@ -115,9 +117,11 @@ def in_scratch(collect: Collect) -> Statistics:
 
 
 @contextmanager
-def running(models: Sequence[Model], task: Task, dtype: torch.dtype = torch.float32) -> Iterator[Any]:
-    """A `WeightSpace` of models with the module that a task calls for; models that are computed (aligned ones) are in
-    files while it is open."""
+def running(
+    models: Sequence[Model], task: Task, dtype: torch.dtype = torch.float32, *, device: str = CPU
+) -> Iterator[Any]:
+    """A `WeightSpace` of models with the module that a task calls for, on the device; models that are computed (aligned
+    ones) are in files while it is open."""
     with tempfile.TemporaryDirectory(prefix="symfuse-") as scratch:
         checkpoints = [model.checkpoint for model in models]
-        yield open_space(checkpoints, [model.name for model in models], task, Path(scratch), None, dtype)
+        yield open_space(checkpoints, [model.name for model in models], task, Path(scratch), None, dtype, device)

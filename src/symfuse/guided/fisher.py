@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from symfuse.architectures import Model
+from symfuse.device import CPU
 from symfuse.errors import OptionError
 from symfuse.evaluate import Batch
 from symfuse.evaluate.tasks.base import IGNORED, NOT_INPUTS
@@ -82,7 +83,7 @@ def fisher(stream: Stream, *, weight: PerModel = (1.0,), floor: float = 1e-6, sc
     for block in stream:
         top, bottom, plain = (torch.zeros_like(block.tensors[0]) for _ in range(3))
         for tensor, share, one, size in zip(block.tensors, shares, known, sizes, strict=True):
-            importance = one.part("fisher", *stream.span(block.index)).to(tensor).reshape(tensor.shape)
+            importance = one.part("fisher", block.first, block.first + tensor.numel()).to(tensor).reshape(tensor.shape)
             importance = importance.div(size).clamp_(min=least).mul_(share)
             top.addcmul_(importance, tensor)
             bottom.add_(importance)
@@ -95,17 +96,23 @@ def fisher(stream: Stream, *, weight: PerModel = (1.0,), floor: float = 1e-6, sc
 
 
 def fisher_of(
-    model: Model, task: Predicting, *, labels: str = "sampled", seed: int = 0, scratch: Path | None = None
+    model: Model,
+    task: Predicting,
+    *,
+    labels: str = "sampled",
+    seed: int = 0,
+    scratch: Path | None = None,
+    device: str = CPU,
 ) -> Statistics:
     """The diagonal of the Fisher information of a model: the mean over examples of (∂ log p(y|x) / ∂θ)².
 
     In float32. Memory: the model twice, with what one batch takes to train on; and while two examples are compared (see
     `fisher_diagonal`) the model twice more. scratch: an empty folder into which the result is written, and from which
     it is read; by default it stays in memory. seed: of the labels that are sampled, which depend on it and the example
-    only, not on batches and padding.
+    only, not on batches and padding. device: where the model is run.
     """
     require_labels(labels)
-    with running([model], task) as space:
+    with running([model], task, device=device) as space:
         module = space.set([1.0])
         names = canonical_names(model, module)
         found = fisher_diagonal(module, task.batches, log_likelihood(task, labels, seed), parameters=names)

@@ -30,7 +30,7 @@ def learn(inputs: Inputs, *, metric: str = "accuracy") -> Learned:
         raise OptionError("greedy_soup judges whole models, heads included: it needs `heads: average`")
     task = _validation(inputs)
     count = len(inputs.models)
-    with running(inputs.models, task) as space:
+    with running(inputs.models, task, device=inputs.device) as space:
 
         def judge(chosen: list[int], what: str) -> float:
             score = measure(task, space.set([1 / len(chosen) if i in chosen else 0.0 for i in range(count)]))

@@ -50,6 +50,7 @@ def learn(
             axes=tuple(axes.split(",")) if "," in axes else axes,
             regularisation=regularisation if solver == "sinkhorn" else None,
             batches=None if task is None else task.batches,
+            device=inputs.device,
             **options,
         )
         moved[i] = Model.of(alignment(model.checkpoint).replace(name=model.name))

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from symfuse.architectures import Model
+from symfuse.device import CPU
 from symfuse.evaluate import Task
 from symfuse.evaluate.tasks.base import readable
 from symfuse.guided.base import Inputs, Learned, examples_of, running, statistics_of
@@ -35,9 +36,12 @@ regmean = method(
 )(merge)
 
 
-def gram_of(model: Model, task: Task, *, memory: int | None = None, scratch: Path | None = None) -> Statistics:
-    """Gram matrices of what the declared linear maps of a model read on data, in float32; see `gram_matrices`."""
-    with running([model], task) as space:
+def gram_of(
+    model: Model, task: Task, *, memory: int | None = None, scratch: Path | None = None, device: str = CPU
+) -> Statistics:
+    """Gram matrices of what the declared linear maps of a model read on data, in float32; see `gram_matrices`. device:
+    where the model is run."""
+    with running([model], task, device=device) as space:
         module = space.set([1.0])
         names = [name for name in model.spec.tensors if name not in model.spec.tied]
         with readable(module):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from symfuse.architectures import Model
+from symfuse.device import CPU, require
 from symfuse.errors import OptionError
 from symfuse.evaluate import Task
 from symfuse.guided.base import Inputs, Learned, Report
@@ -64,14 +65,15 @@ def learn(
     heads: str = "average",
     seed: int = 0,
     memory: int | None = None,
+    device: str = CPU,
     report: Report = lambda _line: None,
 ) -> Found | None:
     """What a method finds out of the data of models; None for one that does not look at any.
 
     models: as they will be merged, in one frame. of: the numbers of those that it looks at; default: all but the base.
     base: the number of that which task vectors start from. tasks, statistics: of each of `of`. parameters: of the
-    method; those that are learned with are picked out. memory: as in `Inputs`. Raises OptionError for data that the
-    method has no use for, too few of them, and parameters of the wrong kind.
+    method; those that are learned with are picked out. memory, device: as in `Inputs`. Raises OptionError for data that
+    the method has no use for, too few of them, and parameters of the wrong kind.
     """
     if method.learn is None:
         if any(given is not None for given in (*(tasks or ()), *(statistics or ()))):
@@ -103,6 +105,7 @@ def learn(
         own_heads=heads != "average",
         seed=seed,
         memory=memory,
+        device=require(device),
         report=report,
     )
     asked = {name: value for name, value in (parameters or {}).items() if name in method.learned}

@@ -14,10 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from symfuse.device import CPU, require
 from symfuse.errors import CheckpointError, OptionError, OutputError
+from symfuse.executors import Executor
 from symfuse.io.companions import read_companions
+from symfuse.io.remote import Place, Remote, entries
 from symfuse.io.sentence import behind, module_weights, readers
-from symfuse.io.tensors import StoredTensors, TensorInfo, flat_part
+from symfuse.io.stamp import Stamp
+from symfuse.io.tensors import StoredTensors, TensorInfo, flat_part, is_finite
 from symfuse.io.writer import write
 
 __all__ = ["Checkpoint", "TensorInfo", "is_finite", "scan"]
@@ -28,7 +32,7 @@ class Checkpoint(Mapping[str, Tensor]):
 
     `infos`, if given, are the dtypes and shapes of all tensors, so that `tensors[name]` may compute; tensors
     that are read from files know their own. `folder` is where tokenizer and other companion files come from, unless
-    `files` are given in their place; `notes` are what the user should be told.
+    `files` are given in their place; `notes` are what the user should be told. `device`: see `on`.
     """
 
     def __init__(
@@ -37,11 +41,12 @@ class Checkpoint(Mapping[str, Tensor]):
         config: Mapping[str, Any],
         *,
         name: str,
-        folder: Path | None = None,
+        folder: Place | None = None,
         infos: Mapping[str, TensorInfo] | None = None,
         notes: tuple[str, ...] = (),
-        sources: tuple[Path, ...] = (),
+        sources: tuple[Place, ...] = (),
         files: Mapping[str, bytes] | None = None,
+        device: str = CPU,
     ) -> None:
         self._tensors = tensors
         self._infos = tensors.infos if infos is None and isinstance(tensors, StoredTensors) else infos
@@ -50,6 +55,7 @@ class Checkpoint(Mapping[str, Tensor]):
         self.folder = folder
         self.notes = notes
         self.files = files
+        self.device = device
         self.sources = tuple(dict.fromkeys(sources if folder is None else (folder, *sources)))
         self._last = threading.local()
 
@@ -64,7 +70,7 @@ class Checkpoint(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         """Read, or compute, this tensor only."""
-        return self._tensors[name].detach()
+        return self._tensors[name].detach().to(self.device)
 
     def __contains__(self, name: object) -> bool:
         return name in self._names  # Mapping's own would read the tensor
@@ -106,7 +112,7 @@ class Checkpoint(Mapping[str, Tensor]):
 
     def scanned(self, name: str) -> Tensor:
         """As `read`, in the dtype in which it comes."""
-        tensor, file = self._unrounded(name), self.file_of(name)
+        tensor, file = self.unrounded(name), self.file_of(name)
         scan(name, tensor, self.name if file is None else f"{self.name}/{file}")
         return tensor
 
@@ -115,28 +121,30 @@ class Checkpoint(Mapping[str, Tensor]):
         file allows it; unrounded if it is computed, as a whole that each thread keeps until it asks for another."""
         part = getattr(self._tensors, "part", None)
         found: Tensor = flat_part(self._whole(name), start, stop) if part is None else part(name, start, stop)
-        return found.detach()
+        return found.detach().to(self.device)
 
     def blocks(self, name: str) -> Iterator[Tensor]:
         """A tensor in blocks whose elements, flat and one after the other, are its own: unrounded if it is computed,
         and in one block unless its mapping has `blocks(name)`."""
         blocks = getattr(self._tensors, "blocks", None)
         if blocks is not None:
-            yield from blocks(name)
+            yield from (block.to(self.device) for block in blocks(name))
         else:
-            yield self._unrounded(name)
+            yield self.unrounded(name)
 
-    def _unrounded(self, name: str) -> Tensor:
+    def unrounded(self, name: str) -> Tensor:
+        """As `scanned`, for who finds NaN and infinity in what is made of it."""
         wide = getattr(self._tensors, "wide", None)  # of mappings whose tensors are computed
-        return self[name] if wide is None else wide(name)
+        return self[name] if wide is None else wide(name).to(self.device)
 
     def _whole(self, name: str) -> Tensor:
-        """`_unrounded`, but computed once for all parts of it that a thread asks for, one after the other."""
+        """`unrounded`, but computed once for all parts of it that a thread asks for, one after the other."""
         if isinstance(self._tensors, dict):
-            return self[name]
+            held: Tensor = self._tensors[name]
+            return held
         if getattr(self._last, "name", None) != name:
             self._last.name = self._last.tensor = None  # gone before the next is computed
-            self._last.tensor = self._unrounded(name)
+            self._last.tensor = self.unrounded(name)
             self._last.name = name
         tensor: Tensor = self._last.tensor
         return tensor
@@ -149,6 +157,12 @@ class Checkpoint(Mapping[str, Tensor]):
         }
         return self.replace(tensors=_Cast(self, infos), infos=infos)
 
+    def on(self, device: str) -> Checkpoint:
+        """The same model, read to a device, such as "cuda": each tensor is taken there, in its stored dtype, when it is
+        asked for. What is made of this checkpoint comes there too, unless it says otherwise. OptionError if there is no
+        such device."""
+        return self.replace(device=require(device))
+
     def lineage(self, *, compute: bool = False) -> dict[str, Any]:
         """What tells this model from others: name, folder, and a sha256 over names, dtypes, shapes, the first numbers
         of each tensor, and adapters as a whole; of a model that is computed (aligned, merged) its name for the numbers,
@@ -156,23 +170,25 @@ class Checkpoint(Mapping[str, Tensor]):
         """
         computed = hasattr(self._tensors, "wide") and not compute
         digest = hashlib.sha256(self.name.encode() if computed else b"")
+        here = self.on(CPU)
         for name in sorted(self):
             info = self.info(name)
             digest.update(f"{name} {info.dtype} {info.shape}".encode())
             if not computed:
-                first = self.part(name, 0, min(64, math.prod(info.shape)))  # a computed one is rounded as it is saved
-                digest.update(first.to(info.dtype).double().cpu().numpy().tobytes())
-        for path in sorted(path for folder in self.sources for path in folder.glob("adapter_*")):
+                first = here.part(name, 0, min(64, math.prod(info.shape)))  # a computed one is rounded as it is saved
+                digest.update(first.to(info.dtype).double().numpy().tobytes())
+        local = [folder for folder in self.sources if isinstance(folder, Path)]  # as adapters are
+        for path in sorted(path for folder in local for path in folder.glob("adapter_*")):
             digest.update(path.read_bytes())
         folder = None if self.folder is None else str(self.folder)
         return {"name": self.name, "folder": folder, "sha256": digest.hexdigest()}
 
-    def state(self) -> list[tuple[str, int, int]]:
+    def state(self) -> list[tuple[str, int, int | str]]:
         """Name, size and time of change of every file that the model is read from: equal if none was written since.
         CheckpointError if one is gone."""
         try:
-            files = [path for folder in self.sources for path in sorted(folder.iterdir()) if path.is_file()]
-            return [(str(path), stat.st_size, stat.st_mtime_ns) for path in files for stat in [path.stat()]]
+            files = [path for folder in self.sources for path in entries(folder) if path.is_file()]
+            return [(str(path), stamp.size, stamp.changed) for path in files for stamp in [Stamp.of(path)]]
         except OSError as error:
             raise CheckpointError(f"{self.name} has changed since it was opened: {error}") from error
 
@@ -182,11 +198,12 @@ class Checkpoint(Mapping[str, Tensor]):
         config: Mapping[str, Any] | None = None,
         name: str | None = None,
         infos: Mapping[str, TensorInfo] | None = None,
-        sources: Sequence[Path] = (),
+        sources: Sequence[Place] = (),
         files: Mapping[str, bytes] | None = None,
+        device: str | None = None,
     ) -> Checkpoint:
-        """The same model with other tensors, config or name; its folder and notes stay. sources: folders that the
-        tensors are read from, beside its own; `save` never writes into any."""
+        """The same model with other tensors, config, name or device; its folder and notes stay. sources: folders that
+        the tensors are read from, beside its own; `save` never writes into any."""
         return Checkpoint(
             self._tensors if tensors is None else tensors,
             self.config if config is None else config,
@@ -196,6 +213,7 @@ class Checkpoint(Mapping[str, Tensor]):
             notes=self.notes,
             sources=(*self.sources, *sources),
             files=self.files if files is None else files,
+            device=self.device if device is None else device,
         )
 
     def companions(self) -> dict[str, bytes]:
@@ -218,7 +236,7 @@ class Checkpoint(Mapping[str, Tensor]):
 
     def save(
         self,
-        target: str | os.PathLike[str],
+        target: str | os.PathLike[str] | Remote,
         *,
         overwrite: bool = False,
         max_shard_size: int | str = "5GB",
@@ -228,10 +246,12 @@ class Checkpoint(Mapping[str, Tensor]):
         direct: bool = True,
         resume: bool = False,
         fingerprint: str = "",
-    ) -> Path:
+        executor: Executor | None = None,
+    ) -> Place:
         """Write the model as a folder that `from_pretrained` loads; see `symfuse.io.write`.
 
-        resume: see there; fingerprint: what it needs to tell this model from another, OptionError without one.
+        target: a path, or a URL of a store. executor: who writes (`symfuse.executors`), instead of threads. resume:
+        see there; fingerprint: what it needs to tell this model from another, OptionError without one.
         What is written is `self[name]`, streamed by the mapping's own `blocks(name)` if it has that.
         """
         if resume and not fingerprint:
@@ -251,6 +271,7 @@ class Checkpoint(Mapping[str, Tensor]):
             direct=direct,
             resume=resume,
             fingerprint=fingerprint,
+            executor=executor,
         )
 
     def _in_one_block(self, name: str) -> Iterator[Tensor]:
@@ -287,18 +308,6 @@ class _Cast(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self.infos)
-
-
-def is_finite(tensor: Tensor) -> bool:
-    """Whether a tensor holds neither NaN nor infinity; integers never do.
-
-    One sum decides almost always: in IEEE arithmetic a sum with a NaN or an infinite term is never finite, so a finite
-    sum proves that all terms are. A sum that overflowed proves nothing; then all are looked at.
-    """
-    if not (tensor.is_floating_point() or tensor.is_complex()):
-        return True
-    values = tensor.detach().float() if tensor.dtype.itemsize == 1 else tensor.detach()
-    return bool(values.sum().isfinite()) or bool(values.isfinite().all())
 
 
 def scan(name: str, tensor: Tensor, where: str | None = None) -> None:

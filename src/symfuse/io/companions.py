@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
+from pathlib import PurePosixPath
 
 from symfuse.errors import CheckpointError
+from symfuse.io.remote import Place, below, entries
 
 COMPANION = re.compile(
     r"(tokenizer|vocab|chat_template|image_processor)[^/]*\.(json|txt|model|jinja|vocab|tiktoken)"
@@ -23,17 +24,14 @@ TOKENIZER = re.compile(
 )
 
 
-def companions(folder: Path) -> list[Path]:
+def companions(folder: Place) -> list[PurePosixPath]:
     """The companion files of a model folder, relative to it."""
-    paths = [
-        *folder.iterdir(),
-        *(path for part in folder.iterdir() if part.is_dir() for path in part.iterdir()),
-    ]
-    relative = sorted(path.relative_to(folder) for path in paths if path.is_file())
+    paths = [*entries(folder), *(path for part in entries(folder) if part.is_dir() for path in entries(part))]
+    relative = sorted(below(folder, path) for path in paths if path.is_file())
     return [path for path in relative if COMPANION.fullmatch(path.as_posix())]
 
 
-def read_companions(folder: Path) -> dict[str, bytes]:
+def read_companions(folder: Place) -> dict[str, bytes]:
     """The companion files by relative name (links are followed), without references to code that stays.
 
     What they hold is not looked at otherwise, so that a damaged one is carried as it is. CheckpointError if one cannot
@@ -50,7 +48,7 @@ def is_of_tokenizer(name: str) -> bool:
     return TOKENIZER.fullmatch(name) is not None
 
 
-def _without_auto_map(path: Path, data: bytes) -> bytes:
+def _without_auto_map(path: PurePosixPath, data: bytes) -> bytes:
     """A tokenizer's or processor's auto_map names a Python file, which is not copied and would be missed."""
     if path.suffix != ".json" or b'"auto_map"' not in data:
         return data

@@ -3,7 +3,8 @@
 What a merge writes is not read again soon: sent through the page cache it would push out the inputs, which are, and be
 copied once more. O_DIRECT wants memory, file offset and length in whole pages. So a block is cast into page-aligned
 memory, as far into a page there as its bytes lie into a page of the file; whole pages go directly, the ends go through
-the cache. Both meet in no page, so the order of writes does not matter.
+the cache. Both meet in no page, so the order of writes does not matter. A write waits for the disk, so small blocks are
+gathered first.
 """
 
 from __future__ import annotations
@@ -31,15 +32,16 @@ class Buffer:
         self._view = memoryview(self._memory)
         self._bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
 
-    def cast(self, values: Tensor, dtype: torch.dtype, position: int) -> memoryview:
-        """The bytes of at most PIECE // itemsize values in `dtype`, placed for `position` in a file.
+    def cast(self, values: Tensor, dtype: torch.dtype, first: int, position: int) -> Tensor:
+        """The values in `dtype`, placed for `position` in a file, among others that are written with them, at most
+        PIECE bytes from `first` on. Strides, devices and lazy conjugates are resolved on the way."""
+        start = first % PAGE + position - first
+        return self._bytes[start : start + values.numel() * dtype.itemsize].view(dtype).copy_(values)
 
-        Strides, devices and lazy conjugates are resolved on the way. The next call overwrites them.
-        """
-        start = position % PAGE
-        stop = start + values.numel() * dtype.itemsize
-        self._bytes[start:stop].view(dtype).copy_(values)
-        return self._view[start:stop]
+    def placed(self, first: int, position: int) -> memoryview:
+        """What was cast for the positions from `first` on; overwritten by what is cast next for others."""
+        start = first % PAGE
+        return self._view[start : start + position - first]
 
 
 class DirectFile:
@@ -54,7 +56,7 @@ class DirectFile:
                 self._direct = os.open(path, os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC)
 
     def write(self, position: int, data: memoryview) -> None:
-        """All of `data`, which lies in memory as `Buffer.cast` places it, if it is to be written directly."""
+        """All of `data`, which lies in memory as `Buffer` places it, if it is to be written directly."""
         head = -position % PAGE
         middle = (len(data) - head) // PAGE * PAGE
         if self._direct is None or self._refused or middle < LEAST:

@@ -11,6 +11,7 @@ from typing import Any
 
 from symfuse.errors import CheckpointError
 from symfuse.io.messages import some
+from symfuse.io.remote import Place, entries
 from symfuse.io.safetensors_file import read_safetensors
 from symfuse.io.tensors import StoredTensor, StoredTensors
 from symfuse.io.torch_file import read_torch_file
@@ -24,7 +25,7 @@ Notes = tuple[str, ...]
 Stored = dict[str, StoredTensor]
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Place) -> dict[str, Any]:
     """A JSON file that must hold an object."""
     try:
         value = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_without_repeats)
@@ -44,23 +45,23 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return out
 
 
-def refuse_dangling_links(folder: Path) -> None:
+def refuse_dangling_links(folder: Place) -> None:
     """Raises CheckpointError if an entry of the folder is a symbolic link to something that is not there."""
-    for path in sorted(folder.iterdir()):
-        if path.is_symlink() and not path.exists():
+    for path in entries(folder):
+        if isinstance(path, Path) and path.is_symlink() and not path.exists():
             raise CheckpointError(
                 f"{path.name} is a symbolic link to {path.readlink()}, which does not exist. "
                 f"Complete the download, or remove the link. ({path})"
             )
 
 
-def read_folder(folder: Path, *, prefer_bin: bool = False) -> tuple[StoredTensors, Notes]:
+def read_folder(folder: Place, *, prefer_bin: bool = False) -> tuple[StoredTensors, Notes]:
     """The tensors of a model folder, none read yet, and notes for the user.
 
     safetensors come before files of torch.save unless `prefer_bin`. Raises CheckpointError if there are no
     weights, if files are absent or damaged, or if an index and its files disagree.
     """
-    files = {path.name: path for path in sorted(folder.iterdir()) if path.is_file()}
+    files = {path.name: path for path in entries(folder) if path.is_file()}
     safe = [name for name in files if name.endswith(".safetensors") and not NOT_WEIGHTS.match(name)]
     torch = [name for name in files if name.endswith(TORCH_SUFFIXES) and not NOT_WEIGHTS.match(name)]
     safe_index, torch_index = "model.safetensors.index.json", "pytorch_model.bin.index.json"
@@ -83,12 +84,12 @@ def read_folder(folder: Path, *, prefer_bin: bool = False) -> tuple[StoredTensor
     return StoredTensors(stored), notes + more
 
 
-def _safetensors(path: Path) -> tuple[Stored, Notes]:
+def _safetensors(path: Place) -> tuple[Stored, Notes]:
     return read_safetensors(path), ()
 
 
 def _read_format(
-    folder: Path, files: list[str], single: str, index: str, read: Callable[[Path], tuple[Stored, Notes]]
+    folder: Place, files: list[str], single: str, index: str, read: Callable[[Place], tuple[Stored, Notes]]
 ) -> tuple[Stored, Notes]:
     """The weights among `files`, which are all of one format."""
     has_index = (folder / index).exists()
@@ -115,7 +116,7 @@ def _read_format(
 
 
 def _read_all(
-    folder: Path, names: Iterable[str], read: Callable[[Path], tuple[Stored, Notes]]
+    folder: Place, names: Iterable[str], read: Callable[[Place], tuple[Stored, Notes]]
 ) -> tuple[dict[str, Stored], Notes]:
     shards: dict[str, Stored] = {}
     notes: Notes = ()
@@ -125,14 +126,14 @@ def _read_all(
     return shards, notes
 
 
-def _weight_map(folder: Path, index: str) -> Mapping[str, str]:
+def _weight_map(folder: Place, index: str) -> Mapping[str, str]:
     weight_map = read_json(folder / index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
         raise CheckpointError(f"{index} has no weight_map from tensor names to files. ({folder / index})")
     return weight_map
 
 
-def _indexed_files(folder: Path, index: str) -> list[str]:
+def _indexed_files(folder: Place, index: str) -> list[str]:
     names = list(dict.fromkeys(_weight_map(folder, index).values()))
     outside = [name for name in names if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts]
     if outside:
@@ -146,7 +147,7 @@ def _indexed_files(folder: Path, index: str) -> list[str]:
     return names
 
 
-def _agreeing_with_index(folder: Path, index: str, shards: Mapping[str, Stored]) -> Stored:
+def _agreeing_with_index(folder: Place, index: str, shards: Mapping[str, Stored]) -> Stored:
     """The tensors in the order of the index, which must list exactly what the files hold."""
     weight_map = _weight_map(folder, index)
     holders: dict[str, list[str]] = defaultdict(list)
@@ -170,7 +171,7 @@ def _agreeing_with_index(folder: Path, index: str, shards: Mapping[str, Stored])
     return {name: shards[file][name] for name, file in weight_map.items()}
 
 
-def _refuse_incomplete_set(folder: Path, files: list[str], index: str) -> None:
+def _refuse_incomplete_set(folder: Place, files: list[str], index: str) -> None:
     matches = [SHARD.fullmatch(name) for name in files]
     declared = [match for match in matches if match]
     if len(declared) < len(files) or len({(m["stem"], m["m"], m["suffix"]) for m in declared}) > 1:
@@ -189,7 +190,7 @@ def _refuse_incomplete_set(folder: Path, files: list[str], index: str) -> None:
         )
 
 
-def _no_weights(folder: Path, files: Mapping[str, Path]) -> CheckpointError:
+def _no_weights(folder: Place, files: Mapping[str, Place]) -> CheckpointError:
     if "adapter_config.json" in files:
         base = read_json(files["adapter_config.json"]).get("base_model_name_or_path")
         return CheckpointError(

@@ -18,8 +18,8 @@ BATCH = 256 * 10**6  # bytes of tensors between two waits for the disk
 class Journal:
     """A line for what is being made, then the name of each finished tensor; a line is written once its data is durable.
 
-    folder: of the unfinished output. If it has a journal of the same `fingerprint` and layouts, and files of the right
-    sizes, `done` are its tensors, which stand in those files; otherwise the folder is emptied.
+    folder: of the unfinished output. If it has a journal of the same `fingerprint` and layouts, `done` are its tensors
+    in files of the right sizes; otherwise the folder is emptied.
     """
 
     def __init__(self, folder: Path, fingerprint: str, layouts: Mapping[str, Layout]) -> None:
@@ -48,11 +48,13 @@ class Journal:
         try:
             lines = self._path.read_text(encoding="utf-8").split("\n")[:-1]  # the last line is empty, or was cut short
             head, *names = map(json.loads, lines)
-            whole = all((self._path.parent / file).stat().st_size == one.size for file, one in layouts.items())
+            sizes = {path.name: path.stat().st_size for path in self._path.parent.iterdir()}
         except (OSError, ValueError):
             return set()
-        known = {name for layout in layouts.values() for name in layout.starts}
-        return set(names) if whole and head == self._head and known.issuperset(names) else set()
+        if head != self._head:
+            return set()
+        whole = [layout for file, layout in layouts.items() if sizes.get(file) == layout.size]
+        return {name for layout in whole for name in layout.starts}.intersection(names)
 
     def add(self, name: str, file: str, nbytes: int, sync: Callable[[str], None]) -> None:
         """A tensor is finished; `sync(file)` returns when the data of a file is durable."""

@@ -6,13 +6,19 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from symfuse.device import CPU
+
 SHARE = 0.75  # of what is free, that work takes by default: the rest is for files in the cache and for others
 UNKNOWN = 4 * 2**30  # where the system does not say
 
 
-def budget() -> int:
+def budget(device: str = CPU) -> int:
     """Bytes that may be used unless somebody says otherwise: a share of what is free, or of what the limit of this
-    control group leaves (Linux), or else of half of what is installed."""
+    control group leaves (Linux), or else of half of what is installed. device: of whose memory."""
+    if device != CPU:
+        import torch
+
+        return int(SHARE * torch.cuda.mem_get_info(device)[0])
     found = []
     with suppress(OSError, StopIteration, ValueError):
         lines = Path("/proc/meminfo").read_text().splitlines()

@@ -17,19 +17,21 @@ from symfuse.io.live import module_config, module_tensors, unwrap
 from symfuse.io.messages import some
 from symfuse.io.names import ties, without_prefixes
 from symfuse.io.quantised import refuse_quantised
+from symfuse.io.remote import Place, Remote, place_of
 from symfuse.io.tensors import TensorInfo
 
 
 def open(  # noqa: A001 - the verb that users type: symfuse.open
-    source: str | os.PathLike[str] | Mapping[str, Tensor] | torch.nn.Module,
+    source: str | os.PathLike[str] | Remote | Mapping[str, Tensor] | torch.nn.Module,
     *,
     config: Any = None,
     name: str | None = None,
     revision: str | None = None,
     prefer_bin: bool = False,
 ) -> Checkpoint:
-    """A model from a local folder, a hub id, a live module or a state dictionary.
+    """A model from a local folder, a hub id, a URL that fsspec reads, a live module or a state dictionary.
 
+    Of a URL (s3://bucket/model) only headers are read, and then the ranges of bytes of the tensors that are asked for.
     `config`: a mapping or an object with `to_dict()`; needed where the source has none, else used instead of
     its own. `revision` is for hub ids, `prefer_bin` for folders with both safetensors and .bin files. No code
     of the model is imported or run. Raises CheckpointError if the source cannot be read as it stands (files
@@ -37,7 +39,7 @@ def open(  # noqa: A001 - the verb that users type: symfuse.open
     arguments that make no sense.
     """
     given = None if config is None else _config_dict(config)
-    if isinstance(source, (str, os.PathLike)):
+    if isinstance(source, (str, os.PathLike, Remote)):
         return _open_path(source, given, name, revision, prefer_bin)
     if revision is not None or prefer_bin:
         raise OptionError("revision and prefer_bin are for models in files, not for models in memory")
@@ -60,22 +62,26 @@ def _config_dict(config: Any) -> dict[str, Any]:
 
 
 def _open_path(
-    source: str | os.PathLike[str],
+    source: str | os.PathLike[str] | Remote,
     config: dict[str, Any] | None,
     name: str | None,
     revision: str | None,
     bin_: bool,
 ) -> Checkpoint:
-    folder = Path(source)
+    folder = place_of(source)
     try:
-        folder.lstat()
+        if isinstance(folder, Path):
+            folder.lstat()
     except FileNotFoundError:
         pass  # a hub id, perhaps
     except (OSError, ValueError) as error:  # too long a name, a folder that may not be entered, a NUL
         raise CheckpointError(f"{folder} cannot be read: {error}") from error
-    if folder.is_dir() and revision is not None:
-        raise OptionError(f"revision is for hub ids; {folder} is a local folder")
-    if not folder.is_dir():
+    if revision is not None and (isinstance(folder, Remote) or folder.is_dir()):
+        kind = "URL" if isinstance(folder, Remote) else "local folder"
+        raise OptionError(f"revision is for hub ids; {folder} is a {kind}")
+    if isinstance(folder, Remote) or isinstance(source, Remote):
+        _require_folder(folder)
+    elif not folder.is_dir():
         folder, name = _from_hub(source, revision, bin_), name or str(source)
     name = name or folder.resolve().name
     try:
@@ -95,6 +101,17 @@ def _open_path(
     tensors = tensors.renamed(stored)
     refuse_quantised(name, config, tensors.infos)
     return Checkpoint(tensors, config, name=name, folder=folder, notes=notes + more)
+
+
+def _require_folder(folder: Place) -> None:
+    try:
+        found, file = folder.is_dir(), folder.is_file()
+    except OSError as error:
+        raise CheckpointError(f"{folder} cannot be read: {error}") from error
+    if file:
+        raise CheckpointError(f"{folder} is a file; give the folder that holds the weights and config.json")
+    if not found:
+        raise CheckpointError(f"{folder} does not exist; check the URL, and your access")
 
 
 def _from_hub(source: str | os.PathLike[str], revision: str | None, prefer_bin: bool) -> Path:

@@ -10,27 +10,31 @@ from pathlib import Path
 from torch import Tensor
 
 from symfuse.io.direct import Buffer
-from symfuse.io.partial import new_folder, partial_of, remove_stale, system_errors
+from symfuse.io.partial import new_folder, partial_of, system_errors
+from symfuse.io.remote import Place
 from symfuse.io.shards import Layout, ShardFile
 from symfuse.io.target import check_space, check_target
 from symfuse.io.tensors import TensorInfo
-from symfuse.io.writer import kills_as_exceptions
+from symfuse.kills import kills_as_exceptions
 
 
 @contextmanager
-def output_folder(target: str | os.PathLike[str], nbytes: int, inputs: Sequence[Path] = ()) -> Iterator[Path]:
+def output_folder(target: str | os.PathLike[str], nbytes: int, inputs: Sequence[Place] = ()) -> Iterator[Path]:
     """A hidden folder to fill, which gets its name if all goes well and is removed if not.
 
     The target must not exist, nor be, hold or lie inside one of the inputs; nbytes: how much room it needs. OutputError
     if it cannot be written.
     """
     place = Path(os.path.abspath(target))  # noqa: PTH100 - keeps symbolic links, which are refused
-    check_target(place, overwrite=None, inputs=inputs)
     partial = partial_of(place, "")
-    with system_errors(place):
-        remove_stale(place, None)
-    check_space(place, nbytes)
-    with kills_as_exceptions(), new_folder(place, partial, resume=False), system_errors(place):
+
+    def check() -> None:
+        check_target(place, overwrite=None, inputs=inputs)
+        check_space(place, nbytes)
+
+    check_target(place, overwrite=None, inputs=inputs)
+    begun = new_folder(place, partial, check, overwrite=False, resume=False)
+    with kills_as_exceptions(), begun, system_errors(place):
         yield partial.folder
 
 

@@ -9,16 +9,17 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from symfuse.errors import OutputError
+from symfuse.io.remote import Place
 
 
 @contextmanager
-def system_errors(place: Path) -> Iterator[None]:
+def system_errors(place: Place) -> Iterator[None]:
     """What the system says of the output, as OutputError."""
     try:
         yield
@@ -50,57 +51,98 @@ def _short(name: str) -> str:
     return name if len(name) <= 50 else f"{name[:41]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
-def remove_stale(place: Path, keep: Path | None) -> None:
-    """Remove what killed runs to the same target left, but for `keep`. OutputError if one is still running."""
-    pattern = re.compile(rf"\.{re.escape(_short(place.name))}\.partial-[0-9a-f]{{8}}")
-    beside = list(place.parent.iterdir()) if place.parent.is_dir() else []
-    for folder in [path for path in beside if pattern.fullmatch(path.name) and path.is_dir()]:
+def _remove_stale(place: Path, keep: Path | None) -> None:
+    """Remove what killed runs to the same target left, but for `keep`; what one had moved aside for its output, and was
+    killed before that had its name, gets its own again. OutputError if one is still running."""
+    for folder in _left(place, "partial"):
         lock, held = _lock(folder)
         try:
             if folder != keep and held:
                 shutil.rmtree(folder)
         finally:
             os.close(lock)
+    for folder in _left(place, "old"):
+        if place.exists():
+            shutil.rmtree(folder, ignore_errors=True)  # the run that it is of may be removing it now
+        else:
+            folder.rename(place)
+
+
+def _left(place: Path, what: str) -> list[Path]:
+    pattern = re.compile(rf"\.{re.escape(_short(place.name))}\.{what}-[0-9a-f]{{8}}")
+    return [path for path in place.parent.iterdir() if pattern.fullmatch(path.name) and path.is_dir()]
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Outputs in one folder begin, and get their names, one at a time: of two runs to one target that look at the same
+    moment whether another is running, both would go on."""
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with _where_locks_are():
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(file)
+
+
+@contextmanager
+def _where_locks_are() -> Iterator[None]:
+    """Not all file systems lock, those of networks above all."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EBADF, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL):
+            raise
 
 
 def _lock(folder: Path) -> tuple[int, bool]:
-    """A descriptor that holds the lock of a folder while it is open, and whether it does: not all file systems lock.
+    """A descriptor that holds the lock of a folder while it is open, and whether it does.
 
     The lock is on the folder and not on a file in it, so that it is held until the folder has its final name.
     """
     file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    held = False
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with _where_locks_are():
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held = True
     except BlockingIOError:
         os.close(file)
         raise OutputError(
             f"another run is writing this output: it holds the lock of {folder}. Wait for it, or choose another output"
         ) from None
-    except OSError as error:
-        if error.errno not in (errno.EBADF, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL):  # network file systems
-            os.close(file)
-            raise
-        return file, False
-    return file, True
+    except BaseException:
+        os.close(file)
+        raise
+    return file, held
 
 
 @contextmanager
-def new_folder(place: Path, partial: Partial, *, resume: bool) -> Iterator[None]:
-    """The partial folder, made (or found, with `resume`) and locked; renamed to `place` if all goes well."""
+def new_folder(
+    place: Path, partial: Partial, check: Callable[[], None], *, overwrite: bool, resume: bool
+) -> Iterator[None]:
+    """The partial folder, made (or found, with `resume`) and locked; renamed to `place` if all goes well.
+
+    What killed runs to the same target left is gone by then, but for the partial folder, with `resume`. check: raises
+    if the output should not be begun; no other is begun meanwhile.
+    """
     made = [parent for parent in place.parents if not parent.exists()]
     lock: int | None = None
     try:
         with system_errors(place):
             place.parent.mkdir(parents=True, exist_ok=True)
-            partial.folder.mkdir(exist_ok=resume)
-            lock = _lock(partial.folder)[0]
-            if not os.path.samestat(os.fstat(lock), partial.folder.stat()):
-                raise OutputError(f"another run has just written {place}")  # renamed it before it was locked here
+            with _alone(place.parent):
+                _remove_stale(place, partial.folder if resume else None)
+                check()
+                partial.keep = partial.folder.is_dir()
+                partial.folder.mkdir(exist_ok=resume)
+                lock = _lock(partial.folder)[0]
         yield
-        with system_errors(place):
+        with system_errors(place), _alone(place.parent):
             _sync_folder(partial.folder)
             aside = place.with_name(f".{_short(place.name)}.old-{secrets.token_hex(4)}")
-            _move_into_place(partial.folder, place, aside)
+            _move_into_place(partial.folder, place, aside if overwrite and place.exists() else None)
     except BaseException:
         if lock is not None and not partial.keep:
             shutil.rmtree(partial.folder, ignore_errors=True)
@@ -113,19 +155,18 @@ def new_folder(place: Path, partial: Partial, *, resume: bool) -> Iterator[None]
             os.close(lock)
 
 
-def _move_into_place(partial: Path, place: Path, aside: Path) -> None:
-    replaced = place.exists()
-    if replaced:
-        place.rename(aside)
-    try:
+def _move_into_place(partial: Path, place: Path, aside: Path | None) -> None:
+    """aside: where the folder that is replaced goes first, if there is one. An error leaves all as it was."""
+    with ExitStack() as undo:
+        if aside is not None:
+            place.rename(aside)
+            undo.callback(aside.rename, place)
         partial.rename(place)
-    except BaseException:
-        if replaced:
-            aside.rename(place)
-        raise
-    _sync_folder(place.parent)
-    if replaced:
-        shutil.rmtree(aside)
+        undo.callback(place.rename, partial)
+        _sync_folder(place.parent)
+        undo.pop_all()
+    if aside is not None:
+        shutil.rmtree(aside, ignore_errors=True)  # all is well without; the next run tries again
 
 
 def _sync_folder(folder: Path) -> None:

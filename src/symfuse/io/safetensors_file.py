@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import mmap
 import struct
+from collections.abc import Callable, Iterable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,28 +19,32 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from symfuse.errors import CheckpointError
+from symfuse.io.remote import Place, Remote, read_range
 from symfuse.io.stamp import Stamp
 from symfuse.io.tensors import DTYPES, StoredTensor, TensorInfo
 
 MAX_HEADER = 100_000_000  # the limit of the safetensors library
 
 
-def read_safetensors(path: Path) -> dict[str, StoredTensor]:
-    """The tensors of one file, by name, from its header alone.
+def read_safetensors(path: Place) -> dict[str, StoredTensor]:
+    """The tensors of one file, by name, from its header alone; at a URL each is a range of bytes, asked for alone.
 
     Raises CheckpointError if the file's size is not the one that its header implies, or its header is bad.
     """
     stored: dict[str, StoredTensor] = {}
     stamp = Stamp.of(path)
     end = 0
-    header, header_size = _header(path)
+    header, header_size = _header(path, stamp.size)
+    spans = []
     for name, entry in header.items():
         if name == "__metadata__":
             continue
         info, stop = _entry(path, name, entry)
         end = max(end, stop)
+        spans.append((stop - info.nbytes, stop))
         part = partial(_part, stamp, info.dtype, header_size + stop - info.nbytes)
-        stored[name] = StoredTensor(info, path.name, partial(_read, stamp, name), part)
+        read = partial(_whole, part, info) if isinstance(path, Remote) else partial(_read, stamp, name)
+        stored[name] = StoredTensor(info, path.name, read, part)
     actual, expected = stamp.size, header_size + end
     if actual != expected:
         fault = "cut short" if actual < expected else "longer than its header says"
@@ -48,6 +52,9 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
             f"{path.name} is {fault}: expected {expected} bytes (header {header_size} + tensors {end}), "
             f"found {actual}. Copy or download the file again. ({path})"
         )
+    if isinstance(path, Remote):
+        _require_tiled(path, spans)
+        return stored
     try:
         with safe_open(path, framework="pt"):
             pass  # the library's own checks: gaps and overlaps between tensors
@@ -58,28 +65,26 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
     return stored
 
 
-def _header(path: Path) -> tuple[dict[str, Any], int]:
-    """The parsed header, and the position of the first tensor byte."""
-    actual = path.stat().st_size
-    with path.open("rb") as file:
-        prefix = file.read(8)
-        if len(prefix) < 8:
-            raise CheckpointError(
-                f"{path.name} is cut short: expected at least 8 bytes, found {actual}. "
-                f"Copy or download the file again. ({path})"
-            )
-        (length,) = struct.unpack("<Q", prefix)
-        if length > MAX_HEADER:
-            raise CheckpointError(
-                f"{path.name} is not a safetensors file: its first 8 bytes give a header of {length} bytes, "
-                f"expected at most {MAX_HEADER}. ({path})"
-            )
-        if 8 + length > actual:
-            raise CheckpointError(
-                f"{path.name} is cut short inside its header: expected at least {8 + length} bytes, "
-                f"found {actual}. Copy or download the file again. ({path})"
-            )
-        text = file.read(length)
+def _header(path: Place, actual: int) -> tuple[dict[str, Any], int]:
+    """The parsed header, and the position of the first tensor byte. actual: the size of the file."""
+    prefix = read_range(path, 0, 8)
+    if len(prefix) < 8:
+        raise CheckpointError(
+            f"{path.name} is cut short: expected at least 8 bytes, found {actual}. "
+            f"Copy or download the file again. ({path})"
+        )
+    (length,) = struct.unpack("<Q", prefix)
+    if length > MAX_HEADER:
+        raise CheckpointError(
+            f"{path.name} is not a safetensors file: its first 8 bytes give a header of {length} bytes, "
+            f"expected at most {MAX_HEADER}. ({path})"
+        )
+    if 8 + length > actual:
+        raise CheckpointError(
+            f"{path.name} is cut short inside its header: expected at least {8 + length} bytes, "
+            f"found {actual}. Copy or download the file again. ({path})"
+        )
+    text = read_range(path, 8, 8 + length)
     try:
         header = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -89,7 +94,7 @@ def _header(path: Path) -> tuple[dict[str, Any], int]:
     return header, 8 + length
 
 
-def _entry(path: Path, name: str, entry: Any) -> tuple[TensorInfo, int]:
+def _entry(path: Place, name: str, entry: Any) -> tuple[TensorInfo, int]:
     """One tensor's info, and the position after its last byte."""
     try:
         dtype_name, shape, (start, stop) = entry["dtype"], entry["shape"], entry["data_offsets"]
@@ -110,6 +115,20 @@ def _entry(path: Path, name: str, entry: Any) -> tuple[TensorInfo, int]:
             f"{stop - start}. ({path})"
         )
     return info, stop
+
+
+def _require_tiled(path: Place, spans: Iterable[tuple[int, int]]) -> None:
+    """CheckpointError for gaps and overlaps between tensors."""
+    position = 0
+    for start, stop in sorted(spans):
+        if start != position:
+            what = "overlap" if start < position else "leave a gap"
+            raise CheckpointError(f"{path.name} has an invalid header: tensors {what} at byte {start}. ({path})")
+        position = stop
+
+
+def _whole(part: Callable[[int, int], Tensor], info: TensorInfo) -> Tensor:
+    return part(0, info.numel).reshape(info.shape)
 
 
 def _read(stamp: Stamp, name: str) -> Tensor:
@@ -136,6 +155,8 @@ def _part(stamp: Stamp, dtype: torch.dtype, position: int, start: int, stop: int
     if stop <= start:
         return torch.empty(0, dtype=dtype)
     first, last = position + start * dtype.itemsize, position + stop * dtype.itemsize
+    if isinstance(stamp.path, Remote):
+        return torch.frombuffer(_fetched(stamp, stamp.path, first, last), dtype=dtype)
     offset = first % mmap.ALLOCATIONGRANULARITY
     stamp.require_same()
     try:
@@ -144,3 +165,15 @@ def _part(stamp: Stamp, dtype: torch.dtype, position: int, start: int, stop: int
     except (OSError, ValueError) as error:  # ValueError: the file ends before
         raise stamp.error(str(error)) from error
     return torch.frombuffer(window, dtype=dtype, count=stop - start, offset=offset)
+
+
+def _fetched(stamp: Stamp, path: Remote, first: int, last: int) -> bytearray:
+    """Bytes of an object, which is looked at afterwards: it was then the same when they were read."""
+    try:
+        data = bytearray(path.read(first, last))
+    except OSError as error:
+        raise stamp.error(str(error)) from error
+    stamp.require_same()
+    if len(data) != last - first:
+        raise stamp.error(f"bytes {first} to {last} came as {len(data)}")
+    return data

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save
 
 from symfuse.errors import CheckpointError
 from symfuse.io.messages import some
+from symfuse.io.remote import Place, below
 from symfuse.io.torch_file import read_torch_file
 
 MODULES = "modules.json"
@@ -20,7 +20,7 @@ SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
 WEIGHTS = {".safetensors", ".bin", ".pt", ".pth"}
 
 
-def module_weights(folder: Path) -> dict[str, bytes]:
+def module_weights(folder: Place) -> dict[str, bytes]:
     """The weights of the modules behind the model, by relative name and as safetensors.
 
     Those of torch.save are read as data only. CheckpointError if a module keeps weights in other files, which would be
@@ -29,7 +29,7 @@ def module_weights(folder: Path) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
     for module in behind(folder):
         files = _weights(module)
-        own = {path.relative_to(module).as_posix(): path for path in files}
+        own = {below(module, path).as_posix(): path for path in files}
         if others := [name for name in own if name not in (SAFE, PICKLED)]:
             raise CheckpointError(
                 f"{module}: {some(others)} of a module that {MODULES} lists would not be carried; expected are {SAFE} "
@@ -43,31 +43,31 @@ def module_weights(folder: Path) -> dict[str, bytes]:
     return found
 
 
-def readers(folder: Path) -> list[str]:
+def readers(folder: Place) -> list[str]:
     """The modules that read single units of the hidden states: those with weights, and poolings that take the maximum.
     Other poolings commute with every change of basis."""
     return [module.name for module in behind(folder) if _weights(module) or _takes_maximum(module)]
 
 
-def behind(folder: Path) -> list[Path]:
+def behind(folder: Place) -> list[Place]:
     """The folders of the modules behind the model; of a damaged list none."""
     listed = _json(folder / MODULES)
     paths = [str(one.get("path", "")) for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
     return [folder / path for path in paths if FOLDER.fullmatch(path) and (folder / path).is_dir()]
 
 
-def _weights(module: Path) -> list[Path]:
+def _weights(module: Place) -> list[Place]:
     return sorted(path for path in module.rglob("*") if path.suffix in WEIGHTS and path.is_file())
 
 
-def _takes_maximum(module: Path) -> bool:
+def _takes_maximum(module: Place) -> bool:
     settings = _json(module / "config.json")
     if not isinstance(settings, dict):
         return False
     return bool(settings.get("pooling_mode_max_tokens")) or "max" in str(settings.get("pooling_mode", ""))
 
 
-def _json(path: Path) -> Any:
+def _json(path: Place) -> Any:
     try:
         return json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):

@@ -8,12 +8,13 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
 from symfuse.errors import OptionError, OutputError
 from symfuse.io.direct import PIECE, Buffer, DirectFile
-from symfuse.io.tensors import DTYPE_NAMES, TensorInfo, flat_part, require_fit
+from symfuse.io.tensors import DTYPE_NAMES, TensorInfo, flat_part, is_finite, require_fit
 
 UNITS = {
     "": 1,
@@ -108,15 +109,23 @@ class ShardFile:
         self._file.close()
 
 
-class Slot:
-    """The place of one tensor in a file, filled with its values block by block."""
+@runtime_checkable
+class Sink(Protocol):
+    """What takes bytes at positions of a file."""
 
-    def __init__(self, file: DirectFile, name: str, info: TensorInfo, start: int) -> None:
+    def write(self, position: int, data: memoryview) -> None: ...
+
+
+class Slot:
+    """The place of one tensor in a file, filled with its values block by block, by one worker with one buffer."""
+
+    def __init__(self, file: Sink, name: str, info: TensorInfo, start: int) -> None:
         self._file = file
         self._name = name
         self._info = info
         self._start = start
         self._filled = 0
+        self._written = start  # up to this position; what is cast for those behind it is in the buffer
 
     def put(self, block: Tensor, buffer: Buffer) -> None:
         """The next values: floating ones in any floating dtype, others in their own. OutputError if there are too
@@ -126,18 +135,28 @@ class Slot:
             raise self._not_as_announced(f"{block.dtype}{list(block.shape)}".removeprefix("torch."))
         if self._filled + block.numel() > self._info.numel:
             raise self._not_as_announced(f"{self._filled + block.numel()} values or more")
-        step = PIECE // dtype.itemsize
-        for start in range(0, block.numel(), step):
-            piece = flat_part(block.detach(), start, min(start + step, block.numel()))
-            require_fit(self._name, piece, dtype)
-            position = self._start + (self._filled + start) * dtype.itemsize
-            self._file.write(position, buffer.cast(piece, dtype, position))
-        self._filled += block.numel()
+        start, stop = 0, block.numel()
+        while start < stop:
+            room = PIECE - (self._position - self._written)
+            piece = flat_part(block.detach(), start, min(stop, start + room // dtype.itemsize))
+            cast = buffer.cast(piece, dtype, self._written, self._position)
+            if block.dtype != dtype and not is_finite(cast):
+                require_fit(self._name, piece, dtype)
+            self._filled += piece.numel()
+            start += piece.numel()
+            if self._filled == self._info.numel or room - piece.numel() * dtype.itemsize < dtype.itemsize:
+                self._file.write(self._written, buffer.placed(self._written, self._position))
+                self._written = self._position
 
     def finish(self) -> None:
         """OutputError unless all values have come."""
         if self._filled != self._info.numel:
             raise self._not_as_announced(f"{self._filled} values")
+
+    @property
+    def _position(self) -> int:
+        """Of the next value."""
+        return self._start + self._filled * self._info.dtype.itemsize
 
     def _not_as_announced(self, found: str) -> OutputError:
         return OutputError(f"{self._name!r} was announced as {self._info} and came as {found}")

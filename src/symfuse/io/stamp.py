@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import platform
 from dataclasses import dataclass
-from pathlib import Path
 
 from symfuse.errors import CheckpointError
+from symfuse.io.remote import Place, Remote
 
 
 @dataclass(frozen=True)
 class Stamp:
-    """A file, its size and its time of change when its header was read."""
+    """A file, its size and its time of change when its header was read; of an object in a store what it says instead.
 
-    path: Path
+    It travels with what reads the file, so that another machine that sees another file says so.
+    """
+
+    path: Place
     size: int
-    changed: int
+    changed: int | str
 
     @classmethod
-    def of(cls, path: Path) -> Stamp:
+    def of(cls, path: Place) -> Stamp:
+        if isinstance(path, Remote):
+            return cls(path, *path.mark())
         stat = path.stat()
         return cls(path, stat.st_size, stat.st_mtime_ns)
 
@@ -25,6 +31,8 @@ class Stamp:
         """CheckpointError if the file is gone, or was written since."""
         try:
             now = Stamp.of(self.path)
+        except FileNotFoundError as error:
+            raise self.error(f"{error} on {platform.node()}") from error
         except OSError as error:
             raise self.error(str(error)) from error
         if now != self:

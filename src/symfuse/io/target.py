@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
@@ -10,56 +11,63 @@ from pathlib import Path
 
 from symfuse.errors import OutputError
 from symfuse.io.messages import some
+from symfuse.io.remote import Place, Remote, entries, place_of
 
 
 def check_target(
-    target: str | os.PathLike[str], *, overwrite: bool | None = False, inputs: Sequence[Path] = ()
+    target: str | os.PathLike[str] | Remote, *, overwrite: bool | None = False, inputs: Sequence[Place] = ()
 ) -> None:
     """OutputError if `write` could not write there: for callers with long work to do before they write. overwrite: None
     where nothing that is there is ever replaced."""
-    place = Path(os.path.abspath(target))  # noqa: PTH100 - keeps symbolic links, which are refused below
+    place = output_place(target)
     try:
-        _check(place, overwrite, inputs)
+        if isinstance(place, Remote):
+            _require_apart(place, inputs)
+            _require_new(place, overwrite)
+        else:
+            _check(place, overwrite, inputs)
     except (OSError, ValueError) as error:  # a folder that may not be entered, a NUL
         raise OutputError(f"{place} cannot be written: {error}") from error
 
 
+def output_place(target: str | os.PathLike[str] | Remote) -> Place:
+    """Where an output is to be: the absolute path, links in it kept, which are refused; or the URL."""
+    place = place_of(target)
+    return place if isinstance(place, Remote) else Path(os.path.abspath(place))  # noqa: PTH100
+
+
 def write_text(target: Path, text: str, what: str) -> None:
+    """As `write_file`, in UTF-8."""
+    write_file(target, text.encode(), what)
+
+
+def write_file(target: Path, data: bytes, what: str) -> None:
     """Write a file in one move, whole or not at all; an older one is replaced. OutputError, with what it is, if that
     is not possible."""
-    scratch = target.with_name(f".{target.name}.{os.getpid()}")
+    scratch = target.with_name(f".{target.name[:50]}.{secrets.token_hex(4)}")  # of this call: threads may meet
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        scratch.write_text(text, "utf-8")
+        scratch.write_bytes(data)
         scratch.replace(target)
-    except OSError as error:
+    except BaseException as error:
         with suppress(OSError):
             scratch.unlink()
-        raise OutputError(f"{target}: {what} cannot be written there ({error})") from error
+        if isinstance(error, OSError):
+            raise OutputError(f"{target}: {what} cannot be written there ({error})") from error
+        raise
 
 
-def _check(place: Path, overwrite: bool | None, inputs: Sequence[Path]) -> None:
+def _check(place: Path, overwrite: bool | None, inputs: Sequence[Place]) -> None:
     parent = existing_parent(place)
     for path in (place, *(parent / name for name in place.relative_to(parent).parts)):
         with suppress(FileNotFoundError, NotADirectoryError):
             path.lstat()  # fails for a name that is too long, of a folder still to be made too
-    for given in inputs:
-        if relation := overlap(place, given):
-            raise OutputError(f"the output {place} {relation} the input {given}; choose another output")
+    _require_apart(place, inputs)
     if place == place.parent:
         raise OutputError(f"{place} is the root of the file system; choose a folder in it")
     if place.is_symlink():
         raise OutputError(f"{place} is a symbolic link; nothing is written through links. Give the folder itself")
-    if place.exists() and not place.is_dir():
-        raise OutputError(f"{place} is a file; choose another output")
-    if place.exists() and not overwrite:
-        way = "" if overwrite is None else ", or replace it (--overwrite; in Python overwrite=True)"
-        raise OutputError(f"{place} exists; choose another output{way}")
-    if place.exists() and any(place.iterdir()) and not (place / "config.json").exists():
-        raise OutputError(
-            f"{place} exists and is not a model folder (it has no config.json), so it is not overwritten: "
-            f"it holds {some(sorted(path.name for path in place.iterdir()))}"
-        )
+    _require_new(place, overwrite)
     if not parent.is_dir():
         raise OutputError(f"{parent} is not a folder, so {place} cannot be created")
     if not _writable(parent):
@@ -68,13 +76,35 @@ def _check(place: Path, overwrite: bool | None, inputs: Sequence[Path]) -> None:
         raise OutputError(f"{place} is not writable, so it cannot be replaced")
 
 
-def overlap(place: Path, other: Path) -> str:
+def _require_new(place: Place, overwrite: bool | None) -> None:
+    """OutputError if there is something already that is not to be replaced."""
+    if not place.exists():
+        return
+    if not place.is_dir():
+        raise OutputError(f"{place} is a file; choose another output")
+    if not overwrite:
+        way = "" if overwrite is None else ", or replace it (--overwrite; in Python overwrite=True)"
+        raise OutputError(f"{place} exists; choose another output{way}")
+    if (found := entries(place)) and not (place / "config.json").exists():
+        raise OutputError(
+            f"{place} exists and is not a model folder (it has no config.json), so it is not overwritten: "
+            f"it holds {some(path.name for path in found)}"
+        )
+
+
+def _require_apart(place: Place, inputs: Sequence[Place]) -> None:
+    for given in inputs:
+        if relation := overlap(place, given):
+            raise OutputError(f"the output {place} {relation} the input {given}; choose another output")
+
+
+def overlap(place: Place, other: Place) -> str:
     """How one folder has to do with another, whatever links and dots lead there: it "is", "lies inside" or "holds" it;
     empty: neither touches the other."""
-    one, two = place.resolve(), other.resolve()
-    if one == two:
-        return "is"
-    return "lies inside" if two in one.parents else "holds" if one in two.parents else ""
+    if isinstance(place, Remote) != isinstance(other, Remote):
+        return ""
+    one, two = (f"{folder.resolve().as_posix().rstrip('/')}/" for folder in (place, other))
+    return "is" if one == two else "lies inside" if one.startswith(two) else "holds" if two.startswith(one) else ""
 
 
 def _writable(folder: Path) -> bool:

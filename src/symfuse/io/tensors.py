@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cmath
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -114,6 +115,18 @@ class StoredTensors(Mapping[str, Tensor]):
     def renamed(self, old_names: Mapping[str, str]) -> StoredTensors:
         """The tensors under new names: `old_names` gives each new name's present one."""
         return StoredTensors({new: self._stored[old] for new, old in old_names.items()})
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether a tensor holds neither NaN nor infinity; integers never do.
+
+    One sum decides almost always: in IEEE arithmetic a sum with a NaN or an infinite term is never finite, so a finite
+    sum proves that all terms are. A sum that overflowed proves nothing; then all are looked at.
+    """
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return True
+    values = tensor.detach().float() if tensor.dtype.itemsize == 1 else tensor.detach()
+    return cmath.isfinite(values.sum().item()) or bool(values.isfinite().all())
 
 
 def require_fit(name: str, values: Tensor, dtype: torch.dtype) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import warnings
 import zipfile
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +14,50 @@ from torch import Tensor
 
 from symfuse.errors import CheckpointError
 from symfuse.io.messages import first_line, some
+from symfuse.io.remote import Place, Remote
 from symfuse.io.stamp import Stamp
 from symfuse.io.tensors import StoredTensor, TensorInfo, flat_part
 
 WRAPPERS = ("state_dict", "model", "module")  # the keys under which trainers nest the weights
 
 
-def read_torch_file(path: Path) -> tuple[dict[str, StoredTensor], tuple[str, ...]]:
+def read_torch_file(path: Place) -> tuple[dict[str, StoredTensor], tuple[str, ...]]:
     """The tensors of one file, memory-mapped where the file's format allows it, and notes for the user.
 
     Raises CheckpointError if the file cannot be read, holds code, or anything other than named tensors.
     """
-    stamp = Stamp.of(path)
-    loaded = load_data(path)
-    notes: tuple[str, ...] = ()
-    if not _is_state_dict(loaded):
-        loaded, key = _unwrap(path, loaded)
-        notes = (f"{path.name}: the weights were read from under the key {key!r}",)
-    return {name: _stored(stamp, name, tensor) for name, tensor in loaded.items()}, notes
+    if isinstance(path, Remote):
+        raise CheckpointError(
+            f"{path.name}: of files at URLs only safetensors can be read tensor by tensor; download the folder, or "
+            f"convert it. ({path})"
+        )
+    loaded = _Loaded(path, Stamp.of(path))
+    tensors, key = loaded.tensors
+    notes = () if key is None else (f"{path.name}: the weights were read from under the key {key!r}",)
+    return {name: _stored(loaded, name, tensor) for name, tensor in tensors.items()}, notes
+
+
+class _Loaded:
+    """The tensors of one file, and the key that they were under, if any; loaded once in each process that asks."""
+
+    def __init__(self, path: Path, stamp: Stamp) -> None:
+        self.path = path
+        self.stamp = stamp
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Loaded, (self.path, self.stamp)
+
+    @cached_property
+    def tensors(self) -> tuple[dict[Any, Tensor], str | None]:
+        loaded = load_data(self.path)
+        return (loaded, None) if _is_state_dict(loaded) else _unwrap(self.path, loaded)
+
+    def read(self, name: str) -> Tensor:
+        self.stamp.require_same()  # to read a mapped file that was cut short ends the process
+        return self.tensors[0][name].detach()
+
+    def part(self, name: str, start: int, stop: int) -> Tensor:
+        return flat_part(self.read(name), start, stop)
 
 
 def load_data(path: Path) -> Any:
@@ -74,20 +101,11 @@ def _unwrap(path: Path, loaded: Any) -> tuple[dict[str, Tensor], str]:
     return loaded[candidates[0]], candidates[0]
 
 
-def _stored(stamp: Stamp, name: Any, tensor: Tensor) -> StoredTensor:
-    path = stamp.path
+def _stored(loaded: _Loaded, name: Any, tensor: Tensor) -> StoredTensor:
+    path = loaded.path
     if not isinstance(name, str):
         raise CheckpointError(f"{path.name}: the key {name!r} is not a tensor's name. ({path})")
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
         kind = "quantised" if tensor.is_quantized else "without data" if tensor.is_meta else str(tensor.layout)
         raise CheckpointError(f"{path.name}: {name!r} is {kind}, expected a dense tensor. ({path})")
-    data = tensor.detach()
-
-    def read() -> Tensor:
-        stamp.require_same()  # to read a mapped file that was cut short ends the process
-        return data
-
-    def part(start: int, stop: int) -> Tensor:
-        return flat_part(read(), start, stop)
-
-    return StoredTensor(TensorInfo.of(data), path.name, read, part)
+    return StoredTensor(TensorInfo.of(tensor), path.name, partial(loaded.read, name), partial(loaded.part, name))

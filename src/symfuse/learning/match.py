@@ -14,6 +14,7 @@ import torch
 
 from symfuse.alignment import Alignment
 from symfuse.architectures import TRANSPORT, Model
+from symfuse.device import CPU
 from symfuse.errors import OptionError
 from symfuse.evaluate import Batch, open_space
 from symfuse.evaluate.task import describe
@@ -183,9 +184,9 @@ def _require_apart(learning: Learning, models: Sequence[Model]) -> None:
 
 def _digest(start: Alignment, model: Model) -> dict[str, Any]:
     """What tells a model and where it starts from others: for a journal."""
-    weights = hashlib.sha256()
-    for name in sorted(model.checkpoint):
-        weights.update(name.encode() + model.checkpoint[name].contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    weights, tensors = hashlib.sha256(), model.checkpoint.on(CPU)
+    for name in sorted(tensors):
+        weights.update(name.encode() + tensors[name].contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     begun = hashlib.sha256(start.to_bytes())
     return {"name": model.name, "start": begun.hexdigest(), "weights": weights.hexdigest()}
 

@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import torch
-
+from symfuse.device import CPU, require
 from symfuse.errors import OptionError
 from symfuse.evaluate import Task
 from symfuse.evaluate.weights import Build
-from symfuse.io.messages import first_line
 
 Permutations = Literal["kept", "straight-through", "annealed", "soft"]
 PERMUTATIONS: tuple[Permutations, ...] = ("kept", "straight-through", "annealed", "soft")
@@ -66,7 +64,7 @@ class Learning:
     points: int = 5
     seed: int = 0
     journal: Path | str | None = None
-    device: str = "cpu"
+    device: str = CPU
     build: Build | None = None
     progress: Callable[[Progress], None] | None = None
 
@@ -97,11 +95,9 @@ class Learning:
         if self.permutations not in PERMUTATIONS:
             raise OptionError(f"learning: permutations {self.permutations!r}; choose from {', '.join(PERMUTATIONS)}")
         try:
-            torch.empty(0, device=self.device)
-            if not isinstance(self.device, str):
-                raise RuntimeError("expected a word such as cpu or cuda")
-        except (RuntimeError, AssertionError) as error:  # which torch raises for what it does not know, or has not
-            raise OptionError(f"learning: device {self.device!r} cannot be used ({first_line(error)})") from error
+            require(self.device)
+        except OptionError as error:
+            raise OptionError(f"learning: {error}") from error
         if self.validation is None and len(self.task.batches) < 2:
             raise OptionError(
                 f"learning: {self.task.source} is one batch, of which none can be held out to measure the barrier on; "

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from symfuse.alignment import Alignment
 from symfuse.architectures import TRANSPORT, Model
+from symfuse.device import CPU
 from symfuse.errors import OptionError
 from symfuse.groups import Element, Group, Monomial, Permutation
 from symfuse.groups.assignment import assign_batch
@@ -47,6 +48,7 @@ def match_by_activations(
     residual: str = "all",
     without: Collection[int] = (),
     build: Callable[[Checkpoint], nn.Module] | None = None,
+    device: str = CPU,
 ) -> Alignment:
     """The alignment that moves `source` towards `anchor`, from what both do on the same batches.
 
@@ -55,11 +57,16 @@ def match_by_activations(
     compared, see `moments_of`. residual: see `match_activations`; or one of POLICIES: each point of the stream has a
     map of its own, under the variants "separate-residual" and "transport". without: ids of tokens that do not count,
     such as special ones; padding never does. build: makes the module, for models that `transformers` does not have.
+    device: where both models are run, and all is solved.
     Biases are not translated: activations do not say how.
     """
     variants = [*variants, "separate-residual", TRANSPORT] if residual in POLICIES else variants
+    source, anchor = (model.on(device) for model in (source, anchor))
     chosen = choose(source, anchor, axes, layers, scaling=scaling, groups=groups, variants=variants, frame=frame)
-    live_anchor, live_source = ((build or _live)(model.checkpoint) for model in (chosen.anchor, chosen.source))
+    live_anchor, live_source = (
+        (build or _live)(model.checkpoint.on(CPU)).to(model.checkpoint.device)
+        for model in (chosen.anchor, chosen.source)
+    )
     if "decoder_input_ids" in inspect.signature(live_anchor.forward).parameters:
         raise OptionError(
             f"{anchor.name} is an encoder with a decoder, whose inputs are of different lengths: their activations are "
@@ -105,7 +112,8 @@ def match_activations(
     residual: str = "all",
     keep: Callable[[Batch], Tensor] | None = None,
 ) -> dict[Instance, Element]:
-    """The best element of each axis instance for the activations of two live modules on the same batches.
+    """The best element of each axis instance for the activations of two live modules on the same batches: solved where
+    the anchor is, and kept on the processor.
 
     residual: which places of an axis that all layers share count: the "first", the "last", or "all". kind: as in
     `moments_of`. keep: as in `listen`. An instance that is heard nowhere is left out.
@@ -132,14 +140,15 @@ def match_activations(
     def at(places: Mapping[Instance, Collection[Place]]) -> dict[Instance, dict[Place, Heard]]:
         return {i: {place: heard[place] for place in found if place in heard} for i, found in places.items()}
 
+    device = next((p.device for p in anchor.parameters()), torch.device(CPU))
     orders: dict[Instance, Tensor] = {}
     for outer in sorted(inside, key=lambda i: -spec.order.index(i.axis)):  # axes that others are inside of first
-        orders[outer] = _order(spec, outer, at(apart[outer]), groups, kind, later[outer])
+        orders[outer] = _order(spec, outer, at(apart[outer]), groups, kind, later[outer], device)
         heard = {place: _reordered(spec, outer, place, one, orders[outer]) for place, one in heard.items()}
     elements: dict[Instance, Element] = {}
     for instance, there in at(where).items():
         ordered = Monomial(orders[instance]) if instance in orders else None
-        element = ordered or best(spec, instance, there, groups[instance], kind)
+        element = ordered or best(spec, instance, there, groups[instance], kind, device)
         elements[instance] = _as_source(spec, instance, element, orders)
     return {instance: element for instance, element in elements.items() if not element.is_identity()}
 
@@ -179,16 +188,17 @@ def _order(
     groups: Mapping[Instance, Group],
     kind: str,
     later: Collection[str],
+    device: torch.device,
 ) -> Tensor:
     """The order of an axis, an index: each pair of its units is worth what the best inner elements reach.
 
-    later: axes inside of it whose order is not known yet; what has them is not looked at.
+    later: axes inside of it whose order is not known yet; what has them is not looked at. device: where it is solved.
     """
     worth, pairs = list[Tensor](), len(spec.batch_axes(outer.axis)) + 2
     for instance, heard in inner.items():
         moments = alike(spec, instance, heard, groups[instance], kind, pairs=outer.axis, without=later)
         if moments:
-            each = groups[instance].reach(total(moments).xy)
+            each = groups[instance].reach(total(moments).xy.to(device)).cpu()
             worth.append(each.flatten(pairs).sum(-1) if each.ndim > pairs else each)
     return assign_batch(torch.stack(worth).sum(0))
 

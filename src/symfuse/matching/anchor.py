@@ -16,7 +16,7 @@ def nearest_to_mean(models: Sequence[Model]) -> int:
     """
     require_same_shape(models)
     spec = models[0].spec
-    squares = torch.zeros(len(models), dtype=torch.float64)
+    squares = torch.zeros(len(models), dtype=torch.float64, device=models[0].checkpoint.device)
     for name in spec.tensors:
         if name in spec.heads or name in spec.tied:
             continue

@@ -11,7 +11,7 @@ from symfuse.groups import Element, Group, PartMoments, objective
 def improve(group: Group, moments: PartMoments) -> tuple[Element, Tensor, Tensor, Tensor]:
     """The best element, the objective before and after, and whether it is better, [*b]; else it is the identity."""
     best = group.best(moments)
-    identity = group.identity(best.size, best.batch)
+    identity = group.identity(best.size, best.batch).to(best.device)
     before, after = objective(identity, moments), objective(best, moments)
     # What rounding alone explains: a unit of the moments, and a few of the sums over them, which are in float64.
     eps = max(torch.finfo(m.dtype).eps for m in moments.values()) + 16 * torch.finfo(torch.float64).eps

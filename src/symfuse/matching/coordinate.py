@@ -7,8 +7,9 @@ Where axes that meet are chosen too, that pass comes after a descent over all of
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -18,10 +19,11 @@ from torch import Tensor
 
 from symfuse.alignment import Alignment
 from symfuse.architectures import Model
+from symfuse.device import CPU, require
 from symfuse.errors import OptionError
-from symfuse.groups import Element, Group, Permutation, Sinkhorn, add, objective
+from symfuse.executors import Executor, Threads, one_torch_thread
+from symfuse.groups import Element, Group, PartMoments, Permutation, Sinkhorn, add, objective
 from symfuse.io.memory import budget
-from symfuse.io.workers import Budget, one_torch_thread
 from symfuse.matching.blocks import improve
 from symfuse.matching.chosen import choose, steps_of
 from symfuse.matching.descent import Watch, descend
@@ -77,6 +79,8 @@ def match_models(
     frame: Sequence[str] | None = None,
     threads: int | None = None,
     memory: int | None = None,
+    device: str = CPU,
+    executor: Executor | None = None,
     progress: Progress | None = None,
     watch: Watch | None = None,
 ) -> Alignment:
@@ -91,6 +95,8 @@ def match_models(
     else none. variants: names of inexact ones (symfuse.architectures.variants). threads: workers, default all cores.
     memory: about how many bytes the process may take (default: a share of what is free), which decides how many axes
     are solved at once; one is, whatever it takes, and the result is the same. Axes that meet keep both models there.
+    device: to which both models are read, and where all is solved (docs/gpu.md); memory is then what is free there.
+    executor: who solves the axes that do not meet others (`symfuse.executors`), instead of threads: the same bits.
     An element that does not lower its objective is replaced by the identity, which is left out of the alignment.
     Raises IncompatibleError, OptionError, CheckpointError (NaN or infinity, naming the tensor).
     """
@@ -98,6 +104,8 @@ def match_models(
         raise OptionError(f"threads {threads}: at least one is needed")
     if starts < 1:
         raise OptionError(f"starts {starts}: at least one is needed, the identity")
+    device = require(device)
+    source, anchor = (model.on(device) for model in (source, anchor))
     chosen = choose(
         source, anchor, axes, layers, scaling=scaling, groups=groups, variants=variants, frame=frame, one_pass=one_pass
     )
@@ -110,11 +118,13 @@ def match_models(
     met = _meeting(spec, hard)
     meeting = [i for i in instances if spec.is_shared(i.axis) or i.axis in met]
 
-    parts = _Parts(spec, hard, meeting, rules, Budget((budget() if memory is None else memory) - OWN))
+    parts = _Parts(spec, hard, meeting, rules)
+    room = (budget(device) if memory is None else memory) - OWN
     translated = [rule for i in instances if i not in meeting for rule in rules.get(i, [])]
     free = {(rule.bias, rule.axis) for rule in translated if rule.into is None}
     total, steps, curves = Alignment(spec, {}), list[dict[str, Any]](), dict[str, list[float]]()
-    with _workers(threads) as pool:
+    with _workers(threads) as (pool, count):
+        executor = executor or Threads(count, room)
         for number in range(ROUNDS if meeting else 1):
             current = Model(total.on(source), spec) if number else source
             if meeting:
@@ -129,7 +139,7 @@ def match_models(
                     total = best.alignment @ total
                     current = Model(total.on(source), spec)
                 settled = bool(number) and best.curve[0] - best.curve[-1] < SETTLED * best.curve[0]
-            inner, steps = parts.solve(current, anchor, pool, None if number else progress)
+            inner, steps = parts.solve(current, anchor, executor, None if number else progress)
             total = inner @ total
             if not meeting or settled or not inner.shifts:
                 break
@@ -167,40 +177,37 @@ class _Parts:
     groups: Mapping[Instance, Group]
     meeting: Sequence[Instance]
     rules: Mapping[Instance, list[Shift]]
-    memory: Budget
 
     def solve(
-        self, source: Model, anchor: Model, pool: ThreadPoolExecutor, progress: Progress | None
+        self, source: Model, anchor: Model, executor: Executor, progress: Progress | None
     ) -> tuple[Alignment, list[dict[str, Any]]]:
-        pair = _Pair(self.spec, source, anchor)
         instances = [i for i in self.groups if i not in self.meeting and (not self.meeting or self.rules.get(i))]
-
-        def one(instance: Instance) -> tuple[Instance, _Found, float]:
-            group = self.groups[instance]
-            with self.memory.hold(workspace(self.spec, instance, group)):
-                start = time.perf_counter()
-                found = pair.solve(instance, group, self.rules.get(instance, []))
-            return instance, found, time.perf_counter() - start
-
+        work = _Solve(_Pair(self.spec, source, anchor), self.groups, self.rules)
+        running = executor.start(work, instances, memory=lambda i: workspace(self.spec, i, self.groups[i]))
+        solved: dict[Instance, tuple[_Found, Step]] = {}
+        try:
+            for done in running:
+                solved[done.item] = done.result
+                if progress is not None:
+                    progress(done.result[1], len(instances))
+        finally:
+            running.stop()
         elements: dict[Instance, Element] = {}
         shifts: dict[str, Tensor] = {}
         steps = []
-        for instance, found, seconds in pool.map(one, instances):
+        for instance in instances:  # in this order, so that sums round the same whoever was first
+            found, step = solved[instance]
             if found.moved:
                 elements[instance] = found.element
             for name, t in found.shifts.items():
                 shifts[name] = shifts[name] + t if name in shifts else t
-            about = (str(instance), found.group, found.before, found.after, found.units, found.moved)
-            step = Step(*about, seconds)
             steps.append({key: value for key, value in asdict(step).items() if key != "seconds"})
-            if progress is not None:
-                progress(step, len(instances))
         return Alignment(self.spec, elements, {n: t for n, t in shifts.items() if bool(t.any())}), steps
 
 
 @dataclass(frozen=True)
 class _Found:
-    """The solution of one instance; before and after: the squared distance over all that it moves."""
+    """The solution of one instance, on the processor; before and after: the squared distance over all that it moves."""
 
     group: str
     element: Element
@@ -228,8 +235,7 @@ class _Pair:
         """
         free = {(rule.bias, rule.axis) for rule in rules if rule.into is None}
         paid = {(rule.bias, rule.axis) for rule in rules if rule.into is not None}
-        narrow = (self.anchor.scanned, self.source.scanned)  # moments widen what they need, when they need it
-        moments = weight_moments(self.spec, instance, *narrow, group, free | paid)
+        moments = self._moments(instance, group, free | paid)
         element, before, after, better = improve(group, moments)
 
         def translated(g: Element | None) -> tuple[dict[str, Tensor], float]:
@@ -239,7 +245,7 @@ class _Pair:
         shifts, rest = translated(element)
         found = [(after.sum().item() + rest, element, shifts, int(better.sum()))]
         if rest > BIASES_MATTER * found[0][0]:
-            biases = weight_moments(self.spec, instance, *narrow, group, free, only=paid)
+            biases = self._moments(instance, group, free, only=paid)
             other, _, _, moved = improve(group, add(moments, biases))
             shifts, rest = translated(other)
             found.append((objective(other, moments).sum().item() + rest, other, shifts, int(moved.sum())))
@@ -248,7 +254,34 @@ class _Pair:
             shifts, rest = translated(identity)
             found.append((before.sum().item() + rest, identity, shifts, 0))
         cost, best, shifts, moved_units = min(found, key=_cost)
-        return _Found(group.label, best, shifts, start, cost, before.numel(), moved_units)
+        shifts = {name: t.cpu() for name, t in shifts.items()}
+        return _Found(group.label, best.to(CPU), shifts, start, cost, before.numel(), moved_units)
+
+    def _moments(
+        self,
+        instance: Instance,
+        group: Group,
+        skip: Collection[tuple[str, str]],
+        only: Collection[tuple[str, str]] | None = None,
+    ) -> PartMoments:
+        """In the dtypes in which tensors are stored: moments widen what they need, when they need it."""
+        read, scanned = (self.anchor.unrounded, self.source.unrounded), (self.anchor.scanned, self.source.scanned)
+        return weight_moments(self.spec, instance, *read, group, skip, only, scanned=scanned)
+
+
+@dataclass(frozen=True)
+class _Solve:
+    """The work of an executor: one instance."""
+
+    pair: _Pair
+    groups: Mapping[Instance, Group]
+    rules: Mapping[Instance, list[Shift]]
+
+    def __call__(self, instance: Instance, _stop: threading.Event) -> tuple[_Found, Step]:
+        start = time.perf_counter()
+        found = self.pair.solve(instance, self.groups[instance], self.rules.get(instance, []))
+        about = (str(instance), found.group, found.before, found.after, found.units, found.moved)
+        return found, Step(*about, time.perf_counter() - start)
 
 
 def _cost(candidate: tuple[float, Element, Mapping[str, Tensor], int]) -> float:
@@ -256,7 +289,7 @@ def _cost(candidate: tuple[float, Element, Mapping[str, Tensor], int]) -> float:
 
 
 @contextmanager
-def _workers(threads: int | None) -> Iterator[ThreadPoolExecutor]:
-    """Worker threads with one BLAS thread each: parallel by module, never by both."""
+def _workers(threads: int | None) -> Iterator[tuple[ThreadPoolExecutor, int]]:
+    """Worker threads with one BLAS thread each, parallel by module, never by both; and how many."""
     with one_torch_thread() as before, ThreadPoolExecutor(threads or before) as pool:
-        yield pool
+        yield pool, threads or before

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from symfuse.alignment import Alignment
+from symfuse.device import CPU
 from symfuse.groups import Element, Group, PartMoments, add
 from symfuse.matching.blocks import improve
 from symfuse.matching.heads import match_outer, reordered_inside
@@ -37,7 +38,7 @@ Watch = Callable[[str, float], None]  # the start and the squared distance, afte
 @dataclass(frozen=True)
 class Descent:
     """What a start came to. curve: the squared distance over all parts that count, at the start and after each sweep.
-    given: that of the source as it was given, where the curve of the identity begins."""
+    given: that of the source as it was given, where the curve of the identity begins. alignment: on the processor."""
 
     start: str
     alignment: Alignment
@@ -86,7 +87,8 @@ def descend(
         elif start != "identity":
             rng = torch.Generator().manual_seed(seed + number)
             for instance in shared:
-                moved.apply(instance, groups[instance].random(spec.axes[instance.axis].size, (), rng), pool)
+                element = groups[instance].random(spec.axes[instance.axis].size, (), rng)
+                moved.apply(instance, element.to(moved.device), pool)
         found.append(_sweeps(sweeper, moved, start, given, random.Random(seed), watch))
     return sorted(found, key=lambda descent: descent.curve[-1])
 
@@ -106,7 +108,8 @@ def _sweeps(
             watch(start, current)
         if gain <= ENOUGH * abs(current):
             break
-    return Descent(start, moved.alignment or Alignment(sweeper.spec, {}), tuple(curve), given)
+    found = moved.alignment or Alignment(sweeper.spec, {})
+    return Descent(start, found.to(CPU), tuple(curve), given)
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ def match_outer(
     them is reordered itself (the query heads that share a key), pairs are scored by what is not of it: keys and values.
     """
     size = spec.axes[outer.axis].size
-    total = torch.zeros(size, size, dtype=torch.float64)
+    total = next(iter(source.values())).new_zeros(size, size, dtype=torch.float64)
     insides = [axis for axis in spec.order if outer.axis in spec.batch_axes(axis)]
     matched: dict[str, list[Instance]] = {}  # several of heads that all layers share
     for instance in inner:
@@ -52,7 +52,7 @@ def match_outer(
     read = source.__getitem__
 
     def checked(gram: Tensor, name: str) -> Tensor:
-        require_products(outer, [gram], [name], anchor, read)
+        require_products(outer, [gram], gram.dtype, [name], anchor, read)
         return gram.double()
 
     for instance in (one for axis in insides for one in matched[axis]):
@@ -86,7 +86,7 @@ def _worth(group: Group, parts: Sequence[Scored], checked: Callable[[Tensor, str
     """What every pair is worth by one inner axis, over all parts that have it; some pairs at a time."""
     size, *rest, n, _ = parts[0][2].shape
     step = max(1, math.isqrt(ENTRIES // (math.prod(rest) * n * n)))
-    out = torch.empty(size, size, dtype=torch.float64)
+    out = parts[0][2].new_empty(size, size, dtype=torch.float64)
     for i in range(0, size, step):
         for j in range(0, size, step):
             grams: dict[bool, Tensor] = {}  # of what feels all of an element, and of gates, which feel its permutation

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import Tensor
 
+from symfuse.device import CPU
 from symfuse.groups import Element, Group, Linear, Moments, Monomial, Part, PartMoments, Scaling, Sinkhorn
 from symfuse.groups.scale import LIMIT
 from symfuse.matching.blocks import improve
@@ -15,22 +16,30 @@ from symfuse.stats.activations import Heard, inverse_deviations, moments_of
 from symfuse.stats.places import Place
 
 
-def best(spec: Spec, instance: Instance, heard: Mapping[Place, Heard], group: Group, kind: str) -> Element:
+def best(
+    spec: Spec, instance: Instance, heard: Mapping[Place, Heard], group: Group, kind: str, device: torch.device
+) -> Element:
     """The best element: where units are rescaled the permutation or rotation first, and then the anchor's deviations.
 
-    What activations gain by a scale takes no account of the weights that read the unit.
+    What activations gain by a scale takes no account of the weights that read the unit. device: where it is solved;
+    what is heard, and the element, are on the processor.
     """
-    moments = alike(spec, instance, heard, group, kind)
+    moments = {part: m.to(device) for part, m in alike(spec, instance, heard, group, kind).items()}
+    return _best(spec, instance, heard, group, moments).to(CPU)
+
+
+def _best(spec: Spec, instance: Instance, heard: Mapping[Place, Heard], group: Group, moments: PartMoments) -> Element:
     if isinstance(group, Sinkhorn):  # soft also where that is not nearer than the source as it is
         return group.best(moments)
     if not _rescales(group):
         return improve(group, moments)[0]
     if isinstance(group, Scaling):  # what is left of it without scales is the identity
         xy = next(iter(moments.values())).xy
-        found: Element = group.identity(xy.shape[-1], tuple(xy.shape[:-2]))
+        found: Element = group.identity(xy.shape[-1], tuple(xy.shape[:-2])).to(xy.device)
     else:
         found = improve(group.without_scaling(), moments)[0]
-    scale = _scale(found, moments_of(spec, instance, heard, group, "covariance"))
+    covariances = moments_of(spec, instance, heard, group, "covariance")
+    scale = _scale(found, {part: m.to(found.device) for part, m in covariances.items()})
     tensors = dict(found.tensors())
     return found.rebuild(tensors | {"scale": scale * tensors.get("scale", 1)})  # which has signs
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 
+import torch
 from torch import Tensor
 
 from symfuse.alignment import Alignment
@@ -25,6 +26,10 @@ class Moved:
     alignment: Alignment | None = None
     moves: dict[str, int] = field(default_factory=dict)
     solved: dict[Instance, Sequence[int]] = field(default_factory=dict)
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.tensors.values())).device
 
     def touched(self, instance: Instance) -> list[str]:
         """The names of the tensors, of those that are here, that an instance moves."""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from symfuse.alignment import Alignment
 from symfuse.architectures import Model
+from symfuse.device import CPU
 from symfuse.errors import OptionError
 from symfuse.groups import Coupling, Element, Sinkhorn
 from symfuse.groups.coupling import coupling
@@ -38,7 +39,7 @@ def soften(chosen: Chosen, found: Alignment, pool: Executor) -> Alignment:
     spec, moved = chosen.spec, Model(found.on(chosen.source), chosen.spec)
 
     def one(instance: Instance, group: Sinkhorn) -> Element:
-        return group.best(weight_moments(spec, instance, chosen.anchor.read, moved.read, group))
+        return group.best(weight_moments(spec, instance, chosen.anchor.read, moved.read, group)).to(CPU)
 
     soft = {i: group for i, group in chosen.groups.items() if isinstance(group, Sinkhorn)}
     plans = dict(zip(soft, pool.map(one, soft, soft.values()), strict=True))

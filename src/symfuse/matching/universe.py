@@ -12,6 +12,7 @@ import torch
 
 from symfuse.alignment import Alignment
 from symfuse.architectures import Model
+from symfuse.device import CPU
 from symfuse.errors import OptionError
 from symfuse.io import Checkpoint
 from symfuse.matching.anchor import nearest_to_mean
@@ -35,12 +36,14 @@ def match_universe(models: Sequence[Model], *, rounds: int = ROUNDS, **options: 
     """Alignments that move all models towards their mean. options: those of `match_models`.
 
     First all are matched to the one nearest to the mean; then each to the mean of all, which is formed anew after each
-    round. A round that raises the spread is taken back. The means are kept in memory, in float32 at least.
+    round. A round that raises the spread is taken back. The means are kept in memory (of the processor, whatever the
+    device), in float32 at least.
     """
     if len(models) < 2 or rounds < 1:
         raise OptionError(
             f"{len(models)} models and {rounds} rounds; a universe needs two models and one round at least"
         )
+    models = [model.on(options.get("device", CPU)) for model in models]
     asked = (options.get("axes", AUTO), options.get("groups"), options.get("frame"), options.get("variants", ()))
     options["axes"], options["frame"], _ = usual(models, *asked)  # the same for all, whatever their mean
     anchor = models[nearest_to_mean(models)]
@@ -74,7 +77,7 @@ def _mean(models: Sequence[Model]) -> Model:
         file = first.spec.file_name(name)
         if file in first.whole:
             also = [other for other in others if _has(first, name, other)]
-            tensors[file] = torch.stack([model.read(name) for model in (first, *also)]).mean(0)
+            tensors[file] = torch.stack([model.read(name) for model in (first, *also)]).mean(0).cpu()
     return Model.of(Checkpoint(tensors, first.checkpoint.config, name="the mean"))
 
 

@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from symfuse.merging.base import PerModel, method
+from symfuse.merging.compare import as_factors
 from symfuse.merging.sparsify import Sparsifier, per_model
-from symfuse.merging.stream import Stream
+from symfuse.merging.stream import Block, Stream
 from symfuse.merging.task_arithmetic import merged
 
 PAPER = "Yu et al. 2024, Language models are super Mario, arXiv 2311.03099"
 STEPS = 2**16  # probabilities are multiples of 1 / STEPS
+Steps = np.ndarray[tuple[int], np.dtype[np.uint16]]
 
 
 @method("dare_linear", label="DARE", paper=PAPER, base="required")
@@ -52,29 +54,45 @@ def dare_ties(
     return merged(stream, weight, densities, drop, vote=True, normalize=normalize, scale=lambda_)
 
 
-class Drop(Sparsifier):
+class Randomly(Sparsifier):
+    """What drops entries by random numbers, which depend on the stream's seed, the names of tensor and model, and the
+    stretch."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._drawn: dict[int, tuple[int, Steps]] = {}  # of each model the stretch that its last block is of
+
+    def random(self, model: int, block: Block) -> Steps:
+        """Whole numbers, uniform from 0 to STEPS - 1, for the elements of a block."""
+        start, stop = self._stream.span(block.index)
+        if self._drawn.get(model, (-1,))[0] != block.index:
+            self._drawn[model] = (block.index, random_steps(self._stream.random_seed(model, block.index), stop - start))
+        first = block.first - start
+        return self._drawn[model][1][first : first + block.tensors[model].numel()]
+
+
+class Drop(Randomly):
     """Keeps each entry with probability p, the density rounded to a multiple of 1 / STEPS, not to zero.
 
     rescale: what is kept is divided by p, so that its expectation is the entry (the paper's rescaling; a ratio of
-    norms of the whole tensor, which other tools take, is not that). The mask depends on the stream's seed,
-    the names of tensor and model, and the block.
+    norms of the whole tensor, which other tools take, is not that).
     """
 
     def __init__(self, stream: Stream, densities: Sequence[float], rescale: bool) -> None:
-        self._stream = stream
+        super().__init__(stream)
         self._steps = [max(1, round(density * STEPS)) for density in densities]
         self._rescale = rescale
 
-    def __call__(self, model: int, index: int, delta: Tensor) -> Tensor:
+    def __call__(self, model: int, block: Block, delta: Tensor) -> Tensor:
         steps = self._steps[model]
         if steps == STEPS:
             return delta
-        keep = random_steps(self._stream.random_seed(model, index), delta.numel()) < steps
-        delta.mul_(torch.from_numpy(keep).reshape(delta.shape).to(delta.device))
+        kept = torch.from_numpy(self.random(model, block) < steps).reshape(delta.shape)
+        delta.mul_(as_factors(kept.to(delta.device), delta.dtype))
         return delta.mul_(STEPS / steps) if self._rescale else delta
 
 
-def random_steps(seed: int, count: int) -> np.ndarray[tuple[int], np.dtype[np.uint16]]:
+def random_steps(seed: int, count: int) -> Steps:
     """Whole numbers, uniform from 0 to STEPS - 1: the raw bits of a generator, which numpy promises not to change."""
     raw = np.random.SFC64(seed).random_raw(-(-count // 4))
     return raw.astype("<u8", copy=False).view("<u2")[:count]

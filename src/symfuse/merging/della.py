@@ -10,9 +10,10 @@ from torch import Tensor
 
 from symfuse.errors import OptionError
 from symfuse.merging.base import PerModel, method
-from symfuse.merging.dare import STEPS, random_steps
-from symfuse.merging.sparsify import Sparsifier, per_model
-from symfuse.merging.stream import Stream
+from symfuse.merging.compare import as_factors
+from symfuse.merging.dare import STEPS, Randomly
+from symfuse.merging.sparsify import per_model
+from symfuse.merging.stream import Block, Stream
 from symfuse.merging.task_arithmetic import merged
 
 PAPER = "Deep et al. 2024, DELLA-Merging, arXiv 2406.11617"
@@ -56,18 +57,17 @@ def della_linear(
     return merged(stream, weight, densities, drop, vote=False, normalize=normalize, scale=lambda_)
 
 
-class RankedDrop(Sparsifier):
+class RankedDrop(Randomly):
     """Keeps the entry of rank r among the c of its row (0 for the smallest magnitude; the first of equal ones is the
     smaller) with probability density + epsilon·(2r/(c - 1) - 1), rounded to a multiple of 1 / STEPS, not to zero. The
     only entry of a row is kept with probability density. A vector is one row.
 
     rescale: an entry that is kept is divided by its own probability, so that its expectation is the entry (the paper's
-    rescaling). The mask depends on what that of `Drop` does. OptionError if a probability would not lie
-    between 0 and 1.
+    rescaling). OptionError if a probability would not lie between 0 and 1.
     """
 
     def __init__(self, stream: Stream, densities: Sequence[float], epsilon: Sequence[float], rescale: bool) -> None:
-        self._stream = stream
+        super().__init__(stream)
         self._rescale = rescale
         self._steps = []  # of each model, by rank
         rank = np.linspace(-1, 1, stream.columns) if stream.columns != 1 else np.zeros(1)
@@ -79,22 +79,23 @@ class RankedDrop(Sparsifier):
                 )
             self._steps.append(np.maximum(1, np.rint((density + width * rank) * STEPS)))
 
-    def __call__(self, model: int, index: int, delta: Tensor) -> Tensor:
+    def __call__(self, model: int, block: Block, delta: Tensor) -> Tensor:
         steps = self._steps[model]
-        random = random_steps(self._stream.random_seed(model, index), delta.numel()).reshape(delta.shape)
-        by_rank = torch.from_numpy(random < steps.astype(np.int32)).to(delta.dtype)
+        random = self.random(model, block).reshape(delta.shape)
+        by_rank = as_factors(torch.from_numpy(random < steps.astype(np.int32)), delta.dtype)
         if self._rescale:
             by_rank.mul_(torch.from_numpy(STEPS / steps))
-        return delta.mul_(torch.empty_like(by_rank).scatter_(1, ascending(delta.abs().cpu()), by_rank).to(delta.device))
+        by_rank = by_rank.to(delta.device)
+        return delta.mul_(torch.empty_like(by_rank).scatter_(1, ascending(delta.abs()), by_rank))
 
 
 def ascending(values: Tensor) -> Tensor:
     """The stable argsort of each row of values that are not negative.
 
-    Of float32: by sorting whole numbers that hold a value's bits and, below them, its place. There are no equal ones,
-    so that the fastest sort will do, and it is ten times as fast as one of indices.
+    Of float32 on the processor: by sorting whole numbers that hold a value's bits and, below them, its place. There are
+    no equal ones, so that the fastest sort will do, and it is ten times as fast as one of indices.
     """
-    if values.dtype != torch.float32:
+    if values.dtype != torch.float32 or not values.is_cpu:
         return values.argsort(dim=1, stable=True)
     keys = (values.view(torch.int32).long() << 32).add_(torch.arange(values.shape[1])).numpy()
     keys.sort(axis=1)

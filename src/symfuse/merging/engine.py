@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from symfuse.architectures import Model
+from symfuse.device import CPU, require
 from symfuse.errors import IncompatibleError, OptionError
 from symfuse.io import Checkpoint, TensorInfo, is_finite, scan
 from symfuse.io.names import counts_batches
@@ -100,13 +101,13 @@ class Output:
 
 
 class Merged(Mapping[str, Tensor]):
-    """The merged tensors by name, in order; `blocks` streams one, unrounded."""
+    """The merged tensors by name, in order; `blocks` streams one, unrounded. device: where blocks are combined."""
 
-    def __init__(self, outputs: Mapping[str, Output], *, seed: int = 0, device: str = "cpu") -> None:
+    def __init__(self, outputs: Mapping[str, Output], *, seed: int = 0, device: str = CPU) -> None:
         self.outputs = dict(outputs)
         self.infos = {name: output.info for name, output in outputs.items()}
         self.seed = seed
-        self.device = device
+        self.device = require(device)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.outputs)
@@ -137,11 +138,9 @@ class Merged(Mapping[str, Tensor]):
                 scan(output.terms[0].file, block, output.terms[0].where)
                 yield block
         else:
-            for block in output.method(self._stream(name, output), output.parameters or {}):
-                # What is rounded is looked at then.
-                if block.dtype == output.info.dtype and not is_finite(block):
-                    raise IncompatibleError(f"{name}: the merge does not fit in {block.dtype}; take smaller weights")
-                yield block.cpu()
+            stream = self._stream(name, output)
+            blocks = output.method(stream, output.parameters or {})
+            yield from stream.fetched(_fitting(name, block, output.info.dtype) for block in blocks)
 
     def _stream(self, name: str, output: Output) -> Stream:
         half = all(term.info.dtype.itemsize <= 2 and term.stored for term in output.inputs)
@@ -156,6 +155,13 @@ class Merged(Mapping[str, Tensor]):
             device=self.device,
             statistics=[output.statistics[i] for i in order] if output.statistics else (),
         )
+
+
+def _fitting(name: str, block: Tensor, dtype: torch.dtype) -> Tensor:
+    """IncompatibleError for a block that has overflowed. What is rounded to another dtype is looked at then."""
+    if block.dtype == dtype and not is_finite(block):
+        raise IncompatibleError(f"{name}: the merge does not fit in {block.dtype}; take smaller weights")
+    return block
 
 
 def _order(output: Output) -> list[int]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from symfuse.architectures import Model, require_same_frame, require_same_shape
+from symfuse.device import CPU
 from symfuse.errors import IncompatibleError, OptionError
 from symfuse.io import Checkpoint
 from symfuse.io.messages import suggestion
@@ -24,7 +25,7 @@ def merge_models(
     heads: str = "average",
     seed: int = 0,
     dtype: torch.dtype | None = None,
-    device: str = "cpu",
+    device: str = CPU,
     learned: Learnt | None = None,
     **parameters: Any,
 ) -> Checkpoint:
@@ -82,12 +83,13 @@ def template_config(template: Model, heads: str) -> dict[str, Any]:
 def merged_checkpoint(
     models: Sequence[Model], template: int, merged: Merged, config: dict[str, Any], name: str | None = None
 ) -> Checkpoint:
-    """The merged tensors with companions and notes of the template, and this config, which gets their dtype."""
+    """The merged tensors with companions and notes of the template, and this config, which gets their dtype. They are
+    on the processor, wherever they are combined."""
     set_dtype(config, merged.infos)
     name = name or describe(merged.outputs)
     sources = [folder for model in models for folder in model.checkpoint.sources]
     checkpoint = models[template].checkpoint
-    return checkpoint.replace(tensors=merged, infos=merged.infos, config=config, name=name, sources=sources)
+    return checkpoint.replace(tensors=merged, infos=merged.infos, config=config, name=name, sources=sources, device=CPU)
 
 
 def constant(method: Method, given: Mapping[str, Any], models: Sequence[int]) -> Resolve:

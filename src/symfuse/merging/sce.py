@@ -84,6 +84,6 @@ def _selected(blocks: Iterable[Block], cut: Cut | None) -> Iterator[tuple[Block,
     for block in blocks:
         deltas = block.deltas()
         if largest is not None:
-            mask = largest(_variance(block))
-            deltas = [delta.mul_(mask) for delta in deltas]
+            selected = largest(_variance(block)).sign_()  # one: where nothing varies, nothing is selected
+            deltas = [delta.mul_(selected) for delta in deltas]
         yield block, deltas

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.nn.functional import hardshrink
 
 from symfuse.errors import OptionError
+from symfuse.merging.compare import chosen, count
 from symfuse.merging.stream import Block, Stream
 
 DIGIT = 16  # bits of a float that one pass tells apart
@@ -30,7 +32,7 @@ def per_model(stream: Stream, name: str, values: Sequence[float], low: float, hi
 
 
 def repeatable(stream: Stream) -> Iterable[Block]:
-    """The blocks, to be iterated over several times and not overwritten: a tensor of one block is read once."""
+    """The blocks, to be iterated over several times and not overwritten: a tensor of one stretch is read once."""
     return list(stream) if len(stream) == 1 else stream
 
 
@@ -44,7 +46,8 @@ class Cut:
 
 @dataclass
 class Largest:
-    """Which entries are among the k largest: called with all blocks in order. Of equal ones the first are."""
+    """What of a tensor is among its k largest magnitudes: called with all blocks in order. Of equal ones the first
+    are."""
 
     cut: Cut
     left: int = field(init=False)
@@ -53,17 +56,19 @@ class Largest:
         self.left = self.cut.equal
 
     def __call__(self, values: Tensor) -> Tensor:
-        """values: a block. Returns booleans of its shape."""
-        if self.left == 0:  # of the equal ones all that may be were in earlier blocks
-            return values > self.cut.value
-        among = values >= self.cut.value
-        equal = values == self.cut.value
-        found = int(torch.count_nonzero(equal))
+        """A block, with zeros in place of what is not among them."""
+        value = self.cut.value
+        # Of zeros there is none to choose. Of others: all that may be were in earlier blocks.
+        if value == 0 or self.left == 0:
+            return hardshrink(values, value)
+        limit = torch.tensor(value, dtype=values.dtype)
+        kept = hardshrink(values, torch.nextafter(limit, torch.zeros_like(limit)).item())
+        found = count(lambda entries: abs(entries) == value, kept)
         if found > self.left:
-            late = equal.flatten().nonzero().squeeze(1)[self.left :]
-            among.view(-1)[late] = False
+            late = kept.abs().flatten().eq(value).nonzero().squeeze(1)[self.left :]
+            kept.view(-1)[late] = 0
         self.left -= min(found, self.left)
-        return among
+        return kept
 
 
 def kth_largest(
@@ -85,16 +90,22 @@ def kth_largest(
         counts = [{prefix: torch.zeros(2**digit, dtype=torch.int64) for prefix, _ in pairs} for pairs in found]
         for values in passes():
             for value, histograms in zip(values, counts, strict=True):
-                bits = value.view(integer).flatten() >> rest
+                bits = value.view(integer).flatten()
                 for prefix, histogram in histograms.items():
-                    # Entries with another prefix go below the first digit or above the last (selecting costs more).
-                    last = (bits - ((prefix << digit) - 1)).clamp_(0, 2**digit + 1)
-                    histogram += torch.bincount(last, minlength=2**digit + 2)[1:-1].cpu()
+                    histogram += torch.bincount(_digits(bits, prefix, digit, rest), minlength=2**digit).cpu()
         found = [
             [_next_digit(histograms[prefix], prefix << digit, k) for prefix, k in pairs]
             for histograms, pairs in zip(counts, found, strict=True)
         ]
     return [[Cut(torch.tensor(bits, dtype=integer).view(dtype).item(), k) for bits, k in pairs] for pairs in found]
+
+
+def _digits(bits: Tensor, prefix: int, digit: int, rest: int) -> Tensor:
+    """The next digit of the entries that begin with the prefix; behind it are `rest` bits. The first digit is that of
+    all, as none has a sign."""
+    if bits.itemsize * 8 == 1 + digit + rest:
+        return bits >> rest
+    return (chosen(lambda entries: entries >> (digit + rest) == prefix, bits) >> rest) - (prefix << digit)
 
 
 def _next_digit(histogram: Tensor, prefix: int, k: int) -> tuple[int, int]:
@@ -112,8 +123,8 @@ class Sparsifier:
     def prepare(self, blocks: Iterable[Block], models: Sequence[int]) -> None:
         """Look at all blocks, as often as needed."""
 
-    def __call__(self, model: int, index: int, delta: Tensor) -> Tensor:
-        """The sparse delta of block `index`, (rows, columns), in place."""
+    def __call__(self, model: int, block: Block, delta: Tensor) -> Tensor:
+        """The sparse delta of a block, (rows, columns); perhaps in its place."""
         raise NotImplementedError
 
 
@@ -149,19 +160,20 @@ class Trim(Sparsifier):
             for values in passes():
                 for i, (model, value) in enumerate(zip(models, values, strict=True)):
                     before[i] += float(value.sum(dtype=torch.float64))
-                    after[i] += float(value.mul_(self._mask(model, value)).sum(dtype=torch.float64))
+                    after[i] += float(self._kept(model, value).sum(dtype=torch.float64))
             self._factors = {m: b / a if a else 1.0 for m, b, a in zip(models, before, after, strict=True)}
             self._restart(cuts)
 
-    def __call__(self, model: int, index: int, delta: Tensor) -> Tensor:  # noqa: ARG002
-        delta.mul_(self._mask(model, delta.abs()))
-        return delta if self._factors[model] == 1 else delta.mul_(self._factors[model])
+    def __call__(self, model: int, block: Block, delta: Tensor) -> Tensor:  # noqa: ARG002
+        kept = self._kept(model, delta)
+        return kept if self._factors[model] == 1 else kept.mul_(self._factors[model])
 
     def _restart(self, cuts: Mapping[int, list[Cut]]) -> None:
         self._largest = {model: [Largest(cut) for cut in found] for model, found in cuts.items()}
 
-    def _mask(self, model: int, magnitude: Tensor) -> Tensor:
-        masks = [largest(magnitude) for largest in self._largest[model]]
-        if len(masks) == 2:
-            return masks[1] & ~masks[0]
-        return masks[0] if masks else torch.zeros_like(magnitude, dtype=torch.bool)
+    def _kept(self, model: int, values: Tensor) -> Tensor:
+        """What follows the dropped, up to the last that is kept."""
+        if not self._largest[model]:
+            return torch.zeros_like(values)
+        *dropped, kept = [largest(values) for largest in self._largest[model]]
+        return kept.sub_(dropped[0]) if dropped else kept

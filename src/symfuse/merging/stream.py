@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from symfuse.device import CPU
 from symfuse.io import scan
+from symfuse.merging.transfers import Transfers
 
-# Elements of a block. Random masks are seeded by block, so this number is part of what a seed means.
+# Elements that are read at once. Random masks are seeded by such a stretch: this number is part of what a seed means.
 BLOCK = 2**21
+# Elements that methods see at once: few enough that what they make of them stays in the processor's cache, and so many
+# that workers do not wait for each other between two operations.
+PIECE = 2**19
 
 
 @dataclass(frozen=True)
@@ -49,11 +54,15 @@ class Statistic(Protocol):
 
 @dataclass(frozen=True)
 class Block:
-    """Some rows of one tensor of each model: (rows, columns), in the working dtype; methods may overwrite them."""
+    """Some rows of one tensor of each model: (rows, columns), in the working dtype; methods may overwrite them.
+
+    index: the number of the stretch that they are part of. first: the number of their first element in the tensor.
+    """
 
     index: int
     tensors: tuple[Tensor, ...]
     base: Tensor | None = None
+    first: int = 0
 
     @property
     def origin(self) -> Tensor:
@@ -69,9 +78,10 @@ class Block:
 class Stream:
     """One tensor of k models, and of a base perhaps; iterate as often as needed, each time over all blocks in order.
 
-    A tensor is seen as a matrix: all dimensions but the last are rows, a vector is one row. Blocks are whole rows,
-    about BLOCK elements. dtype: the working dtype. statistics: one for each source, None where a tensor has none.
-    CheckpointError if an input holds NaN or infinity.
+    A tensor is seen as a matrix: all dimensions but the last are rows, a vector is one row. It is read in stretches of
+    about BLOCK elements (`block`), and seen in blocks of about PIECE (on a device: in whole stretches), both of whole
+    rows. dtype: the working dtype. statistics: one for each source, None where a tensor has none. CheckpointError if an
+    input holds NaN or infinity.
     """
 
     def __init__(
@@ -84,7 +94,7 @@ class Stream:
         dtype: torch.dtype = torch.float32,
         seed: int = 0,
         block: int = BLOCK,
-        device: str = "cpu",
+        device: str = CPU,
         statistics: Sequence[Statistic | None] = (),
     ) -> None:
         self.name = name
@@ -95,9 +105,12 @@ class Stream:
         self.dtype = dtype
         self.seed = seed
         self.device = device
+        self._transfers = None if device == CPU else Transfers(device)
         self.columns = shape[-1] if len(shape) > 1 else math.prod(shape)
         self.rows = math.prod(shape) // self.columns if self.columns else 0
         self._step = max(1, block // max(1, self.columns))
+        seen = min(block, PIECE) if self._transfers is None else block
+        self._seen = max(1, seen // max(1, self.columns)) * max(1, self.columns)  # elements
         self._scanned: set[tuple[int, int]] = set()
 
     @property
@@ -106,16 +119,19 @@ class Stream:
         return len(self.sources)
 
     def __len__(self) -> int:
-        """How many blocks there are; one without elements, for a tensor that has none."""
+        """How many stretches there are; one without elements, for a tensor that has none."""
         return max(1, -(-self.rows // self._step))
 
     def __iter__(self) -> Iterator[Block]:
-        for index in range(len(self)):
-            tensors = tuple(self._rows(i, index) for i in range(len(self.sources)))
-            yield Block(index, tensors, None if self.base is None else self._rows(-1, index))
+        for index, stretch in enumerate(self._arriving()):
+            start, stop = self.span(index)
+            for first in range(start, max(stop, start + 1), self._seen):
+                at = slice(first - start, first - start + self._seen)
+                tensors = [self._rows(i, first, tensor[at]) for i, tensor in enumerate(stretch)]
+                yield Block(index, tuple(tensors[: self.count]), None if self.base is None else tensors[-1], first)
 
     def span(self, index: int) -> tuple[int, int]:
-        """The elements of a block: from which to which of the flat tensor."""
+        """The elements of a stretch: from which to which of the flat tensor."""
         first = index * self._step
         return first * self.columns, min(self.rows, first + self._step) * self.columns
 
@@ -127,21 +143,43 @@ class Stream:
         return Block(0, tensors, base)
 
     def random_seed(self, model: int, block: int) -> int:
-        """A seed for random numbers that depends on the recipe's seed, the names of tensor and model, and the block
+        """A seed for random numbers that depends on the recipe's seed, the names of tensor and model, and the stretch
         only: not on the order of tensors or models, threads or shards. (Models of one name are told apart by order.)"""
         name = self.sources[model].model
         twin = sum(source.model == name for source in self.sources[:model])
         text = f"{self.seed}\0{self.name}\0{name}\0{twin}\0{block}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "little")
 
-    def _rows(self, model: int, index: int) -> Tensor:
-        source = self.sources[model] if model >= 0 else self.base
-        assert source is not None
-        start, stop = self.span(index)
-        read = source.read(start, stop)
-        rows = (stop - start) // max(1, self.columns)
-        tensor = read.to(self.device, self.dtype, copy=True).reshape(rows, self.columns)
-        if (model, index) not in self._scanned:  # what is read again has been looked at
-            scan(self.name, tensor, source.where)
-            self._scanned.add((model, index))
-        return tensor
+    def fetched(self, blocks: Iterable[Tensor]) -> Iterator[Tensor]:
+        """What is made of the blocks, on the processor."""
+        return iter(blocks) if self._transfers is None else self._transfers.fetched(blocks)
+
+    def _arriving(self) -> Iterator[list[Tensor]]:
+        """The tensors of each stretch, flat, the base last; on a device each is on its way while that before is
+        used."""
+        if self._transfers is None:
+            for index in range(len(self)):
+                yield [source.read(*self.span(index)) for source in self._all]
+            return
+        ahead = self._sent(0)
+        for index in range(len(self)):
+            here, ahead = ahead, self._sent(index + 1)
+            yield here()
+
+    def _sent(self, index: int) -> Callable[[], list[Tensor]]:
+        """A stretch on its way to the device; behind the last one nothing."""
+        assert self._transfers is not None
+        reads = [source.read(*self.span(index)) for source in self._all] if index < len(self) else []
+        return self._transfers.sent(reads, self.dtype)
+
+    @property
+    def _all(self) -> tuple[Source, ...]:
+        return self.sources if self.base is None else (*self.sources, self.base)
+
+    def _rows(self, model: int, first: int, elements: Tensor) -> Tensor:
+        """In the working dtype, apart from what was read."""
+        tensor = elements.to(self.dtype, copy=self._transfers is None)
+        if (model, first) not in self._scanned:  # what is read again has been looked at
+            scan(self.name, tensor, self._all[model].where)
+            self._scanned.add((model, first))
+        return tensor.reshape(tensor.numel() // max(1, self.columns), self.columns)

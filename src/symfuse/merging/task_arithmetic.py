@@ -10,6 +10,8 @@ from torch import Tensor
 
 from symfuse.errors import OptionError
 from symfuse.merging.base import PerModel, method
+from symfuse.merging.compare import where
+from symfuse.merging.mean import mean, steps
 from symfuse.merging.sparsify import Sparsifier, per_model, repeatable
 from symfuse.merging.stream import Stream
 
@@ -79,15 +81,19 @@ def _merged(
         total = 1.0
     shares = scale if vote and normalize else math.fsum(weights) * scale / total
     exact = not sparse and used == present and abs(shares - 1) <= 1e-12 and (normalize or not vote)
+    order = steps([weights[i] * scale / total for i in used]) if exact and not vote else []
     blocks = repeatable(stream)
     sparsifier.prepare(blocks, sparse)
     for block in blocks:
+        if exact and not vote:  # the base has no part in it
+            yield mean([block.tensors[i] for i in used], order)
+            continue
         vectors = []
         for i in used:
             delta = block.tensors[i] - block.origin
             if i in sparse:
-                delta = sparsifier(i, block.index, delta)
-            vectors.append(delta.mul_(weights[i]))
+                delta = sparsifier(i, block, delta)
+            vectors.append(delta if weights[i] == 1 else delta.mul_(weights[i]))
         if not vectors:
             yield block.origin
             continue
@@ -119,13 +125,14 @@ def agreed(vectors: Sequence[Tensor], weights: Sequence[float], sign: Tensor, no
     for vector, weight in zip(vectors, weights, strict=True):
         vector.mul_(sign).clamp_(min=0)
         if divisor is not None:
-            divisor.add_(vector > 0, alpha=weight)
+            divisor.add_(vector.sign(), alpha=weight)
     out = added(vectors).mul_(sign)
     if divisor is None:
         return out
+    if min(weights) >= 0:  # the sum is zero where nothing agrees, as is what it divides
+        return out.div_(divisor.clamp_(min=min(filter(None, weights), default=1.0)))
     # Weights of both signs can cancel, but for rounding.
-    rounding = len(weights) * torch.finfo(sign.dtype).eps * sum(map(abs, weights)) if min(weights) < 0 else 0.0
-    zero = divisor.abs() <= rounding
+    zero = divisor.abs() <= len(weights) * torch.finfo(sign.dtype).eps * sum(map(abs, weights))
     return out.div_(divisor.mul_(~zero).add_(zero))
 
 
@@ -134,5 +141,5 @@ def where_equal(tensors: Sequence[Tensor], out: Tensor) -> Tensor:
     first, *others = tensors
     agree = torch.ones_like(first, dtype=torch.bool)
     for tensor in others:
-        agree &= tensor == first
+        agree &= where(lambda a, b: a == b, tensor, first)
     return torch.where(agree, first, out)

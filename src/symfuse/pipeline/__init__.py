@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from symfuse.architectures import Model, require_same_frame
+from symfuse.device import CPU
 from symfuse.errors import OptionError
+from symfuse.executors import Executor
 from symfuse.io import Checkpoint
 from symfuse.pipeline.align import (
     align_all,
@@ -42,7 +44,7 @@ def require_one_frame(stage: Stage) -> None:
         require_same_frame([Model.of(checkpoint, undeclared=True) for checkpoint in stage.models.values()])
 
 
-def finish(stage: Stage, *, device: str = "cpu") -> Checkpoint:
+def finish(stage: Stage, *, device: str = CPU) -> Checkpoint:
     """The merged checkpoint, with the files that go beside it; nothing is read. device: where blocks are combined."""
     models = {ref: Model.of(checkpoint, undeclared=True) for ref, checkpoint in stage.models.items()}
     merged = plan_recipe(stage.recipe, models, stage.kept, device=device, learned=stage.learned)
@@ -59,14 +61,18 @@ def merge_recipes(
     *,
     options: Reconcile | None = None,
     threads: int | None = None,
+    device: str = CPU,
+    executor: Executor | None = None,
 ) -> Checkpoint:
-    """The result of the last recipe, for which those before it are merged as they are read."""
+    """The result of the last recipe, for which those before it are merged as they are read. device: where models are
+    matched, run and combined. executor: who matches them from weights."""
     results = dict(known or {})
     merged = None
     for recipe in recipes:
-        stage = align_all(prepare(recipe, open_models(recipe, results), options), threads=threads)
+        stage = prepare(recipe, open_models(recipe, results), options)
+        stage = align_all(stage, threads=threads, device=device, executor=executor)
         require_one_frame(stage)
-        merged = finish(learn(stage))
+        merged = finish(learn(stage, device=device), device=device)
         if recipe.name is not None:
             results[recipe.name] = merged
     if merged is None:

@@ -10,12 +10,13 @@ from typing import Any
 from symfuse.alignment import Alignment
 from symfuse.architectures import Model
 from symfuse.canonical import canonical
+from symfuse.device import CPU
 from symfuse.errors import OptionError, UnknownArchitectureError
 from symfuse.evaluate import Task, make_task, read_records
+from symfuse.executors import Executor, one_torch_thread
 from symfuse.guided import lookup
 from symfuse.io import Checkpoint
 from symfuse.io.messages import some
-from symfuse.io.workers import one_torch_thread
 from symfuse.learning import Learning, match_learned
 from symfuse.matching import (
     Step,
@@ -135,23 +136,27 @@ def match_model(
     *,
     threads: int | None = None,
     memory: int | None = None,
+    device: str = CPU,
+    executor: Executor | None = None,
     progress: Callable[[Step, int], None] | None = None,
     watch: Watch | None = None,
 ) -> Alignment:
-    """The alignment of one model onto the anchor. matching: that of the stage (`matching_of`)."""
+    """The alignment of one model onto the anchor. matching: that of the stage (`matching_of`). device: where it is
+    found. executor: who finds it, from weights."""
     align = stage.recipe.align
     assert align is not None
     source, to = (Model.of(stage.models[one]) for one in (ref, anchor))
     same: dict[str, Any] = {"axes": matching.axes, "frame": matching.frame, "layers": align.layers}
-    same |= {"groups": align.groups} | ({} if align.scaling is None else {"scaling": align.scaling})
+    same |= {"device": device, "groups": align.groups} | ({} if align.scaling is None else {"scaling": align.scaling})
     own: dict[str, Any] = {"one_pass": align.one_pass, "biases": align.biases, "threads": threads, "memory": memory}
     own |= {"progress": progress, "watch": watch}
     if matching.data is None:
-        found = match_models(source, to, **same, **own)
+        found = match_models(source, to, **same, **own, executor=executor)
     else:
         with one_torch_thread() if threads == 1 else nullcontext():
             if align.source == "learned":
-                learning = Learning(matching.data, matching.validation, seed=stage.recipe.seed, **settings_of(align))
+                given = {"seed": stage.recipe.seed, "device": device, **settings_of(align)}
+                learning = Learning(matching.data, matching.validation, **given)
                 found = match_learned(source, to, learning, **same, **own)
             else:
                 found = match_by_activations(source, to, matching.data.batches, **same)
@@ -178,20 +183,24 @@ def settings_of(align: Align) -> dict[str, Any]:
     return {key: value for key, value in given.items() if value is not None}
 
 
-def aligned(stage: Stage, anchor: ModelRef, alignments: Mapping[ModelRef, Alignment]) -> Stage:
-    """The stage with its models moved."""
+def aligned(stage: Stage, anchor: ModelRef, alignments: Mapping[ModelRef, Alignment], *, device: str = CPU) -> Stage:
+    """The stage with its models moved, on the device: what is moved is read to there."""
     models = dict(stage.models)
     for ref, alignment in alignments.items():
-        models[ref] = alignment(models[ref]).replace(name=models[ref].name)
-        models[anchor] = alignment.in_frame(stage.models[anchor])  # the same for all
+        models[ref] = alignment(models[ref].on(device)).replace(name=models[ref].name)
+        if alignment.frame:  # the same for all
+            models[anchor] = alignment.in_frame(stage.models[anchor].on(device))
     return replace(stage, models=models, anchor=anchor, alignments=dict(alignments))
 
 
-def align_all(stage: Stage, *, threads: int | None = None) -> Stage:
+def align_all(
+    stage: Stage, *, threads: int | None = None, device: str = CPU, executor: Executor | None = None
+) -> Stage:
     """All models moved onto the anchor, if the recipe says so."""
     anchor = anchor_of(stage)
     if anchor is None:
         return stage
     matching, others = matching_of(stage, anchor), [ref for ref in stage.models if ref != anchor]
-    moved = {ref: match_model(stage, ref, anchor, matching, threads=threads) for ref in others}
-    return aligned(stage, anchor, moved)
+    how: dict[str, Any] = {"threads": threads, "device": device, "executor": executor}
+    moved = {ref: match_model(stage, ref, anchor, matching, **how) for ref in others}
+    return aligned(stage, anchor, moved, device=device)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from symfuse.architectures import Model
+from symfuse.device import CPU
 from symfuse.errors import IncompatibleError, OptionError, SymmetryError
 from symfuse.evaluate import Records, Task, make_task, read_records
 from symfuse.guided import learn as learn_method
@@ -114,8 +115,15 @@ def _rewritten(stage: Stage, ref: ModelRef) -> str | None:
     return None
 
 
-def learn(stage: Stage, *, memory: int | None = None, report: Callable[[str], None] = lambda _line: None) -> Stage:
-    """The stage with what its method finds out of data, and its models as it moves them; as it is, for others."""
+def learn(
+    stage: Stage,
+    *,
+    memory: int | None = None,
+    device: str = CPU,
+    report: Callable[[str], None] = lambda _line: None,
+) -> Stage:
+    """The stage with what its method finds out of data, and its models as it moves them; as it is, for others. device:
+    where models are run."""
     recipe = stage.recipe
     method, inputs = lookup(recipe.merge_method), inputs_of(recipe)
     if method.learn is None:
@@ -137,6 +145,7 @@ def learn(stage: Stage, *, memory: int | None = None, report: Callable[[str], No
             heads=recipe.heads,
             seed=recipe.seed,
             memory=memory,
+            device=device,
             report=report,
         )
     except OptionError as error:

@@ -168,7 +168,8 @@ def _path(item: Item) -> ModelRef:
 
 
 def _at_revision(item: Item, text: str) -> ModelRef:
-    path, at, revision = (part.strip() for part in text.partition("@"))
+    # The @ of a URL is its own: user@host.
+    path, at, revision = (part.strip() for part in ((text, "", "") if "://" in text else text.partition("@")))
     if not path or (at and not revision) or "@" in revision:
         item.fail(f"{item.value!r} does not name a model; expected path, path@revision or path+adapter")
     return ModelRef(path, revision or None)

@@ -20,7 +20,7 @@ from symfuse.architectures.reasons import reason
 from symfuse.errors import CheckpointError, SymfuseError
 from symfuse.evaluate import Distance
 from symfuse.io import Checkpoint
-from symfuse.io.companions import companions, is_of_tokenizer
+from symfuse.io.companions import is_of_tokenizer
 from symfuse.io.messages import first_line
 from symfuse.matching import usual, word_of
 from symfuse.spec import Spec
@@ -73,7 +73,7 @@ def _rotatable(checkpoint: Checkpoint) -> list[str]:
 
 def _inexact(checkpoint: Checkpoint) -> list[str]:
     """What the alignment beside a moved model says of it."""
-    file = None if checkpoint.folder is None else checkpoint.folder / "alignment.safetensors"
+    file = checkpoint.folder / "alignment.safetensors" if isinstance(checkpoint.folder, Path) else None
     variants: tuple[str, ...] = ()
     if file is not None and file.is_file():
         with suppress(SymfuseError):  # whatever else goes by that name
@@ -285,7 +285,7 @@ def _tokenizer_files(checkpoint: Checkpoint) -> dict[str, bytes]:
 
 def text_inputs(checkpoint: Checkpoint, path: Path) -> dict[str, Tensor]:
     """The lines of a text file as inputs of a model, by its own tokenizer."""
-    from transformers import AutoTokenizer
+    from symfuse.evaluate.tasks.base import from_companions
 
     try:
         lines = [line for line in path.read_text("utf-8").splitlines() if line.strip()]
@@ -294,12 +294,11 @@ def text_inputs(checkpoint: Checkpoint, path: Path) -> dict[str, Tensor]:
     if not lines:
         raise CheckpointError(f"{path}: no lines of text in it")
     # Without files of its own, transformers makes up an empty tokenizer that knows no word.
-    files = () if checkpoint.folder is None else companions(checkpoint.folder)
-    if not any(re.match(r"tokenizer\.|vocab|.*\.model$", file.name) for file in files):
+    if not any(re.match(r"tokenizer\.|vocab|.*\.model$", file) for file in checkpoint.companions()):
         raise CheckpointError(f"{checkpoint.name}: there is no tokenizer beside its weights; add its files")
     positions = checkpoint.config.get("max_position_embeddings", checkpoint.config.get("n_positions", 128))
     try:
-        tokenizer = AutoTokenizer.from_pretrained(checkpoint.folder, local_files_only=True)
+        tokenizer = from_companions(checkpoint, "AutoTokenizer", "tokenizer")
         if tokenizer.pad_token is None:  # GPT-2's has none; what is padded is masked
             tokenizer.pad_token = tokenizer.eos_token
         length = min(128, positions - 4)

@@ -45,6 +45,7 @@ def listen(
 
     anchor, source: live modules in evaluation mode, run on the same batches. keep: the positions [batch, length] of a
     batch that count, by default those that its mask does not call padding. gram: where xx and yy are wanted in full.
+    What is heard is multiplied where the modules are, place by place, and summed on the processor.
 
     A place whose module is called in no batch is left out, as that of a head is which a model calls by `.forward`, past
     its hooks. OptionError if it is called in some batches only, or nothing is left to listen to.
@@ -58,7 +59,7 @@ def listen(
             for module in (anchor, source):
                 module(**inputs_of(module, batch))
             for place in theirs.keys() & ours.keys():
-                sums[place].add(*(rows(said.pop(place), mask).cpu() for said in (theirs, ours)))
+                sums[place].add(*(rows(said.pop(place), mask) for said in (theirs, ours)))
             theirs.clear()
             ours.clear()
     if not count and wanted:
@@ -109,11 +110,11 @@ _INPUTS = (
 
 
 def inputs_of(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
-    """What of a batch the module takes, numbers in its dtype; a torch.nn.TransformerEncoder calls its mask otherwise,
-    and turns it round."""
-    dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
+    """What of a batch the module takes, where it is, numbers in its dtype; a torch.nn.TransformerEncoder calls its mask
+    otherwise, and turns it round."""
+    like = next((p for p in module.parameters() if p.is_floating_point()), torch.zeros(()))
     inputs = {
-        name: field.to(dtype) if field.is_floating_point() else field
+        name: field.to(like) if field.is_floating_point() else field.to(like.device)
         for name, field in batch.items()
         if name in _INPUTS
     }
@@ -143,6 +144,7 @@ class _Sums:
         self.origins = self.origins or [t.mean(0) for t in (x, y)]
         x, y = (t - origin for t, origin in zip((x, y), self.origins, strict=True))
         new = [x.T @ y, *(t.T @ t if self.full else t.square().sum(0) for t in (x, y)), x.sum(0), y.sum(0)]
+        new = [one.cpu() for one in new]
         self.count += len(x)
         if self.sums:
             for total, one in zip(self.sums, new, strict=True):

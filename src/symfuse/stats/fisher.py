@@ -25,8 +25,8 @@ _STEP = 2**18  # numbers that are compared at a time: they stay in the cache
 
 @dataclass(frozen=True)
 class FisherDiagonal:
-    """tensors: by the names of `named_parameters`, the mean squared gradient, float32. count: of examples. notes: why
-    examples were taken one by one, where they were."""
+    """tensors: by the names of `named_parameters`, the mean squared gradient, float32, on the processor. count: of
+    examples. notes: why examples were taken one by one, where they were."""
 
     tensors: Mapping[str, Tensor]
     count: int
@@ -67,7 +67,7 @@ def fisher_diagonal(
                 progress(taken.count)
     if not taken.count:
         raise DataError("there are no examples to take the Fisher information of; give at least one batch with a row")
-    tensors = {name: total.div_(taken.count).float() for name, total in taken.sums.items()}
+    tensors = {name: total.div_(taken.count).float().cpu() for name, total in taken.sums.items()}
     for name, tensor in tensors.items():
         _require_finite(name, tensor, "over all batches")
     return FisherDiagonal(tensors, taken.count, tuple(taken.notes))

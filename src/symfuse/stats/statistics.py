@@ -28,6 +28,7 @@ from symfuse.io import TensorInfo, scan
 from symfuse.io.folder import read_json
 from symfuse.io.messages import some
 from symfuse.io.outputs import output_folder, write_tensors
+from symfuse.io.remote import Place
 from symfuse.io.safetensors_file import read_safetensors
 from symfuse.io.tensors import StoredTensors, flat_part
 from symfuse.spec import Spec
@@ -75,7 +76,7 @@ class Statistics:
     provenance: Mapping[str, Any] = field(default_factory=dict)
     inputs: Mapping[str, Input] = field(default_factory=dict)
     name: str = "statistics"
-    sources: tuple[Path, ...] = ()
+    sources: tuple[Place, ...] = ()
     _last: threading.local = field(default_factory=threading.local, init=False, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 

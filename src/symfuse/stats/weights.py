@@ -9,10 +9,11 @@ from functools import partial, reduce
 from itertools import islice
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from symfuse.errors import CheckpointError
-from symfuse.groups import Group, Moments, Part, PartMoments
+from symfuse.groups import Group, Moments, Part, PartMoments, assignment
 from symfuse.io import is_finite
 from symfuse.spec import Atom, Instance, Spec, Variance
 
@@ -51,17 +52,20 @@ def weight_moments(
     skip: Collection[tuple[str, str]] = (),
     only: Collection[tuple[str, str]] | None = None,
     names: Sequence[str] | None = None,
+    scanned: tuple[Read, Read] | None = None,
 ) -> PartMoments:
     """The moments of one axis instance over all tensors that it touches, or those of `names`, but for the parts
     (name, atom) in `skip`, or over those in `only`.
 
-    anchor, source: read a tensor by canonical name; whatever else moves has already been applied to the source.
+    anchor, source: read a tensor by canonical name; whatever else moves has already been applied to the source. NaN and
+    infinity of what is summed are found in the moments; scanned: how the two are then read to say where, if otherwise.
     The dtype is the group's, or that of the tensors if it is wider, and xx and yy are what it needs (`Group.gram`).
     Where g acts like its dual, both parts are summed as they come. Raises CheckpointError if a moment overflows.
     """
     out: dict[Part, Moments] = {}
     names = spec.movable[instance] if names is None else names
     streams = group.streams(spec.axes[instance.axis].size) and not spec.batch_axes(instance.axis)
+    wide = Widened()
     for name in names:
         parts = features(spec, instance, name, anchor(name), source(name))
         for number, (atom, (fx, fy)) in enumerate(parts):
@@ -72,16 +76,20 @@ def weight_moments(
                 here = Streamed.of(partial(_numbered, spec, instance, name, number, anchor, source), fx, fy)
                 out[part] = out[part] + here if part in out else here
                 continue
-            if part not in out:
+            first = part not in out
+            if first:
                 *batch, n, _ = fx.shape
                 own = (n, n) if group.gram else (n,)
                 dtype = reduce(torch.promote_types, (fx.dtype, fy.dtype), group.moments_dtype)
-                out[part] = Moments(*(torch.zeros(*batch, *rest, dtype=dtype) for rest in ((n, n), own, own)))
-            _add(out[part], fx, fy)
+                norms = (fx.new_zeros(*batch, *own, dtype=dtype) for _ in range(2))
+                out[part] = Moments(fx.new_empty(*batch, n, n, dtype=dtype), *norms)
+            _add(out[part], fx, fy, wide, first=first)
     for m in out.values():
         # Solvers multiply two moments with each other, in float64. No entry of xy is larger than the norms are.
-        squares = (m.x_norms.double() ** 2, m.y_norms.double() ** 2)
-        require_products(instance, squares if streams else (m.xy, *squares), names, anchor, source)
+        x, y = m.x_norms.double(), m.y_norms.double()
+        fits = streams or bool((x.sum() * y.sum()).sqrt() < torch.finfo(m.dtype).max / 2)
+        products = (x**2, y**2) if fits else (m.xy, x**2, y**2)
+        require_products(instance, products, m.dtype, names, *(scanned or (anchor, source)))
     return out
 
 
@@ -91,7 +99,8 @@ def workspace(spec: Spec, instance: Instance, group: Group) -> int:
     n, batch = spec.axes[instance.axis].size, math.prod(spec.batch(instance.axis))
     read = [2 * 4 * math.prod(spec.tensors[name].layout.shape(spec.sizes)) for name in spec.movable[instance]]
     if group.streams(n) and not spec.batch_axes(instance.axis):
-        return max(sum(read) + 4 * n * n, 14 * n * n)  # measured; what was read is gone when scores are assigned
+        # Measured; what was read is gone when scores are assigned.
+        return max(sum(read) + 4 * n * n, 5 * n * n + assignment.workspace(n))
     variances = {a.variance for name in spec.movable[instance] for a in spec.tensors[name].layout.atoms()}
     moments = batch * n * n * group.moments_dtype.itemsize * (3 if group.gram else 1)
     return len(variances) * moments + max(2 * max(read), 3 * moments)
@@ -136,13 +145,13 @@ class Streamed(Moments):
     def rows(self, dtype: torch.dtype, step: int) -> Iterator[Tensor]:
         features = [(x, y.to(dtype).T) for x, y in (pair() for pair in self.pairs)]
         for start in range(0, len(self.xx), step):
-            out = torch.zeros(min(step, len(self.xx) - start), len(self.yy), dtype=dtype)
+            out = self.xx.new_zeros(min(step, len(self.xx) - start), len(self.yy), dtype=dtype)
             for x, y in features:
                 out.addmm_(x[start : start + step].to(dtype), y)
             yield out
 
     def picked(self, index: Tensor) -> Tensor:
-        out = torch.zeros(len(self.xx), dtype=torch.float64)
+        out = torch.zeros_like(self.xx, dtype=torch.float64)
         for pair in self.pairs:
             x, y = pair()
             places = zip(_blocks(x), torch.split(index, BLOCK), strict=True)
@@ -163,15 +172,19 @@ def _blocks(rows: Tensor) -> Iterator[Tensor]:
 
 
 def require_products(
-    instance: Instance, products: Sequence[Tensor], names: Sequence[str], anchor: Read, source: Read
+    instance: Instance,
+    products: Sequence[Tensor],
+    dtype: torch.dtype,
+    names: Sequence[str],
+    anchor: Read,
+    source: Read,
 ) -> None:
     """CheckpointError unless products of weights are finite, which names the tensor with the largest weights and the
-    dtype of the first product. The weights are finite, or they would not have been read."""
+    dtype in which they are summed; or, of readers that look for it, the tensor with NaN or infinity."""
     if all(map(is_finite, products)):
         return
     models = (("anchor", anchor), ("source", source))
     largest, name, which = max((read(name).abs().max().item(), name, which) for which, read in models for name in names)
-    dtype = products[0].dtype
     wider = "" if dtype == torch.float64 else "convert both models to float64 (`symfuse.open(…).to(torch.float64)`) or "
     raise CheckpointError(
         f"{instance}: products of these weights overflow in {str(dtype).removeprefix('torch.')}; the largest weight is "
@@ -180,17 +193,49 @@ def require_products(
     )
 
 
-def _add(m: Moments, fx: Tensor, fy: Tensor) -> None:
-    """Add the moments of features [*b, n, k] in place, one element at a time: its copy in the moments' dtype stays
-    in the cache, where one of the whole tensor is fetched, page by page, from the system."""
+# What is widened at once: so many entries that both copies stay in a processor's cache, but so many columns at least
+# that a product is not held up by reading and writing its sum.
+ENTRIES, COLUMNS = 1 << 17, 1 << 10
+
+
+class Widened:
+    """Blocks of two tensors in a wider dtype, in memory that is used again: new memory is fetched, page by page, from
+    the system, and takes longer than the widening."""
+
+    def __init__(self) -> None:
+        self._kept: dict[object, Tensor] = {}
+
+    def __call__(self, side: int, block: Float[Tensor, "b n k"], dtype: torch.dtype) -> Float[Tensor, "b n k"]:
+        """The block, overwritten by the next of that side and shape; rows stay rows and columns columns, which is
+        faster."""
+        if block.dtype == dtype:
+            return block
+        rows = block.stride(-1) <= block.stride(-2)
+        key = side, block.shape, dtype, rows
+        if key not in self._kept:
+            new = torch.empty((block if rows else block.mT).shape, dtype=dtype, device=block.device)
+            self._kept[key] = new if rows else new.mT
+        return self._kept[key].copy_(block)
+
+
+def _add(m: Moments, fx: Tensor, fy: Tensor, wide: Widened, *, first: bool) -> None:
+    """Add the moments of features [*b, n, k] in place, a block at a time; of the first what is in xy is overwritten."""
     n, k = fx.shape[-2:]
     own = (n, n) if m.full else (n,)
-    flat = (m.xy.view(-1, n, n), m.xx.view(-1, *own), m.yy.view(-1, *own), fx.reshape(-1, n, k), fy.reshape(-1, n, k))
-    for xy, xx, yy, x, y in zip(*flat, strict=True):
-        x, y = x.to(xy.dtype), y.to(xy.dtype)
-        xy.addmm_(x, y.T)
-        for moment, rows in ((xx, x), (yy, y)):
-            if m.full:
-                moment.addmm_(rows, rows.T)
-            else:
-                moment.add_(torch.linalg.vecdot(rows, rows))
+    columns = COLUMNS if fx.is_cpu and {fx.dtype, fy.dtype} != {m.dtype} else max(1, k)
+    units = max(1, ENTRIES // max(1, n * min(k, columns))) if fx.is_cpu else max(1, math.prod(fx.shape[:-2]))
+    sums = m.xy.view(-1, n, n), m.xx.view(-1, *own), m.yy.view(-1, *own), fx.reshape(-1, n, k), fy.reshape(-1, n, k)
+    for xy, xx, yy, x, y in zip(*(torch.split(t, units) for t in sums), strict=True):
+        beta = 0 if first else 1
+        for pair in zip(*(torch.split(t, columns, -1) for t in (x, y)), strict=True) if k > columns else ((x, y),):
+            a, b = (wide(side, t, m.dtype) for side, t in enumerate(pair))
+            xy.baddbmm_(a, b.mT, beta=beta)
+            beta = 1
+            for moment, block in ((xx, a), (yy, b)):
+                if m.full:
+                    moment.baddbmm_(block, block.mT)
+                elif block.stride(-1) == 1:
+                    norms = torch.linalg.vector_norm(block, dim=-1)
+                    moment.addcmul_(norms, norms)
+                else:  # a norm of columns takes three times as long
+                    moment.add_(block.square().sum(-1))

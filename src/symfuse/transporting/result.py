@@ -15,6 +15,7 @@ from torch import Tensor
 from symfuse.errors import CheckpointError, IncompatibleError
 from symfuse.io import TensorInfo, is_finite, scan
 from symfuse.io.outputs import output_folder, write_tensors
+from symfuse.io.remote import Place
 from symfuse.io.tensors import DTYPE_NAMES
 
 Compute = Callable[[], Tensor]
@@ -70,7 +71,7 @@ class Transported:
     files: Mapping[str, bytes] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
-    sources: tuple[Path, ...] = ()
+    sources: tuple[Place, ...] = ()
     writer: Writer = write_safetensors
 
     def __getitem__(self, name: str) -> Tensor:

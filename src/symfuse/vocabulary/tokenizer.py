@@ -7,13 +7,13 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 from symfuse.errors import CheckpointError, IncompatibleError
 from symfuse.io import Checkpoint
 from symfuse.io.companions import companions
 from symfuse.io.messages import first_line, some
+from symfuse.io.remote import Place, Remote
 
 # What an added token is if nothing else is said, as `add_tokens` of the tokenizers library makes it from a string.
 PLAIN: Mapping[str, Any] = {
@@ -144,7 +144,7 @@ def require_rows(tokenizer: Tokenizer, count: int) -> None:
         raise CheckpointError(fault)
 
 
-def _files(folder: Path) -> dict[str, bytes]:
+def _files(folder: Place) -> dict[str, bytes]:
     """The files of a tokenizer, and the generation config; as they are, but for references to code."""
     out = {}
     for path in companions(folder):
@@ -158,7 +158,7 @@ def _files(folder: Path) -> dict[str, bytes]:
     return out
 
 
-def _parse(checkpoint: Checkpoint, folder: Path, files: Mapping[str, bytes]) -> Tokenizer:
+def _parse(checkpoint: Checkpoint, folder: Place, files: Mapping[str, bytes]) -> Tokenizer:
     library = _json(files, TOKENIZER)
     pieces, count = _pieces(checkpoint, folder, files, library)
     ids = _Ids(pieces, count)
@@ -172,7 +172,7 @@ def _parse(checkpoint: Checkpoint, folder: Path, files: Mapping[str, bytes]) -> 
 
 
 def _pieces(
-    checkpoint: Checkpoint, folder: Path, files: Mapping[str, bytes], library: Mapping[str, Any]
+    checkpoint: Checkpoint, folder: Place, files: Mapping[str, bytes], library: Mapping[str, Any]
 ) -> tuple[dict[str, int], int]:
     """The entries of the tokenizer's model, and how many there are (a Unigram may list a piece twice)."""
     if TOKENIZER in files:
@@ -191,8 +191,13 @@ def _pieces(
     return vocab, len(vocab)
 
 
-def _through_transformers(checkpoint: Checkpoint, folder: Path) -> dict[str, int]:
+def _through_transformers(checkpoint: Checkpoint, folder: Place) -> dict[str, int]:
     """A sentencepiece model is a binary file, which transformers reads (with the sentencepiece package)."""
+    if isinstance(folder, Remote):
+        raise CheckpointError(
+            f"{checkpoint.name} has a tokenizer without tokenizer.json, which transformers reads from local folders "
+            f"only; download the folder. ({folder})"
+        )
     try:
         from transformers import AutoTokenizer
 

@@ -1,6 +1,6 @@
 """What no merge can do without: its inputs read once, in order, and as much as it writes written and synced.
 
-    python _floor.py buffered|direct OUT BYTES INPUTS…
+    python _copy.py buffered|direct OUT BYTES INPUTS…
 
 A program of its own with nothing but the standard library, so that its time is that of reading and writing.
 """

@@ -5,38 +5,66 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from queue import SimpleQueue
-from typing import Generic, TypeVar
+from typing import Any, Generic
 
 import torch
 
-Item = TypeVar("Item")
+from symfuse.executors.base import Done, Item, Result, Work
+
 GRACE = 5.0  # seconds that workers get to notice that they should stop
 
 
-class Workers(Generic[Item]):
+class Threads:
+    """Work by threads of this process, at most `threads`, which share `memory` bytes (None: as much as they like)."""
+
+    elsewhere = False
+
+    def __init__(self, threads: int, memory: int | None = None) -> None:
+        self.threads = threads
+        self._budget = None if memory is None else Budget(memory)
+
+    def start(
+        self, work: Work[Item, Result], items: Sequence[Item], *, memory: Callable[[Item], int] | None = None
+    ) -> Workers[Item, Result]:
+        """Begin, when what is done is iterated over; who does that holds `one_torch_thread`."""
+        budget = self._budget
+
+        def within(item: Item, stop: threading.Event) -> Result:
+            if budget is None or memory is None:
+                return work(item, stop)
+            with budget.hold(memory(item)):
+                return work(item, stop)
+
+        return Workers(items, within, min(len(items), self.threads))
+
+    def summary(self) -> dict[str, Any]:
+        return {"name": "local", "workers": self.threads}
+
+
+class Workers(Generic[Item, Result]):
     """`work(item, stop)` for each item, in threads that take the next one in order; iterate over what is finished.
 
     `work` returns early if `stop` is set. What it raises, an interrupt included, is raised by the iteration.
     """
 
-    def __init__(self, items: Iterable[Item], work: Callable[[Item, threading.Event], None], threads: int) -> None:
+    def __init__(self, items: Iterable[Item], work: Work[Item, Result], threads: int) -> None:
         self._items = iter(items)
         self._work = work
         self._taking = threading.Lock()
         self._stop = threading.Event()
-        self._results: SimpleQueue[tuple[Item] | BaseException | None] = SimpleQueue()
+        self._results: SimpleQueue[Done[Item, Result] | BaseException | None] = SimpleQueue()
         # A thread inside a long computation cannot be interrupted; the interpreter does not wait for daemons.
         self._threads = [threading.Thread(target=self._run, name=f"worker {n}", daemon=True) for n in range(threads)]
 
     def _run(self) -> None:
         try:
             while (taken := self._take()) is not None:
-                self._work(taken[0], self._stop)
+                result = self._work(taken[0], self._stop)
                 if not self._stop.is_set():
-                    self._results.put(taken)
+                    self._results.put(Done(taken[0], result))
             self._results.put(None)
         except BaseException as error:
             self._results.put(error)
@@ -49,7 +77,7 @@ class Workers(Generic[Item]):
                 return (item,)
             return None
 
-    def __iter__(self) -> Iterator[Item]:
+    def __iter__(self) -> Iterator[Done[Item, Result]]:
         for thread in self._threads:
             thread.start()
         running = len(self._threads)
@@ -60,7 +88,7 @@ class Workers(Generic[Item]):
             elif isinstance(result, BaseException):
                 raise result
             else:
-                yield result[0]
+                yield result
 
     def stop(self) -> bool:
         """Let all workers end; whether they have, after a while."""

@@ -1,0 +1,53 @@
+"""Which verbs there are, in which module each is, and what it does in a line: so that a run imports only its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping
+from importlib import import_module
+
+import click
+
+# The line is the first of the verb's docstring, which the tests compare.
+VERBS = {
+    "align": ("align", "Move SOURCE onto an anchor, and prove that it is the same."),
+    "barrier": ("evaluate", "The loss on the straight path from B to A."),
+    "check": ("check", "Whether a merge can be done, and what it takes."),
+    "collect": ("collect", "Statistics of MODEL on data, for merges."),
+    "demo": ("models", "All of it, on real models, in minutes."),
+    "distance": ("models", "How far A is from B, before and after alignment."),
+    "evaluate": ("evaluate", "Loss and metrics of MODELS on the same data."),
+    "extract-lora": ("adapter", "What FINETUNED changed of its base, as a LoRA adapter."),
+    "inspect": ("models", "What of MODEL can be matched, what not, and why."),
+    "landscape": ("evaluate", "The loss on the plane through three models."),
+    "merge": ("merge", "Merge as RECIPE.yml or the options say."),
+    "methods": ("merge", "The merge methods, with their parameters and papers."),
+    "plot": ("report", "Figures of each RUN for a paper."),
+    "report": ("report", "One HTML page that shows each RUN."),
+    "suggest": ("models", "A draft of a declaration for the family of MODEL."),
+    "transport": ("transport", "Move THING, which belongs to a model, to its aligned form."),
+    "verify": ("models", "Whether two models compute the same, by running them."),
+}
+
+
+class Verbs(MutableMapping[str, click.Command]):
+    """The commands by name; the module of one, which registers it, is imported when it is asked for."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, click.Command] = {}
+
+    def __getitem__(self, name: str) -> click.Command:
+        if name not in self._made:
+            import_module(f"symfuse.cli.{VERBS[name][0]}")
+        return self._made[name]
+
+    def __setitem__(self, name: str, command: click.Command) -> None:
+        self._made[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(VERBS)
+
+    def __len__(self) -> int:
+        return len(VERBS)

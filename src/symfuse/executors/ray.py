@@ -1,0 +1,334 @@
+"""Work as tasks of a Ray cluster: on any number of machines that see the same files. Nothing else imports ray.
+
+What travels is the work, once, into Ray's object store: a lazy model is a few kilobytes of names, and its files are
+opened again where a tensor is asked for. A task then is the number of an item. A task whose worker is lost is done
+again; an error of the work itself is raised here, as it was there.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import logging
+import os
+import platform
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from importlib import metadata
+from pathlib import Path
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any, Generic, NamedTuple
+
+import torch
+
+from symfuse.errors import OptionError, SymfuseError
+from symfuse.executors.base import Done, Item, Result, Work
+from symfuse.executors.threads import GRACE, keep_freed_memory, one_torch_thread
+
+RETRIES = 3  # for how many lost workers the same item is tried again
+MATTERS = ("symfuse", "torch", "numpy", "scipy", "numba")  # packages that results may depend on
+
+
+def _silent(_text: str) -> None: ...
+
+
+class Ray:
+    """A Ray cluster: that at `address` ("auto": that of this machine), or one of this machine alone, begun and ended
+    here. A cluster to which the process is connected already is taken as it is.
+
+    workers: of the cluster begun here, default one for each core. gpus: that each task takes. say: told of lost
+    workers; follow: of each item that is done, and where. OptionError without the package, or without the cluster.
+    """
+
+    elsewhere = True
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        workers: int | None = None,
+        gpus: int = 0,
+        say: Callable[[str], None] = _silent,
+        follow: Callable[[str], None] = _silent,
+    ) -> None:
+        # What Ray would print of lost workers is said here, by `say`, and not on standard output.
+        os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
+        try:
+            import ray  # noqa: F401
+        except ImportError as error:
+            raise OptionError(
+                f"executor ray needs the package of that name ({error}): pip install 'symfuse[ray]'"
+            ) from error
+        self.address = address or os.environ.get("RAY_ADDRESS")
+        self.workers = workers
+        self.gpus = gpus
+        self.say = say
+        self.follow = follow
+        self.retried = 0
+        self._begun = False
+        self._tasks: Counter[tuple[str, int]] = Counter()  # by machine and process
+        self._processors: set[str] = set()
+
+    def connect(self) -> None:
+        """Connect, or begin, unless that is done: the first work does it too."""
+        import ray
+
+        if ray.is_initialized():
+            return
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster begun here tells nobody
+        own: dict[str, Any] = {} if self.address else {"num_cpus": self.workers, "include_dashboard": False}
+        with _own_handler(signal.SIGTERM):
+            try:
+                ray.init(self.address or "local", log_to_driver=False, logging_level=logging.ERROR, **own)
+            except (OSError, RuntimeError, ValueError) as error:
+                where = f"at {self.address!r}" if self.address else "on this machine"
+                raise OptionError(
+                    f"there is no Ray cluster {where} ({error}); `ray status` on its head says whether it runs; leave "
+                    "the address out to begin one on this machine"
+                ) from error
+        self._begun = True
+        there: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+        for kind, need in (("CPU", 1), ("GPU", self.gpus)):
+            if there.get(kind, 0) < need:
+                self.say(f"note: no machine of the Ray cluster has a {kind} now; tasks wait until one has")
+
+    def __enter__(self) -> Ray:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Leave the cluster, and end it if it was begun here."""
+        import ray
+
+        if self._begun:
+            ray.shutdown()
+            self._begun = False
+
+    def start(
+        self, work: Work[Item, Result], items: Sequence[Item], *, memory: Callable[[Item], int] | None = None
+    ) -> _Tasks[Item, Result]:
+        """Begin; what cannot travel is a TypeError or PicklingError."""
+        self.connect()
+        return _Tasks(self, work, items, memory)
+
+    def summary(self) -> dict[str, Any]:
+        """workers: the processes that did something; retried: tasks that were done again, as their worker was lost."""
+        machines = {machine for machine, _ in self._tasks}
+        found: dict[str, Any] = {"name": "ray", "workers": len(self._tasks), "machines": len(machines)}
+        return found | {"tasks": self._tasks.total(), "retried": self.retried}
+
+    def heard(self, item: object, place: Place) -> str:
+        """An item is done; where, in words."""
+        self._tasks[place.machine, place.process] += 1
+        if place.processor not in self._processors | {_place().processor}:
+            self.say(
+                f"note: {place.machine} computes with {place.processor}, this machine with {_place().processor}: the "
+                "last bits of what it computes may be others"
+            )
+        self._processors.add(place.processor)
+        where = f"{place.machine}, process {place.process}"
+        self.follow(f"{item}: {where}")
+        return where
+
+
+class Place(NamedTuple):
+    """Where a task was done. processor: the instructions that torch uses there."""
+
+    machine: str
+    process: int
+    processor: str
+
+
+class _Tasks(Generic[Item, Result]):
+    """The tasks of one piece of work."""
+
+    def __init__(
+        self, cluster: Ray, work: Work[Item, Result], items: Sequence[Item], memory: Callable[[Item], int] | None
+    ) -> None:
+        import numpy as np
+        import ray
+
+        self._cluster = cluster
+        self._items = items
+        self._needs = [0 if memory is None else memory(item) for item in items]
+        nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+        self._most = max((int(n["Resources"].get("memory", 0)) for n in nodes if n["Alive"]), default=0)
+        self._parcel = ray.put(np.frombuffer(packed((work, items)), np.uint8))
+        self._task = ray.remote(_task())
+        self._tries: Counter[int] = Counter()
+        self._pending: dict[int, Any] = {}
+        # What waits for Ray itself turns signals into errors of its own.
+        self._ended: SimpleQueue[tuple[int, Future[Any]]] = SimpleQueue()
+
+    def __iter__(self) -> Iterator[Done[Item, Result]]:
+        import ray
+
+        for number in range(len(self._items)):
+            self._submit(number)
+        while self._pending:
+            number, future = self._ended.get()
+            del self._pending[number]
+            try:
+                place, result = future.result()
+            except ray.exceptions.RayTaskError as error:
+                cause = error.cause if isinstance(error.cause, BaseException) else error
+                raise cause from None if isinstance(cause, SymfuseError) else error
+            except _lost() as error:
+                self._again(number, error)
+                continue
+            if place is None:
+                raise OptionError(f"a worker of the Ray cluster cannot import symfuse ({result}); install it there")
+            item = self._items[number]
+            yield Done(item, result, self._cluster.heard(item, place))
+
+    def _submit(self, number: int) -> None:
+        self._tries[number] += 1
+        # Lost workers are counted here, so Ray itself tries once. More memory than any machine has is never free.
+        need = {"memory": need} if (need := min(self._needs[number], self._most)) else {}
+        task = self._task.options(num_cpus=1, num_gpus=self._cluster.gpus, max_retries=0, **need)
+        ref = task.remote([self._parcel], number, versions())
+        self._pending[number] = ref
+        ref.future().add_done_callback(lambda future: self._ended.put((number, future)))
+
+    def _again(self, number: int, error: Exception) -> None:
+        """The worker that had an item is lost."""
+        item, why = self._items[number], str(error).partition("\n")[0].rstrip(" .")
+        if self._tries[number] > RETRIES:
+            raise SymfuseError(
+                f"{item} was given to {self._tries[number]} workers of the Ray cluster, and all were lost; the last: "
+                f"{why}. They may have had too little memory (`ray logs` on the head says more)"
+            ) from error
+        self._cluster.retried += 1
+        self._cluster.say(f"a worker was lost ({why}); what it had, {item}, is done again")
+        self._submit(number)
+
+    def stop(self) -> bool:
+        """Cancel what is not done: first as an interrupt does, then by ending the worker."""
+        import ray
+
+        left = list(self._pending.values())
+        self._pending = {}
+        for force in (False, True):
+            for ref in left:
+                ray.cancel(ref, force=force, recursive=False)
+            left = ray.wait(left, num_returns=len(left), timeout=GRACE)[1] if left else []
+        return not left
+
+    def when_ended(self, then: Callable[[], None]) -> None:
+        then()
+
+
+def _lost() -> tuple[type[Exception], ...]:
+    """The errors of a worker, a machine or a result that is gone."""
+    from ray import exceptions
+
+    return (
+        exceptions.WorkerCrashedError,
+        exceptions.NodeDiedError,
+        exceptions.OutOfMemoryError,
+        exceptions.ObjectLostError,
+    )
+
+
+def _task() -> Callable[..., Any]:
+    """What Ray is given: a function that travels as its code, so that a worker without symfuse can say so. Who is
+    cancelled ends: in the midst of an import, which cannot be begun again, it would be of no use to anybody."""
+
+    def task(parcel, number, here):  # type: ignore[no-untyped-def]
+        import os
+
+        try:
+            from symfuse.executors.ray import perform
+
+            return perform(parcel[0], number, here)
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] != "symfuse":
+                raise
+            return None, str(error)
+        except KeyboardInterrupt:
+            os._exit(1)
+
+    return task
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """On what the bits of a result depend, beside the processor."""
+    return {name: _version(name) for name in MATTERS}
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "missing"
+
+
+_unpacked: tuple[str, Any] = ("", None)  # the parcel that this worker opened last, and what was in it
+
+
+def perform(parcel: Any, number: int, here: dict[str, str]) -> tuple[Place, Any]:
+    """In a worker: the result for the item of that number. here: the versions of who asks, OptionError if others."""
+    global _unpacked
+    if (own := versions()) != here:
+        differ = ", ".join(f"{name} {own[name]} (here {here[name]})" for name in MATTERS if own[name] != here[name])
+        raise OptionError(
+            f"a worker of the Ray cluster, on {platform.node()}, has {differ}; its results could be others. Install "
+            "the same on all machines"
+        )
+    import ray
+    from ray import cloudpickle
+
+    if _unpacked[0] != parcel.hex():
+        _unpacked = ("", None)  # gone before the next is there
+        keep_freed_memory()
+        _unpacked = (parcel.hex(), cloudpickle.loads(ray.get(parcel).data))
+    work, items = _unpacked[1]
+    with one_torch_thread():
+        return _place(), work(items[number], threading.Event())
+
+
+def _place() -> Place:
+    return Place(platform.node(), os.getpid(), torch.backends.cpu.get_cpu_capability())
+
+
+def packed(value: Any) -> bytes:
+    """As bytes for another process: what belongs to the threads of this one is made anew there, and paths are whole."""
+    from ray import cloudpickle
+
+    made_anew = {type(threading.Lock()): threading.Lock, threading.local: threading.local}
+
+    class Pickler(cloudpickle.Pickler):
+        def reducer_override(self, obj: Any) -> Any:
+            if type(obj) in made_anew:
+                return made_anew[type(obj)], ()
+            if isinstance(obj, Path) and not obj.is_absolute():
+                return type(obj), (os.path.abspath(obj),)  # noqa: PTH100 - keeps symbolic links
+            if isinstance(obj, functools._lru_cache_wrapper) and "<" in obj.__qualname__:  # of no module
+                return _cached, (obj.__wrapped__, obj.cache_parameters())
+            return super().reducer_override(obj)  # type: ignore[no-untyped-call]
+
+    file = io.BytesIO()
+    Pickler(file).dump(value)  # type: ignore[no-untyped-call]
+    return file.getvalue()
+
+
+def _cached(function: Callable[..., Any], how: dict[str, Any]) -> Any:
+    return functools.lru_cache(**how)(function)
+
+
+@contextmanager
+def _own_handler(number: signal.Signals) -> Iterator[None]:
+    """Keep the handler of a signal, where the block would put another in its place."""
+    before = signal.getsignal(number)
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # in another thread than the main one, and there nothing is put in its place
+            signal.signal(number, before)

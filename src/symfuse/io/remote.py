@@ -1,0 +1,199 @@
+"""Files and folders by URL, wherever fsspec reads them: of a `Path` what reading and writing a model needs.
+
+Credentials and settings are those of the store's own package, from its files and variables.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePath, PurePosixPath
+from typing import IO, Any
+
+from symfuse.errors import OptionError
+from symfuse.io.messages import first_line
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")  # not those of fsspec that lead through others: zip::s3
+# What stores say of an object that changes with its content; `created` is all that fsspec's memory says.
+_MARKS = ("ETag", "etag", "generation", "md5Hash", "blob_id", "mtime", "LastModified", "last_modified", "created")
+
+
+@dataclass(frozen=True, order=True)
+class Remote:
+    """A file, or a folder, by its URL. What its store says is an OSError, whatever it raises."""
+
+    url: str
+
+    @property
+    def name(self) -> str:
+        return self.url.rpartition("/")[2]
+
+    @property
+    def suffix(self) -> str:
+        return PurePosixPath(self.name).suffix
+
+    def __str__(self) -> str:
+        return self.url
+
+    def __truediv__(self, name: str | PurePath) -> Remote:
+        return Remote(f"{self.url}/{name}")
+
+    def as_posix(self) -> str:
+        return self.url
+
+    def resolve(self) -> Remote:
+        return self
+
+    def iterdir(self) -> Iterator[Remote]:
+        """What is in the folder now: a listing that fsspec has kept is not taken."""
+        with self._store() as (store, path):
+            store.invalidate_cache(path)
+            listed = [str(entry["name"]).rstrip("/") for entry in store.ls(path, detail=True)]
+        # Some stores list the folder itself.
+        yield from (self / name.rpartition("/")[2] for name in listed if name.strip("/") != path.strip("/"))
+
+    def glob(self, pattern: str) -> Iterator[Remote]:
+        return (path for path in self.iterdir() if fnmatchcase(path.name, pattern))
+
+    def rglob(self, pattern: str) -> Iterator[Remote]:
+        for path in self.iterdir():
+            yield from (path,) if fnmatchcase(path.name, pattern) else ()
+            yield from path.rglob(pattern) if path.is_dir() else ()
+
+    def exists(self) -> bool:
+        return self._kind() is not None
+
+    def is_file(self) -> bool:
+        return self._kind() == "file"
+
+    def is_dir(self) -> bool:
+        return self._kind() == "directory"
+
+    def is_symlink(self) -> bool:
+        return False
+
+    def _kind(self) -> str | None:
+        with self._store() as (store, path):
+            try:
+                return str(store.info(path)["type"])
+            except FileNotFoundError:
+                return None
+
+    def mark(self) -> tuple[int, str]:
+        """The size, and what tells this content from another, as the store says now."""
+        with self._store() as (store, path):
+            store.invalidate_cache(path)
+            info = store.info(path)
+        return int(info["size"]), " ".join(str(info[key]) for key in _MARKS if info.get(key))
+
+    def read_bytes(self) -> bytes:
+        return self.read(None, None)
+
+    def read_text(self, encoding: str = "utf-8") -> str:
+        return self.read_bytes().decode(encoding)
+
+    def read(self, start: int | None, stop: int | None) -> bytes:
+        """A range of the bytes, asked for alone."""
+        with self._store() as (store, path):
+            data: bytes = store.cat_file(path, start=start, end=stop)
+            return data
+
+    def write_bytes(self, data: bytes) -> None:
+        with self._store() as (store, path):
+            store.pipe_file(path, data)
+
+    def remove(self) -> None:
+        with self._store() as (store, path):
+            store.rm_file(path)
+
+    @contextmanager
+    def _store(self) -> Iterator[tuple[Any, str]]:
+        """The file system that the URL is of, and the path there."""
+        try:
+            from fsspec.core import url_to_fs  # type: ignore[import-untyped]
+
+            store, path = url_to_fs(self.url)
+        except ImportError as error:
+            raise OptionError(f"{self.url} cannot be opened: {first_line(error)}") from error
+        except ValueError as error:
+            raise OptionError(f"{self.url} cannot be opened: {error}; expected one such as s3://…") from error
+        with _said_of(self.url):
+            yield store, path
+
+
+class RemoteFile:
+    """A new object, uploaded as it is written to, from its start on."""
+
+    def __init__(self, place: Remote) -> None:
+        self._place = place
+        self._url = place.url
+        self._position = 0
+        with place._store() as (store, path):
+            self._file: IO[bytes] = store.open(path, "wb")
+
+    def write(self, position: int, data: memoryview) -> None:
+        """The next bytes; position: how many there were before."""
+        assert position == self._position, "objects are written in order"
+        with _said_of(self._url):
+            self._file.write(data)
+        self._position += len(data)
+
+    def close(self) -> None:
+        """Return when it is there."""
+        with _said_of(self._url):
+            self._file.close()
+
+    def discard(self) -> None:
+        """Leave nothing of it, if the store lets us."""
+        with suppress(OSError):
+            self.close()  # else it is, some time later
+        with suppress(OSError):
+            self._place.remove()
+
+
+@contextmanager
+def _said_of(url: str) -> Iterator[None]:
+    """What a store's package raises, as OSError."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{url} is not there") from error
+    except Exception as error:
+        raise OSError(f"{url}: {type(error).__name__}: {first_line(error)}") from error
+
+
+Place = Path | Remote  # where a file or folder is
+
+
+def place_of(source: str | os.PathLike[str] | Remote) -> Place:
+    """The place that a path or a URL means; `file://…` is a path. OptionError for a URL that leads through others."""
+    if not isinstance(source, str) or "://" not in source:
+        return source if isinstance(source, Remote) else Path(source)
+    scheme, _, rest = source.partition("://")
+    if not _SCHEME.fullmatch(scheme) or not rest.strip("/"):
+        raise OptionError(f"{source} is not the URL of a folder; expected one such as s3://bucket/model")
+    return Path(rest) if scheme.lower() in ("file", "local") else Remote(source.rstrip("/"))
+
+
+def entries(folder: Place) -> list[Place]:
+    """What is in a folder, by name."""
+    found: list[Place] = [*folder.iterdir()]
+    return sorted(found, key=lambda path: path.name)
+
+
+def below(folder: Place, path: Place) -> PurePosixPath:
+    """How a file is called from a folder that it is in."""
+    return PurePosixPath(path.as_posix().removeprefix(f"{folder.as_posix()}/"))
+
+
+def read_range(path: Place, start: int, stop: int) -> bytes:
+    """Bytes of a file; fewer if it ends before."""
+    if isinstance(path, Remote):
+        return path.read(start, stop)
+    with path.open("rb") as file:
+        file.seek(start)
+        return file.read(stop - start)

@@ -1,0 +1,319 @@
+"""How the weight files of an output are filled: tensor by tensor in threads, or whole files by whoever an executor has.
+
+Both write the same bytes. Threads of one process share open files, so a tensor is the work of one, and can be kept from
+a run that is cut off. Elsewhere, and in stores that take objects only whole, a file is: a worker writes it under a name
+of its own and gives it its real one at the end, so that no file is ever half there, and one that is made twice, as a
+worker was lost, is the same twice.
+"""
+
+from __future__ import annotations
+
+import platform
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+
+from symfuse.errors import OutputError
+from symfuse.executors import Executor, one_torch_thread
+from symfuse.io.direct import Buffer, DirectFile
+from symfuse.io.journal import Journal
+from symfuse.io.partial import Partial, system_errors
+from symfuse.io.remote import Place, Remote, RemoteFile
+from symfuse.io.shards import Layout, ShardFile, Slot
+from symfuse.io.tensors import TensorInfo
+
+Shards = Mapping[str, Mapping[str, TensorInfo]]  # file → its tensors
+Blocks = Callable[[str], Iterable[Tensor]]
+
+SCRATCH = ".writing"  # the folder, in that of the output, of files that are not whole
+ARRIVES = 5.0  # seconds until a file that another machine wrote is seen here
+
+
+@runtime_checkable
+class Growing(Protocol):
+    """The weight files of an output, piece by piece. opened: closed once nobody writes any more."""
+
+    opened: ExitStack
+
+    @property
+    def names(self) -> Sequence[str]:
+        """All tensors."""
+
+    @property
+    def done(self) -> Set[str]:
+        """Those that are safe already, from an earlier run or this one."""
+
+    @property
+    def pieces(self) -> Sequence[str]:
+        """What is left to be made."""
+
+    def make(self, piece: str, stop: threading.Event) -> None:
+        """In a worker."""
+
+    def note(self, piece: str) -> Sequence[str]:
+        """A piece is finished; its tensors."""
+
+    def keep(self) -> None:
+        """The run ends early: keep what is finished, if it can be gone on from."""
+
+    def finish(self) -> None:
+        """All pieces are finished."""
+
+
+def fill(output: Growing, executor: Executor, told: Callable[[Iterable[str]], None]) -> None:
+    """Make what is left; `told` is called with the tensors that are finished, in this thread."""
+    told(output.done)
+    running = executor.start(output.make, output.pieces)
+    with one_torch_thread():
+        try:
+            for done in running:
+                told(output.note(done.item))
+        finally:
+            if not running.stop():
+                running.when_ended(output.opened.pop_all().close)
+
+
+class _Local(threading.local):
+    """What each worker has for itself."""
+
+    def __init__(self) -> None:
+        self.buffer = Buffer()
+
+
+class ByTensor:
+    """Files in a partial folder that are all open; a tensor is made by one worker, so that one that is much larger than
+    the rest, and last, keeps the others waiting."""
+
+    def __init__(
+        self, place: Path, partial: Partial, shards: Shards, blocks: Blocks, *, direct: bool, fingerprint: str | None
+    ) -> None:
+        self.opened = ExitStack()
+        self._place = place
+        self._partial = partial
+        self._blocks = blocks
+        self._local = _Local()
+        self._shard_of = {name: shard for shard, part in shards.items() for name in part}
+        self._infos = {name: info for part in shards.values() for name, info in part.items()}
+        with self.opened as opened:
+            layouts = {shard: Layout.of(part) for shard, part in shards.items()}
+            self._journal = _journal(partial, fingerprint, layouts, opened)
+            self._files: dict[str, ShardFile] = {}
+            for shard, part in shards.items():
+                self._files[shard] = ShardFile(partial.folder / shard, part, layouts[shard], direct=direct)
+                opened.callback(self._files[shard].close)
+            self.opened = opened.pop_all()
+
+    @property
+    def names(self) -> Sequence[str]:
+        return list(self._shard_of)
+
+    @property
+    def done(self) -> Set[str]:
+        return set() if self._journal is None else self._journal.done
+
+    @property
+    def pieces(self) -> Sequence[str]:
+        return [name for name in self._shard_of if name not in self.done]
+
+    def make(self, piece: str, stop: threading.Event) -> None:
+        slot = self._files[self._shard_of[piece]].slot(piece)
+        for block in self._blocks(piece):
+            if stop.is_set():
+                return
+            with system_errors(self._place):
+                slot.put(block, self._local.buffer)
+            del block  # before the next one is computed
+        slot.finish()
+
+    def note(self, piece: str) -> Sequence[str]:
+        if self._journal is not None:
+            with system_errors(self._place):
+                self._journal.add(piece, self._shard_of[piece], self._infos[piece].nbytes, self._sync)
+        return (piece,)
+
+    def keep(self) -> None:
+        _keep(self._partial, self._journal, self._sync)
+
+    def finish(self) -> None:
+        """Wait for the disk."""
+        for file in self._files.values():
+            file.sync()
+        _finish(self._partial, self._journal)
+
+    def _sync(self, shard: str) -> None:
+        self._files[shard].sync()
+
+
+class ByShard:
+    """Files that are made whole, in a partial folder that all machines see, or in a store (partial: None)."""
+
+    def __init__(
+        self,
+        place: Place,
+        partial: Partial | None,
+        shards: Shards,
+        blocks: Blocks,
+        *,
+        direct: bool = True,
+        fingerprint: str | None = None,
+    ) -> None:
+        self.opened = ExitStack()
+        self._partial = partial
+        self._shards = shards
+        self._layouts = {shard: Layout.of(part) for shard, part in shards.items()}
+        self._journal = None if partial is None else _journal(partial, fingerprint, self._layouts, self.opened)
+        if partial is not None:
+            (partial.folder / SCRATCH).mkdir()
+        self.make = WriteShard(place, place if partial is None else partial.folder, shards, blocks, direct)
+
+    @property
+    def names(self) -> Sequence[str]:
+        return [name for part in self._shards.values() for name in part]
+
+    @property
+    def done(self) -> Set[str]:
+        return {name for shard in self._shards.keys() - self.pieces for name in self._shards[shard]}
+
+    @property
+    def pieces(self) -> Sequence[str]:
+        safe = set() if self._journal is None else self._journal.done
+        return [shard for shard, part in self._shards.items() if not part.keys() <= safe]
+
+    def note(self, piece: str) -> Sequence[str]:
+        if self._partial is not None:
+            _require_here(self._partial.folder / piece, self._layouts[piece].size)
+        if self._journal is not None:
+            for name, info in self._shards[piece].items():
+                self._journal.add(name, piece, info.nbytes, _is_synced)
+        return list(self._shards[piece])
+
+    def keep(self) -> None:
+        if self._partial is not None:
+            _keep(self._partial, self._journal, _is_synced)
+
+    def finish(self) -> None:
+        """From here on a worker that was given up, and still writes, finds no folder to write in."""
+        if self._partial is not None:
+            shutil.rmtree(self._partial.folder / SCRATCH)
+            _finish(self._partial, self._journal)
+
+
+@dataclass(frozen=True)
+class WriteShard:
+    """The work of a worker: one weight file, in `folder`, from its first byte to its last. place: the output it is of.
+    OutputError if it cannot be written."""
+
+    place: Place
+    folder: Place
+    shards: Shards
+    blocks: Blocks
+    direct: bool
+
+    def __call__(self, shard: str, stop: threading.Event) -> None:
+        infos, buffer = self.shards[shard], Buffer()
+        layout = Layout.of(infos)
+        with system_errors(self.place):
+            file = self._new(shard, layout.size)
+        try:
+            with system_errors(self.place):
+                file.write(0, memoryview(layout.header))
+            for name, start in layout.starts.items():  # in the order of the file
+                slot = Slot(file, name, infos[name], start)
+                for block in self.blocks(name):
+                    if stop.is_set():
+                        file.discard()
+                        return
+                    with system_errors(self.place):
+                        slot.put(block, buffer)
+                    del block  # before the next one is computed
+                slot.finish()
+            with system_errors(self.place):
+                file.close()
+        except BaseException:
+            file.discard()
+            raise
+
+    def _new(self, shard: str, size: int) -> RemoteFile | _Scratch:
+        if isinstance(self.folder, Remote):
+            return RemoteFile(self.folder / shard)
+        if not (self.folder / SCRATCH).is_dir():
+            raise OutputError(
+                f"{self.place} could not be written on {platform.node()}, which does not see {self.folder}: all "
+                "machines must share the folder of the output; or give the URL of an object store"
+            )
+        return _Scratch(self.folder / shard, size, direct=self.direct)
+
+
+class _Scratch:
+    """A file under a name of its own, until it is closed."""
+
+    def __init__(self, path: Path, size: int, *, direct: bool) -> None:
+        self._path = path
+        self._own = path.parent / SCRATCH / f"{path.name}.{secrets.token_hex(4)}"
+        self._file = DirectFile(self._own, direct=direct)
+        self._file.reserve(size)
+
+    def write(self, position: int, data: memoryview) -> None:
+        self._file.write(position, data)
+
+    def close(self) -> None:
+        """Whole, safe on the disk, and under its name."""
+        self._file.sync()
+        self._file.close()
+        self._own.rename(self._path)
+
+    def discard(self) -> None:
+        with suppress(OSError):
+            self._file.close()
+        with suppress(OSError):
+            self._own.unlink()
+
+
+def _journal(
+    partial: Partial, fingerprint: str | None, layouts: Mapping[str, Layout], opened: ExitStack
+) -> Journal | None:
+    """The journal of a run that can be gone on from: one with a fingerprint."""
+    journal = None
+    if fingerprint is not None:
+        journal = Journal(partial.folder, fingerprint, layouts)
+        opened.callback(journal.close)
+    partial.keep = journal is not None and bool(journal.done)
+    return journal
+
+
+def _keep(partial: Partial, journal: Journal | None, sync: Callable[[str], None]) -> None:
+    """Note what is finished, and keep the folder if that is anything."""
+    if journal is not None:
+        with suppress(OSError):  # the error that ends the run comes first
+            journal.flush(sync)
+        partial.keep = bool(journal.done)
+
+
+def _finish(partial: Partial, journal: Journal | None) -> None:
+    if journal is not None:
+        journal.remove()
+        partial.keep = False  # for nobody could go on from it
+
+
+def _is_synced(_shard: str) -> None:
+    """Whoever wrote it has waited for the disk."""
+
+
+def _require_here(path: Path, size: int) -> None:
+    """OutputError if a file that a worker wrote is not seen here, whole, after a while: networks may take one."""
+    latest = time.monotonic() + ARRIVES
+    while not path.is_file() or path.stat().st_size != size:
+        if time.monotonic() > latest:
+            raise OutputError(
+                f"a worker wrote {path.name}, and it is not in {path.parent} as it is seen here: all machines must "
+                "share the folder of the output; or give the URL of an object store"
+            )
+        time.sleep(0.1)
