@@ -31,7 +31,7 @@ import torch
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 BIN = Path(sys.executable).parent
-SLOW = 5.0  # seconds; what takes longer is run once
+SLOW, SLOW_PEER = 10.0, 5.0  # seconds; what takes longer is run once
 LONG = 25.0  # seconds; a case that took so long has no further round
 ENOUGH, MOST = 3.0, 30  # quick cases have more rounds: until they took so many seconds, or so many rounds
 PACKAGES = ("symfuse", "torch", "numpy", "scipy", "numba", "transformers", "safetensors", "mergekit")
@@ -165,11 +165,13 @@ def process(command: Sequence[str | Path], *, threads: int | None = None) -> Too
     return Took(found["wall"], found["cpu"], found["peak"])
 
 
-def interleave(rows: Mapping[str, Call], rounds: int, *, warm: bool = True, enough: float = ENOUGH) -> Runs:
+def interleave(
+    rows: Mapping[str, Call], rounds: int, *, peers: Sequence[str] = (), warm: bool = True, enough: float = ENOUGH
+) -> Runs:
     """Every row once in each round. The first run warms up and is not counted, except of rows that are too slow to be
     run again. Long cases have fewer rounds, short ones more."""
     first = {name: timed(call, memory=True) for name, call in rows.items()}
-    again = [name for name, took in first.items() if took.wall <= SLOW]
+    again = [name for name, took in first.items() if took.wall <= (SLOW_PEER if name in peers else SLOW)]
     runs = {name: [] if warm and name in again else [took] for name, took in first.items()}
     order, number = random.Random(0), 0 if warm else 1
     spent = 0.0 if warm else sum(took.wall for took in first.values())
@@ -227,7 +229,7 @@ def measure(
     """One case, as data. without: rows that are not run."""
     with torch_threads(threads):
         rows = {name: call for name, call in case.rows(threads).items() if name not in without}
-        runs = interleave(rows, rounds, warm=benchmark.warm, enough=enough)
+        runs = interleave(rows, rounds, peers=benchmark.peers, warm=benchmark.warm, enough=enough)
     each = {
         name: {by: [_short(getattr(took, by)) for took in found] for by in ("wall", "cpu")}
         for name, found in runs.items()

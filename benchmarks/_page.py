@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from _harness import PACKAGES, Benchmark, Goal, ratio
+from _harness import PACKAGES, SLOW, SLOW_PEER, Benchmark, Goal, ratio
 
 Data = Mapping[str, Any]  # what run.py writes for a benchmark
 CaseData = Mapping[str, Any]
@@ -20,9 +20,10 @@ Written by `python benchmarks/run.py --write` from `benchmarks/data`; do not edi
 Models are synthetic, in heads of 64 and feed-forwards of four widths; nothing is downloaded. Every round runs all rows
 of a case once in a new order; seconds are medians over the rounds, ± is half the interquartile range, and a ratio is
 the median of the ratios within rounds, by the clock ("wall") and in processor time of all threads, which a busy machine
-bends less. What takes longer than {slow:g} s is run once. **Floor**: what no implementation could leave out, as library
-calls on numbers that lie ready, or plain reading and writing, measured in the same rounds. MB is the peak of memory: of
-a process of its own ("symfuse …", "mergekit") all of it, else what a call takes beside what lies ready.
+bends less. What takes longer than {slow:g} s is run once, peers from {slow_peer:g} s on. **Floor**: what no
+implementation could leave out, as library calls on numbers that lie ready, or plain reading and writing, measured in
+the same rounds. MB is the peak of memory: of a process of its own ("symfuse …", "mergekit") all of it, else what a call
+takes beside what lies ready.
 """
 
 
@@ -287,10 +288,10 @@ def profiles(data: Data) -> Iterator[str]:
     yield f"Load {data['environment']['load'][0]:.1f}; {_machine(data['environment'])}."
 
 
-def page(benchmarks: Mapping[str, Benchmark], data: Mapping[str, Data], profiled: Data | None, slow: float) -> str:
+def page(benchmarks: Mapping[str, Benchmark], data: Mapping[str, Data], profiled: Data | None) -> str:
     """Of benchmarks in their order, as far as they have data."""
     found = {name: data[name] for name in benchmarks if name in data}
-    parts = [HEAD.format(slow=slow), *goals(benchmarks, found), "", *growth(benchmarks, found)]
+    parts = [HEAD.format(slow=SLOW, slow_peer=SLOW_PEER), *goals(benchmarks, found), "", *growth(benchmarks, found)]
     for name, one in found.items():
         parts += section(benchmarks[name], one)
     if profiled is not None:

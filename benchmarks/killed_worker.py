@@ -78,7 +78,7 @@ def run(folder: Path, layers: int, width: int, words: int) -> None:
     print(f"{len(same)} files, of which {sum(same)} are the same bytes")
 
 
-if __name__ == "__main__":
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", nargs="?", type=Path)
     parser.add_argument("--layers", type=int, default=12)
@@ -87,3 +87,7 @@ if __name__ == "__main__":
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         run(given.folder or Path(scratch), given.layers, given.width, given.words)
+
+
+if __name__ == "__main__":
+    main()

@@ -21,7 +21,7 @@ from typing import Any
 
 import _page
 import torch
-from _harness import ENOUGH, HERE, ROOT, SLOW, Benchmark, Plan, environment, measure
+from _harness import ENOUGH, HERE, ROOT, Benchmark, Plan, environment, measure
 
 NAMES = (
     "startup", "assignment", "attention", "feed_forward", "sweep", "applying", "alignment", "merging", "moments",
@@ -79,7 +79,7 @@ def page(folder: Path) -> str:
     """Of the data in a folder."""
     profiled = folder / f"{PROFILES}.json"
     found = json.loads(profiled.read_text("utf-8")) if profiled.exists() else None
-    return _page.page({name: benchmark(name) for name in NAMES}, kept(folder), found, SLOW)
+    return _page.page({name: benchmark(name) for name in NAMES}, kept(folder), found)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

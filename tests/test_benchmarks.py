@@ -214,11 +214,12 @@ def test_rounds_run_all_rows_in_new_orders(harness: ModuleType, monkeypatch: pyt
 
 
 def test_what_is_slow_is_run_once(harness: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows, said = clocked(harness, monkeypatch, {"quick": 1.0, "slow": harness.SLOW + 1})
-    runs = harness.interleave(rows, 3, enough=0.0)
-    assert said.count("slow") == 1
+    seconds = {"quick": 1.0, "slow": harness.SLOW + 1, "peer": harness.SLOW_PEER + 1, "other": harness.SLOW_PEER + 1}
+    rows, said = clocked(harness, monkeypatch, seconds)
+    runs = harness.interleave(rows, 3, peers=["peer"], enough=0.0)
+    assert {name: said.count(name) for name in rows} == {"quick": 4, "slow": 1, "peer": 1, "other": 4}
     assert [took.wall for took in runs["slow"]] == [harness.SLOW + 1]
-    assert len(runs["quick"]) == 3
+    assert {name: len(found) for name, found in runs.items()} == {"quick": 3, "slow": 1, "peer": 1, "other": 3}
 
 
 @pytest.mark.parametrize(
@@ -358,7 +359,7 @@ def made_up(harness: ModuleType) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def test_a_page(harness: ModuleType, pages: ModuleType) -> None:
-    text = pages.page(*made_up(harness), None, 8.0)
+    text = pages.page(*made_up(harness), None)
     assert "Of 4 goals 1 are met in all cases that they are for, 0 in some, 1 in none; 2 were not measured." in text
     assert "| [A thing](#a-thing) | ours ≤ 1.2 × floor | **1.10** | 2.00 | met |" in text
     assert "| [A thing](#a-thing) | peer ≥ 4 × ours | 8.18 | **3.00** | **missed** |" in text
@@ -382,7 +383,7 @@ def test_a_page_of_profiles(harness: ModuleType, pages: ModuleType) -> None:
         "command": "profiles", "most": 5, "environment": harness.environment(),
         "jobs": {"Job": {"before": before, "after": after}},
     }  # fmt: skip
-    text = pages.page(*made_up(harness), profiled, 8.0)
+    text = pages.page(*made_up(harness), profiled)
     assert "Before (abc): 4.0 s of the processor under the profiler; after (abc): 2.0 s, 2.0 times less." in text
     assert "| `f` | 2.50 | 3 | 0.25 | 1 |\n| `g` | – | – | 0.50 | 1 |" in text
 
@@ -394,7 +395,7 @@ def test_the_page_is_what_the_data_make(load: Any) -> None:
 
 def test_data_are_of_benchmarks(load: Any) -> None:
     run = load("run")
-    assert {path.stem for path in run.DATA.glob("*.json")} <= {*NAMES, run.PROFILES}
+    assert {path.stem for path in run.DATA.glob("*.json")} <= {*NAMES, run.PROFILES, "scale"}  # docs/scale.md
     for name, data in run.kept(run.DATA).items():
         assert data["benchmark"] == name
         assert "--quick" not in data["command"]

@@ -67,7 +67,7 @@ def test_one_batch_cannot_be_held_out() -> None:
 def test_what_is_no_task_is_refused(given: Any) -> None:
     unchecked = getattr(api._learning, "__wrapped__", api._learning)
     with pytest.raises(OptionError, match=r"learn: expected a task, as symfuse\.task makes it, or a Learning, found"):
-        unchecked(given)
+        unchecked(given, "cpu")
 
 
 @pytest.mark.slow

@@ -263,72 +263,43 @@ class Conformal(Group):
         return Similarity(q.reshape(*batch, n, n), scale.reshape(batch))
 
 
-NEWTON, NEAR = 3, 0.2  # steps in one basis, and the largest entry of a turn that is not too far for one
-
-
 def _round(
     cx: Tensor, cy: Tensor, p: Tensor, r: Tensor, start: Tensor, enough: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The rotation for the scale `start`, the best scale for it, and, where that gains more than `enough`, a rotation
-    and a scale that are nearly the best together; with what another round may gain.
+    """The rotation for the scale `start`, the best scale for it, and, where that gains more than `enough`, the rotation
+    for this scale; with what another round may gain.
 
-    The rotation for a scale a is the polar factor of N(a) = a C_x + C_y / a. In the bases of U D Vᵀ = N(a₀), with X =
-    Uᵀ C_x V, that is S(a) = (a − a₀²/a) X + (a₀/a) D, nearly diagonal, so that Newton steps replace further
-    factorisations: the rotation is U W Vᵀ with W = exp(Ω), and WᵀS takes the place of S. What a turn gains grows with
-    (a − a₀²/a)², as a part of p and r would, so that the first step takes the scale that is best with its turn.
+    The rotation for a scale a is the polar factor of N(a) = a C_x + C_y / a. In the basis of the SVD U D Vᵀ = N(a₀)
+    that is nearly diagonal, so that a Newton step replaces a second SVD: for S = Uᵀ N(a) V the rotation is U exp(Ω) Vᵀ.
     """
-    u, d, vt = bases((start[:, None, None] * cx).addcdiv_(cy, start[:, None, None]))
+    a = start[:, None, None]
+    u, d, vt = bases(a * cx + cy / a)
+    nx = u.mT @ cx @ vt.mT
+    ny = a * (torch.diag_embed(d) - a * nx)
+    scale = best_scale(p, _trace(nx), r, _trace(ny))
+    omega, gain = _turning(nx, ny, scale)
     q = u @ vt
-
-    def rescaled(x: Tensor, whole: Tensor, of: Tensor | slice, turned: Tensor | float = 0.0) -> Tensor:
-        """The best scale for the traces of X and N(a₀). turned: what a turn gains, over (a − a₀²/a)²."""
-        a = start[of]
-        return best_scale(p[of] - turned, x, r[of] - turned * a**4, a * (whole - a * x))
-
-    scale = rescaled(_inner(q, cx), d.sum(-1), slice(None))
-    change, norm = scale - start**2 / scale, torch.linalg.vector_norm(cx, dim=(1, 2))
-    least = start / scale * d.amin(-1) - change.abs() * norm  # no diagonal entry of S(a) is less
-    gain = torch.where(least > 0, (change * norm) ** 2 / least, torch.inf)  # no turn can gain more
-    live = (gain > enough).nonzero()[:, 0]
-    if not len(live):
-        return q, scale, gain
-    x, y = _at(u, live).mT @ _at(cx, live) @ _at(vt, live).mT, torch.diag_embed(d[live])
-    w: Tensor | None = None
-    for step in range(NEWTON + 1):
-        omega, gain[live] = _turning(x, y, start[live], scale[live])
-        # An infinite gain is out of reach of a step: another factorisation for those.
-        worth = (gain[live] > enough[live]) & gain[live].isfinite()
-        if step == 0:
-            a, change = start[live], change[live]
-            turned = torch.minimum(gain[live] / change**2, torch.minimum(p[live], r[live] / a**4) / 2)
-            better = rescaled(_trace(x), _trace(y), live, turned)
-            omega *= ((better - a**2 / better) / change)[:, None, None]
-            scale[live] = torch.where(worth, better, scale[live])
-        kept = (worth & (omega.amax((1, 2)) < NEAR)).nonzero()[:, 0]
-        if step == NEWTON or not len(kept):
-            break
-        live, turn = live[kept], _cayley(_at(omega, kept))
-        w = turn if w is None else _at(w, kept) @ turn
-        x, y = turn.mT @ _at(x, kept), turn.mT @ _at(y, kept)
-        q[live] = _at(u, live) @ w @ _at(vt, live)
-        scale[live] = rescaled(_trace(x), _trace(y), live)
+    # A turn of more than this is too far for one step, and an infinite gain is out of its reach: another SVD for those.
+    near = ((gain > enough) & gain.isfinite() & (omega.abs().amax((1, 2)) < 0.3)).nonzero()[:, 0]
+    if len(near):
+        w = _cayley(omega[near])
+        q[near] = u[near] @ w @ vt[near]
+        nx, ny = w.mT @ nx[near], w.mT @ ny[near]
+        scale[near] = best_scale(p[near], _trace(nx), r[near], _trace(ny))
+        _, gain[near] = _turning(nx, ny, scale[near])
     return q, scale, gain
 
 
-def _at(t: Tensor, index: Tensor) -> Tensor:
-    """t[index] for places in their order: t itself if it is all of them."""
-    return t if len(index) == len(t) else t[index]
-
-
-def _turning(x: Tensor, y: Tensor, start: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """The skew Ω, Ω_ij = (S_ij − S_ji) / (S_ii + S_jj), that turns S(a) nearest to symmetry, and what the objective
-    gains by it, ½ ⟨S − Sᵀ, Ω⟩: infinite past a zero of a singular value, where a reflection is best."""
-    s = ((start / scale)[:, None, None] * y).addcmul_((scale - start**2 / scale)[:, None, None], x)
+def _turning(nx: Tensor, ny: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """The skew Ω, Ω_ij = (S_ij − S_ji) / (S_ii + S_jj), that turns S = a N_x + N_y / a nearest to symmetry, and what
+    the objective gains by it, ½ ⟨S − Sᵀ, Ω⟩: infinite past a zero of a singular value, where a reflection is best."""
+    a = scale[:, None, None]
+    s = a * nx + ny / a
     diagonal = torch.diagonal(s, dim1=-2, dim2=-1)
-    stiff = diagonal.clamp_min(torch.finfo(s.dtype).tiny)
     skew = s - s.mT
-    omega = skew / (stiff[:, :, None] + stiff[:, None, :])
-    gain = _inner(skew, omega) / 2
+    stiff = (diagonal[:, :, None] + diagonal[:, None, :]).clamp_min(torch.finfo(s.dtype).tiny)
+    omega = torch.where(skew == 0, 0, skew / stiff)
+    gain = (skew * omega).sum((1, 2)) / 2
     return omega, torch.where((diagonal < 0).any(1), torch.inf, gain)
 
 

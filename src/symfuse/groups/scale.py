@@ -43,8 +43,8 @@ def best_scale(
     the anchor dwarfs the source.
     """
     with np.errstate(all="ignore"):
-        found = _best(*torch.stack([t.double() for t in (p, q, r, s)]).cpu().numpy())
-    return torch.as_tensor(found, device=p.device)
+        found = _best(*torch.stack([t.double().reshape(-1) for t in (p, q, r, s)]).cpu().numpy())
+    return torch.as_tensor(found, device=p.device).reshape(p.shape)
 
 
 def _best(p: Reals, q: Reals, r: Reals, s: Reals) -> Reals:

@@ -70,7 +70,7 @@ class Checkpoint(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         """Read, or compute, this tensor only."""
-        return self._tensors[name].detach().to(self.device)
+        return self._there(self._tensors[name].detach())
 
     def __contains__(self, name: object) -> bool:
         return name in self._names  # Mapping's own would read the tensor
@@ -121,21 +121,25 @@ class Checkpoint(Mapping[str, Tensor]):
         file allows it; unrounded if it is computed, as a whole that each thread keeps until it asks for another."""
         part = getattr(self._tensors, "part", None)
         found: Tensor = flat_part(self._whole(name), start, stop) if part is None else part(name, start, stop)
-        return found.detach().to(self.device)
+        return self._there(found.detach())
 
     def blocks(self, name: str) -> Iterator[Tensor]:
         """A tensor in blocks whose elements, flat and one after the other, are its own: unrounded if it is computed,
         and in one block unless its mapping has `blocks(name)`."""
         blocks = getattr(self._tensors, "blocks", None)
         if blocks is not None:
-            yield from (block.to(self.device) for block in blocks(name))
+            yield from (self._there(block) for block in blocks(name))
         else:
             yield self.unrounded(name)
 
     def unrounded(self, name: str) -> Tensor:
         """As `scanned`, for who finds NaN and infinity in what is made of it."""
         wide = getattr(self._tensors, "wide", None)  # of mappings whose tensors are computed
-        return self[name] if wide is None else wide(name).to(self.device)
+        return self[name] if wide is None else self._there(wide(name))
+
+    def _there(self, tensor: Tensor) -> Tensor:
+        """On the device; a tensor that is a shape alone has no data to bring there."""
+        return tensor if tensor.is_meta else tensor.to(self.device)
 
     def _whole(self, name: str) -> Tensor:
         """`unrounded`, but computed once for all parts of it that a thread asks for, one after the other."""
