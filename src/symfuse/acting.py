@@ -23,8 +23,7 @@ def acting(spec: Spec, elements: Mapping[Instance, A], name: str) -> dict[str, A
     return {
         axis: element
         for axis in spec.order
-        if any(atom.name == axis for atom in declared.layout.atoms())
-        and (element := elements.get(spec.instance(axis, declared.index))) is not None
+        if axis in declared.layout.names and (element := elements.get(spec.instance(axis, declared.index))) is not None
     }
 
 

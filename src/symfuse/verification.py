@@ -401,7 +401,7 @@ def _moved(fields: Mapping[str, Tensor], alignment: Alignment | None) -> dict[st
         return dict(fields)
     out = dict(fields)
     for name, layout in alignment.spec.outputs.items():
-        (atom,) = layout.atoms()
+        (atom,) = layout.atoms
         element = alignment.elements.get(alignment.spec.instance(atom.name, {}))
         if name in fields and element is not None:
             out[name] = element.part(atom.variance.value).act(fields[name], -1)

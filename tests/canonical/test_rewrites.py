@@ -311,7 +311,7 @@ def dual_readers(spec: Spec, axis: str) -> list[str]:
     return [
         name
         for name, declared in spec.tensors.items()
-        if any(atom.name == axis and atom.variance is Variance.DUAL for atom in declared.layout.atoms())
+        if any(atom.name == axis and atom.variance is Variance.DUAL for atom in declared.layout.atoms)
     ]
 
 
@@ -334,7 +334,7 @@ def test_every_reader_of_a_pre_norm_stream_reads_one_norm(label: str) -> None:
     read = [name for readers in spec.reads.values() for name in readers]
     assert len(read) == len(set(read))
     if pre:
-        streams = {atom.name for gain in spec.reads for atom in spec.tensors[gain].layout.atoms()}
+        streams = {atom.name for gain in spec.reads for atom in spec.tensors[gain].layout.atoms}
         assert {name for name in read if name in spec.tensors} == {n for s in streams for n in dual_readers(spec, s)}
         assert all(str(spec.tensors[gain].layout) in {f"|{s}|" for s in streams} for gain in spec.reads)
         outputs = set(read) - spec.tensors.keys()

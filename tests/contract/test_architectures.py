@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from tiny import EXACT, MODELS, Case, case, marked, moving
+from tiny import EXACT, MODELS, Case, case, declared, marked, moving
 
 from symfuse.alignment import Alignment, random_alignment
 from symfuse.architectures import ARCHITECTURES, Model, resolve
@@ -28,7 +28,7 @@ def assert_moved(this: Case, g: Alignment, axes: set[str] | None = None) -> Chec
     shifted = {name for rule in rules if rule.bias in g.shifts for name in (rule.bias, rule.into)}
     shifted |= {name for reader in g.gauges for name in (reader, bias_of(reader))}
     for name, declared in this.spec.tensors.items():
-        axes = {atom.name for atom in declared.layout.atoms() if not atom.name.isdigit()}
+        axes = {atom.name for atom in declared.layout.atoms if not atom.name.isdigit()}
         touched = any(this.spec.instance(axis, declared.index) in g.elements for axis in axes)
         file_name = this.spec.file_name(name)
         same = torch.equal(after[file_name], before[file_name])
@@ -37,7 +37,7 @@ def assert_moved(this: Case, g: Alignment, axes: set[str] | None = None) -> Chec
 
 
 def test_every_family_has_a_tiny_model() -> None:
-    assert {case(label).spec.family for label in MODELS} == ARCHITECTURES.keys()
+    assert {declared(label).spec.family for label in MODELS} == ARCHITECTURES.keys()
 
 
 @every_model

@@ -98,7 +98,7 @@ def test_rotating_a_residual_with_norms_breaks(label: str, gain: str) -> None:
     """C49: whatever becomes of the gains, LayerNorm subtracts the mean, which a rotation mixes in."""
     this = case(label)
     spec = forced(this.spec, lambda a: Atom(a.name if gain == "rotated" else str(this.spec.sizes[a.name])))
-    gains = [name for name, d in this.spec.tensors.items() if any("|" in str(a) for a in d.layout.atoms())]
+    gains = [name for name, d in this.spec.tensors.items() if any("|" in str(a) for a in d.layout.atoms)]
     if gain == "one":
         ones = {n: torch.ones(20, dtype=torch.float64) for n in map(this.spec.file_name, gains)}
         checkpoint = this.checkpoint.replace(tensors={**this.checkpoint, **ones})

@@ -560,16 +560,22 @@ class Case:
         """Inputs or outputs in a moved space as the alignment moves them."""
         out = dict(fields)
         for name in self.spec.outputs.keys() & fields.keys() if alignment is not None else ():
-            (atom,) = self.spec.outputs[name].atoms()
+            (atom,) = self.spec.outputs[name].atoms
             if element := alignment.elements.get(self.spec.instance(atom.name, {})):
                 out[name] = element.part(atom.variance.value).act(fields[name], -1)
         return out
 
 
 @cache
+def declared(label: str) -> Model:
+    """The model of that label of MODELS, made once."""
+    return Model.of(MODELS[label]())
+
+
+@cache
 def case(label: str) -> Case:
-    """The case of that label of MODELS, made once."""
-    model = Model.of(MODELS[label]())
+    """The case of that label, made once."""
+    model = declared(label)
     module = real(model.checkpoint)
     inputs = random_inputs(module, model.checkpoint.config)
     rng = torch.Generator().manual_seed(1)

@@ -38,10 +38,18 @@ METHODS: dict[str, tuple[dict[str, Any], int]] = {
 }
 
 
+class Mallinfo2(ctypes.Structure):
+    """Of the GNU C library: what `malloc` has given out is `uordblks`, and `hblkhd` in large pieces; in bytes."""
+
+    _fields_ = [(name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks")]
+    _fields_ += [(name, ctypes.c_size_t) for name in ("fsmblks", "uordblks", "fordblks", "keepcost")]
+
+
 @dataclass(frozen=True)
 class Held:
-    """What this process holds: bytes in memory (0 where the system does not tell), open files, threads, and objects of
-    Python that have references."""
+    """What this process holds: bytes that it has been given and has not given back (0 where the C library does not
+    tell), open files, threads, and objects of Python that have references. Not what is resident: that is more by what
+    the allocator keeps between pieces, which comes and goes by many MB."""
 
     memory: int
     files: int
@@ -51,25 +59,27 @@ class Held:
     @classmethod
     def now(cls) -> Held:
         gc.collect()
+        memory = 0
         with suppress(OSError, AttributeError):
-            ctypes.CDLL(None).malloc_trim(0)  # what is free, but not given back, is no growth
-        own = Path("/proc/self")
-        memory = int((own / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if own.is_dir() else 0
-        files = len(os.listdir(own / "fd" if own.is_dir() else "/dev/fd"))  # noqa: PTH208
+            tell = ctypes.CDLL(None).mallinfo2
+            tell.restype = Mallinfo2
+            info = tell()
+            memory = info.uordblks + info.hblkhd
+        files = len(os.listdir("/proc/self/fd" if Path("/proc/self").is_dir() else "/dev/fd"))  # noqa: PTH208
         return cls(memory, files, threading.active_count(), len(gc.get_objects()))
 
 
 def grown(work: Callable[[int], None], numbers: range) -> list[str]:
     """What grows while `work(n)` is done for those numbers.
 
-    Files and threads may not grow at all, objects by less than one a run, memory by 20 kB a run and 2 MB, by which the
-    allocator's pages come and go.
+    Files and threads may not grow at all, objects by less than one a run, memory by 5 kB a run and 200 kB, by which
+    what is kept from one run to the next differs.
     """
     before = Held.now()
     for n in numbers:
         work(n)
     after = Held.now()
-    allowed = {"memory": 2_000_000 + 20_000 * len(numbers), "files": 0, "threads": 0, "objects": len(numbers)}
+    allowed = {"memory": 200_000 + 5_000 * len(numbers), "files": 0, "threads": 0, "objects": len(numbers)}
     more = {key: value - asdict(before)[key] for key, value in asdict(after).items()}
     return [f"{key}: {more[key]} more" for key, most in allowed.items() if more[key] > most]
 

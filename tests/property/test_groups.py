@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -522,6 +523,8 @@ def test_degenerate_features_give_a_member(group: Group, parts: tuple[str, ...],
 def test_one_side_dead_and_the_other_alive(group: Group) -> None:
     """What weight decay leaves of an unused neuron: norms of 10⁻²⁰ on one side, of 1 on the other."""
     n = fitting(group, 4)
+    if isinstance(group, Invertible):
+        group = replace(group, rtol=1e-9)  # to the end
     for small, large in (("primal", "dual"), ("dual", "primal")):
         features = {small: (1e-20 * normal(2, n, 3), 1e-20 * normal(2, n, 3, seed=1))}
         features |= {large: (normal(2, n, 3, seed=2), normal(2, n, 3, seed=3))}

@@ -84,7 +84,7 @@ def test_white_space_does_not_count(dims: list[Tree], form: str) -> None:
 
 
 def test_every_variance_has_its_mark() -> None:
-    assert [(a.name, a.variance) for a in parse("ffn ffn* |ffn| 3").atoms()] == [
+    assert [(a.name, a.variance) for a in parse("ffn ffn* |ffn| 3").atoms] == [
         ("ffn", Variance.PRIMAL),
         ("ffn", Variance.DUAL),
         ("ffn", Variance.PLAIN),
@@ -93,7 +93,7 @@ def test_every_variance_has_its_mark() -> None:
 
 
 def test_atoms_come_in_stored_order_with_repetitions() -> None:
-    assert [str(a) for a in parse("residual* (h (c f + p + c* f))").atoms()] == [
+    assert [str(a) for a in parse("residual* (h (c f + p + c* f))").atoms] == [
         *("residual*", "h", "c", "f", "p", "c*", "f")
     ]
 
@@ -232,7 +232,7 @@ def test_a_syntax_error_has_a_caret_under_its_place(text: str, column: int, why:
 
 def test_a_tensor_without_dimensions_has_a_layout() -> None:
     layout = parse("()")
-    assert (str(layout), layout.shape({}), list(layout.parts())) == ("()", (), [()])
+    assert (str(layout), layout.shape({}), list(layout.parts)) == ("()", (), [()])
     (segment,) = layout.segments(torch.tensor(2.0), {})
     assert (segment.view.item(), segment.atoms) == (2.0, ())
 

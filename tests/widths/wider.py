@@ -90,7 +90,7 @@ def error(found: Case, wide: Model, maps: Mapping[Instance, Widening]) -> float:
     goes there by the map of its axis, and normalised again if it was."""
     fields = [dict(found.inputs), dict(found.outputs)]
     for name, layout in found.spec.outputs.items():
-        (atom,) = layout.atoms()
+        (atom,) = layout.atoms
         widening = maps.get(found.spec.instance(atom.name, {}))
         for values in fields if widening is not None else []:
             if name in values:

@@ -26,7 +26,7 @@ def separate_qk(spec: Spec) -> Spec:
     def rename(node: Node) -> Node:
         return Atom("k") if node == Atom("qk", Variance.DUAL) else node
 
-    if not any(Atom("qk", Variance.DUAL) in declared.layout.atoms() for declared in spec.tensors.values()):
+    if not any(Atom("qk", Variance.DUAL) in declared.layout.atoms for declared in spec.tensors.values()):
         why = (
             "positions turn its queries and keys"
             if "c" in spec.axes
@@ -53,7 +53,7 @@ def heads_ignored(spec: Spec) -> Spec:
     if not inner:
         why = "queries share its heads of keys and values" if "kv" in spec.axes else "it has no heads"
         raise _unfit(spec, "heads-ignored", why)
-    if left := [n for n, d in found.tensors.items() if Atom("h") in d.layout.atoms()]:
+    if left := [n for n, d in found.tensors.items() if Atom("h") in d.layout.atoms]:
         raise _unfit(spec, "heads-ignored", f"what is inside of heads of {some(left)} is not one space")
     axes = {name: axis for name, axis in spec.axes.items() if name != "h"}
     for name in inner:
@@ -134,7 +134,7 @@ def _require_outside(spec: Spec, name: str) -> None:
     """SpecError for a tensor outside the layers that is neither before nor after them, or does not say which."""
     layout, order = spec.tensors[name].layout, list(spec.tensors)
     inside = next(i for i, declared in enumerate(spec.tensors.values()) if declared.index)
-    atoms = [atom for atom in layout.atoms() if atom.name == "residual"]
+    atoms = [atom for atom in layout.atoms if atom.name == "residual"]
     late = order.index(name) > inside and any(atom.variance is Variance.PLAIN for atom in atoms)
     if name not in spec.heads | spec.reads.keys() and (late or len(atoms) > 1 or "relative" in _names(layout)):
         raise _unfit(spec, "separate-residual", f"where in the stream {name} stands is not declared")
@@ -183,7 +183,7 @@ def _unfit(spec: Spec, variant: str, why: str) -> SpecError:
 
 
 def _names(layout: Layout) -> set[str]:
-    return {atom.name for atom in layout.atoms()}
+    return {atom.name for atom in layout.atoms}
 
 
 def _mapped(layout: Layout, change: Callable[[Node], Node]) -> Layout:

@@ -47,14 +47,14 @@ def balance(model: Model) -> Model:
 
 def _is_pair(spec: Spec, instance: Instance, names: tuple[str, ...]) -> bool:
     """Whether both sides are there, and no part of a tensor has the axis twice."""
-    parts = [part for name in names for part in spec.tensors[name].layout.parts()]
+    parts = [part for name in names for part in spec.tensors[name].layout.parts]
     found = [[atom.variance for atom in part if atom.name == instance.axis] for part in parts]
     sides = {variance for part in found for variance in part} - {PLAIN}
     return max(map(len, found)) == 1 and sides == {Variance.PRIMAL, Variance.DUAL}
 
 
-def _atoms(spec: Spec, name: str) -> Iterator[Atom]:
-    return spec.tensors[name].layout.atoms()
+def _atoms(spec: Spec, name: str) -> tuple[Atom, ...]:
+    return spec.tensors[name].layout.atoms
 
 
 def _balancing(spec: Spec, instance: Instance, read: Read) -> Element:

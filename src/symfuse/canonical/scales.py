@@ -21,7 +21,7 @@ def fold_scales(model: Model) -> Model:
     tensors = dict(model.spec.tensors)
     for gain in unfolded_scales(model.spec):
         weight = model.spec.scales[gain]
-        (scaled,) = model.spec.tensors[gain].layout.atoms()
+        (scaled,) = model.spec.tensors[gain].layout.atoms
         rules[gain] = _ones(gain)
         for name in (weight, weight.removesuffix("weight") + "bias"):
             if name in tensors:
@@ -35,7 +35,7 @@ def fold_scales(model: Model) -> Model:
 
 def unfolded_scales(spec: Spec) -> list[str]:
     """The gains that are still of the stream's axis."""
-    return [gain for gain in spec.scales if any(not a.name.isdigit() for a in spec.tensors[gain].layout.atoms())]
+    return [gain for gain in spec.scales if any(not a.name.isdigit() for a in spec.tensors[gain].layout.atoms)]
 
 
 def _ones(gain: str) -> Rule:

@@ -128,7 +128,7 @@ def centre(model: Model) -> Model:
     norms = norms_of(model)
     require_untied(model, "centring the embedding")
     spec, streams = model.spec, {Atom(norm.axis) for norm in norms}
-    raw = not all(streams.isdisjoint(layout.atoms()) for layout in spec.outputs.values())
+    raw = not all(streams.isdisjoint(layout.atoms) for layout in spec.outputs.values())
     if raw and not spec.heads and not any(norm.outputs for norm in norms):
         raise SymmetryError(
             f"{model.name}: its output is the residual stream as it is, without a final norm, and centring would "
@@ -138,7 +138,7 @@ def centre(model: Model) -> Model:
     rules = {
         name: _centred(name, _place(spec, name, atom))
         for name, declared in spec.tensors.items()
-        for atom in declared.layout.atoms()
+        for atom in declared.layout.atoms
         if atom in streams and name not in biases
     }
     return computed(model, rules)
@@ -185,7 +185,7 @@ def norms_of(model: Model) -> list[Norm]:
             "on it; fold them first (the rewrite 'fold_scales')"
         )
     plain = {Atom(norm.axis, Variance.PLAIN) for norm in norms}
-    others = [n for n, d in spec.tensors.items() if n not in spec.reads and not plain.isdisjoint(d.layout.atoms())]
+    others = [n for n, d in spec.tensors.items() if n not in spec.reads and not plain.isdisjoint(d.layout.atoms)]
     if not norms or others:
         raise SymmetryError(
             f"{model.name}: a {spec.family} like this has no declared pre-norm residual stream. That of a post-norm "
@@ -201,7 +201,7 @@ def _bias(spec: Spec, weight: str) -> str | None:
 
 
 def is_folded(spec: Spec, norm: Norm) -> bool:
-    return not any(atom.name == norm.axis for atom in spec.tensors[norm.gain].layout.atoms())
+    return not any(atom.name == norm.axis for atom in spec.tensors[norm.gain].layout.atoms)
 
 
 # Which stored dimension of a tensor is an axis and nothing else, and how often one after the other: a classifier may

@@ -171,7 +171,7 @@ def _inside(
     found: dict[Instance, list[Instance]] = {}
     for outer in at:
         for inner, where in at.items() if isinstance(groups[outer], Permutation) else ():
-            parts = ([atom.name for atom in part] for place in where for part in place.layout.parts())
+            parts = ([atom.name for atom in part] for place in where for part in place.layout.parts)
             if inner.index[: len(outer.index)] == outer.index and any(_is_in(inner, outer, part) for part in parts):
                 found.setdefault(outer, []).append(inner)
     return found

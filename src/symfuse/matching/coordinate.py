@@ -159,7 +159,7 @@ def _meeting(spec: Spec, groups: Mapping[Instance, Group]) -> set[str]:
     """The axes inside of layers that are reordered together with what else is matched of the same weights: heads, whose
     insides are matched, and query heads beside the planes of the key that they share."""
     reordered = {i.axis for i, group in groups.items() if isinstance(group, Permutation)}
-    parts = [{a.name for a in part} for declared in spec.tensors.values() for part in declared.layout.parts()]
+    parts = [{a.name for a in part} for declared in spec.tensors.values() for part in declared.layout.parts]
     inside = {i.axis for i in groups if not spec.is_shared(i.axis)}
     return {
         axis

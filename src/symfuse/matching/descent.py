@@ -215,7 +215,7 @@ class Sweeper:
         """Solve an instance by what is not of axes that are reordered beside it (planes by the keys alone): with these
         in a wrong order all of it would be led astray, and them with it."""
         names = moved.touched(instance)
-        parts = [(name, part) for name in names for part in self.spec.tensors[name].layout.parts()]
+        parts = [(name, part) for name in names for part in self.spec.tensors[name].layout.parts]
         only = {
             (name, str(atom))
             for name, part in parts

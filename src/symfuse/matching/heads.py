@@ -77,7 +77,7 @@ def reordered_inside(spec: Spec, outer: Instance, names: Sequence[str], inner: M
     """The axes inside of an outer one that are reordered themselves, beside others inside of it: the query heads that
     share a key, beside its planes. inner: what is matched inside, with its groups; names: the tensors that count."""
     insides = {axis for axis in spec.order if outer.axis in spec.batch_axes(axis)}
-    beside = [{atom.name for atom in part} for name in names for part in spec.tensors[name].layout.parts()]
+    beside = [{atom.name for atom in part} for name in names for part in spec.tensors[name].layout.parts]
     permuted = {instance.axis for instance, group in inner.items() if isinstance(group, Permutation)}
     return {axis for axis in permuted if any(axis in part and part & insides - {axis} for part in beside)}
 
@@ -105,7 +105,7 @@ def _features(
     spec: Spec, instance: Instance, name: str, *tensors: Tensor
 ) -> Iterator[tuple[tuple[Atom, ...], Atom, tuple[Tensor, ...]]]:
     """As `features`, with the atoms of each part."""
-    parts = [p for p in spec.tensors[name].layout.parts() if any(atom.name == instance.axis for atom in p)]
+    parts = [p for p in spec.tensors[name].layout.parts if any(atom.name == instance.axis for atom in p)]
     for part, (atom, found) in zip(parts, features(spec, instance, name, *tensors), strict=True):
         yield part, atom, found
 

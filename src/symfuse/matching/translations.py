@@ -62,7 +62,7 @@ def _over(linear: Alignment, instance: Instance, rule: Shift, source: Read, bias
     if not bool((length <= LONGEST * size).all()):
         square = size.square()
         for name in spec.movable[instance]:
-            parts = spec.tensors[name].layout.parts()
+            parts = spec.tensors[name].layout.parts
             if name not in (rule.weight, rule.bias) and any(str(atom) == rule.axis for part in parts for atom in part):
                 for atom, (moved,) in features(spec, instance, name, linear.move(name, source(name))):
                     if str(atom) == rule.axis:
@@ -73,7 +73,7 @@ def _over(linear: Alignment, instance: Instance, rule: Shift, source: Read, bias
 
 def _variance(spec: Spec, instance: Instance, rule: Shift) -> Part:
     """How an element acts on what a rule translates."""
-    atoms = (atom for part in spec.tensors[rule.bias].layout.parts() for atom in part)
+    atoms = (atom for part in spec.tensors[rule.bias].layout.parts for atom in part)
     return next(a.variance.value for a in atoms if str(a) == rule.axis and a.name == instance.axis)
 
 

@@ -67,7 +67,7 @@ def _rotatable(checkpoint: Checkpoint) -> list[str]:
     _, frame, why = usual([model], ("residual",))
     words = ", ".join(_REWRITTEN[name] for name in frame)
     may = f"may be rotated in a frame ({words})" if frame else f"may not be rotated: {why['not rotated']}"
-    streams = {atom.name: None for gain in model.spec.reads for atom in model.spec.tensors[gain].layout.atoms()}
+    streams = {atom.name: None for gain in model.spec.reads for atom in model.spec.tensors[gain].layout.atoms}
     return [f"{', '.join(streams)}: {may}"]
 
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import NoReturn
 
+import torch
 from torch import Tensor
 
 from symfuse.errors import LayoutError
@@ -91,18 +92,20 @@ class Layout:
     def __str__(self) -> str:
         return " ".join(_bracketed(node) for node in self.dims) or SCALAR
 
-    def atoms(self) -> Iterator[Atom]:
+    @cached_property
+    def atoms(self) -> tuple[Atom, ...]:
         """All atoms, in stored order; an axis may occur more than once."""
-        return _atoms(self.dims)
+        return tuple(_atoms(self.dims))
 
     @cached_property
     def names(self) -> tuple[str, ...]:
         """The axes of all atoms, each once, numbers too."""
-        return tuple(dict.fromkeys(atom.name for atom in self.atoms()))
+        return tuple(dict.fromkeys(atom.name for atom in self.atoms))
 
-    def parts(self) -> Iterator[tuple[Atom, ...]]:
+    @cached_property
+    def parts(self) -> tuple[tuple[Atom, ...], ...]:
         """The atoms of each part that `segments` cuts a tensor into: one choice from every concatenation."""
-        return _parts(self.dims)
+        return tuple(_parts(self.dims))
 
     def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """The shape that a tensor of this layout has; LayoutError for an undeclared axis."""
@@ -127,7 +130,8 @@ class Layout:
     def segments(self, tensor: Tensor, sizes: Mapping[str, int]) -> Iterator[Segment]:
         """Views that together cover `tensor`, each with one dimension per atom: concatenations are cut,
         products are split. Writing into the views of an output writes the output."""
-        yield from _segments(tensor, self.dims, sizes)
+        for view, atoms in zip(_views(tensor, self.dims, sizes), self.parts, strict=True):
+            yield Segment(view, atoms)
 
 
 def _atoms(nodes: tuple[Node, ...]) -> Iterator[Atom]:
@@ -168,23 +172,20 @@ def _size(node: Node, sizes: Mapping[str, int]) -> int:
     return product
 
 
-def _segments(view: Tensor, nodes: tuple[Node, ...], sizes: Mapping[str, int]) -> Iterator[Segment]:
+def _views(view: Tensor, nodes: tuple[Node, ...], sizes: Mapping[str, int]) -> Iterator[Tensor]:
     for dim, node in enumerate(nodes):
+        if isinstance(node, Atom):
+            continue
         before, after = nodes[:dim], nodes[dim + 1 :]
+        lengths = [_size(part, sizes) for part in node.parts]
         if isinstance(node, Product):
-            inner = [_size(part, sizes) for part in node.parts]
-            split = view.view(*view.shape[:dim], *inner, *view.shape[dim + 1 :])
-            yield from _segments(split, (*before, *node.parts, *after), sizes)
-            return
-        if isinstance(node, Concat):
-            start = 0
-            for part in node.parts:
-                length = _size(part, sizes)
-                yield from _segments(view.narrow(dim, start, length), (*before, part, *after), sizes)
-                start += length
-            return
-    atoms = tuple(node for node in nodes if isinstance(node, Atom))
-    yield Segment(view, atoms)
+            split = view.view(*view.shape[:dim], *lengths, *view.shape[dim + 1 :])
+            yield from _views(split, (*before, *node.parts, *after), sizes)
+        else:
+            for part, cut in zip(node.parts, torch.split(view, lengths, dim), strict=True):
+                yield from _views(cut, (*before, part, *after), sizes)
+        return
+    yield view
 
 
 # A name or number ends at white space or a sign: `2a` and `a*b` are slips of the pen, not products.
@@ -250,7 +251,7 @@ class _Parser:
 def parse(text: str) -> Layout:
     """Read a layout; a LayoutError points at the place with a caret. `()` is that of a tensor without dimensions.
 
-    >>> [str(atom) for atom in parse("residual* (h qk + h qk* + h v)").atoms()]
+    >>> [str(atom) for atom in parse("residual* (h qk + h qk* + h v)").atoms]
     ['residual*', 'h', 'qk', 'h', 'qk*', 'h', 'v']
     """
     if text.strip() == SCALAR:

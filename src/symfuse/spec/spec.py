@@ -231,8 +231,8 @@ class Spec:
         such as the query heads that share a value, are summed over."""
         (whole,) = self.segments(str(rule.weight), weight)
         letters = {atom.name: chr(97 + i) for i, atom in enumerate(whole.atoms)}
-        moved = next(p for p in self.tensors[rule.bias].layout.parts() if rule.axis in map(str, p))
-        into = self.tensors[str(rule.into)].layout.atoms()
+        moved = next(p for p in self.tensors[rule.bias].layout.parts if rule.axis in map(str, p))
+        into = self.tensors[str(rule.into)].layout.atoms
         kept = "".join(letters[atom.name] for atom in (*moved, *into))
         return torch.einsum(f"{''.join(letters.values())}->{kept}", whole.view)
 
@@ -398,7 +398,7 @@ def expand(templates: Mapping[str, str], axes: Mapping[str, Axis]) -> dict[str, 
 
 
 def _check_axes(template: str, layout: Layout, keys: list[str], axes: Mapping[str, Axis]) -> None:
-    for part in layout.parts():
+    for part in layout.parts:
         names = [atom.name for atom in part if not atom.name.isdigit()]
         for name in names:
             if name not in axes:

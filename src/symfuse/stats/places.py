@@ -65,7 +65,7 @@ def _places(
 
 
 def _heard(layout: Layout, axis: str, without: Collection[str]) -> bool:
-    parts = ({atom.name for atom in part} for part in layout.parts())
+    parts = ({atom.name for atom in part} for part in layout.parts)
     return any(axis in part and part.isdisjoint(without) for part in parts)
 
 

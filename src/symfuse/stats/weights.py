@@ -40,7 +40,7 @@ def features(spec: Spec, instance: Instance, name: str, *tensors: Tensor) -> Ite
 
 def is_square(spec: Spec, instance: Instance, name: str) -> bool:
     """Whether a part of a tensor has the axis twice."""
-    return any([atom.name for atom in part].count(instance.axis) > 1 for part in spec.tensors[name].layout.parts())
+    return any([atom.name for atom in part].count(instance.axis) > 1 for part in spec.tensors[name].layout.parts)
 
 
 def weight_moments(
@@ -101,7 +101,7 @@ def workspace(spec: Spec, instance: Instance, group: Group) -> int:
     if group.streams(n) and not spec.batch_axes(instance.axis):
         # Measured; what was read is gone when scores are assigned.
         return max(sum(read) + 4 * n * n, 5 * n * n + assignment.workspace(n))
-    variances = {a.variance for name in spec.movable[instance] for a in spec.tensors[name].layout.atoms()}
+    variances = {a.variance for name in spec.movable[instance] for a in spec.tensors[name].layout.atoms}
     moments = batch * n * n * group.moments_dtype.itemsize * (3 if group.gram else 1)
     return len(variances) * moments + max(2 * max(read), 3 * moments)
 

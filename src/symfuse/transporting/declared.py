@@ -3,7 +3,7 @@ those of the model."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from symfuse.alignment import Alignment
@@ -22,9 +22,9 @@ def with_tensors(alignment: Alignment, tensors: Mapping[str, Declared], axes: Ma
     return replace(alignment, spec=more)
 
 
-def atoms_of(nodes: Iterable[Node]) -> Iterator[Atom]:
+def atoms_of(nodes: Iterable[Node]) -> tuple[Atom, ...]:
     """All atoms of some dimensions."""
-    return Layout(tuple(nodes)).atoms()
+    return Layout(tuple(nodes)).atoms
 
 
 def varied(node: Node, variances: Mapping[Variance, Variance]) -> Node:

@@ -64,7 +64,7 @@ class Frame:
             if name in norm.readers and "fold_norms" in self.names:
                 out = self._read(norm, name)
         streams = {Atom(norm.axis) for norm in self.norms}
-        centres = layer and "centre" in self.names and not streams.isdisjoint(spec.tensors[name].layout.atoms())
+        centres = layer and "centre" in self.names and not streams.isdisjoint(spec.tensors[name].layout.atoms)
         scale = reader(self.unfolded)(self.scales[name]) if name in self.scales else None
         return replace(out, scale=scale, centres=centres)
 

@@ -176,10 +176,10 @@ def _nodes(spec: Spec, instance: Instance) -> Iterator[Node]:
     plain = {Variance.DUAL: Variance.PRIMAL, Variance.PLAIN: Variance.PRIMAL}
     for name in spec.movable[instance]:
         for dim in spec.tensors[name].layout.dims:
-            for parts in Layout((dim,)).parts():
+            for parts in Layout((dim,)).parts:
                 if any(atom.name == instance.axis for atom in parts):
                     yield varied(_node(dim, parts), plain)
 
 
 def _node(dim: Node, parts: tuple[Atom, ...]) -> Node:
-    return dim if tuple(atoms_of((dim,))) == parts else parts[0] if len(parts) == 1 else Product(parts)
+    return dim if atoms_of((dim,)) == parts else parts[0] if len(parts) == 1 else Product(parts)

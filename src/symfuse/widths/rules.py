@@ -114,7 +114,7 @@ def _head(spec: Spec, axis: str) -> int:
     if anatomy(axis) == "qk":
         return sizes[axis]
     turned = sizes["c"] * sizes["f"] if "c" in sizes and "f" in sizes else 0
-    together = any({"c", "p"} <= {a.name for a in d.layout.atoms()} for d in spec.tensors.values())
+    together = any({"c", "p"} <= {a.name for a in d.layout.atoms} for d in spec.tensors.values())
     assert not part  # no model of several parts has rotary positions
     if together:
         return turned + sizes["p"]
@@ -128,7 +128,7 @@ def factors(shape: Shape) -> dict[str, float]:
     ours, theirs, config = shape.model.spec, shape.spec, shape.config
     out: dict[str, float] = {}
     for name, declared in ours.tensors.items():
-        words = [str(atom) for atom in declared.layout.atoms()]
+        words = [str(atom) for atom in declared.layout.atoms]
         old, new = (declared.layout.shape(spec.sizes) for spec in (ours, theirs))
         if old == new:
             continue

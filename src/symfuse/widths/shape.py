@@ -110,7 +110,7 @@ def _differing(one: Spec, other: Spec) -> list[str]:
     """The tensors that are not of the same axes."""
 
     def words(spec: Spec, name: str) -> list[str]:
-        return [str(atom) for atom in spec.tensors[name].layout.atoms() if not atom.name.isdigit()]
+        return [str(atom) for atom in spec.tensors[name].layout.atoms if not atom.name.isdigit()]
 
     return [name for name in one.tensors if words(one, name) != words(other, name)]
 
@@ -185,6 +185,6 @@ def _refusal(axis: str, spec: Spec, one: int, other: int) -> str:
 def parts_with(spec: Spec, axis: str) -> Iterator[tuple[str, tuple[Any, ...]]]:
     """Each part of a tensor that has the axis: the tensor's name, and the atoms of the part."""
     for name, declared in spec.tensors.items():
-        for part in declared.layout.parts():
+        for part in declared.layout.parts:
             if any(atom.name == axis for atom in part):
                 yield name, part

@@ -20,6 +20,8 @@ POOLING = ("mean", "cls", "max")
 
 # What likenesses are multiplied with in the softmax: as sentence-transformers trains (MultipleNegativesRankingLoss).
 SCALE = 20.0
+# Likenesses are equal that differ by so many eps: rounding depends on where in a batch a text is, and on the processor.
+TIE = 64
 
 # What a text is for; a text that is both is compared with all others.
 _QUERY, _CANDIDATE = 1, 2
@@ -133,7 +135,8 @@ def _contrast(vectors: Tensor, labels: Tensor, roles: Tensor) -> Totals:
         positive = positive[answered]
         right = scores.masked_fill(~positive, -torch.inf)
         losses.append((scores.logsumexp(1) - right.logsumexp(1)).sum())
-        ranks.append(1 + (~positive & (scores >= right.amax(1, keepdim=True))).sum(1).double())
+        least = right.amax(1, keepdim=True) - SCALE * TIE * torch.finfo(scores.dtype).eps
+        ranks.append(1 + (~positive & (scores >= least)).sum(1).double())
     rank = torch.cat(ranks)
     first = float((rank == 1).sum())
     paired = not bool((roles == _QUERY | _CANDIDATE).any())
