@@ -14,15 +14,16 @@ from symfuse.io.direct import PIECE
 from symfuse.io.shards import parse_size, plan_shards
 from symfuse.merging import Output
 from symfuse.merging.engine import effective_weights
-from symfuse.merging.stream import BLOCK
+from symfuse.merging.stream import PIECE as SEEN
 
-START = 250_000_000  # resident once everything is imported (231 MB measured), and a little
+START = 250_000_000  # held once everything is imported (200 MB measured), and a little
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers")
 SPEED = 500e6  # bytes per second, read and written together, of element-wise methods on two cores and a local disk
-# Blocks that are alive at once, for k + 2 that a method must hold. Measured on two threads, as (k + 2)·n blocks beside
-# START: linear and task_arithmetic n = 2, dare_ties 2.4, breadcrumbs 2.7, ties 3.6, sce and model_stock 3.8, della 4.2.
-LEAN = {"linear", "soup", "passthrough", "task_arithmetic", "dare_linear", "dare_ties"}
-LEAN_COPIES, COPIES = 2.5, 4.25
+# Blocks that are alive at once, for k + 2 that a method must hold. Measured on two threads and bfloat16, as (k + 2)·n
+# blocks beside START, of memory that no file holds: linear n = 2, task_arithmetic 2.6, karcher 1.6, ram 3.3, ties and
+# breadcrumbs 3.7, dare_linear 4.5, dare_ties 5.9, sce and arcee_fusion 6.2, della 7, della_linear 8.8.
+LEAN = {"linear", "soup", "passthrough", "task_arithmetic"}
+LEAN_COPIES, COPIES = 3, 9
 # Methods that see a matrix whole: copies of it in float64, for each model and the base (measured 3.5 and 5.7).
 WHOLE = {"tsv": 6, "iso_c": 4, "iso_cts": 6}
 
@@ -32,7 +33,7 @@ def cost(
 ) -> Cost:
     """moved: names of models whose tensors are computed whole: aligned ones, and those with an adapter.
 
-    A worker holds, of an element-wise method on k tensors, k + 2 blocks (2²¹ values, or a row) in the working dtype,
+    A worker holds, of an element-wise method on k tensors, k + 2 blocks (2¹⁹ values, or a row) in the working dtype,
     COPIES times; of methods of WHOLE, whole matrices; of each moved model, a tensor and a copy; and a piece to write.
     At worst all workers hold the largest tensors at the same time.
     """
@@ -76,11 +77,11 @@ def _held(output: Output, moved: Collection[str]) -> int:
     numel = output.info.numel
     whole = 2 * numel * 8 * len(computed)
     if output.method is None:
-        return whole + min(numel, BLOCK) * item
+        return whole + min(numel, SEEN) * item
     if output.method.name in WHOLE and len(output.info.shape) in (2, 3):
         return whole + numel * 8 * len(terms) * WHOLE[output.method.name]
     columns = output.info.shape[-1] if len(output.info.shape) > 1 else math.prod(output.info.shape)
-    block = min(numel, max(1, BLOCK // max(1, columns)) * columns)
+    block = min(numel, max(1, SEEN // max(1, columns)) * columns)
     copies = LEAN_COPIES if output.method.name in LEAN else COPIES
     return whole + int(block * item * (len(terms) + 2) * copies)
 

@@ -28,14 +28,19 @@ def arcee_fusion(stream: Stream) -> Iterator[Tensor]:
     differ. Divergences are summed in float64 (between similar rows, float32 would hold noise only). If no row's
     distribution changes, all importances are zero, as is the threshold: the other model.
     """
-    divergence = torch.cat([_divergence(block) for block in stream]).to(stream.dtype)
+    # In one piece: small ones, made between blocks and kept, would split the memory that blocks leave for the next.
+    divergence = torch.empty(stream.rows, dtype=stream.dtype, device=stream.device)
+
+    def rows(block: Block) -> Tensor:
+        first = block.first // max(1, stream.columns)
+        return divergence[first : first + len(block.origin)]
+
+    for block in stream:
+        rows(block).copy_(_divergence(block))
 
     def scored() -> Iterator[tuple[Block, Tensor]]:
-        first = 0
         for block in stream:
-            last = first + len(block.origin)
-            yield block, (block.tensors[0] - block.origin).abs_().mul_(divergence[first:last, None])
-            first = last
+            yield block, (block.tensors[0] - block.origin).abs_().mul_(rows(block)[:, None])
 
     limit = 0.0
     if size := stream.rows * stream.columns:
