@@ -6,12 +6,14 @@ over the rounds, ± is half the interquartile range, and a ratio is the median o
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import gc
 import json
 import os
 import platform
 import random
+import reprlib
 import statistics
 import subprocess
 import sys
@@ -280,3 +282,109 @@ def environment() -> dict[str, Any]:
 
 def _lines(path: str) -> list[str]:
     return Path(path).read_text().splitlines() if Path(path).exists() else []
+
+
+# -- what a command is given, before anything is measured ------------------------------------------
+
+Unfit = argparse.ArgumentTypeError  # says what was expected and what was found; argparse says of which option
+
+
+@contextmanager
+def option(parser: argparse.ArgumentParser, name: str) -> Iterator[None]:
+    """What is Unfit herein is told as argparse tells it of an option's type: of what is known only after parsing."""
+    try:
+        yield
+    except Unfit as error:
+        parser.error(f"argument {name}: {error}")
+
+
+def positive(text: str) -> int:
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise Unfit(f"expected a whole number from 1 on, found {text!r}")
+    return int(text)
+
+
+def positives(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(map(positive, text.split(",")))
+    except Unfit:
+        raise Unfit(f"expected whole numbers from 1 on, such as 1,2, found {text!r}") from None
+
+
+def writable_folder(path: Path) -> Path:
+    """It is made if there is none."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            return path
+    except OSError as error:
+        raise Unfit(f"expected a folder to write to, found {str(path)!r} ({error.strerror})") from None
+
+
+def writable_file(path: Path) -> Path:
+    """In a folder that is made if there is none; the file itself is left as it is, or not there."""
+    new = not os.path.lexists(path)
+    if new:
+        writable_folder(path.parent)
+    try:
+        with path.open("ab"):
+            if new:
+                path.unlink()
+            return path
+    except OSError as error:
+        raise Unfit(f"expected a file to write to, found {str(path)!r} ({error.strerror})") from None
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Of a value in JSON."""
+
+    words: str
+    holds: Callable[[Any], bool]
+
+
+@dataclass(frozen=True)
+class Maybe:
+    """What is wanted, or null, or an object that is empty."""
+
+    wanted: Any
+
+
+TEXT = Kind("text", lambda x: isinstance(x, str))
+COUNT = Kind("a whole number", lambda x: type(x) is int and x >= 0)
+NUMBER = Kind("a number from 0 on", lambda x: type(x) in (int, float) and 0 <= x < sys.float_info.max)
+ABOVE = Kind("a number above 0", lambda x: NUMBER.holds(x) and x > 0)
+_LIST = Kind("a list that is not empty", lambda x: isinstance(x, list) and len(x) > 0)
+_OBJECT = Kind("an object", lambda x: isinstance(x, dict))
+
+
+def read_json(place: str | Path, wanted: Any) -> Any:
+    """What a file says; Unfit if it is not there, is not JSON, or lacks something of what is wanted: a Kind; a Maybe;
+    [one], a list of such, which is not empty; {name: one}, an object that has these names at least, {str: one}, any."""
+    at = repr(str(place))
+    try:
+        found = json.loads(Path(place).read_text("utf-8"))
+    except OSError as error:
+        raise Unfit(f"{at}: expected a file of JSON, found none that can be read ({error.strerror})") from None
+    except (ValueError, RecursionError) as error:
+        raise Unfit(f"{at}: expected JSON, found something else ({error})") from None
+    _expect(found, wanted, at)
+    return found
+
+
+def _expect(found: Any, wanted: Any, at: str) -> None:
+    if isinstance(wanted, Maybe):
+        if found in (None, {}):
+            return
+        wanted = wanted.wanted
+    kind = wanted if isinstance(wanted, Kind) else _LIST if isinstance(wanted, list) else _OBJECT
+    if not kind.holds(found):
+        raise Unfit(f"{at}: expected {kind.words}, found {reprlib.repr(found)}")
+    if isinstance(wanted, list):
+        for number, inner in enumerate(found):
+            _expect(inner, wanted[0], f"{at}: {number}")
+    elif isinstance(wanted, dict):
+        for name, inner in dict.fromkeys(found, wanted[str]).items() if str in wanted else wanted.items():
+            if name not in found:
+                raise Unfit(f"{at}: expected an object with {name!r}, found {reprlib.repr(found)}")
+            _expect(found[name], inner, f"{at}: {name}")

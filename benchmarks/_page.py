@@ -8,10 +8,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from _harness import PACKAGES, SLOW, SLOW_PEER, Benchmark, Goal, ratio
+from _harness import ABOVE, COUNT, NUMBER, PACKAGES, SLOW, SLOW_PEER, TEXT, Benchmark, Goal, Maybe, ratio
 
 Data = Mapping[str, Any]  # what run.py writes for a benchmark
 CaseData = Mapping[str, Any]
+
+# What the page needs of them, as `read_json` checks it.
+ENVIRONMENT = {**dict.fromkeys(("date", "commit", "processor", "python", *PACKAGES), TEXT), "cores": Maybe(COUNT)}
+ROW = {
+    "row": TEXT, "wall": ABOVE, "cpu": ABOVE, "spread": NUMBER, "peak": Maybe(NUMBER),
+    "rounds": {"wall": [ABOVE], "cpu": [ABOVE]},
+}  # fmt: skip
+CASE = {"sizes": {str: ABOVE}, "setting": {str: TEXT}, "threads": COUNT, "load": NUMBER, "rows": [ROW]}
+DATA = {"environment": ENVIRONMENT, "rounds": COUNT, "command": TEXT, "seconds": NUMBER, "cases": [CASE]}
+VERSION = {"commit": TEXT, "seconds": ABOVE, "rows": [{"function": TEXT, "calls": COUNT, "own": NUMBER}]}
+PROFILED = {
+    "environment": {**ENVIRONMENT, "load": [NUMBER]}, "command": TEXT, "most": COUNT,
+    "jobs": {str: {"before": VERSION, "after": VERSION}},
+}  # fmt: skip
 
 HEAD = """# Benchmarks
 

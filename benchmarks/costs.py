@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import argparse
 import heapq
-import json
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
+from _harness import ABOVE, NUMBER, read_json
 from torch import Tensor
 
 from symfuse.architectures import Model
@@ -57,9 +57,19 @@ class Constants:
     resident: int
 
     @classmethod
-    def load(cls, path: Path) -> Constants:
-        data = json.loads(path.read_text("utf-8"))["constants"]
+    def of(cls, data: Mapping[str, Any]) -> Constants:
         return cls(**{field.name: data[field.name] for field in fields(cls)})
+
+    @classmethod
+    def load(cls, place: str) -> Constants:
+        """From a file of `scale.py`; a type for argparse."""
+        return cls.of(read_json(place, {"constants": CONSTANTS})["constants"])
+
+
+# As `read_json` checks them; by rates and units is divided.
+CONSTANTS = dict.fromkeys((field.name for field in fields(Constants)), NUMBER) | {
+    **dict.fromkeys(("floats", "doubles", "units"), ABOVE), "merged": {"linear": NUMBER, "ties": NUMBER},
+}  # fmt: skip
 
 
 # ---- models that are never made
@@ -98,6 +108,7 @@ class Shape:
             found |= {"mlp_only_layers": list(range(self.dense)), "decoder_sparse_step": 1}
         return found
 
+    @cached_property
     def infos(self) -> dict[str, TensorInfo]:
         rows, few, wide = self.heads * self.head, self.narrow * self.head, self.width
         shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocab, wide)}
@@ -155,7 +166,7 @@ class Unmade(Mapping[str, Tensor]):
 @cache
 def declared(shape: Shape) -> tuple[Model, Chosen]:
     """The model, and what `--axes attention,ffn` solves in it."""
-    infos = shape.infos()
+    infos = shape.infos
     model = Model.of(Checkpoint(Unmade(infos), shape.config(), name=shape.kind, infos=infos))
     return model, choose(model, model, ("attention", "ffn"), None, scaling=True, frame=())
 
@@ -199,7 +210,7 @@ def moving(shape: Shape, c: Constants, files: bool) -> list[Task]:
     """A task for each tensor, or for each file. What is one tensor in memory, such as a stack of experts, is moved as a
     whole, as it is stored and in float32 before and after: by whoever writes some of it. What is in no layer stays."""
     whole: dict[str, list[TensorInfo]] = {}
-    for name, info in shape.infos().items():
+    for name, info in shape.infos.items():
         whole.setdefault(_in_memory(name), []).append(info)
 
     def task(names: Collection[str], written: int) -> Task:
@@ -221,7 +232,7 @@ def _in_memory(name: str) -> str:
 
 def merging(shape: Shape, c: Constants, method: str, models: int, files: bool) -> list[Task]:
     """A task for each tensor, or for each file; of which a method holds some blocks."""
-    parts = [list(part.values()) for part in _files(shape)] if files else [[info] for info in shape.infos().values()]
+    parts = [list(part.values()) for part in _files(shape)] if files else [[info] for info in shape.infos.values()]
     return [
         Task(c.merged[method] * (models + 1) * size, 4 * BLOCK * 4 * (models + 2), models * size, size)
         for size in (sum(info.nbytes for info in part) for part in parts)
@@ -229,7 +240,7 @@ def merging(shape: Shape, c: Constants, method: str, models: int, files: bool) -
 
 
 def _files(shape: Shape) -> list[Mapping[str, TensorInfo]]:
-    return list(plan_shards(shape.infos(), parse_size(SHARD)).values())
+    return list(plan_shards(shape.infos, parse_size(SHARD)).values())
 
 
 def proof(shape: Shape, c: Constants) -> Task:
@@ -326,17 +337,21 @@ MACHINES = (
 )
 
 
-def jobs(shape: Shape, cluster: Cluster, c: Constants) -> dict[str, Cost]:
-    """Threads of one machine take tensors, tasks of many take files."""
-    files = cluster.machines > 1
+def jobs(shape: Shape, c: Constants, files: bool) -> dict[str, Task | list[Task]]:
+    """Of each job the tasks, or the one that is done in this process. Threads of one machine take tensors, tasks of
+    many take files."""
     return {
-        "match, fine-tunes": spend(matching(shape, c, related=True), cluster, c),
-        "match, independent": spend(matching(shape, c, related=False), cluster, c),
-        "prove": alone(proof(shape, c), cluster, c),
-        "move and write": spend(moving(shape, c, files), cluster, c),
-        "merge 2, linear": spend(merging(shape, c, "linear", 2, files), cluster, c),
-        "merge 3, TIES": spend(merging(shape, c, "ties", 3, files), cluster, c),
+        "match, fine-tunes": matching(shape, c, related=True),
+        "match, independent": matching(shape, c, related=False),
+        "prove": proof(shape, c),
+        "move and write": moving(shape, c, files),
+        "merge 2, linear": merging(shape, c, "linear", 2, files),
+        "merge 3, TIES": merging(shape, c, "ties", 3, files),
     }
+
+
+def price(work: Task | list[Task], cluster: Cluster, c: Constants) -> Cost:
+    return spend(work, cluster, c) if isinstance(work, list) else alone(work, cluster, c)
 
 
 def spoken(seconds: float) -> str:
@@ -349,18 +364,21 @@ def spoken(seconds: float) -> str:
 def tables(c: Constants) -> Iterator[str]:
     yield "| model | weights | GB | files | solved apart | largest of these, GB |\n|---|" + "--:|" * 5
     for name, shape in SHAPES.items():
-        infos, tasks = shape.infos(), matching(shape, c, related=True)
+        infos, tasks = shape.infos, matching(shape, c, related=True)
         size = sum(info.nbytes for info in infos.values())
         yield (
             f"| {name} | {sum(i.numel for i in infos.values()) / 1e9:.0f} · 10⁹ | {size / 1e9:.0f} | "
             f"{len(_files(shape))} | {len(tasks)} | {max(task.memory for task in tasks) / 1e9:.1f} |"
         )
     for name, shape in SHAPES.items():
-        found = {title: jobs(shape, cluster, c) for title, cluster in MACHINES}
-        work = next(iter(found.values()))
+        work = {files: jobs(shape, c, files) for files in (False, True)}
+        found = {
+            title: {job: price(tasks, cluster, c) for job, tasks in work[cluster.machines > 1].items()}
+            for title, cluster in MACHINES
+        }
         yield f"\n**{name}**\n"
         yield "| | core hours | GB read, written | " + " | ".join(found) + " |\n|---|" + "--:|" * (len(found) + 2)
-        for job, cost in work.items():
+        for job, cost in found[MACHINES[0][0]].items():
             cells = []
             for title, cluster in MACHINES:
                 one = found[title][job]
@@ -371,10 +389,10 @@ def tables(c: Constants) -> Iterator[str]:
             yield f"| {job} | {cost.busy / 3600:.2g} | {gigabytes} | " + " | ".join(cells) + " |"
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--constants", type=Path, default=DATA)
-    print("\n".join(tables(Constants.load(parser.parse_args().constants))))
+    parser.add_argument("--constants", type=Constants.load, default=str(DATA), help="a file of scale.py")
+    print("\n".join(tables(parser.parse_args(arguments).constants)))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import json
 import math
 import sys
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -68,14 +68,20 @@ SIZES = (
     Shape(layers=1),
     Shape(),
 )
+LARGE = Shape(layers=34)  # 3.2 GB, of which starting a process is little
 QUICK = tuple(Shape(hidden=128, ffn=352, layers=n, heads=4, kv_heads=2, vocab=1000) for n in (1, 2, 4))
 MANY = Shape(hidden=20, ffn=56, layers=166, heads=2, kv_heads=1, vocab=256)
 
 
-def make(folder: Path, shape: Shape) -> dict[str, Path]:
-    """base, a and b in the folder, unless they are there: the base N(0, 0.02); a and b with small changes to half of
-    its entries, rounded to bfloat16."""
-    return {name: fine_tune(folder, shape, name, seed) for seed, name in enumerate(("base", "a", "b"))}
+SEEDS = {"a": 1, "b": 2, "base": 0}
+INPUTS = {"linear": 2, "slerp": 2}  # the others read the base too
+
+
+def make(folder: Path, shape: Shape, method: str = "ties") -> dict[str, Path]:
+    """a, b and, where a method looks at it, the base in the folder, unless they are there: the base N(0, 0.02); a and b
+    with small changes to half of its entries, rounded to bfloat16."""
+    names = list(SEEDS)[: INPUTS.get(method, 3)]
+    return {name: fine_tune(folder, shape, name, SEEDS[name]) for name in names}
 
 
 def fine_tune(folder: Path, shape: Shape, name: str, seed: int) -> Path:
@@ -118,9 +124,9 @@ def _save(path: Path, shape: Shape, seed: int) -> None:
     (path / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
-def recipes(models: Mapping[str, Path]) -> dict[str, dict[str, Any]]:
-    """The same text for both tools."""
-    names = {key: str(path) for key, path in models.items()}
+def recipes(folder: Path) -> dict[str, dict[str, Any]]:
+    """The same text for both tools, of models in the folder."""
+    names = {name: str(folder / name) for name in SEEDS}
 
     def each(**parameters: float) -> list[dict[str, Any]]:
         return [{"model": names[key], "parameters": parameters} for key in ("a", "b")]
@@ -138,15 +144,12 @@ def recipes(models: Mapping[str, Path]) -> dict[str, dict[str, Any]]:
     }
 
 
-INPUTS = {"linear": 2, "slerp": 2}  # the others read the base too
-
-
 def rows(plan: Plan, shape: Shape, method: str, peer: bool, threads: int) -> dict[str, Call]:
-    models = make(plan.work / f"llama-{shape.hidden}-{shape.layers}", shape)
-    recipe = yaml.safe_dump(recipes(models)[method], sort_keys=False)
+    folder = plan.work / f"llama-{shape.hidden}-{shape.layers}"
+    inputs = list(make(folder, shape, method).values())
+    recipe = yaml.safe_dump(recipes(folder)[method], sort_keys=False)
     file = plan.work / f"{zlib.crc32(recipe.encode()):08x}.yml"
     file.write_text(recipe)
-    inputs = [models[name] for name in ("a", "b", "base")[: INPUTS.get(method, 3)]]
     out = plan.work / "out"
 
     def run(*command: str | Path) -> Call:
@@ -172,6 +175,8 @@ def cases(plan: Plan) -> Iterator[Case]:
         for method in ("linear", "slerp", "task_arithmetic", "ties", "dare_ties"):
             peer = shape == shapes[0] if plan.quick else shape != shapes[-1] or method not in LONG
             yield Case({"GB": shape.gigabytes}, {"method": method}, partial(rows, plan, shape, method, peer))
+    if not plan.quick:
+        yield Case({"GB": LARGE.gigabytes}, {"method": "linear"}, partial(rows, plan, LARGE, "linear", False))
     tensors = {"method": f"linear, {len(MANY.shapes())} small tensors"}
     yield Case({"GB": MANY.gigabytes}, tensors, partial(rows, plan, MANY, "linear", not plan.quick))
 

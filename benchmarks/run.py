@@ -21,7 +21,22 @@ from typing import Any
 
 import _page
 import torch
-from _harness import ENOUGH, HERE, ROOT, Benchmark, Plan, environment, measure
+from _harness import (
+    ENOUGH,
+    HERE,
+    ROOT,
+    Benchmark,
+    Plan,
+    Unfit,
+    environment,
+    measure,
+    option,
+    positive,
+    positives,
+    read_json,
+    writable_file,
+    writable_folder,
+)
 
 NAMES = (
     "startup", "assignment", "attention", "feed_forward", "sweep", "applying", "alignment", "merging", "moments",
@@ -69,16 +84,16 @@ def keep(data: Mapping[str, Any], folder: Path) -> None:
 
 def kept(folder: Path) -> dict[str, dict[str, Any]]:
     return {
-        name: json.loads((folder / f"{name}.json").read_text("utf-8"))
-        for name in NAMES
-        if (folder / f"{name}.json").exists()
+        name: read_json(folder / f"{name}.json", _page.DATA) for name in NAMES if (folder / f"{name}.json").exists()
     }
 
 
 def page(folder: Path) -> str:
-    """Of the data in a folder."""
+    """Of the data in a folder; Unfit, what is not as it should be."""
+    if not folder.is_dir():
+        raise Unfit(f"expected a folder with data, found none at {str(folder)!r}")
     profiled = folder / f"{PROFILES}.json"
-    found = json.loads(profiled.read_text("utf-8")) if profiled.exists() else None
+    found = read_json(profiled, _page.PROFILED) if profiled.exists() else None
     return _page.page({name: benchmark(name) for name in NAMES}, kept(folder), found)
 
 
@@ -86,8 +101,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"default: all of {', '.join(NAMES)}")
     parser.add_argument("--quick", action="store_true", help="small sizes; data are kept only with --data")
-    parser.add_argument("--rounds", type=int, help="interleaved rounds, default 3 (with --quick 1)")
-    parser.add_argument("--threads", help="numbers of threads, such as 1,2; default: all cores")
+    parser.add_argument("--rounds", type=positive, help="interleaved rounds, default 3 (with --quick 1)")
+    parser.add_argument("--threads", type=positives, help="numbers of threads, such as 1,2; default: all cores")
     parser.add_argument("--data", type=Path, help="where data are kept, default benchmarks/data")
     parser.add_argument("--work", type=Path, help="where models are made and kept; default: $SYMFUSE_CACHE/benchmarks")
     parser.add_argument("--write", action="store_true", help="make docs/benchmarks.md of the data, and measure nothing")
@@ -95,14 +110,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if unknown := set(args.names) - set(NAMES):
         parser.error(f"no benchmark is called {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
     if args.write:
-        target = PAGE if args.data is None else args.data / PAGE.name
-        target.write_text(page(args.data or DATA), "utf-8")
+        with option(parser, "--data"):
+            text = page(args.data or DATA)
+            target = writable_file(PAGE if args.data is None else args.data / PAGE.name)
+        target.write_text(text, "utf-8")
         print(f"written: {target}")
         return
     data = args.data or (None if args.quick else DATA)
-    plan = Plan(args.quick, (args.work or cache()).absolute())
-    plan.work.mkdir(parents=True, exist_ok=True)
-    threads = [int(count) for count in args.threads.split(",")] if args.threads else [os.cpu_count() or 1]
+    if data is not None:
+        with option(parser, "--data"):
+            writable_folder(data)
+    with option(parser, "--work"):
+        plan = Plan(args.quick, writable_folder((args.work or cache()).absolute()))
+    threads = args.threads or [os.cpu_count() or 1]
     compile_all()
     for name in args.names or NAMES:
         rounds = args.rounds or (1 if args.quick else 3)

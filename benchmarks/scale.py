@@ -22,14 +22,30 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from _harness import BIN, ROOT, environment, torch_threads
+from _harness import (
+    ABOVE,
+    BIN,
+    COUNT,
+    NUMBER,
+    ROOT,
+    TEXT,
+    Maybe,
+    Unfit,
+    environment,
+    option,
+    positives,
+    read_json,
+    torch_threads,
+    writable_file,
+    writable_folder,
+)
 from _harness import process as run
-from costs import DATA, Cluster, Constants, Shape, alone, matching, moving, proof, spend, tables
+from costs import CONSTANTS, DATA, Cluster, Constants, Shape, alone, matching, moving, proof, spend, tables
 from torch import Tensor
 
 import symfuse
@@ -46,9 +62,20 @@ LAYERS = 32  # of the model whose time is told
 LIMIT = 6e9  # bytes that `align` may take
 AXES = ("c", "v", "ffn")
 
+# What is needed of data, as `read_json` checks it.
+ROW = {
+    "kind": TEXT, "width": COUNT, "layers": COUNT, "gigabytes": NUMBER, "wall": ABOVE, "cpu": ABOVE, "peak": ABOVE,
+    "matching": NUMBER, "left": NUMBER, "recovered": Maybe({"neurons": NUMBER, "turns": NUMBER, "factors": NUMBER}),
+    "verified": Maybe({"errors": {str: NUMBER}, "rounding": NUMBER}),
+    "shape": {field.name: TEXT if field.name == "kind" else COUNT for field in fields(Shape)},
+}  # fmt: skip
+WANTED = {"environment": {"date": TEXT}, "constants": CONSTANTS, "rows": [ROW]}
+
 
 def llama(width: int, layers: int, vocab: int = 128256, head: int = 128) -> Shape:
-    """A Llama 3, whose heads are 128 wide, four to a key."""
+    """A Llama 3, whose heads are 128 wide, four to a key; Unfit, of a width that is not made of such."""
+    if width % (4 * head):
+        raise Unfit(f"expected multiples of {4 * head}, found {width}")
     heads = width // head
     return Shape("llama", width, layers, width * 7 // 2, heads, heads // 4, vocab, head)
 
@@ -78,7 +105,7 @@ class Drawn(Mapping[str, Tensor]):
 def make(work: Path, shape: Shape, kind: str) -> tuple[dict[str, Path], Alignment | None]:
     """source and anchor in the work folder, and what was planted."""
     models = {name: work / name for name in ("source", "anchor")}
-    infos = shape.infos()
+    infos = shape.infos
 
     def write(name: str, tensors: Mapping[str, Tensor]) -> None:
         checkpoint = Checkpoint(tensors, shape.config(), name=name, infos=infos)
@@ -298,7 +325,7 @@ def cases(widths: Sequence[int], layers: Sequence[int], *, quick: bool) -> Itera
         yield llama(widths[0], depth, **small), "independent"
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small ones, for a test")
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()))
@@ -307,27 +334,36 @@ def main() -> None:
     )
     parser.add_argument("--resume", action="store_true", help="what is in the file is not measured again")
     parser.add_argument("--write", action="store_true", help="make the page, and measure nothing")
-    parser.add_argument("--widths", type=_numbers)
-    parser.add_argument("--layers", type=_numbers, default=(1, 2, 4))
-    chosen = parser.parse_args()
+    parser.add_argument("--widths", type=positives)
+    parser.add_argument("--layers", type=positives, default=(1, 2, 4))
+    chosen = parser.parse_args(arguments)
     if chosen.write:
-        PAGE.write_text(paged(PAGE.read_text("utf-8"), json.loads(DATA.read_text("utf-8"))), "utf-8")
+        with option(parser, "--write"):
+            data = read_json(DATA, WANTED)
+        PAGE.write_text(paged(PAGE.read_text("utf-8"), data), "utf-8")
         return
+    widths = chosen.widths or ((512, 1024) if chosen.quick else (4096, 2560, 1536))
+    with option(parser, "--widths"):
+        wanted = list(cases(widths, chosen.layers, quick=chosen.quick))
     kept = chosen.json or (None if chosen.quick else DATA)
+    if kept is not None:
+        with option(parser, "--json"):
+            writable_file(kept)
+    with option(parser, "--work"):
+        writable_folder(chosen.work)
     if chosen.resume and kept is not None and kept.exists():
-        data = json.loads(kept.read_text("utf-8"))
+        with option(parser, "--resume"):
+            data = read_json(kept, WANTED)
     else:
         made = asdict(constants(chosen.work, quick=chosen.quick))
         data = {"environment": environment(), "constants": made, "rows": []}
-    found = Constants(**data["constants"])
+    found = Constants.of(data["constants"])
     done = {(row["kind"], row["width"], row["layers"]) for row in data["rows"]}
-    widths = chosen.widths or ((512, 1024) if chosen.quick else (4096, 2560, 1536))
-    for shape, kind in cases(widths, chosen.layers, quick=chosen.quick):
+    for shape, kind in wanted:
         if (kind, shape.width, shape.layers) in done:
             continue
         data["rows"].append(measure(chosen.work, shape, kind, ("--memory", f"{LIMIT / 1e9:g}GB")))
         if kept is not None:
-            kept.parent.mkdir(exist_ok=True)
             kept.write_text(json.dumps(data, indent=1) + "\n", "utf-8")
     print("\n".join([json.dumps(data["constants"], indent=1), *table(data["rows"], found), "", *growth(data["rows"])]))
 
@@ -358,22 +394,18 @@ def section(data: Mapping[str, Any]) -> Iterator[str]:
         for name, value in (data["constants"][key] if key == "merged" else {"": data["constants"][key]}).items():
             yield f"| {value * unit:.3g} | {words.format(**data['constants'])}{f', {name}' if name else ''} |"
     yield ""
-    yield from table(data["rows"], Constants(**data["constants"]))
+    yield from table(data["rows"], Constants.of(data["constants"]))
     if len({row["layers"] for row in data["rows"] if row["kind"] == "planted"}) > 1:
         yield ""
         yield from growth(data["rows"])
     yield "\n## What follows\n"
-    yield from tables(Constants(**data["constants"]))
+    yield from tables(Constants.of(data["constants"]))
 
 
 def paged(text: str, data: Mapping[str, Any]) -> str:
     """The page with the tables of the data between its two marks."""
     before, rest = text.split(BEGIN)
     return "\n".join([before + BEGIN, *section(data), END + rest.split(END)[1]])
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(map(int, text.split(",")))
 
 
 if __name__ == "__main__":

@@ -451,6 +451,125 @@ def test_quick_runs_leave_the_data_alone(two: ModuleType, tmp_path: Path, capsys
     assert "no benchmark is called third; there are first, second" in capsys.readouterr().err
 
 
+def refused(main: Any, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line that says why, after how it is to be called."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    said = capsys.readouterr()
+    assert left.value.code == 2
+    assert not said.out
+    usage, _, line = said.err.rpartition(": error: ")
+    assert usage.startswith("usage: ")
+    assert line.count("\n") == 1
+    return line.rstrip("\n")
+
+
+@pytest.fixture
+def unmeasured(load: Any, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """run.py that must not come as far as to measure."""
+    run = load("run")
+    for name in ("compile_all", "run"):
+        monkeypatch.setattr(run, name, lambda *a, **k: pytest.fail("it measures"))  # noqa: ARG005
+    return run  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "x", "1.5", ""])
+def test_rounds_are_from_one_on(unmeasured: ModuleType, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(unmeasured.main, ["startup", "--quick", f"--rounds={value}"], capsys)
+    assert said == f"argument --rounds: expected a whole number from 1 on, found {value!r}"
+
+
+@pytest.mark.parametrize("value", ["0", "-2", "x", "1,", "", "1,0"])
+def test_threads_are_from_one_on(unmeasured: ModuleType, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(unmeasured.main, ["startup", "--quick", f"--threads={value}"], capsys)
+    assert said == f"argument --threads: expected whole numbers from 1 on, such as 1,2, found {value!r}"
+
+
+@pytest.mark.parametrize("option", ["--data", "--work"])
+def test_folders_are_tried_before_measuring(
+    unmeasured: ModuleType, option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "file", tmp_path / "file" / "x"):
+        said = refused(unmeasured.main, ["startup", "--quick", "--work", str(tmp_path), option, str(place)], capsys)
+        assert said.startswith(f"argument {option}: expected a folder to write to, found {str(place)!r} (")
+
+
+def spoilt(data: Any) -> Iterator[tuple[str, Any]]:
+    """JSON data with one part of another kind or left out, each part in turn, and where that is."""
+    if isinstance(data, dict | list):
+        for key in data if isinstance(data, dict) else range(len(data)):
+            for at, inner in spoilt(data[key]):
+                copy = data.copy()
+                copy[key] = inner
+                yield f": {key}{at}", copy
+        if isinstance(data, dict):
+            for key in data:
+                yield "", {name: value for name, value in data.items() if name != key}
+    yield "", [data] if isinstance(data, int | str) else None
+
+
+@pytest.mark.parametrize("name", ["first", "profiles"])
+def test_data_that_no_page_is_made_of(two: ModuleType, harness: ModuleType, name: str, tmp_path: Path) -> None:
+    """Whatever is spoilt, it is the file and the place in it that is told, or a page is made nevertheless."""
+    rows = [{"function": "f", "calls": 3, "own": 2.5}]
+    jobs = {"Job": {when: {"commit": "abc", "seconds": 4.0, "rows": rows} for when in ("before", "after")}}
+    profiled = {"command": "profiles", "most": 5, "environment": harness.environment(), "jobs": jobs}
+    data = profiled if name == "profiles" else made_up(harness)[1]["thing"]
+    file, told = tmp_path / f"{name}.json", dict[str, str]()
+    file.write_text(json.dumps(data))
+    assert "ours" in two.page(tmp_path) or "## Profiles" in two.page(tmp_path)
+    for at, other in spoilt(json.loads(file.read_text())):
+        file.write_text(json.dumps(other))
+        try:
+            two.page(tmp_path)
+        except harness.Unfit as error:
+            told[str(error)] = f"{str(file)!r}{at}: expected "
+    assert len(told) > 30
+    assert all(said.startswith(start) for said, start in told.items()), told
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", "expected JSON, found something else (Expecting property name"),
+        ("", "expected JSON, found something else (Expecting value"),
+        ("\udcff", "expected JSON, found something else ('utf-8' codec can't decode"),
+        pytest.param("[" * 100_000, "expected JSON, found something else (maximum recursion", id="deep"),
+        ("[]", "expected an object, found []"),
+        ("{}", "expected an object with 'environment', found {}"),
+    ],
+)
+def test_a_page_of_what_is_no_data_is_refused(
+    two: ModuleType, text: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "first.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+    said = refused(two.main, ["--write", "--data", str(tmp_path)], capsys)
+    assert said.startswith(f"argument --data: {str(tmp_path / 'first.json')!r}: {says}")
+    assert not (tmp_path / "benchmarks.md").exists()
+
+
+def test_a_page_needs_a_folder(two: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = tmp_path / "nothere"
+    said = refused(two.main, ["--write", "--data", str(place)], capsys)
+    assert said == f"argument --data: expected a folder with data, found none at {str(place)!r}"
+    assert not place.exists()
+    (place / "benchmarks.md").mkdir(parents=True)
+    said = refused(two.main, ["--write", "--data", str(place)], capsys)
+    assert said == (
+        f"argument --data: expected a file to write to, found {str(place / 'benchmarks.md')!r} (Is a directory)"
+    )
+
+
+@pytest.mark.parametrize("value", ["NaN", "1e999", "-1", "true", "null", '"3"'])
+def test_what_is_no_number_in_json(harness: ModuleType, value: str, tmp_path: Path) -> None:
+    (tmp_path / "a").write_text(f'{{"x": [1, {value}]}}')
+    for kind in (harness.NUMBER, harness.ABOVE, harness.COUNT):
+        with pytest.raises(harness.Unfit, match=f"a': x: 1: expected {kind.words}, found "):
+            harness.read_json(tmp_path / "a", {"x": [kind]})
+
+
 # -- profiles --------------------------------------------------------------------------------------
 
 
@@ -534,3 +653,96 @@ def test_the_scale_benchmark_fits_laws(load: Any) -> None:
     assert "as depth^1.00, peak as depth^0.00" in text
     assert "32 layers of width 8" in text
     assert scale.exponent([1, 2, 4], [3, 12, 48]) == pytest.approx(2)
+
+
+@pytest.fixture
+def quick(load: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[ModuleType, list[tuple[int, int, str]]]:
+    """scale.py with made-up figures in the place of measured ones, and what it was to measure."""
+    scale, costs = load("scale"), load("costs")
+    kept, asked = json.loads(costs.DATA.read_text("utf-8")), list[tuple[int, int, str]]()
+
+    def measure(work: Path, shape: Any, kind: str, options: Any) -> dict[str, Any]:
+        assert work.is_dir()
+        asked.append((shape.width, shape.layers, kind))
+        return {**kept["rows"][0], "kind": kind, "width": shape.width, "layers": shape.layers}
+
+    def constants(work: Path, *, quick: bool) -> Any:
+        assert work.is_dir()
+        assert quick
+        return costs.Constants.of(kept["constants"])
+
+    monkeypatch.setattr(scale, "measure", measure)
+    monkeypatch.setattr(scale, "constants", constants)
+    return scale, asked
+
+
+def test_the_scale_benchmark_makes_its_folders_and_resumes(
+    quick: tuple[ModuleType, list[tuple[int, int, str]]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scale, asked = quick
+    file = tmp_path / "new" / "data" / "scale.json"
+    options = ["--quick", "--work", str(tmp_path / "new" / "work"), "--json", str(file), "--resume", "--widths", "512"]
+    scale.main([*options, "--layers", "1"])
+    assert asked == [(512, 1, "planted"), (512, 1, "independent")]
+    data = json.loads(file.read_text())
+    data["constants"]["another"] = 1  # of another version
+    file.write_text(json.dumps(data))
+    scale.main([*options, "--layers", "1,2"])
+    assert asked[2:] == [(512, 2, "planted"), (512, 2, "independent")]
+    assert len(json.loads(file.read_text())["rows"]) == 4
+    assert "| planted | 512 | 2 |" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "says"),
+    [
+        ("--widths", "512,0", "expected whole numbers from 1 on, such as 1,2, found '512,0'"),
+        ("--widths", "-5", "expected whole numbers from 1 on, such as 1,2, found '-5'"),
+        ("--widths", "512,x", "expected whole numbers from 1 on, such as 1,2, found '512,x'"),
+        ("--widths", "512,7", "expected multiples of 128, found 7"),
+        ("--layers", "0,-1", "expected whole numbers from 1 on, such as 1,2, found '0,-1'"),
+        ("--layers", "", "expected whole numbers from 1 on, such as 1,2, found ''"),
+        ("--work", "{file}", "expected a folder to write to, found '{file}' (File exists)"),
+        ("--work", "{file}/x", "expected a folder to write to, found '{file}/x' (Not a directory)"),
+        ("--json", "{file}/x", "expected a folder to write to, found '{file}' (File exists)"),
+        ("--json", "{folder}", "expected a file to write to, found '{folder}' (Is a directory)"),
+        ("--json", "{folder}/" + 300 * "x", "expected a file to write to, found '{folder}/xxx"),
+        ("--resume", "{", "'{file}': expected JSON, found something else (Expecting property name"),
+        ("--resume", "[]", "'{file}': expected an object, found []"),
+        ("--resume", "{}", "'{file}': expected an object with 'environment', found {}"),
+    ],
+)  # fmt: skip
+def test_the_scale_benchmark_says_what_is_wrong_before_it_measures(
+    quick: tuple[ModuleType, list[tuple[int, int, str]]],
+    option: str,
+    value: str,
+    says: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    scale, asked = quick
+    (tmp_path / "work").mkdir()
+    file = tmp_path / "file"
+    file.write_text(value)
+
+    def fill(text: str) -> str:
+        return text.replace("{file}", str(file)).replace("{folder}", str(tmp_path))
+
+    chosen = ["--resume", "--json", str(file)] if option == "--resume" else [f"{option}={fill(value)}"]
+    said = refused(scale.main, ["--quick", "--work", str(tmp_path / "work"), *chosen], capsys)
+    assert said.startswith(f"argument {option}: {fill(says)}")
+    assert not asked
+    assert {path.name for path in tmp_path.iterdir()} == {"work", "file"}
+    assert file.read_text() == value
+
+
+def test_the_scale_page_is_made_of_nothing_else(
+    load: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Than of data as they should be, which those that are kept are; else the page is as it was."""
+    scale, before = load("scale"), load("scale").PAGE.read_bytes()
+    assert load("_harness").read_json(scale.DATA, scale.WANTED)["rows"]
+    monkeypatch.setattr(scale, "DATA", tmp_path / "none")
+    said = refused(scale.main, ["--write"], capsys)
+    assert said.startswith(f"argument --write: {str(tmp_path / 'none')!r}: expected a file of JSON, found none")
+    assert scale.PAGE.read_bytes() == before

@@ -62,7 +62,7 @@ def test_sizes_are_what_the_page_says(merging: ModuleType) -> None:
 
 def test_both_tools_have_the_same_recipe(merging: ModuleType, tiny: object, tmp_path: Path) -> None:
     models = merging.make(tmp_path, tiny)
-    for method, recipe in merging.recipes(models).items():
+    for method, recipe in merging.recipes(tmp_path).items():
         read = [str(models[name]) for name in ("a", "b", "base")[: merging.INPUTS.get(method, 3)]]
         assert {one for one in read if one in str(recipe)} == set(read), method
         merged = symfuse.merge_recipe(recipe)

@@ -55,7 +55,7 @@ WEIGHTS = {  # as they are published, in units of 10⁹
 
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_models_have_their_published_sizes(costs: ModuleType, name: str) -> None:
-    infos = costs.SHAPES[name].infos()
+    infos = costs.SHAPES[name].infos
     assert round(sum(info.numel for info in infos.values()) / 1e9, 2) == WEIGHTS[name]
 
 
@@ -69,11 +69,11 @@ def test_tensors_are_those_of_the_real_class(costs: ModuleType, kind: str, tmp_p
     import symfuse
 
     saved = symfuse.open(tmp_path)
-    assert {name: saved.info(name).shape for name in saved} == {n: info.shape for n, info in shape.infos().items()}
+    assert {name: saved.info(name).shape for name in saved} == {n: info.shape for n, info in shape.infos.items()}
     model, chosen = costs.declared(shape)
     assert {model.spec.file_name(name) for name in model.spec.tensors}
     assert len(chosen.groups) == 3 * 3  # queries with keys, values, neurons of each layer
-    whole = {costs._in_memory(name) for name in shape.infos()}
+    whole = {costs._in_memory(name) for name in shape.infos}
     assert len(whole) == len(model.spec.tensors)
 
 
@@ -86,7 +86,7 @@ def test_work_is_that_of_its_formulas(costs: ModuleType) -> None:
     assert sum(t.read for t in related) == 2 * 2 * (3 * 14336 * 4096 + 2 * (32 + 8) * 128 * 4096)
     layer = 3 * 14336 * 4096 + 2 * (32 + 8) * 128 * 4096 + 2 * 4096
     assert costs.proof(shape, c).seconds == pytest.approx(1e-8 * layer)
-    size = sum(info.nbytes for info in shape.infos().values())
+    size = sum(info.nbytes for info in shape.infos.values())
     for files in (False, True):
         moved = costs.moving(shape, c, files)
         assert sum(t.written for t in moved) == sum(t.read for t in moved) == size
@@ -155,3 +155,40 @@ def test_the_page_is_what_its_data_make(scale: ModuleType, costs: ModuleType) ->
     for row in data["rows"]:
         seconds, _ = scale.predicted(costs.Shape(**row["shape"]), row["kind"], found)
         assert 0.5 < row["cpu"] / seconds < 2, "the page promises that"
+
+
+# ---- the command
+
+
+def test_constants_come_from_a_file(costs: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert costs.Constants.load(str(costs.DATA)).merged.keys() == {"linear", "ties"}
+    kept = json.loads(costs.DATA.read_text("utf-8"))["constants"]
+    file = tmp_path / "file"
+    wrong = {
+        "": "expected JSON, found something else (Expecting value",
+        "[": "expected JSON, found something else (Expecting value",
+        "[]": "expected an object, found []",
+        "{}": "expected an object with 'constants', found {}",
+        '{"constants": 3}': "constants: expected an object, found 3",
+        json.dumps({"constants": {**kept, "floats": 0}}): "constants: floats: expected a number above 0, found 0",
+        json.dumps({"constants": {**kept, "svd": "x"}}): "constants: svd: expected a number from 0 on, found 'x'",
+        json.dumps({"constants": {**kept, "merged": {}}}): "constants: merged: expected an object with 'linear'",
+    }  # fmt: skip
+    for text, says in wrong.items():
+        file.write_text(text)
+        assert refused(costs, str(file), capsys).startswith(f"argument --constants: {str(file)!r}: {says}")
+    for place in (str(tmp_path), str(tmp_path / "none"), ""):
+        said = refused(costs, place, capsys)
+        assert said.startswith(f"argument --constants: {place!r}: expected a file of JSON, found none that can be read")
+
+
+def refused(costs: ModuleType, place: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line that says why."""
+    with pytest.raises(SystemExit) as left:
+        costs.main(["--constants", place])
+    said = capsys.readouterr()
+    assert left.value.code == 2
+    assert not said.out
+    line = said.err.rpartition(": error: ")[2]
+    assert line.count("\n") == 1
+    return line.rstrip("\n")

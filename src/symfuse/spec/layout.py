@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import NoReturn
 
-import torch
 from torch import Tensor
 
 from symfuse.errors import LayoutError
@@ -182,8 +181,12 @@ def _views(view: Tensor, nodes: tuple[Node, ...], sizes: Mapping[str, int]) -> I
             split = view.view(*view.shape[:dim], *lengths, *view.shape[dim + 1 :])
             yield from _views(split, (*before, *node.parts, *after), sizes)
         else:
-            for part, cut in zip(node.parts, torch.split(view, lengths, dim), strict=True):
-                yield from _views(cut, (*before, part, *after), sizes)
+            start = 0
+            for part, length in zip(
+                node.parts, lengths, strict=True
+            ):  # views of `split` may not be written with a graph
+                yield from _views(view.narrow(dim, start, length), (*before, part, *after), sizes)
+                start += length
         return
     yield view
 
