@@ -7,7 +7,9 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -21,8 +23,11 @@ from symfuse import adapters, declare
 from symfuse.alignment import random_alignment
 from symfuse.errors import OutputError, SymfuseError
 from symfuse.evaluate import Score, landscape
+from symfuse.executors import Threads
 from symfuse.io import Checkpoint, journal, write
+from symfuse.io.direct import DirectFile
 from symfuse.io.target import write_text
+from symfuse.io.weights import SCRATCH, WriteShard
 from symfuse.spec import Spec
 from symfuse.stats.statistics import Statistics
 
@@ -44,6 +49,20 @@ def model(target: Path, seed: int) -> None:
 
 def resumed(target: Path, seed: int) -> None:
     save_small(target, seed, overwrite=True, resume=True, fingerprint=str(seed))
+
+
+class Elsewhere(Threads):
+    """Weight files are made whole, as in other processes, and by threads all the same."""
+
+    elsewhere = True
+
+
+def whole_files(target: Path, seed: int) -> None:
+    save_small(target, seed, overwrite=True, executor=Elsewhere(1))
+
+
+def resumed_whole_files(target: Path, seed: int) -> None:
+    save_small(target, seed, overwrite=True, executor=Elsewhere(1), resume=True, fingerprint=str(seed))
 
 
 def adapter(target: Path, seed: int) -> None:
@@ -74,7 +93,7 @@ def bytes_of(place: Path) -> object:
 
 
 @pytest.mark.parametrize("failure", FAILURES)
-@pytest.mark.parametrize("writer", [model, adapter, statistics, text, alignment])
+@pytest.mark.parametrize("writer", [model, whole_files, adapter, statistics, text, alignment])
 def test_nothing_half_written_stays(tmp_path: Path, writer: Writer, failure: Failure) -> None:
     (tmp_path / "mine").write_text("mine")
     place = tmp_path / ("out" if writer in (text, alignment) else "new/out")
@@ -101,10 +120,52 @@ def test_nothing_half_written_stays(tmp_path: Path, writer: Writer, failure: Fai
     assert failed > len(calls) / 2, "of most of them the writer should hear"
 
 
+@pytest.mark.parametrize("failure", FAILURES)
+@pytest.mark.parametrize("writer", [model, resumed, whole_files, resumed_whole_files, adapter, statistics])
+def test_no_file_stays_open(tmp_path: Path, writer: Writer, failure: Failure) -> None:
+    """The process may go on, for long, and on a disk that is full."""
+    with before_each_call(nothing) as calls:
+        writer(tmp_path / "out", 1)
+    before = opened()
+    for number, name in enumerate(calls):
+        with suppress(OutputError), before_each_call(failure(number)):
+            writer(tmp_path / str(number), 1)
+        assert opened() == before, f"{name}, call {number}"
+
+
+def test_of_a_weight_file_nothing_stays_where_it_was_begun(tmp_path: Path) -> None:
+    whole = small(1)
+    infos = {name: whole.info(name) for name in whole}
+    (tmp_path / SCRATCH).mkdir()
+    work = WriteShard(tmp_path / "out", tmp_path, {"x": infos}, lambda name: [whole[name]], True)
+    with before_each_call(nothing) as calls:
+        work("x", threading.Event())
+    assert len(calls) > 5
+    (tmp_path / "x").unlink()
+    for number, name in enumerate(calls):
+        with pytest.raises(OutputError), before_each_call(broken(number)):
+            work("x", threading.Event())
+        assert list(tmp_path.rglob("*")) == [tmp_path / SCRATCH], f"{name}, call {number}"
+
+
+def test_a_file_that_is_closed_twice_closes_no_other(tmp_path: Path) -> None:
+    file = DirectFile(tmp_path / "x")
+    file.close()
+    others = [os.open(tmp_path / "x", os.O_RDONLY) for _ in range(2)]  # under the numbers that are free now
+    file.close()
+    for other in others:
+        os.close(other)
+
+
+def opened() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
 @pytest.mark.parametrize(
     ("writer", "failure"),
     [
         (text, full), (text, broken), (alignment, full), (alignment, broken), (model, full), (resumed, broken),
+        (whole_files, broken), (resumed_whole_files, full),
         pytest.param(model, broken, marks=pytest.mark.slow), pytest.param(resumed, full, marks=pytest.mark.slow),
     ],
 )  # fmt: skip
@@ -127,7 +188,7 @@ def test_what_was_there_is_kept(tmp_path: Path, writer: Writer, failure: Failure
         if said:
             assert bytes_of(place) == old, f"{name}, call {number}"
             left = [path for path in tmp_path.iterdir() if path != place]
-            assert len(left) <= (writer is resumed)
+            assert len(left) <= (writer in (resumed, resumed_whole_files))
             assert all(f"are kept in {path}: run it again with resume" in said for path in left)
             writer(place, 2)
         assert bytes_of(place) == new, f"{name}, call {number}"

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import struct
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import fsspec
 import pytest
 import torch
 from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
+from fsspec.spec import AbstractBufferedFile
 from torch import Tensor
 
 import symfuse
 from command import data, done, everything, run
 from contract.tiny import MODELS
 from symfuse.errors import CheckpointError, IncompatibleError, OptionError, OutputError
+from symfuse.executors import Threads
+from symfuse.executors import threads as executor_module
 from symfuse.io import Checkpoint, check_target
+from symfuse.io.objects import UNFINISHED, Old
 from symfuse.io.remote import Remote, RemoteFile, place_of
 from symfuse.io.safetensors_file import read_safetensors
-from symfuse.io.target import overlap
+from symfuse.io.target import overlap, remove
 
 SHARD = 8_000
 COMPANIONS = {"tokenizer_config.json": b"{}\n", "1_Pooling/config.json": b'{"word_embedding_dimension": 20}\n'}
@@ -37,6 +43,55 @@ def store() -> Iterator[MemoryFileSystem]:
     found.pseudo_dirs[:] = [""]
     yield found
     found.store.clear()
+
+
+class Uploads(MemoryFileSystem):
+    """What real stores do: an object is there, as a whole, when its upload is closed. Under two names, on any host."""
+
+    protocol = ("upload", "upload2")
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+    aborted: ClassVar[list[str]] = []
+    before_it_is_there: ClassVar[dict[str, Any]] = {}  # by object: is called
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        found: str = super()._strip_protocol(path.rpartition("://")[2].rpartition("@")[2])
+        return found
+
+    @staticmethod
+    def _get_kwargs_from_urls(url: str) -> dict[str, str]:
+        return {"host": url.partition("://")[2].partition("@")[0]} if "@" in url else {}
+
+    def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
+        return UploadedFile(self, path, mode, block_size=1000) if mode == "wb" else super()._open(path, mode, **options)
+
+    def pipe_file(self, path: str, value: bytes, **_: Any) -> None:
+        MemoryFile(self, self._strip_protocol(path), value).commit()
+
+
+class UploadedFile(AbstractBufferedFile):  # type: ignore[misc]
+    def _initiate_upload(self) -> None:
+        self.sent = b""
+
+    def _upload_chunk(self, final: bool = False) -> bool:
+        self.sent += self.buffer.getvalue()
+        if final:
+            self.fs.before_it_is_there.get(self.path, lambda: None)()
+            MemoryFile(self.fs, self.path, self.sent).commit()
+        return True
+
+    def discard(self) -> None:
+        self.fs.aborted.append(self.path)
+
+
+@pytest.fixture
+def uploads() -> Uploads:
+    for name in Uploads.protocol:
+        fsspec.register_implementation(name, Uploads, clobber=True)
+    for kept in (Uploads.store, Uploads.aborted, Uploads.before_it_is_there):
+        kept.clear()
+    return Uploads()
 
 
 @pytest.fixture
@@ -283,15 +338,48 @@ def test_places_touch_or_not(tmp_path: Path) -> None:
     assert place_of("a/b") == Path("a/b")
 
 
+def test_one_place_by_several_urls(uploads: Uploads) -> None:
+    for one, two, relation in (
+        ("memory:///q/m", "memory://q/m", "is"),
+        ("memory://q//m", "memory://q/m", "is"),
+        ("memory://q/./m/x", "memory://q/m", "lies inside"),
+        ("upload://q/m", "upload2://q/m", "is"),
+        ("upload2://q", "upload:///q/m", "holds"),
+        ("upload2://q/m", "memory://q/m", ""),
+        ("upload://host@q/m", "upload2://host@/q/m", "is"),
+        ("upload://host@q/m", "upload://other@q/m", ""),
+    ):
+        assert overlap(Remote(one), Remote(two)) == relation, (one, two)
+
+
+def test_an_input_by_another_url_is_never_written_over(store: MemoryFileSystem, url: str) -> None:
+    before = objects(store, url)
+    with pytest.raises(OutputError, match="the output memory://models/a is the input memory:///models/a"):
+        symfuse.open("memory:///models/a").save(url, overwrite=True)
+    assert objects(store, url) == before
+
+
+def test_urls_of_files(tmp_path: Path) -> None:
+    for source in ("file:///a%20b/c", "file://localhost/a%20b/c", "local:///a b/c", "FILE://LOCALHOST//a b/c"):
+        assert place_of(source) == Path("/a b/c")
+    for source in ("file://host/a", "file://a", "file://~/a"):
+        with pytest.raises(OptionError, match=r"is of a machine .*; expected a file of this one"):
+            place_of(source)
+    for source in ("file://", "file:///", "file://localhost", "file://localhost/"):
+        with pytest.raises(OptionError, match="is not the URL of a folder"):
+            place_of(source)
+
+
 class Failing(dict[str, Tensor]):
-    """Fails when the last of its tensors is asked for."""
+    """Fails when the last of its tensors is asked for, or another."""
 
     def blocks(self, name: str) -> Iterator[Tensor]:
-        if name == list(self)[-1]:
+        if name == list(self)[self.at]:
             raise self.error
         yield self[name]
 
     error: BaseException
+    at = -1
 
 
 @pytest.mark.parametrize("kind", [CheckpointError, KeyboardInterrupt])
@@ -303,10 +391,106 @@ def test_a_failure_leaves_nothing(
     tensors.error = error = kind("stop")
     target = url if overwrite else "memory://out/x"
     with pytest.raises(kind) as caught:
-        Checkpoint(tensors, {}, name="x").save(target, max_shard_size=4000, overwrite=overwrite)
+        Checkpoint(tensors, {}, name="x").save(target, max_shard_size=4000, overwrite=overwrite, threads=1)
     assert caught.value is error
     assert caught.value.__notes__ == [f"No part of {target} was left behind"]
     assert objects(store, target) == {}
+
+
+@pytest.mark.parametrize("kind", [CheckpointError, KeyboardInterrupt])
+def test_what_is_there_stays_until_the_first_of_the_new_is_put(
+    store: MemoryFileSystem, url: str, kind: type[BaseException]
+) -> None:
+    tensors, before = Failing({f"t{n}": torch.ones(1000) for n in range(5)}), objects(store, url)
+    tensors.error, tensors.at = kind("stop"), 0
+    with pytest.raises(kind) as caught:
+        Checkpoint(tensors, {}, name="x").save(url, max_shard_size=4000, overwrite=True, threads=1)
+    assert caught.value.__notes__ == [f"{url} is as it was"]
+    assert objects(store, url) == before
+
+
+def test_a_failure_in_an_upload_leaves_nothing(uploads: Uploads, folder: Path) -> None:
+    assert objects(uploads, put(uploads, folder, "upload://models/a")) == everything(folder)
+    tensors = Failing({f"t{n}": torch.ones(1000) for n in range(2)})
+    tensors.error = CheckpointError("stop")
+    with pytest.raises(CheckpointError) as caught:
+        Checkpoint(tensors, {}, name="x").save("upload://models/a", overwrite=True, threads=1)
+    assert caught.value.__notes__ == ["No part of upload://models/a was left behind"]
+    assert objects(uploads, "upload://models/a") == {}
+    assert uploads.aborted == ["/models/a/model.safetensors"]
+
+
+@pytest.mark.parametrize("kind", [OptionError, TypeError])
+@pytest.mark.parametrize("there", [True, False])
+def test_work_that_cannot_begin_changes_nothing(
+    store: MemoryFileSystem, url: str, folder: Path, kind: type[Exception], there: bool
+) -> None:
+    """There is no cluster, or the work cannot be pickled."""
+
+    class Refuses(Threads):
+        elsewhere = True
+
+        def start(self, *_: Any, **__: Any) -> Any:
+            raise kind("cannot begin")
+
+    target = url if there else "memory://out/x"
+    before = objects(store, target)
+    with pytest.raises(kind, match="cannot begin") as caught:
+        symfuse.open(folder).save(target, overwrite=True, executor=Refuses(1))
+    assert caught.value.__notes__ == [f"{url} is as it was" if there else f"No part of {target} was left behind"]
+    assert objects(store, target) == before
+
+
+def test_a_store_that_does_not_answer_loses_nothing(
+    store: MemoryFileSystem, url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the moment at which it is asked what is there."""
+    before, model = objects(store, url), symfuse.open(folder)
+    answers = Remote.mark
+
+    def none(place: Remote) -> tuple[int, str]:
+        monkeypatch.setattr(Remote, "mark", answers)  # for the next
+        raise OSError("no answer")
+
+    monkeypatch.setattr(Remote, "mark", none)
+    with pytest.raises(OutputError, match="no answer"):
+        model.save(url, overwrite=True)
+    assert objects(store, url) == before
+
+
+def test_who_is_late_retires_no_new_model(store: MemoryFileSystem, url: str, folder: Path) -> None:
+    old = Old.at(Remote(url))
+    symfuse.open(folder).save(url, overwrite=True)
+    written = objects(store, url)
+    old.retire()
+    assert objects(store, url) == written
+    Old.at(Remote(url)).retire()
+    assert written.keys() - objects(store, url).keys() == {"config.json"}
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_what_a_killed_run_has_left_is_replaced_if_asked(
+    store: MemoryFileSystem, url: str, folder: Path, there: bool
+) -> None:
+    model, left = symfuse.open(folder), {}  # type: Checkpoint, dict[str, bytes]
+    target = url if there else "memory://out"
+
+    class Watched(dict[str, Tensor]):
+        def blocks(self, name: str) -> Iterator[Tensor]:
+            if name == list(self)[-1]:
+                left.update(objects(store, target))
+            yield self[name]
+
+    Checkpoint(Watched(model), {}, name="x").save(target, overwrite=True, max_shard_size=SHARD, threads=1)
+    assert "config.json" not in left
+    assert len(left) > 2
+    assert UNFINISHED not in objects(store, target)
+    for name, content in left.items():
+        store.pipe_file(f"memory://killed/{name}", content)
+    with pytest.raises(OutputError, match="memory://killed exists; choose another output, or replace it"):
+        model.save("memory://killed")
+    model.save("memory://killed", overwrite=True, max_shard_size=SHARD)
+    assert objects(store, "memory://killed") == everything(folder)
 
 
 def test_config_comes_last_and_goes_first(store: MemoryFileSystem, url: str, folder: Path, monkeypatch: Any) -> None:
@@ -325,7 +509,8 @@ def test_config_comes_last_and_goes_first(store: MemoryFileSystem, url: str, fol
     for what in ("pipe_file", "rm_file", "open"):
         noting(what)
     symfuse.open(folder).save(url, overwrite=True, max_shard_size=SHARD)
-    assert order[0] == "rm_file config.json"
+    assert order[:3] == [f"pipe_file {UNFINISHED}", f"open {UNFINISHED}", "rm_file config.json"]
+    assert order[-1] == f"rm_file {UNFINISHED}"
     written = [step for step in order if step.startswith(("pipe_file", "open model-"))]
     assert sum(step.startswith("open model-") for step in written) > 2
     assert written[-1] == "pipe_file config.json"
@@ -350,9 +535,9 @@ def test_what_could_not_be_removed_is_said(store: MemoryFileSystem, monkeypatch:
     tensors.error = CheckpointError("damaged")
     monkeypatch.setattr(store, "rm_file", denied)
     with pytest.raises(CheckpointError) as caught:
-        Checkpoint(tensors, {}, name="x").save("memory://out", max_shard_size=4000)
+        Checkpoint(tensors, {}, name="x").save("memory://out", max_shard_size=4000, threads=1)
     assert "is no model, and could not be removed" in caught.value.__notes__[0]
-    with pytest.raises(CheckpointError, match=r"names 2 files, of which 1 are absent from memory://out"):
+    with pytest.raises(CheckpointError, match=r"memory://out holds 1 of 2 shards; absent: model-00002-of-00002"):
         symfuse.open("memory://out")
 
 
@@ -366,6 +551,9 @@ def test_values_that_do_not_fit_are_refused_there_too(store: MemoryFileSystem) -
 def test_nothing_is_resumed_at_a_url(folder: Path, store: MemoryFileSystem) -> None:
     with pytest.raises(OptionError, match="leave resume out"):
         symfuse.open(folder).save("memory://out", resume=True, fingerprint="x")
+    with pytest.raises(OptionError, match="memory://out: nothing is kept of what is unfinished at a URL"):
+        check_target("memory://out", resume=True)
+    check_target(folder.with_name("out"), resume=True)
 
 
 def test_objects_are_written_in_order(store: MemoryFileSystem) -> None:
@@ -375,6 +563,76 @@ def test_objects_are_written_in_order(store: MemoryFileSystem) -> None:
         file.write(5, memoryview(b"c"))
     file.discard()
     assert objects(store, "memory://out") == {}
+
+
+@pytest.mark.parametrize("size", [0, 100, 5000])
+@pytest.mark.parametrize("good", [b"good", None])
+def test_an_upload_that_is_given_up_touches_nothing(uploads: Uploads, good: bytes | None, size: int) -> None:
+    """Before it was begun, before anything was sent, and after."""
+    if good is not None:
+        uploads.pipe_file("upload://out/x", good)
+    file = RemoteFile(Remote("upload://out/x"), b"head")
+    if size:
+        file.write(4, memoryview(bytes(size)))
+    file.discard()
+    del file
+    gc.collect()  # what is forgotten is closed
+    assert objects(uploads, "upload://out") == ({} if good is None else {"x": good})
+    assert uploads.aborted == ["/out/x"] * (size > 1000)
+
+
+def test_an_upload_that_is_closed_and_not_wanted_any_more(uploads: Uploads) -> None:
+    file = RemoteFile(Remote("upload://out/x"), b"head", lambda: uploads.pipe_file("upload://out/before", b""))
+    assert objects(uploads, "upload://out") == {}
+    file.write(4, memoryview(b"tail"))
+    assert objects(uploads, "upload://out") == {"before": b""}
+    file.close()
+    assert objects(uploads, "upload://out") == {"before": b"", "x": b"headtail"}
+    file.discard()
+    assert objects(uploads, "upload://out") == {"before": b""}
+
+
+def test_an_upload_that_cannot_be_stopped_is_removed_when_it_ends(
+    uploads: Uploads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor_module, "GRACE", 0.1)
+    reached, goes_on = threading.Event(), threading.Event()
+
+    def last() -> None:
+        reached.set()
+        assert goes_on.wait(60)
+
+    uploads.before_it_is_there["/out/model-00001-of-00002.safetensors"] = last
+
+    class Two(dict[str, Tensor]):
+        def blocks(self, name: str) -> Iterator[Tensor]:
+            if name == "t1":
+                assert reached.wait(60)
+                raise CheckpointError("damaged")
+            yield self[name]
+
+    others = set(threading.enumerate())
+    model = Checkpoint(Two({"t0": torch.ones(1000), "t1": torch.ones(1000)}), {}, name="x")
+    with pytest.raises(CheckpointError, match="damaged") as caught:
+        model.save("upload://out", max_shard_size=4000, threads=2)
+    late = [thread for thread in threading.enumerate() if thread not in others]
+    assert late
+    assert caught.value.__notes__ == [
+        "An upload to upload://out could not be stopped: it is removed when it ends, unless this process ends before"
+    ]
+    assert objects(uploads, "upload://out") == {}
+    goes_on.set()
+    for thread in late:
+        thread.join(60)
+    assert objects(uploads, "upload://out") == {}
+
+
+def test_models_are_removed_wherever_they_are(store: MemoryFileSystem, url: str, folder: Path) -> None:
+    for place in (Remote(url), folder):
+        assert place.exists()
+        remove(place)
+        assert not place.exists()
+    assert objects(store, url) == {}
 
 
 # -- the command line ------------------------------------------------------------------------------

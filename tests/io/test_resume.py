@@ -19,6 +19,7 @@ from torch import Tensor
 from symfuse.errors import OutputError
 from symfuse.io import TensorInfo, write
 from symfuse.io import journal as journal_module
+from symfuse.io.shards import Layout
 
 NAMES = [f"layer.{n}" for n in range(6)]
 INFOS = {name: TensorInfo(torch.bfloat16, (300, 171)) for name in NAMES}
@@ -269,3 +270,21 @@ def test_partials_of_other_targets_stay(tmp_path: Path) -> None:
         source = Source()
         run(tmp_path / name, source)
         assert source.asked == NAMES[3:], name
+
+
+def test_after_a_failure_the_journal_waits_for_the_disk_as_before(tmp_path: Path) -> None:
+    """Not at each tensor: what failed is not counted any more."""
+    journal, synced = journal_module.Journal(tmp_path, "f", {"file": Layout.of(INFOS)}), []
+
+    def fails(_file: str) -> None:
+        raise OSError("input/output error")
+
+    with pytest.raises(OSError, match="input/output error"):
+        journal.add(NAMES[0], "file", journal_module.BATCH, fails)
+    journal.add(NAMES[1], "file", 1, synced.append)
+    assert synced == []
+    assert journal.done == set()
+    journal.add(NAMES[2], "file", journal_module.BATCH - 1, synced.append)
+    assert synced == ["file"]
+    assert journal.done == {NAMES[1], NAMES[2]}
+    journal.close()

@@ -49,11 +49,13 @@ class DirectFile:
 
     def __init__(self, path: Path, *, direct: bool = True) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._open = [self._file]
         self._direct: int | None = None
         self._refused = False
         if direct and hasattr(os, "O_DIRECT"):
             with suppress(OSError):  # memory file systems, among others
                 self._direct = os.open(path, os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC)
+                self._open.append(self._direct)
 
     def write(self, position: int, data: memoryview) -> None:
         """All of `data`, which lies in memory as `Buffer` places it, if it is to be written directly."""
@@ -92,9 +94,9 @@ class DirectFile:
         os.fsync(self._file)
 
     def close(self) -> None:
-        os.close(self._file)
-        if self._direct is not None:
-            os.close(self._direct)
+        """Once or more often: the numbers of what is closed may be those of other files by then."""
+        while self._open:
+            os.close(self._open.pop())
 
 
 def _write(file: int, position: int, data: memoryview) -> None:

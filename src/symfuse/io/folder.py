@@ -16,6 +16,8 @@ from symfuse.io.safetensors_file import read_safetensors
 from symfuse.io.tensors import StoredTensor, StoredTensors
 from symfuse.io.torch_file import read_torch_file
 
+CONFIG = "config.json"  # without it nothing is opened as a model
+INDEX = "model.safetensors.index.json"
 SHARD = re.compile(r"(?P<stem>.+)-(?P<n>\d+)-of-(?P<m>\d+)(?P<suffix>\.\w+)")
 TORCH_SUFFIXES = (".bin", ".pt", ".pth")
 # What trainers leave beside the weights.
@@ -64,7 +66,7 @@ def read_folder(folder: Place, *, prefer_bin: bool = False) -> tuple[StoredTenso
     files = {path.name: path for path in entries(folder) if path.is_file()}
     safe = [name for name in files if name.endswith(".safetensors") and not NOT_WEIGHTS.match(name)]
     torch = [name for name in files if name.endswith(TORCH_SUFFIXES) and not NOT_WEIGHTS.match(name)]
-    safe_index, torch_index = "model.safetensors.index.json", "pytorch_model.bin.index.json"
+    safe_index, torch_index = INDEX, "pytorch_model.bin.index.json"
     has_safe, has_torch = bool(safe) or safe_index in files, bool(torch) or torch_index in files
     notes: Notes = ()
     if prefer_bin and not has_torch:

@@ -69,7 +69,7 @@ class Journal:
             for file in set(self._pending.values()):
                 sync(file)
         except OSError:
-            self._pending = {}
+            self._pending, self._pending_bytes = {}, 0
             raise
         self._append(self._pending)
         self.done.update(self._pending)

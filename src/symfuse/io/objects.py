@@ -2,41 +2,88 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 
 from symfuse.errors import OutputError
+from symfuse.io.folder import CONFIG
 from symfuse.io.partial import system_errors
 from symfuse.io.remote import Place, Remote, below
 
-CONFIG = "config.json"  # without it nothing is opened as a model
+UNFINISHED = ".symfuse-unfinished"  # beside what is being put there, or what a killed run has left
+
+
+@dataclass(frozen=True)
+class Old:
+    """The model that is to be replaced, if there is one. mark: of its config.json."""
+
+    place: Remote
+    mark: tuple[int, str] | None
+
+    @classmethod
+    def at(cls, place: Remote) -> Old:
+        """What is there now."""
+        try:
+            return cls(place, (place / CONFIG).mark())
+        except FileNotFoundError:
+            return cls(place, None)
+
+    def is_there(self) -> bool:
+        return self.mark is not None and Old.at(self.place) == self
+
+    def retire(self) -> None:
+        """Make it no model any more, before anything of the new one is put there. Who is late finds the new one's
+        config.json, and lets it be."""
+        if self.is_there():
+            with suppress(FileNotFoundError):  # of several workers another was faster
+                (self.place / CONFIG).remove()
+
+
+@dataclass
+class Upload:
+    """What is being put there. goes_on: whether somebody may still put a part of it there."""
+
+    old: Old
+    goes_on: bool = False
+
+    @contextmanager
+    def going_on(self) -> Iterator[None]:
+        """Until nobody writes any more."""
+        self.goes_on = True
+        try:
+            yield
+        finally:
+            self.goes_on = False
 
 
 @contextmanager
-def new_objects(place: Remote, files: Mapping[str, bytes], shards: Iterable[str], *, overwrite: bool) -> Iterator[None]:
-    """The small files of a model, before and after its shards are put there by the block: config.json at the end.
+def new_objects(
+    place: Remote, files: Mapping[str, bytes], shards: Iterable[str], *, overwrite: bool
+) -> Iterator[Upload]:
+    """The small files of a model, after its shards are put there by the block: config.json at the end.
 
-    What was there is removed first, with `overwrite`, its config.json before all else. Whatever ends the block early,
-    what of the model is there is removed. Two runs to one URL do not notice each other.
+    Who puts the first of them calls `old.retire()` before; if the block ends early, and nobody did, what was there is
+    as it was. Else what of the new model and of the old one is there is removed. A killed run leaves UNFINISHED there,
+    so that what it has put is known as such. Two runs to one URL do not notice each other.
     """
-    new = {*files, *shards}
+    with system_errors(place):
+        upload = Upload(Old.at(place))
+        before = _names(place) if overwrite and place.exists() else set()
+    new = {UNFINISHED, *files, *shards}
     try:
         with system_errors(place):
-            if overwrite and place.exists():
-                _remove(place, None)
-            for name, data in files.items():
-                if name != CONFIG:
-                    (place / name).write_bytes(data)
-        yield
+            (place / UNFINISHED).write_bytes(b"A model that is being written, or was when its run was killed.\n")
+        yield upload
         with system_errors(place):
-            (place / CONFIG).write_bytes(files[CONFIG])
+            if stale := before - new:
+                remove_objects(place, stale)
+            for name in sorted(files, key=lambda name: name == CONFIG):
+                (place / name).write_bytes(files[name])
+        with suppress(OSError):  # the model is whole, whether this is beside it or not
+            (place / UNFINISHED).remove()
     except BaseException as error:
-        try:
-            _remove(place, new)
-            left = f"No part of {place} was left behind"
-        except OSError as other:
-            left = f"What was written of {place} is no model, and could not be removed ({other}); remove it"
+        left = _undone(upload, before, new)
         if isinstance(error, OutputError):
             error.args = (f"{error}. {left}",)
         else:
@@ -44,19 +91,35 @@ def new_objects(place: Remote, files: Mapping[str, bytes], shards: Iterable[str]
         raise
 
 
-def remove(place: Place) -> None:
-    """Remove a model. OSError if that is not possible."""
-    if isinstance(place, Remote):
-        _remove(place, None)
-    else:
-        shutil.rmtree(place)
+def _undone(upload: Upload, before: set[str], new: set[str]) -> str:
+    """The run has ended early: remove what makes no model, and say what is left."""
+    place = upload.old.place
+    try:
+        if upload.old.is_there():
+            remove_objects(place, {UNFINISHED})
+            return f"{place} is as it was"
+        remove_objects(place, before | new)
+    except OSError as error:
+        return f"What was written of {place} is no model, and could not be removed ({error}); remove it"
+    if upload.goes_on:
+        return f"An upload to {place} could not be stopped: it is removed when it ends, unless this process ends before"
+    return f"No part of {place} was left behind"
 
 
-def _remove(place: Remote, names: set[str] | None) -> None:
-    """Remove what is there of these names, or all."""
-    with suppress(FileNotFoundError):
-        (place / CONFIG).remove()
-    if place.exists():
-        for path in list(place.rglob("*")):
-            if path.is_file() and (names is None or below(place, path).as_posix() in names):
-                path.remove()
+def remove_objects(place: Remote, names: set[str] | None = None) -> None:
+    """Remove what is there of these names, or all: config.json before the rest."""
+    there = _names(place)
+    for name in sorted(there if names is None else there & names, key=lambda name: name != CONFIG):
+        with suppress(FileNotFoundError):
+            (place / name).remove()
+
+
+def remove(place: Place) -> None:  # until cli/align.py takes that of symfuse.io.target
+    from symfuse.io.target import remove as of_both
+
+    of_both(place)
+
+
+def _names(place: Remote) -> set[str]:
+    """All that is there, below it."""
+    return {below(place, path).as_posix() for path in place.rglob("*") if path.is_file()} if place.exists() else set()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from symfuse.errors import CheckpointError, OptionError
 from symfuse.io.checkpoint import Checkpoint
-from symfuse.io.folder import read_folder, read_json, refuse_dangling_links
+from symfuse.io.folder import CONFIG, read_folder, read_json, refuse_dangling_links
 from symfuse.io.live import module_config, module_tensors, unwrap
 from symfuse.io.messages import some
 from symfuse.io.names import ties, without_prefixes
@@ -90,11 +90,11 @@ def _open_path(
     except OSError as error:
         raise CheckpointError(f"{folder} cannot be read: {error}") from error
     if config is None:
-        if not (folder / "config.json").exists():
+        if not (folder / CONFIG).exists():
             raise CheckpointError(
-                f"{folder} has no config.json. Add it, or pass config= (a dictionary, or a config of transformers)."
+                f"{folder} has no {CONFIG}. Add it, or pass config= (a dictionary, or a config of transformers)."
             )
-        config = read_json(folder / "config.json")
+        config = read_json(folder / CONFIG)
     if "auto_map" in config:
         notes += ("the config names model code (auto_map); it is neither run nor copied, outputs have no auto_map",)
     stored, more = without_prefixes(name, {key: key for key in tensors})
@@ -109,7 +109,7 @@ def _require_folder(folder: Place) -> None:
     except OSError as error:
         raise CheckpointError(f"{folder} cannot be read: {error}") from error
     if file:
-        raise CheckpointError(f"{folder} is a file; give the folder that holds the weights and config.json")
+        raise CheckpointError(f"{folder} is a file; give the folder that holds the weights and {CONFIG}")
     if not found:
         raise CheckpointError(f"{folder} does not exist; check the URL, and your access")
 
@@ -121,7 +121,7 @@ def _from_hub(source: str | os.PathLike[str], revision: str | None, prefer_bin: 
     if path.is_symlink():
         raise CheckpointError(f"{path} is a symbolic link to {path.readlink()}, which is not there")
     if path.exists():
-        raise CheckpointError(f"{path} is a file; give the folder that holds the weights and config.json")
+        raise CheckpointError(f"{path} is a file; give the folder that holds the weights and {CONFIG}")
     if not isinstance(source, str) or not HUB_ID.fullmatch(source):
         raise CheckpointError(f"{path} does not exist, and is not the id of a model on the hub (org/name)")
     return download(source, revision=revision, prefer_bin=prefer_bin)

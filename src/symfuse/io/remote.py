@@ -6,13 +6,15 @@ Credentials and settings are those of the store's own package, from its files an
 from __future__ import annotations
 
 import os
+import posixpath
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePath, PurePosixPath
-from typing import IO, Any
+from typing import Any
+from urllib.parse import unquote
 
 from symfuse.errors import OptionError
 from symfuse.io.messages import first_line
@@ -46,7 +48,15 @@ class Remote:
         return self.url
 
     def resolve(self) -> Remote:
-        return self
+        """The one spelling of all that mean this place, to compare and not to open: the store under its first name, its
+        host, and the path as the store reads it. As it is if the store's package is missing: then nothing is there."""
+        try:
+            with self._store() as (store, path):
+                kind = store.protocol if isinstance(store.protocol, str) else store.protocol[0]
+                host = store.storage_options.get("host") or ""
+        except OptionError:
+            return self
+        return Remote(f"{kind}://{host}{posixpath.normpath('/' + path.lstrip('/'))}")
 
     def iterdir(self) -> Iterator[Remote]:
         """What is in the folder now: a listing that fsspec has kept is not taken."""
@@ -126,33 +136,56 @@ class Remote:
 
 
 class RemoteFile:
-    """A new object, uploaded as it is written to, from its start on."""
+    """A new object, uploaded as it is written to, from its start on: that is `head`, which waits for the bytes after
+    it. before: called then, before the store hears of the object."""
 
-    def __init__(self, place: Remote) -> None:
+    def __init__(self, place: Remote, head: bytes = b"", before: Callable[[], None] | None = None) -> None:
         self._place = place
-        self._url = place.url
-        self._position = 0
-        with place._store() as (store, path):
-            self._file: IO[bytes] = store.open(path, "wb")
+        self._head = head
+        self._before = before
+        self._position = len(head)
+        self._file: Any = None
+        self._there = False
 
     def write(self, position: int, data: memoryview) -> None:
         """The next bytes; position: how many there were before."""
         assert position == self._position, "objects are written in order"
-        with _said_of(self._url):
-            self._file.write(data)
+        file = self._begun()
+        with _said_of(self._place.url):
+            file.write(data)
         self._position += len(data)
+
+    def _begun(self) -> Any:
+        if self._file is None:
+            if self._before is not None:
+                self._before()
+            with self._place._store() as (store, path):
+                self._file = store.open(path, "wb")
+                self._file.write(self._head)
+        return self._file
 
     def close(self) -> None:
         """Return when it is there."""
-        with _said_of(self._url):
-            self._file.close()
+        file = self._begun()
+        with _said_of(self._place.url):
+            file.close()
+        self._there = True
 
     def discard(self) -> None:
-        """Leave nothing of it, if the store lets us."""
-        with suppress(OSError):
-            self.close()  # else it is, some time later
-        with suppress(OSError):
-            self._place.remove()
+        """Leave nothing of it, if the store lets us. What is not closed is given up, so that what another has put under
+        the same name stays; but some stores (memory, sftp) have put it in its place as soon as it was begun."""
+        from fsspec.spec import AbstractBufferedFile  # type: ignore[import-untyped]
+
+        with suppress(OSError), _said_of(self._place.url):
+            if isinstance(self._file, AbstractBufferedFile) and not self._there:
+                try:
+                    if self._file.offset is not None:  # something was sent
+                        self._file.discard()
+                finally:
+                    self._file.closed = True  # else it is put there when nothing refers to it any more
+            elif self._file is not None:
+                self._file.close()
+                self._place.remove()
 
 
 @contextmanager
@@ -170,13 +203,21 @@ Place = Path | Remote  # where a file or folder is
 
 
 def place_of(source: str | os.PathLike[str] | Remote) -> Place:
-    """The place that a path or a URL means; `file://…` is a path. OptionError for a URL that leads through others."""
+    """The place that a path or a URL means; `file:///…` is a path, with %20 for a space. OptionError for a URL that
+    leads through others, and for files of other machines."""
     if not isinstance(source, str) or "://" not in source:
         return source if isinstance(source, Remote) else Path(source)
-    scheme, _, rest = source.partition("://")
-    if not _SCHEME.fullmatch(scheme) or not rest.strip("/"):
+    scheme, _, path = source.partition("://")
+    local = scheme.lower() in ("file", "local")
+    if local:
+        host, _, path = path.partition("/")
+        if host.lower() not in ("", "localhost"):
+            raise OptionError(
+                f"{source} is of a machine {host}; expected a file of this one, such as file:///data/model"
+            )
+    if not _SCHEME.fullmatch(scheme) or not path.strip("/"):
         raise OptionError(f"{source} is not the URL of a folder; expected one such as s3://bucket/model")
-    return Path(rest) if scheme.lower() in ("file", "local") else Remote(source.rstrip("/"))
+    return Path(f"/{unquote(path).lstrip('/')}") if local else Remote(source.rstrip("/"))
 
 
 def entries(folder: Place) -> list[Place]:

@@ -10,6 +10,7 @@ from typing import Any
 from safetensors.torch import save
 
 from symfuse.errors import CheckpointError
+from symfuse.io.folder import CONFIG
 from symfuse.io.messages import some
 from symfuse.io.remote import Place, below
 from symfuse.io.torch_file import read_torch_file
@@ -61,7 +62,7 @@ def _weights(module: Place) -> list[Place]:
 
 
 def _takes_maximum(module: Place) -> bool:
-    settings = _json(module / "config.json")
+    settings = _json(module / CONFIG)
     if not isinstance(settings, dict):
         return False
     return bool(settings.get("pooling_mode_max_tokens")) or "max" in str(settings.get("pooling_mode", ""))

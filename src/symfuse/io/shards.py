@@ -84,19 +84,25 @@ class Layout:
         return cls(header, {name: len(header) + start for name, start in starts.items()}, len(header) + position)
 
 
+def begun(path: Path, layout: Layout, *, direct: bool) -> DirectFile:
+    """A file with its space reserved and its header written; if that fails it is closed."""
+    file = DirectFile(path, direct=direct)
+    try:
+        file.reserve(layout.size)
+        file.write(0, memoryview(layout.header))
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
 class ShardFile:
     """One safetensors file: its space reserved and its header written at once, its tensors when they come."""
 
     def __init__(self, path: Path, infos: Mapping[str, TensorInfo], layout: Layout, *, direct: bool = True) -> None:
         self._infos = infos
         self._layout = layout
-        self._file = DirectFile(path, direct=direct)
-        try:
-            self._file.reserve(layout.size)
-            self._file.write(0, memoryview(layout.header))
-        except BaseException:
-            self._file.close()
-            raise
+        self._file = begun(path, layout, direct=direct)
 
     def slot(self, name: str) -> Slot:
         """The place of one tensor."""

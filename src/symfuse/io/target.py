@@ -1,4 +1,4 @@
-"""Whether an output can be written at all: its place, and the room on its disk."""
+"""The place of an output: whether it can be written there at all, the room on its disk; and taking it away again."""
 
 from __future__ import annotations
 
@@ -9,19 +9,27 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from symfuse.errors import OutputError
+from symfuse.errors import OptionError, OutputError
+from symfuse.io.folder import CONFIG
 from symfuse.io.messages import some
+from symfuse.io.objects import UNFINISHED, remove_objects
 from symfuse.io.remote import Place, Remote, entries, place_of
 
 
 def check_target(
-    target: str | os.PathLike[str] | Remote, *, overwrite: bool | None = False, inputs: Sequence[Place] = ()
+    target: str | os.PathLike[str] | Remote,
+    *,
+    overwrite: bool | None = False,
+    inputs: Sequence[Place] = (),
+    resume: bool = False,
 ) -> None:
     """OutputError if `write` could not write there: for callers with long work to do before they write. overwrite: None
-    where nothing that is there is ever replaced."""
+    where nothing that is there is ever replaced. resume: OptionError at a URL."""
     place = output_place(target)
     try:
         if isinstance(place, Remote):
+            if resume:
+                raise OptionError(f"{place}: nothing is kept of what is unfinished at a URL; leave resume out")
             _require_apart(place, inputs)
             _require_new(place, overwrite)
         else:
@@ -85,9 +93,9 @@ def _require_new(place: Place, overwrite: bool | None) -> None:
     if not overwrite:
         way = "" if overwrite is None else ", or replace it (--overwrite; in Python overwrite=True)"
         raise OutputError(f"{place} exists; choose another output{way}")
-    if (found := entries(place)) and not (place / "config.json").exists():
+    if (found := entries(place)) and not any((place / name).exists() for name in (CONFIG, UNFINISHED)):
         raise OutputError(
-            f"{place} exists and is not a model folder (it has no config.json), so it is not overwritten: "
+            f"{place} exists and is not a model folder (it has no {CONFIG}), so it is not overwritten: "
             f"it holds {some(path.name for path in found)}"
         )
 
@@ -105,6 +113,14 @@ def overlap(place: Place, other: Place) -> str:
         return ""
     one, two = (f"{folder.resolve().as_posix().rstrip('/')}/" for folder in (place, other))
     return "is" if one == two else "lies inside" if one.startswith(two) else "holds" if two.startswith(one) else ""
+
+
+def remove(place: Place) -> None:
+    """Remove a model. OSError if that is not possible."""
+    if isinstance(place, Remote):
+        remove_objects(place)
+    else:
+        shutil.rmtree(place)
 
 
 def _writable(folder: Path) -> bool:

@@ -2,8 +2,8 @@
 
 Both write the same bytes. Threads of one process share open files, so a tensor is the work of one, and can be kept from
 a run that is cut off. Elsewhere, and in stores that take objects only whole, a file is: a worker writes it under a name
-of its own and gives it its real one at the end, so that no file is ever half there, and one that is made twice, as a
-worker was lost, is the same twice.
+of its own and gives it its real one at the end, or uploads it and lets the store put it there at the end. So no file is
+ever half there, and one that is made twice, as a worker was lost, is the same twice.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from torch import Tensor
 
 from symfuse.errors import OutputError
 from symfuse.executors import Executor, one_torch_thread
-from symfuse.io.direct import Buffer, DirectFile
+from symfuse.io.direct import Buffer
 from symfuse.io.journal import Journal
+from symfuse.io.objects import Upload
 from symfuse.io.partial import Partial, system_errors
 from symfuse.io.remote import Place, Remote, RemoteFile
-from symfuse.io.shards import Layout, ShardFile, Slot
+from symfuse.io.shards import Layout, ShardFile, Slot, begun
 from symfuse.io.tensors import TensorInfo
 
 Shards = Mapping[str, Mapping[str, TensorInfo]]  # file → its tensors
@@ -153,7 +154,8 @@ class ByTensor:
 
 
 class ByShard:
-    """Files that are made whole, in a partial folder that all machines see, or in a store (partial: None)."""
+    """Files that are made whole, in a partial folder that all machines see, or in a store (partial: None; upload: what
+    becomes of it there)."""
 
     def __init__(
         self,
@@ -164,15 +166,23 @@ class ByShard:
         *,
         direct: bool = True,
         fingerprint: str | None = None,
+        upload: Upload | None = None,
     ) -> None:
         self.opened = ExitStack()
+        self._place = place
         self._partial = partial
         self._shards = shards
         self._layouts = {shard: Layout.of(part) for shard, part in shards.items()}
-        self._journal = None if partial is None else _journal(partial, fingerprint, self._layouts, self.opened)
-        if partial is not None:
-            (partial.folder / SCRATCH).mkdir()
-        self.make = WriteShard(place, place if partial is None else partial.folder, shards, blocks, direct)
+        self._journal: Journal | None = None
+        with self.opened as opened:
+            if partial is not None:
+                self._journal = _journal(partial, fingerprint, self._layouts, opened)
+                (partial.folder / SCRATCH).mkdir()
+            if upload is not None:
+                opened.enter_context(upload.going_on())
+            self.opened = opened.pop_all()
+        folder, before = place if partial is None else partial.folder, None if upload is None else upload.old.retire
+        self.make = WriteShard(place, folder, shards, blocks, direct, before)
 
     @property
     def names(self) -> Sequence[str]:
@@ -188,11 +198,12 @@ class ByShard:
         return [shard for shard, part in self._shards.items() if not part.keys() <= safe]
 
     def note(self, piece: str) -> Sequence[str]:
-        if self._partial is not None:
-            _require_here(self._partial.folder / piece, self._layouts[piece].size)
-        if self._journal is not None:
-            for name, info in self._shards[piece].items():
-                self._journal.add(name, piece, info.nbytes, _is_synced)
+        with system_errors(self._place):
+            if self._partial is not None:
+                _require_here(self._partial.folder / piece, self._layouts[piece].size)
+            if self._journal is not None:
+                for name, info in self._shards[piece].items():
+                    self._journal.add(name, piece, info.nbytes, _is_synced)
         return list(self._shards[piece])
 
     def keep(self) -> None:
@@ -209,27 +220,26 @@ class ByShard:
 @dataclass(frozen=True)
 class WriteShard:
     """The work of a worker: one weight file, in `folder`, from its first byte to its last. place: the output it is of.
-    OutputError if it cannot be written."""
+    before: called before anything is put in a store. OutputError if it cannot be written."""
 
     place: Place
     folder: Place
     shards: Shards
     blocks: Blocks
     direct: bool
+    before: Callable[[], None] | None = None
 
     def __call__(self, shard: str, stop: threading.Event) -> None:
         infos, buffer = self.shards[shard], Buffer()
         layout = Layout.of(infos)
         with system_errors(self.place):
-            file = self._new(shard, layout.size)
-        try:
-            with system_errors(self.place):
-                file.write(0, memoryview(layout.header))
+            file = self._new(shard, layout)
+        with ExitStack() as undo:
+            undo.callback(file.discard)
             for name, start in layout.starts.items():  # in the order of the file
                 slot = Slot(file, name, infos[name], start)
                 for block in self.blocks(name):
                     if stop.is_set():
-                        file.discard()
                         return
                     with system_errors(self.place):
                         slot.put(block, buffer)
@@ -237,29 +247,31 @@ class WriteShard:
                 slot.finish()
             with system_errors(self.place):
                 file.close()
-        except BaseException:
-            file.discard()
-            raise
+            if not stop.is_set():  # else what the run has left was removed, perhaps, before this was there
+                undo.pop_all()
 
-    def _new(self, shard: str, size: int) -> RemoteFile | _Scratch:
+    def _new(self, shard: str, layout: Layout) -> RemoteFile | _Scratch:
         if isinstance(self.folder, Remote):
-            return RemoteFile(self.folder / shard)
+            return RemoteFile(self.folder / shard, layout.header, self.before)
         if not (self.folder / SCRATCH).is_dir():
             raise OutputError(
                 f"{self.place} could not be written on {platform.node()}, which does not see {self.folder}: all "
                 "machines must share the folder of the output; or give the URL of an object store"
             )
-        return _Scratch(self.folder / shard, size, direct=self.direct)
+        return _Scratch(self.folder / shard, layout, direct=self.direct)
 
 
 class _Scratch:
     """A file under a name of its own, until it is closed."""
 
-    def __init__(self, path: Path, size: int, *, direct: bool) -> None:
+    def __init__(self, path: Path, layout: Layout, *, direct: bool) -> None:
         self._path = path
         self._own = path.parent / SCRATCH / f"{path.name}.{secrets.token_hex(4)}"
-        self._file = DirectFile(self._own, direct=direct)
-        self._file.reserve(size)
+        try:
+            self._file = begun(self._own, layout, direct=direct)
+        except BaseException:
+            self._own.unlink(missing_ok=True)
+            raise
 
     def write(self, position: int, data: memoryview) -> None:
         self._file.write(position, data)
@@ -271,6 +283,7 @@ class _Scratch:
         self._own.rename(self._path)
 
     def discard(self) -> None:
+        """Leave nothing that has not its name."""
         with suppress(OSError):
             self._file.close()
         with suppress(OSError):

@@ -11,8 +11,9 @@ from typing import Any
 
 from torch import Tensor
 
-from symfuse.errors import OptionError, OutputError
+from symfuse.errors import OutputError
 from symfuse.executors import Executor, Threads
+from symfuse.io.folder import CONFIG, INDEX
 from symfuse.io.objects import new_objects
 from symfuse.io.partial import Partial, new_folder, partial_of, system_errors
 from symfuse.io.remote import Place, Remote
@@ -21,8 +22,6 @@ from symfuse.io.target import check_space, check_target, output_place
 from symfuse.io.tensors import DTYPE_NAMES, TensorInfo
 from symfuse.io.weights import ByShard, ByTensor, Growing, fill
 from symfuse.kills import kills_as_exceptions
-
-INDEX = "model.safetensors.index.json"
 
 
 def write(
@@ -65,7 +64,7 @@ def write(
     _check_infos(infos)
     shards = plan_shards(infos, parse_size(max_shard_size))
     files = {**(companions or {}), **_small_files(config, infos, shards), **_extra_files(extra or {}, shards)}
-    check_target(place, overwrite=overwrite, inputs=inputs)
+    check_target(place, overwrite=overwrite, inputs=inputs, resume=resume)
     executor = executor or Threads(threads or max(2, os.cpu_count() or 1))
 
     def told(names: Iterable[str]) -> None:
@@ -75,10 +74,9 @@ def write(
 
     with kills_as_exceptions(), ExitStack() as stack:
         if isinstance(place, Remote):
-            if resume:
-                raise OptionError(f"{place}: nothing is kept of what is unfinished at a URL; leave resume out")
-            stack.enter_context(new_objects(place, files, shards, overwrite=overwrite))
-            output: Growing = ByShard(place, None, shards, blocks)
+            upload = stack.enter_context(new_objects(place, files, shards, overwrite=overwrite))
+            output: Growing = ByShard(place, None, shards, blocks, upload=upload)
+            stack.enter_context(output.opened)
         else:
             partial = partial_of(place, fingerprint)
             size = sum(info.nbytes for info in infos.values()) + sum(map(len, files.values()))
@@ -135,7 +133,7 @@ def _small_files(
     config: Mapping[str, Any], infos: Mapping[str, TensorInfo], shards: Mapping[str, Mapping[str, TensorInfo]]
 ) -> dict[str, bytes]:
     """config.json and, if there are several shards, their index."""
-    files = {"config.json": _json({key: value for key, value in config.items() if key != "auto_map"}, "config")}
+    files = {CONFIG: _json({key: value for key, value in config.items() if key != "auto_map"}, "config")}
     if len(shards) > 1:
         total = sum(info.nbytes for info in infos.values())
         weight_map = {name: shard for shard, part in shards.items() for name in part}
@@ -145,7 +143,7 @@ def _small_files(
 
 def _extra_files(extra: Mapping[str, bytes | str], shards: Mapping[str, object]) -> dict[str, bytes]:
     for name in extra:
-        if name in {"", ".", "..", "config.json", INDEX, *shards} or "/" in name or "\0" in name:
+        if name in {"", ".", "..", CONFIG, INDEX, *shards} or "/" in name or "\0" in name:
             raise OutputError(
                 f"an extra file cannot be called {name!r}; expected a plain name that the model leaves free"
             )
