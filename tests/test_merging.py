@@ -450,7 +450,7 @@ def test_of_two_models_the_last_is_the_anchor() -> None:
 
 
 def test_three_models_are_aligned_to_one() -> None:
-    models = [MODELS["bert-mlm"](seed) for seed in range(3)]
+    models = [of("BertForMaskedLM", "BertConfig", TEXT, **SMALL)(seed) for seed in range(3)]
     for to in (None, 0, 2):
         aligned = api.align(models, to)
         anchor = api.nearest(models) if to is None else to
@@ -479,7 +479,7 @@ def test_a_merge_of_aligned_copies_is_the_model() -> None:
     """Two planted copies and the model: after alignment they agree, and so does their mean."""
     from symfuse.alignment import random_alignment
 
-    model = MODELS["gpt2-lm"](0)
+    model = of("GPT2LMHeadModel", "GPT2Config", GPT2, n_layer=1)(0)
     spec = api.declare(model)
     copies = [random_alignment(spec, seed, {"qk", "v", "ffn"})(model) for seed in (1, 2)]
     merged = api.merge(api.align([*copies, model], anchor=2).checkpoints)

@@ -320,7 +320,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.parametrize("name", ["dare_ties", "della"])
+@pytest.mark.parametrize("name", ["dare_ties", pytest.param("della", marks=pytest.mark.slow)])
 def test_c74_the_same_bytes_however_it_is_run(name: str, folders: Path, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(folders)
     density = {"density": 0.3} | ({"epsilon": 0.1} if "epsilon" in METHODS[name].parameters else {})

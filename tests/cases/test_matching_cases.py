@@ -152,8 +152,15 @@ def divergence(label: str) -> Callable[[nn.Module], float]:
     return loss
 
 
-@pytest.mark.parametrize("data", [False, True], ids=["weights", "activations"])
-@pytest.mark.parametrize("label", ["bert-mlm", "deberta-mlm", "gpt2-lm-untied", "vit-classification"])
+@pytest.mark.parametrize(
+    ("label", "data"),
+    [
+        pytest.param(label, data, id=f"{label}-{'activations' if data else 'weights'}",
+                     marks=slow if data and label in ("deberta-mlm", "vit-classification") else ())
+        for label in ("bert-mlm", "deberta-mlm", "gpt2-lm-untied", "vit-classification")
+        for data in (False, True)
+    ],
+)  # fmt: skip
 def test_c51_no_barrier_comes_from_aligning_fine_tunes(label: str, data: bool) -> None:
     """The path between fine-tunes of one base has none, and keeps to that with the residual stream aligned."""
     for seed in (0, 3) if data else (0,):

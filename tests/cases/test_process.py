@@ -437,7 +437,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.parametrize("method", ["linear", "ties"])
+@pytest.mark.parametrize("method", ["linear", pytest.param("ties", marks=pytest.mark.slow)])
 def test_c105_memory_does_not_grow_with_the_model(large: Path, tmp_path: Path, method: str) -> None:
     """No more than a few blocks is ever held."""
     for folder in large.iterdir():

@@ -102,7 +102,7 @@ def left(moved: Checkpoint, anchor: Checkpoint) -> float:
     return sum(float((moved[name] - anchor[name]).square().sum()) for name in anchor)
 
 
-@pytest.mark.parametrize("label", ["t5-lm", "bart-lm", "whisper-lm"])
+@pytest.mark.parametrize("label", ["t5-lm", "bart-lm", pytest.param("whisper-lm", marks=pytest.mark.slow)])
 def test_all_axes_together_are_found(label: str) -> None:
     """With the streams, and of T5 with the heads that all layers share, in whose layers all is mixed besides."""
     this = case(label)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from tiny import EXACT, MODELS, Case, case, declared, marked, moving
+from tiny import EXACT, MODELS, Case, case, marked, model_of, moving
 
 from symfuse.alignment import Alignment, random_alignment
 from symfuse.architectures import ARCHITECTURES, Model, resolve
@@ -37,7 +37,7 @@ def assert_moved(this: Case, g: Alignment, axes: set[str] | None = None) -> Chec
 
 
 def test_every_family_has_a_tiny_model() -> None:
-    assert {declared(label).spec.family for label in MODELS} == ARCHITECTURES.keys()
+    assert {model_of(label).spec.family for label in MODELS} == ARCHITECTURES.keys()
 
 
 @every_model

@@ -6,6 +6,7 @@ import copy
 import json
 import random
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,7 @@ def study(name: str) -> Permuted:
     return found
 
 
+@cache
 def case(name: str) -> tuple[Permuted, tuple[Checkpoint, Checkpoint], dict[str, Any]]:
     """A study with the models of its first pair and what is heard."""
     found = study(name)
@@ -62,7 +64,7 @@ def changed(source: Checkpoint, moved: Checkpoint) -> set[str]:
     return {name for name in source if not torch.equal(source[name], moved[name])}
 
 
-@pytest.mark.parametrize("name", ["verma_table1", "verma_table2"])
+@pytest.mark.parametrize("name", ["verma_table1", pytest.param("verma_table2", marks=pytest.mark.slow)])
 def test_ways_without_variants_keep_the_function(name: str) -> None:
     found, models, heard = case(name)
     for way in found.ways_of("bert"):

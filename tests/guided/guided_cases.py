@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from evaluate.task_cases import CASES, table
+from guided.tuned import classifier
 from symfuse.io import Checkpoint
 
 
@@ -24,9 +25,10 @@ def beside(a: Checkpoint, noise: float, seed: int, name: str) -> Checkpoint:
     return a.replace(tensors=moved, name=name)
 
 
-def write(folder: Path, label: str = "sequence") -> None:
-    """Folders a and b, and a.csv and b.csv, halves of the table."""
-    for checkpoint in pair(label):
+def write(folder: Path) -> None:
+    """Folders a and b, classifiers of one layer, and a.csv and b.csv, halves of the table."""
+    a = classifier(layers=1).replace(name="a")
+    for checkpoint in (a, beside(a, 0.1, 1, "b")):
         checkpoint.save(folder / checkpoint.name)
     rows = [f"{row['text']},{row['label']}" for row in table().rows]
     for name, half in (("a", rows[::2]), ("b", rows[1::2])):

@@ -194,11 +194,12 @@ def test_random_elements_are_of_what_is_usual_or_of_all_that_may_act() -> None:
 
 def test_without_scaling_is_the_groups_that_keep_norms() -> None:
     source, anchor = pair("torch-relu-post")
-    short = api.match(source, anchor, scaling=False)
-    named = api.match(source, anchor, groups={"attention": "orthogonal", "ffn": "permutation"})
+    inside = {"axes": "attention,ffn"}
+    short = api.match(source, anchor, scaling=False, **inside)
+    named = api.match(source, anchor, groups={"attention": "orthogonal", "ffn": "permutation"}, **inside)
     moved = [dict(g(source)) for g in (short, named)]
     assert all(torch.equal(t, moved[1][name]) for name, t in moved[0].items())
-    scaled = api.match(source, anchor, scaling=False, groups={"qk": "conformal"})
+    scaled = api.match(source, anchor, scaling=False, groups={"qk": "conformal"}, **inside)
     with_scale = {i.axis for i, g in scaled.elements.items() if isinstance(g, Similarity) and g.scale is not None}
     assert with_scale == {"qk"}  # what is named goes before the shorthand
 
@@ -285,7 +286,10 @@ def test_on_the_command_line(models: Path) -> None:
     assert rows["qk"]["condition"] == pytest.approx(worst)
     assert worst > 1.01
     assert rows["ffn"]["condition"] == 1
-    assert "condition" in done("align", "a", "--to", "b", "-o", "again", "--group", "qk=invertible").stdout
+    assert (
+        "condition"
+        in done("align", "a", "--to", "b", "-o", "again", "--axes", "ffn", "--group", "qk=invertible").stdout
+    )
     for option in ("qk", "qk=orthogonal=", "=orthogonal", "qk=ortogonal"):
         result = run("align", "a", "--to", "b", "-o", "no", "--group", option)
         assert result.exit_code == 2

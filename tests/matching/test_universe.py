@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 
@@ -12,6 +14,7 @@ from symfuse.architectures import Model
 from symfuse.errors import OptionError
 from symfuse.io import Checkpoint
 from symfuse.matching import match_universe
+from symfuse.matching.universe import Universe
 
 AXES = "attention,ffn,heads,residual"
 
@@ -31,9 +34,14 @@ def family(count: int, noise: float) -> list[Checkpoint]:
     return found
 
 
-def test_all_come_together_and_keep_what_they_compute() -> None:
+@cache
+def three() -> tuple[list[Checkpoint], Universe]:
     models = family(3, 1e-3)
-    found = match_universe([Model.of(m) for m in models], axes=AXES)
+    return models, match_universe([Model.of(m) for m in models], axes=AXES)
+
+
+def test_all_come_together_and_keep_what_they_compute() -> None:
+    models, found = three()
     assert found.curve[1] < 1e-3 * found.curve[0]
     assert list(found.curve[1:]) == sorted(found.curve[1:], reverse=True)
     for model, alignment in zip(models, found.alignments, strict=True):
@@ -41,8 +49,8 @@ def test_all_come_together_and_keep_what_they_compute() -> None:
 
 
 def test_going_round_a_cycle_is_the_identity() -> None:
-    models = family(3, 1e-3)
-    g = match_universe([Model.of(m) for m in models], axes=AXES).alignments
+    models, found = three()
+    g = found.alignments
     steps = [g[(i + 1) % 3].inverse() @ g[i] for i in range(3)]  # from each model to the next, through the mean
     round_trip = steps[2] @ steps[1] @ steps[0]
     back = round_trip(models[0])

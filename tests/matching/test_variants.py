@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,19 @@ EACH = [(name,) for name in VARIANTS]
 ALL = tuple(VARIANTS)
 
 
+def under(variants: Sequence[tuple[str, ...]], labels: Sequence[str]) -> pytest.MarkDecorator:
+    """Each label under each of the variants; but for the first label only the last of them is fast."""
+    return pytest.mark.parametrize(
+        ("label", "variants"),
+        [
+            pytest.param(label, one, id=f"{label}-{'+'.join(one)}",
+                         marks=() if label == labels[0] or one == variants[-1] else pytest.mark.slow)
+            for label in labels for one in variants
+        ],
+    )  # fmt: skip
+
+
+@cache
 def planted(label: str, variants: tuple[str, ...], seed: int = 3) -> tuple[Checkpoint, Alignment]:
     """The tiny model moved by random elements of all that may act under the variants, and what moved it."""
     spec = vary(case(label).spec, variants)
@@ -49,6 +63,7 @@ def match(
     return match_models(Model.of(source), anchor, axes=axes, variants=variants, **options)  # type: ignore[arg-type]
 
 
+@cache
 def by_permutations(label: str) -> Checkpoint:
     """The tiny model moved exactly: heads, what is inside of them, neurons and the residual stream, all permuted."""
     spec = case(label).spec
@@ -200,8 +215,7 @@ def test_a_group_of_an_axis_that_the_variant_leaves_out(group: str) -> None:
 # Recovery.
 
 
-@pytest.mark.parametrize("variants", [*EACH, ALL], ids="+".join)
-@pytest.mark.parametrize("label", FAMILIES)
+@under([*EACH, ALL], FAMILIES)
 def test_planted_under_the_variant(label: str, variants: tuple[str, ...]) -> None:
     moved, moving = planted(label, variants)
     anchor = case(label).checkpoint
@@ -213,8 +227,7 @@ def test_planted_under_the_variant(label: str, variants: tuple[str, ...]) -> Non
     assert all(g.is_identity() for i, g in there_and_back.items() if i.axis == "ffn" or i.axis.startswith("residual"))
 
 
-@pytest.mark.parametrize("variants", [*EACH, ALL], ids="+".join)
-@pytest.mark.parametrize("label", ["bert-sequence", "gpt2-lm", "vit-classification"])
+@under([*EACH, ALL], ["bert-sequence", "gpt2-lm", "vit-classification"])
 @pytest.mark.parametrize("origin", ["weights", "activations"])
 def test_the_exact_one_is_a_special_case(origin: str, label: str, variants: tuple[str, ...]) -> None:
     moved, anchor = by_permutations(label), case(label).checkpoint
@@ -227,6 +240,7 @@ def test_the_exact_one_is_a_special_case(origin: str, label: str, variants: tupl
     assert case(label).error(found(moved)) < 1e-6
 
 
+@cache
 def batches(label: str) -> list[Mapping[str, Tensor]]:
     found = []
     for seed in range(4):
@@ -278,8 +292,7 @@ def test_a_rotated_stream_with_an_element_for_each_point() -> None:
 # It says what it is.
 
 
-@pytest.mark.parametrize("variants", EACH, ids="+".join)
-@pytest.mark.parametrize("label", FAMILIES)
+@under(EACH, FAMILIES)
 def test_the_function_changes_and_that_is_said(label: str, variants: tuple[str, ...]) -> None:
     moved, moving = planted(label, variants)
     checked = symfuse.verify(case(label).checkpoint, moved, moving)

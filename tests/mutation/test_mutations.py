@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny import Case, case, marked, moving, real
+from tiny import Case, case, marked, model_of, moving, real
 
 from symfuse.alignment import Alignment
 from symfuse.architectures import Model
@@ -103,7 +103,7 @@ def mutants(node: Node, spec: Spec, key: str = "") -> Iterator[tuple[str, Node]]
             if isinstance(mutant, Atom) and is_outer(head := mutant.name.removesuffix(still(""))):
                 parts = [_unordered(p, head, spec) if i > at else p for i, p in enumerate(parts)]
             yield f"{slip} in {node}", type(node)(tuple(parts))
-    if isinstance(node, Product) and any(group_of(atom, spec) for atom in Layout((node,)).atoms()):
+    if isinstance(node, Product) and any(group_of(atom, spec) for atom in Layout((node,)).atoms):
         yield f"{node} swapped", Product(node.parts[::-1])
 
 
@@ -197,7 +197,7 @@ def test_every_slip_is_noticed(label: str) -> None:
 def test_every_family_is_mutated() -> None:
     from tiny import MODELS as ALL
 
-    assert {case(label).spec.family for label in ALL} - {case(label).spec.family for label in MODELS} == {
+    assert {model_of(label).spec.family for label in ALL} - {model_of(label).spec.family for label in MODELS} == {
         "xlm-roberta",  # declared as roberta, by the same function
         "camembert",
         "mt5",  # declared as t5
