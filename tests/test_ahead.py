@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -52,6 +54,47 @@ def test_no_more_than_a_share_of_memory(tmp_path: Path, read: Read, monkeypatch:
     monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 40, "SC_PAGE_SIZE": 10}.__getitem__)
     begin(a)
     assert sum(count for _, _, count in read) == 400 // ahead.SHARE
+
+
+@pytest.mark.parametrize(("limit", "most"), [("200\n", 200), ("800\n", 400), ("max\n", 400)])
+def test_nor_of_what_the_control_group_may_have(
+    tmp_path: Path, read: Read, monkeypatch: pytest.MonkeyPatch, limit: str, most: int
+) -> None:
+    a = model(tmp_path / "a", x_safetensors=1000)
+    monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 40, "SC_PAGE_SIZE": 10}.__getitem__)
+    monkeypatch.setattr(ahead, "GROUP", tmp_path / "memory.max")
+    ahead.GROUP.write_text(limit)
+    begin(a)
+    assert sum(count for _, _, count in read) == most // ahead.SHARE
+
+
+def test_the_system_does_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    a = model(tmp_path / "a", one_safetensors=25, two_safetensors=2**20)
+    sendfile, read = os.sendfile, list[int]()
+
+    def counted(*place: int) -> int:
+        read.append(sendfile(*place))
+        return read[-1]
+
+    monkeypatch.setattr(os, "sendfile", counted)
+    begin(a)
+    assert read == ([25, 2**20] if sys.platform == "linux" else [])  # elsewhere only into sockets
+
+
+def test_pipes_are_left_to_who_reads_them(tmp_path: Path, read: Read) -> None:
+    """To open one waits until somebody writes into it."""
+    a = model(tmp_path / "a", x_safetensors=1)
+    os.mkfifo(a / "y.safetensors")
+    os.mkfifo(tmp_path / "r.yml")
+    done = threading.Event()
+
+    def look() -> None:
+        begin(a, tmp_path / "r.yml")
+        done.set()
+
+    threading.Thread(target=look, daemon=True).start()
+    assert done.wait(10)
+    assert [Path(file).name for file, _, _ in read] == ["x.safetensors"]
 
 
 def test_the_models_of_a_recipe_and_adapters(tmp_path: Path, read: Read) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import os
@@ -25,6 +26,7 @@ from contract.tiny import MODELS, TEXT, of
 from symfuse import api, cli, pipeline
 from symfuse.alignment import Alignment
 from symfuse.cli import main
+from symfuse.cli.app import import_at_once
 from symfuse.cli.verbs import VERBS as LISTED
 from symfuse.groups import Similarity
 from symfuse.io import open as open_checkpoint
@@ -470,6 +472,19 @@ def test_nan_is_found_and_nothing_left(models: Path) -> None:
     refused(models, 3, message, "distance", "bad", "b", "-q")
 
 
+def test_what_a_refused_run_leaves_is_said(models: Path) -> None:
+    a = open_checkpoint("a")
+    last = list(a)[-1]
+    open_checkpoint(dict(a) | {last: a[last] * torch.nan}, config=a.config).save("bad")
+    result = run("merge", "a", "bad", "-o", "out", "-q", "--resume", "--threads", "1")
+    assert result.exit_code == 3
+    error, note = result.stderr.splitlines()
+    assert f"'{last}' of bad/model.safetensors holds" in error
+    [folder] = models.glob(".out.partial-*")
+    words = rf"symfuse: \d+ of {len(a)} tensors are kept in {folder}: run it again with resume to go on, .*"
+    assert re.fullmatch(words, note)
+
+
 VERBS = [["align", "a", "--to", "b"], ["merge", "a", "b", "--align", "all"]]
 
 
@@ -633,6 +648,30 @@ def test_help_is_quick_and_complete(tmp_path: Path) -> None:
         text = done(name, "--help").output
         assert text.startswith(f"Usage: main {name}")
     assert "0.1.0" in done("--version").output
+
+
+def test_an_import_that_fails_leaves_the_collector_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch")
+    with pytest.raises(ModuleNotFoundError, match=r"symfuse\.martian"):
+        import_at_once("martian")
+    assert gc.isenabled()
+
+
+@pytest.mark.parametrize(
+    ("args", "read"),
+    [(["r.yml", "old", "--overwrite"], ["r.yml"]), (["a", "b", "-o", "old", "--overwrite"], ["a", "b"])],
+    ids=["recipe", "models"],
+)
+def test_only_inputs_are_read_ahead(
+    models: Path, monkeypatch: pytest.MonkeyPatch, args: list[str], read: list[str]
+) -> None:
+    (models / "r.yml").write_text("models: [{model: a}, {model: b}]\nmerge_method: linear\n", "utf-8")
+    shutil.copytree("a", "old")
+    asked: list[str] = []
+    assert main.commands["merge"].callback is not None
+    monkeypatch.setitem(vars(sys.modules["symfuse.cli.merge"]), "read_ahead", asked.extend)
+    done("merge", *args)
+    assert asked == read
 
 
 def test_every_option_has_a_help() -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 PIECE = 2**23  # bytes of one model, before the next one's: what is read at once meanwhile waits for no more
 SHARE = 4  # at most one part in so many of all memory: what comes later must not push out what is not yet used
+GROUP = Path("/sys/fs/cgroup/memory.max")  # what this control group may have, which files in the cache are part of
 WEIGHTS = ("*.safetensors", "*.bin")  # the second, if there are none of the first
 RECIPES = (".yml", ".yaml")
 WORDS = re.compile(r"""[^\s"'\[\]{},+]+""")  # of a recipe, among them its models
@@ -38,21 +39,35 @@ def _folders(sources: Iterable[str]) -> Iterator[str]:
         if not source.endswith(RECIPES):
             yield from source.split("+")
             continue
-        with suppress(OSError, ValueError), Path(source).open(encoding="utf-8") as file:
-            yield from WORDS.findall(file.read(LONGEST))
+        with suppress(OSError, ValueError):
+            for path in _files([Path(source)]):
+                with path.open(encoding="utf-8") as file:
+                    yield from WORDS.findall(file.read(LONGEST))
 
 
 def _weights(folder: str) -> list[Path]:
     with suppress(OSError, ValueError):
-        return next(filter(None, (sorted(Path(folder).glob(pattern)) for pattern in WEIGHTS)), [])
+        return next(filter(None, (_files(sorted(Path(folder).glob(pattern))) for pattern in WEIGHTS)), [])
     return []
+
+
+def _files(paths: Iterable[Path]) -> list[Path]:
+    """What may be read: to open a pipe waits, and what is read of one is gone."""
+    return [path for path in paths if path.is_file()]
+
+
+def _memory() -> int:
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with suppress(OSError, ValueError):  # "max" where there is no limit
+        return min(memory, int(GROUP.read_text()))
+    return memory
 
 
 def _read(models: list[list[Path]]) -> None:
     """Piece after piece into nothing: no byte is copied, and the interpreter's lock is free meanwhile."""
     with suppress(OSError, AttributeError, ValueError), ExitStack() as stack:
         nothing = stack.enter_context(Path(os.devnull).open("wb")).fileno()
-        left = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // SHARE
+        left = _memory() // SHARE
         pieces = [_pieces([stack.enter_context(path.open("rb")).fileno() for path in files]) for files in models]
         while pieces and left > 0:
             for model in list(pieces):

@@ -153,6 +153,7 @@ def test_a_file_that_is_closed_twice_closes_no_other(tmp_path: Path) -> None:
     file.close()
     others = [os.open(tmp_path / "x", os.O_RDONLY) for _ in range(2)]  # under the numbers that are free now
     file.close()
+    assert [os.fstat(other).st_size for other in others] == [0, 0]
     for other in others:
         os.close(other)
 

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,6 +28,7 @@ from symfuse.io import Checkpoint, TensorInfo
 Ray()  # which tells Ray, before it is imported, what not to print
 
 import ray as package  # noqa: E402
+from ray import exceptions  # noqa: E402
 
 # Classes of this file travel as their code: no worker can import it.
 package.cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -252,7 +254,7 @@ def test_a_file_that_has_changed_is_noticed_by_whoever_reads_it(
     with pytest.raises(CheckpointError, match=r"model\.safetensors has changed since it was opened: it was written to"):
         opened.save(tmp_path / "out", executor=ray)
     (tmp_path / "a" / "model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=f"has changed .* No such file .* on {module._place().machine}"):
+    with pytest.raises(CheckpointError, match=f"has changed .* No such file .* on {module._worker().machine}"):
         opened.save(tmp_path / "out", executor=ray)
 
 
@@ -268,12 +270,80 @@ def test_a_worker_with_other_versions_is_refused(
     assert list(tmp_path.iterdir()) == []
 
 
+def until(place: Path, _stop: threading.Event) -> None:
+    while not (place / "go").exists():
+        time.sleep(0.01)
+    (place / "gone").touch()
+
+
+FAILURES = (
+    exceptions.LocalRayletDiedError(),
+    exceptions.RaySystemError("a socket was closed"),
+    exceptions.OutOfDiskError("no space"),
+    exceptions.TaskUnschedulableError("no such machine"),
+)
+
+
+@pytest.mark.parametrize("error", FAILURES, ids=lambda error: type(error).__name__)
+def test_a_cluster_that_fails_says_so(
+    ray: Ray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Not a task of it, which is neither done again nor raised as it is, and what cannot be stopped any more does not
+    hide it."""
+
+    def refuse(*_args: object, **_options: object) -> None:
+        raise exceptions.RaySystemError("nobody is there")
+
+    def fail(tasks: Any, number: int) -> None:
+        tasks._pending[number] = package.put(number)
+        future: Future[Any] = Future()
+        future.set_exception(error)
+        tasks._ended.put((number, future))
+
+    monkeypatch.setattr(module._Tasks, "_submit", fail)
+    monkeypatch.setattr(package, "cancel", refuse)
+    _, checkpoint = slow(tmp_path / "notes")
+    with pytest.raises(
+        SymfuseError, match=rf"cluster has failed \({type(error).__name__}: .*--executor local"
+    ) as caught:
+        checkpoint.save(tmp_path / "out", max_shard_size=Slow.size, executor=ray)
+    assert caught.value.__cause__ is error
+    assert ray.summary()["retried"] == 0
+
+
+def test_a_cluster_that_does_not_take_the_work_says_so(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_value: object) -> None:
+        raise exceptions.ObjectStoreFullError("10 GB are taken")
+
+    monkeypatch.setattr(package, "put", refuse)
+    with pytest.raises(SymfuseError, match=r"cluster has failed \(ObjectStoreFullError: .*10 GB"):
+        ray.start(until, [])
+
+
+def test_what_is_stopped_and_goes_on_is_waited_for(ray: Ray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    for place in (first, second):
+        place.mkdir()
+    (first / "go").touch()
+    running = ray.start(until, [first, second])
+    assert next(iter(running)).item == first
+    monkeypatch.setattr(package, "cancel", lambda *_args, **_options: None)
+    monkeypatch.setattr(module, "GRACE", 0.01)
+    assert not running.stop()
+    ended = threading.Event()
+    running.when_ended(ended.set)
+    assert not ended.wait(0.2)
+    (second / "go").touch()
+    assert ended.wait(60)
+    assert (second / "gone").exists()
+
+
 def test_a_worker_without_symfuse_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """The function that Ray is given is code, not a name in a module of ours."""
     task = package.cloudpickle.loads(package.cloudpickle.dumps(module._task()))
     monkeypatch.setitem(sys.modules, "symfuse.executors.ray", None)
-    place, why = task([None], 0, {})
-    assert place is None
+    worker, why = task([None], 0, {})
+    assert worker is None
     assert "symfuse.executors.ray" in why
 
 

@@ -7,7 +7,7 @@ import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -284,8 +284,9 @@ class TestAssign:
         assert torch.equal(assign_batch(batch), torch.stack([assign(s) for s in batch]))
 
     def test_smaller_ones_do_not_load_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(assignment, "_auction", None)
+        monkeypatch.setattr(assignment, "_solver", None)
         small = self.scores[:199, :199]
+        assert assignment.workspace(199) == 9 * 199**2
         assert value(small.numpy(), assign(small).numpy()) == pytest.approx(optimum(small.numpy()), rel=1e-13)
 
     @pytest.mark.parametrize("outcome", [None, OSError("no space left for what is compiled")])
@@ -297,26 +298,55 @@ class TestAssign:
             if outcome is not None:
                 raise outcome
 
-        monkeypatch.setattr(auction, "solve", fails)
+        monkeypatch.setattr(assignment, "_solver", lambda: fails)
         assert value(self.scores.numpy(), assign(self.scores).numpy()) == pytest.approx(optimum(self.scores.numpy()))
         assert asked == [200]
 
-    @pytest.mark.parametrize("how", ["missing", "broken"])
-    def test_without_numba(self, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(sys.modules, "numba", None)  # importing it fails
+    @pytest.fixture(params=[ImportError("numba needs NumPy 2.4 or less"), OSError("no libllvm"), None], ids=str)
+    def _without_numba(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        """It is installed, and importing it fails; None: it is not installed."""
+
+        class Finder:
+            def find_spec(self, name: str, *_args: object) -> None:
+                if name == "numba":
+                    raise request.param
+
+        monkeypatch.delitem(sys.modules, "numba")
         monkeypatch.delitem(sys.modules, "symfuse.groups.auction")
         monkeypatch.delattr(groups, "auction")
-        monkeypatch.setattr(assignment, "_has_numba", lambda: how == "broken")
-        with pytest.raises(ImportError):
+        if request.param is None:
+            monkeypatch.setitem(sys.modules, "numba", None)
+        else:
+            monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
+        assignment._solver.cache_clear()
+        with pytest.raises(Exception):  # noqa: B017, PT011
             from symfuse.groups import auction as _  # noqa: F401
+        yield
+        assignment._solver.cache_clear()
+
+    @pytest.mark.usefixtures("_without_numba")
+    def test_without_numba(self, monkeypatch: pytest.MonkeyPatch) -> None:
         assert value(self.scores.numpy(), assign(self.scores).numpy()) == pytest.approx(optimum(self.scores.numpy()))
+        assert assignment.workspace(200) == 9 * 200**2
+        monkeypatch.setattr(assignment, "MAX_SIZE", 199)
+        with pytest.raises(SymmetryError, match=r"200 units .* 199 units"):
+            assign(torch.eye(200))  # before anything is looked at
+
+    @pytest.mark.parametrize(
+        "n", [200, 150, 300]
+    )  # by the auction, and below it by scipy, without prices and with them
+    def test_whole_numbers(self, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        """In float32 all of these are alike."""
+        monkeypatch.setattr(assignment, "LARGE", 200 if n == 200 else 1000)
+        small = torch.from_numpy(random(0).integers(0, 100, (n, n)))
+        assert value(small.numpy(), assign(small + 2**40).numpy()) == optimum(small.numpy())
 
     def test_the_limit_is_that_of_scipy(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(assignment, "MAX_SIZE", 150)
         assert value(self.scores.numpy(), assign(self.scores).numpy()) == pytest.approx(optimum(self.scores.numpy()))
         with pytest.raises(SymmetryError, match=r"160 units .* 150 units"):
             assign(self.scores[:160, :160])
-        monkeypatch.setattr(auction, "solve", lambda scores: None)  # noqa: ARG005
+        monkeypatch.setattr(assignment, "_solver", lambda: lambda _: None)
         with pytest.raises(SymmetryError, match=r"200 units .* 150 units"):
             assign(self.scores)
 

@@ -189,7 +189,7 @@ def test_refuses_scores_that_are_not_finite(bad: float) -> None:
 
 
 def test_refuses_what_is_too_large_for_scipy_before_taking_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assignment, "_has_numba", lambda: False)
+    monkeypatch.setattr(assignment, "_solver", lambda: None)
     n = assignment.MAX_SIZE + 1
     with pytest.raises(
         SymmetryError, match=rf"{n} units by scipy needs about 18 GiB .* {n - 1} units.*symfuse\[fast\]"

@@ -211,7 +211,7 @@ def _save(
 ) -> None:  # fmt: skip
     """The moved source and, if asked for, the anchor, in its frame or moved too: both, or none."""
     from symfuse import report
-    from symfuse.io.objects import remove
+    from symfuse.io.target import remove
 
     if anchor_output is not None:
         to = options | {"output": anchor_output}

@@ -79,12 +79,12 @@ class _Group(click.Group):
         try:
             with kills_as_exceptions():
                 super().main(*args, **kwargs)
-        except SymfuseError as error:
-            click.echo(f"symfuse: {error}", err=True)
-            sys.exit(error.exit_code)
-        except (OSError, MemoryError) as error:  # standard output on a full disk, for example
+        except (SymfuseError, OSError, MemoryError) as error:
             click.echo(f"symfuse: {str(error) or 'not enough memory'}", err=True)
             _say_notes(error)
+            if isinstance(error, SymfuseError):
+                sys.exit(error.exit_code)
+            # Standard output on a full disk, for example.
             with suppress(OSError, ValueError):  # what is still to be flushed would fail again
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(1)
@@ -200,10 +200,12 @@ def import_at_once(*modules: str) -> None:
     if "torch" in sys.modules:
         return
     gc.disable()
-    for module in modules:
-        import_module(f"symfuse.{module}")
-    gc.freeze()
-    gc.enable()
+    try:
+        for module in modules:
+            import_module(f"symfuse.{module}")
+        gc.freeze()
+    finally:
+        gc.enable()
 
 
 def match_options(options: dict[str, Any], axes: str) -> dict[str, Any]:
@@ -255,7 +257,8 @@ def check_place(options: dict[str, Any], *inputs: Checkpoint, others: Sequence[P
 
     parse_size(options["max_shard_size"])
     folders = [*(folder for checkpoint in inputs for folder in checkpoint.sources), *others]
-    check_target(options["output"], overwrite=options["overwrite"], inputs=folders)
+    resume = bool(options.get("resume"))
+    check_target(options["output"], overwrite=options["overwrite"], inputs=folders, resume=resume)
     if options["executor"] is not None:
         options["executor"].connect()
 

@@ -65,7 +65,7 @@ def merge(models: tuple[str, ...], as_json: bool, quiet: bool, **options: Any) -
     """
     out = Output(as_json, quiet)
     if options["executor"] == "local":
-        read_ahead(models)
+        read_ahead(models[:1] if is_recipe(models) else models)
     import_at_once("check", "pipeline", "report")
     from symfuse import pipeline
 

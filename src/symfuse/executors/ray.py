@@ -85,7 +85,7 @@ class Ray:
         with _own_handler(signal.SIGTERM):
             try:
                 ray.init(self.address or "local", log_to_driver=False, logging_level=logging.ERROR, **own)
-            except (OSError, RuntimeError, ValueError) as error:
+            except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
                 where = f"at {self.address!r}" if self.address else "on this machine"
                 raise OptionError(
                     f"there is no Ray cluster {where} ({error}); `ray status` on its head says whether it runs; leave "
@@ -113,9 +113,10 @@ class Ray:
     def start(
         self, work: Work[Item, Result], items: Sequence[Item], *, memory: Callable[[Item], int] | None = None
     ) -> _Tasks[Item, Result]:
-        """Begin; what cannot travel is a TypeError or PicklingError."""
+        """Begin; what cannot travel is a TypeError or PicklingError, what fails in Ray itself a SymfuseError."""
         self.connect()
-        return _Tasks(self, work, items, memory)
+        with _failures():
+            return _Tasks(self, work, items, memory)
 
     def summary(self) -> dict[str, Any]:
         """workers: the processes that did something; retried: tasks that were done again, as their worker was lost."""
@@ -123,22 +124,22 @@ class Ray:
         found: dict[str, Any] = {"name": "ray", "workers": len(self._tasks), "machines": len(machines)}
         return found | {"tasks": self._tasks.total(), "retried": self.retried}
 
-    def heard(self, item: object, place: Place) -> str:
+    def heard(self, item: object, worker: Worker) -> str:
         """An item is done; where, in words."""
-        self._tasks[place.machine, place.process] += 1
-        if place.processor not in self._processors | {_place().processor}:
+        self._tasks[worker.machine, worker.process] += 1
+        if worker.processor not in self._processors | {_worker().processor}:
             self.say(
-                f"note: {place.machine} computes with {place.processor}, this machine with {_place().processor}: the "
-                "last bits of what it computes may be others"
+                f"note: {worker.machine} computes with {worker.processor}, this machine with {_worker().processor}: "
+                "the last bits of what it computes may be others"
             )
-        self._processors.add(place.processor)
-        where = f"{place.machine}, process {place.process}"
+        self._processors.add(worker.processor)
+        where = f"{worker.machine}, process {worker.process}"
         self.follow(f"{item}: {where}")
         return where
 
 
-class Place(NamedTuple):
-    """Where a task was done. processor: the instructions that torch uses there."""
+class Worker(NamedTuple):
+    """Who did a task. processor: the instructions that torch uses there."""
 
     machine: str
     process: int
@@ -163,29 +164,31 @@ class _Tasks(Generic[Item, Result]):
         self._task = ray.remote(_task())
         self._tries: Counter[int] = Counter()
         self._pending: dict[int, Any] = {}
+        self._left: list[Any] = []  # of those, what has not ended although it was stopped
         # What waits for Ray itself turns signals into errors of its own.
         self._ended: SimpleQueue[tuple[int, Future[Any]]] = SimpleQueue()
 
     def __iter__(self) -> Iterator[Done[Item, Result]]:
         import ray
 
-        for number in range(len(self._items)):
-            self._submit(number)
-        while self._pending:
-            number, future = self._ended.get()
-            del self._pending[number]
-            try:
-                place, result = future.result()
-            except ray.exceptions.RayTaskError as error:
-                cause = error.cause if isinstance(error.cause, BaseException) else error
-                raise cause from None if isinstance(cause, SymfuseError) else error
-            except _lost() as error:
-                self._again(number, error)
-                continue
-            if place is None:
-                raise OptionError(f"a worker of the Ray cluster cannot import symfuse ({result}); install it there")
-            item = self._items[number]
-            yield Done(item, result, self._cluster.heard(item, place))
+        with _failures():
+            for number in range(len(self._items)):
+                self._submit(number)
+            while self._pending:
+                number, future = self._ended.get()
+                del self._pending[number]
+                try:
+                    worker, result = future.result()
+                except ray.exceptions.RayTaskError as error:
+                    cause = error.cause if isinstance(error.cause, BaseException) else error
+                    raise cause from None if isinstance(cause, SymfuseError) else error
+                except _lost() as error:
+                    self._again(number, error)
+                    continue
+                if worker is None:
+                    raise OptionError(f"a worker of the Ray cluster cannot import symfuse ({result}); install it there")
+                item = self._items[number]
+                yield Done(item, result, self._cluster.heard(item, worker))
 
     def _submit(self, number: int) -> None:
         self._tries[number] += 1
@@ -198,7 +201,7 @@ class _Tasks(Generic[Item, Result]):
 
     def _again(self, number: int, error: Exception) -> None:
         """The worker that had an item is lost."""
-        item, why = self._items[number], str(error).partition("\n")[0].rstrip(" .")
+        item, why = self._items[number], _in_a_line(error)
         if self._tries[number] > RETRIES:
             raise SymfuseError(
                 f"{item} was given to {self._tries[number]} workers of the Ray cluster, and all were lost; the last: "
@@ -212,16 +215,31 @@ class _Tasks(Generic[Item, Result]):
         """Cancel what is not done: first as an interrupt does, then by ending the worker."""
         import ray
 
-        left = list(self._pending.values())
-        self._pending = {}
-        for force in (False, True):
-            for ref in left:
-                ray.cancel(ref, force=force, recursive=False)
-            left = ray.wait(left, num_returns=len(left), timeout=GRACE)[1] if left else []
-        return not left
+        self._left, self._pending = list(self._pending.values()), {}
+        with suppress(ray.exceptions.RayError):  # of a cluster that is gone: what ends the work says so
+            for force in (False, True):
+                for ref in self._left:
+                    ray.cancel(ref, force=force, recursive=False)
+                self._wait(GRACE)
+        return not self._left
 
     def when_ended(self, then: Callable[[], None]) -> None:
-        then()
+        """Call `then` once what was left when it was stopped has ended too, or the cluster has."""
+        import ray
+
+        def wait() -> None:
+            with suppress(ray.exceptions.RayError):
+                self._wait(None)
+            then()
+
+        threading.Thread(target=wait, daemon=True).start()
+
+    def _wait(self, seconds: float | None) -> None:
+        """For what is left, so long at most."""
+        import ray
+
+        if self._left:
+            self._left = ray.wait(self._left, num_returns=len(self._left), timeout=seconds)[1]
 
 
 def _lost() -> tuple[type[Exception], ...]:
@@ -234,6 +252,27 @@ def _lost() -> tuple[type[Exception], ...]:
         exceptions.OutOfMemoryError,
         exceptions.ObjectLostError,
     )
+
+
+@contextmanager
+def _failures() -> Iterator[None]:
+    """What fails in Ray itself as SymfuseError; the errors of the work stay as they are."""
+    from ray.exceptions import RayError, RayTaskError
+
+    try:
+        yield
+    except RayTaskError:
+        raise
+    except RayError as error:
+        raise SymfuseError(
+            f"the Ray cluster has failed ({type(error).__name__}: {_in_a_line(error)}); `ray status` and `ray logs` on "
+            "its head say more. Mend it and run this again; threads of this machine (--executor local) give the same "
+            "result"
+        ) from error
+
+
+def _in_a_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0].rstrip(" .")
 
 
 def _task() -> Callable[..., Any]:
@@ -273,7 +312,7 @@ def _version(name: str) -> str:
 _unpacked: tuple[str, Any] = ("", None)  # the parcel that this worker opened last, and what was in it
 
 
-def perform(parcel: Any, number: int, here: dict[str, str]) -> tuple[Place, Any]:
+def perform(parcel: Any, number: int, here: dict[str, str]) -> tuple[Worker, Any]:
     """In a worker: the result for the item of that number. here: the versions of who asks, OptionError if others."""
     global _unpacked
     if (own := versions()) != here:
@@ -291,11 +330,11 @@ def perform(parcel: Any, number: int, here: dict[str, str]) -> tuple[Place, Any]
         _unpacked = (parcel.hex(), cloudpickle.loads(ray.get(parcel).data))
     work, items = _unpacked[1]
     with one_torch_thread():
-        return _place(), work(items[number], threading.Event())
+        return _worker(), work(items[number], threading.Event())
 
 
-def _place() -> Place:
-    return Place(platform.node(), os.getpid(), torch.backends.cpu.get_cpu_capability())
+def _worker() -> Worker:
+    return Worker(platform.node(), os.getpid(), torch.backends.cpu.get_cpu_capability())
 
 
 def packed(value: Any) -> bytes:

@@ -6,7 +6,7 @@ import ctypes
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from queue import SimpleQueue
 from typing import Any, Generic
 
@@ -32,13 +32,10 @@ class Threads:
         """Begin, when what is done is iterated over; who does that holds `one_torch_thread`."""
         budget = self._budget
 
-        def within(item: Item, stop: threading.Event) -> Result:
-            if budget is None or memory is None:
-                return work(item, stop)
-            with budget.hold(memory(item)):
-                return work(item, stop)
+        def room(item: Item) -> AbstractContextManager[None]:
+            return nullcontext() if budget is None or memory is None else budget.hold(memory(item))
 
-        return Workers(items, within, min(len(items), self.threads))
+        return Workers(items, work, min(len(items), self.threads), room)
 
     def summary(self) -> dict[str, Any]:
         return {"name": "local", "workers": self.threads}
@@ -47,12 +44,20 @@ class Threads:
 class Workers(Generic[Item, Result]):
     """`work(item, stop)` for each item, in threads that take the next one in order; iterate over what is finished.
 
-    `work` returns early if `stop` is set. What it raises, an interrupt included, is raised by the iteration.
+    `work` returns early if `stop` is set. What it raises, an interrupt included, is raised by the iteration. room: what
+    an item may have to wait for; once one fails, none that waited begins.
     """
 
-    def __init__(self, items: Iterable[Item], work: Work[Item, Result], threads: int) -> None:
+    def __init__(
+        self,
+        items: Iterable[Item],
+        work: Work[Item, Result],
+        threads: int,
+        room: Callable[[Item], AbstractContextManager[None]],
+    ) -> None:
         self._items = iter(items)
         self._work = work
+        self._room = room
         self._taking = threading.Lock()
         self._stop = threading.Event()
         self._results: SimpleQueue[Done[Item, Result] | BaseException | None] = SimpleQueue()
@@ -61,13 +66,23 @@ class Workers(Generic[Item, Result]):
 
     def _run(self) -> None:
         try:
-            while (taken := self._take()) is not None:
-                result = self._work(taken[0], self._stop)
-                if not self._stop.is_set():
-                    self._results.put(Done(taken[0], result))
+            while (taken := self._take()) is not None and (done := self._do(taken[0])) is not None:
+                self._results.put(done)
             self._results.put(None)
         except BaseException as error:
             self._results.put(error)
+
+    def _do(self, item: Item) -> Done[Item, Result] | None:
+        """None if all are to stop."""
+        with self._room(item):
+            if self._stop.is_set():
+                return None
+            try:
+                done = Done(item, self._work(item, self._stop))
+            except BaseException:
+                self._stop.set()  # before another has the room
+                raise
+        return None if self._stop.is_set() else done
 
     def _take(self) -> tuple[Item] | None:
         with self._taking:

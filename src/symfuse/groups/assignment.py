@@ -13,14 +13,17 @@ Measurements, and the solvers not taken: docs/decisions/assignment.md.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import cache
-from importlib.util import find_spec
+from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Real
 from torch import Tensor
 
 from symfuse.errors import SymmetryError
+
+Solver = Callable[[Any], Any]  # from a matrix to indices, of numpy, or None
 
 LARGE = 2048  # units from which on it pays to load, and once to compile, the auction
 MAX_SIZE = 46340  # of scipy: above it, the matrix has more than 2^31 entries
@@ -29,7 +32,7 @@ _WARM_SIZE = 256  # below it, scipy alone is as fast
 _STAGES, _SWEEPS, _TEMPERATURE = 3, 10, 0.2  # the temperature in standard deviations of the scores
 
 
-def assign(scores: Float[Tensor, "n n"]) -> Int[Tensor, " n"]:
+def assign(scores: Real[Tensor, "n n"]) -> Int[Tensor, " n"]:
     """argmax over permutations p of Σᵢ scores[i, p[i]], exact in float64; on the device of the scores.
 
     Where several permutations are optimal it returns one of them, the same each time for the same scores and
@@ -44,7 +47,7 @@ def assign(scores: Float[Tensor, "n n"]) -> Int[Tensor, " n"]:
     return assign_batch(scores[None])[0]
 
 
-def assign_batch(scores: Float[Tensor, "*b n n"]) -> Int[Tensor, "*b n"]:
+def assign_batch(scores: Real[Tensor, "*b n n"]) -> Int[Tensor, "*b n"]:
     """`assign` for every matrix of a batch, such as the heads of all layers. Raises as `assign` does."""
     n = scores.shape[-1]
     if not _by_auction(n):
@@ -69,12 +72,18 @@ def workspace(n: int) -> int:
 
 
 def _by_auction(n: int) -> bool:
-    return n >= LARGE and _has_numba()
+    return n >= LARGE and _solver() is not None
 
 
 @cache
-def _has_numba() -> bool:
-    return find_spec("numba") is not None
+def _solver() -> Solver | None:
+    """The compiled auction, which is imported; None where numba is missing, or not for this version of Python or
+    numpy."""
+    try:
+        from symfuse.groups.auction import solve
+    except (ImportError, OSError):
+        return None
+    return solve
 
 
 def _require_size(n: int) -> None:
@@ -92,7 +101,7 @@ def _distinct(places: Int[Tensor, "*b n"]) -> Bool[Tensor, "*b"]:
     return (places.sort(-1).values == everywhere).all(-1)
 
 
-def _solve(scores: Float[Tensor, "n n"]) -> Int[Tensor, " n"]:
+def _solve(scores: Real[Tensor, "n n"]) -> Int[Tensor, " n"]:
     """The assignment where the row maxima are not it."""
     if _by_auction(len(scores)):
         found = _auction(scores)
@@ -103,20 +112,20 @@ def _solve(scores: Float[Tensor, "n n"]) -> Int[Tensor, " n"]:
     return columns if _distinct(columns) else _paths(scores)
 
 
-def _auction(scores: Float[Tensor, "n n"]) -> Int[Tensor, " n"] | None:
-    """By the compiled auction; None where it did not prove its result, or where numba is not for this version of Python
-    or numpy, or finds no space to keep in a folder what it has compiled."""
-    wide = scores if scores.dtype == torch.float64 else scores.float()
+def _auction(scores: Real[Tensor, "n n"]) -> Int[Tensor, " n"] | None:
+    """By the compiled auction; None where it did not prove its result, or where numba finds no space to keep in a
+    folder what it has compiled."""
+    wide = scores.float() if scores.dtype.is_floating_point and scores.dtype.itemsize <= 4 else scores.double()
+    solve = _solver()
+    assert solve is not None
     try:
-        from symfuse.groups.auction import solve
-
         found = solve(wide.cpu().contiguous().numpy())
-    except (ImportError, OSError):
+    except OSError:
         return None
     return None if found is None else torch.as_tensor(found, device=scores.device)
 
 
-def _paths(scores: Float[Tensor, "n n"]) -> Int[Tensor, " n"]:
+def _paths(scores: Real[Tensor, "n n"]) -> Int[Tensor, " n"]:
     """The assignment of least cost by scipy, the costs being column prices minus scores, in float64."""
     from scipy.optimize import linear_sum_assignment
 
@@ -127,7 +136,7 @@ def _paths(scores: Float[Tensor, "n n"]) -> Int[Tensor, " n"]:
     return torch.as_tensor(linear_sum_assignment(costs.numpy())[1], device=scores.device)
 
 
-def _prices(scores: Float[Tensor, "n n"]) -> Float[Tensor, " n"]:
+def _prices(scores: Real[Tensor, "n n"]) -> Float[Tensor, " n"]:
     """Nearly optimal dual prices of the columns, by a few Sinkhorn sweeps at each of falling temperatures.
 
     The plan exp((scores − u − v)/T) is scaled to unit row and column sums (Cuturi 2013); then v is optimal at

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from symfuse.errors import OutputError
 from symfuse.io.folder import CONFIG
 from symfuse.io.partial import system_errors
-from symfuse.io.remote import Place, Remote, below
+from symfuse.io.remote import Remote, below
 
 UNFINISHED = ".symfuse-unfinished"  # beside what is being put there, or what a killed run has left
 
@@ -112,12 +112,6 @@ def remove_objects(place: Remote, names: set[str] | None = None) -> None:
     for name in sorted(there if names is None else there & names, key=lambda name: name != CONFIG):
         with suppress(FileNotFoundError):
             (place / name).remove()
-
-
-def remove(place: Place) -> None:  # until cli/align.py takes that of symfuse.io.target
-    from symfuse.io.target import remove as of_both
-
-    of_both(place)
 
 
 def _names(place: Remote) -> set[str]:

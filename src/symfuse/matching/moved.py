@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from symfuse.alignment import Alignment
+from symfuse.device import CPU
 from symfuse.groups import Element
 from symfuse.spec import Instance, Spec
 
@@ -29,7 +30,8 @@ class Moved:
 
     @property
     def device(self) -> torch.device:
-        return next(iter(self.tensors.values())).device
+        """Where the tensors are; without any, the processor."""
+        return next((tensor.device for tensor in self.tensors.values()), torch.device(CPU))
 
     def touched(self, instance: Instance) -> list[str]:
         """The names of the tensors, of those that are here, that an instance moves."""

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import PurePath
 from typing import Any, Protocol, runtime_checkable
 
@@ -138,30 +139,39 @@ class Merged(Mapping[str, Tensor]):
                 scan(output.terms[0].file, block, output.terms[0].where)
                 yield block
         else:
-            stream = self._stream(name, output)
-            blocks = output.method(stream, output.parameters or {})
-            yield from stream.fetched(_fitting(name, block, output.info.dtype) for block in blocks)
+            yield from self._merged(name, output, output.method)
 
-    def _stream(self, name: str, output: Output) -> Stream:
+    def _merged(self, name: str, output: Output, method: Method) -> Iterator[Tensor]:
+        """By the method: in float64, or first in float32 if all is of half precision. A block that is not finite there,
+        as a difference of large entries or a quotient by small weights may be where the merge is not, and all behind it
+        are made in float64. IncompatibleError for what overflows in that too."""
         half = all(term.info.dtype.itemsize <= 2 and term.stored for term in output.inputs)
+        done = 0
+        for dtype in [torch.float32, torch.float64] if half else [torch.float64]:
+            stream = self._stream(name, output, dtype)
+            blocks = stream.fetched(method(stream, output.parameters or {}))
+            rounded = dtype == torch.float64 != output.info.dtype  # by who writes it, and looked at then
+            for block in islice(blocks, done, None):
+                if not (rounded or is_finite(block)):
+                    break
+                yield block
+                done += 1
+            else:
+                return
+        raise IncompatibleError(f"{name}: the merge does not fit in torch.float64; take smaller weights")
+
+    def _stream(self, name: str, output: Output, dtype: torch.dtype) -> Stream:
         order = _order(output)
         return Stream(
             name,
             output.info.shape,
             [output.terms[i].source() for i in order],
             None if output.base is None else output.base.source(),
-            dtype=torch.float32 if half else torch.float64,
+            dtype=dtype,
             seed=self.seed,
             device=self.device,
             statistics=[output.statistics[i] for i in order] if output.statistics else (),
         )
-
-
-def _fitting(name: str, block: Tensor, dtype: torch.dtype) -> Tensor:
-    """IncompatibleError for a block that has overflowed. What is rounded to another dtype is looked at then."""
-    if block.dtype == dtype and not is_finite(block):
-        raise IncompatibleError(f"{name}: the merge does not fit in {block.dtype}; take smaller weights")
-    return block
 
 
 def _order(output: Output) -> list[int]:

@@ -33,7 +33,7 @@ def mean(tensors: Sequence[Tensor], order: Sequence[tuple[int, float]]) -> Tenso
     A step from a to b is a - w (a - b). Where both are equal that is a, to the bit, without looking for such places:
     comparing takes three times as long as the sum. The sign of a zero is kept too, as long as what multiplies the
     difference is below zero: hence a + w (b - a) if w is. The error is that of differences, which between fine-tunes
-    are small: in float32 it is half of that of a sum of products.
+    are small: in float32 it is half of that of a sum of products. Of entries near the largest it may overflow.
     """
     (first, _), *others = order
     out = tensors[first]

@@ -120,7 +120,8 @@ def majority(votes: Sequence[Tensor]) -> Tensor:
 
 def agreed(vectors: Sequence[Tensor], weights: Sequence[float], sign: Tensor, normalize: bool) -> Tensor:
     """The sum of the entries that have that sign, divided by the sum of their weights if `normalize` (or by one, if
-    that is zero). vectors: already weighed; they are overwritten."""
+    that is zero). NaN where nothing agrees if a weight is too small for their dtype. vectors: already weighed; they are
+    overwritten."""
     divisor = torch.zeros_like(sign) if normalize else None
     for vector, weight in zip(vectors, weights, strict=True):
         vector.mul_(sign).clamp_(min=0)
