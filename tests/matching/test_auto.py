@@ -154,6 +154,8 @@ def test_models_of_two_frames_are_not_averaged(label: str, tmp_path: Path, monke
     refused = run("merge", "a", "b", "-o", "out")
     assert (refused.exit_code, Path("out").exists()) == (5, False)
     assert "--anchor-output" in refused.stderr
+    assert "--force-config" in refused.stderr
+    assert run("merge", "a", "b", "-o", "out", "--force-config").exit_code == 0
     stacked = {"merge_method": "passthrough", "models": [{"model": "a"}]}
     assert symfuse.merge_recipe(stacked)
 

@@ -162,7 +162,8 @@ def require_same_frame(models: Sequence[Model]) -> None:
             f"{some(inside)} and {some(outside)}: in the first all gains of norms are folded into the weights (the "
             "frame in which an alignment rotates the residual stream), in the second they are not, so that equal "
             "weights do not mean the same; bring all into the frame: `alignment.in_frame(model)`, or `symfuse align "
-            "--anchor-output FOLDER`"
+            "--anchor-output FOLDER`. If they are 1 for want of training, --force-config (force_config: true in a "
+            "recipe) takes them as they are"
         )
 
 

@@ -25,7 +25,6 @@ from symfuse.cli.app import (
     match_options,
     matched,
     matching_options,
-    memory_of,
     open_model,
     proved,
     save,
@@ -136,7 +135,7 @@ def _run(
     """What became of the source. moved: the anchor, if it was moved too."""
     from symfuse import report
 
-    proof = None if options["no_verify"] else proved(out, source, alignment, memory_of(options))
+    proof = None if options["no_verify"] else proved(out, source, alignment, options["memory"])
     return report.alignment_run(source, anchor, alignment, proof, moved) | out.cost()
 
 

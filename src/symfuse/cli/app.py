@@ -123,6 +123,20 @@ def device_option(function: F) -> F:
     )(function)
 
 
+def memory_option(text: str) -> Callable[[F], F]:
+    """A size, as its bytes."""
+
+    def read(_ctx: click.Context, _param: click.Parameter, value: str | None) -> int | None:
+        from symfuse.io.shards import parse_size
+
+        size = None if value is None else parse_size(value, "--memory")
+        if size is not None and size < 1000:
+            raise OptionError(f"--memory {value} is {size} bytes, too little for anything; give a unit: 6GB")
+        return size
+
+    return click.option("--memory", metavar="SIZE", callback=read, help=text)
+
+
 def matching_options(function: F) -> F:
     for option in reversed(
         [
@@ -137,7 +151,7 @@ def matching_options(function: F) -> F:
             click.option("--one-pass", is_flag=True, help="Rotation, then scale, once (as in the paper)."),
             click.option("--no-biases", is_flag=True, help="Do not translate key and value biases."),
             click.option("--threads", type=click.IntRange(1), help="Worker threads. Default: all cores."),
-            click.option("--memory", metavar="SIZE", help="What matching and proof may take, such as 6GB."),
+            memory_option("What matching and proof may take, such as 6GB."),
         ]
     ):
         function = option(function)
@@ -217,16 +231,9 @@ def match_options(options: dict[str, Any], axes: str) -> dict[str, Any]:
         "one_pass": options["one_pass"],
         "biases": not options["no_biases"],
         "threads": options["threads"],
-        "memory": memory_of(options),
+        "memory": options["memory"],
         "device": options["device"],
     }
-
-
-def memory_of(options: Mapping[str, Any]) -> int | None:
-    """What --memory says, in bytes."""
-    from symfuse.io.shards import parse_size
-
-    return None if options["memory"] is None else parse_size(options["memory"], "--memory")
 
 
 def groups_of(options: Mapping[str, Any]) -> dict[str, str]:

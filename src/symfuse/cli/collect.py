@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from symfuse.cli.app import NEW_FOLDER, common, device_option, main, memory_of, open_model
+from symfuse.cli.app import NEW_FOLDER, common, device_option, main, memory_option, open_model
 from symfuse.cli.evaluate import data_options, task
 from symfuse.errors import OptionError
 from symfuse.output import Output
@@ -17,7 +17,7 @@ from symfuse.output import Output
 @click.argument("model")
 @click.option("--kind", type=click.Choice(["fisher", "gram"]), default="fisher", show_default=True, help="See above.")
 @click.option("--labels", type=click.Choice(["sampled", "given"]), help="Of fisher. Default: sampled.")
-@click.option("--memory", metavar="SIZE", help="Of gram: what its sums may take, such as 6GB; more is done in passes.")
+@memory_option("Of gram: what its sums may take, such as 6GB; more is done in passes.")
 @data_options
 @click.option("--output", "-o", required=True, type=NEW_FOLDER, help="The new folder.")
 @device_option
@@ -33,7 +33,7 @@ def collect(model: str, kind: str, output: Path, as_json: bool, quiet: bool, **o
     from symfuse.io import check_target
 
     out = Output(as_json, quiet)
-    own: dict[str, Any] = {"fisher": {"labels": options["labels"]}, "gram": {"memory": memory_of(options)}}
+    own: dict[str, Any] = {"fisher": {"labels": options["labels"]}, "gram": {"memory": options["memory"]}}
     for other in own.keys() - {kind}:
         for name, value in own[other].items():
             if value is not None:

@@ -25,7 +25,6 @@ from symfuse.cli.app import (
     import_at_once,
     main,
     matching_options,
-    memory_of,
     proved,
     save,
     say_alignment,
@@ -41,7 +40,34 @@ if TYPE_CHECKING:
     from symfuse.recipe import ModelRef, Recipe
 
 
-@main.command()
+MERGEKIT = {  # its options, and what is to be said here
+    "--cuda": "--device cuda",
+    "--gpu-rich": "--device cuda",
+    "--random-seed": "--seed",
+    "--num-threads": "--threads",
+    "--out-shard-size": "--max-shard-size, in bytes",
+    "--allow-crimes": "--force-config",
+    **dict.fromkeys(
+        ("--lazy-unpickle", "--low-cpu-memory", "--copy-tokenizer", "--write-model-card", "--safe-serialization",
+         "--async-write", "--clone-tensors", "--read-to-gpu"), "nothing: leave it out",
+    ),
+}  # fmt: skip
+
+
+class _Merge(click.Command):
+    """Who comes from mergekit is told what its options are called here."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            here = MERGEKIT.get(error.option_name.replace("--no-", "--"))
+            if here is None:
+                raise
+            raise click.UsageError(f"{error.option_name} is an option of mergekit; here it is {here}", ctx) from error
+
+
+@main.command(cls=_Merge)
 @click.argument("models", nargs=-1, required=True, metavar="RECIPE.yml OUT | MODELS...")
 @recipe_options
 @reconcile_options
@@ -146,7 +172,7 @@ def _aligned(
                 anchor,
                 matching,
                 threads=options["threads"],
-                memory=memory_of(options),
+                memory=options["memory"],
                 device=options["device"],
                 executor=options["executor"],
                 progress=lambda _step, total: advance(total),
@@ -154,7 +180,7 @@ def _aligned(
             )
         spent = {"seconds": time.perf_counter() - start}
         source, to = stage.models[ref], stage.models[anchor]
-        proof = None if options["no_verify"] else proved(out, source, alignments[ref], memory_of(options))
+        proof = None if options["no_verify"] else proved(out, source, alignments[ref], options["memory"])
         runs.append(report.alignment_run(source, to, alignments[ref], proof) | spent)
         say_alignment(out, runs[-1])
         extra[f"alignment-{number}.safetensors"] = alignments[ref].to_bytes()
@@ -169,7 +195,7 @@ def _learned(out: Output, stage: Stage, options: Mapping[str, Any]) -> Stage:
         return stage
     with out.progress("looking at data", None) as advance:
         learned = pipeline.learn(
-            stage, memory=memory_of(options), device=options["device"], report=lambda line: advance(text=line)
+            stage, memory=options["memory"], device=options["device"], report=lambda line: advance(text=line)
         )
     if learned.learned is not None and learned.learned.learned.summary:
         out.say(learned.learned.learned.summary)

@@ -39,8 +39,9 @@ __all__ = [
 
 
 def require_one_frame(stage: Stage) -> None:
-    """`require_same_frame` of what is to be merged, which reads gains of norms; layers may be stacked as they are."""
-    if stage.recipe.merge_method != "passthrough":
+    """`require_same_frame` of what is to be merged, which reads gains of norms; layers may be stacked as they are, and
+    with force_config gains may be 1 for want of training."""
+    if stage.recipe.merge_method != "passthrough" and not stage.options.force_config:
         require_same_frame([Model.of(checkpoint, undeclared=True) for checkpoint in stage.models.values()])
 
 

@@ -25,7 +25,7 @@ from symfuse.rewrite.ties import declared, match_ties
 class Reconcile:
     """What to do where models do not have the same tensors. foreign: those that are in some models only are named and
     refused, dropped, or kept as they are. missing_bias: biases that only some models have are refused, or zero in the
-    others. force_config: for `require_same_shape`."""
+    others. force_config: for `require_same_shape`; and gains that are all 1 in some models are taken as they are."""
 
     foreign: Literal["refuse", "drop", "keep"] = "refuse"
     missing_bias: Literal["refuse", "zero"] = "refuse"
