@@ -703,7 +703,11 @@ def test_align_from_activations_and_the_anchor_in_the_frame(models: Path) -> Non
 
 @pytest.mark.parametrize(
     ("option", "here"),
-    [("--cuda", "--device cuda"), ("--no-copy-tokenizer", "nothing: leave it out"), ("--out-shard-size", "--max-shard-size")],
+    [
+        ("--cuda", "--device cuda"),
+        ("--no-copy-tokenizer", "nothing: leave it out"),
+        ("--out-shard-size", "--max-shard-size"),
+    ],
 )
 def test_options_of_mergekit_are_told_what_they_are_here(option: str, here: str) -> None:
     result = run("merge", "recipe.yml", "out", option)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import pickle
 import struct
 from pathlib import Path
@@ -12,9 +14,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from symfuse.adapters import is_adapter
 from symfuse.errors import CheckpointError
 from symfuse.io import open as open_checkpoint
 from symfuse.io.companions import companions
+from symfuse.io.folder import read_json
 
 
 def weights() -> dict[str, Tensor]:
@@ -280,3 +284,23 @@ def test_companion_files(tmp_path: Path) -> None:
         path.parent.mkdir(exist_ok=True)
         path.write_text("{}")
     assert [path.as_posix() for path in companions(tmp_path)] == sorted(taken)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(CheckpointError, match=r"config\.json is not a file"):
+        read_json(tmp_path / "config.json")
+
+
+def test_an_adapter_that_may_not_be_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(self: Path) -> bool:
+        raise PermissionError(errno.EACCES, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "is_file", denied)
+    with pytest.raises(CheckpointError, match=rf"{tmp_path} cannot be read: .*Permission denied"):
+        is_adapter(tmp_path)
+
+
+def test_a_message_on_a_file_url_has_the_path(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=rf"^{tmp_path}/none does not exist"):
+        open_checkpoint(f"file://localhost{tmp_path}/none")

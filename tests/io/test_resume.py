@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -19,6 +20,7 @@ from torch import Tensor
 from symfuse.errors import OutputError
 from symfuse.io import TensorInfo, write
 from symfuse.io import journal as journal_module
+from symfuse.io.direct import DirectFile
 from symfuse.io.shards import Layout
 
 NAMES = [f"layer.{n}" for n in range(6)]
@@ -288,3 +290,77 @@ def test_after_a_failure_the_journal_waits_for_the_disk_as_before(tmp_path: Path
     assert synced == ["file"]
     assert journal.done == {NAMES[1], NAMES[2]}
     journal.close()
+
+
+def cut_off(folder: Path) -> Path:
+    """The partial folder of a run that stopped at the fourth of six tensors."""
+    with pytest.raises(RuntimeError):
+        run(folder / "out", Source("layer.3"))
+    [found] = partials(folder)
+    return found
+
+
+@pytest.mark.parametrize("what", ["link", "hard link", "folder", "link to a folder", "link to nothing"])
+@pytest.mark.parametrize("name", ["model-00001-of-00003.safetensors", "model-00002-of-00003.safetensors", ".journal"])
+def test_what_is_no_file_of_its_own_is_made_again(
+    tmp_path: Path, expected: dict[str, bytes], name: str, what: str
+) -> None:
+    """An input's file, of the right size, and what else may lie there: nothing is written through it."""
+    path, mine = cut_off(tmp_path) / name, tmp_path / "mine"
+    data = path.read_bytes()
+    path.unlink()
+    (mine / "folder").mkdir(parents=True)
+    (mine / "file").write_bytes(data)
+    if what == "folder":
+        path.mkdir()
+    elif what == "hard link":
+        path.hardlink_to(mine / "file")
+    else:
+        path.symlink_to(mine / {"link": "file", "link to a folder": "folder", "link to nothing": "none"}[what])
+    assert contents(run(tmp_path / "out", Source())) == expected
+    assert (mine / "file").read_bytes() == data
+    assert sorted(found.name for found in mine.iterdir()) == ["file", "folder"]
+    assert partials(tmp_path) == []
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_partial_folder_that_is_a_link_is_refused(tmp_path: Path, resume: bool) -> None:
+    folder, mine = cut_off(tmp_path), tmp_path / "mine"
+    folder.rename(mine)
+    folder.symlink_to(mine)
+    before = contents(mine)
+    with pytest.raises(OutputError, match=rf"could not be written: .*{folder.name}"):
+        run(tmp_path / "out", Source(), resume=resume)
+    assert contents(mine) == before
+
+
+@pytest.mark.parametrize("line", [b"[1, 2]", b"[" * 100_000, b"{}", b"7"])
+def test_a_line_that_names_no_tensor(tmp_path: Path, expected: dict[str, bytes], line: bytes) -> None:
+    with (cut_off(tmp_path) / ".journal").open("ab") as file:
+        file.write(line + b"\n")
+    assert contents(run(tmp_path / "out", Source())) == expected
+
+
+def test_files_are_not_opened_through_links(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"mine")
+    (tmp_path / "link").symlink_to("file")
+    with pytest.raises(OSError, match="symbolic links"):
+        DirectFile(tmp_path / "link")
+
+
+def test_an_output_that_cannot_be_begun_again_says_what_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = cut_off(tmp_path)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "posix_fallocate", full)
+        with pytest.raises(OutputError, match=r"Finished tensors are kept in .* with resume to go on"):
+            run(tmp_path / "out", Source())
+    assert partials(tmp_path) == [folder]
+    source = Source()
+    run(tmp_path / "out", source)
+    assert source.asked == NAMES[3:]

@@ -125,7 +125,7 @@ def test_sizes(size: int | str, expected: int) -> None:
 
 @pytest.mark.parametrize("size", ["", "GB", "-1", "0", "5 apples", 0, -5])
 def test_sizes_that_make_no_sense(size: int | str) -> None:
-    with pytest.raises(OptionError, match="max_shard_size"):
+    with pytest.raises(OptionError, match=r"^--max-shard-size \(in Python max_shard_size\) "):
         parse_size(size)
 
 
@@ -289,7 +289,22 @@ def test_disk_that_fills_up_in_between(tmp_path: Path, monkeypatch: pytest.Monke
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, call, full)
-    with pytest.raises(OutputError, match="No space left on device"):
+    with pytest.raises(OutputError, match=r"No space left on device\. No part of .*/out was left behind"):
+        save(tmp_path / "out", tensors())
+    no_leftovers(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("number", "way"), [(errno.EFBIG, r"smaller --max-shard-size .*ulimit -f"), (errno.EMFILE, r"larger .*ulimit -n")]
+)
+def test_limits_of_the_shell_and_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, way: str
+) -> None:
+    def limited(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "posix_fallocate", limited)
+    with pytest.raises(OutputError, match=rf"{way}\)\. No part of .*/out was left behind"):
         save(tmp_path / "out", tensors())
     no_leftovers(tmp_path)
 
@@ -320,6 +335,15 @@ def test_shared_inputs_are_protected(tmp_path: Path) -> None:
         with pytest.raises(OutputError, match=f"{relation} the input"):
             save(target, tensors(), inputs=[model], overwrite=True)
     assert sorted(path.name for path in model.iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_a_link_to_itself(tmp_path: Path) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to("loop")
+    model = save(tmp_path / "a", tensors())
+    for target in (loop, loop / "out"):
+        with pytest.raises(OutputError, match="symbolic link"):
+            save(target, tensors(), inputs=[model])
 
 
 def test_parent_that_is_a_file(tmp_path: Path) -> None:

@@ -105,8 +105,12 @@ class Config:
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether a folder holds an adapter and not a whole model (some trainers leave an adapter's config beside one)."""
-    return (folder / CONFIG).is_file() and not any(MODEL_WEIGHTS.fullmatch(path.name) for path in folder.iterdir())
+    """Whether a folder holds an adapter and not a whole model (some trainers leave an adapter's config beside one).
+    CheckpointError if it may not be looked into."""
+    try:
+        return (folder / CONFIG).is_file() and not any(MODEL_WEIGHTS.fullmatch(path.name) for path in folder.iterdir())
+    except OSError as error:
+        raise CheckpointError(f"{folder} cannot be read: {error}") from error
 
 
 def read_tensors(folder: Path) -> tuple[StoredTensors, tuple[str, ...]]:
@@ -114,8 +118,8 @@ def read_tensors(folder: Path) -> tuple[StoredTensors, tuple[str, ...]]:
 
     CheckpointError for a file that is absent or damaged, holds code, or anything other than named tensors.
     """
-    path = folder / SAFETENSORS if (folder / SAFETENSORS).exists() else folder / TORCH
-    if not path.exists():
+    path = folder / SAFETENSORS if (folder / SAFETENSORS).is_file() else folder / TORCH
+    if not path.is_file():
         raise CheckpointError(f"{folder} has a {CONFIG} and neither {SAFETENSORS} nor {TORCH}. Complete the download.")
     try:
         stored, notes = (read_safetensors(path), ()) if path.name == SAFETENSORS else read_torch_file(path)

@@ -265,7 +265,7 @@ def check_place(options: dict[str, Any], *inputs: Checkpoint, others: Sequence[P
     parse_size(options["max_shard_size"])
     folders = [*(folder for checkpoint in inputs for folder in checkpoint.sources), *others]
     resume = bool(options.get("resume"))
-    check_target(options["output"], overwrite=options["overwrite"], inputs=folders, resume=resume)
+    check_target(options["output"], overwrite=options["overwrite"], inputs=folders, resume=resume, lasting=True)
     if options["executor"] is not None:
         options["executor"].connect()
 

@@ -45,16 +45,17 @@ class Buffer:
 
 
 class DirectFile:
-    """A new or existing file to write at positions, from several threads; direct=False: through the page cache only."""
+    """A new or existing file to write at positions, from several threads; direct=False: through the page cache only.
+    OSError for a link: nothing is written through it."""
 
     def __init__(self, path: Path, *, direct: bool = True) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         self._open = [self._file]
         self._direct: int | None = None
         self._refused = False
         if direct and hasattr(os, "O_DIRECT"):
             with suppress(OSError):  # memory file systems, among others
-                self._direct = os.open(path, os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC)
+                self._direct = os.open(path, os.O_WRONLY | os.O_DIRECT | os.O_NOFOLLOW | os.O_CLOEXEC)
                 self._open.append(self._direct)
 
     def write(self, position: int, data: memoryview) -> None:

@@ -28,8 +28,10 @@ Stored = dict[str, StoredTensor]
 
 
 def read_json(path: Place) -> dict[str, Any]:
-    """A JSON file that must hold an object."""
+    """A JSON file that must hold an object. CheckpointError for anything else; a pipe is not waited for."""
     try:
+        if isinstance(path, Path) and path.exists() and not path.is_file():
+            raise CheckpointError(f"{path.name} is not a file, expected one that holds a JSON object. ({path})")
         value = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_without_repeats)
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path.name} cannot be read as JSON: {error}. ({path})") from error

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
@@ -19,7 +20,8 @@ class Journal:
     """A line for what is being made, then the name of each finished tensor; a line is written once its data is durable.
 
     folder: of the unfinished output. If it has a journal of the same `fingerprint` and layouts, `done` are its tensors
-    in files of the right sizes; otherwise the folder is emptied.
+    in files of the right sizes; otherwise the folder is emptied. What is no file of its own (a link, or one of several
+    names of a file that may be somebody else's) is never kept, so that nothing is written through it.
     """
 
     def __init__(self, folder: Path, fingerprint: str, layouts: Mapping[str, Layout]) -> None:
@@ -28,11 +30,12 @@ class Journal:
             digest.update(layout.header)
         self._path = folder / NAME
         self._head = digest.hexdigest()
-        self.done = self._finished(layouts)
-        kept = {NAME, *layouts} if self.done else set()
+        sizes = _own_files(folder)
+        self.done = self._finished(layouts, sizes)
+        kept = {NAME, *layouts} & sizes.keys() if self.done else set()
         for path in folder.iterdir():
             if path.name not in kept:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         self._pending: dict[str, str] = {}
         self._pending_bytes = 0
         new = folder / f"{NAME}.new"
@@ -44,17 +47,19 @@ class Journal:
             self.close()
             raise
 
-    def _finished(self, layouts: Mapping[str, Layout]) -> set[str]:
+    def _finished(self, layouts: Mapping[str, Layout], sizes: Mapping[str, int]) -> set[str]:
+        if NAME not in sizes:
+            return set()
         try:
             lines = self._path.read_text(encoding="utf-8").split("\n")[:-1]  # the last line is empty, or was cut short
             head, *names = map(json.loads, lines)
-            sizes = {path.name: path.stat().st_size for path in self._path.parent.iterdir()}
-        except (OSError, ValueError):
+            noted = set(names)
+        except (OSError, ValueError, TypeError, RecursionError):  # damaged
             return set()
         if head != self._head:
             return set()
         whole = [layout for file, layout in layouts.items() if sizes.get(file) == layout.size]
-        return {name for layout in whole for name in layout.starts}.intersection(names)
+        return {name for layout in whole for name in layout.starts} & noted
 
     def add(self, name: str, file: str, nbytes: int, sync: Callable[[str], None]) -> None:
         """A tensor is finished; `sync(file)` returns when the data of a file is durable."""
@@ -86,3 +91,9 @@ class Journal:
 
     def remove(self) -> None:
         self._path.unlink()
+
+
+def _own_files(folder: Path) -> dict[str, int]:
+    """The sizes, by name, of the regular files in a folder that have no other name, there or elsewhere."""
+    stats = {path.name: path.lstat() for path in folder.iterdir()}
+    return {name: found.st_size for name, found in stats.items() if stat.S_ISREG(found.st_mode) and found.st_nlink <= 1}

@@ -82,7 +82,7 @@ def _open_path(
     if isinstance(folder, Remote) or isinstance(source, Remote):
         _require_folder(folder)
     elif not folder.is_dir():
-        folder, name = _from_hub(source, revision, bin_), name or str(source)
+        folder, name = _from_hub(source, folder, revision, bin_), name or str(source)
     name = name or folder.resolve().name
     try:
         refuse_dangling_links(folder)
@@ -114,10 +114,10 @@ def _require_folder(folder: Place) -> None:
         raise CheckpointError(f"{folder} does not exist; check the URL, and your access")
 
 
-def _from_hub(source: str | os.PathLike[str], revision: str | None, prefer_bin: bool) -> Path:
+def _from_hub(source: str | os.PathLike[str], path: Path, revision: str | None, prefer_bin: bool) -> Path:
+    """path: where it would be, were it a folder."""
     from symfuse.io.hub import HUB_ID, download
 
-    path = Path(source)
     if path.is_symlink():
         raise CheckpointError(f"{path} is a symbolic link to {path.readlink()}, which is not there")
     if path.exists():

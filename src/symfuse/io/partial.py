@@ -17,14 +17,20 @@ from pathlib import Path
 from symfuse.errors import OutputError
 from symfuse.io.remote import Place
 
+WAYS_OUT = {
+    errno.EFBIG: "give a smaller --max-shard-size (in Python max_shard_size), or raise the limit (ulimit -f)",
+    errno.EMFILE: "give a larger --max-shard-size (in Python max_shard_size), or raise the limit (ulimit -n)",
+}
+
 
 @contextmanager
 def system_errors(place: Place) -> Iterator[None]:
-    """What the system says of the output, as OutputError."""
+    """What the system says of the output, as OutputError, with the way out of the limits that shards run into."""
     try:
         yield
     except OSError as error:
-        raise OutputError(f"{place} could not be written: {error}") from error
+        way = f"; {WAYS_OUT[error.errno]}" if error.errno in WAYS_OUT else ""
+        raise OutputError(f"{place} could not be written: {error}{way}") from error
 
 
 @dataclass
@@ -37,7 +43,7 @@ class Partial:
     @property
     def held(self) -> int:
         """The bytes on the disk that are already taken for it."""
-        return sum(path.stat().st_blocks * 512 for path in self.folder.iterdir()) if self.folder.is_dir() else 0
+        return sum(path.lstat().st_blocks * 512 for path in self.folder.iterdir()) if self.folder.is_dir() else 0
 
 
 def partial_of(place: Path, fingerprint: str) -> Partial:
@@ -99,9 +105,10 @@ def _where_locks_are() -> Iterator[None]:
 def _lock(folder: Path) -> tuple[int, bool]:
     """A descriptor that holds the lock of a folder while it is open, and whether it does.
 
-    The lock is on the folder and not on a file in it, so that it is held until the folder has its final name.
+    The lock is on the folder and not on a file in it, so that it is held until the folder has its final name. OSError
+    for a link to a folder, whose content is another's.
     """
-    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     held = False
     try:
         with _where_locks_are():

@@ -49,7 +49,7 @@ class Remote:
 
     def resolve(self) -> Remote:
         """The one spelling of all that mean this place, to compare and not to open: the store under its first name, its
-        host, and the path as the store reads it. As it is if the store's package is missing: then nothing is there."""
+        host, and the path as the store reads it. As it is if the store cannot be opened: then nothing is there."""
         try:
             with self._store() as (store, path):
                 kind = store.protocol if isinstance(store.protocol, str) else store.protocol[0]
@@ -57,6 +57,11 @@ class Remote:
         except OptionError:
             return self
         return Remote(f"{kind}://{host}{posixpath.normpath('/' + path.lstrip('/'))}")
+
+    @property
+    def passing(self) -> bool:
+        """Whether what is there is in the memory of this process, and so ends with it."""
+        return self.resolve().url.startswith("memory://")
 
     def iterdir(self) -> Iterator[Remote]:
         """What is in the folder now: a listing that fsspec has kept is not taken."""
@@ -122,15 +127,18 @@ class Remote:
 
     @contextmanager
     def _store(self) -> Iterator[tuple[Any, str]]:
-        """The file system that the URL is of, and the path there."""
+        """The file system that the URL is of, and the path there. OptionError if there is none to be had by a URL: its
+        package is missing, it needs more than a URL, or it does not let us in."""
         try:
             from fsspec.core import url_to_fs  # type: ignore[import-untyped]
 
             store, path = url_to_fs(self.url)
         except ImportError as error:
             raise OptionError(f"{self.url} cannot be opened: {first_line(error)}") from error
-        except ValueError as error:
-            raise OptionError(f"{self.url} cannot be opened: {error}; expected one such as s3://…") from error
+        except Exception as error:
+            raise OptionError(
+                f"{self.url} cannot be opened: {first_line(error)}; expected one such as s3://…"
+            ) from error
         with _said_of(self.url):
             yield store, path
 

@@ -30,7 +30,7 @@ UNITS = {
 RANK = {dtype: rank for rank, dtype in enumerate(DTYPE_NAMES)}
 
 
-def parse_size(size: int | str, what: str = "max_shard_size") -> int:
+def parse_size(size: int | str, what: str = "--max-shard-size (in Python max_shard_size)") -> int:
     """Bytes of "5GB" (decimal), "200MiB" (binary) or a number. Raises OptionError."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(size))
     if not match or match[2].upper() not in UNITS or len(match[1]) > 20:

@@ -22,14 +22,21 @@ def check_target(
     overwrite: bool | None = False,
     inputs: Sequence[Place] = (),
     resume: bool = False,
+    lasting: bool = False,
 ) -> None:
     """OutputError if `write` could not write there: for callers with long work to do before they write. overwrite: None
-    where nothing that is there is ever replaced. resume: OptionError at a URL."""
+    where nothing that is there is ever replaced. resume: OptionError at a URL. lasting: OptionError at a URL of memory
+    that only this process sees."""
     place = output_place(target)
     try:
         if isinstance(place, Remote):
             if resume:
                 raise OptionError(f"{place}: nothing is kept of what is unfinished at a URL; leave resume out")
+            if lasting and place.passing:
+                raise OptionError(
+                    f"{place} is in the memory of one process, which no other sees, and ends with it; name a folder, "
+                    "or a store such as s3://bucket/model"
+                )
             _require_apart(place, inputs)
             _require_new(place, overwrite)
         else:
@@ -111,8 +118,12 @@ def overlap(place: Place, other: Place) -> str:
     empty: neither touches the other."""
     if isinstance(place, Remote) != isinstance(other, Remote):
         return ""
-    one, two = (f"{folder.resolve().as_posix().rstrip('/')}/" for folder in (place, other))
+    one, two = (f"{_resolved(folder).rstrip('/')}/" for folder in (place, other))
     return "is" if one == two else "lies inside" if one.startswith(two) else "holds" if two.startswith(one) else ""
+
+
+def _resolved(folder: Place) -> str:
+    return folder.resolve().url if isinstance(folder, Remote) else os.path.realpath(folder)  # a loop is left as it is
 
 
 def remove(place: Place) -> None:

@@ -64,8 +64,8 @@ def write(
     _check_infos(infos)
     shards = plan_shards(infos, parse_size(max_shard_size))
     files = {**(companions or {}), **_small_files(config, infos, shards), **_extra_files(extra or {}, shards)}
-    check_target(place, overwrite=overwrite, inputs=inputs, resume=resume)
     executor = executor or Threads(threads or max(2, os.cpu_count() or 1))
+    check_target(place, overwrite=overwrite, inputs=inputs, resume=resume, lasting=executor.elsewhere)
 
     def told(names: Iterable[str]) -> None:
         for name in names:
@@ -87,7 +87,7 @@ def write(
 
             stack.enter_context(new_folder(place, partial, check, overwrite=overwrite, resume=resume))
             kind, kept = ByShard if executor.elsewhere else ByTensor, fingerprint if resume else None
-            with system_errors(place):
+            with _saying_what_is_left(place, partial, None), system_errors(place):
                 output = kind(place, partial, shards, blocks, direct=direct, fingerprint=kept)
             stack.enter_context(output.opened)
             stack.enter_context(_saying_what_is_left(place, partial, output))
@@ -102,18 +102,17 @@ def write(
 
 
 @contextmanager
-def _saying_what_is_left(place: Path, partial: Partial, output: Growing) -> Iterator[None]:
-    """If the run ends early, keep what can be resumed, and say how."""
+def _saying_what_is_left(place: Path, partial: Partial, output: Growing | None) -> Iterator[None]:
+    """If the run ends early, keep what can be resumed, and say how. output: None until it is begun."""
     try:
         yield
     except BaseException as error:
-        output.keep()
+        if output is not None:
+            output.keep()
         left = f"No part of {place} was left behind"
         if partial.keep:
-            left = (
-                f"{len(output.done)} of {len(output.names)} tensors are kept in {partial.folder}: "
-                "run it again with resume to go on, without to start over"
-            )
+            what = "Finished tensors" if output is None else f"{len(output.done)} of {len(output.names)} tensors"
+            left = f"{what} are kept in {partial.folder}: run it again with resume to go on, without to start over"
         if isinstance(error, OutputError):
             error.args = (f"{error}. {left}",)
         elif partial.keep:
