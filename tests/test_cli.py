@@ -720,3 +720,14 @@ def test_a_memory_without_a_unit_is_a_slip(tmp_path: Path) -> None:
     result = run("align", str(tmp_path), "--to", str(tmp_path), "-o", str(tmp_path / "out"), "--memory", "6")
     assert result.exit_code == 2
     assert "--memory 6 is 6 bytes" in result.stderr
+
+
+@pytest.mark.parametrize("words", [["merge", "a", "b", "-o", "out"], ["align", "a", "--to", "b", "-o", "out"]])
+def test_reading_options_imports_nothing_heavy(words: list[str]) -> None:
+    """So that weights are read ahead while torch is imported, and that without collecting garbage."""
+    code = (
+        "import sys; from symfuse.cli.app import main; verb, *words = sys.argv[1:]; "
+        "main.commands[verb].make_context(verb, words); print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

@@ -12,7 +12,7 @@ import transformers
 from torch import Tensor
 
 from canonical.kit import ALL, FRAMES, LABELS, SCALED, changed, model_of, pre_norm
-from contract.tiny import MODELS, case, real
+from contract.tiny import MODELS, case, marked, real
 from symfuse.alignment import Alignment, random_alignment
 from symfuse.architectures import Model
 from symfuse.canonical import REWRITES, canonical
@@ -64,7 +64,7 @@ def test_the_function_is_the_same(label: str, frame: tuple[str, ...]) -> None:
         assert any(not torch.equal(out.checkpoint[name], model.checkpoint[name]) for name in model.checkpoint)
 
 
-@pytest.mark.parametrize("label", [label for label in MODELS if label not in FRAMES])
+@pytest.mark.parametrize("label", marked(label for label in MODELS if label not in FRAMES))
 def test_every_family_may_be_untied_and_balanced(label: str) -> None:
     this = case(label)
     out = canonical(Model.of(this.checkpoint), ("untie", "balance"))

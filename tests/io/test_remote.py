@@ -167,22 +167,24 @@ def test_only_what_is_asked_for_is_read(store: MemoryFileSystem, url: str, monke
     assert read == [7 * tensor.dtype.itemsize]
 
 
-def test_recipes_may_name_urls(url: str, store: MemoryFileSystem, tmp_path: Path, folder: Path) -> None:
+def test_recipes_may_name_urls(
+    url: str, store: MemoryFileSystem, uploads: Uploads, tmp_path: Path, folder: Path
+) -> None:
     """With signs in them that elsewhere begin a revision."""
     other = put(store, folder, "memory://user@host/b")
     (tmp_path / "recipe.yml").write_text(
         f"merge_method: linear\nmodels:\n- model: {url}\n  parameters: {{weight: 0.3}}\n"
         f"- model: {other}\n  parameters: {{weight: 0.7}}\n"
     )
-    checked = data("check", str(tmp_path / "recipe.yml"), "-o", "memory://out/merged")
+    checked = data("check", str(tmp_path / "recipe.yml"), "-o", "upload://out/merged")
     assert checked["recipes"][0]["problems"] == []
-    document = data("merge", str(tmp_path / "recipe.yml"), "memory://out/merged")
-    assert document["output"] == "memory://out/merged"
+    document = data("merge", str(tmp_path / "recipe.yml"), "upload://out/merged")
+    assert document["output"] == "upload://out/merged"
     assert document["models"] == [url, other]
-    merged, same = symfuse.open("memory://out/merged"), symfuse.open(folder)
+    merged, same = symfuse.open("upload://out/merged"), symfuse.open(folder)
     for name in same:
         torch.testing.assert_close(merged[name], same[name])
-    written = json.loads(objects(store, "memory://out/merged")["symfuse.json"])
+    written = json.loads(objects(uploads, "upload://out/merged")["symfuse.json"])
     assert [one["folder"] for one in written["inputs"]] == [url, other]
 
 
@@ -423,7 +425,7 @@ def test_a_failure_in_an_upload_leaves_nothing(uploads: Uploads, folder: Path) -
 @pytest.mark.parametrize("kind", [OptionError, TypeError])
 @pytest.mark.parametrize("there", [True, False])
 def test_work_that_cannot_begin_changes_nothing(
-    store: MemoryFileSystem, url: str, folder: Path, kind: type[Exception], there: bool
+    uploads: Uploads, folder: Path, kind: type[Exception], there: bool
 ) -> None:
     """There is no cluster, or the work cannot be pickled."""
 
@@ -433,12 +435,13 @@ def test_work_that_cannot_begin_changes_nothing(
         def start(self, *_: Any, **__: Any) -> Any:
             raise kind("cannot begin")
 
-    target = url if there else "memory://out/x"
-    before = objects(store, target)
+    url = put(uploads, folder, "upload://models/a")
+    target = url if there else "upload://out/x"
+    before = objects(uploads, target)
     with pytest.raises(kind, match="cannot begin") as caught:
         symfuse.open(folder).save(target, overwrite=True, executor=Refuses(1))
     assert caught.value.__notes__ == [f"{url} is as it was" if there else f"No part of {target} was left behind"]
-    assert objects(store, target) == before
+    assert objects(uploads, target) == before
 
 
 def test_a_store_that_does_not_answer_loses_nothing(
@@ -638,10 +641,10 @@ def test_models_are_removed_wherever_they_are(store: MemoryFileSystem, url: str,
 # -- the command line ------------------------------------------------------------------------------
 
 
-def test_an_alignment_at_a_url(store: MemoryFileSystem, url: str, folder: Path) -> None:
-    document = data("align", url, "--to", str(folder), "-o", "memory://out/moved", "--axes", "ffn", "--no-verify")
-    assert document["output"] == "memory://out/moved"
-    assert {"alignment.safetensors", "symfuse.json", "README.md"} <= objects(store, "memory://out/moved").keys()
+def test_an_alignment_at_a_url(uploads: Uploads, url: str, folder: Path) -> None:
+    document = data("align", url, "--to", str(folder), "-o", "upload://out/moved", "--axes", "ffn", "--no-verify")
+    assert document["output"] == "upload://out/moved"
+    assert {"alignment.safetensors", "symfuse.json", "README.md"} <= objects(uploads, "upload://out/moved").keys()
 
 
 def test_verbs_that_write_here_only_say_so(url: str) -> None:
@@ -650,13 +653,48 @@ def test_verbs_that_write_here_only_say_so(url: str) -> None:
     assert "memory://out/statistics is a URL; name a folder" in result.output
 
 
-def test_a_target_is_checked_before_the_work(url: str) -> None:
-    check_target("memory://new")
+def test_a_target_is_checked_before_the_work(uploads: Uploads, folder: Path) -> None:
+    url = put(uploads, folder, "upload://models/a")
+    check_target("upload://new")
     with pytest.raises(OutputError, match="exists"):
         check_target(url)
     result = run("merge", url, url, "-o", url)
     assert result.exit_code == 8
     assert "is the input" in result.output
+
+
+@pytest.mark.parametrize("verb", [["merge", "URL"], ["align", "URL", "--to", "URL", "--axes", "ffn"]])
+def test_no_command_writes_to_what_ends_with_it(verb: list[str], url: str, store: MemoryFileSystem) -> None:
+    """Nor does work in other processes, each of which has a memory of its own."""
+    for place in ("memory://out", "memory:///out/x"):
+        result = run(*(url if word == "URL" else word for word in verb), "-o", place)
+        assert result.exit_code == 2
+        assert f"{place} is in the memory of one process" in result.stderr
+
+    class Elsewhere(Threads):
+        elsewhere = True
+
+    with pytest.raises(OptionError, match="memory://out is in the memory of one process"):
+        symfuse.open(url).save("memory://out", executor=Elsewhere(1))
+    assert objects(store, "memory://out") == {}
+    assert symfuse.open(url).save("memory://out") == Remote("memory://out")
+
+
+@pytest.mark.parametrize("url", ["dir://x", "dbfs://a/b", "reference://x", "generic:///p", "asyncwrapper:///p"])
+def test_stores_that_need_more_than_a_url_are_refused(url: str, tmp_path: Path) -> None:
+    MODELS["bert"]().save(tmp_path / "a")
+    for words in (["inspect", url], ["merge", str(tmp_path / "a"), "-o", url]):
+        result = run(*words)
+        assert isinstance(result.exception, SystemExit), result.exception
+        assert result.exit_code in {2, 3}
+        assert f"symfuse: {url} cannot be opened: " in result.stderr
+
+
+def test_a_file_url_of_nothing_is_named_by_its_path(tmp_path: Path) -> None:
+    result = run("inspect", f"file://localhost{tmp_path}/none")
+    assert result.exit_code == 3
+    assert str(tmp_path / "none") in result.stderr
+    assert "file:/" not in result.stderr.replace("file://", "")
 
 
 def test_inspect_reads_a_url(url: str, folder: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from contract.tiny import MODELS, case
+from contract.tiny import MODELS, model_of
 from recovery.planted import EVERYTHING, planted, runner, size, squared
 from symfuse import api
 from symfuse.architectures import Model
@@ -26,7 +26,7 @@ def models(quick: list[str]) -> pytest.MarkDecorator:
 
 @pytest.mark.parametrize("label", MODELS)
 def test_every_axis_on_which_a_group_acts_has_a_word(label: str) -> None:
-    spec = Model.of(case(label).checkpoint).spec
+    spec = model_of(label).spec
     assert set(choose_axes(EVERYTHING, spec)) >= {instance.axis for instance in spec.movable}
 
 

@@ -127,10 +127,12 @@ def memory_option(text: str) -> Callable[[F], F]:
     """A size, as its bytes."""
 
     def read(_ctx: click.Context, _param: click.Parameter, value: str | None) -> int | None:
+        if value is None:
+            return None
         from symfuse.io.shards import parse_size
 
-        size = None if value is None else parse_size(value, "--memory")
-        if size is not None and size < 1000:
+        size = parse_size(value, "--memory")
+        if size < 1000:
             raise OptionError(f"--memory {value} is {size} bytes, too little for anything; give a unit: 6GB")
         return size
 
