@@ -298,7 +298,7 @@ def test_an_adapter_that_may_not_be_looked_into(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(Path, "is_file", denied)
     with pytest.raises(CheckpointError, match=rf"{tmp_path} cannot be read: .*Permission denied"):
-        is_adapter(tmp_path)
+        assert not is_adapter(tmp_path)
 
 
 def test_a_message_on_a_file_url_has_the_path(tmp_path: Path) -> None:

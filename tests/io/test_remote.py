@@ -690,13 +690,6 @@ def test_stores_that_need_more_than_a_url_are_refused(url: str, tmp_path: Path) 
         assert f"symfuse: {url} cannot be opened: " in result.stderr
 
 
-def test_a_file_url_of_nothing_is_named_by_its_path(tmp_path: Path) -> None:
-    result = run("inspect", f"file://localhost{tmp_path}/none")
-    assert result.exit_code == 3
-    assert str(tmp_path / "none") in result.stderr
-    assert "file:/" not in result.stderr.replace("file://", "")
-
-
 def test_inspect_reads_a_url(url: str, folder: Path) -> None:
     ours, theirs = done("inspect", url).output, done("inspect", str(folder)).output
     assert ours.replace(url, "A") == theirs.replace(str(folder), "A")
