@@ -24,11 +24,12 @@ from _harness import ABOVE, NUMBER, read_json
 from torch import Tensor
 
 from symfuse.architectures import Model
+from symfuse.check.cost import COPIES
 from symfuse.groups import Conformal, Orthogonal
 from symfuse.io import Checkpoint, TensorInfo
 from symfuse.io.shards import parse_size, plan_shards
 from symfuse.matching.chosen import Chosen, choose
-from symfuse.merging.stream import BLOCK
+from symfuse.merging.stream import PIECE
 from symfuse.stats.weights import workspace
 
 DATA = Path(__file__).parent / "data" / "scale.json"
@@ -234,7 +235,7 @@ def merging(shape: Shape, c: Constants, method: str, models: int, files: bool) -
     """A task for each tensor, or for each file; of which a method holds some blocks."""
     parts = [list(part.values()) for part in _files(shape)] if files else [[info] for info in shape.infos.values()]
     return [
-        Task(c.merged[method] * (models + 1) * size, 4 * BLOCK * 4 * (models + 2), models * size, size)
+        Task(c.merged[method] * (models + 1) * size, COPIES * PIECE * 4 * (models + 2), models * size, size)
         for size in (sum(info.nbytes for info in part) for part in parts)
     ]
 

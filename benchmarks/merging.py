@@ -68,7 +68,7 @@ SIZES = (
     Shape(layers=1),
     Shape(),
 )
-LARGE = Shape(layers=34)  # 3.2 GB, of which starting a process is little
+LARGE = Shape(layers=34)  # 3.3 GB, of which starting a process is little
 QUICK = tuple(Shape(hidden=128, ffn=352, layers=n, heads=4, kv_heads=2, vocab=1000) for n in (1, 2, 4))
 MANY = Shape(hidden=20, ffn=56, layers=166, heads=2, kv_heads=1, vocab=256)
 

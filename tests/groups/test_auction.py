@@ -332,11 +332,9 @@ class TestAssign:
         with pytest.raises(SymmetryError, match=r"200 units .* 199 units"):
             assign(torch.eye(200))  # before anything is looked at
 
-    @pytest.mark.parametrize(
-        "n", [200, 150, 300]
-    )  # by the auction, and below it by scipy, without prices and with them
+    @pytest.mark.parametrize("n", [200, 150, 300])
     def test_whole_numbers(self, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        """In float32 all of these are alike."""
+        """In float32 all of these are alike. By the auction, and below it by scipy, without prices and with them."""
         monkeypatch.setattr(assignment, "LARGE", 200 if n == 200 else 1000)
         small = torch.from_numpy(random(0).integers(0, 100, (n, n)))
         assert value(small.numpy(), assign(small + 2**40).numpy()) == optimum(small.numpy())

@@ -36,7 +36,8 @@ def balance(model: Model) -> Model:
     for instance, names in spec.movable.items():
         if instance.axis in free and _is_pair(spec, instance, names):
             for name in names:
-                if any(atom.name == instance.axis and atom.variance is not PLAIN for atom in _atoms(spec, name)):
+                atoms = spec.tensors[name].layout.atoms
+                if any(atom.name == instance.axis and atom.variance is not PLAIN for atom in atoms):
                     rules.setdefault(name, []).append(instance)
 
     def rule(name: str, instances: list[Instance]) -> Rule:
@@ -51,10 +52,6 @@ def _is_pair(spec: Spec, instance: Instance, names: tuple[str, ...]) -> bool:
     found = [[atom.variance for atom in part if atom.name == instance.axis] for part in parts]
     sides = {variance for part in found for variance in part} - {PLAIN}
     return max(map(len, found)) == 1 and sides == {Variance.PRIMAL, Variance.DUAL}
-
-
-def _atoms(spec: Spec, name: str) -> tuple[Atom, ...]:
-    return spec.tensors[name].layout.atoms
 
 
 def _balancing(spec: Spec, instance: Instance, read: Read) -> Element:

@@ -182,9 +182,8 @@ def _views(view: Tensor, nodes: tuple[Node, ...], sizes: Mapping[str, int]) -> I
             yield from _views(split, (*before, *node.parts, *after), sizes)
         else:
             start = 0
-            for part, length in zip(
-                node.parts, lengths, strict=True
-            ):  # views of `split` may not be written with a graph
+            for part, length in zip(node.parts, lengths, strict=True):
+                # One at a time: where autograd looks on, views of `split` may not be written to.
                 yield from _views(view.narrow(dim, start, length), (*before, part, *after), sizes)
                 start += length
         return
