@@ -32,7 +32,9 @@ class Checkpoint(Mapping[str, Tensor]):
 
     `infos`, if given, are the dtypes and shapes of all tensors, so that `tensors[name]` may compute; tensors
     that are read from files know their own. `folder` is where tokenizer and other companion files come from, unless
-    `files` are given in their place; `notes` are what the user should be told. `device`: see `on`.
+    `files` are given in their place; `notes` are what the user should be told. `device`: see `on`. `before_save`:
+    functions that `save` applies in order before it writes anything; each returns the checkpoint, with another config or
+    other files if need be, or raises.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Checkpoint(Mapping[str, Tensor]):
         sources: tuple[Place, ...] = (),
         files: Mapping[str, bytes] | None = None,
         device: str = CPU,
+        before_save: tuple[Callable[[Checkpoint], Checkpoint], ...] = (),
     ) -> None:
         self._tensors = tensors
         self._infos = tensors.infos if infos is None and isinstance(tensors, StoredTensors) else infos
@@ -56,6 +59,7 @@ class Checkpoint(Mapping[str, Tensor]):
         self.notes = notes
         self.files = files
         self.device = device
+        self.before_save = before_save
         self.sources = tuple(dict.fromkeys(sources if folder is None else (folder, *sources)))
         self._last = threading.local()
 
@@ -205,6 +209,7 @@ class Checkpoint(Mapping[str, Tensor]):
         sources: Sequence[Place] = (),
         files: Mapping[str, bytes] | None = None,
         device: str | None = None,
+        before_save: tuple[Callable[[Checkpoint], Checkpoint], ...] | None = None,
     ) -> Checkpoint:
         """The same model with other tensors, config, name or device; its folder and notes stay. sources: folders that
         the tensors are read from, beside its own; `save` never writes into any."""
@@ -218,7 +223,15 @@ class Checkpoint(Mapping[str, Tensor]):
             sources=(*self.sources, *sources),
             files=self.files if files is None else files,
             device=self.device if device is None else device,
+            before_save=self.before_save if before_save is None else before_save,
         )
+
+    def finished(self) -> Checkpoint:
+        """The checkpoint as `save` writes it: after every function of `before_save`."""
+        checkpoint = self
+        for step in self.before_save:
+            checkpoint = step(checkpoint)
+        return checkpoint
 
     def companions(self) -> dict[str, bytes]:
         """The files that `save` puts beside the weights, such as the tokenizer's: `files`, or those of `folder`."""
@@ -260,17 +273,18 @@ class Checkpoint(Mapping[str, Tensor]):
         """
         if resume and not fingerprint:
             raise OptionError("resume needs a fingerprint of what is written, so that two models are never mixed")
+        finished = self.finished()
         return write(
             target,
-            {name: self.info(name) for name in self},
-            getattr(self._tensors, "blocks", self._in_one_block),
-            config=self.config,
-            companions=self.companions() | self.module_weights(),
+            {name: finished.info(name) for name in finished},
+            getattr(finished.tensors, "blocks", finished._in_one_block),
+            config=finished.config,
+            companions=finished.companions() | finished.module_weights(),
             overwrite=overwrite,
             max_shard_size=max_shard_size,
             extra=extra,
             progress=progress,
-            inputs=self.sources,
+            inputs=finished.sources,
             threads=threads,
             direct=direct,
             resume=resume,
