@@ -56,7 +56,7 @@ def job(models: tuple[Path, Path], out: Path, executor: Executor | None, stage: 
     alignment = symfuse.match(a, to=b, axes=("attention", "ffn"), executor=executor)
     stage.stage("writing the merge, dare_ties")
     merged = symfuse.merge([b, alignment(a), b], method="dare_ties", base=0, density=0.5)
-    merged.save(out, max_shard_size="50MB", extra={"alignment.safetensors": alignment.to_bytes()}, executor=executor)
+    merged.save(out, max_shard_size="50MB", extra={"alignment.symfuse": alignment.to_bytes()}, executor=executor)
     stage.say("done")
 
 

@@ -232,7 +232,7 @@ def measure(work: Path, shape: Shape, kind: str, options: Sequence[str]) -> dict
         document = json.loads((folder / "out" / "symfuse.json").read_text())
         check = {}
         if planted is not None:
-            check = recovered(Alignment.load(folder / "out" / "alignment.safetensors"), planted)
+            check = recovered(Alignment.load(folder / "out" / "alignment.symfuse"), planted)
         size = sum(path.stat().st_size for path in models["source"].glob("*.safetensors"))
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -138,7 +138,7 @@ def test_align(models: Path) -> None:
 
     out = models / "out"
     assert {path.name for path in out.iterdir()} == {
-        "model.safetensors", "config.json", "symfuse.json", "README.md", "alignment.safetensors",
+        "model.safetensors", "config.json", "symfuse.json", "README.md", "alignment.symfuse",
     }  # fmt: skip
     written = json.loads((out / "symfuse.json").read_text("utf-8"))
     cost = ("seconds", "peak memory")  # in the file that of matching
@@ -149,7 +149,7 @@ def test_align(models: Path) -> None:
     card = (out / "README.md").read_text("utf-8")
     assert card.startswith("---\nlibrary_name: transformers\n")
     assert "`a` moved onto `b`" in card
-    assert same(Alignment.load(out / "alignment.safetensors")(open_checkpoint("a")), open_checkpoint("out"))
+    assert same(Alignment.load(out / "alignment.symfuse")(open_checkpoint("a")), open_checkpoint("out"))
     assert_complete(out, transformers.BertForMaskedLM)
     assert api.verify("a", "out").worst < 1e-12
 
@@ -177,7 +177,7 @@ def test_options_of_matching(models: Path) -> None:
         "--threads", "2", "--one-pass",
     )["options"]  # fmt: skip
     assert options == {"axes": ["qk", "ffn"], "layers": [1], "scaling": False, "one_pass": True, "biases": False}
-    elements = Alignment.load("out/alignment.safetensors").elements
+    elements = Alignment.load("out/alignment.symfuse").elements
     assert sorted(map(str, elements)) == ["ffn[1]", "qk[1]"]
 
 
@@ -283,8 +283,8 @@ def test_merge_after_alignment(models: Path, anchor: str | None) -> None:
     assert all(one["verified"]["equal"] for one in run_["alignments"])
     opened = [open_checkpoint(name) for name in names]
     for i in others:
-        opened[i] = Alignment.load(f"out/alignment-{i + 1}.safetensors")(opened[i])
-    assert not Path(f"out/alignment-{number + 1}.safetensors").exists()
+        opened[i] = Alignment.load(f"out/alignment-{i + 1}.symfuse")(opened[i])
+    assert not Path(f"out/alignment-{number + 1}.symfuse").exists()
     assert same(open_checkpoint("out"), dict(api.merge(opened)))
     card = Path("out/README.md").read_text("utf-8")
     assert f"Aligned to `{names[number]}` first: axes qk, v, ffn, h, residual" in card
@@ -688,7 +688,7 @@ def test_align_from_activations_and_the_anchor_in_the_frame(models: Path) -> Non
     for seed, name in enumerate(("g", "h")):
         MODELS["gpt2-lm"](seed).save(models / name)
     done("align", "g", "--to", "h", "-o", "out", "--axes", "residual,heads", "--anchor-output", "framed", "-q")
-    found = Alignment.load("out/alignment.safetensors")
+    found = Alignment.load("out/alignment.symfuse")
     assert found.frame == ("untie", "fold_norms", "centre", "drop_gauges")
     assert api.verify("h", "framed").equal
     assert api.verify("g", "out").equal

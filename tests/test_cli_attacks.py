@@ -215,8 +215,8 @@ def test_barrier_takes_the_folder_that_align_wrote(place: Path) -> None:
 def test_alignments_that_are_not_there(place: Path) -> None:
     done("merge", "a", "b", "-o", "merged", "--align", "ffn", "-q")
     for align, code, message in (
-        ("mine=b", 3, "b/alignment.safetensors does not exist"),
-        ("mine=merged", 3, "there are alignment-1.safetensors"),
+        ("mine=b", 3, "b/alignment.symfuse does not exist"),
+        ("mine=merged", 3, "there are alignment-1.symfuse"),
         ("mine=gone", 3, "gone does not exist"),
         ("mine=t.txt", 3, "NAME=FOLDER is what `align` wrote"),
         ("", 2, "it is empty; choose from auto, permutation, rotation, scaling"),
@@ -335,7 +335,7 @@ def test_the_way_to_merge_with_the_anchor_is_said(place: Path, flag: str | None)
     program, *args = shlex.split(line.partition("frame: ")[2])
     assert program == "symfuse"
     done(*args, "-q")
-    framed = Alignment.load("o/alignment.safetensors").in_frame(open_checkpoint("the anchor"))
+    framed = Alignment.load("o/alignment.symfuse").in_frame(open_checkpoint("the anchor"))
     assert same(open_checkpoint(args[-1]), framed)
     done("merge", "o", args[-1], "-o", "merged", "-q")
 

@@ -116,7 +116,7 @@ def test_options_of_data(place: Path) -> None:
 
 def test_barrier(place: Path) -> None:
     done("align", "a", "--to", "b", "-o", "moved", "--axes", "attention,ffn", "-q")
-    names = ("permutation", "rotation", "scaling", "qk,v", "mine=moved/alignment.safetensors")
+    names = ("permutation", "rotation", "scaling", "qk,v", "mine=moved/alignment.symfuse")
     found = data("barrier", "a", "b", *PATH, *(word for name in names for word in ("--align", name)), "-o", "run")
     assert read(Path("run/barrier.json")) == found
     assert (found["kind"], found["source"], found["anchor"]) == ("barrier", "a", "b")
@@ -323,12 +323,12 @@ def test_alignments_of_other_models(place: Path) -> None:
     for model in ("gpt2", "wide"):
         done("align", model, "--to", model, "-o", f"{model}-moved", "-q")
     refused(place, 5, "this alignment of a gpt2", "barrier", "a", "b", *PATH, "--align",
-            "x=gpt2-moved/alignment.safetensors")  # fmt: skip
-    refused(place, 5, "does not fit", "barrier", "a", "b", *PATH, "--align", "x=wide-moved/alignment.safetensors")
+            "x=gpt2-moved/alignment.symfuse")  # fmt: skip
+    refused(place, 5, "does not fit", "barrier", "a", "b", *PATH, "--align", "x=wide-moved/alignment.symfuse")
     done("align", "b", "--to", "a", "-o", "back", "-q")
-    swapped = done("barrier", "a", "b", *PATH, "--align", "x=back/alignment.safetensors", "-q")
+    swapped = done("barrier", "a", "b", *PATH, "--align", "x=back/alignment.symfuse", "-q")
     assert "warning: the alignment was made for another source (b) than a" in swapped.stderr
-    assert "warning" not in done("barrier", "b", "a", *PATH, "--align", "x=back/alignment.safetensors").stderr
+    assert "warning" not in done("barrier", "b", "a", *PATH, "--align", "x=back/alignment.symfuse").stderr
 
 
 def test_models_that_read_the_data_otherwise(place: Path) -> None:

@@ -105,7 +105,7 @@ def test_learned(place: Path) -> None:
     validation = api.task(None, "v.txt", "a", batch_size=6, limit=18)
     own = Learning(task, validation, steps=2, rate=0.02)
     same = api.match("p", "a", axes="attention,ffn", learn=own)
-    assert Alignment.load("out/alignment.safetensors").to_bytes() == same.to_bytes()
+    assert Alignment.load("out/alignment.symfuse").to_bytes() == same.to_bytes()
     assert learned["ends"] == same.provenance["learning"]["ends"]
 
     page = data("report", "out", "-o", "page.html")
@@ -123,7 +123,7 @@ def test_what_is_said_of_it(place: Path) -> None:
     assert "proved: outputs equal to" in text
     quiet = done(*PAIR, *LEARNED, "-o", "quiet", "--quiet")
     assert quiet.output == ""
-    assert Path("quiet/alignment.safetensors").read_bytes() == Path("out/alignment.safetensors").read_bytes()
+    assert Path("quiet/alignment.symfuse").read_bytes() == Path("out/alignment.symfuse").read_bytes()
     assert done(*PAIR, *LEARNED, "-o", "both", "--quiet", "--json").stdout.startswith("{")
 
 
@@ -135,7 +135,7 @@ def test_options_are_those_of_learning(place: Path) -> None:
     )  # fmt: skip
     learned = found["learning"]
     assert (learned["spread"], learned["permutations"], learned["seed"]) == (0.2, "annealed", 3)
-    g = Alignment.load("out/alignment.safetensors")
+    g = Alignment.load("out/alignment.symfuse")
     assert {i.index[0] for i in g.elements} <= {0}
     assert dict(g.shifts) == dict(g.gauges) == {}
     assert found["options"]["groups"] == {"ffn": "permutation", "qk": "orthogonal", "v": "invertible"}
@@ -162,7 +162,7 @@ def test_it_goes_on_from_its_journal(place: Path, monkeypatch: pytest.MonkeyPatc
     done(*PAIR, *LEARNED, "-o", "out", "--journal", "kept/j.pt", "-q")
     done(*PAIR, *LEARNED, "-o", "again", "--journal", "kept/j.pt", "-q")  # it is done: read off
     done(*PAIR, *LEARNED, "-o", "whole", "-q")
-    for name in ("alignment.safetensors", "model.safetensors"):
+    for name in ("alignment.symfuse", "model.safetensors"):
         assert len({Path(folder, name).read_bytes() for folder in ("out", "again", "whole")}) == 1
     refused(
         place, 8, "the journal of another learning",
@@ -179,10 +179,10 @@ def test_both_are_moved(place: Path) -> None:
         assert document["verified"]["equal"] is True
         assert document["learning"] == found["learning"]
         assert document["source"]["name"] == original
-        g = Alignment.load(f"{folder}/alignment.safetensors")
+        g = Alignment.load(f"{folder}/alignment.symfuse")
         moved, files = open_checkpoint(folder), g(open_checkpoint(original))
         torch.testing.assert_close(dict(moved), dict(files), rtol=1e-12, atol=1e-15)
-    assert Alignment.load("anchor/alignment.safetensors").elements
+    assert Alignment.load("anchor/alignment.symfuse").elements
     text = Path("anchor/README.md").read_text("utf-8")
     assert "`a` moved onto `p`" in text
     done("merge", "out", "anchor", "-o", "merged", "-q")

@@ -47,6 +47,22 @@ from symfuse.spec import Atom, Axis, Instance, Spec, Variance, bias_of
 from symfuse.spec.typed import require_type
 
 FORMAT = 2
+# Of alignments beside weights: safetensors files that nothing takes for weights, as serving engines load all of those.
+SUFFIX = ".symfuse"
+SUFFIXES = (SUFFIX, ".safetensors")  # of earlier versions, and of whoever saves one by itself
+FILE = f"alignment{SUFFIX}"
+
+
+def alignments_in(folder: Path) -> list[Path]:
+    """The files of alignments in an output folder."""
+    return sorted(path for suffix in SUFFIXES for path in folder.glob(f"alignment*{suffix}"))
+
+
+def alignment_file(path: Path) -> Path:
+    """The file of an alignment, or that in the folder in which `symfuse align` put it."""
+    if not path.is_dir():
+        return path
+    return next((file for suffix in SUFFIXES if (file := path / f"alignment{suffix}").is_file()), path / FILE)
 
 
 @dataclass(frozen=True, eq=False)

@@ -225,7 +225,7 @@ def test_an_aligned_merge_keeps_its_alignment_and_its_proof(place: Path) -> None
     data = run_of("out")
     assert data["anchor"] == "bert0"  # task vectors start from it
     assert [one["verified"]["equal"] for one in data["alignments"]] == [True]
-    assert len(list(Path("out").glob("alignment-*.safetensors"))) == 1
+    assert len(list(Path("out").glob("alignment-*.symfuse"))) == 1
     assert "no output is proved" in card("out")[1]
 
 

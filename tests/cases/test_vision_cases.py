@@ -269,7 +269,7 @@ def test_two_towers_from_the_command_line(clips: Path, tmp_path: Path) -> None:
     done("align", f"{clips}/b", "--to", f"{clips}/a", "--axes", axes, "-o", f"{tmp_path}/c")
     done("verify", f"{clips}/b", f"{tmp_path}/c")
     assert run("verify", f"{clips}/a", f"{clips}/b").exit_code == 7
-    assert Alignment.load(tmp_path / "c/alignment.safetensors").frame == ROTATABLE
+    assert Alignment.load(tmp_path / "c/alignment.symfuse").frame == ROTATABLE
     shown = done("inspect", f"{clips}/a").output
     assert "vision_ffn" in shown
     assert "text_residual: may be rotated in a frame" in shown

@@ -267,7 +267,7 @@ def test_statistics_move_with_their_own_model_only(place: Path) -> None:
     done("transport", "p-f", "--by", "al", "-o", "moved")
     data = symfuse.task(None, "a.csv", "b")
     symfuse.merge(["al", "b"], method="fisher", statistics=["moved", None], data=[None, data])
-    Path("al/alignment.safetensors").rename("bare.safetensors")
+    Path("al/alignment.symfuse").rename("bare.safetensors")
     done("transport", "p-f", "--by", "bare.safetensors", "-o", "nameless")
     by, fisher = ("--by", "bare.safetensors", "-o", "no"), ("--method", "fisher", "--statistics")
     for args, words in (

@@ -644,7 +644,7 @@ def test_models_are_removed_wherever_they_are(store: MemoryFileSystem, url: str,
 def test_an_alignment_at_a_url(uploads: Uploads, url: str, folder: Path) -> None:
     document = data("align", url, "--to", str(folder), "-o", "upload://out/moved", "--axes", "ffn", "--no-verify")
     assert document["output"] == "upload://out/moved"
-    assert {"alignment.safetensors", "symfuse.json", "README.md"} <= objects(uploads, "upload://out/moved").keys()
+    assert {"alignment.symfuse", "symfuse.json", "README.md"} <= objects(uploads, "upload://out/moved").keys()
 
 
 def test_verbs_that_write_here_only_say_so(url: str) -> None:

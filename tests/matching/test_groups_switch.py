@@ -281,7 +281,7 @@ def test_on_the_command_line(models: Path) -> None:
     assert found["options"]["axes"] == ["qk", "v", "ffn", "residual"]
     rows = {row["axis"]: row for row in found["matched"]}
     assert rows["qk"]["group"] == "invertible map"
-    elements = Alignment.load("out/alignment.safetensors").elements
+    elements = Alignment.load("out/alignment.symfuse").elements
     worst = max(float(g.condition().max()) for i, g in elements.items() if i.axis == "qk")
     assert rows["qk"]["condition"] == pytest.approx(worst)
     assert worst > 1.01

@@ -401,7 +401,7 @@ def test_align(place: Callable[..., dict[str, Path]]) -> None:
     data = json.loads((out / "symfuse.json").read_text("utf-8"))
     assert (data["anchor"], data["seed"], data["heads"]) == ("tiny/b", 7, "drop")
     assert [run["verified"]["equal"] for run in data["alignments"]] == [True]
-    assert (out / "alignment-1.safetensors").exists()
+    assert (out / "alignment-1.symfuse").exists()
 
 
 # -- vocabularies

@@ -364,7 +364,7 @@ def test_moved_gram_matrices_are_written_by_the_verb(tmp_path: Path) -> None:
     alignment = random_alignment(Model.of(checkpoint).spec, 3, largest=True)
     ours = replace(collect(checkpoint, batches()), provenance={"model": checkpoint.lineage()})
     ours.save(tmp_path / "grams")
-    alignment(checkpoint).save(tmp_path / "moved", extra={"alignment.safetensors": alignment.to_bytes()})
+    alignment(checkpoint).save(tmp_path / "moved", extra={"alignment.symfuse": alignment.to_bytes()})
     out = transport(tmp_path / "grams", tmp_path / "moved")
     assert out.kind == "statistics"
     found = Statistics.load(out.save(tmp_path / "out"))

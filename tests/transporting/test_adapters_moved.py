@@ -222,9 +222,7 @@ def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert card.startswith("---\nlibrary_name: peft\n")
     assert f'base_model: "{tmp_path}/moved"' in card
     assert json.loads((tmp_path / "lora-moved" / "symfuse.json").read_text("utf-8"))["alignment"]["frame"]
-    named = done(
-        "transport", "lora", "--by", "moved/alignment.safetensors", "-o", "other", "--new-base", "org/x", "--json"
-    )
+    named = done("transport", "lora", "--by", "moved/alignment.symfuse", "-o", "other", "--new-base", "org/x", "--json")
     assert json.loads(named.stdout)["new base"] == "org/x"
     wrong = run("transport", "lora", "--by", "moved", "-o", "out", "--axis", "residual")
     assert (wrong.exit_code, (tmp_path / "out").exists()) == (2, False)

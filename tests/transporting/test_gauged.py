@@ -42,7 +42,7 @@ def place(tmp_path: Path, axes: tuple[str, ...] = (), kind: str = "bert") -> tup
     base = base_folder(kind, tmp_path / "base")
     spec = Model.of(open_checkpoint(base)).spec
     alignment = replace(gauges(spec, random_alignment(spec, 5, axes)), shifts={})
-    alignment(base).save(tmp_path / "moved", extra={"alignment.safetensors": alignment.to_bytes()})
+    alignment(base).save(tmp_path / "moved", extra={"alignment.symfuse": alignment.to_bytes()})
     torch.testing.assert_close(  # the same function, of other weights
         outputs(kind, load(kind, tmp_path / "moved")), outputs(kind, load(kind, base)), rtol=1e-9, atol=1e-10
     )
@@ -194,7 +194,7 @@ def test_what_is_added_to_the_stream_is_refused(tmp_path: Path) -> None:
     save_file(autoencoder("sparsify", 20, 33), tmp_path / "sae.safetensors")
     refused(tmp_path / "sae.safetensors", alignment, axis="residual")
     (tmp_path / "alignment").mkdir()
-    alignment.save(tmp_path / "alignment" / "alignment.safetensors")
+    alignment.save(tmp_path / "alignment" / "alignment.symfuse")
     found = run(
         "transport", str(tmp_path / "v.safetensors"), "--by", str(tmp_path / "moved"), "--axis", "residual",
         "-o", str(tmp_path / "out"),

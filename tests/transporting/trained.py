@@ -91,5 +91,5 @@ def moved(base: Path, folder: Path, frame: tuple[str, ...] = (), seed: int = 3, 
     model = canonical(Model.of(open_checkpoint(base)), frame)
     random = random_alignment(model.spec, seed, **options)
     alignment = replace(random, frame=frame, gauges={})
-    alignment(base).save(folder, extra={"alignment.safetensors": alignment.to_bytes()})
+    alignment(base).save(folder, extra={"alignment.symfuse": alignment.to_bytes()})
     return alignment

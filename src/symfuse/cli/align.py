@@ -210,6 +210,7 @@ def _save(
 ) -> None:  # fmt: skip
     """The moved source and, if asked for, the anchor, in its frame or moved too: both, or none."""
     from symfuse import report
+    from symfuse.alignment import FILE
     from symfuse.io.target import remove
 
     if anchor_output is not None:
@@ -217,9 +218,9 @@ def _save(
         if other is None or moved is None:
             save(out, alignment.in_frame(anchor), to, report.frame_run(anchor, alignment.frame), {})
         else:
-            save(out, other(anchor), to, moved, {"alignment.safetensors": other.to_bytes()})
+            save(out, other(anchor), to, moved, {FILE: other.to_bytes()})
     try:
-        save(out, alignment(source), options, run, {"alignment.safetensors": alignment.to_bytes()})
+        save(out, alignment(source), options, run, {FILE: alignment.to_bytes()})
     except BaseException:  # neither without the other
         if anchor_output is not None:
             with suppress(OSError):

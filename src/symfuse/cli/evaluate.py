@@ -268,11 +268,13 @@ def _file(place: Path) -> Path:
     """The file of an alignment, which `align` keeps in its folder; CheckpointError if there is none."""
     if not place.exists():
         raise CheckpointError(f"{place} does not exist")
-    file = place / "alignment.safetensors"
-    if place.is_dir() and not file.is_file():
-        others = ", ".join(path.name for path in sorted(place.glob("alignment-*.safetensors")))
+    from symfuse.alignment import alignment_file, alignments_in
+
+    file = alignment_file(place)
+    if not file.is_file():
+        others = ", ".join(path.name for path in alignments_in(place))
         raise CheckpointError(f"{file} does not exist" + (f"; name one file: there are {others}" if others else ""))
-    return file if place.is_dir() else place
+    return file
 
 
 def _traced(result: Barrier, alignments: Mapping[str, Alignment]) -> dict[str, Any]:

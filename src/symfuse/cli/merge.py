@@ -150,6 +150,7 @@ def _aligned(
 ) -> tuple[Stage, list[dict[str, Any]], dict[str, bytes]]:
     """The stage with its models moved, what that did, and the alignments as files."""
     from symfuse import pipeline, report
+    from symfuse.alignment import SUFFIX
 
     anchor = pipeline.anchor_of(stage)
     matching = None if anchor is None else pipeline.matching_of(stage, anchor)
@@ -183,7 +184,7 @@ def _aligned(
         proof = None if options["no_verify"] else proved(out, source, alignments[ref], options["memory"])
         runs.append(report.alignment_run(source, to, alignments[ref], proof) | spent)
         say_alignment(out, runs[-1])
-        extra[f"alignment-{number}.safetensors"] = alignments[ref].to_bytes()
+        extra[f"alignment-{number}{SUFFIX}"] = alignments[ref].to_bytes()
     return pipeline.aligned(stage, anchor, alignments, device=options["device"]), runs, extra
 
 

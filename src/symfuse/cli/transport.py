@@ -22,7 +22,7 @@ KINDS = ("adapter", "vector", "probe", "sae", "moments", "statistics")
     "alignment",
     required=True,
     type=click.Path(path_type=Path),
-    help="alignment.safetensors, or the folder that `symfuse align` wrote.",
+    help="alignment.symfuse, or the folder that `symfuse align` wrote.",
 )
 @click.option("--output", "-o", required=True, type=NEW_FOLDER, help="The new folder.")
 @click.option("--kind", type=click.Choice(KINDS), help="Default: what the file looks like; else a vector.")

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from symfuse import api
-from symfuse.alignment import Alignment
+from symfuse.alignment import FILE, Alignment
 from symfuse.demo import packages, receptors, sentences
 from symfuse.evaluate import Loss, Score
 from symfuse.evaluate.task import describe
@@ -59,5 +59,5 @@ def write_run(folder: Path, alignment: Alignment, *documents: Mapping[str, Any])
     for document in documents:
         name = "symfuse" if document["kind"] == "alignment" else document["kind"]
         (folder / f"{name}.json").write_text(json.dumps(document, indent=2) + "\n", "utf-8")
-    alignment.save(folder / "alignment.safetensors")
+    alignment.save(folder / FILE)
     return folder

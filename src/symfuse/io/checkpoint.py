@@ -18,6 +18,7 @@ from symfuse.device import CPU, require
 from symfuse.errors import CheckpointError, OptionError, OutputError
 from symfuse.executors import Executor
 from symfuse.io.companions import read_companions
+from symfuse.io.folder import weight_stem
 from symfuse.io.remote import Place, Remote, entries
 from symfuse.io.sentence import behind, module_weights, readers
 from symfuse.io.stamp import Stamp
@@ -33,8 +34,8 @@ class Checkpoint(Mapping[str, Tensor]):
     `infos`, if given, are the dtypes and shapes of all tensors, so that `tensors[name]` may compute; tensors
     that are read from files know their own. `folder` is where tokenizer and other companion files come from, unless
     `files` are given in their place; `notes` are what the user should be told. `device`: see `on`. `before_save`:
-    functions that `save` applies in order before it writes anything; each returns the checkpoint, with another config or
-    other files if need be, or raises.
+    functions that `save` applies in order before it writes anything; each returns the checkpoint, with another config
+    or other files if need be, or raises.
     """
 
     def __init__(
@@ -290,6 +291,7 @@ class Checkpoint(Mapping[str, Tensor]):
             resume=resume,
             fingerprint=fingerprint,
             executor=executor,
+            stem=weight_stem(finished.config, finished.folder),
         )
 
     def _in_one_block(self, name: str) -> Iterator[Tensor]:

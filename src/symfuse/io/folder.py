@@ -17,9 +17,11 @@ from symfuse.io.tensors import StoredTensor, StoredTensors
 from symfuse.io.torch_file import read_torch_file
 
 CONFIG = "config.json"  # without it nothing is opened as a model
-INDEX = "model.safetensors.index.json"
+INDEX = ".safetensors.index.json"  # after the stem of the weight files
 SHARD = re.compile(r"(?P<stem>.+)-(?P<n>\d+)-of-(?P<m>\d+)(?P<suffix>\.\w+)")
 TORCH_SUFFIXES = (".bin", ".pt", ".pth")
+WEIGHT_SUFFIXES = (".safetensors", *TORCH_SUFFIXES)
+DIFFUSERS = "diffusion_pytorch_model"  # the stem of the weight files of diffusers
 # What trainers leave beside the weights.
 NOT_WEIGHTS = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state|adapter_model|alignment).*")
 
@@ -68,7 +70,8 @@ def read_folder(folder: Place, *, prefer_bin: bool = False) -> tuple[StoredTenso
     files = {path.name: path for path in entries(folder) if path.is_file()}
     safe = [name for name in files if name.endswith(".safetensors") and not NOT_WEIGHTS.match(name)]
     torch = [name for name in files if name.endswith(TORCH_SUFFIXES) and not NOT_WEIGHTS.match(name)]
-    safe_index, torch_index = INDEX, "pytorch_model.bin.index.json"
+    safe_stem, torch_stem = _stem(files, "model", ".safetensors"), _stem(files, "pytorch_model", ".bin")
+    safe_index, torch_index = f"{safe_stem}{INDEX}", f"{torch_stem}.bin.index.json"
     has_safe, has_torch = bool(safe) or safe_index in files, bool(torch) or torch_index in files
     notes: Notes = ()
     if prefer_bin and not has_torch:
@@ -78,14 +81,33 @@ def read_folder(folder: Place, *, prefer_bin: bool = False) -> tuple[StoredTenso
     if has_safe and not prefer_bin:
         if has_torch:
             notes = (f"{some(torch or [torch_index])} ignored beside {some(safe or [safe_index])}",)
-        stored, more = _read_format(folder, safe, "model.safetensors", safe_index, _safetensors)
+        stored, more = _read_format(folder, safe, f"{safe_stem}.safetensors", safe_index, _safetensors)
     else:
         if has_safe:
             notes = (f"{some(safe or [safe_index])} ignored, as prefer_bin asks",)
-        stored, more = _read_format(folder, torch, "pytorch_model.bin", torch_index, read_torch_file)
+        stored, more = _read_format(folder, torch, f"{torch_stem}.bin", torch_index, read_torch_file)
     if not stored:
         raise CheckpointError(f"the weight files of {folder} hold no tensors")
     return StoredTensors(stored), notes + more
+
+
+def _stem(files: Mapping[str, Place], usual: str, suffix: str) -> str:
+    """What the names of the weight files of a folder begin with, where it has them or their index under that name."""
+    there = [f"{stem}{suffix}{end}" in files for stem in (usual, DIFFUSERS) for end in ("", ".index.json")]
+    return DIFFUSERS if any(there[2:]) and not any(there[:2]) else usual
+
+
+def weight_stem(config: Mapping[str, Any], folder: Place | None) -> str:
+    """What the names of an output's weight files are to begin with, so that the library of its config finds them; of a
+    library that is not known, what those of its folder begin with."""
+    if "_class_name" in config:
+        return DIFFUSERS
+    if "model_type" in config or not isinstance(folder, Path):
+        return "model"
+    files = [path.name for path in entries(folder) if path.suffix in WEIGHT_SUFFIXES]
+    names = [name for name in files if not NOT_WEIGHTS.match(name)]
+    stems = {match["stem"] if (match := SHARD.fullmatch(name)) else name.rpartition(".")[0] for name in names}
+    return stems.pop() if len(stems) == 1 and "pytorch_model" not in stems else "model"
 
 
 def _safetensors(path: Place) -> tuple[Stored, Notes]:

@@ -41,8 +41,11 @@ def parse_size(size: int | str, what: str = "--max-shard-size (in Python max_sha
     return value
 
 
-def plan_shards(infos: Mapping[str, TensorInfo], max_shard_size: int) -> dict[str, dict[str, TensorInfo]]:
-    """File name → its tensors: in order, each shard as full as the limit allows; a tensor is never split."""
+def plan_shards(
+    infos: Mapping[str, TensorInfo], max_shard_size: int, stem: str = "model"
+) -> dict[str, dict[str, TensorInfo]]:
+    """File name → its tensors: in order, each shard as full as the limit allows; a tensor is never split. stem: what
+    their names begin with."""
     shards: list[dict[str, TensorInfo]] = [{}]
     filled = 0
     for name, info in infos.items():
@@ -52,8 +55,8 @@ def plan_shards(infos: Mapping[str, TensorInfo], max_shard_size: int) -> dict[st
         shards[-1][name] = info
         filled += info.nbytes
     if len(shards) == 1:
-        return {"model.safetensors": shards[0]}
-    return {f"model-{n:05d}-of-{len(shards):05d}.safetensors": shard for n, shard in enumerate(shards, 1)}
+        return {f"{stem}.safetensors": shards[0]}
+    return {f"{stem}-{n:05d}-of-{len(shards):05d}.safetensors": shard for n, shard in enumerate(shards, 1)}
 
 
 @dataclass(frozen=True)

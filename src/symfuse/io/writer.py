@@ -13,7 +13,7 @@ from torch import Tensor
 
 from symfuse.errors import OutputError
 from symfuse.executors import Executor, Threads
-from symfuse.io.folder import CONFIG, INDEX
+from symfuse.io.folder import CONFIG, INDEX, WEIGHT_SUFFIXES
 from symfuse.io.objects import new_objects
 from symfuse.io.partial import Partial, new_folder, partial_of, system_errors
 from symfuse.io.remote import Place, Remote
@@ -41,6 +41,7 @@ def write(
     resume: bool = False,
     fingerprint: str = "",
     executor: Executor | None = None,
+    stem: str = "model",
 ) -> Place:
     """Write a folder that `from_pretrained` loads, and return its path; or the same as objects of a store, at a URL.
 
@@ -52,7 +53,7 @@ def write(
     must not exist, or is replaced as a whole with `overwrite`; it must not be, hold or lie inside one of the `inputs`.
     As tensors are finished `progress(name, nbytes)` is called, in this thread. direct: write past the page cache where
     possible. executor: who writes, instead of threads; elsewhere than in this process, and in stores, a weight file is
-    the work of one worker, and `blocks` is pickled.
+    the work of one worker, and `blocks` is pickled. stem: what the names of the weight files begin with.
 
     Raises OutputError before any tensor is asked for if the target cannot be written, and later if the disk fills up or
     a tensor does not have the dtype and size announced. Whatever ends the writing early (an interrupt, SIGTERM or
@@ -62,8 +63,8 @@ def write(
     """
     place = output_place(target)
     _check_infos(infos)
-    shards = plan_shards(infos, parse_size(max_shard_size))
-    files = {**(companions or {}), **_small_files(config, infos, shards), **_extra_files(extra or {}, shards)}
+    shards = plan_shards(infos, parse_size(max_shard_size), stem)
+    files = {**(companions or {}), **_small_files(config, infos, shards, stem), **_extra_files(extra or {})}
     executor = executor or Threads(threads or max(2, os.cpu_count() or 1))
     check_target(place, overwrite=overwrite, inputs=inputs, resume=resume, lasting=executor.elsewhere)
 
@@ -129,22 +130,27 @@ def _check_infos(infos: Mapping[str, TensorInfo]) -> None:
 
 
 def _small_files(
-    config: Mapping[str, Any], infos: Mapping[str, TensorInfo], shards: Mapping[str, Mapping[str, TensorInfo]]
+    config: Mapping[str, Any],
+    infos: Mapping[str, TensorInfo],
+    shards: Mapping[str, Mapping[str, TensorInfo]],
+    stem: str,
 ) -> dict[str, bytes]:
     """config.json and, if there are several shards, their index."""
     files = {CONFIG: _json({key: value for key, value in config.items() if key != "auto_map"}, "config")}
     if len(shards) > 1:
         total = sum(info.nbytes for info in infos.values())
         weight_map = {name: shard for shard, part in shards.items() for name in part}
-        files[INDEX] = _json({"metadata": {"total_size": total}, "weight_map": weight_map}, "index")
+        files[f"{stem}{INDEX}"] = _json({"metadata": {"total_size": total}, "weight_map": weight_map}, "index")
     return files
 
 
-def _extra_files(extra: Mapping[str, bytes | str], shards: Mapping[str, object]) -> dict[str, bytes]:
+def _extra_files(extra: Mapping[str, bytes | str]) -> dict[str, bytes]:
+    """Serving engines load every file that ends as weight files do, so that none but those may."""
     for name in extra:
-        if name in {"", ".", "..", CONFIG, INDEX, *shards} or "/" in name or "\0" in name:
+        if name in {"", ".", "..", CONFIG} or "/" in name or "\0" in name or name.endswith((INDEX, *WEIGHT_SUFFIXES)):
             raise OutputError(
-                f"an extra file cannot be called {name!r}; expected a plain name that the model leaves free"
+                f"an extra file cannot be called {name!r}; expected a plain name that the model leaves free, and that "
+                f"does not end as weights do ({', '.join(WEIGHT_SUFFIXES)})"
             )
     return {name: data.encode() if isinstance(data, str) else data for name, data in extra.items()}
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from symfuse.alignment import Alignment
+from symfuse.alignment import SUFFIX, SUFFIXES, Alignment, alignments_in
 from symfuse.errors import CheckpointError
 from symfuse.report.shapes import SHAPES, misfit
 
@@ -38,17 +38,17 @@ class Collected:
 
 
 def collect(runs: Sequence[str | Path]) -> Collected:
-    """Read folders (what of `FILES` and alignment*.safetensors they have) and single files.
+    """Read folders (what of `FILES` and alignments they have) and single files.
 
     Raises CheckpointError if one is missing, holds nothing of this kind, or holds something else under these names.
     """
     paths = list(dict.fromkeys(path for run in runs for path in _files(Path(run))))
     documents: dict[str, list[Document]] = {kind: [] for kind in SHAPES}
     for path in paths:
-        if path.suffix != ".safetensors":
+        if path.suffix not in SUFFIXES:
             document = read(path)
             documents[document["kind"]].append(document)
-    return Collected(documents, {path: Alignment.load(path) for path in paths if path.suffix == ".safetensors"})
+    return Collected(documents, {path: Alignment.load(path) for path in paths if path.suffix in SUFFIXES})
 
 
 def _files(run: Path) -> list[Path]:
@@ -57,10 +57,10 @@ def _files(run: Path) -> list[Path]:
             return [run]
         raise CheckpointError(f"{run}: no such folder or file; name the output folder of a symfuse verb")
     found = [path for name in FILES if (path := run / name).is_file()]
-    found += sorted(run.glob("alignment*.safetensors"))
+    found += alignments_in(run)
     if not found:
         raise CheckpointError(
-            f"{run}: no run of symfuse in this folder; expected one of {', '.join(FILES)} or alignment*.safetensors, "
+            f"{run}: no run of symfuse in this folder; expected one of {', '.join(FILES)} or alignment*{SUFFIX}, "
             "which align, merge, evaluate, barrier and landscape write with -o"
         )
     return found

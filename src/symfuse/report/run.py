@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from symfuse import __version__, api
-from symfuse.alignment import Alignment
+from symfuse.alignment import Alignment, alignment_file
 from symfuse.architectures import Model
 from symfuse.architectures.reasons import reason
 from symfuse.errors import CheckpointError, SymfuseError
@@ -73,7 +73,7 @@ def _rotatable(checkpoint: Checkpoint) -> list[str]:
 
 def _inexact(checkpoint: Checkpoint) -> list[str]:
     """What the alignment beside a moved model says of it."""
-    file = checkpoint.folder / "alignment.safetensors" if isinstance(checkpoint.folder, Path) else None
+    file = alignment_file(checkpoint.folder) if isinstance(checkpoint.folder, Path) else None
     variants: tuple[str, ...] = ()
     if file is not None and file.is_file():
         with suppress(SymfuseError):  # whatever else goes by that name

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from symfuse import __version__
-from symfuse.transporting import Transported, alignment_file, alignment_of
+from symfuse.alignment import alignment_file
+from symfuse.transporting import Transported, alignment_of
 from symfuse.transporting.result import sha256
 
 _NAMES = {

@@ -4,6 +4,6 @@ aligned model."""
 from __future__ import annotations
 
 from symfuse.transporting.result import Transported
-from symfuse.transporting.run import KINDS, alignment_file, alignment_of, moved_model, transport
+from symfuse.transporting.run import KINDS, alignment_of, moved_model, transport
 
-__all__ = ["KINDS", "Transported", "alignment_file", "alignment_of", "moved_model", "transport"]
+__all__ = ["KINDS", "Transported", "alignment_of", "moved_model", "transport"]

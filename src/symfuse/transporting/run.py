@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from symfuse.adapters.config import CONFIG, Config
-from symfuse.alignment import Alignment
+from symfuse.alignment import Alignment, alignment_file
 from symfuse.errors import CheckpointError, OptionError
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
@@ -21,7 +21,6 @@ from symfuse.transporting.statistics import transport_statistics
 from symfuse.transporting.vectors import DECODERS, ENCODERS, transport_sae, transport_vectors
 
 KINDS = ("adapter", "vector", "probe", "sae", "moments", "statistics")
-ALIGNMENT = "alignment.safetensors"
 
 
 def transport(
@@ -73,11 +72,6 @@ def alignment_of(source: Alignment | str | os.PathLike[str]) -> Alignment:
     if isinstance(source, Alignment):
         return source
     return Alignment.load(alignment_file(Path(source)))
-
-
-def alignment_file(path: Path) -> Path:
-    """The file of an alignment, or that in the folder in which `symfuse align` put it."""
-    return path / ALIGNMENT if path.is_dir() else path
 
 
 def kind_of(thing: Path) -> str:
