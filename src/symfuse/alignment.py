@@ -43,26 +43,11 @@ from symfuse.groups import ELEMENTS, INEXACT_ELEMENTS, Coupling, Element, Sinkho
 from symfuse.io import Checkpoint, is_finite
 from symfuse.io import open as open_checkpoint
 from symfuse.io.target import write_file
+from symfuse.runs import record_alignment
 from symfuse.spec import Atom, Axis, Instance, Spec, Variance, bias_of
 from symfuse.spec.typed import require_type
 
 FORMAT = 2
-# Of alignments beside weights: safetensors files that nothing takes for weights, as serving engines load all of those.
-SUFFIX = ".symfuse"
-SUFFIXES = (SUFFIX, ".safetensors")  # of earlier versions, and of whoever saves one by itself
-FILE = f"alignment{SUFFIX}"
-
-
-def alignments_in(folder: Path) -> list[Path]:
-    """The files of alignments in an output folder."""
-    return sorted(path for suffix in SUFFIXES for path in folder.glob(f"alignment*{suffix}"))
-
-
-def alignment_file(path: Path) -> Path:
-    """The file of an alignment, or that in the folder in which `symfuse align` put it."""
-    if not path.is_dir():
-        return path
-    return next((file for suffix in SUFFIXES if (file := path / f"alignment{suffix}").is_file()), path / FILE)
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,10 +79,12 @@ class Alignment:
         """
         if not isinstance(source, Checkpoint):
             source = open_checkpoint(source)
-        if not self.frame:
-            return self._move(source, self._declared(source))
-        model = canonical(Model.of(source), self.frame)
-        return self._move(model.checkpoint, vary(model.spec, self.variants))
+        if self.frame:
+            model = canonical(Model.of(source), self.frame)
+            moved = self._move(model.checkpoint, vary(model.spec, self.variants))
+        else:
+            moved = self._move(source, self._declared(source))
+        return record_alignment(moved, source, self)
 
     def on(self, model: Model) -> Checkpoint:
         """As the call, of a model that is in the frame already, and its declaration under the variants."""

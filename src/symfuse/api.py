@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -14,9 +16,10 @@ from torch import Tensor
 
 from symfuse.alignment import Alignment
 from symfuse.architectures import Model
+from symfuse.check import check_all
 from symfuse.device import CPU
 from symfuse.drafts import Draft, draft_of
-from symfuse.errors import OptionError
+from symfuse.errors import OptionError, SymfuseWarning
 from symfuse.evaluate import Barrier, Batch, Distance, Landscape, Loss, Score, Task, make_task, read_records
 from symfuse.evaluate import barrier as path_barrier
 from symfuse.evaluate import distance as model_distance
@@ -32,11 +35,13 @@ from symfuse.io import open as open_checkpoint
 from symfuse.learning import Learning, learn_universe, match_learned
 from symfuse.learning import learn as learn_all
 from symfuse.matching import match_by_activations, match_models, match_universe, nearest_to_mean, usual
-from symfuse.merging import merge_models
+from symfuse.merging import Method, merge_models
 from symfuse.modules import live
 from symfuse.pipeline import merge_recipes
-from symfuse.recipe import parse_recipe, read_recipes
+from symfuse.pipeline.record import alignment_record, merge_record, opened
+from symfuse.recipe import Recipe, parse_recipe, read_recipes, recipe_of
 from symfuse.rewrite import Reconcile
+from symfuse.runs import framed, recorded
 from symfuse.spec import Spec
 from symfuse.stats.statistics import Statistics
 from symfuse.transporting import Transported
@@ -182,9 +187,13 @@ def align(
     if learn is not None:
         moved = learn_all(models, alignments, _learning(learn, device), **options)
         alignments = [None if i == anchor else g for i, g in enumerate(moved)]
-    frame = next(g for g in alignments if g is not None).in_frame  # the same for all
-    pairs = zip(models, alignments, strict=True)
-    checkpoints = [frame(m.checkpoint) if g is None else g(m.checkpoint) for m, g in pairs]
+    first = next(g for g in alignments if g is not None)  # the frame is the same for all
+    checkpoints, to = [], models[anchor].checkpoint
+    for found, model in zip(alignments, (m.checkpoint for m in models), strict=True):
+        if found is not None:
+            checkpoints.append(recorded(found(model), alignment_record(model, to, found)))
+        else:
+            checkpoints.append(framed(model, first) if first.frame else model)
     return Aligned(tuple(checkpoints), tuple(alignments), anchor)
 
 
@@ -234,9 +243,12 @@ def merge(
     tasks = None if data is None else [data] * len(others) if isinstance(data, Task) else _listed(data, "data")
     for task in tasks or ():
         _require_task(task)
+    recipe, known = _recipe_of(models, chosen, given, parameters)
+    warned, stage = _warned((recipe,), known), opened(recipe, known)
     options: dict[str, Any] = {"base": base, "heads": heads, "seed": seed, "device": device, "parameters": parameters}
     found = learn_method(chosen, models, tasks=tasks, statistics=saved, **options)
-    return merged if found is None else merge_models(found.models, **given, learned=found)
+    merged = merged if found is None else merge_models(found.models, **given, learned=found)
+    return recorded(merged, merge_record(replace(stage, learned=found), merged, warned))
 
 
 def collect(source: Source, data: Task, kind: str = "fisher", **options: Any) -> Statistics:
@@ -268,7 +280,8 @@ def merge_recipe(
     """
     recipes = (parse_recipe(recipe),) if isinstance(recipe, Mapping) else read_recipes(Path(recipe))
     known = {name: _open(source) for name, source in (models or {}).items()}
-    return merge_recipes(recipes, known, options=options, threads=threads, device=device, executor=executor)
+    how: dict[str, Any] = {"options": options, "threads": threads, "device": device, "executor": executor}
+    return merge_recipes(recipes, known, **how, warnings=_warned(recipes, known, options))
 
 
 def verify(
@@ -423,6 +436,36 @@ def transport(
 def nearest(sources: Sequence[Source]) -> int:
     """The number (from 0) of the model nearest to the mean of all: the anchor, where none is named."""
     return nearest_to_mean([_model(source) for source in sources])
+
+
+def _recipe_of(
+    models: Sequence[Model], method: Method, given: Mapping[str, Any], parameters: Mapping[str, Any]
+) -> tuple[Recipe, dict[str, Checkpoint]]:
+    """The recipe that arguments of `merge` amount to, and its models by the names that it calls them."""
+    known: dict[str, Checkpoint] = {}
+    for model in models:
+        same = sum(model.name == name.partition(" (copy ")[0] for name in known)
+        known[f"{model.name} (copy {same})" if same else model.name] = model.checkpoint
+    names, base, heads = list(known), given["base"], given["heads"]
+    if heads.isdigit():
+        heads = names[int(heads) - 1]
+    if base is None and heads in names and method.base != "required":
+        base = names.index(heads)
+    more = dict(parameters) | ({} if given["weights"] is None else {"weight": list(given["weights"])})
+    more = json.loads(json.dumps(more))  # without numbers and lists of other kinds
+    keys = {"dtype": None if given["dtype"] is None else str(given["dtype"]).removeprefix("torch."), "heads": heads}
+    keys |= {"seed": given["seed"] or None}
+    return recipe_of(names, method, base, more, keys), known
+
+
+def _warned(recipes: Sequence[Recipe], known: Mapping[str, Checkpoint], options: Reconcile | None = None) -> list[str]:
+    """What `symfuse check` warns of, which are warnings here. Models that are computed are not sampled."""
+    sample = not any(hasattr(checkpoint.tensors, "wide") for checkpoint in known.values())
+    reports = check_all(recipes, options, known=known, sample=sample)
+    found = [text for report in reports for text in report.warnings]
+    for text in dict.fromkeys(found):
+        warnings.warn(text, SymfuseWarning, stacklevel=3)
+    return found
 
 
 def _runnable(source: Source) -> Checkpoint | torch.nn.Module:

@@ -20,6 +20,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 
+class SymfuseWarning(UserWarning):
+    """What models differ in, or what makes a merge doubtful: the command line prints it."""
+
+
 class SymfuseError(Exception):
     """Base class of all errors raised by symfuse."""
 

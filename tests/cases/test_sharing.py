@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file, save_file
 
 import symfuse
 from command import done
 from contract.tiny import MODELS
-from symfuse.alignment import FILE, Alignment, alignment_file
+from symfuse.alignment import Alignment
 from symfuse.errors import OutputError
+from symfuse.runs import FILE, alignment_file
 
 
 @pytest.fixture
@@ -153,3 +155,93 @@ def test_d11_outputs_of_earlier_versions_are_read(models: Path) -> None:
     save_file({"v": torch.randn(symfuse.declare("a").sizes["residual"])}, "vector.safetensors")
     done("transport", "vector.safetensors", "--by", "old", "-o", "vector", "--axis", "residual")
     assert (models / "vector/symfuse.json").is_file()
+
+
+# -- D13: the same folder from Python and from the command line ---------------------------------------
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def assert_same_folders(ours: Path, theirs: Path) -> None:
+    """All files alike, but for what only a command measures and proves."""
+    one, other = files_of(ours), files_of(theirs)
+    assert one.keys() == other.keys()
+    documents = [json.loads(files.pop("symfuse.json")) for files in (one, other)]
+    for document in documents:
+        for run in (document, *document.get("alignments", ())):
+            for key in ("seconds", "peak memory", "verified"):
+                run.pop(key, None)
+    assert documents[0] == documents[1]
+    assert one == other
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments"),
+    [
+        ((), {}),
+        (("--weights", "0.3,0.7", "--dtype", "bfloat16"), {"weights": [0.3, 0.7], "dtype": torch.bfloat16}),
+        (
+            ("--method", "dare_ties", "--base", "1", "--set", "density=0.5", "--set", "weight=0.4", "--seed", "3"),
+            {"method": "dare_ties", "base": 0, "density": 0.5, "weight": 0.4, "seed": 3},
+        ),
+        (("--heads", "2"), {"heads": 1}),
+    ],
+)
+def test_d13_merge_writes_the_same_folder(models: Path, options: tuple[str, ...], arguments: dict[str, object]) -> None:
+    done("merge", "a", "b", "-o", "theirs", *options)
+    symfuse.merge([symfuse.open(name, name=name) for name in "ab"], **arguments).save("ours")  # type: ignore[arg-type]
+    assert_same_folders(models / "ours", models / "theirs")
+
+
+def test_d13_recipes_write_the_same_folder(models: Path) -> None:
+    recipe = {
+        "merge_method": "linear",
+        "models": [{"model": "a", "parameters": {"weight": 0.25}}, {"model": "b", "parameters": {"weight": 0.75}}],
+        "align": {"axes": ["attention", "ffn"], "anchor": 2},
+    }
+    Path("recipe.yml").write_text(yaml.safe_dump(recipe, sort_keys=False), "utf-8")
+    done("merge", "recipe.yml", "theirs", "--no-verify")
+    symfuse.merge_recipe("recipe.yml").save("ours")
+    assert_same_folders(models / "ours", models / "theirs")
+    assert Path("ours/alignment-1.symfuse").is_file()
+    several = "name: half\n" + Path("recipe.yml").read_text("utf-8") + "---\nmerge_method: linear\nmodels:\n"
+    Path("several.yml").write_text(several + "- model: half\n- model: b\n", "utf-8")
+    done("merge", "several.yml", "theirs2", "--no-verify")
+    symfuse.merge_recipe("several.yml").save("ours2")
+    assert_same_folders(models / "ours2", models / "theirs2")
+    names = [one["name"] for one in json.loads(Path("ours2/symfuse.json").read_text("utf-8"))["inputs"]]
+    assert names == ["a", "b"]  # and not the result of the first recipe, which nobody has
+
+
+def test_d13_align_writes_the_same_folder(models: Path) -> None:
+    done("align", "a", "--to", "b", "-o", "theirs", "--axes", "attention,ffn", "--no-verify")
+    opened = [symfuse.open(name, name=name) for name in "ab"]
+    symfuse.align(opened, anchor=1, axes=("attention", "ffn")).checkpoints[0].save("ours")
+    assert_same_folders(models / "ours", models / "theirs")
+    # An alignment by itself does not have its anchor, only the name of it: distances to it are left out.
+    symfuse.match(*opened, axes=("attention", "ffn"))(opened[0]).save("applied")
+    one, other = (json.loads((models / name / "symfuse.json").read_text("utf-8")) for name in ("applied", "theirs"))
+    for key in ("distance", "seconds", "peak memory"):
+        other.pop(key)
+    assert one == other
+    assert files_of(models / "applied").keys() == files_of(models / "theirs").keys()
+    done("report", "applied", "-o", "page.html")
+
+
+def test_d13_a_merge_of_aligned_models_says_that_they_are(models: Path) -> None:
+    moved = symfuse.align([symfuse.open(name, name=name) for name in "ab"], anchor=1, axes="ffn")
+    symfuse.merge(moved.checkpoints).save("out")
+    run = json.loads(Path("out/symfuse.json").read_text("utf-8"))
+    assert [one["name"] for one in run["inputs"]] == ["a", "b"]
+    assert (run["anchor"], run["align"]["axes"]) == ("b", ["ffn"])
+    assert run["alignments"][0]["distance"]["left"] < 1
+    assert Alignment.load("out/alignment-1.symfuse").elements.keys() == moved.alignments[0].elements.keys()  # type: ignore[union-attr]
+    card = Path("out/README.md").read_text("utf-8")
+    assert "Aligned to `b` first: axes ffn." in card
+    assert "not checked" in card
+    # The same models as they are: nothing of that is said.
+    symfuse.merge(["a", "b"]).save("plain")
+    assert json.loads(Path("plain/symfuse.json").read_text("utf-8"))["alignments"] == []
+    assert "Not aligned before the merge." in Path("plain/README.md").read_text("utf-8")

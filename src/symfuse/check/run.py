@@ -54,14 +54,16 @@ def check_all(
     recipes: Sequence[Recipe],
     options: Reconcile | None = None,
     *,
+    known: Mapping[str, Checkpoint] | None = None,
     target: Target | None = None,
     sample: bool = True,
 ) -> list[Report]:
-    """The check of each recipe of a file; later ones may name results of earlier ones. target: of the last."""
+    """The check of each recipe of a file; later ones may name results of earlier ones. known: as for `open_models`.
+    target: of the last."""
     out, results = [], dict[str, Checkpoint]()
     for number, recipe in enumerate(recipes, 1):
         place = target if number == len(recipes) and target is not None else Target()
-        report, merged = _checked(recipe, {}, results, options, place, sample)
+        report, merged = _checked(recipe, known or {}, results, options, place, sample)
         out.append(report)
         if merged is None:
             break  # the others need it

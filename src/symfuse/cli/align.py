@@ -90,8 +90,8 @@ def align(
     the squared distance over all that it touches is said: of value heads also the output bias that value biases move
     into, which `distance` counts under residual.
     """
-    from symfuse import report
     from symfuse.io.target import overlap
+    from symfuse.runs import frame_text
 
     out = Output(as_json, quiet)
     _require_use(statistics, options | {"anchor_output": anchor_output})
@@ -121,7 +121,7 @@ def align(
     run |= {"output": str(options["output"])} | out.cost() | executor_summary(executor)
     out.say(f"written to {options['output']} in {run['seconds']:.1f} s")
     if anchor_output is not None:
-        what = "moved too" if other is not None else f"in {report.frame_text(alignment.frame)}"
+        what = "moved too" if other is not None else f"in {frame_text(alignment.frame)}"
         out.say(f"the anchor, {what}: {anchor_output}")
     elif alignment.frame:
         _say_frame(out, alignment, anchor)
@@ -209,18 +209,18 @@ def _save(
     options: dict[str, Any], anchor_output: Place | None, other: Alignment | None, moved: dict[str, Any] | None,
 ) -> None:  # fmt: skip
     """The moved source and, if asked for, the anchor, in its frame or moved too: both, or none."""
-    from symfuse import report
-    from symfuse.alignment import FILE
     from symfuse.io.target import remove
+    from symfuse.pipeline.record import alignment_record
+    from symfuse.runs import framed, recorded
 
     if anchor_output is not None:
         to = options | {"output": anchor_output}
         if other is None or moved is None:
-            save(out, alignment.in_frame(anchor), to, report.frame_run(anchor, alignment.frame), {})
+            save(out, framed(anchor, alignment), to)
         else:
-            save(out, other(anchor), to, moved, {FILE: other.to_bytes()})
+            save(out, recorded(other(anchor), alignment_record(anchor, source, other).known(moved)), to)
     try:
-        save(out, alignment(source), options, run, {FILE: alignment.to_bytes()})
+        save(out, recorded(alignment(source), alignment_record(source, anchor, alignment).known(run)), options)
     except BaseException:  # neither without the other
         if anchor_output is not None:
             with suppress(OSError):
@@ -230,12 +230,12 @@ def _save(
 
 def _say_frame(out: Output, alignment: Alignment, anchor: str) -> None:
     """How to bring the anchor into the frame of the result: also with --quiet, as without it they cannot be merged."""
-    from symfuse import report
+    from symfuse.runs import frame_text
 
     folder = Path(anchor).resolve().name + "-in-frame"
     command = shlex.join(["symfuse", "align", anchor, "--to", anchor, "--axes", "residual", "-o", folder])
     text = (
-        f"the result is in {report.frame_text(alignment.frame)}. To merge it with {anchor}, run this again with "
+        f"the result is in {frame_text(alignment.frame)}. To merge it with {anchor}, run this again with "
         f"--anchor-output FOLDER, which writes both, or bring {anchor} into the same frame: {command}"
     )
     if out.quiet or out.as_json:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -318,25 +317,15 @@ def save(
     out: Output,
     checkpoint: Checkpoint,
     options: dict[str, Any],
-    run: dict[str, Any],
-    extra: dict[str, bytes],
     **how: Any,
 ) -> None:
-    """Write a checkpoint with its card and run. how: for `Checkpoint.save`."""
-    from symfuse import report
-
-    files: dict[str, bytes | str] = {
-        "symfuse.json": json.dumps(run, indent=2) + "\n",
-        "README.md": report.model_card(run),
-        **extra,
-    }
+    """Write a checkpoint. how: for `Checkpoint.save`."""
     with out.progress("writing", len(checkpoint)) as advance:
         checkpoint.save(
             options["output"],
             executor=options["executor"],
             overwrite=options["overwrite"],
             max_shard_size=options["max_shard_size"],
-            extra=files,
             progress=lambda _name, _nbytes: advance(None),
             **how,
         )

@@ -268,7 +268,7 @@ def _file(place: Path) -> Path:
     """The file of an alignment, which `align` keeps in its folder; CheckpointError if there is none."""
     if not place.exists():
         raise CheckpointError(f"{place} does not exist")
-    from symfuse.alignment import alignment_file, alignments_in
+    from symfuse.runs import alignment_file, alignments_in
 
     file = alignment_file(place)
     if not file.is_file():

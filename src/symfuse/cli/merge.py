@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from symfuse import __version__
 from symfuse.ahead import read_ahead
 from symfuse.cli.app import (
     NEW_PLACE,
@@ -94,6 +93,7 @@ def merge(models: tuple[str, ...], as_json: bool, quiet: bool, **options: Any) -
         read_ahead(models[:1] if is_recipe(models) else models)
     import_at_once("check", "pipeline", "report")
     from symfuse import pipeline
+    from symfuse.runs import recorded
 
     recipes, target = recipes_of(models, options)
     if target is None:
@@ -103,28 +103,20 @@ def merge(models: tuple[str, ...], as_json: bool, quiet: bool, **options: Any) -
     options["executor"] = executor = executor_of(out, options)
     warnings: list[str] = []
     results: dict[str, Checkpoint] = {}
-    lineage: dict[str, list[dict[str, Any]]] = {}  # of the results, so that the output's names real models
     for recipe in recipes[:-1]:  # merged as they are read
         warnings += _checked(out, recipe, options, results, last=False)
-        stage, merged = prepared(out, recipe, results, options["device"])
-        lineage[str(recipe.name)] = _lineage(stage, lineage)
-        stage, _, _ = _aligned(out, stage, options)
-        stage = _learned(out, stage, options)
-        results[str(recipe.name)] = pipeline.finish(stage, device=options["device"]) if stage.changed else merged
+        stage, merged = _merged(out, *prepared(out, recipe, results, options["device"]), options)
+        results[str(recipe.name)] = recorded(merged, pipeline.merge_record(stage, merged))
     recipe = recipes[-1]
     warnings += _checked(out, recipe, options, results, last=True)
     stage, merged = prepared(out, recipe, results, options["device"])
     kept = [Path(given.statistics) for given in recipe.models if given.statistics is not None]
     check_place(options, *stage.models.values(), others=kept)
-    inputs = _lineage(stage, lineage)
-    stage, runs, extra = _aligned(out, stage, options)
-    stage = _learned(out, stage, options)
-    if stage.changed:
-        merged = pipeline.finish(stage, device=options["device"])
-    text = "\n---\n".join(one.text.strip() for one in recipes) + "\n"
-    run = merge_run(replace(recipe, text=text), stage, merged, inputs, runs) | {"warnings": warnings}
+    stage, merged = _merged(out, stage, merged, options)
+    record = pipeline.merge_record(pipeline.with_text(stage, recipes), merged, warnings)
+    run = dict(record.run())
     state = [checkpoint.state() for checkpoint in (*stage.opened.values(), merged)]
-    _save_merged(out, merged, options, run, extra, state)
+    _save_merged(out, recorded(merged, record.known(run)), options, run, state)
     run |= {"output": str(target)} | out.cost() | executor_summary(executor)
     say_merge(out, run)
     out.finish(run)
@@ -133,36 +125,39 @@ def merge(models: tuple[str, ...], as_json: bool, quiet: bool, **options: Any) -
 def prepared(out: Output, recipe: Recipe, known: Mapping[str, Checkpoint], device: str) -> tuple[Stage, Checkpoint]:
     """The recipe's models, opened and brought to the same tensors, and their merge as they are: whether they fit
     together is known before anything is computed. Notes are said."""
-    from symfuse import pipeline, report
+    from symfuse import pipeline
 
     stage = pipeline.prepare(recipe, pipeline.open_models(recipe, known))
     merged = pipeline.finish(stage, device=device)
-    if recipe.tokenizer is None:
-        more = report.tokenizer_notes(list(stage.models.values()), stage.template)
-        stage = replace(stage, notes=(*stage.notes, *more))
+    stage = pipeline.with_tokenizer_notes(stage)
     for note in stage.notes:
         out.say(f"note: {note}")
     return stage, merged
 
 
-def _aligned(
-    out: Output, stage: Stage, options: Mapping[str, Any]
-) -> tuple[Stage, list[dict[str, Any]], dict[str, bytes]]:
-    """The stage with its models moved, what that did, and the alignments as files."""
+def _merged(out: Output, stage: Stage, merged: Checkpoint, options: Mapping[str, Any]) -> tuple[Stage, Checkpoint]:
+    """The stage after alignment and with what its method finds out of data, and its merge."""
+    from symfuse import pipeline
+
+    stage = _learned(out, _aligned(out, stage, options), options)
+    return stage, pipeline.finish(stage, device=options["device"]) if stage.changed else merged
+
+
+def _aligned(out: Output, stage: Stage, options: Mapping[str, Any]) -> Stage:
+    """The stage with its models moved, and what that did recorded of each."""
     from symfuse import pipeline, report
-    from symfuse.alignment import SUFFIX
+    from symfuse.runs import record_of, recorded
 
     anchor = pipeline.anchor_of(stage)
     matching = None if anchor is None else pipeline.matching_of(stage, anchor)
     if matching is None or not matching.frame:  # an alignment in a frame brings all into it
         pipeline.require_one_frame(stage)
     if anchor is None or matching is None:
-        return stage, [], {}
+        return stage
     out.say(f"anchor: {anchor}")
-    runs: list[dict[str, Any]] = []
-    extra: dict[str, bytes] = {}
+    runs: dict[ModelRef, dict[str, Any]] = {}
     alignments: dict[ModelRef, Any] = {}
-    for number, ref in enumerate(stage.models, 1):
+    for ref in stage.models:
         if ref == anchor:
             continue
         start = time.perf_counter()
@@ -182,10 +177,14 @@ def _aligned(
         spent = {"seconds": time.perf_counter() - start}
         source, to = stage.models[ref], stage.models[anchor]
         proof = None if options["no_verify"] else proved(out, source, alignments[ref], options["memory"])
-        runs.append(report.alignment_run(source, to, alignments[ref], proof) | spent)
-        say_alignment(out, runs[-1])
-        extra[f"alignment-{number}{SUFFIX}"] = alignments[ref].to_bytes()
-    return pipeline.aligned(stage, anchor, alignments, device=options["device"]), runs, extra
+        runs[ref] = report.alignment_run(source, to, alignments[ref], proof) | spent
+        say_alignment(out, runs[ref])
+    moved = pipeline.aligned(stage, anchor, alignments, device=options["device"])
+    models = dict(moved.models)
+    for ref, run in runs.items():
+        record = record_of(models[ref])
+        models[ref] = recorded(models[ref], None if record is None else record.known(run))
+    return replace(moved, models=models)
 
 
 def _learned(out: Output, stage: Stage, options: Mapping[str, Any]) -> Stage:
@@ -203,14 +202,6 @@ def _learned(out: Output, stage: Stage, options: Mapping[str, Any]) -> Stage:
     for note in learned.notes[len(stage.notes) :]:
         out.say(f"note: {note}")
     return learned
-
-
-def _lineage(stage: Stage, results: Mapping[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """What the stage's models are, those of earlier recipes by what they are made of."""
-    found = []
-    for ref, checkpoint in stage.opened.items():
-        found += results[str(ref)] if str(ref) in results else [checkpoint.lineage()]
-    return [one for i, one in enumerate(found) if one not in found[:i]]
 
 
 def _checked(
@@ -236,87 +227,11 @@ def _checked(
     return report.warnings
 
 
-def merge_run(
-    recipe: Recipe,
-    stage: Stage,
-    merged: Checkpoint,
-    inputs: Sequence[Mapping[str, Any]],
-    alignments: Sequence[Mapping[str, Any]],
-) -> dict[str, Any]:
-    """The run as data, for symfuse.json, the model card and --json."""
-    from symfuse.plan import why_template
-
-    return {
-        "kind": "merge",
-        "symfuse": __version__,
-        "method": recipe.merge_method,
-        "recipe": recipe.text,
-        "merged": _title(recipe, stage, merged),
-        "models": [str(ref) for ref in stage.models],
-        "inputs": list(inputs),
-        "weights": weights_of(merged),
-        "base": str(list(stage.models)[stage.template]),
-        "why base": why_template(recipe),
-        "tokenizer": stage.tokenizer,
-        "heads": recipe.heads,
-        "seed": recipe.seed,
-        "anchor": None if stage.anchor is None else str(stage.anchor),
-        "align": _resolved(stage, alignments),
-        **({} if stage.learned is None else {"learned": stage.learned.to_json()}),
-        "alignments": list(alignments),
-        "notes": list(stage.notes),
-    }
-
-
-def _resolved(stage: Stage, alignments: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """What the recipe's `align` block came to, the same for all models; None if nothing is aligned."""
-    if stage.anchor is None or not alignments:
-        return None
-    options, frame = alignments[0]["options"], alignments[0]["frame"]
-    kept = ("auto", "not rotated")
-    return {"axes": options["axes"], "frame": frame, **{key: options[key] for key in kept if key in options}}
-
-
-def _title(recipe: Recipe, stage: Stage, merged: Checkpoint) -> str:
-    """The merge in a line, with all models whose tensors it has, in the order of the recipe."""
-    from symfuse.merging import Merged
-    from symfuse.merging.engine import effective_weights
-
-    assert isinstance(merged.tensors, Merged)
-    outputs = merged.tensors.outputs.values()
-    terms = {term.checkpoint.name for output in outputs for term in output.terms}
-    names = [checkpoint.name for checkpoint in stage.models.values() if checkpoint.name in terms]
-    if recipe.merge_method == "linear" and weights_of(merged) is not None:
-        first = next(output for output in outputs if output.method is not None)
-        pairs = list(zip([term.checkpoint.name for term in first.terms], effective_weights(first) or (), strict=True))
-        return " + ".join(f"{weight:g}·{name}" for name, weight in sorted(pairs, key=lambda pair: names.index(pair[0])))
-    base = next((f"; base {output.base.checkpoint.name}" for output in outputs if output.base is not None), "")
-    return f"{recipe.merge_method}({', '.join(names)}{base})"
-
-
-def weights_of(merged: Checkpoint) -> dict[str, float] | None:
-    """The weight of each model that is in effect; None if the method has none, or they differ between tensors."""
-    from symfuse.merging import Merged
-    from symfuse.merging.engine import effective_weights
-
-    outputs = merged.tensors.outputs.values() if isinstance(merged.tensors, Merged) else ()
-    found = {
-        tuple(zip([term.checkpoint.name for term in output.terms], weights, strict=True))
-        for output in outputs
-        if (weights := effective_weights(output)) is not None
-    }
-    if len(found) != 1:
-        return None
-    pairs = found.pop()
-    return {name: sum(weight for other, weight in pairs if other == name) for name, _ in pairs}
-
-
 def _save_merged(
     out: Output,
     merged: Checkpoint,
     options: Mapping[str, Any],
     run: Mapping[str, Any],
-    extra: dict[str, bytes],
     state: list[Any],
 ) -> None:
     """state: of the input files, so that a run is not resumed with others."""
@@ -330,8 +245,6 @@ def _save_merged(
         out,
         merged,
         dict(options),
-        dict(run),
-        extra,
         resume=options["resume"],
         fingerprint=fingerprint.hexdigest(),
         threads=options["threads"],

@@ -155,7 +155,7 @@ def _completed(recipe: Recipe, options: Mapping[str, Any]) -> Recipe:
 
 def _recipe_of_options(models: Sequence[str], options: Mapping[str, Any]) -> Recipe:
     from symfuse.guided import lookup
-    from symfuse.recipe import parse_recipe
+    from symfuse.recipe import recipe_of
 
     method = lookup(options["method"] or "linear")
     heads = options["heads"] or "average"
@@ -166,13 +166,8 @@ def _recipe_of_options(models: Sequence[str], options: Mapping[str, Any]) -> Rec
         if given:  # not ignored without a word
             raise OptionError(f"{', '.join(given)}: without --align nothing is aligned; add --align, or leave it out")
     listed = [model for i, model in enumerate(models) if method.base == "unused" or i != base]
-    shared, each = _parameters(options, listed, method)
     data, own = _data(options, listed)
-    recipe: dict[str, Any] = {
-        "merge_method": method.name,
-        "models": [{"model": m} | ({"parameters": each[i]} if each[i] else {}) | own[i] for i, m in enumerate(listed)],
-        "parameters": shared,
-        "base_model": None if base is None else models[base],
+    keys = {
         "dtype": options["dtype"],
         "tokenizer_source": options["tokenizer"],
         "seed": options["seed"],
@@ -181,7 +176,7 @@ def _recipe_of_options(models: Sequence[str], options: Mapping[str, Any]) -> Rec
         "align": None if options["axes"] is None else _align(options, models),
         **_reconciling(options),
     }
-    return parse_recipe({key: value for key, value in recipe.items() if value not in (None, {})}, "the options")
+    return recipe_of(models, method, base, _parameters(options, method), keys, own)
 
 
 def _align(options: Mapping[str, Any], models: Sequence[str]) -> dict[str, Any]:
@@ -197,25 +192,11 @@ def _align(options: Mapping[str, Any], models: Sequence[str]) -> dict[str, Any]:
     return {key: value for key, value in block.items() if value is not None}
 
 
-def _parameters(
-    options: Mapping[str, Any], models: Sequence[str], method: Method
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Parameters for all models, and for each one."""
-    shared: dict[str, Any] = {"normalize": False} if options["no_normalize"] else {}
-    each: list[dict[str, Any]] = [{} for _ in models]
-    given = dict(_setting(text, method) for text in options["settings"] or ())
-    if options["weights"] is not None:
-        given["weight"] = _numbers(options["weights"])
-    for name, value in given.items():
-        if not isinstance(value, list):
-            shared[name] = value
-            continue
-        if len(value) != len(models):
-            found = f"{len(value)} {name}{'' if len(value) == 1 else 's'} for {len(models)} model"
-            raise OptionError(f"{found}{'' if len(models) == 1 else 's'}; give one for each, in the same order")
-        for block, one in zip(each, value, strict=True):
-            block[name] = one
-    return shared, each
+def _parameters(options: Mapping[str, Any], method: Method) -> dict[str, Any]:
+    """Those of the method: one value for all models, or a list with one for each."""
+    given: dict[str, Any] = {"normalize": False} if options["no_normalize"] else {}
+    given |= dict(_setting(text, method) for text in options["settings"] or ())
+    return given | ({} if options["weights"] is None else {"weight": _numbers(options["weights"])})
 
 
 def _data(options: Mapping[str, Any], models: Sequence[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:

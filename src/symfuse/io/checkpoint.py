@@ -232,7 +232,7 @@ class Checkpoint(Mapping[str, Tensor]):
         checkpoint = self
         for step in self.before_save:
             checkpoint = step(checkpoint)
-        return checkpoint
+        return checkpoint.replace(before_save=()) if self.before_save else self
 
     def companions(self) -> dict[str, bytes]:
         """The files that `save` puts beside the weights, such as the tokenizer's: `files`, or those of `folder`."""

@@ -9,7 +9,14 @@ from symfuse.errors import CheckpointError
 from symfuse.io.messages import first_line
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-COMPANIONS = ["*.json", "*.txt", "*.model", "*.jinja", "LICENSE*"]  # never code
+CACHED = re.compile(r"/models--([^/]+)/snapshots/[^/]+/?$")
+COMPANIONS = ["*.json", "*.txt", "*.model", "*.jinja", "LICENSE*", "README.md"]  # never code
+
+
+def hub_id(folder: str | None) -> str | None:
+    """The id of the model of which a folder is the snapshot in the cache of the hub; None for other folders."""
+    match = CACHED.search(folder or "")
+    return None if match is None else match[1].replace("--", "/")
 
 
 def download(hub_id: str, *, revision: str | None, prefer_bin: bool) -> Path:

@@ -14,6 +14,7 @@ from symfuse.io import Checkpoint
 from symfuse.io.messages import suggestion
 from symfuse.merging.base import Method, Parameter, lookup
 from symfuse.merging.engine import Learnt, Merged, Resolve, Slice, describe, merge_slices, set_dtype
+from symfuse.runs import recorded
 
 
 def merge_models(
@@ -88,7 +89,7 @@ def merged_checkpoint(
     set_dtype(config, merged.infos)
     name = name or describe(merged.outputs)
     sources = [folder for model in models for folder in model.checkpoint.sources]
-    checkpoint = models[template].checkpoint
+    checkpoint = recorded(models[template].checkpoint, None)  # what is recorded of the template is not of the merge
     return checkpoint.replace(tensors=merged, infos=merged.infos, config=config, name=name, sources=sources, device=CPU)
 
 

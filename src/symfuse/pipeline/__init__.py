@@ -6,7 +6,8 @@ alignment, and none is kept.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from symfuse.architectures import Model, require_same_frame
 from symfuse.device import CPU
@@ -25,16 +26,19 @@ from symfuse.pipeline.align import (
     matching_of,
 )
 from symfuse.pipeline.learn import inputs_of, learn, statistics_of, tasks_of
+from symfuse.pipeline.record import merge_record, opened, with_tokenizer_notes
 from symfuse.pipeline.stage import SHARED_ROWS, Stage, files_in, open_models, prepare, reconcile_of, vocabulary_tensors
 from symfuse.plan import plan_recipe
 from symfuse.recipe import Recipe
 from symfuse.rewrite import Reconcile
+from symfuse.runs import recorded
 from symfuse.vocabulary import with_chat_template
 
 __all__ = [
     "SHARED_ROWS", "Stage", "align_all", "aligned", "anchor_of", "axes_of", "data_of", "finish", "groups_of",
-    "inputs_of", "layers_of", "learn", "match_model", "matching_of", "merge_recipes", "open_models", "prepare",
-    "reconcile_of", "require_one_frame", "statistics_of", "tasks_of", "vocabulary_tensors",
+    "inputs_of", "layers_of", "learn", "match_model", "matching_of", "merge_recipes", "merge_record", "open_models",
+    "prepare", "reconcile_of", "require_one_frame", "statistics_of", "tasks_of", "vocabulary_tensors", "with_text",
+    "with_tokenizer_notes",
 ]  # fmt: skip
 
 
@@ -56,24 +60,32 @@ def finish(stage: Stage, *, device: str = CPU) -> Checkpoint:
     return merged.replace(files=files, config={**merged.config, **stage.config})
 
 
+def with_text(stage: Stage, recipes: Sequence[Recipe]) -> Stage:
+    """The stage with the text of a whole file of recipes."""
+    text = "\n---\n".join(recipe.text.strip() for recipe in recipes) + "\n"
+    return replace(stage, recipe=replace(stage.recipe, text=text))
+
+
 def merge_recipes(
-    recipes: Iterable[Recipe],
+    recipes: Sequence[Recipe],
     known: Mapping[str, Checkpoint] | None = None,
     *,
     options: Reconcile | None = None,
     threads: int | None = None,
     device: str = CPU,
     executor: Executor | None = None,
+    warnings: Sequence[str] = (),
 ) -> Checkpoint:
     """The result of the last recipe, for which those before it are merged as they are read. device: where models are
-    matched, run and combined. executor: who matches them from weights."""
+    matched, run and combined. executor: who matches them from weights. warnings: those to record."""
     results = dict(known or {})
     merged = None
     for recipe in recipes:
-        stage = prepare(recipe, open_models(recipe, results), options)
-        stage = align_all(stage, threads=threads, device=device, executor=executor)
+        stage = align_all(opened(recipe, results, options), threads=threads, device=device, executor=executor)
         require_one_frame(stage)
-        merged = finish(learn(stage, device=device), device=device)
+        stage = learn(stage, device=device)
+        merged = finish(stage, device=device)
+        merged = recorded(merged, merge_record(with_text(stage, recipes), merged, warnings))
         if recipe.name is not None:
             results[recipe.name] = merged
     if merged is None:

@@ -30,8 +30,10 @@ from symfuse.matching import (
 )
 from symfuse.matching.axes import NO_GROUP, limited
 from symfuse.matching.descent import Watch
+from symfuse.pipeline.record import alignment_record
 from symfuse.pipeline.stage import Stage
 from symfuse.recipe import Align, ModelRef, Recipe
+from symfuse.runs import recorded
 from symfuse.spec import Spec
 
 
@@ -187,7 +189,8 @@ def aligned(stage: Stage, anchor: ModelRef, alignments: Mapping[ModelRef, Alignm
     """The stage with its models moved, on the device: what is moved is read to there."""
     models = dict(stage.models)
     for ref, alignment in alignments.items():
-        models[ref] = alignment(models[ref].on(device)).replace(name=models[ref].name)
+        moved = alignment(models[ref].on(device)).replace(name=models[ref].name)
+        models[ref] = recorded(moved, alignment_record(stage.models[ref], stage.models[anchor], alignment))
         if alignment.frame:  # the same for all
             models[anchor] = alignment.in_frame(stage.models[anchor].on(device))
     return replace(stage, models=models, anchor=anchor, alignments=dict(alignments))

@@ -17,6 +17,7 @@ from symfuse.merging import Method
 from symfuse.pipeline.stage import Stage
 from symfuse.plan import plan_recipe
 from symfuse.recipe import Data, Input, ModelRef, Recipe
+from symfuse.runs import record_of, recorded
 from symfuse.stats.statistics import Statistics
 
 
@@ -151,7 +152,8 @@ def learn(
     except OptionError as error:
         recipe.refuse(error, "merge_method")
     assert found is not None
-    moved = {ref: model.checkpoint for ref, model in zip(refs, found.models, strict=True)}
+    pairs = zip(stage.models.items(), found.models, strict=True)
+    moved = {ref: recorded(model.checkpoint, record_of(before)) for (ref, before), model in pairs}
     return replace(stage, models=moved, learned=found, notes=(*stage.notes, *found.learned.notes))
 
 

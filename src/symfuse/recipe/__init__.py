@@ -16,6 +16,7 @@ from symfuse.recipe.model import (
     TokenSource,
     settings_for,
 )
+from symfuse.recipe.options import recipe_of
 from symfuse.recipe.parser import parse_recipe
 from symfuse.recipe.settings import Case, Setting
 
@@ -33,6 +34,7 @@ __all__ = [
     "Tokenizer",
     "parse_recipe",
     "read_recipes",
+    "recipe_of",
     "settings_for",
     "without_effect",
 ]

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from symfuse.alignment import SUFFIX, SUFFIXES, Alignment, alignments_in
+from symfuse.alignment import Alignment
 from symfuse.errors import CheckpointError
 from symfuse.report.shapes import SHAPES, misfit
+from symfuse.runs import SUFFIX, SUFFIXES, alignments_in
 
 Document = Mapping[str, Any]
 

@@ -75,7 +75,7 @@ def plot(runs: Sequence[str | Path], folder: Path, form: str = "pdf") -> list[Pa
 
 def figures(found: Collected) -> Iterator[tuple[str, float, Draw]]:
     """Name, height in inches, and what draws it."""
-    for run in [*(one["distance"] for one in found.alignments), *found.documents["distance"]]:
+    for run in [*(one["distance"] for one in found.alignments if one.get("distance")), *found.documents["distance"]]:
         for key in ("axis", "layer"):
             if rows := run[f"by_{key}"]:
                 yield f"distance-by-{key}", 1.7, partial(_bars, rows=rows, key=key)

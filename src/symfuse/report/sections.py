@@ -68,13 +68,17 @@ def _merge_text(run: Document) -> str:
 
 def _alignment_text(run: Document) -> str:
     moved, units = (sum(row[key] for row in run["matched"]) for key in ("moved", "units"))
-    distance = run["distance"]
-    source, anchor = names(run)
-    return (
-        f"{source} was aligned to {anchor}: {moved:,} of {count(units, 'element')} "
-        f"moved, and {write(distance['left'], SHARE)} of the distance is left "
-        f"({write(distance['before'])} → {write(distance['after'])})." + (f" {_proof(run)}" if _is_equal(run) else "")
+    distance, (source, anchor) = run.get("distance"), names(run)
+    left = (
+        ""
+        if distance is None
+        else (
+            f", and {write(distance['left'], SHARE)} of the distance is left "
+            f"({write(distance['before'])} → {write(distance['after'])})"
+        )
     )
+    proof = f" {_proof(run)}" if _is_equal(run) else ""
+    return f"{source} was aligned to {anchor}: {moved:,} of {count(units, 'element')} moved{left}.{proof}"
 
 
 def _verified(run: Document) -> Document:
@@ -165,7 +169,7 @@ def _left(after: float, before: float) -> float | None:
 
 
 def _distances(found: Collected) -> Section:
-    runs = [(pair(run), run["distance"]) for run in found.alignments]
+    runs = [(pair(run), run["distance"]) for run in found.alignments if run.get("distance")]
     runs += [(pair(run), run) for run in found.documents["distance"]]
     return Section("Distances, before and after", [part for name, run in runs for part in _distance(name, run)])
 

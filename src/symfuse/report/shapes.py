@@ -60,7 +60,7 @@ _ALIGNMENT = {
     "inexact": Maybe([str]),
     "descents": Maybe({...: Some(NUMBER)}),
     "learning": Maybe({"history": Some({"step": int, "loss": Maybe(NUMBER), "barrier": NUMBER})}),
-    "distance": _DISTANCE,
+    "distance": Maybe(_DISTANCE),
     "verified": Maybe(_VERIFIED),
 }
 _SCORE = {"loss": NUMBER, "metrics": _NUMBERS}

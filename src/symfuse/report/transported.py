@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from symfuse import __version__
-from symfuse.alignment import alignment_file
+from symfuse.runs import alignment_file
 from symfuse.transporting import Transported, alignment_of
 from symfuse.transporting.result import sha256
 

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from symfuse.adapters.config import CONFIG, Config
-from symfuse.alignment import Alignment, alignment_file
+from symfuse.alignment import Alignment
 from symfuse.errors import CheckpointError, OptionError
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
 from symfuse.io.messages import suggestion
+from symfuse.runs import alignment_file
 from symfuse.stats.statistics import INDEX
 from symfuse.transporting.adapter import transport_adapter
 from symfuse.transporting.files import payload, read_arrays

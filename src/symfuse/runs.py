@@ -1,0 +1,312 @@
+"""What an output folder says of itself: the run as data (symfuse.json), and the model card (README.md).
+
+A checkpoint that a verb makes has a `Record` among what is done before it is saved, so that Python and the command line
+write the same folder.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any
+
+from symfuse import __version__
+from symfuse.io import Checkpoint
+from symfuse.io.hub import hub_id
+
+if TYPE_CHECKING:
+    from symfuse.alignment import Alignment
+
+REWRITTEN = {
+    "untie": "head untied",
+    "fold_scales": "scales of layers folded",
+    "fold_norms": "norms folded",
+    "centre": "writers centred",
+    "drop_gauges": "gauges dropped",
+    "balance": "heads balanced",
+}
+PAPERS = {  # of matching, by what is compared
+    "weights": "Zhang et al. 2025, Beyond the permutation symmetry of transformers, arXiv 2502.00264",
+    "activations": "Verma and Elbayad 2024, Merging text transformer models from different initializations, "
+    "arXiv 2403.00986",
+    "learned": "Theus et al. 2025, Generalized linear mode connectivity for transformers, arXiv 2506.22712",
+}
+TASKS = {  # the hub's name of the task, by what the name of the class ends with
+    "ForCausalLM": "text-generation",
+    "LMHeadModel": "text-generation",
+    "ForMaskedLM": "fill-mask",
+    "ForSequenceClassification": "text-classification",
+    "ForTokenClassification": "token-classification",
+    "ForQuestionAnswering": "question-answering",
+    "ForImageClassification": "image-classification",
+    "ForAudioClassification": "audio-classification",
+    "ForCTC": "automatic-speech-recognition",
+    "ForSpeechSeq2Seq": "automatic-speech-recognition",
+}
+
+# Of alignments beside weights: safetensors files that nothing takes for weights, as serving engines load all of those.
+SUFFIX = ".symfuse"
+SUFFIXES = (SUFFIX, ".safetensors")  # of earlier versions, and of whoever saves one by itself
+FILE = f"alignment{SUFFIX}"
+
+Run = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a checkpoint comes from. kind: "alignment", "frame" or "merge". run: makes the document, when the checkpoint
+    is saved. made_of: from which checkpoints. alignments: by the names of the files that are saved with it."""
+
+    kind: str
+    run: Callable[[], Run]
+    made_of: tuple[Checkpoint, ...]
+    alignments: Mapping[str, Alignment] = field(default_factory=dict)
+
+    def __call__(self, checkpoint: Checkpoint) -> Checkpoint:
+        """The checkpoint with these files beside its weights."""
+        run = self.run()
+        own = {"symfuse.json": json.dumps(run, indent=2) + "\n", "README.md": model_card(run, checkpoint)}
+        files = {name: text.encode() for name, text in own.items()}
+        files |= {name: alignment.to_bytes() for name, alignment in self.alignments.items()}
+        return checkpoint.replace(files={**checkpoint.companions(), **files})
+
+    def known(self, run: Run) -> Record:
+        """The record with a document that is made already."""
+        return replace(self, run=partial(dict, run))
+
+
+def record_of(checkpoint: Checkpoint) -> Record | None:
+    """The record of a checkpoint, if a verb made it."""
+    return next((step for step in checkpoint.before_save if isinstance(step, Record)), None)
+
+
+def recorded(checkpoint: Checkpoint, record: Record | None) -> Checkpoint:
+    """The checkpoint with this record in the place of that of what it was made from."""
+    others = tuple(step for step in checkpoint.before_save if not isinstance(step, Record))
+    return checkpoint.replace(before_save=others if record is None else (*others, record))
+
+
+def lineage(checkpoints: Iterable[Checkpoint]) -> list[dict[str, Any]]:
+    """What checkpoints are made of: those that no verb made, each once."""
+    found: list[dict[str, Any]] = []
+    for checkpoint in checkpoints:
+        record = record_of(checkpoint)
+        found += [checkpoint.lineage()] if record is None else lineage(record.made_of)
+    return [one for i, one in enumerate(found) if one not in found[:i]]
+
+
+def alignments_in(folder: Path) -> list[Path]:
+    """The files of alignments in an output folder."""
+    return sorted(path for suffix in SUFFIXES for path in folder.glob(f"alignment*{suffix}"))
+
+
+def alignment_file(path: Path) -> Path:
+    """The file of an alignment, or that in the folder in which `symfuse align` put it."""
+    if not path.is_dir():
+        return path
+    return next((file for suffix in SUFFIXES if (file := path / f"alignment{suffix}").is_file()), path / FILE)
+
+
+def record_alignment(moved: Checkpoint, source: Checkpoint, alignment: Alignment) -> Checkpoint:
+    """The moved source with the record of that; without one if the alignment does not come from matching."""
+    matched = {"steps", "options", "source", "anchor"} <= alignment.provenance.keys()
+    run = partial(movement, source, alignment)
+    return recorded(moved, Record("alignment", run, (source,), {FILE: alignment}) if matched else None)
+
+
+def movement(source: Checkpoint, alignment: Alignment, verified: Run | None = None) -> dict[str, Any]:
+    """What an alignment did: by axis what was matched, how far it moved, and the largest condition number of the maps;
+    the proof."""
+    matched: dict[str, dict[str, Any]] = {}
+    for step in alignment.provenance["steps"]:
+        axis = step["instance"].partition("[")[0]
+        start = {"axis": axis, "group": step["group"], "units": 0, "moved": 0, "before": 0.0, "after": 0.0}
+        row = matched.setdefault(axis, start)
+        for key in ("units", "moved", "before", "after"):
+            row[key] += step[key]
+    for axis, row in matched.items():
+        elements = [element for instance, element in alignment.elements.items() if instance.axis == axis]
+        row["condition"] = max((float(element.condition().max()) for element in elements), default=1.0)
+    found = alignment.provenance
+    return {
+        "kind": "alignment",
+        "symfuse": __version__,
+        "source": source.lineage(),
+        "anchor": found["anchor"],
+        "options": found["options"],
+        "paper": PAPERS.get(found.get("from", ""), PAPERS["weights"]),
+        "matched": list(matched.values()),
+        **{key: found[key] for key in ("descents", "learning") if key in found},
+        "translated biases": len(alignment.shifts),
+        "frame": list(alignment.frame),
+        **({"inexact": list(alignment.variants)} if alignment.variants else {}),
+        "verified": verified,
+    }
+
+
+def framed(anchor: Checkpoint, alignment: Alignment) -> Checkpoint:
+    """The anchor in the frame of an alignment, with the record of that."""
+    run = partial(frame_run, anchor, alignment.frame)
+    return recorded(alignment.in_frame(anchor), Record("frame", run, (anchor,)))
+
+
+def frame_run(source: Checkpoint, frame: Sequence[str]) -> dict[str, Any]:
+    """What became of an anchor that was written in the frame of an alignment."""
+    return {"kind": "frame", "symfuse": __version__, "source": source.lineage(), "frame": list(frame)}
+
+
+def frame_text(frame: Sequence[str]) -> str:
+    """A frame in words."""
+    plain = ", ".join(REWRITTEN[name] for name in frame)
+    return f"the frame {', '.join(frame)} ({plain})" if frame else "the frame in which it was"
+
+
+# -- the model card --------------------------------------------------------------------------------
+
+
+def model_card(run: Run, checkpoint: Checkpoint) -> str:
+    """README.md of an output folder: the hub's metadata, the recipe and the lineage. Paths of this machine are not in
+    it: a local model has the end of its path for a name."""
+    from huggingface_hub import ModelCard
+
+    inputs = _inputs(run)
+    names = _short(str(one["name"]) for one in inputs if hub_id(one["folder"]) is None)
+    title = _title(run, [str(one["name"]) for one in inputs])
+    text = "\n".join([f"# {title}", "", *_body(run), "The whole run as data: `symfuse.json`.", ""])
+    for name in sorted(names, key=len, reverse=True):
+        text = text.replace(name, names[name])
+    text = re.sub(r"arXiv (\d{4}\.\d{4,5})", r"[arXiv \1](https://arxiv.org/abs/\1)", text)
+    return str(ModelCard(f"---\n{_metadata(run, checkpoint)}\n---\n\n{text}"))
+
+
+def _inputs(run: Run) -> list[Run]:
+    return list(run["inputs"]) if "inputs" in run else [run[role] for role in ("source", "anchor") if role in run]
+
+
+def _short(names: Iterable[str]) -> dict[str, str]:
+    """The ends of paths, long enough to tell them apart."""
+    parts = {name: PurePath(name).parts for name in names if "/" in name}
+    count = 1
+    while len({part[-count:] for part in parts.values()}) < len(parts):
+        count += 1
+    return {name: "/".join(part[-count:]).strip("/") for name, part in parts.items()}
+
+
+def _metadata(run: Run, checkpoint: Checkpoint) -> str:
+    """What the hub reads: of models on it that this is made of, the ids alone."""
+    from huggingface_hub import ModelCardData
+
+    inputs, merged = _inputs(run), run["kind"] == "merge"
+    made_of = inputs if merged else inputs[:1]  # the function of an aligned model is that of its source
+    bases = list(dict.fromkeys(found for one in made_of if (found := hub_id(one["folder"])) is not None))
+    sentence = "modules.json" in checkpoint.companions()
+    more = ["sentence-transformers", "sentence-similarity", "feature-extraction"] if sentence else []
+    fields: dict[str, Any] = {
+        "library_name": _library(checkpoint.config, sentence),
+        "pipeline_tag": "sentence-similarity" if sentence else _task(checkpoint.config),
+        "tags": ["symfuse", *(["merge"] if merged else []), *more],
+        "base_model": bases or None,
+        **({"base_model_relation": "merge"} if merged and bases else {}),
+        **_licence(inputs),
+    }
+    return ModelCardData(**fields).to_yaml()
+
+
+def _library(config: Mapping[str, Any], sentence: bool) -> str | None:
+    known = {"_class_name": "diffusers", "model_type": "transformers"}
+    return "sentence-transformers" if sentence else next((known[key] for key in known if key in config), None)
+
+
+def _task(config: Mapping[str, Any]) -> str | None:
+    name = str(next(iter(config.get("architectures") or ()), ""))
+    return next((task for end, task in TASKS.items() if name.endswith(end)), None)
+
+
+def _licence(inputs: Iterable[Run]) -> dict[str, str]:
+    """The licence of the inputs, by their own cards; none unless all name the same one."""
+    keys = ("license", "license_name", "license_link")
+    cards = [_card_data(one["folder"]) for one in inputs]
+    found = [{key: str(card[key]) for key in keys if card.get(key)} for card in cards]
+    return found[0] if found[0].get("license") and all(one == found[0] for one in found) else {}
+
+
+def _card_data(folder: str | None) -> dict[str, Any]:
+    """The metadata of the card in a folder; none of one that is not there or cannot be read."""
+    from huggingface_hub import ModelCard
+
+    try:
+        data = ModelCard.load(Path(folder or "") / "README.md", ignore_metadata_errors=True).data
+        return dict(data.to_dict())
+    except Exception:  # whatever it is: a card that others wrote does not end a merge
+        return {}
+
+
+def _title(run: Run, names: Sequence[str]) -> str:
+    if run["kind"] == "merge":
+        names = list(dict.fromkeys(names))
+        return f"{', '.join(names[:-1])} and {names[-1]}, merged" if len(names) > 1 else f"A merge of {names[0]}"
+    return f"{names[0]}, aligned to {names[1]}" if run["kind"] == "alignment" else f"{names[0]}, in another frame"
+
+
+def _body(run: Run) -> list[str]:
+    about = {"merge": _of_merge, "frame": _of_frame, "alignment": _of_alignment}[run["kind"]]
+    weights = run.get("weights") or {}
+    names = [str(one["name"]) for one in _inputs(run)]
+    rows = [f"- `{name}`{f', weight {weights[name]:g}' if name in weights else ''}" for name in names]
+    lines = [*about(run), *_proof(run), "", "Made from:", "", *rows, ""]
+    if "tokenizer" in run:
+        lines += [f"It has config and dtypes of `{run['base']}` ({run['why base']}), {run['tokenizer']}.", ""]
+    papers = dict.fromkeys(one["paper"] for one in (run, *run.get("alignments", ())) if one.get("paper"))
+    lines += ["Methods:", "", *(f"- {paper}" for paper in papers), ""] if papers else []
+    return lines + (["```yaml", run["recipe"].rstrip(), "```", ""] if "recipe" in run else [])
+
+
+def _of_merge(run: Run) -> list[str]:
+    lines = [f"A {run['method']} merge made with symfuse {__version__}.", ""]
+    how = f"Aligned to `{run['anchor']}` first{_aligned_text(run['align'])}." if run["align"] else ""
+    lines += [how or "Not aligned before the merge."]
+    if "learned" in run:
+        lines += ["", "It looked at data; what it found out is in `symfuse.json`, under `learned`."]
+        lines += [f"Note: {note}." for note in run["learned"].get("notes", ())]
+    if variants := _inexact(run):
+        lines += [f"That is inexact ({variants}): models were moved in a way that does not keep their function."]
+    return lines
+
+
+def _of_frame(run: Run) -> list[str]:
+    name, frame = run["source"]["name"], frame_text(run["frame"])
+    return [f"`{name}` in {frame}: the same function, to be merged with models in it."]
+
+
+def _of_alignment(run: Run) -> list[str]:
+    pair = f"`{run['source']['name']}` moved onto `{run['anchor']['name']}`"
+    if "inexact" in run:
+        return [f"inexact: {_inexact(run)}. {pair} in a way that does not keep its function."]
+    lines = [f"{pair} by its symmetries{_aligned_text({**run['options'], 'frame': run['frame']})}."]
+    if "learning" in run:
+        data = run["learning"]["data"]
+        lines += [f"The matching was learned on {data['data']} ({data['task']})."]
+    return lines
+
+
+def _inexact(run: Run) -> str:
+    return ", ".join(dict.fromkeys(name for one in run.get("alignments", [run]) for name in one.get("inexact", ())))
+
+
+def _proof(run: Run) -> list[str]:
+    proofs = [one["verified"] for one in run.get("alignments", [run]) if "verified" in one]
+    if proofs and all(proofs):
+        worst = max(error for proof in proofs for error in proof["errors"].values())
+        proved = f"That moving changed no output is proved to {worst:.0e}, before rounding ({proofs[0]['inputs']})."
+        differ = f"Its outputs differ from what they were by {worst:.2g} ({proofs[0]['inputs']})."
+        return ["", differ if _inexact(run) else proved]
+    return ["", "It was not checked that moving changed no output."] if proofs and not _inexact(run) else []
+
+
+def _aligned_text(align: Mapping[str, Any]) -> str:
+    frame = f"; in {frame_text(align['frame'])}" if align["frame"] else ""
+    return f": axes {', '.join(align['axes'])}{frame}"
