@@ -453,8 +453,8 @@ def _recipe_of(
         base = names.index(heads)
     more = dict(parameters) | ({} if given["weights"] is None else {"weight": list(given["weights"])})
     more = json.loads(json.dumps(more))  # without numbers and lists of other kinds
-    keys = {"dtype": None if given["dtype"] is None else str(given["dtype"]).removeprefix("torch."), "heads": heads}
-    keys |= {"seed": given["seed"] or None}
+    dtype = None if given["dtype"] is None else str(given["dtype"]).removeprefix("torch.")
+    keys = {"dtype": dtype, "seed": given["seed"] or None, "heads": heads}
     return recipe_of(names, method, base, more, keys), known
 
 

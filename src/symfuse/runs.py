@@ -174,7 +174,9 @@ def model_card(run: Run, checkpoint: Checkpoint) -> str:
     from huggingface_hub import ModelCard
 
     inputs = _inputs(run)
-    names = _short(str(one["name"]) for one in inputs if hub_id(one["folder"]) is None)
+    ids = {str(one["name"]): hub_id(one["folder"]) for one in inputs}
+    names = _short(name for name, found in ids.items() if found is None)
+    names |= {name: found for name, found in ids.items() if found is not None and "/snapshots/" in name}
     title = _title(run, [str(one["name"]) for one in inputs])
     text = "\n".join([f"# {title}", "", *_body(run), "The whole run as data: `symfuse.json`.", ""])
     for name in sorted(names, key=len, reverse=True):
@@ -189,11 +191,13 @@ def _inputs(run: Run) -> list[Run]:
 
 def _short(names: Iterable[str]) -> dict[str, str]:
     """The ends of paths, long enough to tell them apart."""
-    parts = {name: PurePath(name).parts for name in names if "/" in name}
-    count = 1
-    while len({part[-count:] for part in parts.values()}) < len(parts):
-        count += 1
-    return {name: "/".join(part[-count:]).strip("/") for name, part in parts.items()}
+    paths = {name: [PurePath(path).parts for path in name.split("+")] for name in names if "/" in name}
+    for count in range(1, 1 + max((len(part) for parts in paths.values() for part in parts), default=0)):
+        ends = {name: ["/".join(part[-count:]).strip("/") for part in parts] for name, parts in paths.items()}
+        short = {name: "+".join(end) for name, end in ends.items()}
+        if len(set(short.values())) == len(short):
+            return short
+    return {}
 
 
 def _metadata(run: Run, checkpoint: Checkpoint) -> str:

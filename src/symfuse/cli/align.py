@@ -27,6 +27,7 @@ from symfuse.cli.app import (
     matching_options,
     open_model,
     proved,
+    pushed,
     save,
     say_alignment,
     writing_options,
@@ -125,7 +126,7 @@ def align(
         out.say(f"the anchor, {what}: {anchor_output}")
     elif alignment.frame:
         _say_frame(out, alignment, anchor)
-    out.finish(run)
+    out.finish(run | pushed(out, options))
 
 
 def _run(

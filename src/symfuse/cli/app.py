@@ -164,6 +164,8 @@ def writing_options(function: F) -> F:
         [
             click.option("--overwrite", is_flag=True, help="Replace the target if it exists."),
             click.option("--max-shard-size", default="5GB", show_default=True, help="The largest weight file."),
+            click.option("--push", metavar="ORG/NAME", help="Upload the folder to the Hugging Face hub."),
+            click.option("--private", is_flag=True, help="Make the repository of --push a private one."),
             click.option("--no-verify", is_flag=True, help="Do not run the models to prove that nothing changed."),
         ]
     ):
@@ -261,12 +263,17 @@ def check_place(options: dict[str, Any], *inputs: Checkpoint, others: Sequence[P
     """Whether the target can be written, and the cluster be reached, is known first, not after the work. others: more
     inputs."""
     from symfuse.io import check_target
+    from symfuse.io.hub import require_upload
     from symfuse.io.shards import parse_size
 
     parse_size(options["max_shard_size"])
     folders = [*(folder for checkpoint in inputs for folder in checkpoint.sources), *others]
     resume = bool(options.get("resume"))
     check_target(options["output"], overwrite=options["overwrite"], inputs=folders, resume=resume, lasting=True)
+    if options["push"] is not None:
+        require_upload(options["push"], options["output"])
+    elif options["private"]:
+        raise OptionError("--private is of the repository that --push names: add --push ORG/NAME, or leave it out")
     if options["executor"] is not None:
         options["executor"].connect()
 
@@ -329,6 +336,17 @@ def save(
             progress=lambda _name, _nbytes: advance(None),
             **how,
         )
+
+
+def pushed(out: Output, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Upload what was written, as --push says; for the document of the run."""
+    from symfuse.io.hub import upload
+
+    if options["push"] is None:
+        return {}
+    url = upload(Path(options["output"]), options["push"], private=options["private"] or None)
+    out.say(f"uploaded to {url}")
+    return {"pushed": url}
 
 
 def say_alignment(out: Output, run: dict[str, Any]) -> None:

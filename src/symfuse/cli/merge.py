@@ -25,6 +25,7 @@ from symfuse.cli.app import (
     main,
     matching_options,
     proved,
+    pushed,
     save,
     say_alignment,
     writing_options,
@@ -119,7 +120,7 @@ def merge(models: tuple[str, ...], as_json: bool, quiet: bool, **options: Any) -
     _save_merged(out, recorded(merged, record.known(run)), options, run, state)
     run |= {"output": str(target)} | out.cost() | executor_summary(executor)
     say_merge(out, run)
-    out.finish(run)
+    out.finish(run | pushed(out, options))
 
 
 def prepared(out: Output, recipe: Recipe, known: Mapping[str, Checkpoint], device: str) -> tuple[Stage, Checkpoint]:

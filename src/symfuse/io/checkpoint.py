@@ -19,9 +19,11 @@ from symfuse.errors import CheckpointError, OptionError, OutputError
 from symfuse.executors import Executor
 from symfuse.io.companions import read_companions
 from symfuse.io.folder import weight_stem
+from symfuse.io.hub import require_upload, upload
 from symfuse.io.remote import Place, Remote, entries
 from symfuse.io.sentence import behind, module_weights, readers
 from symfuse.io.stamp import Stamp
+from symfuse.io.target import output_place
 from symfuse.io.tensors import StoredTensors, TensorInfo, flat_part, is_finite
 from symfuse.io.writer import write
 
@@ -293,6 +295,27 @@ class Checkpoint(Mapping[str, Tensor]):
             executor=executor,
             stem=weight_stem(finished.config, finished.folder),
         )
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        folder: str | os.PathLike[str] | None = None,
+        *,
+        private: bool | None = None,
+        token: str | None = None,
+        **options: Any,
+    ) -> str:
+        """Write the model to a folder, by default one in the working folder with the name of the repository, and upload
+        that to the Hugging Face hub; the URL there. The repository is made if it is not there.
+
+        private: of a new repository. token: by default the one of `hf auth login`. options: of `save`. OutputError if
+        the hub refuses: the folder stays then, too.
+        """
+        place = output_place(repo_id.rpartition("/")[2] if folder is None else folder)
+        require_upload(repo_id, place, token)
+        self.save(place, **options)
+        assert isinstance(place, Path)
+        return upload(place, repo_id, private=private, token=token)
 
     def _in_one_block(self, name: str) -> Iterator[Tensor]:
         tensor, info = self[name], self.info(name)

@@ -5,11 +5,19 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from symfuse.errors import CheckpointError
+from symfuse.errors import CheckpointError, OptionError, OutputError
+from symfuse.io.folder import DIFFUSERS, INDEX
 from symfuse.io.messages import first_line
+from symfuse.io.remote import Place, Remote
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 CACHED = re.compile(r"/models--([^/]+)/snapshots/[^/]+/?$")
+WEIGHTS = [f"{stem}{end}" for stem in ("model", DIFFUSERS) for end in ("*.safetensors", INDEX)]
+REFUSED = {
+    401: "the hub does not accept the token (hf auth whoami says whose it is)",
+    403: "the token has no right to write there",
+    404: "there is no such organisation or repository, or the token may not see it",
+}
 COMPANIONS = ["*.json", "*.txt", "*.model", "*.jinja", "LICENSE*", "README.md"]  # never code
 
 
@@ -38,3 +46,37 @@ def download(hub_id: str, *, revision: str | None, prefer_bin: bool) -> Path:
             f"Correct the path, or check the id, the revision and your access. ({first_line(error)})"
         ) from error
     return folder
+
+
+def require_upload(repo_id: str, folder: Place, token: str | None = None) -> None:
+    """OptionError or OutputError if an upload cannot succeed, before there is anything to upload; the hub itself is not
+    asked."""
+    import huggingface_hub
+
+    if not HUB_ID.fullmatch(repo_id):
+        raise OptionError(f"{repo_id!r} is not the id of a repository on the hub: write ORG/NAME")
+    if isinstance(folder, Remote):
+        raise OptionError(f"{folder} is a URL, and the hub takes local folders: write to a folder first")
+    if huggingface_hub.constants.HF_HUB_OFFLINE:
+        raise OutputError(f"HF_HUB_OFFLINE is set, so nothing is uploaded to {repo_id}: unset it first")
+    if token is None and huggingface_hub.get_token() is None:
+        raise OutputError(f"there is no token to upload to {repo_id} with: run `hf auth login`, or set HF_TOKEN")
+
+
+def upload(folder: Path, repo_id: str, *, private: bool | None = None, token: str | None = None) -> str:
+    """Upload a model folder, in one commit, and return the URL of the repository, which is made if it is not there; of
+    one that is there, weight files of an earlier model are removed. private: of a new one. OutputError if the hub
+    refuses; the folder stays."""
+    import huggingface_hub
+
+    hub = huggingface_hub.HfApi(token=token)
+    try:
+        url = hub.create_repo(repo_id, private=private, exist_ok=True)
+        message = "Upload a model made with symfuse"
+        hub.upload_folder(repo_id=repo_id, folder_path=folder, commit_message=message, delete_patterns=WEIGHTS)
+    except Exception as error:  # of the hub, or of any of the libraries through which it is reached
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        why = REFUSED.get(status, f"the upload failed ({first_line(error)})")
+        way = f"The folder {folder} is complete; upload it with: hf upload {repo_id} {folder}"
+        raise OutputError(f"{repo_id} on the hub: {why}. {way}") from error
+    return str(url)
