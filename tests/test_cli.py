@@ -118,8 +118,8 @@ def test_align(models: Path) -> None:
     before = everything(models)
     run_ = data("align", "a", "--to", "b", "-o", "out", "--axes", "attention,ffn")
     assert set(run_) == {
-        "kind", "symfuse", "source", "anchor", "options", "matched", "translated biases", "distance", "verified",
-        "frame", "output", "seconds", "peak memory",
+        "kind", "symfuse", "source", "anchor", "options", "paper", "matched", "translated biases", "distance",
+        "verified", "frame", "output", "seconds", "peak memory",
     }  # fmt: skip
     assert run_["output"] == "out"
     for key, name in (("source", "a"), ("anchor", "b")):
@@ -239,7 +239,7 @@ def test_distance(models: Path) -> None:
 def test_merge(models: Path) -> None:
     run_ = data("merge", "a", "b", "-o", "out", "--weights", "0.3,0.7")
     assert set(run_) == {
-        "kind", "symfuse", "method", "recipe", "merged", "models", "inputs", "weights", "base", "why base", "tokenizer",
+        "kind", "symfuse", "method", "paper", "recipe", "merged", "models", "inputs", "weights", "base", "why base", "tokenizer",
         "heads", "seed", "anchor", "align", "alignments", "notes", "warnings", "output", "seconds",
         "peak memory",
     }  # fmt: skip

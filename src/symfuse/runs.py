@@ -132,10 +132,11 @@ def movement(source: Checkpoint, alignment: Alignment, verified: Run | None = No
         elements = [element for instance, element in alignment.elements.items() if instance.axis == axis]
         row["condition"] = max((float(element.condition().max()) for element in elements), default=1.0)
     found = alignment.provenance
+    computed = hasattr(source.tensors, "wide")  # then its lineage is no more than its name
     return {
         "kind": "alignment",
         "symfuse": __version__,
-        "source": source.lineage(),
+        "source": found["source"] if computed else source.lineage(),
         "anchor": found["anchor"],
         "options": found["options"],
         "paper": PAPERS.get(found.get("from", ""), PAPERS["weights"]),
@@ -190,8 +191,10 @@ def _inputs(run: Run) -> list[Run]:
 
 
 def _short(names: Iterable[str]) -> dict[str, str]:
-    """The ends of paths, long enough to tell them apart."""
-    paths = {name: [PurePath(path).parts for path in name.split("+")] for name in names if "/" in name}
+    """Of absolute paths, and of those that begin with a dot, the ends, long enough to tell them apart."""
+    split = {name: name.split("+") for name in names}  # a model and its adapter
+    chosen = {name: paths for name, paths in split.items() if any(path.startswith(("/", ".", "~")) for path in paths)}
+    paths = {name: [PurePath(path).parts for path in given] for name, given in chosen.items()}
     for count in range(1, 1 + max((len(part) for parts in paths.values() for part in parts), default=0)):
         ends = {name: ["/".join(part[-count:]).strip("/") for part in parts] for name, parts in paths.items()}
         short = {name: "+".join(end) for name, end in ends.items()}

@@ -347,7 +347,7 @@ def test_d12_diffusers_find_theirs(tmp_path: Path) -> None:
     ("names", "expected"),
     [
         (["/x/run1/checkpoint", "/x/run2/checkpoint"], ["run1/checkpoint", "run2/checkpoint"]),
-        (["./base", "tuned"], ["base", "tuned"]),
+        (["./base", "tuned", "runs/b", "../runs/a"], ["base", "tuned", "runs/b", "a"]),
         (["/x/base+/x/lora", "plain"], ["base+lora", "plain"]),
     ],
 )

@@ -162,7 +162,7 @@ def test_the_card_and_the_run_as_data(place: Callable[..., dict[str, Path]]) -> 
     place(a=0, b=1, c=2)
     out = example("linear")
     metadata, text = card(out)
-    assert metadata["base_model"] == ["tiny/a", "tiny/b", "tiny/c"]
+    assert "base_model" not in metadata  # of these folders none is the snapshot of a model on the hub
     assert metadata["library_name"] == "transformers"
     assert {"merge", "symfuse"} <= set(metadata["tags"])
     recipe = (FOLDER / "linear.yml").read_text("utf-8")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
 
 from command import done, run
@@ -218,11 +219,12 @@ def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         with_adapter("gpt2", tmp_path / "moved", tmp_path / "lora-moved"), expected, rtol=1e-8, atol=1e-9
     )
     assert before == {path: path.read_bytes() for path in (tmp_path / "lora").iterdir()}
-    card = (tmp_path / "lora-moved" / "README.md").read_text("utf-8")
-    assert card.startswith("---\nlibrary_name: peft\n")
-    assert f'base_model: "{tmp_path}/moved"' in card
+    card = ModelCard.load(tmp_path / "lora-moved" / "README.md")
+    assert card.data.to_dict() == {"library_name": "peft", "tags": ["symfuse", "lora"]}  # no id of a hub
+    assert str(tmp_path) not in card.text
     assert json.loads((tmp_path / "lora-moved" / "symfuse.json").read_text("utf-8"))["alignment"]["frame"]
     named = done("transport", "lora", "--by", "moved/alignment.symfuse", "-o", "other", "--new-base", "org/x", "--json")
     assert json.loads(named.stdout)["new base"] == "org/x"
+    assert ModelCard.load(tmp_path / "other" / "README.md").data.base_model == "org/x"
     wrong = run("transport", "lora", "--by", "moved", "-o", "out", "--axis", "residual")
     assert (wrong.exit_code, (tmp_path / "out").exists()) == (2, False)

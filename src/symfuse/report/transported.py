@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from symfuse import __version__
+from symfuse.io.hub import HUB_ID, hub_id
 from symfuse.runs import alignment_file
 from symfuse.transporting import Transported, alignment_of
 from symfuse.transporting.result import sha256
@@ -44,17 +44,25 @@ def transport_run(moved: Transported, thing: Path, alignment: Path) -> dict[str,
 
 def transport_card(run: Mapping[str, Any]) -> str:
     """README.md of its folder, with the hub's metadata block of an adapter, and the lineage."""
-    base = run.get("new base")
-    head = ["---", "library_name: peft", "tags:", "- symfuse", "- lora"]
-    head += [f"base_model: {json.dumps(base, ensure_ascii=False)}"] if base else []
-    lines = [*head, "---", ""] if run["thing"] == "adapter" else []
+    from huggingface_hub import ModelCardData
+
+    base = str(run.get("new base"))
+    on_hub = base if HUB_ID.fullmatch(base) and not Path(base).exists() else None  # the hub takes nothing else
+    data = ModelCardData(library_name="peft", tags=["symfuse", "lora"], base_model=on_hub)
+    lines = [f"---\n{data.to_yaml()}\n---", ""] if run["thing"] == "adapter" else []
     by = run["alignment"]
-    models = [f"`{by[role]['name']}`" for role in ("source", "anchor") if "name" in by.get(role, {})]
+    models = [f"`{_shown(by[role])}`" for role in ("source", "anchor") if "name" in by.get(role, {})]
     of = f", which moved {models[0]} onto {models[1]}" if len(models) == 2 else ""
     lines += [
         f"The {_NAMES[run['thing']]} `{run['source']['name']}`, moved with symfuse {__version__} by the alignment "
-        f"`{by['name']}`{of}. On the aligned model it does what it did on the model that it was made for.",
+        f"`{PurePath(by['name']).name}`{of}. On the aligned model it does what it did on the model that it was made "
+        "for.",
         "",
     ]
     lines += [f"- {note}" for note in run["notes"]] + ([""] if run["notes"] else [])
     return "\n".join([*lines, "The whole run as data: `symfuse.json`.", ""])
+
+
+def _shown(model: Mapping[str, Any]) -> str:
+    """The id of a model on the hub, or the end of the path of a local one."""
+    return hub_id(model.get("folder")) or PurePath(str(model["name"])).name
