@@ -239,7 +239,8 @@ def test_distance(models: Path) -> None:
 def test_merge(models: Path) -> None:
     run_ = data("merge", "a", "b", "-o", "out", "--weights", "0.3,0.7")
     assert set(run_) == {
-        "kind", "symfuse", "method", "paper", "recipe", "merged", "models", "inputs", "weights", "base", "why base", "tokenizer",
+        "kind", "symfuse", "method", "paper", "recipe", "merged", "models", "inputs", "weights", "base", "why base",
+        "tokenizer",
         "heads", "seed", "anchor", "align", "alignments", "notes", "warnings", "output", "seconds",
         "peak memory",
     }  # fmt: skip

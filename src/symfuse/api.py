@@ -189,9 +189,9 @@ def align(
         alignments = [None if i == anchor else g for i, g in enumerate(moved)]
     first = next(g for g in alignments if g is not None)  # the frame is the same for all
     checkpoints, to = [], models[anchor].checkpoint
-    for found, model in zip(alignments, (m.checkpoint for m in models), strict=True):
-        if found is not None:
-            checkpoints.append(recorded(found(model), alignment_record(model, to, found)))
+    for g, model in zip(alignments, (m.checkpoint for m in models), strict=True):
+        if g is not None:
+            checkpoints.append(recorded(g(model), alignment_record(model, to, g)))
         else:
             checkpoints.append(framed(model, first) if first.frame else model)
     return Aligned(tuple(checkpoints), tuple(alignments), anchor)

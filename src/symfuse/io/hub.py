@@ -76,7 +76,7 @@ def upload(folder: Path, repo_id: str, *, private: bool | None = None, token: st
         hub.upload_folder(repo_id=repo_id, folder_path=folder, commit_message=message, delete_patterns=WEIGHTS)
     except Exception as error:  # of the hub, or of any of the libraries through which it is reached
         status = getattr(getattr(error, "response", None), "status_code", None)
-        why = REFUSED.get(status, f"the upload failed ({first_line(error)})")
+        why = REFUSED.get(status or 0, f"the upload failed ({first_line(error)})")
         way = f"The folder {folder} is complete; upload it with: hf upload {repo_id} {folder}"
         raise OutputError(f"{repo_id} on the hub: {why}. {way}") from error
     return str(url)
