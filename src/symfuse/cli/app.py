@@ -311,6 +311,9 @@ def verified(result: Verification) -> dict[str, Any]:
         "errors": dict(result.errors),
         "tolerance": result.tolerance,
         "inputs": result.inputs,
+        "config": list(result.config),
+        "unread": list(result.unread),
+        "coverage": {name: list(counts) for name, counts in result.coverage.items()},
     }
 
 
