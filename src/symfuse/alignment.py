@@ -156,8 +156,8 @@ class Alignment:
             ours, theirs = self.spec.tensors[name].layout, spec.tensors[name].layout
             if ours != theirs and axes & {*ours.names, *theirs.names}:
                 raise IncompatibleError(
-                    f"{what} does not fit this alignment: {name} is laid out as {str(theirs)!r} by its config.json, and "
-                    f"as {str(ours)!r} in the model that the alignment was made for; make another one for this model"
+                    f"{what} does not fit this alignment: {name} is laid out as {str(theirs)!r} by its config.json, "
+                    f"and as {str(ours)!r} in the model that it was made for; make another alignment for this model"
                 )
 
     def to(self, device: str) -> Alignment:
@@ -393,7 +393,7 @@ def _checksum(tensors: Mapping[str, Tensor], meta: Mapping[str, str]) -> str:
     for key in sorted(tensors):
         tensor = tensors[key].contiguous()
         digest.update(f"{key} {tensor.dtype} {list(tensor.shape)}".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 

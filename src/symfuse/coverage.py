@@ -21,8 +21,8 @@ class Reads(TorchFunctionMode):
     """Records, while it is active, which rows of its parameters a module reads: of those that know which tensors of a
     checkpoint they hold (`symfuse.modules.stored_as`).
 
-    rows: by tensor, whether each row was read; a lookup, by `embedding` or by an index (experts), reads single rows, all
-    else reads all of them. tables: the tensors in which rows were looked up.
+    rows: by tensor, whether each row was read; a lookup, by `embedding` or by an index (experts), reads single rows,
+    all else reads all of them. tables: the tensors in which rows were looked up.
     """
 
     def __init__(self, counts: Mapping[str, int]) -> None:

@@ -197,8 +197,8 @@ def run(module: torch.nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tens
 
 
 def compare(before: Outputs, after: Outputs) -> dict[str, float]:
-    """For each field the largest absolute difference over the largest absolute entry of its row of `before`, such as the
-    logits of one position; of rows of a single entry, over the largest of all.
+    """For each field the largest absolute difference over the largest absolute entry of its row of `before`, such as
+    the logits of one position; of rows of a single entry, over the largest of all.
 
     Raises IncompatibleError if the outputs are not the same fields of the same shapes.
     """
@@ -221,8 +221,10 @@ def _difference(before: Tensor, after: Tensor) -> float:
         return 0.0
     width = before.shape[-1] if before.ndim else 1
     least = _LEAST * before.abs().max() if width > 1 else before.abs().max()
+    rows, others = before.reshape(-1, width), after.reshape(-1, width)
     worst = before.new_zeros(())
-    for one, other in zip(before.reshape(-1, width).split(_ROWS), after.reshape(-1, width).split(_ROWS), strict=True):
+    for start in range(0, len(rows), _ROWS):
+        one, other = (t[start : start + _ROWS] for t in (rows, others))
         scale = one.abs().amax(1, keepdim=True).clamp_min(least).clamp_min(1e-300)
         worst = torch.maximum(worst, ((other - one).abs() / scale).max())  # of a number and NaN it is NaN
     return worst.item()
@@ -243,10 +245,10 @@ def verify(
 
     Configs are compared as for a merge, and the tensors that both have row by row: rows of a table that differ where
     others do not are among the inputs, and make the models differ if no input reads them. dtype: in which both are run.
-    alignment: how `after` came about, if outputs in moved spaces are to be undone. runner: runs a checkpoint, for models
-    that `transformers` does not have. tolerance: default by the coarsest dtype of the tensors that differ, or computed
-    in (TOLERANCE). Raises CheckpointError if a model cannot be run, IncompatibleError if the second does not take the
-    inputs, or does not have the outputs, of the first.
+    alignment: how `after` came about, if outputs in moved spaces are to be undone. runner: runs a checkpoint, for
+    models that `transformers` does not have. tolerance: default by the coarsest dtype of the tensors that differ, or
+    computed in (TOLERANCE). Raises CheckpointError if a model cannot be run, IncompatibleError if the second does not
+    take the inputs, or does not have the outputs, of the first.
     """
     if tolerance is not None and not 0 <= tolerance < math.inf:
         raise OptionError(f"tolerance {tolerance}: it must be a number from 0 on, such as 1e-6")

@@ -156,7 +156,7 @@ def suggest(model: str, output: Path | None, no_run: bool, seed: int, as_json: b
 def verify(before: str, after: str, tolerance: float | None, text: str | None, as_json: bool, quiet: bool) -> None:
     """Whether two models compute the same, by running them.
 
-    Both on the same inputs; configs and tables of rows are compared too. Prints how many rows of the tables and how many
+    Both on the same inputs; configs and tables are compared too. Prints how many rows of tables and how many
     positions were run. Exit code 7 if they differ.
     """
     from symfuse import api, report

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from symfuse.architectures import as_declared
+from symfuse.architectures import ARCHITECTURES, as_declared
 from symfuse.device import require
 from symfuse.errors import CheckpointError, IncompatibleError, OptionError
 from symfuse.evaluate.compatible import (
