@@ -124,7 +124,7 @@ def test_declared_families_can_be_aligned() -> None:
     assert [model.alignment for model in report.models] == ["qk, v, ffn, h, residual, pool, lm"] * 2
     assert not report.warnings  # that they are unrelated is what alignment is for
     (warning,) = checked(known).warnings
-    assert warning.startswith("b and a look unrelated (cosine ")
+    assert warning.startswith("b and a have no relation in this basis (cosine ")
     assert texts(checked(known, align={"layers": "7", "anchor": 1}))[0].startswith("layers '7': the model has layers 0")
 
 
@@ -253,7 +253,7 @@ def test_c64_task_vectors_from_the_wrong_base() -> None:
     assert wrong.possible
     assert [w.partition(" has ")[0] for w in wrong.warnings] == ["the task vector of one", "the task vector of two"]
     assert "points away from it (cosine -0.7" in wrong.warnings[0]
-    assert "Is y the model that one was trained from?" in wrong.warnings[0]
+    assert "Is y the model that one was trained from, and was neither moved?" in wrong.warnings[0]
     assert wrong.deltas is not None
     assert wrong.deltas.correlations[0][1] == pytest.approx(0.98, abs=0.015)
     assert all(cosine is not None and cosine < -0.6 for cosine in wrong.deltas.with_base)

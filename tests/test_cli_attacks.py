@@ -285,13 +285,13 @@ def test_what_is_wrong_is_said_quietly_too(place: Path, args: list[str], code: i
 
 def test_merge_warns_of_unrelated_models(place: Path) -> None:
     result = done("merge", "a", "b", "-o", "o")
-    assert "warning: b and a look unrelated (cosine" in result.stdout
+    assert "warning: b and a have no relation in this basis (cosine" in result.stdout
     assert "--align auto" in result.stdout
     assert any("--align auto" in text for text in data("check", "a", "b")["recipes"][0]["warnings"])
-    assert "look unrelated" in done("merge", "a", "b", "-o", "p", "-q").stderr
-    assert "look unrelated" not in done("merge", "a", "b", "-o", "q", "--align", "auto").output
+    assert "have no relation in this basis" in done("merge", "a", "b", "-o", "p", "-q").stderr
+    assert "have no relation in this basis" not in done("merge", "a", "b", "-o", "q", "--align", "auto").output
     shutil.copytree("a", "c")
-    assert "look unrelated" not in done("merge", "a", "c", "-o", "s").output
+    assert "have no relation in this basis" not in done("merge", "a", "c", "-o", "s").output
 
 
 def test_merge_says_once_whose_config_it_is(place: Path) -> None:
@@ -305,7 +305,7 @@ def test_the_card_says_axes_and_frame(place: Path) -> None:
     assert run_["align"]["axes"] == one["options"]["axes"]
     assert "residual" in run_["align"]["axes"]
     assert run_["align"]["frame"] == one["frame"] == GPT.split(", ")
-    assert not run_["align"]["auto"]["related"]
+    assert not run_["align"]["auto"]["same basis"]
     assert json.loads(Path("o/symfuse.json").read_text("utf-8"))["align"] == run_["align"]
     card = Path("o/README.md").read_text("utf-8")
     assert f"first: axes {', '.join(one['options']['axes'])}; in the frame {GPT} (" in card

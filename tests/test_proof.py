@@ -88,7 +88,7 @@ def test_what_is_right_is_proved_and_its_rounding_told(label: str, dtype: torch.
         assert proof.exact.worst <= 1e-12
         assert proof.exact.tolerance == TOLERANCE[torch.float64]
         assert proof.exact.inputs == "seeded random inputs, run in float64"
-        moved = api.verify(source, g(source), g)
+        moved = api.verify(source, g(source), g, inputs=random_inputs(real(source), source.config))
         assert proof.rounding == pytest.approx(moved.worst, rel=1e-6)
         assert torch.finfo(dtype).eps / 100 < proof.rounding < TOLERANCE[dtype]
 

@@ -11,6 +11,7 @@ Both re-indexings are the action of the outer elements on the batch dimensions o
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -39,15 +40,18 @@ from symfuse.architectures import (
 )
 from symfuse.canonical import REWRITES, canonical
 from symfuse.errors import CheckpointError, IncompatibleError, LayoutError, SymmetryError
-from symfuse.groups import ELEMENTS, INEXACT_ELEMENTS, Coupling, Element, Sinkhorn, compose, subgroups
+from symfuse.groups import ELEMENTS, INEXACT_ELEMENTS, Coupling, Element, Sinkhorn, compose, shapes_of, subgroups
 from symfuse.io import Checkpoint, is_finite
 from symfuse.io import open as open_checkpoint
+from symfuse.io.messages import some
 from symfuse.io.target import write_file
 from symfuse.runs import record_alignment
 from symfuse.spec import Atom, Axis, Instance, Spec, Variance, bias_of
 from symfuse.spec.typed import require_type
 
 FORMAT = 2
+CHECKSUM = "sha256"
+KNOWN = ("format", "symfuse", "spec", "provenance", "frame", "variants", CHECKSUM)  # what the metadata may have
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,6 +135,7 @@ class Alignment:
         moved = {i.axis for i in self.elements} | {rule.axis.strip("*") for rule in self.spec.shifts}
         outer = {per for axis in moved for per in self.spec.axes[axis].per}
         self._require_same_axes(declared, sorted(moved | outer), source.name)
+        self._require_same_layouts(declared, moved, source.name)
         spec.check({name: source.info(name).shape for name in source}, source.name)
         require_floating(Model(source, spec))
         return spec
@@ -145,6 +150,17 @@ class Alignment:
                 raise IncompatibleError(
                     f"{what} does not fit this alignment of a {self.spec.family}: axis {name!r} is "
                     f"{_in_words(ours.get(name))} here and {_in_words(theirs.get(name))} there"
+                )
+
+    def _require_same_layouts(self, spec: Spec, axes: set[str], what: str) -> None:
+        """IncompatibleError if a tensor on which these axes act, other than of a head, is laid out otherwise in another
+        declaration: its config says that the same weights compute something else (layers without positions)."""
+        for name in sorted((self.spec.tensors.keys() & spec.tensors.keys()) - self.spec.heads - spec.heads):
+            ours, theirs = self.spec.tensors[name].layout, spec.tensors[name].layout
+            if ours != theirs and axes & {*ours.names, *theirs.names}:
+                raise IncompatibleError(
+                    f"{what} does not fit this alignment: {name} is laid out as {str(theirs)!r} by its config.json, "
+                    f"and as {str(ours)!r} in the model that it was made for; make another alignment for this model"
                 )
 
     def to(self, device: str) -> Alignment:
@@ -253,7 +269,8 @@ class Alignment:
         return path
 
     def to_bytes(self) -> bytes:
-        """One safetensors file: the elements, and in its metadata the declaration and the provenance."""
+        """One safetensors file: the elements, and in its metadata the declaration, the provenance, and a checksum of
+        all of these."""
         tensors = {
             f"{instance}/{type(g).__name__.lower()}/{key}": t.contiguous()
             for instance, g in self.elements.items()
@@ -264,12 +281,13 @@ class Alignment:
         tensors = {key: t.clone() for key, t in tensors.items()}  # expanded identities share storage
         meta = {"spec": self.spec.to_json(), "provenance": dict(self.provenance), "frame": list(self.frame)}
         meta |= {"variants": list(self.variants)} if self.variants else {}
-        data = save(tensors, {"format": "pt", "symfuse": str(FORMAT), **{k: json.dumps(v) for k, v in meta.items()}})
-        return _sorted_header(data)
+        texts = {"format": "pt", "symfuse": str(FORMAT), **{key: json.dumps(value) for key, value in meta.items()}}
+        return _sorted_header(save(tensors, {**texts, CHECKSUM: _checksum(tensors, texts)}))
 
     @classmethod
     def load(cls, path: str | Path) -> Alignment:
-        """Read what `save` wrote; CheckpointError if it is something else."""
+        """Read what `save` wrote; CheckpointError if it is something else, or a byte of it has changed. Files of before
+        there were checksums are read without one."""
         try:
             with safe_open(path, framework="pt") as file:
                 meta = file.metadata() or {}
@@ -280,6 +298,16 @@ class Alignment:
             raise CheckpointError(
                 f"{path}: not an alignment of this version (format {FORMAT} expected, {meta.get('symfuse')} found); "
                 "make it again with `symfuse align`"
+            )
+        if unknown := sorted(meta.keys() - KNOWN):
+            raise CheckpointError(
+                f"{path}: its metadata has {some(unknown)}, expected {', '.join(KNOWN)}: it is damaged, or of a later "
+                "version; copy the file again, or make it again with `symfuse align`"
+            )
+        if meta.pop(CHECKSUM, found := _checksum(tensors, meta)) != found:
+            raise CheckpointError(
+                f"{path}: its contents do not match the checksum in its metadata, so that it has changed since it was "
+                "written; copy the file again, or make it again with `symfuse align`"
             )
         try:
             return cls._assemble(tensors, meta)
@@ -294,7 +322,7 @@ class Alignment:
         spec = Spec.from_json(_entry(meta, "spec", dict[str, object]))
         parts: dict[tuple[str, str], dict[str, Tensor]] = {}
         vectors: dict[str, dict[str, Tensor]] = {"shift": {}, "gauge": {}}
-        kinds = ELEMENTS | INEXACT_ELEMENTS
+        kinds: dict[str, type[Element]] = {**ELEMENTS, **INEXACT_ELEMENTS}
         for key, tensor in tensors.items():
             head, _, rest = key.partition("/")
             kind, _, name = rest.partition("/")
@@ -309,6 +337,8 @@ class Alignment:
                 raise LayoutError(
                     f"{key!r} is {str(tensor.dtype).removeprefix('torch.')}: not the dtype of such a tensor"
                 )
+            if head not in vectors:
+                _require_shape(key, tensor, spec, Instance.parse(head), kinds[kind], name)
         elements = {}
         for (head, kind), values in parts.items():
             instance = Instance.parse(head)
@@ -348,6 +378,26 @@ def _entry(meta: Mapping[str, str], key: str, kind: Any) -> Any:
         raise LayoutError(f"{key!r} of its metadata is no JSON: {error}") from error
     require_type(value, kind, key)
     return value
+
+
+def _require_shape(key: str, tensor: Tensor, spec: Spec, instance: Instance, kind: type[Element], part: str) -> None:
+    """LayoutError if a part of an element is not of the shape that it must have for its axis; of an axis, or a part,
+    that is not known more is said later."""
+    shapes = (
+        shapes_of(kind, spec.axes[instance.axis].size, spec.batch(instance.axis)) if instance.axis in spec.axes else {}
+    )
+    if part in shapes and tuple(tensor.shape) != shapes[part]:
+        raise LayoutError(f"{key!r} has the shape {list(tensor.shape)}, expected {list(shapes[part])} by its axis")
+
+
+def _checksum(tensors: Mapping[str, Tensor], meta: Mapping[str, str]) -> str:
+    """The sha256 of tensors and metadata, by name, but for the checksum itself."""
+    digest = hashlib.sha256(json.dumps({key: meta[key] for key in sorted(meta) if key != CHECKSUM}).encode())
+    for key in sorted(tensors):
+        tensor = tensors[key].contiguous()
+        digest.update(f"{key} {tensor.dtype} {list(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _in_words(axis: Axis | None) -> str:

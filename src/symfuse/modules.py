@@ -160,6 +160,16 @@ def _config(config: Mapping[str, Any]) -> Any:
     return transformers.CONFIG_MAPPING[config["model_type"]].from_dict(dict(config))
 
 
+def with_defaults(checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint with the defaults of its class in its config; as it is if transformers does not know its type."""
+    import transformers
+
+    if str(checkpoint.config.get("model_type")) not in transformers.CONFIG_MAPPING:
+        return checkpoint
+    with _reporting(checkpoint), quiet():
+        return checkpoint.replace(config=_config(checkpoint.config).to_dict())
+
+
 def _implementations(kind: Any) -> dict[str, str]:
     """Which code of the class runs. Some eager attention (ViT) takes the softmax in float32 whatever the dtype: 1e-7 in
     float64. The grouped products by which experts run otherwise refuse float64, and rows of odd lengths."""
@@ -200,3 +210,46 @@ def canonical_names(model: Model, module: torch.nn.Module) -> dict[str, str]:
                 found[hit] = name
                 break
     return found
+
+
+def stored_names(module: torch.nn.Module, checkpoint: Checkpoint) -> dict[tuple[int, str], str]:
+    """The name on disk of each parameter, and of each buffer that is saved, by its owner's identity and its own name.
+    Of tied ones each has its own, if the file has it: it may be another tensor (T5 v1.1), and else that of the others.
+    """
+    disk = {memory: name for name, memory in names_in_memory(module).items()}
+    prefix = f"{getattr(module, 'base_model_prefix', '')}."
+    saved = module.state_dict(keep_vars=True)
+    owners = {
+        f"{at}.{leaf}".lstrip("."): (id(owner), leaf)
+        for at, owner in module.named_modules(remove_duplicate=False)
+        for leaf in (*owner._parameters, *owner._buffers)
+    }
+    found: dict[str, str] = {}
+    of_tied: dict[int, str] = {}
+    for name, tensor in saved.items():
+        on_disk = disk.get(name, name)
+        names = (on_disk, on_disk.removeprefix(prefix), prefix + on_disk)
+        file = next((n for n in names if n in checkpoint and checkpoint.info(n).shape == tuple(tensor.shape)), None)
+        if file is not None:
+            found[name] = file
+            of_tied.setdefault(id(tensor), file)
+    found = {name: of_tied[id(tensor)] for name, tensor in saved.items() if id(tensor) in of_tied} | found
+    return {owners[name]: file for name, file in found.items()}
+
+
+def name_parameters(module: torch.nn.Module, checkpoint: Checkpoint) -> set[str]:
+    """Let each parameter of a module know which tensor of the checkpoint it holds; the names of these."""
+    files = stored_names(module, checkpoint)
+    found = {}
+    for owner in module.modules():
+        for leaf, parameter in owner.named_parameters(recurse=False, remove_duplicate=False):
+            if file := files.get((id(owner), leaf)):
+                found[file] = stored_as(parameter, file)
+    return set(found)
+
+
+def stored_as(parameter: torch.nn.Parameter, file: str) -> torch.nn.Parameter:
+    """The parameter, which knows from now on that it holds this tensor of the checkpoint (`symfuse.coverage`)."""
+    names = getattr(parameter, "stored_as", ())
+    parameter.stored_as = names if file in names else (*names, file)  # type: ignore[attr-defined]
+    return parameter

@@ -10,13 +10,12 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from symfuse.architectures import ARCHITECTURES, resolve, stacked
+from symfuse.architectures import as_declared
 from symfuse.device import CPU
 from symfuse.errors import CheckpointError
 from symfuse.io import Checkpoint, scan
-from symfuse.io.live import names_in_memory
 from symfuse.io.messages import some
-from symfuse.modules import build_module
+from symfuse.modules import build_module, stored_as, stored_names
 
 
 def paged(checkpoint: Checkpoint, dtype: torch.dtype) -> nn.Module:
@@ -29,8 +28,7 @@ def paged(checkpoint: Checkpoint, dtype: torch.dtype) -> nn.Module:
     checkpoint = checkpoint.on(CPU)
     with _WithoutMemory():
         module = build_module(checkpoint, dtype)
-    if str(checkpoint.config.get("model_type")) in ARCHITECTURES:
-        checkpoint = stacked(checkpoint, resolve(checkpoint.config, checkpoint, checkpoint.name))
+    checkpoint = as_declared(checkpoint)
     files = _files(module, checkpoint)
     for owner in module.modules():
         for leaf, buffer in owner.named_buffers(recurse=False):
@@ -81,7 +79,8 @@ class _Page:
         for slot in self.slots:
             tensor = self.checkpoint[slot.file]  # as it is written, rounded to its dtype
             scan(slot.file, tensor, self.checkpoint.name)
-            slot.owner.register_parameter(slot.leaf, nn.Parameter(tensor.to(self.dtype), requires_grad=False))
+            parameter = nn.Parameter(tensor.to(self.dtype), requires_grad=False)
+            slot.owner.register_parameter(slot.leaf, stored_as(parameter, slot.file))
 
     def give_back(self, *_: object) -> None:
         for slot in self.slots:
@@ -101,30 +100,17 @@ def _parts(module: nn.Module) -> Iterator[tuple[nn.Module, bool]]:
 
 
 def _files(module: nn.Module, checkpoint: Checkpoint) -> dict[tuple[int, str], str]:
-    """The name on disk of each parameter, and of each buffer that is saved, by its owner's identity and its own name.
-    Of tied ones each has its own, if the file has it: it may be another tensor (T5 v1.1), and else that of the others.
-    """
-    disk = {memory: name for name, memory in names_in_memory(module).items()}
-    prefix = f"{getattr(module, 'base_model_prefix', '')}."
-    saved = module.state_dict(keep_vars=True)
-    owners = {
-        f"{at}.{leaf}".lstrip("."): (id(owner), leaf)
-        for at, owner in module.named_modules(remove_duplicate=False)
-        for leaf in (*owner._parameters, *owner._buffers)
-    }
-    found: dict[str, str] = {}
-    of_tied: dict[int, str] = {}
-    for name, tensor in saved.items():
-        on_disk = disk.get(name, name)
-        names = (on_disk, on_disk.removeprefix(prefix), prefix + on_disk)
-        file = next((n for n in names if n in checkpoint and checkpoint.info(n).shape == tuple(tensor.shape)), None)
-        if file is not None:
-            found[name] = file
-            of_tied.setdefault(id(tensor), file)
-    found = {name: of_tied[id(tensor)] for name, tensor in saved.items() if id(tensor) in of_tied} | found
-    if lost := [name for name, tensor in saved.items() if name not in found and isinstance(tensor, nn.Parameter)]:
+    """`stored_names`; CheckpointError if a weight has none."""
+    files = stored_names(module, checkpoint)
+    weights = dict(module.named_parameters(remove_duplicate=False))
+    if lost := [name for name in weights if _owner(module, name) not in files]:
         raise CheckpointError(
             f"{checkpoint.name}: {type(module).__name__} does not have {some(lost)} as the files have them, so that it "
             "cannot be run layer by layer; take more memory (--memory), or leave the proof out (--no-verify)"
         )
-    return {owners[name]: file for name, file in found.items()}
+    return files
+
+
+def _owner(module: nn.Module, name: str) -> tuple[int, str]:
+    at, _, leaf = name.rpartition(".")
+    return id(module.get_submodule(at)), leaf

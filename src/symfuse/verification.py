@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from symfuse.alignment import Alignment
-from symfuse.architectures import Model
-from symfuse.errors import CheckpointError, IncompatibleError, OptionError, VerificationError
+from symfuse.architectures import Model, as_declared
+from symfuse.architectures.config import OF_HEADS, differences, text_config
+from symfuse.coverage import Changed, Reach, Reads, changes, long_inputs
+from symfuse.errors import CheckpointError, IncompatibleError, OptionError, SpecError, VerificationError
 from symfuse.io import Checkpoint, TensorInfo
 from symfuse.io.memory import budget
 from symfuse.io.messages import first_line, some
-from symfuse.modules import live
+from symfuse.modules import live, name_parameters, with_defaults
 from symfuse.paging import paged
 
 Outputs = Mapping[str, Tensor]
@@ -45,12 +48,18 @@ UNDER_A_HEAD = {"encoder_last_hidden_state"}
 
 @dataclass(frozen=True)
 class Verification:
-    """errors: for each output field the largest difference, relative to the largest entry of the original's.
-    tolerance: what was allowed. inputs: a sentence on what was fed."""
+    """errors: for each output field the largest difference, relative to the largest entry of its row in the original's.
+    tolerance: what was allowed. inputs: a sentence on what was fed. config: the fields of config.json that differ and
+    change what the same weights compute. unread: tensors of which single rows differ that no input read, with these
+    rows. coverage: of tables (embeddings, positions, experts) how many rows were read, and of how many; of "positions"
+    how many were run; tensors of which nothing was read count 0."""
 
     errors: Mapping[str, float]
     tolerance: float
     inputs: str
+    config: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
+    coverage: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def worst_output(self) -> str:
@@ -63,7 +72,24 @@ class Verification:
 
     @property
     def equal(self) -> bool:
-        return self.worst <= self.tolerance  # NaN compares false
+        return not self.differences
+
+    @property
+    def differences(self) -> list[str]:
+        """Every reason why the models are not equal."""
+        outputs = f"output {self.worst_output!r} differs by {self.worst:.2e}, {self.tolerance:.0e} allowed"
+        found = [] if self.worst <= self.tolerance else [outputs]  # NaN compares false
+        found += [f"config.json differs in {text}" for text in self.config]
+        return found + [f"rows differ that no input reads: {text}" for text in self.unread]
+
+    @property
+    def seen(self) -> str:
+        """How much of tables and positions was read, in words; empty if that is not known."""
+        whole = sum(read == of for read, of in self.coverage.values())
+        parts = [f"{read} of {of} rows of {name}" for name, (read, of) in self.coverage.items() if 0 < read < of]
+        none = [name for name, (read, _) in self.coverage.items() if not read]
+        parts += [f"all rows of {whole} table{'s' if whole > 1 else ''}"] if whole else []
+        return "; ".join([*parts, *([f"nothing of {some(none)}"] if none else [])])
 
     def raise_if_different(self, what: str) -> None:
         if not self.equal:
@@ -71,7 +97,7 @@ class Verification:
 
     def difference(self, what: str) -> str:
         return (
-            f"{what}: output {self.worst_output!r} differs by {self.worst:.2e} relative to its largest entry, "
+            f"{what}: output {self.worst_output!r} differs by {self.worst:.2e} relative to the largest entry of a row, "
             f"{self.tolerance:.0e} allowed ({self.inputs}); nothing was written"
         )
 
@@ -171,7 +197,8 @@ def run(module: torch.nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tens
 
 
 def compare(before: Outputs, after: Outputs) -> dict[str, float]:
-    """For each field the largest absolute difference over the largest absolute entry of `before`.
+    """For each field the largest absolute difference over the largest absolute entry of its row of `before`, such as
+    the logits of one position; of rows of a single entry, over the largest of all.
 
     Raises IncompatibleError if the outputs are not the same fields of the same shapes.
     """
@@ -180,10 +207,27 @@ def compare(before: Outputs, after: Outputs) -> dict[str, float]:
     shapes, others = ({name: tuple(t.shape) for name, t in fields.items()} for fields in (before, after))
     if shapes != others:
         raise IncompatibleError(f"the models do not have the same outputs: {shapes} and {others}")
-    return {
-        name: ((after[name] - value).abs().max() / value.abs().max().clamp_min(1e-300)).item()
-        for name, value in before.items()
-    }
+    return {name: _difference(value, after[name]) for name, value in before.items()}
+
+
+# A row of outputs that is all but zero holds the rounding of what was added to make it.
+_LEAST = 1e-3
+
+_ROWS = 256  # compared at once
+
+
+def _difference(before: Tensor, after: Tensor) -> float:
+    if not before.numel():
+        return 0.0
+    width = before.shape[-1] if before.ndim else 1
+    least = _LEAST * before.abs().max() if width > 1 else before.abs().max()
+    rows, others = before.reshape(-1, width), after.reshape(-1, width)
+    worst = before.new_zeros(())
+    for start in range(0, len(rows), _ROWS):
+        one, other = (t[start : start + _ROWS] for t in (rows, others))
+        scale = one.abs().amax(1, keepdim=True).clamp_min(least).clamp_min(1e-300)
+        worst = torch.maximum(worst, ((other - one).abs() / scale).max())  # of a number and NaN it is NaN
+    return worst.item()
 
 
 def verify(
@@ -196,22 +240,71 @@ def verify(
     dtype: torch.dtype = torch.float64,
     tolerance: float | None = None,
 ) -> Verification:
-    """Whether two checkpoints compute the same function, on `inputs` (default: seeded random ones).
+    """Whether two checkpoints compute the same function, on `inputs` (default: seeded random ones, of which some have
+    padding, and some reach as far as is affordable: `symfuse.coverage.long_inputs`).
 
-    dtype: in which both are run. alignment: how `after` came about, if outputs in moved spaces are to be undone.
-    runner: runs a checkpoint, for models that `transformers` does not have. tolerance: default by the coarsest
-    dtype, stored or computed in (TOLERANCE). Raises CheckpointError if a model cannot be run, IncompatibleError if the
-    second does not take the inputs, or does not have the outputs, of the first.
+    Configs are compared as for a merge, and the tensors that both have row by row: rows of a table that differ where
+    others do not are among the inputs, and make the models differ if no input reads them. dtype: in which both are run.
+    alignment: how `after` came about, if outputs in moved spaces are to be undone. runner: runs a checkpoint, for
+    models that `transformers` does not have. tolerance: default by the coarsest dtype of the tensors that differ, or
+    computed in (TOLERANCE). Raises CheckpointError if a model cannot be run, IncompatibleError if the second does not
+    take the inputs, or does not have the outputs, of the first.
     """
     if tolerance is not None and not 0 <= tolerance < math.inf:
         raise OptionError(f"tolerance {tolerance}: it must be a number from 0 on, such as 1e-6")
-    bench = _Bench(inputs, runner, dtype)
-    expected = _moved(bench.run(before), alignment)
-    errors = compare(expected, bench.run(after, alignment))
+    edits = {} if runner is not None else _edits(before if alignment is None else alignment(before), after)
+    bench = _Bench(inputs, runner, dtype, compared=(before, after), words=_words(before, edits))
+    expected = [_moved(outputs, alignment) for outputs in bench.run(before)]
+    errors = _worst(expected, bench.run(after, alignment))
     if tolerance is None:
-        stored = {info.dtype for c in (before, after) for name in c if (info := c.info(name)).dtype in TOLERANCE}
-        tolerance = max(TOLERANCE[d] for d in stored | {bench.computed_in})
-    return Verification(errors, tolerance, bench.what)
+        tolerance = max(TOLERANCE[d] for d in _differing_dtypes(before, after) | {bench.computed_in})
+    unread = bench.unread(edits, tolerance)
+    return Verification(errors, tolerance, bench.what, _deciding(before, after), unread, bench.coverage())
+
+
+def _worst(before: Sequence[Outputs], after: Sequence[Outputs]) -> dict[str, float]:
+    """`compare` of each of several outputs: the largest of each field."""
+    found = [compare(one, other) for one, other in zip(before, after, strict=True)]
+    return {
+        name: max((errors[name] for errors in found), key=lambda e: math.inf if math.isnan(e) else e)
+        for name in found[0]
+    }
+
+
+def _edits(before: Checkpoint, after: Checkpoint) -> dict[str, Changed]:
+    try:
+        return changes(as_declared(before), as_declared(after))
+    except SpecError:  # not of their families, or not of one: whether they run will show
+        return {}
+
+
+def _words(before: Checkpoint, edits: Mapping[str, Changed]) -> list[int]:
+    """The rows of tables of the vocabulary in which the models differ, those that differ most first."""
+    size = text_config(before.config).get("vocab_size")
+    found = [changed.rows for changed in edits.values() if len(changed.rows) == size]
+    if not found:
+        return []
+    rows = torch.stack(found).amax(0)
+    order: list[int] = rows.argsort(descending=True)[: int(rows.count_nonzero())].tolist()
+    return order
+
+
+def _differing_dtypes(before: Checkpoint, after: Checkpoint) -> set[torch.dtype]:
+    """The dtypes of the tensors that differ, or that only one of the models has in that shape."""
+    shared = {name for name in before if name in after and before.info(name).shape == after.info(name).shape}
+    found = {d for changed in changes(before, after).values() for d in changed.dtypes}
+    found |= {c.info(name).dtype for c in (before, after) for name in c if name not in shared}
+    return found & TOLERANCE.keys()
+
+
+def _deciding(before: Checkpoint, after: Checkpoint) -> tuple[str, ...]:
+    """The fields of the configs that decide what the same weights compute, and differ. Where the weights have other
+    shapes (widened models), whole numbers are no difference: their sizes show in the run."""
+    if before.config.get("model_type") != after.config.get("model_type"):
+        return ()
+    resized = any(name in after and before.info(name).shape != after.info(name).shape for name in before)
+    found = [d for d in differences(*map(with_defaults, (before, after))) if d.matters and d.field not in OF_HEADS]
+    return tuple(str(d) for d in found if not (resized and type(d.ours) is type(d.theirs) is int))
 
 
 @dataclass(frozen=True)
@@ -243,13 +336,14 @@ def prove(
     if bench.pages(source) and inputs is None:
         source = bench.few_words(source)
     wide = source.to(torch.float64)
-    expected = _moved(bench.run(wide), alignment)
-    errors = compare(expected, bench.run(alignment(wide), alignment))
+    expected = [_moved(outputs, alignment) for outputs in bench.run(wide)]
+    errors = _worst(expected, bench.run(alignment(wide), alignment))
     exact = Verification(errors, TOLERANCE[bench.computed_in], bench.what)
     if not exact.equal:
-        own = compare(expected, _moved(bench.run(wide.replace(tensors=_Nudged(wide))), alignment))[exact.worst_output]
+        nudged = bench.run(wide.replace(tensors=_Nudged(wide)))
+        own = _worst(expected, [_moved(outputs, alignment) for outputs in nudged])[exact.worst_output]
         raise VerificationError(f"{exact.difference(f'{source.name} after alignment')}{_hint(exact.worst, own)}")
-    stored = Verification(compare(expected, bench.run(alignment(source), alignment)), math.inf, bench.what)
+    stored = Verification(_worst(expected, bench.run(alignment(source), alignment)), math.inf, bench.what)
     dtypes = dict.fromkeys(info.dtype for name in source if (info := source.info(name)).dtype.is_floating_point)
     return Proof(exact, stored.worst, ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes))
 
@@ -321,6 +415,7 @@ def _hint(found: float, own: float) -> str:
 class _Bench:
     """Runs checkpoints on the same inputs: those given, or seeded random ones that suit the first.
 
+    compared: two models of which all is to be seen, on long inputs too, with `words`; what the first reads is recorded.
     computed_in: the coarsest dtype in which a module that was run computed."""
 
     def __init__(
@@ -329,11 +424,17 @@ class _Bench:
         runner: Callable[[Checkpoint], Outputs] | None,
         dtype: torch.dtype,
         memory: int | None = None,
+        compared: Sequence[Checkpoint] = (),
+        words: Sequence[int] = (),
     ) -> None:
-        self.inputs = inputs
+        self.inputs = None if inputs is None else [inputs]
         self.runner = runner
         self.dtype = self.computed_in = dtype
         self.memory = budget() if memory is None else memory
+        self.compared = compared
+        self.words = words
+        self.reads: Reads | None = None
+        self.positions: tuple[int, int] | None = None
         self.first: str | None = None
         given = inputs is not None or runner is not None
         self.what = "the given inputs" if given else "seeded random inputs"
@@ -363,26 +464,79 @@ class _Bench:
         config = {**checkpoint.config, **ids, "vocab_size": WORDS}
         return checkpoint.replace(tensors=_FirstRows(checkpoint, infos), config=config, infos=infos)
 
-    def run(self, checkpoint: Checkpoint, alignment: Alignment | None = None) -> Outputs:
-        """The outputs of a checkpoint; of a moved one on inputs that are moved along."""
+    def run(self, checkpoint: Checkpoint, alignment: Alignment | None = None) -> list[Outputs]:
+        """The outputs of a checkpoint on each of the inputs; of a moved one on inputs that are moved along."""
         if self.runner is not None:
-            return self.runner(checkpoint)
+            return [self.runner(checkpoint)]
         module = (paged if self.pages(checkpoint) else live)(checkpoint, self.dtype)
         self.computed_in = computes_in(module, self.computed_in)
-        if self.inputs is None:
-            self.inputs = random_inputs(module, checkpoint.config)
-        try:
-            outputs = run(module, _moved(self.inputs, alignment))
-        except Exception as error:  # whatever that class raises
-            if self.first is None:
-                raise CheckpointError(f"{checkpoint.name} does not run on {self.what}: {first_line(error)}") from error
-            raise IncompatibleError(
-                f"{checkpoint.name} does not run on the inputs of {self.first}: {first_line(error)}"
-            ) from error
-        if self.first is None:
-            self.first = checkpoint.name
-            _refuse_nan(outputs, f"{checkpoint.name} on {self.what}")
+        if self.first is not None:
+            try:
+                return [run(module, _moved(fields, alignment)) for fields in self.inputs or ()]
+            except Exception as error:  # whatever that class raises
+                what = f"{checkpoint.name} does not run on the inputs of {self.first}: {first_line(error)}"
+                raise IncompatibleError(what) from error
+        self.first = checkpoint.name
+        with self._recording(module, checkpoint):
+            outputs = self._first(module, checkpoint)
+        for fields in outputs:
+            _refuse_nan(fields, f"{checkpoint.name} on {self.what}")
         return outputs
+
+    def _first(self, module: torch.nn.Module, checkpoint: Checkpoint) -> list[Outputs]:
+        given = self.inputs is not None
+        self.inputs = self.inputs or [random_inputs(module, checkpoint.config)]
+        try:
+            outputs: list[Outputs] = [run(module, fields) for fields in self.inputs]
+        except Exception as error:
+            raise CheckpointError(f"{checkpoint.name} does not run on {self.what}: {first_line(error)}") from error
+        return outputs if given or not self.compared else outputs + self._longer(module)
+
+    def _longer(self, module: torch.nn.Module) -> list[Outputs]:
+        """The outputs on long inputs, which are added to the others. A module that counts positions from its padding
+        token on takes fewer than its config says."""
+        configs = [checkpoint.config for checkpoint in self.compared]
+        pads = [pad for config in configs if type(pad := config.get("pad_token_id")) is int]
+        assert self.inputs is not None
+        for less in (0, 1 + max(pads, default=0)):
+            longer = long_inputs(module, configs, self.inputs[0], self.words, less)
+            try:
+                outputs: list[Outputs] = [run(module, fields) for fields in longer]
+            except IndexError:
+                continue
+            except Exception as error:
+                self.what += f", none longer as the class does not take them ({first_line(error)})"
+                return []
+            self.inputs += longer
+            if longer:
+                self.positions = Reach.of(module).run(longer)
+            return outputs
+        return []
+
+    @contextmanager
+    def _recording(self, module: torch.nn.Module, checkpoint: Checkpoint) -> Iterator[None]:
+        if not self.compared:
+            yield
+            return
+        whole = as_declared(checkpoint)
+        shapes = {name: whole.info(name).shape for name in name_parameters(module, whole)}
+        self.reads = Reads({name: math.prod(shape[:1]) for name, shape in shapes.items()})
+        with self.reads:
+            yield
+
+    def unread(self, edits: Mapping[str, Changed], tolerance: float) -> tuple[str, ...]:
+        """The rows that differ where others do not, and that the first model did not read."""
+        rows = {} if self.reads is None else self.reads.rows
+        found = {name: changed.edited(tolerance) & ~rows[name] for name, changed in edits.items() if name in rows}
+        return tuple(
+            f"{some(map(str, rows.nonzero().flatten().tolist()))} of {name}"
+            for name, rows in found.items()
+            if rows.any()
+        )
+
+    def coverage(self) -> dict[str, tuple[int, int]]:
+        run = {} if self.positions is None else {"positions": self.positions}
+        return run if self.reads is None else run | self.reads.counts()
 
 
 def _refuse_nan(outputs: Outputs, what: str) -> None:

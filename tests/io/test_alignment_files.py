@@ -31,11 +31,11 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def changed(saved: Path, folder: Path, change: Change) -> Path:
-    """A copy in which tensors and metadata (parsed) were changed."""
+    """A copy in which tensors and metadata (parsed) were changed, without a checksum, as files were once."""
     with safe_open(saved, framework="pt") as file:
         tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
         meta = dict(file.metadata())
-    parsed = {key: json.loads(text) for key, text in meta.items() if key != "format"}
+    parsed = {key: json.loads(text) for key, text in meta.items() if key not in ("format", "sha256")}
     change(tensors, parsed)
     path = folder / "damaged.safetensors"
     texts = {key: str(value) if key == "symfuse" else json.dumps(value) for key, value in parsed.items()}

@@ -52,6 +52,7 @@ from symfuse.architectures.base import (
 )
 from symfuse.architectures.model import (
     Model,
+    as_declared,
     require_floating,
     require_same_frame,
     require_same_shape,
@@ -70,6 +71,7 @@ __all__ = [
     "Head",
     "Model",
     "architecture",
+    "as_declared",
     "bart",
     "beit",
     "bert",

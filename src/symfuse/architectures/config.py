@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,7 +96,7 @@ def differences(one: Checkpoint, other: Checkpoint) -> list[Difference]:
             continue
         known = ours is not None and theirs is not None
         said = _as_said(key, one, other)
-        found[said] = Difference(said, ours, theirs, known and not _harmless(key))
+        found[said] = Difference(said, ours, theirs, known and not _harmless(key, configs))
     if all(str(checkpoint.config.get("model_type")) in ARCHITECTURES for checkpoint in (one, other)):
         found |= _deciding_differences(one, other)
     return sorted(found.values(), key=lambda difference: not difference.matters)
@@ -108,13 +108,19 @@ def _as_said(key: str, one: Checkpoint, other: Checkpoint) -> str:
     return said.pop() if key == "hidden_act" and len(said) == 1 else key
 
 
-def _harmless(key: str) -> bool:
-    parts = key.split(".")
-    return any(fnmatch.fnmatchcase(part, pattern) for part in parts for pattern in HARMLESS)
+def _harmless(key: str, configs: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a field changes nothing; the limit of positions does where frequencies are scaled by it."""
+    level, _, field = key.rpartition(".")
+    kinds = {config.get(f"{level}.rope_parameters.rope_type".lstrip(".")) for config in configs}
+    if field == "max_position_embeddings" and kinds & {"dynamic", "longrope"}:
+        return False
+    return any(fnmatch.fnmatchcase(part, pattern) for part in key.split(".") for pattern in HARMLESS)
 
 
 def _default(key: str, config: Mapping[str, Any]) -> Any:
     level, _, field = key.rpartition(".")
+    if field == "rope_type":
+        return "default"
     if field == "rope_theta":
         return THETA.get(str(config.get(level.rpartition("rope_parameters")[0] + "model_type")), 10_000.0)
     return EPSILON.get(str(config.get(f"{level}.model_type".lstrip("."))), 1e-6) if field == "rms_norm_eps" else None

@@ -110,6 +110,13 @@ class Model:
         return Model(checkpoint, replace(spec, tensors=tensors, names=names, stacks={}), self.notes)
 
 
+def as_declared(checkpoint: Checkpoint) -> Checkpoint:
+    """A checkpoint with every tensor as its family declares it (`Model.whole`); as it is if no family does."""
+    if str(checkpoint.config.get("model_type")) not in ARCHITECTURES:
+        return checkpoint
+    return stacked(checkpoint, resolve(checkpoint.config, checkpoint, checkpoint.name))
+
+
 def _stacks_in(like: Spec, spec: Spec) -> dict[str, tuple[str, ...]]:
     """The tensors of a spec that are stacks in the other one's file → the pieces there: of layers which that does not
     have, as of those that it has."""

@@ -4,7 +4,9 @@ The thresholds are from tiny Llamas: trained apart from different seeds, two mod
 -0.01; a fine-tune is 0.08 to 0.37 away from its base (0.6 after retraining that forgets all), its delta has cosine
 -0.05 to 0.01 with the base; from a wrong base deltas have norm 1.38, cosine -0.73 with the base and 0.96 with each
 other. Deltas of right fine-tunes had cosine 0.03: that deltas are perpendicular is usual and no reason for a warning.
-Vectors are left out: gains of norms are near one in unrelated models too.
+Vectors are left out: gains of norms are near one in models that were trained apart too.
+
+All of it is of the weights as they are, in their basis: a model that was moved by a symmetry shows no relation here.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from symfuse.check.report import Deltas, Relation, Sample
 from symfuse.errors import SpecError
 from symfuse.executors.threads import one_torch_thread
 from symfuse.io import Checkpoint, TensorInfo, scan
-from symfuse.matching.auto import RELATED
+from symfuse.matching.auto import SAME_BASIS
 from symfuse.spec import layer_of
 
 TENSORS = 16
@@ -42,7 +44,8 @@ class Related:
 def related(models: Sequence[Model], reference: int, computed: Sequence[bool], *, align: bool) -> Related | None:
     """Read a sample and compare each model with the reference; None if there is nothing to read. CheckpointError if
     it has NaN. models: with the same names, and shapes where they are sampled. computed: those whose tensors are not
-    read in part. align: whether they will be aligned, so that unrelated models are expected."""
+    read in part. align: whether they will be aligned: then no relation in this
+    basis is no reason for a warning."""
     names = _names(models, reference)
     share = BYTES // (max(1, min(TENSORS, len(names))) * len(models))
     chosen = _spread([n for n in names if all(_info(m, n).nbytes <= share for m in _those(models, computed))])
@@ -70,7 +73,7 @@ def related(models: Sequence[Model], reference: int, computed: Sequence[bool], *
     relations = [_relation(labels, gram, i, shares[i - 1]) for i in range(1, len(models))]
     deltas = _deltas(labels, gram)
     declared = all(model.declared for model in models)
-    return Related(sample, relations, deltas, [] if align else _unrelated(relations, declared))
+    return Related(sample, relations, deltas, [] if align else _no_relation(relations, declared))
 
 
 def task_warnings(deltas: Deltas) -> list[str]:
@@ -79,11 +82,12 @@ def task_warnings(deltas: Deltas) -> list[str]:
     for model, norm, cosine in zip(deltas.models, deltas.norms, deltas.with_base, strict=True):
         if norm is None or norm <= LARGE:
             continue
-        foreign = cosine is not None and cosine < -RELATED
+        foreign = cosine is not None and cosine < -SAME_BASIS
         why = f" and points away from it (cosine {cosine:.2f})" if foreign else ""
         out.append(
             f"the task vector of {model} has {norm:.2f} times the norm of the base {deltas.base}{why}; those of "
-            f"fine-tunes stay below {LARGE:g}. Is {deltas.base} the model that {model} was trained from?"
+            f"fine-tunes in the basis of their base stay below {LARGE:g}. Is {deltas.base} the model that {model} was "
+            "trained from, and was neither moved?"
         )
     return out
 
@@ -183,11 +187,12 @@ def _deltas(labels: Sequence[str], gram: Tensor) -> Deltas:
     )
 
 
-def _unrelated(relations: Sequence[Relation], declared: bool) -> list[str]:
+def _no_relation(relations: Sequence[Relation], declared: bool) -> list[str]:
     way = "; align them first, if that is not done (--align auto, or `align: {}` in a recipe)" if declared else ""
     return [
-        f"{r.model} and {r.reference} look unrelated (cosine {r.cosine:.2f}, distance {r.distance:.2f} of the norm in "
-        f"the sample): a merge of models that were trained apart is mostly worse than each{way}"
+        f"{r.model} and {r.reference} have no relation in this basis (cosine {r.cosine:.2f}, distance {r.distance:.2f} "
+        "of the norm in the sample): they were trained apart, or one was moved by a symmetry; a merge of their weights "
+        f"as they are is mostly worse than each{way}"
         for r in relations
-        if r.cosine is not None and r.distance is not None and r.cosine < RELATED
+        if r.cosine is not None and r.distance is not None and r.cosine < SAME_BASIS
     ]

@@ -12,6 +12,7 @@ from symfuse.check.problems import Found
 from symfuse.check.report import Problem, Report
 from symfuse.guided import lookup
 from symfuse.io import Checkpoint, check_target
+from symfuse.io.companions import code_notes
 from symfuse.io.remote import Place
 from symfuse.io.target import check_space, free_space, output_place
 from symfuse.merging import Merged
@@ -117,7 +118,8 @@ def _describe(report: Report, recipe: Recipe, models: Mapping[ModelRef, Checkpoi
         report.models.append(facts.model_facts(ref, checkpoint, model, gives[ref]))
         if warning := facts.contradicted_dtype(checkpoint):
             report.warnings.append(warning)
-        report.notes += [f"{checkpoint.name}: {note}" for note in checkpoint.notes]
+        code = [] if checkpoint.folder is None else Found().attempt(code_notes, checkpoint.folder) or []
+        report.notes += [f"{checkpoint.name}: {note}" for note in (*checkpoint.notes, *code)]
     given = [source.model for source in recipe.models]
     ordered = [models[ref] for ref in dict.fromkeys([*given, *models]) if ref in models]
     report.config += Found().attempt(facts.config_fields, ordered) or []  # an error is said by `prepared`

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     "--axes",
     default="auto",
     show_default=True,
-    help="attention, ffn, heads, residual, pooler, all, qk, …; auto: attention,ffn of related models, else all.",
+    help="attention, ffn, heads, residual, pooler, all, qk, …; auto: attention,ffn of models in one basis, else all.",
 )
 @click.option(
     "--from",

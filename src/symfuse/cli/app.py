@@ -317,6 +317,9 @@ def verified(result: Verification) -> dict[str, Any]:
         "errors": dict(result.errors),
         "tolerance": result.tolerance,
         "inputs": result.inputs,
+        "config": list(result.config),
+        "unread": list(result.unread),
+        "coverage": {name: list(counts) for name, counts in result.coverage.items()},
     }
 
 
@@ -354,8 +357,8 @@ def say_alignment(out: Output, run: dict[str, Any]) -> None:
         out.say(f"inexact: {', '.join(run['inexact'])}: moved in a way that does not keep the function")
     if "auto" in run["options"]:
         auto = run["options"]["auto"]
-        kind = "related" if auto["related"] else "trained apart"
-        out.say(f"axes chosen for models that are {kind} (cosine {auto['cosine']:.2f} in a sample)")
+        kind = "in one basis" if auto["same basis"] else "without a relation in this basis"
+        out.say(f"axes chosen for models {kind} (cosine {auto['cosine']:.2f} in a sample)")
     if "not rotated" in run["options"]:
         out.say(f"the residual stream is not rotated: {run['options']['not rotated']}")
     matched = run["matched"]

@@ -172,9 +172,9 @@ def barrier(
 ) -> None:  # fmt: skip
     """The loss on the straight path from B to A.
 
-    As they are and aligned. WHAT is auto (attention,ffn of related models, else all axes), permutation (of neurons),
-    rotation (and of heads), scaling (and their scales), axes such as attention, or NAME=FOLDER for an alignment that
-    `symfuse align` wrote (its folder, or the file in it).
+    As they are and aligned. WHAT is auto (attention,ffn of models in one basis, else all axes), permutation (of
+    neurons), rotation (and of heads), scaling (and their scales), axes such as attention, or NAME=FOLDER for an
+    alignment that `symfuse align` wrote (its folder, or the file in it).
     """
     from symfuse import api
 
@@ -295,12 +295,14 @@ def _alignment(
     out: Output, what: Alignment | dict[str, Any], source: Checkpoint, anchor: Checkpoint, device: str
 ) -> Alignment:
     """Made, or as it was read, if it fits the source. A warning if it was made for other models."""
+    from symfuse.io import is_other
+
     if isinstance(what, dict):
         return matched(out, source, anchor, what | {"device": device})
     what(source)
     for role, checkpoint in (("source", source), ("anchor", anchor)):
         made = what.provenance.get(role)
-        if isinstance(made, dict) and made.get("sha256") != checkpoint.lineage()["sha256"]:
+        if isinstance(made, dict) and is_other(made, checkpoint.lineage()):
             click.echo(
                 f"symfuse: warning: the alignment was made for another {role} ({made.get('name')}) than "
                 f"{checkpoint.name}; it moves {source.name}, but perhaps not towards {anchor.name}",

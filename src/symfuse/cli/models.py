@@ -156,7 +156,8 @@ def suggest(model: str, output: Path | None, no_run: bool, seed: int, as_json: b
 def verify(before: str, after: str, tolerance: float | None, text: str | None, as_json: bool, quiet: bool) -> None:
     """Whether two models compute the same, by running them.
 
-    Both on the same inputs. Exit code 7 if they differ.
+    Both on the same inputs; configs and tables are compared too. Prints how many rows of tables and how many
+    positions were run. Exit code 7 if they differ.
     """
     from symfuse import api, report
 
@@ -166,10 +167,15 @@ def verify(before: str, after: str, tolerance: float | None, text: str | None, a
     result = api.verify(a, b, inputs=inputs, tolerance=tolerance)
     out.table(["output", "relative difference"], [[k, f"{v:.2e}"] for k, v in result.errors.items()])
     out.say(f"{'equal' if result.equal else 'different'} to {result.tolerance:.0e} ({result.inputs})")
+    for difference in result.differences:
+        out.say(f"  {difference}")
+    if result.seen:
+        out.say(f"read: {result.seen}")
     out.finish(verified(result))
     if not result.equal:
         if quiet and not as_json:
-            click.echo(f"symfuse: {before} and {after} differ by {result.worst:.2e} ({result.inputs})", err=True)
+            why = "; ".join(result.differences)
+            click.echo(f"symfuse: {before} and {after} are different: {why} ({result.inputs})", err=True)
         sys.exit(7)
 
 

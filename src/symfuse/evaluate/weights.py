@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from symfuse.architectures import ARCHITECTURES, resolve, stacked
+from symfuse.architectures import ARCHITECTURES, as_declared
 from symfuse.device import require
 from symfuse.errors import CheckpointError, IncompatibleError, OptionError
 from symfuse.evaluate.compatible import (
@@ -166,8 +166,7 @@ def _by_memory_name(
         checkpoint = open_checkpoint(checkpoint.to(wide).save(scratch), name=checkpoint.name)
     for name in checkpoint:
         checkpoint.read(name)  # whether all is finite
-    if str(checkpoint.config.get("model_type")) in ARCHITECTURES:
-        checkpoint = stacked(checkpoint, resolve(checkpoint.config, checkpoint, checkpoint.name))
+    checkpoint = as_declared(checkpoint)
     disk = {ours: theirs for theirs, ours in names_in_memory(module).items()}
     names = {
         name: _on_disk(disk.get(name, name), checkpoint, module) or _on_disk(name, checkpoint, module)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from symfuse.groups.base import Action, Element, Group, Moments, Part, PartMoments, add, objective
+from symfuse.groups.base import Action, Element, Group, Moments, Part, PartMoments, add, objective, shapes_of
 from symfuse.groups.centred import Centred
 from symfuse.groups.coupling import Coupling, Sinkhorn, sinkhorn
 from symfuse.groups.invertible import Invertible
@@ -77,6 +77,7 @@ __all__ = [
     "compose",
     "nuclear_norms",
     "objective",
+    "shapes_of",
     "sinkhorn",
     "subgroups",
 ]

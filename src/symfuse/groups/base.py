@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, TypeVar
+from typing import ClassVar, Literal, TypeVar, get_args, get_type_hints
 
 import torch
 from jaxtyping import Float, Int
@@ -185,6 +185,15 @@ class Element(Action):
         """The matrix of g, float64."""
         eye = torch.eye(self.size, dtype=torch.float64, device=self.device).expand(*self.batch, self.size, self.size)
         return self.act(eye, dim=len(self.batch))
+
+
+def shapes_of(kind: type[Element], size: int, batch: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """The shapes of the tensors that an element of that kind is made of, as its class annotates them."""
+    out = {}
+    for name, hint in get_type_hints(kind).items():
+        (dims,) = [one.dim_str.split() for one in (hint, *get_args(hint)) if hasattr(one, "dim_str")]
+        out[name] = tuple(n for dim in dims for n in (batch if dim == "*b" else (size,)))
+    return out
 
 
 class Group(ABC):

@@ -27,7 +27,12 @@ from symfuse.io.target import output_place
 from symfuse.io.tensors import StoredTensors, TensorInfo, flat_part, is_finite
 from symfuse.io.writer import write
 
-__all__ = ["Checkpoint", "TensorInfo", "is_finite", "scan"]
+__all__ = ["Checkpoint", "TensorInfo", "is_finite", "is_other", "scan"]
+
+
+# What the sha256 of a lineage is over, beside names, dtypes and shapes.
+SAMPLED = "the first, middle and last 64 numbers of each tensor"
+NAMED = "the name, as its numbers are computed"
 
 
 class Checkpoint(Mapping[str, Tensor]):
@@ -175,9 +180,10 @@ class Checkpoint(Mapping[str, Tensor]):
         return self.replace(device=require(device))
 
     def lineage(self, *, compute: bool = False) -> dict[str, Any]:
-        """What tells this model from others: name, folder, and a sha256 over names, dtypes, shapes, the first numbers
-        of each tensor, and adapters as a whole; of a model that is computed (aligned, merged) its name for the numbers,
-        or with `compute` its numbers too: the sha256 is then that of the model when it is saved.
+        """What tells this model from others: name, folder, and a sha256 over names, dtypes, shapes, some numbers of
+        each tensor, and adapters as a whole; of a model that is computed (aligned, merged) its name for the numbers,
+        or with `compute` its numbers too: the sha256 is then that of the model when it is saved. "sha256 of" says which
+        numbers: two models that differ in others alone have the same.
         """
         computed = hasattr(self._tensors, "wide") and not compute
         digest = hashlib.sha256(self.name.encode() if computed else b"")
@@ -186,13 +192,15 @@ class Checkpoint(Mapping[str, Tensor]):
             info = self.info(name)
             digest.update(f"{name} {info.dtype} {info.shape}".encode())
             if not computed:
-                first = here.part(name, 0, min(64, math.prod(info.shape)))  # a computed one is rounded as it is saved
-                digest.update(first.to(info.dtype).double().numpy().tobytes())
+                for start, stop in _samples(math.prod(info.shape)):
+                    numbers = here.part(name, start, stop)  # a computed one is rounded as it is saved
+                    digest.update(numbers.to(info.dtype).double().numpy().tobytes())
         local = [folder for folder in self.sources if isinstance(folder, Path)]  # as adapters are
         for path in sorted(path for folder in local for path in folder.glob("adapter_*")):
             digest.update(path.read_bytes())
         folder = None if self.folder is None else str(self.folder)
-        return {"name": self.name, "folder": folder, "sha256": digest.hexdigest()}
+        of = NAMED if computed else SAMPLED
+        return {"name": self.name, "folder": folder, "sha256": digest.hexdigest(), "sha256 of": of}
 
     def state(self) -> list[tuple[str, int, int | str]]:
         """Name, size and time of change of every file that the model is read from: equal if none was written since.
@@ -322,6 +330,19 @@ class Checkpoint(Mapping[str, Tensor]):
         if TensorInfo.of(tensor) != info:
             raise OutputError(f"{name!r} was announced as {info} and came as {TensorInfo.of(tensor)}")
         return iter((tensor,))
+
+
+def is_other(lineage: Mapping[str, Any], than: Mapping[str, Any]) -> bool:
+    """Whether two lineages are of different models, as far as both say: their sha256 is over the same, and differs."""
+    one, other = ((known.get("sha256"), known.get("sha256 of")) for known in (lineage, than))
+    return None not in (one[0], other[0]) and one[1] == other[1] and one[0] != other[0]
+
+
+def _samples(count: int) -> list[tuple[int, int]]:
+    """The first, middle and last 64 of so many numbers; or all of them, if they are no more."""
+    if count <= 3 * 64:
+        return [(0, count)]
+    return [(start, start + 64) for start in (0, count // 2 - 32, count - 64)]
 
 
 class _Cast(Mapping[str, Tensor]):

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import PurePosixPath
+from typing import Any
 
 from symfuse.errors import CheckpointError
+from symfuse.io.messages import some
 from symfuse.io.remote import Place, below, entries
 
 COMPANION = re.compile(
@@ -31,16 +34,44 @@ def companions(folder: Place) -> list[PurePosixPath]:
     return [path for path in relative if COMPANION.fullmatch(path.as_posix())]
 
 
-def read_companions(folder: Place) -> dict[str, bytes]:
-    """The companion files by relative name (links are followed), without references to code that stays.
+def read_companions(folder: Place, *, whole: bool = False) -> dict[str, bytes]:
+    """The companion files by relative name (links are followed), without references to code that stays, unless whole.
 
     What they hold is not looked at otherwise, so that a damaged one is carried as it is. CheckpointError if one cannot
     be read.
     """
     try:
-        return {path.as_posix(): _without_auto_map(path, (folder / path).read_bytes()) for path in companions(folder)}
+        files = {path: (folder / path).read_bytes() for path in companions(folder)}
     except OSError as error:
         raise CheckpointError(f"{folder}: a file beside the weights cannot be read: {error}") from error
+    return {path.as_posix(): data if whole else _without_auto_map(path, data) for path, data in files.items()}
+
+
+def names_code(file: str, settings: Mapping[str, Any]) -> str | None:
+    """A note if a config's auto_map names Python files, which transformers would run if it were told to trust them."""
+    named = settings.get("auto_map")
+    if not named:
+        return None
+    classes = (
+        [entry for one in named.values() for entry in (one if isinstance(one, list) else [one])]
+        if isinstance(named, dict)
+        else [named]
+    )
+    files = dict.fromkeys(f"{str(name).rpartition('.')[0]}.py" for name in classes if name is not None)
+    return (
+        f"{file} names code of the model's own (auto_map: {some(files)}), which transformers runs only where it is "
+        "trusted; symfuse never runs or copies it, and outputs have no auto_map"
+    )
+
+
+def code_notes(folder: Place) -> list[str]:
+    """`names_code` of each companion file that is a config."""
+    found = []
+    for path, data in read_companions(folder, whole=True).items():
+        settings = _with_auto_map(PurePosixPath(path), data)
+        if settings is not None and (note := names_code(path, settings)):
+            found.append(note)
+    return found
 
 
 def is_of_tokenizer(name: str) -> bool:
@@ -50,12 +81,21 @@ def is_of_tokenizer(name: str) -> bool:
 
 def _without_auto_map(path: PurePosixPath, data: bytes) -> bytes:
     """A tokenizer's or processor's auto_map names a Python file, which is not copied and would be missed."""
-    if path.suffix != ".json" or b'"auto_map"' not in data:
-        return data
+    settings = _with_auto_map(path, data)
     try:
-        settings = json.loads(data)
-        if not isinstance(settings, dict) or settings.pop("auto_map", None) is None:
+        if settings is None or settings.pop("auto_map") is None:
             return data
         return (json.dumps(settings, indent=2, ensure_ascii=False) + "\n").encode()
-    except (ValueError, RecursionError):  # no JSON, or half a surrogate pair in it
+    except ValueError:  # half a surrogate pair
         return data
+
+
+def _with_auto_map(path: PurePosixPath, data: bytes) -> dict[str, Any] | None:
+    """What a JSON file holds, if that is an object with an auto_map."""
+    if path.suffix != ".json" or b'"auto_map"' not in data:
+        return None
+    try:
+        settings = json.loads(data)
+    except (ValueError, RecursionError):  # no JSON
+        return None
+    return settings if isinstance(settings, dict) and "auto_map" in settings else None

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from symfuse.errors import CheckpointError, OptionError
 from symfuse.io.checkpoint import Checkpoint
+from symfuse.io.companions import names_code
 from symfuse.io.folder import CONFIG, read_folder, read_json, refuse_dangling_links
 from symfuse.io.live import module_config, module_tensors, unwrap
 from symfuse.io.messages import some
@@ -95,8 +96,8 @@ def _open_path(
                 f"{folder} has no {CONFIG}. Add it, or pass config= (a dictionary, or a config of transformers)."
             )
         config = read_json(folder / CONFIG)
-    if "auto_map" in config:
-        notes += ("the config names model code (auto_map); it is neither run nor copied, outputs have no auto_map",)
+    if note := names_code(CONFIG, config):
+        notes += (note,)
     stored, more = without_prefixes(name, {key: key for key in tensors})
     tensors = tensors.renamed(stored)
     refuse_quantised(name, config, tensors.infos)

@@ -1,7 +1,8 @@
 """Which axes to match where nobody says: those that are worth it on real models (docs/pairs.md).
 
 A model and its fine-tune lie in one basin, in one basis: attention and feed-forward are matched as a matter of form,
-and the order of heads and the residual stream stay. Models that were trained apart need all axes.
+and the order of heads and the residual stream stay. Models that show no relation as they are need all axes: they were
+trained apart, or one is in another basis (moved by a symmetry), which only matching tells apart.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from symfuse.matching.axes import AUTO, MATCHABLE
 
 # Models that were trained apart have a cosine near 0, a model and its fine-tune one near 1: 0.02 to 0.03 and 0.996 for
 # the SCEPTR checkpoints.
-RELATED = 0.5
+SAME_BASIS = 0.5
 
 SAMPLE = 16_384  # entries of each matrix: enough for two digits of a cosine
 
 
 def auto_axes(axes: str | tuple[str, ...], models: Sequence[Model]) -> tuple[str | tuple[str, ...], float | None]:
-    """The words for the axes where they are AUTO, else as they are: attention and ffn if all models are related to
+    """The words for the axes where they are AUTO, else as they are: attention and ffn if all are in the basis of
     the first, else all that can be matched: not the residual stream where modules of sentence-transformers behind a
     model read its units. With the least cosine of the first model with another; None: not looked at.
     """
@@ -29,8 +30,8 @@ def auto_axes(axes: str | tuple[str, ...], models: Sequence[Model]) -> tuple[str
         return axes, None
     least = min((cosine(models[0], other) for other in models[1:]), default=1.0)
     read = any(model.checkpoint.readers() for model in models)
-    apart = tuple(word for word in MATCHABLE if not (read and word == "residual"))
-    return ("attention", "ffn") if least >= RELATED else apart, least
+    every = tuple(word for word in MATCHABLE if not (read and word == "residual"))
+    return ("attention", "ffn") if least >= SAME_BASIS else every, least
 
 
 def cosine(a: Model, b: Model) -> float:

@@ -26,7 +26,7 @@ from symfuse.canonical import canonical
 from symfuse.canonical.ties import tied_heads
 from symfuse.errors import OptionError, SymmetryError
 from symfuse.groups import Conformal, Element, Group, Permutation, Sinkhorn, sinkhorn, subgroups
-from symfuse.matching.auto import RELATED, auto_axes
+from symfuse.matching.auto import SAME_BASIS, auto_axes
 from symfuse.matching.axes import (
     ALIASES,
     NO_GROUP,
@@ -155,7 +155,7 @@ def usual(
     of `auto_axes`; ROTATABLE where the residual stream of pre-norm models is matched by more than it allows as it is,
     if all of them can be rewritten so, else no frame."""
     axes, least = auto_axes(axes, models)
-    why: dict[str, Any] = {} if least is None else {"auto": {"cosine": least, "related": least >= RELATED}}
+    why: dict[str, Any] = {} if least is None else {"auto": {"cosine": least, "same basis": least >= SAME_BASIS}}
     if frame is not None:
         return axes, tuple(frame), why
     spec = models[0].spec

@@ -74,7 +74,7 @@ def origins(found: Collected) -> Section:
     versions = {run["symfuse"] for runs in found.documents.values() for run in runs if run.get("symfuse")}
     parts: list[Part] = []
     if rows:
-        parts.append(Table("Models", {"name": "", "folder": "", "sha256": ""}, rows))
+        parts.append(Table("Models", {"name": "", "folder": "", "sha256 (of a sample)": ""}, rows))
     if data:
         parts.append(Table("Data", {"task": "", "data": "", "sha256": ""}, data))
     made = f"Runs of symfuse {listed(sorted(versions))}. " if versions else ""

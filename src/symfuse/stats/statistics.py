@@ -24,7 +24,7 @@ from symfuse import __version__
 from symfuse.architectures import Model
 from symfuse.architectures.stacks import Piece, piece_of
 from symfuse.errors import CheckpointError, IncompatibleError, LayoutError, OptionError
-from symfuse.io import TensorInfo, scan
+from symfuse.io import TensorInfo, is_other, scan
 from symfuse.io.folder import read_json
 from symfuse.io.messages import some
 from symfuse.io.outputs import output_folder, write_tensors
@@ -156,7 +156,7 @@ class Statistics:
                 f"{self.name}: moved with an alignment from {model.name}, which is here as it was; take the statistics "
                 "from before, or the aligned model"
             )
-        if of.get("sha256") not in (None, lineage["sha256"]):
+        if is_other(of, lineage):
             raise IncompatibleError(
                 f"{self.name}: taken from another model, {of.get('name')!r}, not from {model.name}; collect them again "
                 "from this one, or, if this is that model aligned, move them with the alignment (`symfuse transport`)"

@@ -25,7 +25,7 @@ from torch import Tensor
 from symfuse.alignment import Alignment
 from symfuse.architectures import Model
 from symfuse.errors import IncompatibleError, SymmetryError
-from symfuse.io import Checkpoint
+from symfuse.io import Checkpoint, is_other
 from symfuse.spec import Atom, Axis, Declared, Layout, Shift
 from symfuse.spec.layout import Node
 from symfuse.stats.statistics import INDEX, Input, Statistics
@@ -102,7 +102,7 @@ def _require_source(statistics: Statistics, alignment: Alignment) -> None:
             f"{statistics.name}: moved before, and of which model they are now is not known; move those from before by "
             "the composed alignment, or collect them again"
         )
-    if source.get("sha256") not in (None, of.get("sha256")) and of.get("sha256") is not None:
+    if is_other(source, of):
         raise IncompatibleError(
             f"{statistics.name}: of {of.get('name')!r}, and the alignment moves {source.get('name')!r}; take the "
             "statistics of that model"
