@@ -12,15 +12,25 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from tiny import MODELS, case, marked, model_of, real
+from tiny import DECODER, MODELS, VISION, case, marked, model_of, real
 
 from symfuse import adapters
 from symfuse.architectures import Model
 from symfuse.io import open as open_checkpoint
+from symfuse.merging.models import merge_models
+from symfuse.rewrite import Reconcile, harmonise
 from symfuse.verification import run
 
 peft = pytest.importorskip("peft", reason="peft is not installed")
 
+SPEECH: dict[str, Any] = {
+    "vocab_size": 11, "hidden_size": 20, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 29,
+    "conv_dim": [8, 8], "conv_kernel": [3, 3], "conv_stride": [2, 2], "num_feat_extract_layers": 2,
+    "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2,
+}  # fmt: skip
+TOWER = VISION | {"image_size": 12, "patch_size": 4}
+GEMMA3 = DECODER | {"query_pre_attn_scalar": 13}
+MAMBA = {"vocab_size": 61, "hidden_size": 20, "num_hidden_layers": 2, "state_size": 5, "time_step_rank": 3}
 # Inside nn.MultiheadAttention: its weight is read, and the layer never called.
 UNCALLED = torch.nn.modules.linear.NonDynamicallyQuantizableLinear
 LABELS = [label for label in MODELS if not label.startswith(("torch-", "sceptr"))]  # those of transformers
@@ -39,21 +49,26 @@ def linear(module: torch.nn.Module) -> list[str]:
     return [name for name, part in module.named_modules() if isinstance(part, kinds) and part is not head and type(part) is not UNCALLED]
 
 
+@torch.no_grad()
+def perturb(module: torch.nn.Module, names: list[str]) -> None:
+    """A difference of rank one in each of these layers."""
+    torch.manual_seed(3)
+    for name in names:
+        weight: Any = module.get_submodule(name).weight
+        weight.add_(torch.randn(len(weight), 1).double() @ torch.randn(1, weight.shape[1]).double() / 16)
+
+
 @pytest.mark.parametrize("label", marked(LABELS))
 def test_d09_base_and_extracted_adapter_are_the_tuned_model(label: str, tmp_path: Path) -> None:
     base = case(label)
     module: Any = copy.deepcopy(real(base.checkpoint))  # weights are those of the checkpoint
-    torch.manual_seed(3)
-    with torch.no_grad():
-        for name in linear(module):
-            weight = module.get_submodule(name).weight
-            weight.add_(torch.randn(len(weight), 1).double() @ torch.randn(1, weight.shape[1]).double() / 16)
+    perturb(module, linear(module))
     tuned = open_checkpoint(module)
     expected = run(module, base.inputs)
     adapter = adapters.extract(tuned, base.checkpoint, 1, dtype=torch.float64)
     assert not adapter.left_out, adapter.left_out
     loaded = peft.PeftModel.from_pretrained(real(base.checkpoint), adapter.save(tmp_path / "a")).eval()
-    found = run(loaded.get_base_model(), base.inputs)
+    found = run(loaded, base.inputs)  # as the class of peft for the task runs it
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-7)
     assert any(not torch.allclose(base.outputs[name], value, rtol=1e-5, atol=1e-7) for name, value in expected.items())
@@ -86,3 +101,113 @@ def test_d08_the_names_of_memory_are_read_as_those_of_files(label: str) -> None:
     assert model.spec.tensors.items() <= found.spec.tensors.items()
     for name in model.spec.tensors:
         torch.testing.assert_close(found.read(name), model.read(name), rtol=0, atol=0)
+
+
+def saved(class_name: str, config: Any, folder: Path, seed: int = 0) -> Any:
+    """A random model of transformers, which it has saved there."""
+    torch.manual_seed(seed)
+    module = getattr(transformers, class_name)(config).double().eval()
+    module.save_pretrained(folder)
+    return module
+
+
+def test_d08_families_without_a_declaration(tmp_path: Path) -> None:
+    config = transformers.ViTMSNConfig(**VISION)
+    one, two = (saved("ViTMSNModel", config, tmp_path / str(seed), seed) for seed in (0, 1))
+    in_files, in_memory = open_checkpoint(tmp_path / "0"), open_checkpoint(two.state_dict(), config=config)
+    assert set(in_files) != set(in_memory)
+    for order in ([in_files, in_memory], [in_memory, in_files]):
+        out = harmonise(order)
+        assert set(out.checkpoints[1]) == set(order[0])
+        merged = merge_models([Model.of(c, undeclared=True) for c in out.checkpoints])
+        loaded, info = type(one).from_pretrained(merged.save(tmp_path / f"of {order[0].name}"), output_loading_info=True)
+        assert not any(info.values()), info
+        for name, tensor in loaded.state_dict().items():
+            torch.testing.assert_close(tensor, (one.state_dict()[name] + two.state_dict()[name]) / 2)
+
+
+@pytest.mark.parametrize("base", [0, 1])
+def test_d06_old_and_new_weight_norm(base: int, tmp_path: Path) -> None:
+    old_names = {"parametrizations.weight.original0": "weight_g", "parametrizations.weight.original1": "weight_v"}
+    one, two = (saved("Wav2Vec2Model", transformers.Wav2Vec2Config(**SPEECH), tmp_path / str(s), s) for s in (0, 1))
+    new = open_checkpoint(tmp_path / "0")
+    state = dict(open_checkpoint(tmp_path / "1"))
+    for today, before in old_names.items():
+        state = {name.replace(today, before): tensor for name, tensor in state.items()}
+    old = open_checkpoint(state, config=new.config, name="old")
+    assert len(set(new) - set(old)) == len(set(old) - set(new)) == 2
+    out = harmonise([new, old], base=base, options=Reconcile(foreign="drop"))
+    assert [set(c) for c in out.checkpoints] == [set((new, old)[base])] * 2
+    merged = merge_models([Model.of(c, undeclared=True) for c in out.checkpoints], base=base)
+    loaded, info = type(one).from_pretrained(merged.save(tmp_path / "merged"), output_loading_info=True)
+    assert not any(info.values()), info
+    for name, tensor in loaded.state_dict().items():
+        torch.testing.assert_close(tensor, (one.state_dict()[name] + two.state_dict()[name]) / 2)
+
+
+def test_d09_a_nested_language_model(tmp_path: Path) -> None:
+    config = transformers.Gemma3Config(text_config=GEMMA3 | {"model_type": "gemma3_text"}, vision_config=TOWER)
+    base = saved("Gemma3ForConditionalGeneration", config, tmp_path / "base")
+    tuned = copy.deepcopy(base)
+    perturb(tuned, [name for name in linear(base) if "language_model" in name])
+    tuned.save_pretrained(tmp_path / "tuned")
+    adapter = adapters.extract(open_checkpoint(tmp_path / "tuned"), open_checkpoint(tmp_path / "base"), 1, dtype=torch.float64)
+    assert not adapter.left_out
+    loaded = peft.PeftModel.from_pretrained(copy.deepcopy(base), adapter.save(tmp_path / "extracted")).eval()
+    ids = torch.arange(3, 10)[None]
+    with torch.no_grad():
+        expected = tuned(input_ids=ids).logits
+        torch.testing.assert_close(loaded(input_ids=ids).logits, expected, rtol=1e-5, atol=1e-6)
+        assert not torch.allclose(base(input_ids=ids).logits, expected, rtol=1e-3)
+    applied = adapters.apply(open_checkpoint(tmp_path / "base"), tmp_path / "extracted")
+    for name, tensor in open_checkpoint(tmp_path / "tuned").items():
+        torch.testing.assert_close(applied[name], tensor, rtol=1e-5, atol=1e-6)
+
+
+def test_d10_what_peft_refuses_is_left_out_and_said(tmp_path: Path) -> None:
+    base = saved("MambaForCausalLM", transformers.MambaConfig(**MAMBA), tmp_path / "base")
+    tuned = copy.deepcopy(base)
+    perturb(tuned, linear(base))
+    adapter = adapters.extract(open_checkpoint(tuned), open_checkpoint(tmp_path / "base"), 1, dtype=torch.float64)
+    assert {name.split(".")[-2] for name in adapter.left_out} == {"out_proj"}
+    assert any("mixer.out_proj.weight: left out" in line for line in adapter.report())
+    loaded = peft.PeftModel.from_pretrained(copy.deepcopy(base), adapter.save(tmp_path / "a")).merge_and_unload()
+    for name, tensor in tuned.state_dict().items():
+        expected = base.state_dict()[name] if "out_proj" in name else tensor
+        torch.testing.assert_close(loaded.state_dict()[name], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("label", "task"),
+    [
+        ("whisper-lm", None), ("t5-lm", "SEQ_2_SEQ_LM"), ("llama-lm", "CAUSAL_LM"), ("bert-question", None),
+        ("bert-sequence", "SEQ_CLS"), ("vit-classification", None),
+    ],
+)  # fmt: skip
+def test_d10_the_task_is_none_or_one_that_peft_can_run(label: str, task: str | None) -> None:
+    """That peft runs each is in the round trips."""
+    module: Any = copy.deepcopy(real(case(label).checkpoint))
+    perturb(module, linear(module))
+    assert adapters.extract(open_checkpoint(module), case(label).checkpoint, 1).config["task_type"] == task
+
+
+@pytest.mark.parametrize("label", ["mixtral-lm", pytest.param("olmoe-lm", marks=pytest.mark.slow)])
+def test_d09_experts_are_adapted_together(label: str, tmp_path: Path) -> None:
+    """One expert of each layer has changed, and the router; the rank is more than the router has rows."""
+    base = case(label)
+    module: Any = copy.deepcopy(real(base.checkpoint))
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if name.endswith(("experts.gate_up_proj", "experts.down_proj", "mlp.gate.weight")):
+                (parameter if parameter.dim() == 2 else parameter[3]).mul_(1.1)
+    tuned, expected = open_checkpoint(module), run(module, base.inputs)
+    adapter = adapters.extract(tuned, base.checkpoint, 30, dtype=torch.float64)
+    assert not adapter.left_out
+    loaded = peft.PeftModel.from_pretrained(real(base.checkpoint), adapter.save(tmp_path / "a")).eval()
+    for name, value in run(loaded, base.inputs).items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-5)
+        assert not torch.allclose(base.outputs[name], value, rtol=1e-3, atol=1e-3)
+    applied = adapters.apply(base.checkpoint, tmp_path / "a")
+    for name in tuned:
+        torch.testing.assert_close(applied[name], tuned[name], rtol=1e-9, atol=1e-9)

@@ -24,12 +24,13 @@ from symfuse.io.messages import some
 from symfuse.io.outputs import output_folder, write_tensors
 from symfuse.io.remote import Place
 
-# Task of peft, by the end of the class, with the modules that peft then trains, and expects in a file, as a whole.
-TASKS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+# Task of peft, by the end of the class, with the modules that peft then trains, and expects in a file, as a whole. None
+# for questions: the class of peft for that task does not pass token types on.
+TASKS: Mapping[str, tuple[str | None, tuple[str, ...]]] = {
     r".*(ForCausalLM|LMHeadModel)": ("CAUSAL_LM", ()),
     r".*ForSequenceClassification": ("SEQ_CLS", ("classifier", "score")),
     r".*ForTokenClassification": ("TOKEN_CLS", ("classifier", "score")),
-    r".*ForQuestionAnswering": ("QUESTION_ANS", ("qa_outputs",)),
+    r".*ForQuestionAnswering": (None, ("qa_outputs",)),
 }
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -129,11 +130,11 @@ def extract(
         module = name.removesuffix(".weight")
         if norm and name.endswith(".weight") and module in chosen:
             turned = delta.T if layers.transposed(module) else delta
-            factors[module] = factorise(module, turned, rank, alpha, dtype, least=rank if layers.stacked(module) else 1)
+            factors[module] = factorise(module, turned, rank, alpha, dtype, least=rank if layers.together(module) else 1)
         elif norm:
             rest[name] = norm
-    if any(map(layers.stacked, factors)):  # peft reads the experts of a stack only together
-        alone = [module for module in linear if layers.stacked(module) and module not in factors]
+    if any(map(layers.together, factors)):
+        alone = [module for module in linear if layers.together(module) and module not in factors]
         factors |= {module: Factors.zero(base.info(f"{module}.weight").shape, rank, dtype) for module in alone}
     saved = _saved(rest if save_rest else {}, heads, factors, base)
     left_out = {name: norm for name, norm in rest.items() if name not in saved}

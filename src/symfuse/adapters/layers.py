@@ -21,13 +21,12 @@ EMBEDDING = re.compile(
 # What peft 0.21 refuses to adapt: kernels of these families read the weights without calling the layers.
 REFUSED = re.compile(r"(.*\.)?(out_proj|conv1d)")
 REFUSING = {"falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h"}
-# Experts are one stack in memory. peft reads an adapter of single ones, of all together, in the families for which
-# `transformers` converts files as those of these; and then takes every layer of such a name for one of the experts.
+# Experts are one stack in memory. Of the families whose files `transformers` converts as those of these, peft reads an
+# adapter of single experts and routers, of all together; and takes every layer of such a name for one of them.
 EXPERTS = {
     "mixtral": re.compile(r"(.*\.)?(gate|w[123])"),
     "qwen2_moe": re.compile(r"(.*\.)?(gate|(gate|up|down)_proj)"),
 }
-PIECE = re.compile(r".*\.experts\.\d+\.\w+")
 
 
 @dataclass(frozen=True)
@@ -47,18 +46,20 @@ class Layers:
 
     def adapted(self, module: str) -> bool:
         """Whether peft adapts a module with a matrix."""
-        experts = EXPERTS.get(self._experts())
         if self.config.get("model_type") in REFUSING and REFUSED.fullmatch(module):
             return False
-        if self.known is None or (experts is not None and experts.fullmatch(module)):
-            return not EMBEDDING.fullmatch(module) and (experts is None or self._is_of_experts(module))
+        if self.known is None:
+            return not EMBEDDING.fullmatch(module)
+        if self._named_as_expert(module):
+            return self.together(module)
         part = self.known.parts.get(module)
         plain = isinstance(part, nn.Linear) and type(part) is not nn.modules.linear.NonDynamicallyQuantizableLinear
         return plain or type(part).__name__ == "Conv1D"
 
-    def stacked(self, module: str) -> bool:
-        """Whether the module is one of many that are one stack in memory."""
-        return self.known is not None and PIECE.fullmatch(module) is not None
+    def together(self, module: str) -> bool:
+        """Whether peft reads an adapter of the module only with those of all of its kind, of one rank."""
+        part = None if self.known is None else self.known.parts.get(module)
+        return self._named_as_expert(module) and not isinstance(part, nn.Linear)
 
     def transposed(self, module: str) -> bool:
         """Whether the layer stores [in, out]."""
@@ -71,15 +72,12 @@ class Layers:
         module = None if self.known is None else self.known.module
         return module is not None and module.config.is_encoder_decoder and module.main_input_name == "input_ids"
 
-    def _is_of_experts(self, module: str) -> bool:
-        part = None if self.known is None else self.known.parts.get(module)
-        return self.stacked(module) or not isinstance(part, nn.Linear)
-
-    def _experts(self) -> str:
+    def _named_as_expert(self, module: str) -> bool:
         if self.known is None:
-            return ""
+            return False
         from transformers import conversion_mapping
 
         model_type = str(self.config.get("model_type"))
         like: Mapping[str, str] = getattr(conversion_mapping, "_MODEL_TO_CONVERSION_PATTERN", {})
-        return model_type if model_type == "mixtral" else like.get(model_type, "")
+        pattern = EXPERTS.get("mixtral" if model_type == "mixtral" else like.get(model_type, ""))
+        return pattern is not None and pattern.fullmatch(module) is not None
