@@ -20,7 +20,7 @@ EMBEDDING = re.compile(
 )
 # What peft 0.21 refuses to adapt: kernels of these families read the weights without calling the layers.
 REFUSED = re.compile(r"(.*\.)?(out_proj|conv1d)")
-REFUSING = {"falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h"}
+REFUSING = ("falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h")
 # Experts are one stack in memory. Of the families whose files `transformers` converts as those of these, peft reads an
 # adapter of single experts and routers, of all together; and takes every layer of such a name for one of them.
 EXPERTS = {
