@@ -1,5 +1,5 @@
-"""Which layers of a model peft adapts, and what they are called in memory: the installed class says it, and where there is
-none, names and shapes."""
+"""Which layers of a model peft adapts, and what they are called in memory: the installed class says it; where there is
+none, their names."""
 
 from __future__ import annotations
 

@@ -146,19 +146,14 @@ def apply(base: Checkpoint, adapter: str | Path) -> Checkpoint:
 def _splitting(tensors: StoredTensors, base: Checkpoint) -> Installed | None:
     """The class of the base, if it has in several tensors what the file has in one, and the adapter changes these."""
     modules = [found["module"] for key in tensors if (found := FACTOR.fullmatch(target_name(key) or ""))]
-    if all(f"{module}.weight" in base for module in modules):
+    known = None if all(f"{module}.weight" in base for module in modules) else installed(base.config)
+    if known is None:
         return None
-    known = installed(base.config)
-    if known is None or not known.plan(base)[1]:
-        return None
-    memory = in_memory(base, known)
-    apart = {name for name in memory if name not in known.plan(base)[0]}
+    apart = in_memory(base, known).keys() - known.plan(base)[0].keys()
     return known if any(known.spelt(f"{module}.weight", apart) for module in modules) else None
 
 
-def _added(
-    base: Checkpoint, folder: Path, config: Config, tensors: StoredTensors, told: Sequence[str]
-) -> Checkpoint:
+def _added(base: Checkpoint, folder: Path, config: Config, tensors: StoredTensors, told: Sequence[str]) -> Checkpoint:
     changes = changes_of(folder.name, config, tensors, base)
     _refuse_tied(folder.name, changes, base)
     notes: tuple[str, ...] = (f"adapter {folder.name}: {len(changes)} of {len(base)} tensors changed",)

@@ -1,5 +1,5 @@
 """What the installed `transformers` calls a tensor of a file in memory: its own tables say it, and its class, built
-without data. Some tensors of a file are several in memory (fused projections), and some are one (a stack of experts)."""
+without data. Some tensors of a file are several in memory (fused projections), some are one (a stack of experts)."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from symfuse.io.checkpoint import Checkpoint
+from symfuse.io.live import as_on_disk
 from symfuse.io.tensors import TensorInfo, flat_part
 
 Convert = Callable[[dict[str, Tensor]], dict[str, Tensor]]
@@ -25,20 +26,20 @@ class Installed:
     tensors, parts: of the module, by their names in memory. prefix: of the base model in a class with a head.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: Any) -> None:
         from transformers.conversion_mapping import get_model_conversion_mapping
         from transformers.core_model_loading import WeightConverter, WeightRenaming
 
-        self.module: Any = module
-        self.tensors = module.state_dict(keep_vars=True)
-        self.parts = dict(module.named_modules())
+        self.module = module
+        self.tensors: dict[str, Tensor] = module.state_dict()
+        self.parts: dict[str, nn.Module] = dict(module.named_modules())
         self.prefix = f"{getattr(module, 'base_model_prefix', '')}."
         transforms = get_model_conversion_mapping(self.module)
         self._renamings = [one for one in transforms if isinstance(one, WeightRenaming)]
         self._converters = [one for one in transforms if isinstance(one, WeightConverter)]
 
     def name(self, file: str) -> str:
-        """The name in memory of a tensor that is whole there; its own, if it is not, or if the class does not know it."""
+        """The name in memory of a tensor that is whole there; else, or if the class does not know it, its own."""
         name, pattern = self._converted(file)
         return file if pattern is not None else name
 
@@ -73,7 +74,7 @@ class Installed:
 
     def load(self, files: dict[str, Tensor]) -> dict[str, Tensor]:
         """The tensors in memory of one group of a file."""
-        pattern_of = {pattern: one for one in self._converters for pattern in one.source_patterns}
+        pattern_of: dict[str | None, Any] = {p: one for one in self._converters for p in one.source_patterns}
         converter: Any = None
         first = ""
         for file, tensor in files.items():
@@ -85,10 +86,7 @@ class Installed:
 
     def save(self, memory: dict[str, Tensor]) -> dict[str, Tensor]:
         """These tensors under the names and in the form that saving gives them."""
-        from transformers.core_model_loading import revert_weight_conversion
-
-        out: dict[str, Tensor] = revert_weight_conversion(self.module, memory)
-        return out
+        return as_on_disk(self.module, memory)
 
 
 def installed(config: Mapping[str, Any]) -> Installed | None:
@@ -130,28 +128,10 @@ def in_memory(checkpoint: Checkpoint, known: Installed) -> Checkpoint:
     return _regrouped(checkpoint, whole, groups, known.load)
 
 
-def _matrices(checkpoint: Checkpoint, known: Installed) -> tuple[dict[str, str], list[tuple[str, ...]]]:
-    """`plan`, without the groups of which a stack of matrices is made: these are whole, under their own names."""
-    whole, groups = known.plan(checkpoint)
-    kept = []
-    for group in groups:
-        made = _infos({name: checkpoint.info(name) for name in group}, known.load)
-        if any(len(info.shape) > 2 for info in made.values()):
-            whole |= {name: name for name in group}
-        else:
-            kept.append(group)
-    return whole, kept
-
-
 def as_saved(checkpoint: Checkpoint, like: Checkpoint, known: Installed) -> Checkpoint:
     """A checkpoint with the names of memory, with those of a file that it is like: the inverse of `in_memory`."""
-    whole, files = _matrices(like, known)
-    memory = [tuple(_infos({f: like.info(f) for f in group}, known.load)) for group in files]
-
-    def save(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {known.spelt(name, like) or name: tensor for name, tensor in known.save(tensors).items()}
-
-    return _regrouped(checkpoint, {file: name for name, file in whole.items()}, memory, save)
+    files = {name: like.info(name) for name in like}
+    return _saved(checkpoint, files, *_matrices(like, known), known)
 
 
 def on_disk(checkpoint: Checkpoint) -> Checkpoint:
@@ -160,17 +140,40 @@ def on_disk(checkpoint: Checkpoint) -> Checkpoint:
     known = installed(checkpoint.config)
     if known is None or any(known.spelt(name, (known.name(name),)) is None for name in checkpoint):
         return checkpoint
-    infos = {name: checkpoint.info(name) for name in checkpoint}
     try:
-        whole, groups = known.plan(_infos(infos, known.save))
+        files = _infos({name: checkpoint.info(name) for name in checkpoint}, known.save)
+        return _saved(checkpoint, files, *known.plan(files), known)
     except Exception:  # tensors of other shapes than their class has, which is said when they are read
         return checkpoint
-    files = {file: found for name, file in whole.items() if (found := known.spelt(name, checkpoint))}
-    memory = []
-    for group in groups:
-        shapes = {file: infos_of for file, infos_of in _infos(infos, known.save).items() if file in group}
-        memory.append(tuple(filter(None, (known.spelt(n, checkpoint) for n in _infos(shapes, known.load)))))
-    return _regrouped(checkpoint, files, memory, known.save)
+
+
+def _matrices(checkpoint: Checkpoint, known: Installed) -> tuple[dict[str, str], list[tuple[str, ...]]]:
+    """`plan`, without the groups of which a stack of matrices is made: these are whole, under their own names."""
+    whole, groups = known.plan(checkpoint)
+    made = [_infos({name: checkpoint.info(name) for name in group}, known.load) for group in groups]
+    kept = [all(len(info.shape) <= 2 for info in infos.values()) for infos in made]
+    whole |= {name: name for group, keep in zip(groups, kept, strict=True) if not keep for name in group}
+    return whole, [group for group, keep in zip(groups, kept, strict=True) if keep]
+
+
+def _saved(
+    checkpoint: Checkpoint,
+    files: Mapping[str, TensorInfo],
+    whole: Mapping[str, str],
+    groups: Iterable[tuple[str, ...]],
+    known: Installed,
+) -> Checkpoint:
+    """A checkpoint with the names of memory as these files of its class, of which `whole` and `groups` are the plan."""
+
+    def there(names: Iterable[str]) -> tuple[str, ...]:
+        return tuple(found for name in names if (found := known.spelt(name, checkpoint)) is not None)
+
+    def save(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {known.spelt(name, files) or name: tensor for name, tensor in known.save(tensors).items()}
+
+    renamed = {file: found for name, file in whole.items() for found in there([name])}
+    memory = [there(_infos({file: files[file] for file in group}, known.load)) for group in groups]
+    return _regrouped(checkpoint, renamed, memory, save)
 
 
 def _infos(infos: Mapping[str, TensorInfo], convert: Convert) -> dict[str, TensorInfo]:
@@ -183,7 +186,7 @@ def _regrouped(
     source: Checkpoint, whole: Mapping[str, str], groups: Iterable[tuple[str, ...]], convert: Convert
 ) -> Checkpoint:
     infos = {new: source.info(old) for new, old in whole.items()}
-    group_of = {}
+    group_of: dict[str, tuple[str, ...]] = {}
     for group in groups:
         made = _infos({name: source.info(name) for name in group}, convert)
         infos |= made
