@@ -4,6 +4,7 @@ and out; round trips with peft itself for every declared family."""
 from __future__ import annotations
 
 import copy
+import json
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,13 +13,13 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from tiny import DECODER, MODELS, VISION, case, model_of, real
 
+from command import done
 from symfuse import adapters
 from symfuse.architectures import ARCHITECTURES, Model
 from symfuse.io import open as open_checkpoint
-from symfuse.merging.models import merge_models
-from symfuse.rewrite import Reconcile, harmonise
 from symfuse.verification import run
 
 peft = pytest.importorskip("peft", reason="peft is not installed")
@@ -29,6 +30,10 @@ SPEECH: dict[str, Any] = {
     "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2,
 }  # fmt: skip
 TOWER = VISION | {"image_size": 12, "patch_size": 4}
+QWEN: dict[str, Any] = {
+    "vocab_size": 61, "hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 29, "max_position_embeddings": 37, "bos_token_id": 1, "eos_token_id": 2, "rms_norm_eps": 1e-6,
+}  # fmt: skip
 GEMMA3 = DECODER | {"query_pre_attn_scalar": 13}
 MAMBA = {"vocab_size": 61, "hidden_size": 20, "num_hidden_layers": 2, "state_size": 5, "time_step_rank": 3}
 # Inside nn.MultiheadAttention: its weight is read, and the layer never called.
@@ -133,40 +138,54 @@ def saved(class_name: str, config: Any, folder: Path, seed: int = 0) -> Any:
     return module
 
 
-def test_d08_families_without_a_declaration(tmp_path: Path) -> None:
-    config = transformers.ViTMSNConfig(**VISION)
-    one, two = (saved("ViTMSNModel", config, tmp_path / str(seed), seed) for seed in (0, 1))
-    in_files, in_memory = open_checkpoint(tmp_path / "0"), open_checkpoint(two.state_dict(), config=config)
-    assert set(in_files) != set(in_memory)
-    for order in ([in_files, in_memory], [in_memory, in_files]):
-        out = harmonise(order)
-        assert set(out.checkpoints[1]) == set(order[0])
-        merged = merge_models([Model.of(c, undeclared=True) for c in out.checkpoints])
-        loaded, info = type(one).from_pretrained(
-            merged.save(tmp_path / f"of {order[0].name}"), output_loading_info=True
-        )
-        assert not any(info.values()), info
-        for name, tensor in loaded.state_dict().items():
-            torch.testing.assert_close(tensor, (one.state_dict()[name] + two.state_dict()[name]) / 2)
+def merged(folders: list[Path], out: Path, like: torch.nn.Module, *options: str) -> dict[str, torch.Tensor]:
+    """The mean of models in folders, as the command line writes it and that class loads it, with no tensor missing."""
+    done("merge", *map(str, folders), "-o", str(out), *options)
+    loaded, info = type(like).from_pretrained(out, output_loading_info=True, dtype=torch.float64)
+    assert not any(info.values()), info
+    return dict(loaded.state_dict())
+
+
+def in_memory(module: Any, folder: Path) -> Path:
+    """A folder with the names that the class has in memory."""
+    folder.mkdir()
+    save_file(module.state_dict(), folder / "model.safetensors", metadata={"format": "pt"})
+    module.config.save_pretrained(folder)
+    return folder
+
+
+def require_mean(found: dict[str, torch.Tensor], one: torch.nn.Module, two: torch.nn.Module) -> None:
+    assert found.keys() == one.state_dict().keys()
+    for name, tensor in found.items():
+        torch.testing.assert_close(tensor, (one.state_dict()[name] + two.state_dict()[name]) / 2)
+
+
+@pytest.mark.parametrize(("kind", "config"), [("ViTMSNModel", "ViTMSNConfig"), ("ViTModel", "ViTConfig")])
+def test_d08_folders_with_names_of_files_and_of_memory(kind: str, config: str, tmp_path: Path) -> None:
+    """Of a family without a declaration, and of one with it."""
+    one, two = (saved(kind, getattr(transformers, config)(**VISION), tmp_path / str(seed), seed) for seed in (0, 1))
+    folders = [tmp_path / "0", in_memory(two, tmp_path / "memory")]
+    assert set(open_checkpoint(folders[0])) != set(open_checkpoint(folders[1]))
+    require_mean(merged(folders, tmp_path / "out", one), one, two)
+    require_mean(merged(folders[::-1], tmp_path / "reversed", one), one, two)
 
 
 @pytest.mark.parametrize("base", [0, 1])
 def test_d06_old_and_new_weight_norm(base: int, tmp_path: Path) -> None:
-    old_names = {"parametrizations.weight.original0": "weight_g", "parametrizations.weight.original1": "weight_v"}
     one, two = (saved("Wav2Vec2Model", transformers.Wav2Vec2Config(**SPEECH), tmp_path / str(s), s) for s in (0, 1))
-    new = open_checkpoint(tmp_path / "0")
-    state = dict(open_checkpoint(tmp_path / "1"))
-    for today, before in old_names.items():
-        state = {name.replace(today, before): tensor for name, tensor in state.items()}
-    old = open_checkpoint(state, config=new.config, name="old")
-    assert len(set(new) - set(old)) == len(set(old) - set(new)) == 2
-    out = harmonise([new, old], base=base, options=Reconcile(foreign="drop"))
-    assert [set(c) for c in out.checkpoints] == [set((new, old)[base])] * 2
-    merged = merge_models([Model.of(c, undeclared=True) for c in out.checkpoints], base=base)
-    loaded, info = type(one).from_pretrained(merged.save(tmp_path / "merged"), output_loading_info=True)
-    assert not any(info.values()), info
-    for name, tensor in loaded.state_dict().items():
-        torch.testing.assert_close(tensor, (one.state_dict()[name] + two.state_dict()[name]) / 2)
+    file = tmp_path / "1" / "model.safetensors"
+    new = load_file(file)
+    old = {
+        name.replace("parametrizations.weight.original0", "weight_g").replace(
+            "parametrizations.weight.original1", "weight_v"
+        ): tensor
+        for name, tensor in new.items()
+    }
+    assert len(new.keys() - old.keys()) == 2
+    save_file(old, file, metadata={"format": "pt"})
+    folders = [tmp_path / "0", tmp_path / "1"]
+    found = merged(folders[:: 1 - 2 * base], tmp_path / "out", one, "--foreign", "drop")
+    require_mean(found, one, two)
 
 
 def test_d09_a_nested_language_model(tmp_path: Path) -> None:
@@ -237,3 +256,30 @@ def test_d09_experts_are_adapted_together(label: str, tmp_path: Path) -> None:
     applied = adapters.apply(base.checkpoint, tmp_path / "a")
     for name in tuned:
         torch.testing.assert_close(applied[name], tuned[name], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["Qwen2VL", pytest.param("Qwen2_5_VL", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("flat", [False, True])
+def test_d51_a_vision_model_and_its_own_language_model(kind: str, flat: bool, tmp_path: Path) -> None:
+    """flat: a config of older releases, with the language model's fields among its own."""
+    vision = {"depth": 1, "num_heads": 2, "patch_size": 4, "hidden_size": 24 if kind == "Qwen2VL" else 16}
+    vision |= {"embed_dim": 16, "mlp_ratio": 2} if kind == "Qwen2VL" else {"out_hidden_size": 24}
+    rope = {"rope_type": "default", "rope_theta": 1e6}
+    inner = QWEN | {"rope_parameters": rope | {"mrope_section": [1, 1, 1]}}
+    config = getattr(transformers, f"{kind}Config")(text_config=inner, vision_config=vision, image_token_id=5)
+    both = saved(f"{kind}ForConditionalGeneration", config, tmp_path / "both")
+    text = saved("Qwen2ForCausalLM", transformers.Qwen2Config(**QWEN, rope_parameters=rope), tmp_path / "text", 1)
+    if flat:
+        file = tmp_path / "both" / "config.json"
+        own = json.loads(file.read_text())
+        file.write_text(json.dumps({**own.pop("text_config"), **own}))
+    folders = [tmp_path / "both", tmp_path / "text"]
+    out = merged(folders, tmp_path / "wide", both)
+    for name, tensor in both.state_dict().items():
+        other = text.state_dict().get(name.replace("model.language_model.", "model."))
+        assert (other is None) == ("visual" in name)
+        torch.testing.assert_close(out[name], tensor if other is None else (tensor + other) / 2)
+    out = merged(folders[::-1], tmp_path / "narrow", text)
+    for name, tensor in text.state_dict().items():
+        other = both.state_dict()[name.replace("model.", "model.language_model.")]
+        torch.testing.assert_close(out[name], (tensor + other) / 2)

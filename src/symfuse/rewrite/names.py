@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -70,29 +71,38 @@ def _note(checkpoint: Checkpoint, target: Checkpoint, changed: Sequence[tuple[st
 
 def has_inside(config: Mapping[str, Any], text: Mapping[str, Any]) -> bool:
     """Whether a config of several modalities has a language model of the type of this text model."""
+    inner = _language(config)
+    return inner is not None and _language(text) is None and _kind(inner) == _kind(text)
+
+
+def _language(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The config of the language model in one of several modalities; older ones have its fields among their own."""
     inner = config.get("text_config")
-    if not isinstance(inner, Mapping) or isinstance(text.get("text_config"), Mapping):
-        return False
-    return _kind(inner) == _kind(text)
+    if isinstance(inner, Mapping):
+        return inner
+    if not isinstance(config.get("vision_config"), Mapping) or "hidden_size" not in config:
+        return None
+    return {key: value for key, value in config.items() if key not in ("vision_config", "architectures")}
 
 
 def _kind(config: Mapping[str, Any]) -> str:
-    return str(config.get("model_type")).removesuffix("_text")
+    """The type of a text model: of Qwen2-VL and Qwen2.5-VL Qwen2."""
+    return re.sub(r"(_5)?_vl\b", "", str(config.get("model_type")).removesuffix("_text"))
 
 
 def into_wrapper(checkpoint: Checkpoint, target: Checkpoint) -> Checkpoint:
     """A text model with the config of a model of several modalities around it; it lacks their tensors."""
-    config = {
-        **target.config,
-        "text_config": checkpoint.config,
-        "tie_word_embeddings": is_tied(checkpoint.config, checkpoint),
-    }
-    return checkpoint.replace(config=config)
+    tied = {"tie_word_embeddings": is_tied(checkpoint.config, checkpoint)}
+    if isinstance(inner := target.config.get("text_config"), Mapping):
+        text = {**checkpoint.config, "model_type": inner.get("model_type", checkpoint.config.get("model_type"))}
+        return checkpoint.replace(config={**target.config, "text_config": text, **tied})
+    text = {key: value for key, value in checkpoint.config.items() if key not in ("model_type", "architectures")}
+    return checkpoint.replace(config={**target.config, **text, **tied})
 
 
 def out_of_wrapper(checkpoint: Checkpoint, target: Checkpoint) -> Checkpoint:
     """The language model of a model of several modalities, as a text model like the target."""
-    text = {**checkpoint.config["text_config"], "model_type": target.config["model_type"]}
+    text = {**(_language(checkpoint.config) or {}), "model_type": target.config["model_type"]}
     text |= {"tie_word_embeddings": is_tied(checkpoint.config, checkpoint)}
     return drop(checkpoint, towers(checkpoint)).replace(config=text)
 
