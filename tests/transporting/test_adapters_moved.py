@@ -25,6 +25,7 @@ pytest.importorskip("peft", reason="peft is not installed")
 QKV = ["q_proj", "k_proj", "v_proj", "o_proj"]
 ALL = [*QKV, "gate_proj", "up_proj", "down_proj"]
 BERT = ["query", "key", "value", "dense"]
+IMAGES = ["q_proj", "v_proj", "o_proj", "fc1", "fc2"]  # names of memory; files have others
 # Model, options of peft, frame. A folded frame of BERT does not exist, one of ViT neither without its head.
 CASES: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "bert": ("bert", {"r": 3, "lora_alpha": 5, "task_type": "SEQ_CLS", "target_modules": BERT}, ()),
@@ -52,11 +53,11 @@ CASES: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     ),
     "llama, lora_bias": ("llama-bias", {"r": 2, "lora_alpha": 6, "lora_bias": True, "target_modules": QKV}, ()),
     "llama, folded, biases": ("llama-bias", {"r": 2, "bias": "lora_only", "target_modules": QKV}, FOLDED),
-    "vit": ("vit", {"r": 3, "target_modules": ["projection", "query", "value", "dense"]}, ()),
-    "dinov2": ("dinov2", {"r": 3, "target_modules": ["query", "value", "dense", "fc1", "fc2"]}, ()),
-    "dinov2, folded": ("dinov2", {"r": 3, "target_modules": ["query", "value", "dense", "fc1", "fc2"]}, SCALED),
-    "dinov2, folded, head": ("dinov2", {"r": 3, "target_modules": ["dense", "classifier"]}, SCALED),
-    "dinov2, folded, biases": ("dinov2", {"r": 3, "bias": "lora_only", "target_modules": ["dense", "fc2"]}, SCALED),
+    "vit": ("vit", {"r": 3, "target_modules": ["projection", *IMAGES]}, ()),
+    "dinov2": ("dinov2", {"r": 3, "target_modules": IMAGES}, ()),
+    "dinov2, folded": ("dinov2", {"r": 3, "target_modules": IMAGES}, SCALED),
+    "dinov2, folded, head": ("dinov2", {"r": 3, "target_modules": ["o_proj", "classifier"]}, SCALED),
+    "dinov2, folded, biases": ("dinov2", {"r": 3, "bias": "lora_only", "target_modules": ["o_proj", "fc2"]}, SCALED),
 }  # fmt: skip
 
 

@@ -16,24 +16,21 @@ from torch import Tensor
 
 from symfuse.adapters.config import CONFIG, MAX_RANK, SAFETENSORS, require_floating
 from symfuse.adapters.factors import Factors, factorise
-from symfuse.adapters.names import class_name, is_tied, is_transposed, is_vocabulary, module_pattern
+from symfuse.adapters.layers import Layers
+from symfuse.adapters.names import class_name, is_tied, is_vocabulary, module_pattern
 from symfuse.errors import IncompatibleError, OptionError
 from symfuse.io import Checkpoint, TensorInfo, is_finite
 from symfuse.io.messages import some
 from symfuse.io.outputs import output_folder, write_tensors
 from symfuse.io.remote import Place
 
-# By the last part of a module's name: tables of vectors, which are looked up and not multiplied with.
-EMBEDDING = re.compile(
-    r"(.*\.)?(wte|wpe|shared|relative_attention_bias|embeddings?|embed_(in|tokens|positions)\w*|\w+_embeddings?)"
-)
-# Task of peft, by the end of the class, with the modules that peft then trains, and expects in a file, as a whole.
-TASKS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+# Task of peft, by the end of the class, with the modules that peft then trains, and expects in a file, as a whole. None
+# for questions: the class of peft for that task does not pass token types on.
+TASKS: Mapping[str, tuple[str | None, tuple[str, ...]]] = {
     r".*(ForCausalLM|LMHeadModel)": ("CAUSAL_LM", ()),
-    r".*ForConditionalGeneration": ("SEQ_2_SEQ_LM", ()),
     r".*ForSequenceClassification": ("SEQ_CLS", ("classifier", "score")),
     r".*ForTokenClassification": ("TOKEN_CLS", ("classifier", "score")),
-    r".*ForQuestionAnswering": ("QUESTION_ANS", ("qa_outputs",)),
+    r".*ForQuestionAnswering": (None, ("qa_outputs",)),
 }
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -107,8 +104,9 @@ def extract(
 
     modules, exclude: the linear layers to take or to leave, by name, last part of a name, or regular expression, as
     peft matches them. alpha: lora_alpha, by default the rank; only the factors' scale depends on it. What is not of
-    low rank (embeddings, norms, biases, excluded layers) is left out and reported, or saved as a whole with
-    `save_rest` where peft can load it. A head of a classifier is always saved as a whole: peft expects it.
+    low rank (embeddings, norms, biases, excluded layers), and what peft adapts in no layer, is left out and reported,
+    or saved as a whole with `save_rest` where peft can load it. A head of a classifier is always saved as a whole: peft
+    expects it. Layers have the names that the installed `transformers` gives them in memory, as peft asks for.
     IncompatibleError if the models have other tensors or shapes, or differences or factors are too large for their
     dtypes; CheckpointError for layers of integers; OptionError for patterns that match nothing.
     """
@@ -118,9 +116,11 @@ def extract(
     if dtype not in DTYPES:
         names = ", ".join(str(one).removeprefix("torch.") for one in DTYPES)
         raise OptionError(f"the factors' dtype is {dtype}, expected a common floating-point one: {names}")
+    layers = Layers.of(base.config)
+    finetuned, base = layers.named(finetuned), layers.named(base)
     _require_same_tensors(finetuned, base)
-    task, heads = _task(base)
-    linear = _linear(base, heads)
+    task, heads = _task(base, layers)
+    linear = _linear(base, heads, layers)
     chosen = _chosen(linear, modules, exclude)
     factors: dict[str, Factors] = {}
     rest: dict[str, float] = {}
@@ -129,15 +129,21 @@ def extract(
         norm = float(torch.linalg.vector_norm(delta, dtype=torch.float64))
         module = name.removesuffix(".weight")
         if norm and name.endswith(".weight") and module in chosen:
-            turned = delta.T if is_transposed(module, base.config, False) else delta
-            factors[module] = factorise(module, turned, rank, alpha, dtype)
+            turned = delta.T if layers.transposed(module) else delta
+            factors[module] = factorise(
+                module, turned, rank, alpha, dtype, least=rank if layers.together(module) else 1
+            )
         elif norm:
             rest[name] = norm
+    if any(map(layers.together, factors)):
+        alone = [module for module in linear if layers.together(module) and module not in factors]
+        factors |= {module: Factors.zero(base.info(f"{module}.weight").shape, rank, dtype) for module in alone}
     saved = _saved(rest if save_rest else {}, heads, factors, base)
     left_out = {name: norm for name, norm in rest.items() if name not in saved}
     if not factors:
         raise IncompatibleError(f"{finetuned.name} and {base.name} differ in no linear layer that was chosen")
-    config = _config(base, factors, saved, rank, alpha, task)
+    config = _config(base, factors, saved, rank, alpha, task, heads)
+    config["fan_in_fan_out"] = any(map(layers.transposed, factors))
     tensors = {name: finetuned[name].contiguous() for name in saved}
     return Adapter(factors, tensors, left_out, config, (*base.sources, *finetuned.sources))
 
@@ -179,14 +185,14 @@ def _difference(finetuned: Checkpoint, base: Checkpoint, name: str) -> Tensor:
     return delta
 
 
-def _linear(base: Checkpoint, heads: Sequence[str]) -> list[str]:
+def _linear(base: Checkpoint, heads: Sequence[str], layers: Layers) -> list[str]:
     """Modules with a matrix to multiply with, except the heads that peft holds as a whole."""
     names = [name.removesuffix(".weight") for name in base if name.endswith(".weight")]
     return [
         module
         for module in names
         if len(base.info(f"{module}.weight").shape) == 2
-        and not EMBEDDING.fullmatch(module)
+        and layers.adapted(module)
         and not _inside(module, heads)
         and not (is_tied(base) and is_vocabulary(f"{module}.weight", base))
     ]
@@ -207,7 +213,8 @@ def _chosen(linear: Sequence[str], modules: Sequence[str], exclude: Sequence[str
 
 
 def _inside(module: str, heads: Sequence[str]) -> bool:
-    return any(part in heads for part in module.split("."))
+    """Whether peft holds the module as a whole: it compares the ends of names."""
+    return any(part.endswith(tuple(heads)) for part in module.split("."))
 
 
 def _saved(
@@ -237,15 +244,30 @@ def _saved(
     ]
 
 
-def _task(base: Checkpoint) -> tuple[str | None, tuple[str, ...]]:
+def _task(base: Checkpoint, layers: Layers) -> tuple[str | None, tuple[str, ...]]:
     name = class_name(base)
+    if layers.translates and name.endswith("ForConditionalGeneration"):
+        return "SEQ_2_SEQ_LM", ()
     return next((task for pattern, task in TASKS.items() if re.fullmatch(pattern, name)), (None, ()))
 
 
+def _outermost(module: str, heads: Sequence[str]) -> str:
+    """The head that a module is in, which peft wraps as one; else the module."""
+    parts = module.split(".")
+    ends = (i for i, part in enumerate(parts, 1) if _inside(part, heads))
+    return ".".join(parts[: next(ends, len(parts))])
+
+
 def _config(
-    base: Checkpoint, factors: Mapping[str, Factors], saved: Sequence[str], rank: int, alpha: int, task: str | None
+    base: Checkpoint,
+    factors: Mapping[str, Factors],
+    saved: Sequence[str],
+    rank: int,
+    alpha: int,
+    task: str | None,
+    heads: Sequence[str],
 ) -> dict[str, Any]:
-    owners = dict.fromkeys(name.rpartition(".")[0] for name in saved)
+    owners = dict.fromkeys(_outermost(name.rpartition(".")[0], heads) for name in saved)
     whole = [module for module in owners if module not in factors]
     return {
         "peft_type": "LORA",
@@ -257,7 +279,6 @@ def _config(
         "target_modules": list(factors),
         "rank_pattern": {re.escape(module): f.rank for module, f in factors.items() if f.rank < rank},
         "alpha_pattern": {},
-        "fan_in_fan_out": any(is_transposed(module, base.config, False) for module in factors),
         "bias": "lora_only" if len(whole) < len(owners) else "none",
         "modules_to_save": whole or None,
         "use_rslora": False,

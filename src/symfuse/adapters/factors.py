@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from symfuse.errors import IncompatibleError
 from symfuse.io.tensors import require_fit
@@ -33,11 +33,18 @@ class Factors:
     @property
     def error(self) -> float:
         """The share of the difference that is lost, by Frobenius norms."""
-        return self.residual / self.norm
+        return self.residual / self.norm if self.norm else 0.0
+
+    @classmethod
+    def zero(cls, shape: tuple[int, ...], rank: int, dtype: torch.dtype) -> Factors:
+        """Of that rank, of no difference."""
+        down, up = torch.zeros(rank, shape[1], dtype=dtype), torch.zeros(shape[0], rank, dtype=dtype)
+        return cls(down, up, 0.0, 0.0, exact=True)
 
 
-def factorise(module: str, delta: Tensor, rank: int, alpha: int, dtype: torch.dtype) -> Factors:
-    """The factors of a module's difference (out × in, finite, not zero), of at most that rank, less if it has less.
+def factorise(module: str, delta: Tensor, rank: int, alpha: int, dtype: torch.dtype, least: int = 1) -> Factors:
+    """The factors of a module's difference (out × in, finite, not zero), of at most that rank, less if it has less;
+    with zeros up to rank `least`.
 
     Both factors get the root of the singular values, so that they are of one size when they are rounded to dtype. The
     scale, alpha / rank of these factors, is divided out of B. IncompatibleError, by module, if they are too large or
@@ -50,12 +57,14 @@ def factorise(module: str, delta: Tensor, rank: int, alpha: int, dtype: torch.dt
     u, s, vt = torch.linalg.svd(delta, full_matrices=False) if exact else _randomised(delta, rank)
     noise = float(s[0]) * max(delta.shape) * torch.finfo(delta.dtype).eps
     keep = max(1, min(rank, int((s > noise).sum())))
-    root, scale = s[:keep].double().sqrt(), alpha / keep
+    root, more = s[:keep].double().sqrt(), max(0, least - keep)
+    scale = alpha / (keep + more)
     size = math.sqrt(unit)
     up = _rounded(f"{module}.lora_B", u[:, :keep] * (root * (size / scale)), dtype)
     down = _rounded(f"{module}.lora_A", (root * size)[:, None] * vt[:keep], dtype)
     back = [(up.double() * (scale / size)).to(delta.dtype), (down.double() / size).to(delta.dtype)]
     lost = torch.addmm(delta, *back, alpha=-1)
+    up, down = nn.functional.pad(up, (0, more)), nn.functional.pad(down, (0, 0, 0, more))
     return Factors(down, up, unit * _norm(delta), unit * _norm(lost), exact)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from symfuse.adapters.names import is_tied, is_transposed, is_vocabulary, match,
 from symfuse.errors import CheckpointError, IncompatibleError
 from symfuse.io import Checkpoint, TensorInfo, is_finite, scan
 from symfuse.io import open as open_checkpoint
+from symfuse.io.installed import Installed, as_saved, in_memory, installed
 from symfuse.io.messages import some
 from symfuse.io.tensors import StoredTensors
 
@@ -137,6 +138,22 @@ def apply(base: Checkpoint, adapter: str | Path) -> Checkpoint:
     if not (folder / CONFIG).is_file():
         raise CheckpointError(f"{folder} is not an adapter: it has no {CONFIG}")
     config, (tensors, told) = Config.read(folder), read_tensors(folder)
+    if (known := _splitting(tensors, base)) is not None:
+        return as_saved(_added(in_memory(base, known), folder, config, tensors, told), base, known)
+    return _added(base, folder, config, tensors, told)
+
+
+def _splitting(tensors: StoredTensors, base: Checkpoint) -> Installed | None:
+    """The class of the base, if it has in several tensors what the file has in one, and the adapter changes these."""
+    modules = [found["module"] for key in tensors if (found := FACTOR.fullmatch(target_name(key) or ""))]
+    known = None if all(f"{module}.weight" in base for module in modules) else installed(base.config)
+    if known is None:
+        return None
+    apart = in_memory(base, known).keys() - known.plan(base)[0].keys()
+    return known if any(known.spelt(f"{module}.weight", apart) for module in modules) else None
+
+
+def _added(base: Checkpoint, folder: Path, config: Config, tensors: StoredTensors, told: Sequence[str]) -> Checkpoint:
     changes = changes_of(folder.name, config, tensors, base)
     _refuse_tied(folder.name, changes, base)
     notes: tuple[str, ...] = (f"adapter {folder.name}: {len(changes)} of {len(base)} tensors changed",)

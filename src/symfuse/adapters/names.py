@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from symfuse.architectures.base import Config as ModelConfig
 from symfuse.errors import CheckpointError, SpecError
 from symfuse.io import Checkpoint
+from symfuse.io.installed import installed
 from symfuse.io.messages import some
 
 T = TypeVar("T")
@@ -34,12 +35,18 @@ def target_name(key: str) -> str | None:
 
 
 def match(names: Collection[str], base: Checkpoint, adapter: str) -> dict[str, str]:
-    """Name in the adapter → tensor of the base: the same names, or one prefix more or less on all of them.
+    """Name in the adapter → tensor of the base: the same names, those that the installed class has in memory, or one
+    prefix more or less on all of them.
 
     CheckpointError that lists the names without a tensor, if no prefix or more than one fits.
     """
     if all(name in base for name in names):
         return {name: name for name in names}
+    if (known := installed(base.config)) is not None:
+        files = {one: file for name, file in known.plan(base)[0].items() for one in (file, name)}
+        found = {name: files[one] for name in names if (one := known.spelt(name, files)) is not None}
+        if len(found) == len(names):
+            return found
     candidates = [pair for pair in _prefixes(names, base) if all(_moved(name, *pair) in base for name in names)]
     if len(candidates) == 1:
         return {name: _moved(name, *candidates[0]) for name in names}

@@ -22,6 +22,7 @@ from symfuse.architectures.undeclared import (
 from symfuse.architectures.undeclared import undeclared as by_names
 from symfuse.errors import CheckpointError, IncompatibleError, SpecError
 from symfuse.io import Checkpoint
+from symfuse.io.installed import on_disk
 from symfuse.io.messages import some
 from symfuse.spec import Axis, Declared, Spec, anatomy, layer_of
 
@@ -45,11 +46,11 @@ class Model:
         undeclared: take a family without a declaration by names and shapes, without symmetries; a note says so.
         Raises UnknownArchitectureError, SpecError or LayoutError, each naming what does not fit.
         """
-        notes: tuple[str, ...] = ()
+        checkpoint, notes = under_file_names(checkpoint)
         refuse_placeholders(checkpoint)
         if undeclared and str(checkpoint.config.get("model_type")) not in ARCHITECTURES:
             spec = by_names(checkpoint)
-            notes = (f"symfuse has no declaration for {spec.family!r}: merged by names and shapes, without alignment",)
+            notes += (f"symfuse has no declaration for {spec.family!r}: merged by names and shapes, without alignment",)
         else:
             spec = resolve(checkpoint.config, checkpoint, checkpoint.name)
             if head_name(checkpoint.config, checkpoint) in spec.tensors:
@@ -115,6 +116,25 @@ def as_declared(checkpoint: Checkpoint) -> Checkpoint:
     if str(checkpoint.config.get("model_type")) not in ARCHITECTURES:
         return checkpoint
     return stacked(checkpoint, resolve(checkpoint.config, checkpoint, checkpoint.name))
+
+
+def under_file_names(checkpoint: Checkpoint) -> tuple[Checkpoint, tuple[str, ...]]:
+    """A checkpoint of a declared family that has the names of memory, as the installed `transformers` would save it,
+    and a note of that; any other as it is."""
+    if str(checkpoint.config.get("model_type")) not in ARCHITECTURES:
+        return checkpoint, ()
+    try:
+        spec = resolve(checkpoint.config, checkpoint, checkpoint.name)
+    except SpecError:
+        return checkpoint, ()  # which is said where its declaration is asked for
+    absent = [file for name in spec.tensors for file in spec.stored(name) if file not in checkpoint]
+    unknown = [name for name in checkpoint if name not in spec.files and name not in spec.buffers]
+    if not absent or not unknown:
+        return checkpoint, ()
+    saved = on_disk(checkpoint)
+    if saved is checkpoint:
+        return checkpoint, ()
+    return saved, (f"{len(unknown)} tensors have the names of memory, such as {unknown[0]}, and get those of files",)
 
 
 def _stacks_in(like: Spec, spec: Spec) -> dict[str, tuple[str, ...]]:

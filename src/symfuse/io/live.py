@@ -46,14 +46,14 @@ def module_tensors(module: nn.Module) -> dict[str, Tensor]:
     ignored = set(getattr(module, "_keys_to_ignore_on_save", None) or ())
     tensors = {name: tensor for name, tensor in module.state_dict().items() if name not in ignored}
     tensors = _without_ties(tensors, _declared_ties(module))
-    return _as_on_disk(module, tensors)
+    return as_on_disk(module, tensors)
 
 
 def names_in_memory(module: nn.Module) -> dict[str, str]:
     """{name on disk: name in the module} of the weights that are whole in both."""
     tensors = module.state_dict()
     names = {id(tensor): name for name, tensor in tensors.items()}
-    return {disk: names[id(tensor)] for disk, tensor in _as_on_disk(module, tensors).items() if id(tensor) in names}
+    return {disk: names[id(tensor)] for disk, tensor in as_on_disk(module, tensors).items() if id(tensor) in names}
 
 
 def _declared_ties(module: nn.Module) -> list[re.Pattern[str]]:
@@ -74,7 +74,7 @@ def _without_ties(tensors: Mapping[str, Tensor], declared: list[re.Pattern[str]]
     return {name: tensor for name, tensor in tensors.items() if name not in dropped}
 
 
-def _as_on_disk(module: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def as_on_disk(module: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """transformers 5 stacks experts and renames parts in memory; files keep the older names."""
     if not any(base.__name__ == "PreTrainedModel" for base in type(module).__mro__):
         return tensors

@@ -11,6 +11,7 @@ import torch
 
 from symfuse.architectures.base import resolve
 from symfuse.architectures.config import rope_theta
+from symfuse.architectures.model import under_file_names
 from symfuse.architectures.undeclared import HEAD, disagreeing_frequencies, is_derived
 from symfuse.errors import IncompatibleError
 from symfuse.io import Checkpoint, TensorInfo
@@ -50,7 +51,9 @@ def harmonise(checkpoints: Sequence[Checkpoint], *, base: int = 0, options: Reco
     Families may be declared or not. Raises IncompatibleError for models of different types, or that differ in biases
     and other tensors which the options do not cover; SpecError for stored aliases that differ.
     """
-    out = Harmonised(list(checkpoints))
+    saved = [under_file_names(checkpoint) for checkpoint in checkpoints]
+    out = Harmonised([checkpoint for checkpoint, _ in saved])
+    out.notes.extend(f"{checkpoint.name}: {note}" for checkpoint, notes in saved for note in notes)
     _match_names(out, base)
     out.checkpoints[:], notes = match_ties(out.checkpoints)
     out.notes.extend(notes)

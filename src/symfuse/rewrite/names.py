@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from symfuse.architectures.base import resolve
 from symfuse.architectures.undeclared import is_tied, other_modality
 from symfuse.errors import IncompatibleError, SymfuseError
 from symfuse.io import Checkpoint
+from symfuse.io.installed import installed
 from symfuse.io.messages import some
 from symfuse.rewrite.rewritten import drop, renamed
 
@@ -21,7 +24,10 @@ WRAPPED = {
     "model.connector.": "connector.", "model.image_newline": "image_newline",
 }  # fmt: skip
 BASE_PREFIXES = ("model.", "transformer.", "backbone.", "gpt_neox.")  # and the model type's own
-OLD_NORMS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+OLD_ENDINGS = {
+    "LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias",
+    "weight_g": "parametrizations.weight.original0", "weight_v": "parametrizations.weight.original1",
+}  # fmt: skip
 
 
 def match_names(checkpoint: Checkpoint, target: Checkpoint) -> tuple[Checkpoint, str | None]:
@@ -29,6 +35,8 @@ def match_names(checkpoint: Checkpoint, target: Checkpoint) -> tuple[Checkpoint,
 
     IncompatibleError if not one tensor has the same name then.
     """
+    if checkpoint.keys() == target.keys():
+        return checkpoint, None
     new = _names(checkpoint, target)
     if not any(name in target for name in new):
         raise IncompatibleError(
@@ -63,29 +71,38 @@ def _note(checkpoint: Checkpoint, target: Checkpoint, changed: Sequence[tuple[st
 
 def has_inside(config: Mapping[str, Any], text: Mapping[str, Any]) -> bool:
     """Whether a config of several modalities has a language model of the type of this text model."""
+    inner = _language(config)
+    return inner is not None and _language(text) is None and _kind(inner) == _kind(text)
+
+
+def _language(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The config of the language model in one of several modalities; older ones have its fields among their own."""
     inner = config.get("text_config")
-    if not isinstance(inner, Mapping) or isinstance(text.get("text_config"), Mapping):
-        return False
-    return _kind(inner) == _kind(text)
+    if isinstance(inner, Mapping):
+        return inner
+    if not isinstance(config.get("vision_config"), Mapping) or "hidden_size" not in config:
+        return None
+    return {key: value for key, value in config.items() if key not in ("vision_config", "architectures")}
 
 
 def _kind(config: Mapping[str, Any]) -> str:
-    return str(config.get("model_type")).removesuffix("_text")
+    """The type of a text model: of Qwen2-VL and Qwen2.5-VL Qwen2."""
+    return re.sub(r"(_5)?_vl\b", "", str(config.get("model_type")).removesuffix("_text"))
 
 
 def into_wrapper(checkpoint: Checkpoint, target: Checkpoint) -> Checkpoint:
     """A text model with the config of a model of several modalities around it; it lacks their tensors."""
-    config = {
-        **target.config,
-        "text_config": checkpoint.config,
-        "tie_word_embeddings": is_tied(checkpoint.config, checkpoint),
-    }
-    return checkpoint.replace(config=config)
+    tied = {"tie_word_embeddings": is_tied(checkpoint.config, checkpoint)}
+    if isinstance(inner := target.config.get("text_config"), Mapping):
+        text = {**checkpoint.config, "model_type": inner.get("model_type", checkpoint.config.get("model_type"))}
+        return checkpoint.replace(config={**target.config, "text_config": text, **tied})
+    text = {key: value for key, value in checkpoint.config.items() if key not in ("model_type", "architectures")}
+    return checkpoint.replace(config={**target.config, **text, **tied})
 
 
 def out_of_wrapper(checkpoint: Checkpoint, target: Checkpoint) -> Checkpoint:
     """The language model of a model of several modalities, as a text model like the target."""
-    text = {**checkpoint.config["text_config"], "model_type": target.config["model_type"]}
+    text = {**(_language(checkpoint.config) or {}), "model_type": target.config["model_type"]}
     text |= {"tie_word_embeddings": is_tied(checkpoint.config, checkpoint)}
     return drop(checkpoint, towers(checkpoint)).replace(config=text)
 
@@ -97,13 +114,12 @@ def towers(checkpoint: Checkpoint) -> list[str]:
 
 def _names(checkpoint: Checkpoint, target: Checkpoint) -> dict[str, str]:
     """New name → present name: the target's where it has that tensor, else the present one."""
-    there = {_plain(name): name for name in target}
+    plain, there = _plain_of(checkpoint), {_plain_of(target)(name): name for name in target}
     types = {str(c.config.get("model_type")) for c in (checkpoint, target)}
     prefixes = ["", *BASE_PREFIXES, *(f"{t.replace('-', '_')}." for t in sorted(types))]
 
     def spelt(name: str, prefix: str) -> str | None:
-        plain = _plain(name)
-        tries = (plain, prefix + plain, plain.removeprefix(prefix))
+        tries = (plain(name), prefix + plain(name), plain(name).removeprefix(prefix))
         return next((there[word] for word in tries if word in there), None)
 
     prefix = max(prefixes, key=lambda p: sum(spelt(name, p) is not None for name in checkpoint))
@@ -114,13 +130,19 @@ def _names(checkpoint: Checkpoint, target: Checkpoint) -> dict[str, str]:
     return new
 
 
+def _plain_of(checkpoint: Checkpoint) -> Callable[[str], str]:
+    """Names of a checkpoint as the installed class has them in memory, of a text model of today."""
+    known = installed(checkpoint.config)
+    return cache(_plain if known is None else lambda name: _plain(known.name(name)))
+
+
 def _plain(name: str) -> str:
-    """A name as a text model of today has it."""
+    """A name as a text model of today has it, by tables."""
     for wrapped, plain in WRAPPED.items():
         if name.startswith(wrapped):
             name = plain + name.removeprefix(wrapped)
             break
-    for old, new in OLD_NORMS.items():
+    for old, new in OLD_ENDINGS.items():
         if name == old or name.endswith("." + old):
             return name.removesuffix(old) + new
     return name

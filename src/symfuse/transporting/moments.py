@@ -18,7 +18,6 @@ from torch import Tensor
 from symfuse.adapters.names import match, target_name
 from symfuse.alignment import Alignment
 from symfuse.architectures import Model
-from symfuse.architectures.base import declaration, modern
 from symfuse.errors import CheckpointError, OptionError, SymmetryError
 from symfuse.groups import Element, Monomial
 from symfuse.io import Checkpoint, TensorInfo
@@ -71,9 +70,7 @@ def transport_moments(
         parts = {f"{number}.{key}": (order[number], key) for number, key in state.keys}
         read = {f"{number}.{key}": partial(state.value, number, key) for number, key in state.keys}
         infos, writer = {name: TensorInfo.of(value()) for name, value in read.items()}, state.write
-    on_disk = _on_disk({owner for owner, _ in parts.values()}, base, model)
-    at = match(set(on_disk.values()), model.whole, path.name)
-    found = {owner: at[name] for owner, name in on_disk.items()}
+    found = match({owner for owner, _ in parts.values()}, model.whole, path.name)
     files = {alignment.spec.file_name(name): name for name in alignment.spec.tensors}
     compute: dict[str, Compute] = {}
     for name, (owner, key) in parts.items():
@@ -85,14 +82,6 @@ def transport_moments(
     sources = (path, *(() if base is None else base.sources))
     kept = {} if writer is None else {"writer": writer}
     return Transported("moments", moved, path.name, {}, maps.notes, details, sources, **kept)
-
-
-def _on_disk(owners: Iterable[str], base: Checkpoint | None, model: Model) -> dict[str, str]:
-    """The names of parameters as files have them: some are called otherwise in memory (the router of Mixtral)."""
-    legacy: Mapping[str, str] = {}
-    if base is not None:
-        legacy = declaration(base.config, list(base), base.name)[0].legacy
-    return {name: name if name in model.whole else modern(name, legacy) for name in owners}
 
 
 def _moving(path: Path, name: str, key: str, maps: Maps, tensor: str, read: Compute) -> Compute:
