@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ import torch
 from symfuse.architectures import Model, require_same_frame, require_same_shape
 from symfuse.device import CPU
 from symfuse.errors import IncompatibleError, OptionError
+from symfuse.guard import Guard
 from symfuse.io import Checkpoint
 from symfuse.io.messages import suggestion
 from symfuse.merging.base import Method, Parameter, lookup
@@ -81,15 +82,34 @@ def template_config(template: Model, heads: str) -> dict[str, Any]:
 
 
 def merged_checkpoint(
-    models: Sequence[Model], template: int, merged: Merged, config: dict[str, Any], name: str | None = None
+    models: Sequence[Model],
+    template: int,
+    merged: Merged,
+    config: dict[str, Any],
+    name: str | None = None,
+    like: Checkpoint | None = None,
+    kept: Collection[str] = (),
 ) -> Checkpoint:
     """The merged tensors with companions and notes of the template, and this config, which gets their dtype. They are
-    on the processor, wherever they are combined."""
+    on the processor, wherever they are combined. like, kept: as of `Guard`, which looks at it now and when it is saved.
+    """
     set_dtype(config, merged.infos)
     name = name or describe(merged.outputs)
     sources = [folder for model in models for folder in model.checkpoint.sources]
     checkpoint = models[template].checkpoint
-    return checkpoint.replace(tensors=merged, infos=merged.infos, config=config, name=name, sources=sources, device=CPU)
+    guard = Guard(like or checkpoint, frozenset(kept))
+    others = tuple(step for step in checkpoint.before_save if not isinstance(step, Guard))
+    return guard(
+        checkpoint.replace(
+            tensors=merged,
+            infos=merged.infos,
+            config=config,
+            name=name,
+            sources=sources,
+            device=CPU,
+            before_save=(guard, *others),
+        )
+    )
 
 
 def constant(method: Method, given: Mapping[str, Any], models: Sequence[int]) -> Resolve:

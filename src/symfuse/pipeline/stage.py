@@ -64,6 +64,11 @@ class Stage:
         return list(self.models).index(template_of(self.recipe))
 
     @property
+    def like(self) -> Checkpoint:
+        """That model as it was opened."""
+        return list(self.opened.values())[self.template]
+
+    @property
     def tokenizer(self) -> str:
         """Whose tokenizer the result has, in words."""
         template = list(self.models.values())[self.template]
