@@ -148,7 +148,7 @@ def test_layers_that_guess_ahead_are_not_counted() -> None:
     """The file has three layers, the config two and one that predicts the token after the next."""
     model = of(changed(unknown(num_hidden_layers=3), num_hidden_layers=2, num_nextn_predict_layers=1))
     assert model.spec.axes["l"].size == 2
-    assert model.spec.tensors["model.layers.2.mlp.up_proj.weight"].index == {}
+    assert model.spec.tensors["model.layers.2.mlp.up_proj.weight"].index == {"next": 0}
 
 
 @pytest.mark.parametrize(

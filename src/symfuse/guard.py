@@ -1,4 +1,4 @@
-"""What is written has exactly the tensors that its own config demands: asked of its declaration, or of its real class."""
+"""What is written has exactly the tensors that its own config demands, by its declaration or its real class."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Guard:
             new = sorted(name for name in found[key] if _anywhere(name) not in known and name not in left_out)
             if new:
                 kind = (checkpoint.config.get("architectures") or [checkpoint.config.get("model_type")])[0]
-                raise IncompatibleError(f"{checkpoint.name}: {kind}, as config.json describes it, {words}: {some(new, 8)}")
+                raise IncompatibleError(f"{checkpoint.name}: {kind}, as config.json has it, {words}: {some(new, 8)}")
 
 
 _WORDS = {

@@ -103,16 +103,17 @@ def _skeleton(kind: Any, config: str) -> torch.nn.Module:
 
 
 def unloadable(checkpoint: Checkpoint) -> dict[str, set[str]] | None:
-    """What the class of `transformers` that a config names would report when it loads these tensors: by "missing_keys",
-    "unexpected_keys" and "mismatched_keys". From names and shapes alone. None if there is no such class, or `accelerate`
-    is not installed, which loads to the meta device; CheckpointError if the class cannot be built."""
+    """What the class of `transformers` that a config names would report when it loads these tensors: names by
+    "missing_keys", "unexpected_keys" and "mismatched_keys". From names and shapes alone. None if there is no such class,
+    or no `accelerate`, by which it loads to the meta device; CheckpointError if the class cannot be built."""
     kind = _installed(checkpoint)
     if kind is None or importlib.util.find_spec("accelerate") is None:
         return None
     infos = {name: checkpoint.info(name) for name in checkpoint}
     empty = {name: torch.empty(info.shape, dtype=info.dtype, device="meta") for name, info in infos.items()}
+    options = {"device_map": "meta", "ignore_mismatched_sizes": True}
     with _reporting(checkpoint), quiet():
-        _, report = _load(kind, checkpoint.config, empty, torch.float32, device_map="meta", ignore_mismatched_sizes=True)
+        _, report = _load(kind, checkpoint.config, empty, torch.float32, **options)
     return {key: {str(n[0] if isinstance(n, tuple) else n) for n in report[key]} for key in _PROBLEMS}
 
 

@@ -87,7 +87,8 @@ def plan_recipe(
 ) -> Checkpoint:
     """The merged checkpoint of a recipe. models: by reference, all that it names, aligned and in one vocabulary.
     kept: tensors that some models only have, to be added as they are: by name, the checkpoint and the name there.
-    fields: of its config.json, that go with these. like: the model that gives the config, as it was opened. learned: of a method that looks at data, what it found out, by the number of a model in `models`.
+    fields: of its config.json, that go with these. like: the model that gives the config, as it was opened.
+    learned: of a method that looks at data, what it found out, by the number of a model in `models`.
 
     Raises OptionError for layer ranges, numbers of models and parameters that do not fit, IncompatibleError for
     models that do not fit each other, and for an output that its class would not load or run as its models; no tensor
@@ -138,9 +139,8 @@ def plan_recipe(
     for stack in stacks:
         config = rearranged(config, stack)
     config = with_fields(config, fields or {})
-    out = merged_checkpoint(opened, template, merged, config, recipe.name, like, kept or ())
-    require_same_rules(out, stacks)
-    return out
+    require_same_rules(config, stacks)
+    return merged_checkpoint(opened, template, merged, config, recipe.name, like, kept or ())
 
 
 def _layers(part: _Part, piece: Slice, models: Sequence[Model], template: int, at: int) -> tuple[Layer, ...]:
@@ -266,7 +266,9 @@ def _dtype(recipe: Recipe) -> torch.dtype | None:
     return None if name is None else getattr(torch, name)
 
 
-def _stack(config: Mapping[str, Any], part: _Part, template: Model, layers: Sequence[tuple[Layer, ...]]) -> Stack | None:
+def _stack(
+    config: Mapping[str, Any], part: _Part, template: Model, layers: Sequence[tuple[Layer, ...]]
+) -> Stack | None:
     """The layers of a part, and where config.json says how many there are; None if it does not, and need not.
 
     IncompatibleError where a module's depth changes and config.json has no field for it.

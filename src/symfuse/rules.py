@@ -166,12 +166,12 @@ def _are_numbers(values: Sequence[Any], depth: int) -> bool:
     return bool(values) and whole and sorted(set(values)) == list(values)
 
 
-def require_same_rules(output: Checkpoint, stacks: Sequence[Stack]) -> None:
-    """IncompatibleError if a layer of the output would not compute as the layers that it is made of: by the modules of
-    the real class, and what config.json says of each layer. Families whose class is not installed are let pass."""
+def require_same_rules(config: Mapping[str, Any], stacks: Sequence[Stack]) -> None:
+    """IncompatibleError if a layer of a config would not compute as the layers that it is made of: by the modules of
+    the real class, and what the config says of each layer. Families whose class is not installed are let pass."""
     for stack in stacks:
         if stack.moved:
-            _require_same_rules(output, stack)
+            _require_same_rules(Checkpoint({}, config, name="the output"), stack)
 
 
 def _require_same_rules(output: Checkpoint, stack: Stack) -> None:
