@@ -122,7 +122,7 @@ def test_models_of_many_families(class_name: str, tmp_path: Any) -> None:
     layers = {name: d.index["l"] for name, d in model.spec.tensors.items() if "l" in d.index}
     assert set(layers.values()) == {0, 1}
     for name in model.spec.tensors:
-        inside = any(part in name for part in (".0.", ".1."))
+        inside = any(part in name for part in (".0.", ".1.")) and "relative_attention_bias" not in name  # serves all
         assert inside == (name in layers)
         if inside:
             assert f".{layers[name]}." in name

@@ -40,11 +40,11 @@ class Guard:
         if found is None:
             return
         before = unloadable(self.like) or {}
+        if self.kept and found["unexpected_keys"]:
+            found |= {"unexpected_keys": (unloadable(drop(checkpoint, self.kept)) or found)["unexpected_keys"]}
         for key, words in _WORDS.items():
             known = {_anywhere(name) for name in before.get(key, ())}
-            left_out = self.kept if key == "unexpected_keys" else frozenset()
-            new = sorted(name for name in found[key] if _anywhere(name) not in known and name not in left_out)
-            if new:
+            if new := sorted(name for name in found[key] if _anywhere(name) not in known):
                 kind = (checkpoint.config.get("architectures") or [checkpoint.config.get("model_type")])[0]
                 raise IncompatibleError(f"{checkpoint.name}: {kind}, as config.json has it, {words}: {some(new, 8)}")
 

@@ -76,9 +76,14 @@ def resolved(config: Mapping[str, Any]) -> dict[str, Any] | None:
 
     if config.get("model_type") not in transformers.CONFIG_MAPPING:
         return None
-    checkpoint = Checkpoint({}, config, name="config.json")
-    with _reporting(checkpoint), quiet():
-        found: dict[str, Any] = _config(copy.deepcopy(checkpoint.config)).to_dict()
+    return copy.deepcopy(_resolved(json.dumps(dict(config), default=str)))
+
+
+@lru_cache(maxsize=32)
+def _resolved(config: str) -> dict[str, Any]:
+    read = json.loads(config)
+    with _reporting(Checkpoint({}, read, name="config.json")), quiet():
+        found: dict[str, Any] = _config(read).to_dict()
     return found
 
 

@@ -79,7 +79,8 @@ class _Said:
 
 def rearranged(config: Mapping[str, Any], stack: Stack) -> dict[str, Any]:
     """The config of these layers: what it says of each is what the config of that layer's model says of it there."""
-    said = {id(c): _said(c.config, stack, depth) for layers in stack.layers for c, _, depth in layers[:1]}
+    sources = {id(layer.checkpoint): layer for layer, *_ in stack.layers}
+    said = {key: _said(layer.checkpoint.config, stack, layer.depth) for key, layer in sources.items()}
     firsts = [(said[id(layer.checkpoint)], layer.number) for layer, *_ in stack.layers]
     first = firsts[0][0]
     new = {key: value for key, value in inside(config, stack.path).items() if key not in first.follows}

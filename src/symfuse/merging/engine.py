@@ -326,8 +326,12 @@ def _places(
             if model.spec.file_name(name) in model.checkpoint:
                 yield name, layer(model.spec, name)
 
+    def is_embedding(part: Slice, name: str) -> bool:
+        index = models[part.models[_reference(part, template)]].spec.tensors[name].index
+        return _EMBEDDING.search(name) is not None and BEHIND not in index
+
     first, last = slices[0], slices[-1]
-    yield from ((first, name, 0, 0.0) for name, at in stored(first) if at is None and _EMBEDDING.search(name))
+    yield from ((first, name, 0, 0.0) for name, at in stored(first) if at is None and is_embedding(first, name))
     depth = 0
     for part in slices:
         start = part.starts[_reference(part, template)]
@@ -341,7 +345,7 @@ def _places(
         depth += part.length
     spec = models[last.models[_reference(last, template)]].spec
     for name, at in stored(last):
-        if at is None and not _EMBEDDING.search(name):
+        if at is None and not is_embedding(last, name):
             moved = depth - _behind(spec, spec, name) if BEHIND in spec.tensors[name].index else 0
             yield last, name, moved, 0.0
 
