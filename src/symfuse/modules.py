@@ -108,15 +108,17 @@ def _skeleton(kind: Any, config: str) -> torch.nn.Module:
 
 
 def unloadable(checkpoint: Checkpoint) -> dict[str, set[str]] | None:
-    """What the class of `transformers` that a config names would report when it loads these tensors: names by
-    "missing_keys", "unexpected_keys" and "mismatched_keys". From names and shapes alone. None if there is no such class,
-    or no `accelerate`, by which it loads to the meta device; CheckpointError if the class cannot be built."""
+    """What the class that a config names would report when it loads tensors of these names and shapes: names by
+    "missing_keys", "unexpected_keys" and "mismatched_keys". None if `transformers` has no such class, or without
+    `accelerate`, by which it loads to the meta device; CheckpointError if the class cannot be built."""
     kind = _installed(checkpoint)
     if kind is None or importlib.util.find_spec("accelerate") is None:
         return None
     infos = {name: checkpoint.info(name) for name in checkpoint}
     empty = {name: torch.empty(info.shape, dtype=info.dtype, device="meta") for name, info in infos.items()}
-    options = {"device_map": "meta", "ignore_mismatched_sizes": True}
+    options: dict[str, Any] = {"device_map": "meta", "ignore_mismatched_sizes": True}
+    if not checkpoint.config.get("architectures") and "add_pooling_layer" in inspect.signature(kind).parameters:
+        options["add_pooling_layer"] = False
     with _reporting(checkpoint), quiet():
         _, report = _load(kind, checkpoint.config, empty, torch.float32, **options)
     return {key: {str(n[0] if isinstance(n, tuple) else n) for n in report[key]} for key in _PROBLEMS}

@@ -81,13 +81,13 @@ def plan_recipe(
     kept: Mapping[str, tuple[Checkpoint, str]] | None = None,
     *,
     fields: Mapping[str, Any] | None = None,
-    like: Checkpoint | None = None,
+    before: Sequence[Checkpoint] = (),
     device: str = CPU,
     learned: Learnt | None = None,
 ) -> Checkpoint:
     """The merged checkpoint of a recipe. models: by reference, all that it names, aligned and in one vocabulary.
     kept: tensors that some models only have, to be added as they are: by name, the checkpoint and the name there.
-    fields: of its config.json, that go with these. like: the model that gives the config, as it was opened.
+    fields: of its config.json, that go with these. before: the models as they were opened, the template first.
     learned: of a method that looks at data, what it found out, by the number of a model in `models`.
 
     Raises OptionError for layer ranges, numbers of models and parameters that do not fit, IncompatibleError for
@@ -140,7 +140,7 @@ def plan_recipe(
         config = rearranged(config, stack)
     config = with_fields(config, fields or {})
     require_same_rules(config, stacks)
-    return merged_checkpoint(opened, template, merged, config, recipe.name, like, kept or ())
+    return merged_checkpoint(opened, template, merged, config, recipe.name, before, kept or ())
 
 
 def _layers(part: _Part, piece: Slice, models: Sequence[Model], template: int, at: int) -> tuple[Layer, ...]:

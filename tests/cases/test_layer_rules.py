@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from command import run as command
 from safetensors.torch import load_file, save_file
 from tiny import DECODER, GEMMA, QWEN_MIXTURE, T5, randomise
 from torch import nn
 
 import symfuse
+from command import run as command
 from symfuse.errors import IncompatibleError, SymfuseError
 
 ORDER = [0, 1, 1, 2, 3]  # of slices [0, 2] and [1, 4]
@@ -130,7 +130,7 @@ def test_d02_what_no_field_can_say_is_refused_before_work(tmp_path: Path) -> Non
         "num_experts": 3, "mamba_d_state": 4, "mamba_dt_rank": 3, "use_mamba_kernels": False,
     }  # fmt: skip
     saved("JambaForCausalLM", "JambaConfig", options, tmp_path / "in")
-    with pytest.raises(IncompatibleError, match="layer 2 of the output.*layer 1.*attn_layer_period: 2"):
+    with pytest.raises(IncompatibleError, match=r"layer 2 of the output.*layer 1.*attn_layer_period: 2"):
         symfuse.merge_recipe(sliced(tmp_path / "in", (0, 2), (1, 4)))
     symfuse.merge_recipe(sliced(tmp_path / "in", (0, 2), (0, 4)))  # where all keep their kind
     recipe = tmp_path / "recipe.yml"
@@ -206,16 +206,26 @@ def test_d04_the_first_dense_layers_are_counted_anew(tmp_path: Path) -> None:
         symfuse.merge_recipe(sliced(tmp_path / "in", (1, 3), (0, 3)))
 
 
-@pytest.mark.parametrize("foreign", ["drop", "keep"])
-@pytest.mark.parametrize("base", ["base", "tuned"])
-def test_d05_a_tune_that_lost_its_predicting_layer(base: str, foreign: str, tmp_path: Path) -> None:
-    predicting(tmp_path / "base")
-    predicting(tmp_path / "tuned", predictor=False)
-    names = [base, "tuned" if base == "base" else "base"]
-    folders = [str(tmp_path / name) for name in names]
-    refused = command("merge", *folders, "-o", str(tmp_path / "out"))
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The folders of a model with a predicting layer, and of one that has lost it in training."""
+    folders = [tmp_path_factory.mktemp(name) for name in ("base", "tuned")]
+    for folder in folders:
+        predicting(folder, predictor=folder is folders[0])
+    return list(map(str, folders))
+
+
+def test_d05_a_layer_that_one_model_lost_is_named(tuned: list[str], tmp_path: Path) -> None:
+    refused = command("merge", *tuned, "-o", str(tmp_path / "out"))
     assert refused.exit_code != 0
     assert "--foreign" in refused.output
+    assert "model.layers.4" in refused.output
+
+
+@pytest.mark.parametrize("foreign", ["drop", "keep"])
+@pytest.mark.parametrize("order", [1, -1])
+def test_d05_a_tune_that_lost_its_predicting_layer(order: int, foreign: str, tuned: list[str], tmp_path: Path) -> None:
+    folders = tuned[::order]
     done = command("merge", *folders, "-o", str(tmp_path / "out"), "--foreign", foreign)
     assert done.exit_code == 0, done.output
     tensors = load_file(tmp_path / "out" / "model.safetensors")
@@ -236,10 +246,12 @@ def test_d06_drop_takes_nothing_that_the_class_demands(tmp_path: Path) -> None:
     tensors = load_file(path)
     del tensors["model.layers.1.mlp.up_proj.weight"]
     save_file(tensors, path, metadata={"format": "pt"})
-    recipe = {"merge_method": "linear", "models": [{"model": str(tmp_path / "whole")}, {"model": str(tmp_path / "less")}]}
-    recipe |= {"parameters": {"weight": 0.5}}
-    with pytest.raises(IncompatibleError, match=r"Cohere2ForCausalLM.*model\.layers\.1\.mlp\.up_proj\.weight"):
-        symfuse.merge_recipe(recipe | {"foreign": "drop"})
+    names = ["whole", "less"]
+    for order in (names, names[::-1]):
+        models = [{"model": str(tmp_path / name), "parameters": {"weight": 0.5}} for name in order]
+        recipe = {"merge_method": "linear", "models": models}
+        with pytest.raises(IncompatibleError, match=r"Cohere2ForCausalLM.*model\.layers\.1\.mlp\.up_proj\.weight"):
+            symfuse.merge_recipe(recipe | {"foreign": "drop"})
     merged = symfuse.merge_recipe(recipe | {"foreign": "keep"})
     torch.testing.assert_close(
         merged["model.layers.1.mlp.up_proj.weight"],
@@ -247,12 +259,53 @@ def test_d06_drop_takes_nothing_that_the_class_demands(tmp_path: Path) -> None:
     )
 
 
-def test_an_output_whose_config_was_changed_is_not_written(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "config", "field"),
+    [
+        ("LlamaForCausalLM", "LlamaConfig", {"num_hidden_layers": 3}),
+        ("LlamaForCausalLM", "LlamaConfig", {"attention_bias": True}),
+        ("Cohere2ForCausalLM", "Cohere2Config", {"num_hidden_layers": 3}),  # undeclared
+        ("Cohere2ForCausalLM", "Cohere2Config", {"vocab_size": 67}),
+    ],
+)
+def test_an_output_that_its_config_does_not_describe_is_not_written(
+    kind: str, config: str, field: dict[str, int], tmp_path: Path
+) -> None:
     """The guard stands before every byte, of Python's merges too."""
-    saved("LlamaForCausalLM", "LlamaConfig", DECODER, tmp_path / "in")
+    saved(kind, config, DECODER | {"sliding_window": 5}, tmp_path / "in")
     merged = symfuse.merge([tmp_path / "in", tmp_path / "in"])
     merged.save(tmp_path / "out")
-    for name, field in {"deeper": {"num_hidden_layers": 3}, "biased": {"attention_bias": True}}.items():
-        with pytest.raises(SymfuseError):
-            merged.replace(config={**merged.config, **field}).save(tmp_path / name)
-        assert not (tmp_path / name).exists()
+    with pytest.raises(SymfuseError):
+        merged.replace(config={**merged.config, **field}).save(tmp_path / "wrong")
+    assert not (tmp_path / "wrong").exists()
+
+
+def test_a_moved_model_that_its_config_does_not_describe_is_not_written(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        saved("LlamaForCausalLM", "LlamaConfig", DECODER, tmp_path / name)
+    moved = symfuse.match(tmp_path / "a", tmp_path / "b", axes="ffn")(symfuse.open(tmp_path / "a"))
+    moved.save(tmp_path / "out")
+    with pytest.raises(SymfuseError):
+        moved.replace(config={**moved.config, "mlp_bias": True}).save(tmp_path / "wrong")
+
+
+def test_d01_layers_of_two_rules_are_not_mixed(tmp_path: Path) -> None:
+    """Of gemma2 each second layer has a window: layer 0 of one and layer 1 of another do not compute alike."""
+    for name in ("a", "b"):
+        saved(*RULES["gemma2"][:3], tmp_path / name, RULES["gemma2"][3])
+
+    def recipe(start: int) -> dict[str, Any]:
+        ranges = {"a": [0, 2], "b": [start, start + 2]}
+        sources = [{"model": str(tmp_path / name), "layer_range": layers} for name, layers in ranges.items()]
+        return {
+            "merge_method": "slerp",
+            "base_model": str(tmp_path / "a"),
+            "parameters": {"t": 0.5},
+            "slices": [{"sources": sources}],
+        }
+
+    symfuse.merge_recipe(recipe(2))
+    with pytest.raises(
+        IncompatibleError, match=r"layer 0 of the output would not compute as layer 1 of .*b: layer_types"
+    ):
+        symfuse.merge_recipe(recipe(1))

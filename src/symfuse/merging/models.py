@@ -10,7 +10,7 @@ import torch
 from symfuse.architectures import Model, require_same_frame, require_same_shape
 from symfuse.device import CPU
 from symfuse.errors import IncompatibleError, OptionError
-from symfuse.guard import Guard
+from symfuse.guard import guarded
 from symfuse.io import Checkpoint
 from symfuse.io.messages import suggestion
 from symfuse.merging.base import Method, Parameter, lookup
@@ -87,29 +87,20 @@ def merged_checkpoint(
     merged: Merged,
     config: dict[str, Any],
     name: str | None = None,
-    like: Checkpoint | None = None,
+    opened: Sequence[Checkpoint] = (),
     kept: Collection[str] = (),
 ) -> Checkpoint:
     """The merged tensors with companions and notes of the template, and this config, which gets their dtype. They are
-    on the processor, wherever they are combined. like, kept: as of `Guard`, which looks at it now and when it is saved.
+    on the processor, wherever they are combined. opened: the models as they were opened, the template first. It is
+    guarded (`Guard`), now and when it is saved. kept: as there.
     """
     set_dtype(config, merged.infos)
     name = name or describe(merged.outputs)
     sources = [folder for model in models for folder in model.checkpoint.sources]
     checkpoint = models[template].checkpoint
-    guard = Guard(like or checkpoint, frozenset(kept))
-    others = tuple(step for step in checkpoint.before_save if not isinstance(step, Guard))
-    return guard(
-        checkpoint.replace(
-            tensors=merged,
-            infos=merged.infos,
-            config=config,
-            name=name,
-            sources=sources,
-            device=CPU,
-            before_save=(guard, *others),
-        )
-    )
+    out = checkpoint.replace(tensors=merged, infos=merged.infos, config=config, name=name, sources=sources, device=CPU)
+    out = guarded(out, opened or [checkpoint, *(model.checkpoint for model in models)], kept)
+    return out.before_save[0](out)
 
 
 def constant(method: Method, given: Mapping[str, Any], models: Sequence[int]) -> Resolve:

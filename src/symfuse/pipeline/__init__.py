@@ -53,7 +53,7 @@ def finish(stage: Stage, *, device: str = CPU) -> Checkpoint:
         models,
         stage.kept,
         fields=stage.config,
-        like=stage.like,
+        before=stage.before,
         device=device,
         learned=stage.learned,
     )

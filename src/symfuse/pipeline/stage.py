@@ -64,9 +64,10 @@ class Stage:
         return list(self.models).index(template_of(self.recipe))
 
     @property
-    def like(self) -> Checkpoint:
-        """That model as it was opened."""
-        return list(self.opened.values())[self.template]
+    def before(self) -> list[Checkpoint]:
+        """The models as they were opened, that one first."""
+        models = list(self.opened.values())
+        return [models[self.template], *models]
 
     @property
     def tokenizer(self) -> str:
