@@ -68,8 +68,8 @@ def build_module(checkpoint: Checkpoint, dtype: torch.dtype, auto: str | None = 
 
 
 def resolved(config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """A config with the values that its class of `transformers` gives to absent fields; None without such a class.
-    CheckpointError if the class refuses the config."""
+    """A config with the values that its class of `transformers` gives to absent fields; None without such a class, or
+    if it refuses the config."""
     if importlib.util.find_spec("transformers") is None:
         return None
     import transformers
@@ -80,10 +80,12 @@ def resolved(config: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 @lru_cache(maxsize=32)
-def _resolved(config: str) -> dict[str, Any]:
-    read = json.loads(config)
-    with _reporting(Checkpoint({}, read, name="config.json")), quiet():
-        found: dict[str, Any] = _config(read).to_dict()
+def _resolved(config: str) -> dict[str, Any] | None:
+    try:
+        with quiet():
+            found: dict[str, Any] = _config(json.loads(config)).to_dict()
+    except Exception:  # whatever a class may raise
+        return None
     return found
 
 
@@ -232,7 +234,9 @@ def _load(
 def _config(config: Mapping[str, Any]) -> Any:
     import transformers
 
-    return transformers.CONFIG_MAPPING[config["model_type"]].from_dict(dict(config))
+    kind = transformers.CONFIG_MAPPING[config["model_type"]]
+    decode = getattr(kind, "_decode_special_floats", dict)  # infinity, as config.json has it
+    return kind.from_dict(decode(dict(config)))
 
 
 def _implementations(kind: Any) -> dict[str, str]:

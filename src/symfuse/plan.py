@@ -288,12 +288,23 @@ def _depth_field(config: Mapping[str, Any], part: _Part, template: Model) -> tup
     own = (part.name, f"{part.name}_config", f"{part.name.partition('_')[0]}_config") if part.module else ()
     text = () if other_modality(part.name) else ("text_config", "llm_config")
     path = next(((step,) for step in (*own, *text) if isinstance(config.get(step), Mapping)), ())
-    fields = [*inside(config, path), *inside(resolved(config) or {}, path)]
+    if (key := _count_in(inside(config, path), part, template, path)) is None:
+        key = _count_in(inside(resolved(config) or {}, path), part, template, path)
+    several = part.module is not None and not path and _lists(template) > 1
+    return path, key if key or path or several else LAYER_COUNTS[0]
+
+
+def _count_in(fields: Mapping[str, Any], part: _Part, template: Model, path: Sequence[str]) -> str | None:
+    """The field with the number of layers of a part, if it is there."""
     if part.module is not None and not path:
         for key in (f"{part.name}_layers", f"num_{part.name}_layers"):
             if key in fields:
-                return (), key
-        stacks = {match[1] for name in template.spec.tensors if (match := LAYER.match(name))}
-        if len(stacks) > 1:  # of which only the first may be meant
-            return (), "num_layers" if part.name == "encoder" and "num_layers" in fields else None
-    return path, next((key for key in fields if key in LAYER_COUNTS), None if path else LAYER_COUNTS[0])
+                return key
+        if _lists(template) > 1:  # of which only the first may be meant
+            return "num_layers" if part.name == "encoder" and "num_layers" in fields else None
+    return next((key for key in LAYER_COUNTS if key in fields), None)
+
+
+def _lists(template: Model) -> int:
+    """How many lists of layers a model has."""
+    return len({match[1] for name in template.spec.tensors if (match := LAYER.match(name))})

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from symfuse.architectures.base import LAYERS
 from symfuse.errors import CheckpointError, IncompatibleError
 from symfuse.io import Checkpoint
 from symfuse.modules import resolved, skeleton
@@ -23,7 +24,9 @@ GROUPED = {"attention_types": "attention_layers"}
 NUMBERED = ("scale_attn_by_inverse_layer_idx",)
 
 NUMBERS = re.compile(r"^(?!out_).*(layers|idxs?|indices|indexes|layer_ids)$")  # lists that may be numbers of layers
-IMPLIED = re.compile(r"step|interval|pattern|every|freq|period|offset|first_k|window_layers|stride|shared_layers|dense")
+IMPLIED = re.compile(
+    r"types|step|interval|pattern|every|freq|period|offset|first_k|window_layers|stride|shared_layers|dense"
+)
 OWN_NUMBER = re.compile(r"(layer|block)_?(idx|id|index|number|num)")  # attributes that differ whatever the layer does
 UNUSED = re.compile(r"drop|relative_attention_bias")  # in evaluation; and the table that the first layer holds for all
 
@@ -131,40 +134,41 @@ def _said(config: Mapping[str, Any], stack: Stack, depth: int) -> _Said:
     if known is None:
         return _Said(own, own, {name: v for name, v in own.items() if isinstance(v, list) and len(v) == depth})
     full = inside(known, stack.path)
-    same, deeper = (_without_lists(config, stack, count) for count in (depth, depth + 1))
+    same, deeper = (_without(config, stack, count, list) for count in (depth, depth + 1))
     lists = {name: value for name, value in full.items() if isinstance(value, list)}
-    by_layer = {n: v for n, v in lists.items() if len(v) == depth and _length(deeper.get(n)) == depth + 1}
-    follows = {n for n, v in lists.items() if n not in by_layer and same.get(n) == v != deeper.get(n)}
-    left = {name: value for name, value in lists.items() if name not in by_layer and name not in follows}
-    numbers = {name: value for name, value in left.items() if NUMBERS.search(name) and _are_numbers(value, depth)}
+    numbers = {n: v for n, v in lists.items() if NUMBERS.search(n) and _are_numbers(v, deeper.get(n), depth)}
+    left = {name: value for name, value in lists.items() if name not in numbers}
+    by_layer = {n: v for n, v in left.items() if len(v) == depth and _length(deeper.get(n)) == depth + 1}
+    follows = {n for n, v in left.items() if n not in by_layer and same.get(n) == v != deeper.get(n)}
     # What no config without it has: of models as deep as real ones are, no other list has that length.
-    alone = {n: v for n, v in left.items() if n not in numbers and len(v) == depth and ("layer" in n or depth > 8)}
-    counts = {
-        name: value
-        for name, value in full.items()
-        if name not in own and type(value) is int and name in deeper and same.get(name) != deeper[name]
+    others = {name: value for name, value in left.items() if name not in by_layer and name not in follows}
+    alone = {n: v for n, v in others.items() if len(v) == depth and ("layer" in n or depth > 8)}
+    bare, deeper_bare = (_without(config, stack, count, list, int) for count in (depth, depth + 1))
+    follows |= {
+        n for n, v in own.items() if type(v) is int and n not in LAYERS and bare.get(n) == v != deeper_bare.get(n)
     }
+    absent = {name: value for name, value in full.items() if type(value) is int and name not in own}
+    counts = {n: v for n, v in absent.items() if n in same and n in deeper and same[n] != deeper[n]}
     return _Said(own, full, by_layer | alone, numbers, tuple(follows), counts)
 
 
-def _without_lists(config: Mapping[str, Any], stack: Stack, count: int) -> Mapping[str, Any]:
-    """The resolved config of so many layers, where no list is given; empty if its class refuses that."""
-    own = {name: value for name, value in inside(config, stack.path).items() if not isinstance(value, list)}
-    try:
-        found = resolved(with_inside(config, stack.path, own | {stack.count: count}))
-    except CheckpointError:
-        return {}
-    return inside(found or {}, stack.path)
+def _without(config: Mapping[str, Any], stack: Stack, count: int, *kinds: type) -> Mapping[str, Any]:
+    """The resolved config of so many layers, without the values of these kinds; empty if its class refuses that."""
+    own = {name: value for name, value in inside(config, stack.path).items() if type(value) not in kinds}
+    return inside(resolved(with_inside(config, stack.path, own | {stack.count: count})) or {}, stack.path)
 
 
 def _length(value: object) -> int | None:
     return len(value) if isinstance(value, list) else None
 
 
-def _are_numbers(values: Sequence[Any], depth: int) -> bool:
-    """Whether these may be numbers of layers: ascending, and each the number of one."""
-    whole = all(type(value) is int and 0 <= value < depth for value in values)
-    return bool(values) and whole and sorted(set(values)) == list(values)
+def _are_numbers(values: Sequence[Any], deeper: object, depth: int) -> bool:
+    """Whether these may be numbers of layers, ascending; deeper: the list of a model with a layer more, as its class
+    has it, which tells numbers of all layers from a list of zeros and ones."""
+    if not (values and all(type(value) is int and 0 <= value < depth for value in values)):
+        return False
+    usual = deeper if isinstance(deeper, list) else []
+    return all(sorted(set(found)) == list(found) for found in (values, usual))
 
 
 def require_same_rules(config: Mapping[str, Any], stacks: Sequence[Stack]) -> None:
@@ -178,8 +182,11 @@ def require_same_rules(config: Mapping[str, Any], stacks: Sequence[Stack]) -> No
 def _require_same_rules(output: Checkpoint, stack: Stack) -> None:
     known: dict[int, list[dict[str, Any]] | None] = {}
     sources = {id(layer.checkpoint): layer for layers in stack.layers for layer in layers}
-    for key, layer in sources.items():
-        known[key] = _rules(layer.checkpoint, stack, layer.depth)
+    try:
+        for key, layer in sources.items():
+            known[key] = _rules(layer.checkpoint, stack, layer.depth)
+    except CheckpointError:  # a class that cannot be built here
+        return
     if any(rules is None for rules in known.values()):
         return
     try:
