@@ -41,6 +41,7 @@ from symfuse.architectures import (
 from symfuse.canonical import REWRITES, canonical
 from symfuse.errors import CheckpointError, IncompatibleError, LayoutError, SymmetryError
 from symfuse.groups import ELEMENTS, INEXACT_ELEMENTS, Coupling, Element, Sinkhorn, compose, shapes_of, subgroups
+from symfuse.guard import guarded
 from symfuse.io import Checkpoint, is_finite
 from symfuse.io import open as open_checkpoint
 from symfuse.io.messages import some
@@ -96,7 +97,7 @@ class Alignment:
 
     def in_frame(self, anchor: Checkpoint) -> Checkpoint:
         """A model, such as the anchor, in the frame in which this alignment moves others: rewritten, and not moved."""
-        return canonical(Model.of(anchor), self.frame).checkpoint if self.frame else anchor
+        return guarded(canonical(Model.of(anchor), self.frame).checkpoint, [anchor]) if self.frame else anchor
 
     def bound(self, model: Model) -> Alignment:
         """This alignment of a model that is in its frame already: with the declaration of that model, of which the axes
@@ -121,7 +122,8 @@ class Alignment:
         files = [f for name in bound.spec.tensors if (f := bound.spec.file_name(name)) in whole]
         infos = {name: whole.info(name) for name in files}
         moved = whole.replace(tensors=_Moved(bound, whole), infos=infos, name=f"{source.name} (aligned)")
-        return unstacked(moved, bound.spec)
+        found = unstacked(moved, bound.spec)
+        return guarded(found, [source]) if source.config.get("model_type") in list(ARCHITECTURES) else found
 
     def _bind(self, source: Checkpoint, declared: Spec) -> Spec:
         """The declaration of the source, in which the axes that are moved must be those of this alignment.

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import importlib.util
 import inspect
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -61,6 +65,78 @@ def build_module(checkpoint: Checkpoint, dtype: torch.dtype, auto: str | None = 
             module.tie_weights()  # which is part of what was left out
     found: torch.nn.Module = module.eval()
     return found
+
+
+def resolved(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A config with the values that its class of `transformers` gives to absent fields; None without such a class, or
+    if it refuses the config."""
+    if importlib.util.find_spec("transformers") is None:
+        return None
+    import transformers
+
+    if config.get("model_type") not in transformers.CONFIG_MAPPING:
+        return None
+    return copy.deepcopy(_resolved(json.dumps(dict(config), default=str)))
+
+
+@lru_cache(maxsize=32)
+def _resolved(config: str) -> dict[str, Any] | None:
+    try:
+        with quiet():
+            found: dict[str, Any] = _config(json.loads(config)).to_dict()
+    except Exception:  # whatever a class may raise
+        return None
+    return found
+
+
+def skeleton(checkpoint: Checkpoint) -> torch.nn.Module | None:
+    """The module that a config describes, on the meta device: its structure without numbers. None if neither the family
+    nor `transformers` has its class; CheckpointError if it cannot be built."""
+    architecture = ARCHITECTURES.get(str(checkpoint.config.get("model_type")))
+    if architecture is not None and architecture.build is not None:
+        with torch.device("meta"):
+            return architecture.build(checkpoint.config)
+    kind = _installed(checkpoint)
+    return None if kind is None else _skeleton(kind, json.dumps(checkpoint.config, default=str))
+
+
+@lru_cache(maxsize=8)
+def _skeleton(kind: Any, config: str) -> torch.nn.Module:
+    read = json.loads(config)
+    with _reporting(Checkpoint({}, read, name="config.json")), quiet(), _without_initial_values():
+        with torch.device("meta"):
+            module: torch.nn.Module = kind._from_config(_config(read))
+        return module
+
+
+def unloadable(checkpoint: Checkpoint) -> dict[str, set[str]] | None:
+    """What the class that a config names would report when it loads tensors of these names and shapes: names by
+    "missing_keys", "unexpected_keys" and "mismatched_keys". None if `transformers` has no such class, or without
+    `accelerate`, by which it loads to the meta device; CheckpointError if the class cannot be built."""
+    kind = _installed(checkpoint)
+    if kind is None or importlib.util.find_spec("accelerate") is None:
+        return None
+    infos = {name: checkpoint.info(name) for name in checkpoint}
+    empty = {name: torch.empty(info.shape, dtype=info.dtype, device="meta") for name, info in infos.items()}
+    options: dict[str, Any] = {"device_map": "meta", "ignore_mismatched_sizes": True}
+    if not checkpoint.config.get("architectures") and "add_pooling_layer" in inspect.signature(kind).parameters:
+        options["add_pooling_layer"] = False
+    with _reporting(checkpoint), quiet():
+        _, report = _load(kind, checkpoint.config, empty, torch.float32, **options)
+    return {key: {str(n[0] if isinstance(n, tuple) else n) for n in report[key]} for key in _PROBLEMS}
+
+
+_PROBLEMS = ("missing_keys", "unexpected_keys", "mismatched_keys")
+
+
+def _installed(checkpoint: Checkpoint) -> Any:
+    """The class that the config names, if `transformers` is installed and has it."""
+    if importlib.util.find_spec("transformers") is None:
+        return None
+    try:
+        return _named_class(checkpoint)
+    except (CheckpointError, KeyError):
+        return None
 
 
 def _without_initial_values() -> Any:
@@ -140,7 +216,7 @@ def _reporting(checkpoint: Checkpoint) -> Iterator[None]:
 
 
 def _load(
-    kind: Any, config: Mapping[str, Any], weights: dict[str, Tensor], dtype: torch.dtype
+    kind: Any, config: Mapping[str, Any], weights: dict[str, Tensor], dtype: torch.dtype, **options: Any
 ) -> tuple[torch.nn.Module, dict[str, Any]]:
     """A module of that class of transformers, and its loading report."""
     loaded: tuple[torch.nn.Module, dict[str, Any]] = kind.from_pretrained(
@@ -150,6 +226,7 @@ def _load(
         output_loading_info=True,
         dtype=dtype,
         **_implementations(kind),
+        **options,
     )
     return loaded
 
@@ -157,7 +234,9 @@ def _load(
 def _config(config: Mapping[str, Any]) -> Any:
     import transformers
 
-    return transformers.CONFIG_MAPPING[config["model_type"]].from_dict(dict(config))
+    kind = transformers.CONFIG_MAPPING[config["model_type"]]
+    decode = getattr(kind, "_decode_special_floats", dict)  # infinity, as config.json has it
+    return kind.from_dict(decode(dict(config)))
 
 
 def with_defaults(checkpoint: Checkpoint) -> Checkpoint:

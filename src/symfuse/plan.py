@@ -9,8 +9,9 @@ from typing import Any, NoReturn
 
 import torch
 
-from symfuse.architectures import Model
-from symfuse.architectures.undeclared import LAYER, LAYER_COUNTS
+from symfuse.architectures import ARCHITECTURES, Model
+from symfuse.architectures.config import with_fields
+from symfuse.architectures.undeclared import BEHIND, LAYER, LAYER_COUNTS, other_modality, serves_all
 from symfuse.device import CPU
 from symfuse.errors import IncompatibleError, OptionError
 from symfuse.guided import lookup
@@ -18,8 +19,10 @@ from symfuse.io import Checkpoint
 from symfuse.merging import Merged, Method, Output, Parameter, Slice, Term, merge_slices
 from symfuse.merging.engine import Learnt, typed
 from symfuse.merging.models import head_model, merged_checkpoint, require_same_heads, template_config
+from symfuse.modules import resolved
 from symfuse.recipe import Input, ModelRef, Module, Recipe, settings_for
 from symfuse.recipe import Slice as RecipeSlice
+from symfuse.rules import Layer, Stack, inside, rearranged, require_same_rules
 from symfuse.spec import Spec, layer_of
 
 
@@ -50,8 +53,12 @@ class _Part:
         """The layer that a tensor is in: in a module with slices, the first number in its name."""
         if self.module is None or not self.by_layer:
             return layer_of(spec.tensors[name].index)
-        match = LAYER.match(name)
-        return int(match[2]) if match and self.has(spec, name) else None
+        if not self.has(spec, name):
+            return None
+        index, match = spec.tensors[name].index, LAYER.match(name)
+        if spec.family in ARCHITECTURES or BEHIND in index or serves_all(name, spec.tensors):
+            return layer_of(index)
+        return int(match[2]) if match else None
 
     def has(self, spec: Spec, name: str) -> bool:
         """Whether a tensor belongs to the module: that which its name says first (`decoder.bert.encoder.layer.0`)."""
@@ -73,15 +80,19 @@ def plan_recipe(
     models: Mapping[ModelRef, Model],
     kept: Mapping[str, tuple[Checkpoint, str]] | None = None,
     *,
+    fields: Mapping[str, Any] | None = None,
+    before: Sequence[Checkpoint] = (),
     device: str = CPU,
     learned: Learnt | None = None,
 ) -> Checkpoint:
     """The merged checkpoint of a recipe. models: by reference, all that it names, aligned and in one vocabulary.
     kept: tensors that some models only have, to be added as they are: by name, the checkpoint and the name there.
+    fields: of its config.json, that go with these. before: the models as they were opened, the template first.
     learned: of a method that looks at data, what it found out, by the number of a model in `models`.
 
     Raises OptionError for layer ranges, numbers of models and parameters that do not fit, IncompatibleError for
-    models that do not fit each other; no tensor is read.
+    models that do not fit each other, and for an output that its class would not load or run as its models; no tensor
+    is read.
     """
     method = lookup(recipe.merge_method)
     order = list(models)
@@ -100,11 +111,13 @@ def plan_recipe(
     dtype = _dtype(recipe)
     outputs: dict[str, Output] = {}
     config = template_config(opened[template], recipe.heads)
+    stacks: list[Stack] = []
     for part in _modules(recipe, method, opened[template]):
         slices = [_slice(recipe, part, inputs, order, opened) for inputs in part.slices]
         if part.by_layer:
-            kept_layers = [(opened[s.models[0]], s.starts[0] + i) for s in slices for i in range(s.length)]
-            _set_depth(config, part, opened[template], kept_layers)
+            layers = [_layers(part, s, opened, template, i) for s in slices for i in range(s.length)]
+            stack = _stack(config, part, opened[template], layers)
+            stacks += [stack] if stack is not None and stack.moved else []
         skip = dropped | (spec.tensors.keys() - part.names)
         try:
             outputs |= merge_slices(
@@ -123,7 +136,18 @@ def plan_recipe(
     for name, (owner, file) in (kept or {}).items():
         outputs[name] = Output(typed(owner.info(file), dtype), (Term(owner, file),))
     merged = Merged(outputs, seed=recipe.seed, device=device)
-    return merged_checkpoint(opened, template, merged, config, recipe.name)
+    for stack in stacks:
+        config = rearranged(config, stack)
+    config = with_fields(config, fields or {})
+    require_same_rules(config, stacks)
+    return merged_checkpoint(opened, template, merged, config, recipe.name, before, kept or ())
+
+
+def _layers(part: _Part, piece: Slice, models: Sequence[Model], template: int, at: int) -> tuple[Layer, ...]:
+    """What one layer of the output is made of, first the model that names its tensors."""
+    order = sorted(range(len(piece.models)), key=lambda i: piece.models[i] != template)
+    found = [(models[piece.models[i]], piece.starts[i] + at) for i in order]
+    return tuple(Layer(model.checkpoint, number, part.depth(model.spec)) for model, number in found)
 
 
 def _refuse(recipe: Recipe, method: Method, error: OptionError) -> NoReturn:
@@ -242,49 +266,45 @@ def _dtype(recipe: Recipe) -> torch.dtype | None:
     return None if name is None else getattr(torch, name)
 
 
-def _set_depth(config: dict[str, Any], part: _Part, template: Model, layers: Sequence[tuple[Model, int]]) -> None:
-    """The config of as many layers as there are now. layers: of which model each is, and its number there.
+def _stack(
+    config: Mapping[str, Any], part: _Part, template: Model, layers: Sequence[tuple[Layer, ...]]
+) -> Stack | None:
+    """The layers of a part, and where config.json says how many there are; None if it does not, and need not.
 
     IncompatibleError where a module's depth changes and config.json has no field for it.
     """
     path, key = _depth_field(config, part, template)
-    if key is None:
-        if len(layers) != part.depth(template.spec):
-            raise IncompatibleError(
-                f"modules.{part.name}: config.json has no number of layers for it; take as many as there were"
-            )
-        return
-    holder = config
-    for step in path:
-        holder[step] = dict(holder[step])
-        holder = holder[step]
-    for field, value in list(holder.items()):  # what is listed layer by layer
-        lists = [_at(model.checkpoint.config, path).get(field) for model, _ in layers]
-        if isinstance(value, list) and all(
-            isinstance(theirs, list) and len(theirs) == part.depth(model.spec)
-            for (model, _), theirs in zip(layers, lists, strict=True)
-        ):
-            holder[field] = [list(theirs or ())[i] for (_, i), theirs in zip(layers, lists, strict=True)]
-    holder[key] = len(layers)
+    if key is not None:
+        return Stack(tuple(layers), key, path, "" if part.module is None else part.name, part.modules)
+    if len(layers) != part.depth(template.spec):
+        raise IncompatibleError(
+            f"modules.{part.name}: config.json has no number of layers for it; take as many as there were"
+        )
+    return None
 
 
 def _depth_field(config: Mapping[str, Any], part: _Part, template: Model) -> tuple[tuple[str, ...], str | None]:
-    """Where config.json says how many layers there are: inside which objects, in which field."""
-    own = (part.name, f"{part.name}_config") if part.module else ()
-    for step in (*own, "text_config", "llm_config"):
-        if isinstance(config.get(step), Mapping):
-            return (step,), next((key for key in LAYER_COUNTS if key in config[step]), None)
-    if part.module is not None:
+    """Where config.json says how many layers there are: inside which objects, in which field; else its class does."""
+    own = (part.name, f"{part.name}_config", f"{part.name.partition('_')[0]}_config") if part.module else ()
+    text = () if other_modality(part.name) else ("text_config", "llm_config")
+    path = next(((step,) for step in (*own, *text) if isinstance(config.get(step), Mapping)), ())
+    if (key := _count_in(inside(config, path), part, template, path)) is None:
+        key = _count_in(inside(resolved(config) or {}, path), part, template, path)
+    several = part.module is not None and not path and _lists(template) > 1
+    return path, key if key or path or several else LAYER_COUNTS[0]
+
+
+def _count_in(fields: Mapping[str, Any], part: _Part, template: Model, path: Sequence[str]) -> str | None:
+    """The field with the number of layers of a part, if it is there."""
+    if part.module is not None and not path:
         for key in (f"{part.name}_layers", f"num_{part.name}_layers"):
-            if key in config:
-                return (), key
-        stacks = {match[1] for name in template.spec.tensors if (match := LAYER.match(name))}
-        if len(stacks) > 1:  # of which only the first may be meant
-            return (), "num_layers" if part.name == "encoder" and "num_layers" in config else None
-    return (), next((key for key in LAYER_COUNTS if key in config), LAYER_COUNTS[0])
+            if key in fields:
+                return key
+        if _lists(template) > 1:  # of which only the first may be meant
+            return "num_layers" if part.name == "encoder" and "num_layers" in fields else None
+    return next((key for key in LAYER_COUNTS if key in fields), None)
 
 
-def _at(config: Mapping[str, Any], path: Sequence[str]) -> Mapping[str, Any]:
-    for step in path:
-        config = config[step] if isinstance(config.get(step), Mapping) else {}
-    return config
+def _lists(template: Model) -> int:
+    """How many lists of layers a model has."""
+    return len({match[1] for name in template.spec.tensors if (match := LAYER.match(name))})

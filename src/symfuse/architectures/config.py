@@ -81,6 +81,22 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return config
 
 
+def of_text(config: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of the language model, for `with_fields`: in the object that describes it, where there is one."""
+    key = next((key for key in ("text_config", "llm_config") if isinstance(config.get(key), Mapping)), None)
+    return dict(fields) if key is None else {key: dict(fields)} if fields else {}
+
+
+def with_fields(config: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The config with these fields, of its nested objects too."""
+    nested = {
+        key: with_fields(config[key], value)
+        for key, value in fields.items()
+        if isinstance(value, Mapping) and isinstance(config.get(key), Mapping)
+    }
+    return {**config, **fields, **nested}
+
+
 def differences(one: Checkpoint, other: Checkpoint) -> list[Difference]:
     """The fields in which two configs of one model type differ, those that matter first.
 

@@ -222,7 +222,8 @@ def require_same_sizes(first: Model, other: Model, pair: str, layers: bool, forc
 def let_pass(found: Sequence[Difference], pair: str, force_config: bool, layers: bool) -> list[str]:
     """Notes for differences of configs; IncompatibleError for the first that matters, unless it is forced."""
     if not layers:
-        found = [d for d in found if d.field.rpartition(".")[2] not in (*LAYER_COUNTS, "layer_types")]
+        by_layer = (*LAYER_COUNTS, "layer_types", "no_rope_layers", "mlp_only_layers")  # compared layer by layer
+        found = [d for d in found if d.field.rpartition(".")[2] not in by_layer]
     deciding, others = [d for d in found if d.matters], [d for d in found if not d.matters]
     if deciding and not force_config:
         more = f" (and in {some(d.field for d in deciding[1:])})" if deciding[1:] else ""

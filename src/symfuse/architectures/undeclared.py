@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -51,6 +51,8 @@ LISTS = {"layers", "layer", "h", "block", "blocks"}
 PREDICTORS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")  # layers after the last, that guess more tokens
 
 LAYER = re.compile(r"(.*?)(?<![^.])(\d+)\.")  # a name up to the number of the layer
+TABLE = re.compile(r".*\.(global_)?relative_attention_bias\.weight")
+BEHIND = "next"  # the index of the tensors of layers behind the last
 MASK = re.compile(r".*\b(attn|attention)\.bias")
 PARTITIONED = (
     "It looks like a placeholder of a partitioned save (ZeRO stage 3, FSDP): gather the weights before saving "
@@ -77,14 +79,15 @@ def undeclared(checkpoint: Checkpoint) -> Spec:
     if type(vocab) is int:
         _require_rows(checkpoint, text, vocab)
     count, indices = _layers(config, text, where)
+    behind = sum(1 for index in {tuple(i.items()) for i in indices.values()} if index[0][0] == BEHIND)
     tensors = {}
     for file in names:
         name, shape = renamed.get(file, file), infos[file].shape
         dims = [Atom(str(size)) for size in shape]
         if type(vocab) is int and file in text and (EMBEDDING.fullmatch(name) or HEAD.fullmatch(name)):
             dims[:1] = [Atom("vocab")] if shape[:1] == (vocab,) else dims[:1]
-        tensors[name] = Declared(Layout(tuple(dims)), {"l": indices[file]} if file in indices else {})
-    axes = {"l": Axis(count)} if indices else {}
+        tensors[name] = Declared(Layout(tuple(dims)), indices.get(file, {}))
+    axes = ({"l": Axis(count)} if indices else {}) | ({BEHIND: Axis(behind)} if behind else {})
     return Spec(
         family=str(config.get("model_type", "unknown")),
         axes=axes | ({"vocab": Axis(vocab)} if type(vocab) is int else {}),
@@ -184,14 +187,33 @@ def _require_rows(checkpoint: Checkpoint, names: Iterable[str], vocab: int) -> N
         )
 
 
-def _layers(config: Mapping[str, Any], names: Iterable[str], where: str) -> tuple[int, dict[str, int]]:
-    """The number of layers, and the layer of each tensor that is in one; SpecError if config.json says another.
+def serves_all(name: str, names: Container[str]) -> bool:
+    """Whether a tensor is in the first layer alone and serves all of them: the relative bias of T5."""
+    return TABLE.fullmatch(name) is not None and LAYER.sub(r"\g<1>1.", name, count=1) not in names
+
+
+def predicts_more(name: str, layers: int | None) -> bool:
+    """Whether a tensor is of a layer that guesses further tokens: behind the last of so many, or in a part for them."""
+    match = LAYER.match(name)
+    parts = name.split(".")
+    return "mtp" in parts or (match is not None and layers is not None and int(match[2]) >= layers)
+
+
+def depth_said(config: Mapping[str, Any]) -> int | None:
+    """The number of layers of the language model in config.json."""
+    text = text_config(config)
+    return next((text[key] for key in LAYER_COUNTS if type(text.get(key)) is int), None)
+
+
+def _layers(config: Mapping[str, Any], names: Collection[str], where: str) -> tuple[int, dict[str, dict[str, int]]]:
+    """The number of layers, and the index of each tensor that is in one; SpecError if config.json says another number.
 
     All stacks of that many are layers (encoder and decoder); if the config does not say, the one with most tensors is.
+    Those of layers behind the last have an index of their own.
     """
     stacks: dict[str, dict[str, int]] = defaultdict(dict)
     for name in names:
-        if match := LAYER.match(name):
+        if (match := LAYER.match(name)) and not serves_all(name, names):
             stacks[match[1]][name] = int(match[2])
     sizes = {stack: max(layers.values()) + 1 for stack, layers in stacks.items()}
     known = [stack for stack in stacks if stack.rstrip(".").rpartition(".")[2] in LISTS]
@@ -202,7 +224,8 @@ def _layers(config: Mapping[str, Any], names: Iterable[str], where: str) -> tupl
             )
     text = text_config(config)
     largest = max(known, key=lambda stack: len(stacks[stack]), default="")
-    count = next((text[key] for key in LAYER_COUNTS if type(text.get(key)) is int), sizes.get(largest, 0))
+    said = depth_said(config)
+    count = sizes.get(largest, 0) if said is None else said
     more = sum(int(text.get(key) or 0) for key in PREDICTORS)
     chosen = [stack for stack, size in sizes.items() if size in (count, count + more)]
     if not chosen and known:
@@ -212,7 +235,8 @@ def _layers(config: Mapping[str, Any], names: Iterable[str], where: str) -> tupl
                 "does config.json belong to these weights?"
             )
         count, chosen = sizes[largest], [largest]
-    return count, {name: i for stack in chosen for name, i in stacks[stack].items() if i < count}
+    every = {name: i for stack in chosen for name, i in stacks[stack].items()}
+    return count, {name: {"l": i} if i < count else {BEHIND: i - count} for name, i in every.items()}
 
 
 def refuse_placeholders(checkpoint: Checkpoint) -> None:

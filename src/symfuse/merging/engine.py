@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from symfuse.architectures import Model
+from symfuse.architectures.undeclared import BEHIND
 from symfuse.device import CPU, require
 from symfuse.errors import IncompatibleError, OptionError
 from symfuse.io import Checkpoint, TensorInfo, is_finite, scan
@@ -229,9 +230,8 @@ def merge_slices(
             outputs[file] = Output(typed(term.info, dtype), (term,))
             continue
         source, layered = spec.tied.get(name, name), layer(spec, name) is not None
-        names = {
-            i: _shifted(source, start - part.starts[reference] if layered else 0) for i, start in enumerate(part.starts)
-        }
+        starts = part.starts if layered else [_behind(models[number].spec, spec, name) for number in part.models]
+        names = {i: _shifted(source, start - starts[reference]) for i, start in enumerate(starts)}
         terms = {i: _term(models[number], names[i]) for i, number in enumerate(part.models)}
         base = None if part.base is None or method.base == "unused" else terms.pop(part.base)
         of_template = next((terms[i] for i in terms if part.models[i] == template), None)
@@ -326,8 +326,12 @@ def _places(
             if model.spec.file_name(name) in model.checkpoint:
                 yield name, layer(model.spec, name)
 
+    def is_embedding(part: Slice, name: str) -> bool:
+        index = models[part.models[_reference(part, template)]].spec.tensors[name].index
+        return _EMBEDDING.search(name) is not None and BEHIND not in index
+
     first, last = slices[0], slices[-1]
-    yield from ((first, name, 0, 0.0) for name, at in stored(first) if at is None and _EMBEDDING.search(name))
+    yield from ((first, name, 0, 0.0) for name, at in stored(first) if at is None and is_embedding(first, name))
     depth = 0
     for part in slices:
         start = part.starts[_reference(part, template)]
@@ -339,7 +343,16 @@ def _places(
             t = offset / (part.length - 1) if part.length > 1 else 1.0
             yield from ((part, name, depth - start, t) for name in by_layer.get(start + offset, ()))
         depth += part.length
-    yield from ((last, name, 0, 0.0) for name, at in stored(last) if at is None and not _EMBEDDING.search(name))
+    spec = models[last.models[_reference(last, template)]].spec
+    for name, at in stored(last):
+        if at is None and not is_embedding(last, name):
+            moved = depth - _behind(spec, spec, name) if BEHIND in spec.tensors[name].index else 0
+            yield last, name, moved, 0.0
+
+
+def _behind(spec: Spec, of: Spec, name: str) -> int:
+    """How many layers of a model are before a tensor behind the last one; 0 for all that is in no such layer."""
+    return spec.depth if BEHIND in of.tensors[name].index else 0
 
 
 # Where slices come from different models: what stands before the layers comes from the first slice, the rest from the

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ import torch
 from symfuse.architectures import Model, require_same_frame, require_same_shape
 from symfuse.device import CPU
 from symfuse.errors import IncompatibleError, OptionError
+from symfuse.guard import guarded
 from symfuse.io import Checkpoint
 from symfuse.io.messages import suggestion
 from symfuse.merging.base import Method, Parameter, lookup
@@ -82,15 +83,25 @@ def template_config(template: Model, heads: str) -> dict[str, Any]:
 
 
 def merged_checkpoint(
-    models: Sequence[Model], template: int, merged: Merged, config: dict[str, Any], name: str | None = None
+    models: Sequence[Model],
+    template: int,
+    merged: Merged,
+    config: dict[str, Any],
+    name: str | None = None,
+    opened: Sequence[Checkpoint] = (),
+    kept: Collection[str] = (),
 ) -> Checkpoint:
     """The merged tensors with companions and notes of the template, and this config, which gets their dtype. They are
-    on the processor, wherever they are combined."""
+    on the processor, wherever they are combined. opened: the models as they were opened, the template first. It is
+    guarded (`Guard`), now and when it is saved. kept: as there.
+    """
     set_dtype(config, merged.infos)
     name = name or describe(merged.outputs)
     sources = [folder for model in models for folder in model.checkpoint.sources]
     checkpoint = recorded(models[template].checkpoint, None)  # what is recorded of the template is not of the merge
-    return checkpoint.replace(tensors=merged, infos=merged.infos, config=config, name=name, sources=sources, device=CPU)
+    out = checkpoint.replace(tensors=merged, infos=merged.infos, config=config, name=name, sources=sources, device=CPU)
+    out = guarded(out, opened or [checkpoint, *(model.checkpoint for model in models)], kept)
+    return out.before_save[0](out)
 
 
 def constant(method: Method, given: Mapping[str, Any], models: Sequence[int]) -> Resolve:

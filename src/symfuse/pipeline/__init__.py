@@ -52,12 +52,20 @@ def require_one_frame(stage: Stage) -> None:
 def finish(stage: Stage, *, device: str = CPU) -> Checkpoint:
     """The merged checkpoint, with the files that go beside it; nothing is read. device: where blocks are combined."""
     models = {ref: Model.of(checkpoint, undeclared=True) for ref, checkpoint in stage.models.items()}
-    merged = plan_recipe(stage.recipe, models, stage.kept, device=device, learned=stage.learned)
+    merged = plan_recipe(
+        stage.recipe,
+        models,
+        stage.kept,
+        fields=stage.config,
+        before=stage.before,
+        device=device,
+        learned=stage.learned,
+    )
     template = list(stage.models.values())[stage.template]
     files = dict(template.companions()) if stage.vocabulary is None else files_in(stage.vocabulary, template)
     if stage.recipe.chat_template is not None:
         files = with_chat_template(files, stage.recipe.chat_template, list(stage.models.values()))
-    return merged.replace(files=files, config={**merged.config, **stage.config})
+    return merged.replace(files=files)
 
 
 def with_text(stage: Stage, recipes: Sequence[Recipe]) -> Stage:

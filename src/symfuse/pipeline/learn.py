@@ -131,7 +131,10 @@ def learn(
         return stage
     refs = list(stage.models)
     models = [Model.of(checkpoint, undeclared=True) for checkpoint in stage.models.values()]
-    plan_recipe(recipe, dict(zip(refs, models, strict=True)), stage.kept)  # whether they fit, before data are looked at
+    named = dict(zip(refs, models, strict=True))
+    plan_recipe(
+        recipe, named, stage.kept, fields=stage.config, before=stage.before
+    )  # whether they fit, before any data
     apart = method.base != "unused" and recipe.base_model is not None
     tasks, parameters = tasks_of(recipe, [stage.models[given.model] for given in inputs]), _parameters(recipe, method)
     try:

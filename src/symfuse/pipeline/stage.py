@@ -64,6 +64,12 @@ class Stage:
         return list(self.models).index(template_of(self.recipe))
 
     @property
+    def before(self) -> list[Checkpoint]:
+        """The models as they were opened, that one first."""
+        models = list(self.opened.values())
+        return [models[self.template], *models]
+
+    @property
     def tokenizer(self) -> str:
         """Whose tokenizer the result has, in words."""
         template = list(self.models.values())[self.template]

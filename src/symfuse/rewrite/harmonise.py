@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 
 from symfuse.architectures.base import resolve
-from symfuse.architectures.config import rope_theta
+from symfuse.architectures.config import of_text, rope_theta, text_config, with_fields
 from symfuse.architectures.model import under_file_names
-from symfuse.architectures.undeclared import HEAD, disagreeing_frequencies, is_derived
+from symfuse.architectures.undeclared import (
+    HEAD,
+    PREDICTORS,
+    depth_said,
+    disagreeing_frequencies,
+    is_derived,
+    predicts_more,
+)
 from symfuse.errors import IncompatibleError
 from symfuse.io import Checkpoint, TensorInfo
 from symfuse.io.messages import some
@@ -59,6 +66,7 @@ def harmonise(checkpoints: Sequence[Checkpoint], *, base: int = 0, options: Reco
     out.notes.extend(notes)
     _match_biases(out, options)
     _match_counters(out)
+    out.checkpoints[:] = [_as_predicting(c, out.notes) for c in out.checkpoints]
     _match_tensors(out, base, options)
     return out
 
@@ -175,11 +183,35 @@ def _match_tensors(out: Harmonised, base: int, options: Reconcile) -> None:
         for i in sorted(range(len(foreign)), key=lambda i: i != base):
             for name in foreign[i]:
                 out.kept.setdefault(name, (out.checkpoints[i], name))
+        out.config.update(_predicting(out.checkpoints[base].config, out.kept))
         if _has_head(foreign[base]) and "architectures" in out.checkpoints[base].config:
             out.config["architectures"] = out.checkpoints[base].config["architectures"]
     done = "dropped" if options.foreign == "drop" else "kept as they are"
     out.notes.append(f"tensors that not all models have are {done} ({words})")
-    out.checkpoints[:] = [_less(c, names) for c, names in zip(out.checkpoints, foreign, strict=True)]
+    less = [_less(c, names) for c, names in zip(out.checkpoints, foreign, strict=True)]
+    out.checkpoints[:] = [_as_predicting(c, out.notes) for c in less]
+
+
+def _as_predicting(checkpoint: Checkpoint, notes: list[str]) -> Checkpoint:
+    """The checkpoint; if it has no layers that guess further tokens, its config says so."""
+    text = text_config(checkpoint.config)
+    said = [key for key in PREDICTORS if text.get(key)]
+    depth = depth_said(checkpoint.config)
+    if not said or any(predicts_more(name, depth) for name in checkpoint):
+        return checkpoint
+    notes.append(f"{checkpoint.name}: {some(said)} of config.json is 0, as there are no tensors of such layers")
+    none = of_text(checkpoint.config, dict.fromkeys(said, 0))
+    return checkpoint.replace(config=with_fields(checkpoint.config, none))
+
+
+def _predicting(config: Mapping[str, Any], kept: Mapping[str, tuple[Checkpoint, str]]) -> dict[str, Any]:
+    """What config.json has to say of kept layers that guess further tokens: what that of their model says."""
+    found: dict[str, Any] = {}
+    for owner, name in kept.values():
+        if predicts_more(name, depth_said(owner.config)):
+            text = text_config(owner.config)
+            found |= {key: text[key] for key in PREDICTORS if text.get(key)}
+    return of_text(config, found)
 
 
 def _has_head(names: Sequence[str]) -> bool:
@@ -195,13 +227,20 @@ def _less(checkpoint: Checkpoint, names: Sequence[str]) -> Checkpoint:
 def _foreign(checkpoints: Sequence[Checkpoint]) -> list[list[str]]:
     """Of each checkpoint, the tensors that not all have. Where depths differ, a tensor of a layer is compared with
     those of any layer: layers are no foreign tensors."""
-    depths = {max((int(n) for name in c for n in re.findall(r"\.(\d+)\.", name)), default=0) for c in checkpoints}
+    depths = {_depth(c) for c in checkpoints}
     keys = []
     for c in checkpoints:
         names = _comparable(c)
         keys.append({n: k if len(depths) == 1 or k is None else re.sub(r"\d+", "#", k) for n, k in names.items()})
     common = set.intersection(*(set(found.values()) for found in keys)) | {_HEAD}
     return [[name for name, key in found.items() if key is None or key not in common] for found in keys]
+
+
+def _depth(checkpoint: Checkpoint) -> int:
+    """The number of layers that config.json says, or the largest number in a name."""
+    said = depth_said(checkpoint.config)
+    numbers = (int(n) for name in checkpoint for n in re.findall(r"\.(\d+)\.", name))
+    return max(numbers, default=0) if said is None else said
 
 
 _HEAD = "the task head"

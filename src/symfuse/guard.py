@@ -1,0 +1,95 @@
+"""What is written has exactly the tensors that its own config demands, by its declaration or its real class."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from symfuse.architectures import ARCHITECTURES, Model
+from symfuse.architectures.undeclared import undeclared
+from symfuse.errors import CheckpointError, IncompatibleError
+from symfuse.io import Checkpoint
+from symfuse.io.messages import some
+from symfuse.modules import unloadable
+from symfuse.rewrite.rewritten import drop
+
+DTYPES = ("dtype", "torch_dtype")
+_SAYS = {
+    "missing_keys": "needs tensors that the output would not have, and that would be filled with random numbers on "
+    "loading (choose --foreign keep, layers of the same kind, or models that have them)",
+    "mismatched_keys": "has tensors of other shapes than the output would have",
+    "unexpected_keys": "has no place for tensors of the output, which would be lost on loading",
+}
+
+
+@dataclass(frozen=True)
+class Guard:
+    """Refuses an output that its class would not load as it is; one of the functions of `Checkpoint.before_save`.
+
+    inputs: the models that it is made of, as they were opened, first that whose config it has: what is wrong with that
+    one is no fault of the output. kept: tensors that are kept beside what the class demands."""
+
+    inputs: tuple[Checkpoint, ...]
+    kept: frozenset[str] = frozenset()
+
+    def __call__(self, checkpoint: Checkpoint) -> Checkpoint:
+        """The same checkpoint. SpecError or LayoutError if it is not what its declaration demands, IncompatibleError if
+        its class of `transformers` demands tensors that it has not, or would not load some that it has."""
+        if str(checkpoint.config.get("model_type")) in ARCHITECTURES:
+            Model.of(drop(checkpoint, self.kept))
+        elif self._changed(checkpoint):
+            self._ask_class(checkpoint)
+        return checkpoint
+
+    def _changed(self, checkpoint: Checkpoint) -> bool:
+        """Whether it differs from the first input in config, names or shapes, or an input has other names."""
+        shapes, *theirs = (_shapes(one) for one in (checkpoint, *self.inputs))
+        configs = [{k: v for k, v in c.config.items() if k not in DTYPES} for c in (checkpoint, self.inputs[0])]
+        return configs[0] != configs[1] or shapes != theirs[0] or any(not one.keys() <= shapes.keys() for one in theirs)
+
+    def _ask_class(self, checkpoint: Checkpoint) -> None:
+        try:
+            before = unloadable(self.inputs[0])
+        except CheckpointError:  # then nor can the output be
+            return
+        found = None if before is None else unloadable(checkpoint)
+        if before is None or found is None:
+            return
+        if self.kept and found["unexpected_keys"]:
+            found |= {"unexpected_keys": (unloadable(drop(checkpoint, self.kept)) or found)["unexpected_keys"]}
+        there = {_anywhere(name) for one in self.inputs for name in one}
+        named = checkpoint.config.get("architectures")
+        for key, says in _SAYS.items():
+            known = {_anywhere(name) for name in before[key]}
+            new = {name for name in found[key] if _anywhere(name) not in known}
+            if key == "missing_keys":  # what no input has, such as a pooler, is for the user to train
+                new = {name for name in found[key] if any(_ends_alike(_anywhere(name), one) for one in there)}
+            if new and (named or key != "unexpected_keys"):  # a base model is read from files with any head
+                kind = named[0] if named else checkpoint.config.get("model_type")
+                raise IncompatibleError(
+                    f"{checkpoint.name}: {kind}, as config.json has it, {says}: {some(sorted(new), 8)}"
+                )
+
+
+def guarded(checkpoint: Checkpoint, inputs: Sequence[Checkpoint], kept: Collection[str] = ()) -> Checkpoint:
+    """The checkpoint with a Guard, in the place of those of its inputs."""
+    others = tuple(step for step in checkpoint.before_save if not isinstance(step, Guard))
+    return checkpoint.replace(before_save=(Guard(tuple(inputs), frozenset(kept)), *others))
+
+
+def _anywhere(name: str) -> str:
+    """A name for all layers."""
+    return re.sub(r"\d+", "#", name)
+
+
+def _ends_alike(one: str, other: str) -> bool:
+    """Whether two names are one, but for a prefix."""
+    return one == other or one.endswith(f".{other}") or other.endswith(f".{one}")
+
+
+def _shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
+    """The shapes of all tensors but derived ones and aliases."""
+    spec = undeclared(checkpoint)
+    left_out = {spec.file_name(alias) for alias in spec.tied} | spec.buffers
+    return {name: checkpoint.info(name).shape for name in checkpoint if name not in left_out}

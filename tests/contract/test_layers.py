@@ -1,0 +1,125 @@
+"""Of every family: layers that are cut, repeated and in another order compute what they compute in that order in the
+real module."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+import tiny
+from torch import nn
+
+from symfuse import api
+from symfuse.errors import IncompatibleError
+from symfuse.io import Checkpoint
+from symfuse.verification import compare, run
+
+PARTS = ("encoder", "decoder", "text_model", "vision_model")
+# Their first layer is of another kind, which no field can say of another one.
+FIRST_APART = {"modernbert"}
+LABELS = [label for label in tiny.MODELS if label != "sceptr"]  # which has no class that can be built from a config
+
+Orders = Mapping[str, Sequence[int]]
+
+
+def stacks(module: nn.Module) -> dict[str, nn.ModuleList]:
+    """The lists of layers by their names, but for those inside others."""
+    found: dict[str, nn.ModuleList] = {}
+    for name, part in module.named_modules():
+        inner = any(name.startswith(f"{outer}.") for outer in found)
+        if isinstance(part, nn.ModuleList) and len(part) > 1 and not inner:
+            found[name] = part
+    return found
+
+
+def part_of(name: str) -> str:
+    return next(part for part in name.split(".") if part in PARTS)
+
+
+def recipe_of(orders: Orders) -> dict[str, Any]:
+    def slices(order: Sequence[int]) -> list[dict[str, Any]]:
+        return [{"sources": [{"model": "model", "layer_range": [at, at + 1]}]} for at in order]
+
+    if len(orders) == 1:
+        return {"merge_method": "passthrough", "slices": slices(*orders.values())}
+    parts = {part_of(name): {"slices": slices(order)} for name, order in orders.items()}
+    return {"merge_method": "passthrough", "modules": parts}
+
+
+def reordered(module: nn.Module, orders: Orders) -> nn.Module:
+    """The module with the layers of these orders in their lists; each keeps what it is."""
+    for name, order in orders.items():
+        owner_name, _, key = name.rpartition(".")
+        owner: Any = module.get_submodule(owner_name)
+        layers = [copy.deepcopy(getattr(owner, key)[at]) for at in order]
+        hold_table(getattr(owner, key), layers)
+        setattr(owner, key, nn.ModuleList(layers))
+        for config in {id(c): c for part in module.modules() if (c := getattr(part, "config", None))}.values():
+            if isinstance(config, Mapping) or config is not getattr(owner, "config", config):
+                continue
+            config.use_cache = False
+            if len(orders) == 1:
+                config.num_hidden_layers = len(order)
+            if getattr(config, "layer_types", None):
+                config.layer_types = [config.layer_types[at] for at in order]
+    return module
+
+
+def hold_table(before: nn.ModuleList, layers: Sequence[nn.Module]) -> None:
+    """The first layer of a T5 holds the relative bias of all of them."""
+    held = next((p for p in before[0].modules() if getattr(p, "has_relative_attention_bias", False)), None)
+    if held is None or "UMT5" in type(held).__name__:
+        return
+    for at, layer in enumerate(layers):
+        attention: Any = next(p for p in layer.modules() if hasattr(p, "has_relative_attention_bias"))
+        attention.has_relative_attention_bias = at == 0
+        if at == 0:
+            attention.relative_attention_bias = held.relative_attention_bias
+
+
+def orders_of(module: nn.Module, kind: str) -> dict[str, list[int]]:
+    found = {}
+    for name, layers in stacks(module).items():
+        last = len(layers) - 1
+        found[name] = {"interleaved": [last, 0, last], "repeated": [0, last, last], "cut": [last]}[kind]
+    return found
+
+
+def merged(checkpoint: Checkpoint, orders: Orders) -> Checkpoint:
+    return api.merge_recipe(recipe_of(orders), {"model": checkpoint})
+
+
+def kinds() -> list[Any]:
+    """Of each family one model in the order that is cut, repeated and interleaved at once; the rest are slow."""
+    seen: set[str] = set()
+    out = []
+    for label in LABELS:
+        family = label.partition("-")[0]
+        for kind in ("interleaved", "repeated", "cut"):
+            fast = kind == "interleaved" and (family not in seen or label in ALSO)
+            out.append(pytest.param(label, kind, marks=() if fast else pytest.mark.slow, id=f"{label}-{kind}"))
+        seen.add(family)
+    return out
+
+
+# Whose layers are of several kinds, beside the first of each family.
+ALSO = {
+    "gemma2-lm", "gemma3-lm", "smollm3-question", "qwen2-mixture-dense", "qwen3-mixture-lm", "t5-lm", "beit-shared",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("label", "kind"), kinds())
+def test_layers_compute_what_they_did(label: str, kind: str) -> None:
+    case = tiny.case(label)
+    module = tiny.real(case.checkpoint)
+    orders = orders_of(module, kind)
+    if case.spec.family in FIRST_APART and kind != "repeated":
+        with pytest.raises(IncompatibleError, match="layer 0 of the output would not compute as layer 1"):
+            merged(case.checkpoint, orders)
+        return
+    expected = run(reordered(module, orders), case.inputs)
+    assert max(compare(case.outputs, expected).values()) > 1e-3  # the order matters
+    found = run(tiny.real(merged(case.checkpoint, orders)), case.inputs)
+    assert max(compare(expected, found).values()) <= case.exact
