@@ -11,6 +11,13 @@ from typing import Any
 
 import click
 
+from symfuse.errors import masked
+
+
+def warn(text: str) -> None:
+    """A line on stderr, also with --quiet and --json."""
+    click.echo(masked(f"symfuse: {text}"), err=True)
+
 
 class Output:
     """What a verb says: tables for people, one JSON document for machines, nothing with --quiet."""
@@ -26,7 +33,7 @@ class Output:
 
     def say(self, text: str) -> None:
         if not self.as_json and not self.quiet:
-            click.echo(text)
+            click.echo(masked(text))
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:
         if self.as_json or self.quiet:
@@ -39,7 +46,7 @@ class Output:
         for i, column in enumerate(columns):
             table.add_column(column, justify="left" if i == 0 or column in self.WORDS else "right", overflow="fold")
         for row in rows:
-            table.add_row(*row)
+            table.add_row(*map(masked, row))
         Console().print(table)
 
     def cost(self) -> dict[str, float]:
@@ -55,7 +62,7 @@ class Output:
 
     def finish(self, data: dict[str, Any]) -> None:
         if self.as_json:
-            click.echo(json.dumps(data, indent=2))
+            click.echo(masked(json.dumps(data, indent=2)))
 
     @contextmanager
     def progress(self, what: str, total: int | None) -> Iterator[Callable[..., None]]:

@@ -18,8 +18,8 @@ from symfuse import __version__
 from symfuse.cli.verbs import VERBS, Verbs
 from symfuse.device import CPU, require
 from symfuse.errors import OptionError, SymfuseError
-from symfuse.kills import kills_as_exceptions
-from symfuse.output import Output
+from symfuse.output import Output, warn
+from symfuse.signals import signals_as_exceptions
 
 if TYPE_CHECKING:
     from symfuse.alignment import Alignment
@@ -72,15 +72,16 @@ class _Group(click.Group):
             _say_notes(error)
             if isinstance(error, SystemExit):
                 raise
-            click.echo("symfuse: interrupted", err=True)
-            sys.exit(130)
+            _interrupted()
 
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
         try:
-            with kills_as_exceptions():
+            with signals_as_exceptions():
                 super().main(*args, **kwargs)
+        except KeyboardInterrupt:
+            _interrupted()
         except (SymfuseError, OSError, MemoryError) as error:
-            click.echo(f"symfuse: {str(error) or 'not enough memory'}", err=True)
+            warn(str(error) or "not enough memory")
             _say_notes(error)
             if isinstance(error, SymfuseError):
                 sys.exit(error.exit_code)
@@ -91,10 +92,15 @@ class _Group(click.Group):
         sys.exit(0)
 
 
+def _interrupted() -> NoReturn:
+    warn("interrupted")
+    sys.exit(130)
+
+
 def _say_notes(error: BaseException) -> None:
     """What a run that ends early says of what it leaves."""
     for note in getattr(error, "__notes__", ()):
-        click.echo(f"symfuse: {note}", err=True)
+        warn(note)
 
 
 @click.group(
@@ -254,7 +260,7 @@ def open_model(out: Output, source: str) -> Checkpoint:
 
     checkpoint = open_checkpoint(source, name=source)
     for note in () if out.quiet else checkpoint.notes:
-        click.echo(f"symfuse: note: {note}", err=True)
+        warn(f"note: {note}")
     return checkpoint
 
 

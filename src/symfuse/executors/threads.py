@@ -13,6 +13,7 @@ from typing import Any, Generic
 import torch
 
 from symfuse.executors.base import Done, Item, Result, Work
+from symfuse.signals import interruptible
 
 GRACE = 5.0  # seconds that workers get to notice that they should stop
 
@@ -97,7 +98,8 @@ class Workers(Generic[Item, Result]):
             thread.start()
         running = len(self._threads)
         while running:
-            result = self._results.get()
+            with interruptible():
+                result = self._results.get()
             if result is None:
                 running -= 1
             elif isinstance(result, BaseException):

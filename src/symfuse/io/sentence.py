@@ -10,9 +10,8 @@ from typing import Any
 from safetensors.torch import save
 
 from symfuse.errors import CheckpointError
-from symfuse.io.folder import CONFIG
 from symfuse.io.messages import some
-from symfuse.io.remote import Place, below
+from symfuse.io.remote import CONFIG, Place, below
 from symfuse.io.torch_file import read_torch_file
 
 MODULES = "modules.json"

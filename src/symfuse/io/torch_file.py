@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import warnings
 import zipfile
+from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from symfuse.errors import CheckpointError
+from symfuse.io.content import PICKLE, ZIP, refuse_pointer, substitute_in
 from symfuse.io.messages import first_line, some
 from symfuse.io.remote import Place, Remote
 from symfuse.io.stamp import Stamp
@@ -68,6 +70,7 @@ def load_data(path: Path) -> Any:
         with warnings.catch_warnings(action="ignore"):  # of pickle protocols, beside the error that follows
             return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError as error:
+        refuse_pointer(path)
         raise CheckpointError(
             f"{path.name} was not loaded: it is damaged, or holds Python objects besides tensors, which can "
             "run code when they are read. Save the weights alone, best as safetensors. "
@@ -75,9 +78,15 @@ def load_data(path: Path) -> Any:
         ) from error
     except (RuntimeError, EOFError, ValueError, KeyError, OSError, AttributeError) as error:
         raise CheckpointError(
-            f"{path.name} cannot be read; it may be cut short or not a PyTorch file. "
-            f"Copy or download it again. ({path}: {first_line(error)})"
+            f"{path.name} cannot be read; it {_seems(path)}. ({path}: {first_line(error)})"
         ) from error
+
+
+def _seems(path: Path) -> str:
+    with suppress(OSError):
+        if what := substitute_in(path, ours=(ZIP, PICKLE)):
+            return f"is {what}"
+    return "may be cut short or not a PyTorch file. Copy or download it again"
 
 
 def _is_state_dict(value: Any) -> bool:
