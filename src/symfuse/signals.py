@@ -19,7 +19,7 @@ _deferring = 0
 
 @contextmanager
 def signals_as_exceptions() -> Iterator[None]:
-    """The first SIGINT raises KeyboardInterrupt, the first SIGTERM or SIGHUP SystemExit(128 + number); later ones do not
+    """The first signal raises: SIGINT KeyboardInterrupt, the others SystemExit(128 + number); later ones do not
     interrupt the clean-up. If the exception was replaced or swallowed on its way, it is raised again at the end."""
     global _received
     if not _in_main_thread():

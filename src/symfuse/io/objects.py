@@ -121,8 +121,10 @@ class NewObjects:
         except OSError as error:
             return f"What was written of {place} is no model, and could not be removed ({error}); remove it"
         if self.upload.goes_on:
-            return f"An upload to {place} could not be stopped: it is removed when it ends, unless this process "
-                "ends before"
+            return (
+                f"An upload to {place} could not be stopped: it is removed when it ends, unless this process ends "
+                "before"
+            )
         return f"No part of {place} was left behind"
 
 
