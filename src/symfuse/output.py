@@ -6,12 +6,25 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from symfuse.errors import masked
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+
+def _started(stack: ExitStack) -> Progress | None:
+    """A bar, which needs a thread; None where the system starts no more."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with suppress(RuntimeError):
+        return stack.enter_context(Progress(console=Console(stderr=True), transient=True))
+    return None
 
 
 def warn(text: str) -> None:
@@ -68,13 +81,11 @@ class Output:
     def progress(self, what: str, total: int | None) -> Iterator[Callable[..., None]]:
         """A bar on stderr, on terminals only; advanced by one at each call with the total, or None where that is known;
         of a call with a text that is what the bar says."""
-        if self.quiet or self.as_json or not sys.stderr.isatty():
-            yield lambda total=None, text="": None  # noqa: ARG005
-            return
-        from rich.console import Console
-        from rich.progress import Progress
-
-        with Progress(console=Console(stderr=True), transient=True) as bar:
+        with ExitStack() as stack:
+            bar = None if self.quiet or self.as_json or not sys.stderr.isatty() else _started(stack)
+            if bar is None:
+                yield lambda total=None, text="": None  # noqa: ARG005
+                return
             task = bar.add_task(what, total=total)
 
             def advance(total: int | None = None, text: str = "") -> None:

@@ -17,7 +17,7 @@ import click
 from symfuse import __version__
 from symfuse.cli.verbs import VERBS, Verbs
 from symfuse.device import CPU, require
-from symfuse.errors import OptionError, SymfuseError
+from symfuse.errors import OptionError, SymfuseError, masked
 from symfuse.output import Output, warn
 from symfuse.signals import signals_as_exceptions
 
@@ -41,12 +41,14 @@ class _NewFolder(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "":
             self.fail("the name is empty; name a folder", param, ctx)
+        if isinstance(value, str) and value != masked(value) and "://" not in value:
+            self.fail(f"the name {masked(value)} is not UTF-8; name another folder", param, ctx)
         if isinstance(value, str) and "://" in value:
             from symfuse.io.remote import place_of
 
             place = place_of(value)
             if not self._url and not isinstance(place, Path):
-                self.fail(f"{value} is a URL; name a folder", param, ctx)
+                self.fail(f"{masked(value)} is a URL; name a folder", param, ctx)
             return place
         return super().convert(value, param, ctx)
 
@@ -80,7 +82,9 @@ class _Group(click.Group):
                 super().main(*args, **kwargs)
         except KeyboardInterrupt:
             _interrupted()
-        except (SymfuseError, OSError, MemoryError) as error:
+        except (SymfuseError, OSError, MemoryError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and str(error) != NO_THREAD:
+                raise
             warn(str(error) or "not enough memory")
             _say_notes(error)
             if isinstance(error, SymfuseError):
@@ -90,6 +94,9 @@ class _Group(click.Group):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(1)
         sys.exit(0)
+
+
+NO_THREAD = "can't start new thread"  # as Python says
 
 
 def _interrupted() -> NoReturn:

@@ -70,6 +70,10 @@ def _open_path(
 ) -> Checkpoint:
     folder = place_of(source)
     try:
+        str(folder).encode()
+    except UnicodeEncodeError as error:
+        raise CheckpointError(f"{str(folder)!r}: the name is not UTF-8; rename the folder") from error
+    try:
         if isinstance(folder, Path):
             folder.lstat()
     except FileNotFoundError:

@@ -49,13 +49,13 @@ class Partial:
 
 def partial_of(place: Path, fingerprint: str) -> Partial:
     """Where the output for `place` grows."""
-    digest = hashlib.sha256(f"{place.name}{fingerprint}".encode()).hexdigest()
+    digest = hashlib.sha256(os.fsencode(place.name) + fingerprint.encode()).hexdigest()
     return Partial(place.with_name(f".{_short(place.name)}.partial-{digest[:8]}"))
 
 
 def _short(name: str) -> str:
     """A name for hidden files beside one of that name: file systems take 255 bytes, and no two may be mixed up."""
-    return name if len(name) <= 50 else f"{name[:41]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    return name if len(name) <= 50 else f"{name[:41]}-{hashlib.sha256(os.fsencode(name)).hexdigest()[:8]}"
 
 
 def _remove_stale(place: Path, keep: Path | None) -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from symfuse.errors import CheckpointError
 from symfuse.io.remote import Place, Remote
+
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
 
 
 @dataclass(frozen=True)
@@ -61,3 +65,10 @@ class Stamp:
             f"{self.path.name} has changed since it was opened: {why}. Let what writes it end, and run this again. "
             f"({self.path})"
         )
+
+
+def stamps_of_weights(folders: Iterable[Place]) -> list[Stamp]:
+    """Of the weight files in local folders: whoever has read them all asks once more, as pages may be read late."""
+    local = [folder for folder in folders if isinstance(folder, Path) and folder.is_dir()]
+    files = (path for folder in local for path in folder.iterdir() if path.suffix in WEIGHTS)
+    return [Stamp.of(path) for path in files if path.is_file()]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from symfuse.io.objects import new_objects
 from symfuse.io.partial import Partial, new_folder, partial_of, system_errors
 from symfuse.io.remote import CONFIG, INDEX, Place, Remote
 from symfuse.io.shards import parse_size, plan_shards
+from symfuse.io.stamp import stamps_of_weights
 from symfuse.io.target import check_space, check_target, output_place
 from symfuse.io.tensors import DTYPE_NAMES, TensorInfo
 from symfuse.io.together import together
@@ -85,7 +85,13 @@ def write(
             def room() -> None:
                 check_space({place: size - partial.held})
 
-            check = functools.partial(check_target, place, overwrite=overwrite, inputs=inputs)
+            stamps = stamps_of_weights(inputs)
+
+            def check() -> None:
+                check_target(place, overwrite=overwrite, inputs=inputs)
+                for stamp in stamps:
+                    stamp.require_same()
+
             stack.enter_context(new_folder(place, partial, check, room, resume=resume))
             kind, kept = ByShard if executor.elsewhere else ByTensor, fingerprint if resume else None
             with _saying_what_is_left(place, partial, None), system_errors(place):
