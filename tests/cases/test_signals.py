@@ -135,7 +135,7 @@ STEPS = """
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_d24_signalled_at_any_step_of_writing(tmp_path: Path, number: signal.Signals) -> None:
-    """Spread over all calls and returns of the code that writes: then the old model is there, or the new, and no more."""
+    """Spread over all calls and returns of the code that writes: the old model is there, or the new, and no more."""
     count = 24
     old = Checkpoint({"w": torch.zeros(3), "v": torch.zeros(3)}, {}, name="old").save(tmp_path / "old" / "out")
     assert isinstance(old, Path)
@@ -155,7 +155,7 @@ def test_d24_signalled_at_any_step_of_writing(tmp_path: Path, number: signal.Sig
 
 
 @pytest.mark.parametrize(
-    ("module", "number"), zip(["click", "torch", "symfuse.pipeline"], NUMBERS, strict=True), ids=str
+    ("module", "number"), list(zip(["click", "torch", "symfuse.pipeline"], NUMBERS, strict=True)), ids=str
 )
 def test_d24_signalled_while_it_imports(models: Path, tmp_path: Path, number: signal.Signals, module: str) -> None:
     code = """
