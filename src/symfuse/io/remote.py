@@ -128,7 +128,9 @@ class Remote:
                 if self.of_web and store.exists((self / CONFIG).url):
                     return "directory"
                 return str(store.info(path)["type"])
-            except FileNotFoundError:
+            except FileNotFoundError as error:
+                if self.of_web and error.__cause__ is not None and not hasattr(error.__cause__, "status"):
+                    raise error.__cause__ from None  # fsspec says so of servers that do not answer, too
                 return None
 
     def mark(self) -> tuple[int, str]:
