@@ -44,6 +44,7 @@ from symfuse.groups import ELEMENTS, INEXACT_ELEMENTS, Coupling, Element, Sinkho
 from symfuse.guard import guarded
 from symfuse.io import Checkpoint, is_finite
 from symfuse.io import open as open_checkpoint
+from symfuse.io.content import refuse_pointer
 from symfuse.io.messages import some
 from symfuse.io.target import write_file
 from symfuse.runs import record_alignment
@@ -290,6 +291,7 @@ class Alignment:
     def load(cls, path: str | Path) -> Alignment:
         """Read what `save` wrote; CheckpointError if it is something else, or a byte of it has changed. Files of before
         there were checksums are read without one."""
+        refuse_pointer(Path(path))
         try:
             with safe_open(path, framework="pt") as file:
                 meta = file.metadata() or {}

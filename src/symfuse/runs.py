@@ -15,6 +15,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from symfuse import __version__
+from symfuse.errors import masked
 from symfuse.io import Checkpoint
 from symfuse.io.hub import hub_id
 
@@ -70,7 +71,7 @@ class Record:
         """The checkpoint with these files beside its weights."""
         run = self.run()
         own = {"symfuse.json": json.dumps(run, indent=2) + "\n", "README.md": model_card(run, checkpoint)}
-        files = {name: text.encode() for name, text in own.items()}
+        files = {name: masked(text).encode() for name, text in own.items()}
         files |= {name: alignment.to_bytes() for name, alignment in self.alignments.items()}
         return checkpoint.replace(files={**checkpoint.companions(), **files})
 

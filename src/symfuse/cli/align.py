@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,7 +35,7 @@ from symfuse.cli.evaluate import DATA_OPTIONS, data_options, task
 from symfuse.cli.learning import HEARD, LEARNING_OPTIONS, learning_of, learning_options, say_learned
 from symfuse.device import CPU
 from symfuse.errors import OptionError, OutputError
-from symfuse.output import Output
+from symfuse.output import Output, warn
 
 if TYPE_CHECKING:
     from symfuse.alignment import Alignment
@@ -91,6 +90,7 @@ def align(
     the squared distance over all that it touches is said: of value heads also the output bias that value biases move
     into, which `distance` counts under residual.
     """
+    from symfuse.io.remote import Remote
     from symfuse.io.target import overlap
     from symfuse.runs import frame_text
 
@@ -98,6 +98,8 @@ def align(
     _require_use(statistics, options | {"anchor_output": anchor_output})
     options["executor"] = executor = executor_of(out, options)
     a, b = (open_model(out, model).on(options["device"]) for model in (source, anchor))
+    if anchor_output is not None and any(isinstance(place, Remote) for place in (options["output"], anchor_output)):
+        options["overwrite"] = None  # what a store has is replaced as soon as the new one comes, and cannot be restored
     check_place(options, a, b)
     if anchor_output is not None:
         check_place(options | {"output": anchor_output}, a, b)
@@ -210,23 +212,22 @@ def _save(
     options: dict[str, Any], anchor_output: Place | None, other: Alignment | None, moved: dict[str, Any] | None,
 ) -> None:  # fmt: skip
     """The moved source and, if asked for, the anchor, in its frame or moved too: both, or none."""
-    from symfuse.io.target import remove
+    from symfuse.io.target import check_space
+    from symfuse.io.together import together
     from symfuse.pipeline.record import alignment_record
     from symfuse.runs import framed, recorded
 
-    if anchor_output is not None:
-        to = options | {"output": anchor_output}
-        if other is None or moved is None:
-            save(out, framed(anchor, alignment), to)
-        else:
-            save(out, recorded(other(anchor), alignment_record(anchor, source, other).known(moved)), to)
-    try:
-        save(out, recorded(alignment(source), alignment_record(source, anchor, alignment).known(run)), options)
-    except BaseException:  # neither without the other
+    new = recorded(alignment(source), alignment_record(source, anchor, alignment).known(run))
+    with together():
         if anchor_output is not None:
-            with suppress(OSError):
-                remove(anchor_output)
-        raise
+            if other is None or moved is None:
+                beside = framed(anchor, alignment)
+            else:
+                beside = recorded(other(anchor), alignment_record(anchor, source, other).known(moved))
+            sizes = {options["output"]: new.nbytes, anchor_output: beside.nbytes}
+            check_space({place: size for place, size in sizes.items() if isinstance(place, Path)})
+            save(out, beside, options | {"output": anchor_output})
+        save(out, new, options)
 
 
 def _say_frame(out: Output, alignment: Alignment, anchor: str) -> None:
@@ -240,7 +241,7 @@ def _say_frame(out: Output, alignment: Alignment, anchor: str) -> None:
         f"--anchor-output FOLDER, which writes both, or bring {anchor} into the same frame: {command}"
     )
     if out.quiet or out.as_json:
-        click.echo(f"symfuse: warning: {text}", err=True)
+        warn(f"warning: {text}")
     out.say(f"warning: {text}")
 
 

@@ -21,7 +21,7 @@ from symfuse.cli.app import (
 )
 from symfuse.cli.results import check_draft, check_result, finish, result_option
 from symfuse.errors import CheckpointError, OptionError
-from symfuse.output import Output
+from symfuse.output import Output, warn
 
 if TYPE_CHECKING:
     from symfuse.io import Checkpoint
@@ -175,7 +175,7 @@ def verify(before: str, after: str, tolerance: float | None, text: str | None, a
     if not result.equal:
         if quiet and not as_json:
             why = "; ".join(result.differences)
-            click.echo(f"symfuse: {before} and {after} are different: {why} ({result.inputs})", err=True)
+            warn(f"{before} and {after} are different: {why} ({result.inputs})")
         sys.exit(7)
 
 

@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 from symfuse.errors import CheckpointError, OptionError, OutputError
-from symfuse.io.folder import DIFFUSERS, INDEX
+from symfuse.io.folder import DIFFUSERS
 from symfuse.io.messages import first_line
-from symfuse.io.remote import Place, Remote
+from symfuse.io.remote import INDEX, Place, Remote
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 CACHED = re.compile(r"/models--([^/]+)/snapshots/[^/]+/?$")
