@@ -43,8 +43,8 @@ from symfuse.groups import ELEMENTS, INEXACT_ELEMENTS, Coupling, Element, Sinkho
 from symfuse.io import Checkpoint, is_finite
 from symfuse.io import open as open_checkpoint
 from symfuse.io.target import write_file
+from symfuse.io.typed import require_type
 from symfuse.spec import Atom, Axis, Instance, Spec, Variance, bias_of
-from symfuse.spec.typed import require_type
 
 FORMAT = 2
 

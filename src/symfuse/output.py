@@ -11,6 +11,13 @@ from typing import Any
 
 import click
 
+from symfuse.errors import printable
+
+
+def say_error(text: str) -> None:
+    """One message on stderr."""
+    click.echo(f"symfuse: {printable(text)}", err=True)
+
 
 class Output:
     """What a verb says: tables for people, one JSON document for machines, nothing with --quiet."""
@@ -26,7 +33,7 @@ class Output:
 
     def say(self, text: str) -> None:
         if not self.as_json and not self.quiet:
-            click.echo(text)
+            click.echo(printable(text))
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:
         if self.as_json or self.quiet:
@@ -34,12 +41,20 @@ class Output:
         from rich.box import SIMPLE_HEAD
         from rich.console import Console
         from rich.table import Table
+        from rich.text import Text
 
-        table = Table(title=title or None, title_justify="left", header_style="bold", box=SIMPLE_HEAD)
+        table = Table(
+            title=Text(printable(title), "table.title") if title else None,
+            title_justify="left",
+            header_style="bold",
+            box=SIMPLE_HEAD,
+        )
         for i, column in enumerate(columns):
-            table.add_column(column, justify="left" if i == 0 or column in self.WORDS else "right", overflow="fold")
+            table.add_column(
+                Text(printable(column)), justify="left" if i == 0 or column in self.WORDS else "right", overflow="fold"
+            )
         for row in rows:
-            table.add_row(*row)
+            table.add_row(*(Text(printable(cell)) for cell in row))  # not markup, which brackets in a name would be
         Console().print(table)
 
     def cost(self) -> dict[str, float]:

@@ -35,7 +35,7 @@ from symfuse.cli.evaluate import DATA_OPTIONS, data_options, task
 from symfuse.cli.learning import HEARD, LEARNING_OPTIONS, learning_of, learning_options, say_learned
 from symfuse.device import CPU
 from symfuse.errors import OptionError, OutputError
-from symfuse.output import Output
+from symfuse.output import Output, say_error
 
 if TYPE_CHECKING:
     from symfuse.alignment import Alignment
@@ -238,7 +238,7 @@ def _say_frame(out: Output, alignment: Alignment, anchor: str) -> None:
         f"--anchor-output FOLDER, which writes both, or bring {anchor} into the same frame: {command}"
     )
     if out.quiet or out.as_json:
-        click.echo(f"symfuse: warning: {text}", err=True)
+        say_error(f"warning: {text}")
     out.say(f"warning: {text}")
 
 

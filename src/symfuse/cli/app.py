@@ -19,7 +19,7 @@ from symfuse.cli.verbs import VERBS, Verbs
 from symfuse.device import CPU, require
 from symfuse.errors import OptionError, SymfuseError
 from symfuse.kills import kills_as_exceptions
-from symfuse.output import Output
+from symfuse.output import Output, say_error
 
 if TYPE_CHECKING:
     from symfuse.alignment import Alignment
@@ -80,7 +80,7 @@ class _Group(click.Group):
             with kills_as_exceptions():
                 super().main(*args, **kwargs)
         except (SymfuseError, OSError, MemoryError) as error:
-            click.echo(f"symfuse: {str(error) or 'not enough memory'}", err=True)
+            say_error(str(error) or "not enough memory")
             _say_notes(error)
             if isinstance(error, SymfuseError):
                 sys.exit(error.exit_code)
@@ -94,7 +94,7 @@ class _Group(click.Group):
 def _say_notes(error: BaseException) -> None:
     """What a run that ends early says of what it leaves."""
     for note in getattr(error, "__notes__", ()):
-        click.echo(f"symfuse: {note}", err=True)
+        say_error(note)
 
 
 @click.group(
@@ -254,7 +254,7 @@ def open_model(out: Output, source: str) -> Checkpoint:
 
     checkpoint = open_checkpoint(source, name=source)
     for note in () if out.quiet else checkpoint.notes:
-        click.echo(f"symfuse: note: {note}", err=True)
+        say_error(f"note: {note}")
     return checkpoint
 
 

@@ -18,6 +18,7 @@ from symfuse.io.torch_file import read_torch_file
 
 CONFIG = "config.json"  # without it nothing is opened as a model
 INDEX = "model.safetensors.index.json"
+MOST_NESTED = 50  # levels of a JSON file; what copies and writes it again takes several calls for each
 SHARD = re.compile(r"(?P<stem>.+)-(?P<n>\d+)-of-(?P<m>\d+)(?P<suffix>\.\w+)")
 TORCH_SUFFIXES = (".bin", ".pt", ".pth")
 # What trainers leave beside the weights.
@@ -33,6 +34,7 @@ def read_json(path: Place) -> dict[str, Any]:
         if isinstance(path, Path) and path.exists() and not path.is_file():
             raise CheckpointError(f"{path.name} is not a file, expected one that holds a JSON object. ({path})")
         value = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_without_repeats)
+        _require_shallow(value)
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path.name} cannot be read as JSON: {error}. ({path})") from error
     if not isinstance(value, dict):
@@ -47,6 +49,13 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         keys = [key for key, _ in pairs]
         raise ValueError(f"key {next(key for key in keys if keys.count(key) > 1)!r} occurs twice")
     return out
+
+
+def _require_shallow(value: Any, depth: int = 0) -> None:
+    if depth > MOST_NESTED:
+        raise ValueError(f"it is nested more than {MOST_NESTED} levels deep")
+    for one in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _require_shallow(one, depth + 1)
 
 
 def refuse_dangling_links(folder: Place) -> None:
