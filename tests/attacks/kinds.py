@@ -375,7 +375,9 @@ def unclear(code: int, stdout: str, stderr: str) -> str:
     errors = [line for line in found if not line.startswith(("symfuse: note", "symfuse: warning"))]
     if code not in (0, 7) and len(errors) != 1 and not ("problems" in stdout or "cannot" in stdout):
         return f"exit {code} with {len(errors)} messages: {stdout[-500:]}{stderr[-2000:]}"
-    if signs := {sign for sign in stdout + stderr if sign not in "\n\t" and unicodedata.category(sign) in ("Cc", "Cf", "Cs")}:
+    if signs := {
+        sign for sign in stdout + stderr if sign not in "\n\t" and unicodedata.category(sign) in ("Cc", "Cf", "Cs")
+    }:
         return f"prints {sorted(map(ascii, signs))}: {stdout[-300:] + stderr[-700:]!a}"
     if len(stderr) > 4_000:
         return f"a message of {len(stderr)} characters: {stderr[:500]}"
