@@ -126,7 +126,7 @@ def test_sizes_of_images(tmp_path: Path, key: str, value: object) -> None:
 @pytest.mark.parametrize("value", [["bert"], {"a": 1}, 5])
 def test_a_model_type_that_is_no_name(folders: Path, value: object) -> None:
     configure(folders / "a", model_type=value)
-    refused(folders, 4, "config.json has model_type", "inspect", "a")
+    refused(folders, 3, "config.json has model_type", "inspect", "a")
 
 
 @pytest.mark.parametrize("name", ["Nonsense", "BertConfig", "pipeline"])

@@ -47,9 +47,9 @@ from symfuse.io import open as open_checkpoint
 from symfuse.io.content import refuse_pointer
 from symfuse.io.messages import some
 from symfuse.io.target import write_file
+from symfuse.io.typed import require_type
 from symfuse.runs import record_alignment
 from symfuse.spec import Atom, Axis, Instance, Spec, Variance, bias_of
-from symfuse.spec.typed import require_type
 
 FORMAT = 2
 CHECKSUM = "sha256"

@@ -35,13 +35,29 @@ class SymfuseWarning(UserWarning):
     """What models differ in, or what makes a merge doubtful: the command line prints it."""
 
 
+# Control characters, marks that turn the direction of writing, characters without width, halves of surrogate pairs.
+_UNPRINTABLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff"
+    "\ufff9-\ufffb\U000e0000-\U000e007f]"
+)
+LONGEST = 3_000  # characters of a message, which may quote a file
+
+
+def printable(text: str) -> str:
+    """Text for a terminal or a page: characters that change what is around them, or show nothing, are escaped. Names
+    of tensors, models and labels come from files, and may hold any. Credentials are masked."""
+    return _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], masked(text))
+
+
 class SymfuseError(Exception):
-    """Base class of all errors raised by symfuse. No message has the credentials of a URL."""
+    """Base class of all errors raised by symfuse. Its message is printable, and not longer than LONGEST."""
 
     exit_code: ClassVar[int] = 1
 
-    def __init__(self, *args: object) -> None:
-        super().__init__(*(masked(one) if isinstance(one, str) else one for one in args))
+    def __init__(self, message: str = "") -> None:
+        shown = printable(message)
+        half = LONGEST // 2
+        super().__init__(shown if len(shown) <= LONGEST else f"{shown[: half - 2]} … {shown[1 - half :]}")
 
 
 class CheckpointError(SymfuseError):

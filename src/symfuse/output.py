@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from symfuse.errors import masked
+from symfuse.errors import printable
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -29,7 +29,7 @@ def _started(stack: ExitStack) -> Progress | None:
 
 def warn(text: str) -> None:
     """A line on stderr, also with --quiet and --json."""
-    click.echo(masked(f"symfuse: {text}"), err=True)
+    click.echo(f"symfuse: {printable(text)}", err=True)
 
 
 class Output:
@@ -46,7 +46,7 @@ class Output:
 
     def say(self, text: str) -> None:
         if not self.as_json and not self.quiet:
-            click.echo(masked(text))
+            click.echo(printable(text))
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:
         if self.as_json or self.quiet:
@@ -54,12 +54,20 @@ class Output:
         from rich.box import SIMPLE_HEAD
         from rich.console import Console
         from rich.table import Table
+        from rich.text import Text
 
-        table = Table(title=title or None, title_justify="left", header_style="bold", box=SIMPLE_HEAD)
+        table = Table(
+            title=Text(printable(title), "table.title") if title else None,
+            title_justify="left",
+            header_style="bold",
+            box=SIMPLE_HEAD,
+        )
         for i, column in enumerate(columns):
-            table.add_column(column, justify="left" if i == 0 or column in self.WORDS else "right", overflow="fold")
+            table.add_column(
+                Text(printable(column)), justify="left" if i == 0 or column in self.WORDS else "right", overflow="fold"
+            )
         for row in rows:
-            table.add_row(*map(masked, row))
+            table.add_row(*(Text(printable(cell)) for cell in row))  # not markup, which brackets in a name would be
         Console().print(table)
 
     def cost(self) -> dict[str, float]:
@@ -75,7 +83,7 @@ class Output:
 
     def finish(self, data: dict[str, Any]) -> None:
         if self.as_json:
-            click.echo(masked(json.dumps(data, indent=2)))
+            click.echo(printable(json.dumps(data, indent=2)))
 
     @contextmanager
     def progress(self, what: str, total: int | None) -> Iterator[Callable[..., None]]:

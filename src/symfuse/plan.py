@@ -228,16 +228,32 @@ def _inputs(
     return tuple(out)
 
 
+def require_layers(recipe: Recipe, models: Mapping[ModelRef, Model]) -> None:
+    """OptionError for a layer range that ends behind all layers of its model, before anything is listed by layer."""
+    slices = [*recipe.slices, *(layers for module in recipe.modules.values() for layers in module.slices)]
+    for given in [source for layers in slices for source in layers.sources]:
+        model = models[given.model]
+        depth = max((int(match[2]) + 1 for name in model.spec.tensors if (match := LAYER.match(name))), default=0)
+        try:
+            _require_depth(model, given.layer_range, depth)
+        except OptionError as error:
+            recipe.refuse(error, "layer_range")
+
+
+def _require_depth(model: Model, layers: tuple[int, int] | None, depth: int) -> None:
+    if layers is not None and layers[1] > depth:
+        raise OptionError(
+            f"layer_range {list(layers)} of {model.name}, which has {depth} layers (0 to {depth - 1}; the end of a "
+            "range is not part of it)"
+        )
+
+
 def _slice(recipe: Recipe, module: _Part, part: _Inputs, order: Sequence[ModelRef], models: Sequence[Model]) -> Slice:
     numbers = tuple(order.index(given.model) for given in part.inputs)
     depths = {i: module.depth(models[i].spec) for i in numbers}
     ranges = [given.layer_range or (0, depths[i]) for given, i in zip(part.inputs, numbers, strict=True)]
-    for i, (start, stop) in zip(numbers, ranges, strict=True):
-        if stop > depths[i]:
-            raise OptionError(
-                f"layer_range [{start}, {stop}] of {models[i].name}, which has {depths[i]} layers (0 to "
-                f"{depths[i] - 1}; the end of a range is not part of it)"
-            )
+    for i, layers in zip(numbers, ranges, strict=True):
+        _require_depth(models[i], layers, depths[i])
     if part.slice is not None and len(stacks := module.stacks(models[numbers[0]].spec)) > 1:
         raise IncompatibleError(
             f"{models[numbers[0]].name} has several lists of layers ({', '.join(sorted(stacks))}): write `modules`, "

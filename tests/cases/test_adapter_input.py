@@ -252,7 +252,6 @@ def test_buffers_of_integers_are_not_compared_but_with_others_they_are_refused()
         ("text_config", [1], None),
         ("text_config", {"vocab_size": [1]}, None),
         ("vocab_size", "7", None),
-        ("model_type", ["gpt2"], None),
     ],
 )
 def test_configs_of_the_wrong_kind(field: str, value: object, words: str | None) -> None:

@@ -51,11 +51,11 @@ def test_there_must_be_a_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (b"", "not a JSON file"),
-        (b"{", "not a JSON file"),
-        (b"\xff\xfe{}", "not a JSON file"),
-        (b"[" * 100_000, "not a JSON file"),
-        (b"[]", "'kind' is missing"),
+        (b"", "cannot be read as JSON"),
+        (b"{", "cannot be read as JSON"),
+        (b"\xff\xfe{}", "cannot be read as JSON"),
+        (b"[" * 100_000, "cannot be read as JSON"),
+        (b"[]", "holds list, expected a JSON object"),
         (b"{}", "'kind' is missing"),
         (b'{"kind": 3}', "'kind' is 3"),
         (b'{"kind": "tokenizer"}', "'kind' is 'tokenizer', expected one of alignment"),

@@ -112,7 +112,7 @@ def tensors(change: Callable[[dict[str, Tensor]], object]) -> Callable[[Path], N
         (changed("format", 7), "'format' 7 of 'statistics' 'gram', expected 1"),
         (changed("statistics", "hessian"), "'statistics' 'hessian', expected 1 of fisher or gram"),
         (changed("statistics", "fisher"), "make no sense for fisher"),
-        (changed("provenance", {"model": "A"}), "'provenance.model' is no object"),
+        (changed("provenance", {"model": "A"}), 'provenance.model\' is "A", expected an object'),
         (changed("inputs", {}), "in one of 'inputs' and 'files' only"),
         (changed("inputs", {QUERY: [QUERY, 3, 31], OUT: [OUT, 1, 31]}), "along dimension 3"),
         (changed("files", {"x": "../other.safetensors"}), "which is not there"),

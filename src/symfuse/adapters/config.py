@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from symfuse.adapters.names import module_pattern
+from symfuse.adapters.patterns import module_pattern
 from symfuse.errors import CheckpointError
 from symfuse.io import TensorInfo
 from symfuse.io.folder import read_json
@@ -183,4 +183,4 @@ def _patterns(folder: Path, key: str, value: Any, kind: str) -> Mapping[str, Any
 
 def _of_pattern(patterns: Mapping[str, Any], module: str, default: Any) -> Any:
     """As peft does: the first pattern that matches."""
-    return next((value for pattern, value in patterns.items() if module_pattern(pattern).match(module)), default)
+    return next((value for pattern, value in patterns.items() if module_pattern(pattern)(module)), default)

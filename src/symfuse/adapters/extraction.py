@@ -17,7 +17,8 @@ from torch import Tensor
 from symfuse.adapters.config import CONFIG, MAX_RANK, SAFETENSORS, require_floating
 from symfuse.adapters.factors import Factors, factorise
 from symfuse.adapters.layers import Layers
-from symfuse.adapters.names import class_name, is_tied, is_vocabulary, module_pattern
+from symfuse.adapters.names import class_name, is_tied, is_vocabulary
+from symfuse.adapters.patterns import module_pattern
 from symfuse.errors import IncompatibleError, OptionError
 from symfuse.io import Checkpoint, TensorInfo, is_finite
 from symfuse.io.messages import some
@@ -201,7 +202,7 @@ def _linear(base: Checkpoint, heads: Sequence[str], layers: Layers) -> list[str]
 def _chosen(linear: Sequence[str], modules: Sequence[str], exclude: Sequence[str]) -> set[str]:
     def matching(pattern: str) -> set[str]:
         try:
-            found = set(filter(module_pattern(pattern).match, linear))
+            found = set(filter(module_pattern(pattern), linear))
         except ValueError as error:
             raise OptionError(str(error)) from error
         if not found:

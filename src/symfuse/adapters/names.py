@@ -71,17 +71,6 @@ def _moved(name: str, off: str, on: str) -> str:
     return on + name.removeprefix(off) if name.startswith(off) else ""
 
 
-def module_pattern(pattern: str) -> re.Pattern[str]:
-    """What peft makes of a name or a regular expression: it matches the end of a module's dotted name.
-
-    ValueError if it is not valid.
-    """
-    try:
-        return re.compile(rf"(.*\.)?({pattern})$")
-    except (re.error, RecursionError, OverflowError) as error:
-        raise ValueError(f"the pattern {pattern!r} is not valid: {error}") from error
-
-
 def is_transposed(module: str, config: Mapping[str, Any], fan_in_fan_out: bool) -> bool:
     """Whether a layer stores [in, out]: by its class in the families where transformers has such layers, else as the
     adapter says. For matrices whose shape does not tell."""

@@ -18,6 +18,7 @@ from symfuse.io.safetensors_file import read_safetensors
 from symfuse.io.tensors import StoredTensor, StoredTensors
 from symfuse.io.torch_file import read_torch_file
 
+MOST_NESTED = 50  # levels of a JSON file; what copies and writes it again takes several calls for each
 SHARD = re.compile(r"(?P<stem>.+)-(?P<n>\d+)-of-(?P<m>\d+)(?P<suffix>\.\w+)")
 TORCH_SUFFIXES = (".bin", ".pt", ".pth")
 WEIGHT_SUFFIXES = (".safetensors", *TORCH_SUFFIXES)
@@ -35,6 +36,7 @@ def read_json(path: Place) -> dict[str, Any]:
         if isinstance(path, Path) and path.exists() and not path.is_file():
             raise CheckpointError(f"{path.name} is not a file, expected one that holds a JSON object. ({path})")
         value = json.loads(path.read_bytes().decode("utf-8-sig"), object_pairs_hook=_without_repeats)
+        _require_shallow(value)
     except (OSError, ValueError, RecursionError) as error:
         what = "" if isinstance(error, OSError) else substitute_in(path)
         seems = f"; it is {what}" if what not in ("", "text") else ""
@@ -51,6 +53,13 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         keys = [key for key, _ in pairs]
         raise ValueError(f"key {next(key for key in keys if keys.count(key) > 1)!r} occurs twice")
     return out
+
+
+def _require_shallow(value: Any, depth: int = 0) -> None:
+    if depth > MOST_NESTED:
+        raise ValueError(f"it is nested more than {MOST_NESTED} levels deep")
+    for one in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _require_shallow(one, depth + 1)
 
 
 def refuse_stand_ins(folder: Place) -> None:

@@ -102,10 +102,20 @@ def _open_path(
         config = read_json(folder / CONFIG)
     if note := names_code(CONFIG, config):
         notes += (note,)
+    _require_families(name, config)
     stored, more = without_prefixes(name, {key: key for key in tensors})
     tensors = tensors.renamed(stored)
     refuse_quantised(name, config, tensors.infos)
     return Checkpoint(tensors, config, name=name, folder=folder, notes=notes + more)
+
+
+def _require_families(name: str, config: Mapping[Any, Any]) -> None:
+    """CheckpointError for a model_type, of the model or of a part of it, that is no name: all else depends on it."""
+    for key, value in config.items():
+        if key == "model_type" and not isinstance(value, str | None):
+            raise CheckpointError(f"{name}: config.json has model_type {value!r}, expected a name in quotes")
+        if isinstance(value, Mapping):
+            _require_families(name, value)
 
 
 def _require_folder(folder: Place) -> None:
@@ -143,6 +153,7 @@ def _in_memory(tensors: Mapping[str, Any], config: dict[str, Any] | None, name: 
     absent = [key for key, value in tensors.items() if value.is_meta]
     if absent:
         raise CheckpointError(f"{name}: {some(absent)} on the meta device, without data. Load the weights first.")
+    _require_families(name, config)
     names, notes = without_prefixes(name, {key: key for key in tensors})
     kept = {new: tensors[old] for new, old in names.items()}
     tied = ties(kept, config)

@@ -18,12 +18,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from symfuse.errors import CheckpointError
+from symfuse.errors import CheckpointError, LayoutError
 from symfuse.io.content import substitute_in
 from symfuse.io.remote import Place, Remote, read_range
 from symfuse.io.stamp import Stamp
 from symfuse.io.tensors import DTYPES, StoredTensor, TensorInfo
+from symfuse.io.typed import require_type
 
+_ENTRY = {"dtype": str, "shape": list[int], "data_offsets": tuple[int, int]}
 MAX_HEADER = 100_000_000  # the limit of the safetensors library
 
 
@@ -97,12 +99,12 @@ def _header(path: Place, actual: int) -> tuple[dict[str, Any], int]:
 def _entry(path: Place, name: str, entry: Any) -> tuple[TensorInfo, int]:
     """One tensor's info, and the position after its last byte."""
     try:
-        dtype_name, shape, (start, stop) = entry["dtype"], entry["shape"], entry["data_offsets"]
-        numbers = all(type(n) is int and n >= 0 for n in (*shape, start, stop))
-    except (KeyError, TypeError, ValueError):
-        numbers = False
-    if not numbers:
-        raise CheckpointError(f"{path.name}: the header's entry for {name!r} is not valid: {entry!r}. ({path})")
+        require_type(entry, _ENTRY, name)
+    except LayoutError as error:
+        raise CheckpointError(f"{path.name}: the header's entry for {name!r} is not valid: {error}. ({path})") from None
+    dtype_name, shape, (start, stop) = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if min(start, stop, *shape) < 0:
+        raise CheckpointError(f"{path.name}: the header's entry for {name!r} has negative numbers: {entry}. ({path})")
     if dtype_name not in DTYPES:
         raise CheckpointError(
             f"{path.name}: {name!r} has dtype {dtype_name}, which symfuse does not read; expected one of "

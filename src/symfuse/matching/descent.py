@@ -25,6 +25,7 @@ from symfuse.matching.heads import match_outer, reordered_inside
 from symfuse.matching.moved import Moved
 from symfuse.spec import Instance, Spec
 from symfuse.stats import Read, is_square, weight_moments
+from symfuse.stats.weights import require_products
 
 # Sweeps end when one lowers the squared distance by less than this share of what is left, or after so many.
 ENOUGH = 1e-4
@@ -285,7 +286,12 @@ class Sweeper:
         return sum(self.spec.axes[axis].group is not None for axis in axes if not axis.isdigit())
 
     def distance(self, moved: Moved) -> float:
-        return sum(self.pool.map(lambda name: self._gap(name, moved.tensors[name]), moved.tensors))
+        """Over all tensors; CheckpointError if it overflows."""
+        total = sum(self.pool.map(lambda name: self._gap(name, moved.tensors[name]), moved.tensors))
+        names, sums = list(moved.tensors), [torch.tensor(total, dtype=torch.float64)]
+        dtype = moved.tensors[names[0]].dtype if names else torch.float64
+        require_products(self.instances[0], sums, dtype, names, self.anchor, moved.tensors.__getitem__)
+        return total
 
     def distance_of(self, moved: Moved, names: Sequence[str]) -> float:
         """Of some tensors, in this thread."""

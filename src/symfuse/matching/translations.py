@@ -138,7 +138,10 @@ def _ridge(
         image += direction if gram is None else _rows(direction, gram)
         if mask is not None:
             image *= mask
-        step = square / float(direction @ image)
+        curvature = float(direction @ image)
+        if not curvature > 0:  # too small for the dtype
+            break
+        step = square / curvature
         u.add_(direction, alpha=step)
         residual.sub_(image, alpha=step)
         before, square, left = square, float(residual @ residual), left - step * square

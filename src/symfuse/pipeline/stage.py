@@ -18,7 +18,7 @@ from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
 from symfuse.io.companions import is_of_tokenizer
 from symfuse.io.messages import some
-from symfuse.plan import template_of
+from symfuse.plan import require_layers, template_of
 from symfuse.recipe import ModelRef, Recipe, without_effect
 from symfuse.recipe import TokenSource as RecipeToken
 from symfuse.rewrite import Reconcile, harmonise
@@ -147,6 +147,7 @@ def prepare(recipe: Recipe, models: Mapping[ModelRef, Checkpoint], options: Reco
     whole = not recipe.slices and not any(module.slices for module in recipe.modules.values())
     notes += _module_notes(checkpoints, stage.template)
     notes += require_same_shape(opened, force_config=options.force_config, layers=whole)
+    require_layers(recipe, dict(zip(refs, opened, strict=True)))
     notes += without_effect(recipe, _names(recipe, opened))
     named = dict(zip(refs, checkpoints, strict=True))
     return replace(
@@ -221,7 +222,10 @@ def _vocabulary(
         source = refs.index(given.source) if given.source in refs else models[given.source]
     tokens = {token: _token(of_token) for token, of_token in given.tokens.items()}
     base = template if recipe.base_model is not None else None
-    return build(checkpoints, source, base=base, tokens=tokens, pad_to_multiple_of=given.pad_to_multiple_of)
+    try:
+        return build(checkpoints, source, base=base, tokens=tokens, pad_to_multiple_of=given.pad_to_multiple_of)
+    except OptionError as error:
+        recipe.refuse(error, "pad_to_multiple_of" if "pad_to_multiple_of" in str(error) else "tokens")
 
 
 def _token(source: RecipeToken) -> TokenSource:

@@ -6,14 +6,14 @@ alignment of each model), `distance`, `barrier`, `landscape`, `evaluation`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from symfuse.alignment import Alignment
-from symfuse.errors import CheckpointError
+from symfuse.errors import CheckpointError, printable
+from symfuse.io.folder import read_json
 from symfuse.report.shapes import SHAPES, misfit
 from symfuse.runs import SUFFIX, SUFFIXES, alignments_in
 
@@ -69,11 +69,8 @@ def _files(run: Path) -> list[Path]:
 
 def read(path: Path) -> Document:
     """One document; CheckpointError if it is not JSON, of no known kind, or lacks what its kind holds."""
-    try:
-        data = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:  # bad UTF-8 and bad JSON are ValueErrors
-        raise CheckpointError(f"{path}: not a JSON file that can be read ({error}); run the verb again") from error
-    kind = data.get("kind") if isinstance(data, dict) else None
+    data = _printable(read_json(path))
+    kind = data.get("kind")
     if not isinstance(kind, str) or kind not in SHAPES:
         raise CheckpointError(
             f"{path}: not a run of symfuse: 'kind' is {'missing' if kind is None else repr(kind)}, expected one of "
@@ -84,3 +81,12 @@ def read(path: Path) -> Document:
             f"{path}: damaged, or of another version: as a run of kind {kind!r}, {problem}; run the verb again"
         )
     return dict(data)
+
+
+def _printable(data: Any) -> Any:
+    """A document whose texts, keys too, are fit for a page: they come from names of models, tensors and labels."""
+    if isinstance(data, str):
+        return printable(data)
+    if isinstance(data, dict):
+        return {printable(key): _printable(value) for key, value in data.items()}
+    return [_printable(value) for value in data] if isinstance(data, list) else data

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import html
 import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
-from html import escape
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from symfuse.errors import OptionError
+from symfuse.errors import OptionError, printable
 from symfuse.io.target import write_text
 from symfuse.report.collect import collect
 from symfuse.report.content import Alert, Chart, Part, Section, Table
@@ -88,6 +88,10 @@ def _json(data: Any) -> str:
     """JSON that may stand in a <script>: no tag, comment or entity in it."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def escape(text: str) -> str:
+    return html.escape(printable(text))
 
 
 def _words(text: str) -> str:

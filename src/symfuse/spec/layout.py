@@ -191,7 +191,7 @@ def _views(view: Tensor, nodes: tuple[Node, ...], sizes: Mapping[str, int]) -> I
 
 
 # A name or number ends at white space or a sign: `2a` and `a*b` are slips of the pen, not products.
-_TOKEN = re.compile(r"\s*(?:[()+]|(?:\|[A-Za-z_]\w*\||[A-Za-z_]\w*\*?|[1-9][0-9]*)(?=[\s()+]|$))")
+_TOKEN = re.compile(r"\s*(?:[()+]|(?:\|[A-Za-z_]\w*\||[A-Za-z_]\w*\*?|0|[1-9][0-9]*)(?=[\s()+]|$))")
 
 
 class _Parser:

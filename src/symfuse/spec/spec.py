@@ -14,8 +14,8 @@ from torch import Tensor
 from symfuse.errors import LayoutError, SpecError
 from symfuse.groups import GROUPS, Group
 from symfuse.io.messages import some
+from symfuse.io.typed import require_type
 from symfuse.spec.layout import Atom, Concat, Layout, Segment, Variance, parse
-from symfuse.spec.typed import require_type
 
 # LayerNorm, RMSNorm, and RMSNorm whose gain is stored less 1.
 NormKind = Literal["layer", "rms", "rms+1"]

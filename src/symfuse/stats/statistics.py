@@ -31,8 +31,8 @@ from symfuse.io.outputs import output_folder, write_tensors
 from symfuse.io.remote import Place
 from symfuse.io.safetensors_file import read_safetensors
 from symfuse.io.tensors import StoredTensors, flat_part
+from symfuse.io.typed import require_type
 from symfuse.spec import Spec
-from symfuse.spec.typed import require_type
 
 Kind = Literal["fisher", "gram"]
 # The tensors of each kind, by what is behind the name of a weight.
@@ -67,7 +67,8 @@ class Statistics:
     count: of examples. provenance: JSON data; "model": the model's lineage. inputs: of a Gram, by the canonical name of
     each weight. name: for messages. sources: what is read, and never written to.
 
-    What is read is looked at: CheckpointError for NaN, infinity, and negative numbers in a Fisher information.
+    What is read is looked at: CheckpointError for NaN, infinity, negative numbers in a Fisher information, and what
+    cannot be a Gram matrix.
     """
 
     kind: Kind
@@ -108,7 +109,10 @@ class Statistics:
 
     def read(self, name: str) -> Tensor:
         """One tensor."""
-        return self._checked(name, self.tensors[name])
+        tensor = self._checked(name, self.tensors[name])
+        if self.kind == "gram" and tensor.ndim == 2 and tensor.numel() and (fault := _gram_fault(tensor)):
+            raise CheckpointError(f"{name!r} of {self.name} {fault}: this is no Gram matrix; collect it again")
+        return tensor
 
     def part(self, name: str, start: int, stop: int) -> Tensor:
         """The elements from start to stop of a tensor as flat, read without the rest where they are in a file; of one
@@ -230,6 +234,7 @@ class Statistics:
         data = read_json(place / INDEX)
         try:
             require_type(data, _DATA, INDEX)
+            _require_lineage(data["provenance"], f"{INDEX}.provenance")
         except LayoutError as error:
             raise CheckpointError(f"{place}: {error}; collect the statistics again") from error
         if data["format"] != FORMAT or data["statistics"] not in SUFFIXES:
@@ -248,12 +253,10 @@ class Statistics:
         for name, info in self.infos.items():
             if not info.dtype.is_floating_point:
                 raise CheckpointError(f"{place}: {name!r} is {info}, expected floating-point numbers")
-        if type(self.provenance.get("model") or {}) is not dict:
-            raise CheckpointError(f"{place / INDEX}: 'provenance.model' is no object, which names the model")
         if not self.infos:
             raise CheckpointError(f"{place / INDEX}: 'files' is empty; these statistics are of nothing, collect again")
         most = max((self.count, *(given.positions for given in self.inputs.values())))
-        if self.count < 0 or most > 2**53 or (self.kind == "fisher" and self.inputs):
+        if self.count < 1 or most > 2**53 or (self.kind == "fisher" and self.inputs):
             raise CheckpointError(
                 f"{place / INDEX}: 'count' or 'inputs' make no sense for {self.kind} statistics; collect them again"
             )
@@ -314,6 +317,28 @@ class OfTensor:
             )
         given = self.statistics.inputs.get(self.name)
         return (self.name if given is None else given.entry) + suffixes[key]
+
+
+def _require_lineage(provenance: Mapping[str, Any], key: str) -> None:
+    """LayoutError unless what names models, now and before they were moved, are objects."""
+    for name in ("model", "moved from", "by"):
+        if provenance.get(name) is not None:
+            require_type(provenance[name], dict[str, object], f"{key}.{name}")
+            _require_lineage(provenance[name], f"{key}.{name}")
+
+
+def _gram_fault(gram: Tensor) -> str | None:
+    """Why a matrix is no Gram matrix, in words, if that shows in its entries: rounding aside, it is symmetric and no
+    entry is larger than the largest of its diagonal, which has no negative ones."""
+    diagonal = gram.diagonal().double()
+    slack = 1e-4 * float(diagonal.abs().amax())
+    if (least := float(diagonal.amin())) < -slack:
+        return f"has {least:g} on its diagonal, where sums of squares are"
+    if (apart := float((gram - gram.T).abs_().amax())) > slack:
+        return f"is not symmetric: entries that should be equal differ by {apart:g}"
+    if (largest := max(abs(float(end)) for end in gram.aminmax())) > float(diagonal.amax()) + slack:
+        return f"has entries of {largest:g}, larger than all on its diagonal"
+    return None
 
 
 def _file(name: str) -> str:

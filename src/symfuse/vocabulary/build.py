@@ -26,6 +26,7 @@ from symfuse.vocabulary.tokenizer import (
     rows,
 )
 
+MOST_PADDING = 2**16  # far above the blocks of any hardware
 # What fills a row that a model lacks, if it is not a row of one model (whose number is then in Vocabulary.donors).
 MEAN, ZERO, CENTRE = -1, -2, -3  # the mean of the models that have it; zeros; the mean of the model's other rows
 
@@ -114,8 +115,10 @@ def build(
     CheckpointError if a tokenizer is absent, damaged or has tokens without a row, OptionError if `tokens` names a
     model or token that is not there, IncompatibleError if a tokenizer cannot take further tokens.
     """
-    if pad_to_multiple_of is not None and pad_to_multiple_of < 1:
-        raise OptionError(f"pad_to_multiple_of is {pad_to_multiple_of}, expected a whole number above 0")
+    if pad_to_multiple_of is not None and not 1 <= pad_to_multiple_of <= MOST_PADDING:
+        raise OptionError(
+            f"pad_to_multiple_of is {pad_to_multiple_of}, expected a whole number from 1 to {MOST_PADDING}"
+        )
     theirs = [_checked(checkpoint) for checkpoint in checkpoints]
     first = 0 if base is None else base
     own = first if isinstance(source, str) else source

@@ -113,8 +113,14 @@ def read_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
 
 
 def rows(checkpoint: Checkpoint) -> int:
-    """How many rows the config gives the embedding, padding included."""
-    return int(size_holder(checkpoint.name, checkpoint.config)["vocab_size"])
+    """How many rows the config gives the embedding, padding included. CheckpointError if no tensor has as many."""
+    count = int(size_holder(checkpoint.name, checkpoint.config)["vocab_size"])
+    if not any(count in checkpoint.info(name).shape for name in checkpoint):
+        raise CheckpointError(
+            f"{checkpoint.name}: config.json says vocab_size {count}, and no tensor has as many rows; does config.json "
+            "belong to these weights?"
+        )
+    return count
 
 
 def size_holder(name: str, config: Mapping[str, Any]) -> Mapping[str, Any]:
