@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import torch
 
 from symfuse.architectures import Model
-from symfuse.architectures.undeclared import LAYER, LAYER_COUNTS
+from symfuse.architectures.undeclared import LAYER, LAYER_COUNTS, OTHER_MODALITY
 from symfuse.device import CPU
 from symfuse.errors import IncompatibleError, OptionError
 from symfuse.guided import lookup
@@ -21,6 +21,19 @@ from symfuse.merging.models import head_model, merged_checkpoint, require_same_h
 from symfuse.recipe import Input, ModelRef, Module, Recipe, settings_for
 from symfuse.recipe import Slice as RecipeSlice
 from symfuse.spec import Spec, layer_of
+
+# mergekit's names of modules: the tensors of families that have no such word in their names, and the object in
+# config.json that says how many layers they have.
+_TENSORS = {
+    "text_decoder": re.compile(rf"\.(?!{OTHER_MODALITY.pattern}$)"),
+    "vision_tower": re.compile(r"\.visual\.(?!merger|deepstack_merger)"),
+    "multi_modal_projector": re.compile(r"\.visual\.(merger|deepstack_merger)"),
+}
+_CONFIGS = {
+    "text_decoder": ("text_config", "llm_config"),
+    **dict.fromkeys(("vision_tower", "vision_model", "visual"), ("vision_config",)),
+    "multi_modal_projector": (),
+}
 
 
 @dataclass(frozen=True)
@@ -55,8 +68,7 @@ class _Part:
 
     def has(self, spec: Spec, name: str) -> bool:
         """Whether a tensor belongs to the module: that which its name says first (`decoder.bert.encoder.layer.0`)."""
-        file = f".{spec.file_name(name)}"
-        found = {module: at for module in self.modules if (at := file.find(f".{module}.")) >= 0}
+        found = {module: at for module in self.modules if (at := _place(module, f".{spec.file_name(name)}")) >= 0}
         return self.modules in ((), ("default",)) or (bool(found) and min(found, key=lambda m: found[m]) == self.name)
 
     def depth(self, spec: Spec) -> int:
@@ -66,6 +78,14 @@ class _Part:
         """The lists of layers: their names up to the number."""
         layered = (name for name in spec.tensors if self.layer(spec, name) is not None)
         return {match[1] for name in layered if (match := LAYER.match(name))}
+
+
+def _place(module: str, name: str) -> int:
+    """Where the name of a tensor says that it belongs to a module; -1 if it does not."""
+    if (at := name.find(f".{module}.")) >= 0 or module not in _TENSORS:
+        return at
+    found = _TENSORS[module].match(name)
+    return -1 if found is None else found.start()
 
 
 def plan_recipe(
@@ -271,10 +291,10 @@ def _set_depth(config: dict[str, Any], part: _Part, template: Model, layers: Seq
 def _depth_field(config: Mapping[str, Any], part: _Part, template: Model) -> tuple[tuple[str, ...], str | None]:
     """Where config.json says how many layers there are: inside which objects, in which field."""
     own = (part.name, f"{part.name}_config") if part.module else ()
-    for step in (*own, "text_config", "llm_config"):
+    for step in _CONFIGS.get(part.name, (*own, *_CONFIGS["text_decoder"])):
         if isinstance(config.get(step), Mapping):
-            return (step,), next((key for key in LAYER_COUNTS if key in config[step]), None)
-    if part.module is not None:
+            return (step,), next((key for key in (*LAYER_COUNTS, "depth") if key in config[step]), None)
+    if part.module is not None and part.name != "text_decoder":
         for key in (f"{part.name}_layers", f"num_{part.name}_layers"):
             if key in config:
                 return (), key

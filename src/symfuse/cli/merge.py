@@ -30,6 +30,7 @@ from symfuse.cli.app import (
     say_alignment,
     writing_options,
 )
+from symfuse.cli.mergekit import ForMergekit
 from symfuse.cli.recipes import is_recipe, recipe_options, recipes_of, reconcile_options
 from symfuse.errors import OptionError
 from symfuse.output import Output
@@ -40,34 +41,7 @@ if TYPE_CHECKING:
     from symfuse.recipe import ModelRef, Recipe
 
 
-MERGEKIT = {  # its options, and what is to be said here
-    "--cuda": "--device cuda",
-    "--gpu-rich": "--device cuda",
-    "--random-seed": "--seed",
-    "--num-threads": "--threads",
-    "--out-shard-size": "--max-shard-size, in bytes",
-    "--allow-crimes": "--force-config",
-    **dict.fromkeys(
-        ("--lazy-unpickle", "--low-cpu-memory", "--copy-tokenizer", "--write-model-card", "--safe-serialization",
-         "--async-write", "--clone-tensors", "--read-to-gpu"), "nothing: leave it out",
-    ),
-}  # fmt: skip
-
-
-class _Merge(click.Command):
-    """Who comes from mergekit is told what its options are called here."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
-            here = MERGEKIT.get(error.option_name.replace("--no-", "--"))
-            if here is None:
-                raise
-            raise click.UsageError(f"{error.option_name} is an option of mergekit; here it is {here}", ctx) from error
-
-
-@main.command(cls=_Merge)
+@main.command(cls=ForMergekit)
 @click.argument("models", nargs=-1, required=True, metavar="RECIPE.yml OUT | MODELS...")
 @recipe_options
 @reconcile_options

@@ -66,7 +66,7 @@ def recipe_options(function: F) -> F:
                 help="Saved statistics (symfuse collect) of each model, for methods that look at data.",
             ),
             click.option("--heads", help="Task heads: average (default), drop, or a model's number (from 1)."),
-            click.option("--seed", type=int, help="Of methods that draw random numbers. Default: 0."),
+            click.option("--seed", type=int, help="Of methods that draw random numbers. Default: as the recipe says, or 0."),
             click.option("--dtype", help="Of the result: float32, bfloat16, … Default: the base's, by tensor."),
             click.option("--tokenizer", help="union, base, shared-rows or a model: where vocabularies differ."),
             click.option("--align", "axes", metavar="AXES", help="Align first: auto, attention, ffn, all, …"),
@@ -114,7 +114,6 @@ _OF_RECIPE = {
     "settings": "`parameters: {…}`",
     "base": "`base_model: …`",
     "heads": "`heads: …`",
-    "seed": "`seed: …`",
     "dtype": "`dtype: …`",
     "tokenizer": "`tokenizer_source: …`",
     "axes": "`align: {axes: …}`",
@@ -132,8 +131,9 @@ _OF_RECIPE = {
 
 
 def _reconciling(options: Mapping[str, Any]) -> dict[str, Any]:
-    """What the options say of models that do not fit together, as keys of a recipe."""
-    return {key: options[key] for key in ("foreign", "missing_bias", "force_config") if options[key]}
+    """What the options add to a recipe, as its keys: the seed, and what becomes of models that do not fit together."""
+    found = {key: options[key] for key in ("foreign", "missing_bias", "force_config") if options[key]}
+    return found | ({} if options["seed"] is None else {"seed": options["seed"]})
 
 
 def _completed(recipe: Recipe, options: Mapping[str, Any]) -> Recipe:
@@ -175,7 +175,6 @@ def _recipe_of_options(models: Sequence[str], options: Mapping[str, Any]) -> Rec
         "base_model": None if base is None else models[base],
         "dtype": options["dtype"],
         "tokenizer_source": options["tokenizer"],
-        "seed": options["seed"],
         "data": data,
         "heads": models[int(heads) - 1] if heads.isdigit() and 0 < int(heads) <= len(models) else heads,
         "align": None if options["axes"] is None else _align(options, models),
