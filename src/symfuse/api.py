@@ -36,7 +36,7 @@ from symfuse.merging import merge_models
 from symfuse.modules import live
 from symfuse.pipeline import merge_recipes
 from symfuse.recipe import parse_recipe, read_recipes
-from symfuse.rewrite import Reconcile
+from symfuse.rewrite import Reconcile, harmonise
 from symfuse.spec import Spec
 from symfuse.stats.statistics import Statistics
 from symfuse.transporting import Transported
@@ -200,6 +200,7 @@ def merge(
     device: str = CPU,
     data: Task | Sequence[Task | None] | None = None,
     statistics: Sequence[Statistics | str | os.PathLike[str] | None] | None = None,
+    force_config: bool = False,
     **parameters: Any,
 ) -> Checkpoint:
     """The merge of models in the frame in which they are (see `align`), as a lazy checkpoint: `.save(folder)` it.
@@ -208,6 +209,9 @@ def merge(
     the model whose head is kept has its number from 0, like base: `heads=1`. From a recipe: `merge_recipe`. device:
     where tensors are combined, and models run, such as "cuda" (docs/gpu.md); what is read of the result is on the
     processor.
+
+    force_config: merge models whose configs compute something else, or name another type, by names and shapes, with
+    the base's config; what differs stands in the notes of the merge.
 
     data: for methods that look at them (fisher, regmean, adamerging, greedy_soup, …): a task (`symfuse.task`) for all
     models, or one for each, the base aside; they are looked at now. statistics: what `symfuse.collect` found of each,
@@ -219,10 +223,10 @@ def merge(
                 f"heads {heads}: there are models 0 to {len(sources) - 1}; or write 'average', 'drop' or a model's name"
             )
         heads = str(heads + 1)
-    models = [_model_of_any(source) for source in sources]
+    models, notes = _reconciled([_open(source) for source in sources], base, heads, force_config)
     chosen = lookup(method)
     given: dict[str, Any] = {"method": method, "weights": weights, "base": base, "seed": seed, "dtype": dtype}
-    given |= {"device": device, "heads": heads, **parameters}
+    given |= {"device": device, "heads": heads, "force_config": force_config, **parameters}
     # Whether they fit is known before any data are looked at.
     merged = merge_models(models, **given, learned=None if chosen.learn is None else Pending())
     saved = None if statistics is None else [_statistics(one) for one in _listed(statistics, "statistics")]
@@ -236,7 +240,8 @@ def merge(
         _require_task(task)
     options: dict[str, Any] = {"base": base, "heads": heads, "seed": seed, "device": device, "parameters": parameters}
     found = learn_method(chosen, models, tasks=tasks, statistics=saved, **options)
-    return merged if found is None else merge_models(found.models, **given, learned=found)
+    merged = merged if found is None else merge_models(found.models, **given, learned=found)
+    return merged.replace(notes=(*merged.notes, *notes))
 
 
 def collect(source: Source, data: Task, kind: str = "fisher", **options: Any) -> Statistics:
@@ -439,6 +444,18 @@ def _model(source: Source) -> Model:
 
 def _model_of_any(source: Source) -> Model:
     return Model.of(_open(source), undeclared=True)
+
+
+def _reconciled(
+    checkpoints: list[Checkpoint], base: int | None, heads: str, force_config: bool
+) -> tuple[list[Model], list[str]]:
+    """The models to be merged, those of other types as of the base's if that is forced; and notes."""
+    notes: list[str] = []
+    if force_config and len({str(checkpoint.config.get("model_type")) for checkpoint in checkpoints}) > 1:
+        template = int(heads) - 1 if heads.isdigit() else base or 0
+        done = harmonise(checkpoints, base=template, options=Reconcile(force_config=True))
+        checkpoints, notes = done.checkpoints, done.notes
+    return [_model_of_any(checkpoint) for checkpoint in checkpoints], notes
 
 
 def _learning(given: Task | Learning, device: str) -> Learning:

@@ -14,10 +14,14 @@ import transformers
 import yaml
 from safetensors.torch import load_file, save_file
 
+import symfuse
 from command import done, run
-from recipes.llama import llama, randomise, tensors_of
+from contract.tiny import MODELS
+from recipes.llama import COMMON, llama, randomise, tensors_of, write_tokenizer
+from symfuse.architectures import Model
+from symfuse.canonical import canonical
 from symfuse.cli.mergekit import OF_EXTRACTION, OF_MERGES
-from symfuse.errors import OptionError
+from symfuse.errors import IncompatibleError, OptionError
 from symfuse.recipe import parse_recipe
 
 TEXT: dict[str, Any] = {
@@ -289,3 +293,168 @@ def test_d48_every_option_of_mergekit_is_known() -> None:
                                                                              "--max-shard-size", "--force-config"}, name
     assert "No such option" in run("merge", "a", "b", "-o", "out", "--cudax").stderr
     shutil.rmtree("out", ignore_errors=True)
+
+
+# ---- D49: models of two types
+
+
+def mistral(folder: str, seed: int, **options: Any) -> str:
+    model = transformers.MistralForCausalLM(transformers.MistralConfig(**TEXT | {"head_dim": 8, "vocab_size": 64} | options))
+    randomise(model, seed)
+    model.save_pretrained(folder)
+    return folder
+
+
+def test_d49_llama_and_mistral_by_name_and_shape() -> None:
+    llama(Path("l"), 3, layers=3, max_position_embeddings=64)
+    mistral("m", 4, rms_norm_eps=1e-3)
+    recipe = {"merge_method": "linear", "models": [{"model": name, "parameters": {"weight": weight}} for name, weight in
+                                                   (("l", 0.25), ("m", 0.75))]}  # fmt: skip
+    Path("r.yml").write_text(yaml.safe_dump(recipe), "utf-8")
+    refused = run("merge", "r.yml", "out")
+    assert refused.exit_code == 5
+    assert "one is a llama, the other a mistral" in refused.stderr
+    assert "--force-config" in refused.stderr
+    said = done("merge", "r.yml", "out", "--allow-crimes").stdout
+    assert "note: m: a mistral is taken as a llama, by the names and shapes of its tensors" in said
+    assert "rms_norm_eps" in said
+    a, b, found = (tensors_of(Path(name)) for name in ("l", "m", "out"))
+    torch.testing.assert_close(found, {n: 0.25 * a[n] + 0.75 * b[n] for n in a}, rtol=1e-6, atol=1e-6)
+    config = json.loads(Path("out/config.json").read_text("utf-8"))
+    assert (config["model_type"], config["architectures"]) == ("llama", ["LlamaForCausalLM"])
+    done("check", "r.yml", "--force-config")
+    python = symfuse.merge(["l", "m"], weights=[0.25, 0.75], force_config=True)
+    torch.testing.assert_close({n: t.double() for n, t in python.items()}, found, rtol=1e-6, atol=1e-6)
+    assert any("a mistral is taken as a llama" in note for note in python.notes)
+    with pytest.raises(IncompatibleError, match="one is a llama, the other a mistral"):
+        symfuse.merge(["l", "m"])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_d49_mergekit_merges_the_same_tensors() -> None:
+    llama(Path("l"), 3, layers=3, max_position_embeddings=64)
+    mistral("m", 4)
+    recipe = {"merge_method": "slerp", "base_model": "m", "models": [{"model": "l"}, {"model": "m"}],
+              "parameters": {"t": 0.3}, "dtype": "float32"}  # fmt: skip
+    found = ours(recipe, "out", "--force-config")
+    torch.testing.assert_close(found, mergekit(recipe, "theirs", allow_crimes=True), rtol=1e-5, atol=1e-6)
+
+
+def test_d49_other_shapes_and_names_are_refused_all_the_same() -> None:
+    llama(Path("l"), 3, layers=3, max_position_embeddings=64)
+    mistral("wide", 4, intermediate_size=56)
+    bert = transformers.BertForMaskedLM(transformers.BertConfig(**TEXT))
+    bert.save_pretrained("bert")
+    for other, says in (("wide", "48 and 56"), ("bert", "not one tensor has the same name")):
+        result = run("merge", "l", other, "-o", "out", "--force-config")
+        assert result.exit_code == 5, result.output
+        assert says in result.stderr
+        assert not Path("out").exists()
+
+
+# ---- D50: gains that were never trained
+
+
+def tuned(source: str, folder: str, seed: int) -> str:
+    """A fine-tune of it: all weights moved, gains too."""
+    checkpoint = symfuse.open(source)
+    rng = torch.Generator().manual_seed(seed)
+    moved = {n: t + 0.01 * torch.randn(t.shape, generator=rng) for n, t in checkpoint.items()}
+    checkpoint.replace(tensors=moved).save(folder)
+    return folder
+
+
+@pytest.fixture
+def untrained() -> list[str]:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(**TEXT | {"head_dim": 8})
+    transformers.LlamaForCausalLM(config).save_pretrained("base")
+    write_tokenizer(Path("base"), COMMON)
+    return ["base", tuned("base", "tuned1", 1), tuned("base", "tuned2", 2)]
+
+
+@pytest.mark.parametrize("method", ["linear", "ties", "dare_ties", "dare_linear", "model_stock", "task_arithmetic"])
+def test_d50_untrained_gains_run_with_a_note(untrained: list[str], method: str) -> None:
+    based = [] if method == "linear" else ["--base", "1"]
+    result = done("merge", *untrained, "-o", "out", "--method", method, *based)
+    assert "all gains of norms are 1" in result.stdout
+    options = {} if method == "linear" else {"base": 0}
+    merged = symfuse.merge(untrained, method=method, **options)  # type: ignore[arg-type]
+    torch.testing.assert_close({n: t.double() for n, t in merged.items()}, tensors_of(Path("out")), rtol=1e-6, atol=1e-6)
+    assert any("all gains of norms are 1" in note for note in merged.notes)
+    assert not any("gains" in note for note in symfuse.merge(untrained[1:]).notes)
+    forced = symfuse.merge(untrained, method=method, force_config=True, **options)  # type: ignore[arg-type]
+    assert not any("gains" in note for note in forced.notes)
+
+
+def test_d50_a_union_of_vocabularies_runs(untrained: list[str]) -> None:
+    write_tokenizer(Path("tuned1"), [*COMMON, "more"])
+    write_tokenizer(Path("tuned2"), [*COMMON, "others"])
+    done("merge", *untrained, "-o", "out", "--tokenizer", "union")
+
+
+@pytest.mark.parametrize("label", ["llama-lm", "qwen3-lm", "gpt2-lm-untied"])
+def test_d50_folded_models_are_refused_as_before(label: str) -> None:
+    a, b = MODELS[label](0), MODELS[label](1)
+    folded = canonical(Model.of(a), ("untie", "fold_norms")).checkpoint
+    with pytest.raises(IncompatibleError, match="all gains of norms are folded"):
+        symfuse.merge([folded, a])
+    alignment = symfuse.match(a, to=b, axes="all")
+    assert alignment.frame
+    with pytest.raises(IncompatibleError, match="all gains of norms are folded"):
+        symfuse.merge([alignment(a), b])
+
+
+# ---- D51: a language model and the model of two modalities that was made of it
+
+
+def inner(folder: str, kind: str) -> str:
+    """A text model of the type that is inside."""
+    config = {
+        "gemma3": lambda: transformers.Gemma3TextConfig(
+            **TEXT | {"head_dim": 8, "sliding_window": 8, "query_pre_attn_scalar": 8}
+        ),
+    }.get(kind, lambda: transformers.Qwen2Config(**TEXT | {"rms_norm_eps": 1e-5}))()
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    randomise(model, 5)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("kind", VISION_MODELS)
+def test_d51_the_text_part_is_merged_and_the_vision_part_kept(kind: str, flat: bool) -> None:
+    if flat and kind != "qwen2_vl":
+        return
+    text, both = inner("text", kind), f"{kind}0"
+    if flat:  # as on the hub, where transformers 4 wrote it
+        shutil.copytree(both, both := "flat")
+        config = json.loads(Path(both, "config.json").read_text("utf-8"))
+        part = {k: v for k, v in config.pop("text_config").items() if k not in ("model_type", "rope_parameters")}
+        config = {**part, **config, "rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]}, "rope_theta": 1e4}
+        Path(both, "config.json").write_text(json.dumps(config), "utf-8")
+    done("merge", both, text, "-o", "out", "--weights", "0.25,0.75")
+    a, b, found = (tensors_of(Path(name)) for name in (both, text, "out"))
+    assert found.keys() == a.keys()
+    changed = 0
+    for name, tensor in found.items():
+        plain = name.removeprefix("language_model.")
+        expected = 0.25 * a[name] + 0.75 * b[plain] if plain in b else a[name]
+        torch.testing.assert_close(tensor, expected, rtol=1e-6, atol=1e-6)
+        changed += plain in b
+    assert changed == len(b)
+    assert json.loads(Path("out/config.json").read_text()) == json.loads(Path(both, "config.json").read_text())
+    done("merge", text, both, "-o", "plain", "--weights", "0.75,0.25")  # the other way: only the text part
+    torch.testing.assert_close(
+        tensors_of(Path("plain")), {n: found[n if n in found else f"language_model.{n}"] for n in b}, rtol=1e-6, atol=1e-6
+    )
+    made, report = type(VISION_MODELS[kind]()).from_pretrained("out", output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+
+
+def test_d51_another_language_model_is_none_of_it() -> None:
+    llama(Path("l"), 3, layers=3)
+    result = run("merge", "qwen2_vl0", "l", "-o", "out")
+    assert result.exit_code == 5
+    assert "one is a qwen2_vl, the other a llama" in result.stderr

@@ -53,7 +53,6 @@ from symfuse.architectures.base import (
 from symfuse.architectures.model import (
     Model,
     require_floating,
-    require_same_frame,
     require_same_shape,
     require_unread,
 )
@@ -100,7 +99,6 @@ __all__ = [
     "phi3",
     "qwen_moe",
     "require_floating",
-    "require_same_frame",
     "require_same_shape",
     "require_unread",
     "require_variants",

@@ -152,26 +152,6 @@ def require_same_shape(models: Sequence[Model], *, force_config: bool = False, l
     return tuple(notes)
 
 
-def require_same_frame(models: Sequence[Model]) -> None:
-    """IncompatibleError if some models have the gains of all their norms folded away, as models have in the frame in
-    which a residual stream is rotated, and others have not: an average of both is of no parametrisation."""
-    folded = {model.name: _folded(model) for model in models if model.spec.reads}
-    if len(set(folded.values())) > 1:
-        inside, outside = ([name for name, yes in folded.items() if yes == kind] for kind in (True, False))
-        raise IncompatibleError(
-            f"{some(inside)} and {some(outside)}: in the first all gains of norms are folded into the weights (the "
-            "frame in which an alignment rotates the residual stream), in the second they are not, so that equal "
-            "weights do not mean the same; bring all into the frame: `alignment.in_frame(model)`, or `symfuse align "
-            "--anchor-output FOLDER`. If they are 1 for want of training, --force-config (force_config: true in a "
-            "recipe) takes them as they are"
-        )
-
-
-def _folded(model: Model) -> bool:
-    one = 1 - model.spec.offset
-    return all(bool((model.read(gain) == one).all()) for gain in model.spec.reads)
-
-
 def require_same_sizes(first: Model, other: Model, pair: str, layers: bool, force_config: bool) -> None:
     ours, theirs = _base_axes(first.spec), _base_axes(other.spec)
     for axis in ours:

@@ -128,7 +128,10 @@ def _aligned(
     anchor = pipeline.anchor_of(stage)
     matching = None if anchor is None else pipeline.matching_of(stage, anchor)
     if matching is None or not matching.frame:  # an alignment in a frame brings all into it
-        pipeline.require_one_frame(stage)
+        framed = pipeline.require_one_frame(stage)
+        for note in framed.notes[len(stage.notes) :]:
+            out.say(f"note: {note}")
+        stage = framed
     if anchor is None or matching is None:
         return stage, [], {}
     out.say(f"anchor: {anchor}")

@@ -7,8 +7,10 @@ alignment, and none is kept.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
-from symfuse.architectures import Model, require_same_frame
+from symfuse.architectures import Model
+from symfuse.canonical import require_same_frame
 from symfuse.device import CPU
 from symfuse.errors import OptionError
 from symfuse.executors import Executor
@@ -38,11 +40,13 @@ __all__ = [
 ]  # fmt: skip
 
 
-def require_one_frame(stage: Stage) -> None:
-    """`require_same_frame` of what is to be merged, which reads gains of norms; layers may be stacked as they are, and
-    with force_config gains may be 1 for want of training."""
-    if stage.recipe.merge_method != "passthrough" and not stage.options.force_config:
-        require_same_frame([Model.of(checkpoint, undeclared=True) for checkpoint in stage.models.values()])
+def require_one_frame(stage: Stage) -> Stage:
+    """`require_same_frame` of what is to be merged, which reads gains of norms, with its notes; layers may be stacked
+    as they are, and with force_config gains may be 1 for want of training."""
+    if stage.recipe.merge_method == "passthrough" or stage.options.force_config:
+        return stage
+    notes = require_same_frame([Model.of(checkpoint, undeclared=True) for checkpoint in stage.models.values()])
+    return replace(stage, notes=(*stage.notes, *notes))
 
 
 def finish(stage: Stage, *, device: str = CPU) -> Checkpoint:
@@ -72,7 +76,7 @@ def merge_recipes(
     for recipe in recipes:
         stage = prepare(recipe, open_models(recipe, results), options)
         stage = align_all(stage, threads=threads, device=device, executor=executor)
-        require_one_frame(stage)
+        stage = require_one_frame(stage)
         merged = finish(learn(stage, device=device), device=device)
         if recipe.name is not None:
             results[recipe.name] = merged

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -63,31 +64,51 @@ def _note(checkpoint: Checkpoint, target: Checkpoint, changed: Sequence[tuple[st
 
 def has_inside(config: Mapping[str, Any], text: Mapping[str, Any]) -> bool:
     """Whether a config of several modalities has a language model of the type of this text model."""
-    inner = config.get("text_config")
-    if not isinstance(inner, Mapping) or isinstance(text.get("text_config"), Mapping):
-        return False
-    return _kind(inner) == _kind(text)
+    inner = _language(config)
+    return inner is not None and _language(text) is None and _kind(inner) == _kind(text)
+
+
+def _language(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What the config of a model of several modalities says of its language model; in old ones (Qwen2-VL) that stands
+    beside the other modalities. None for a text model."""
+    inner = config.get("text_config", config if "vision_config" in config else None)
+    return inner if isinstance(inner, Mapping) else None
 
 
 def _kind(config: Mapping[str, Any]) -> str:
-    return str(config.get("model_type")).removesuffix("_text")
+    """The type of a text model, without what tells that it is inside another: qwen2_5_vl_text is a qwen2."""
+    kind = re.sub(r"_text$|_vl(?=_|$)|(?<=glm4)v", "", str(config.get("model_type")))
+    return "qwen2" if kind == "qwen2_5" else kind
 
 
 def into_wrapper(checkpoint: Checkpoint, target: Checkpoint) -> Checkpoint:
     """A text model with the config of a model of several modalities around it; it lacks their tensors."""
-    config = {
-        **target.config,
-        "text_config": checkpoint.config,
-        "tie_word_embeddings": is_tied(checkpoint.config, checkpoint),
-    }
-    return checkpoint.replace(config=config)
+    inner, text = _language(target.config) or {}, dict(checkpoint.config)
+    text["model_type"] = inner["model_type"]
+    flat = {key: value for key, value in text.items() if key in target.config and key != "architectures"}
+    wrapped = flat if inner is target.config else {"text_config": text}
+    tied = {"tie_word_embeddings": is_tied(checkpoint.config, checkpoint)}
+    return checkpoint.replace(config={**target.config, **wrapped, **tied})
 
 
 def out_of_wrapper(checkpoint: Checkpoint, target: Checkpoint) -> Checkpoint:
     """The language model of a model of several modalities, as a text model like the target."""
-    text = {**checkpoint.config["text_config"], "model_type": target.config["model_type"]}
+    text = {**(_language(checkpoint.config) or {}), "model_type": target.config["model_type"]}
+    text.pop("vision_config", None)
     text |= {"tie_word_embeddings": is_tied(checkpoint.config, checkpoint)}
     return drop(checkpoint, towers(checkpoint)).replace(config=text)
+
+
+def taken_as(checkpoint: Checkpoint, target: Checkpoint) -> tuple[Checkpoint, list[str]]:
+    """A model of another type as if it were of the target's, by the names and shapes of its tensors alone; and notes.
+
+    IncompatibleError if not one tensor has the same name.
+    """
+    theirs, ours = (str(c.config.get("model_type")) for c in (checkpoint, target))
+    note = f"{checkpoint.name}: a {theirs} is taken as a {ours}, by the names and shapes of its tensors"
+    checkpoint, renaming = match_names(checkpoint, target)
+    same = {key: target.config[key] for key in ("model_type", "architectures") if key in target.config}
+    return checkpoint.replace(config={**checkpoint.config, **same}), [note, *filter(None, [renaming])]
 
 
 def towers(checkpoint: Checkpoint) -> list[str]:
