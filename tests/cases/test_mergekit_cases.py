@@ -229,7 +229,20 @@ def test_d47_mergekits_extraction_runs_and_extracts_the_same(caplog: pytest.LogC
 
 
 def test_d47_patterns_leave_out_the_same_layers() -> None:
-    words = ["--model", "b", "--base-model", "a", "--out-path", "lora", "--max-rank", "3", "-e", r"layers\.1", "-e", "lm_"]
+    words = [
+        "--model",
+        "b",
+        "--base-model",
+        "a",
+        "--out-path",
+        "lora",
+        "--max-rank",
+        "3",
+        "-e",
+        r"layers\.1",
+        "-e",
+        "lm_",
+    ]
     done("extract-lora", *words, "--include-regex", "_proj$")
     names = load_file("lora/adapter_model.safetensors").keys()
     assert len(names) == 14
@@ -289,8 +302,11 @@ def test_d48_every_option_of_mergekit_is_known() -> None:
         assert options - same <= here.keys() | own
         for name, spelling in here.items():
             words = spelling.words("1")
-            assert not words or not words[0].startswith("-") or words[0] in {*own, "--device", "--seed", "--threads",
-                                                                             "--max-shard-size", "--force-config"}, name
+            assert (
+                not words
+                or not words[0].startswith("-")
+                or words[0] in {*own, "--device", "--seed", "--threads", "--max-shard-size", "--force-config"}
+            ), name
     assert "No such option" in run("merge", "a", "b", "-o", "out", "--cudax").stderr
     shutil.rmtree("out", ignore_errors=True)
 
@@ -299,7 +315,7 @@ def test_d48_every_option_of_mergekit_is_known() -> None:
 
 
 def mistral(folder: str, seed: int, **options: Any) -> str:
-    model = transformers.MistralForCausalLM(transformers.MistralConfig(**TEXT | {"head_dim": 8, "vocab_size": 64} | options))
+    model = transformers.MistralForCausalLM(transformers.MistralConfig(**TEXT | {"head_dim": 8} | options))
     randomise(model, seed)
     model.save_pretrained(folder)
     return folder
@@ -380,7 +396,9 @@ def test_d50_untrained_gains_run_with_a_note(untrained: list[str], method: str) 
     assert "all gains of norms are 1" in result.stdout
     options = {} if method == "linear" else {"base": 0}
     merged = symfuse.merge(untrained, method=method, **options)  # type: ignore[arg-type]
-    torch.testing.assert_close({n: t.double() for n, t in merged.items()}, tensors_of(Path("out")), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        {n: t.double() for n, t in merged.items()}, tensors_of(Path("out")), rtol=1e-6, atol=1e-6
+    )
     assert any("all gains of norms are 1" in note for note in merged.notes)
     assert not any("gains" in note for note in symfuse.merge(untrained[1:]).notes)
     forced = symfuse.merge(untrained, method=method, force_config=True, **options)  # type: ignore[arg-type]
@@ -446,7 +464,10 @@ def test_d51_the_text_part_is_merged_and_the_vision_part_kept(kind: str, flat: b
     assert json.loads(Path("out/config.json").read_text()) == json.loads(Path(both, "config.json").read_text())
     done("merge", text, both, "-o", "plain", "--weights", "0.75,0.25")  # the other way: only the text part
     torch.testing.assert_close(
-        tensors_of(Path("plain")), {n: found[n if n in found else f"language_model.{n}"] for n in b}, rtol=1e-6, atol=1e-6
+        tensors_of(Path("plain")),
+        {n: found[n if n in found else f"language_model.{n}"] for n in b},
+        rtol=1e-6,
+        atol=1e-6,
     )
     made, report = type(VISION_MODELS[kind]()).from_pretrained("out", output_loading_info=True)
     assert not report["missing_keys"]

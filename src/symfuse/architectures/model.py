@@ -160,7 +160,8 @@ def require_same_sizes(first: Model, other: Model, pair: str, layers: bool, forc
         if axis in theirs and ours[axis] != theirs[axis]:
             if force_config and ours[axis].size == theirs[axis].size:
                 continue  # the activations differ, and with them the groups
-            raise IncompatibleError(f"{pair}: {_difference(axis, ours[axis], theirs[axis])}")
+            fields = [d for d in differences(first.checkpoint, other.checkpoint) if d.matters and type(d.ours) is int]
+            raise IncompatibleError(f"{pair}: {_difference(axis, ours[axis], theirs[axis], fields)}")
     if not first.declared:
         configs = [text_config(model.checkpoint.config) for model in (first, other)]
         for key in WIDTHS:
@@ -267,7 +268,8 @@ def _base_axes(spec: Spec) -> dict[str, Axis]:
     return {name: axis for name, axis in spec.axes.items() if name in used}
 
 
-def _difference(axis: str, ours: Axis, theirs: Axis) -> str:
+def _difference(axis: str, ours: Axis, theirs: Axis, fields: Sequence[Difference]) -> str:
+    """fields: of config.json, the sizes that differ."""
     what = {
         "l": "numbers of layers",
         "h": "numbers of attention heads",
@@ -291,7 +293,8 @@ def _difference(axis: str, ours: Axis, theirs: Axis) -> str:
         way = "there is no exact map between them"
         if anatomy(axis) in ("residual", "ffn"):
             way = "the narrower can be given the widths of the wider first (align --widen, docs/widths.md)"
-        return f"the {what} differ: {ours.size} and {theirs.size}; {way}"
+        said = f" ({some(map(str, fields))} in config.json)" if fields else ""
+        return f"the {what} differ: {ours.size} and {theirs.size}{said}; {way}"
     names = [a.group.name if a.group else "none" for a in (ours, theirs)]
     return (
         f"axis {axis!r} has different symmetries ({names[0]} and {names[1]}): the configs differ in "

@@ -39,8 +39,8 @@ def require_same_frame(models: Sequence[Model]) -> tuple[str, ...]:
             "recipe) takes them as they are"
         )
     return (
-        f"{names}: in the first all gains of norms are 1, in the second they are not; they are merged as they are, as of "
-        "models whose gains were not trained. If they were folded into the weights (`symfuse align`), bring all models "
+        f"{names}: in the first all gains of norms are 1, in the second they are not; they are merged as they are, as "
+        "if the gains had not been trained. If they were folded into the weights (`symfuse align`), bring all models "
         "into that frame first: --anchor-output FOLDER",
     )
 

@@ -66,7 +66,7 @@ def recipe_options(function: F) -> F:
                 help="Saved statistics (symfuse collect) of each model, for methods that look at data.",
             ),
             click.option("--heads", help="Task heads: average (default), drop, or a model's number (from 1)."),
-            click.option("--seed", type=int, help="Of methods that draw random numbers. Default: as the recipe says, or 0."),
+            click.option("--seed", type=int, help="Of random methods. Default: as the recipe says, or 0."),
             click.option("--dtype", help="Of the result: float32, bfloat16, … Default: the base's, by tensor."),
             click.option("--tokenizer", help="union, base, shared-rows or a model: where vocabularies differ."),
             click.option("--align", "axes", metavar="AXES", help="Align first: auto, attention, ffn, all, …"),
@@ -166,6 +166,11 @@ def _recipe_of_options(models: Sequence[str], options: Mapping[str, Any]) -> Rec
         if given:  # not ignored without a word
             raise OptionError(f"{', '.join(given)}: without --align nothing is aligned; add --align, or leave it out")
     listed = [model for i, model in enumerate(models) if method.base == "unused" or i != base]
+    if method.base != "unused" and base is not None and models[base] in listed:
+        raise OptionError(
+            f"{models[base]} is the base and a model that is merged with it, and does not differ from itself; name it "
+            "once, or another model"
+        )
     shared, each = _parameters(options, listed, method)
     data, own = _data(options, listed)
     recipe: dict[str, Any] = {

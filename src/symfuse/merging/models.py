@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from symfuse.architectures import Model, require_same_shape
+from symfuse.architectures.config import label_clash
 from symfuse.canonical import require_same_frame
 from symfuse.device import CPU
 from symfuse.errors import IncompatibleError, OptionError
@@ -149,20 +150,13 @@ def require_same_heads(models: Sequence[Model]) -> None:
                 f"the task heads of {first.name} and {other.name} differ:\n" + "\n".join(lines) + "\n"
                 "choose `heads`: the number or name of the model whose head is to be kept, or drop"
             )
-        labels, others = (_labels(model) for model in (first, other))
-        if ours and labels.keys() == others.keys() and labels != others:
-            label = next(name for name in sorted(labels) if labels[name] != others[name])
+        clash = label_clash(first.checkpoint.config, other.checkpoint.config)
+        if ours and clash:
             raise IncompatibleError(
-                f"the task heads of {first.name} and {other.name} have one set of labels in two orders: {label!r} is "
-                f"{labels[label]} in one, {others[label]} in the other (label2id in config.json). Reorder the rows of "
-                "one head, or choose `heads`: the number or name of the model whose head is to be kept, or drop"
+                f"the task heads of {first.name} and {other.name} are of different labels: {clash}. Reorder the rows "
+                "of one head, or choose `heads` (--heads): the number or name of the model whose head is to be kept, "
+                "or drop"
             )
-
-
-def _labels(model: Model) -> dict[str, int]:
-    """The numbers of a classifier's labels by name; none if the config does not say them."""
-    found = model.checkpoint.config.get("label2id")
-    return {str(name): number for name, number in found.items()} if isinstance(found, Mapping) else {}
 
 
 def _head_shapes(model: Model) -> dict[str, tuple[int, ...]]:

@@ -16,7 +16,15 @@ from symfuse.errors import IncompatibleError
 from symfuse.io import Checkpoint, TensorInfo
 from symfuse.io.messages import some
 from symfuse.io.names import COUNTER, counts_batches
-from symfuse.rewrite.names import declared_names, has_inside, into_wrapper, match_names, out_of_wrapper, taken_as, towers
+from symfuse.rewrite.names import (
+    declared_names,
+    has_inside,
+    into_wrapper,
+    match_names,
+    out_of_wrapper,
+    taken_as,
+    towers,
+)
 from symfuse.rewrite.rewritten import drop, with_values, zero_biases
 from symfuse.rewrite.ties import declared, match_ties
 
