@@ -18,7 +18,7 @@ from symfuse.arguments import checked
 from symfuse.device import CPU
 from symfuse.drafts import Draft, draft_of
 from symfuse.errors import OptionError
-from symfuse.evaluate import Barrier, Batch, Distance, Landscape, Loss, Score, Task, make_task, read_records
+from symfuse.evaluate import Barrier, Batch, Distance, Landscape, Loss, Score, Task, batch_task, make_task, read_records
 from symfuse.evaluate import barrier as path_barrier
 from symfuse.evaluate import distance as model_distance
 from symfuse.evaluate import ensemble as ensemble_models
@@ -381,10 +381,21 @@ def task(name: str | None, data: Any, model: Source, *, encoding: str = "utf-8",
 
     name: causal-lm, masked-lm, sequence-classification, token-classification, image-classification, retrieval; None:
     what the model's head is made for. data: a path (text, CSV, JSON lines, Parquet, a folder of images), a `datasets`
-    object, or a list of dictionaries. model: whose tokenizer or image processor prepares them. options: those of the
-    task, such as text_column, label_column, max_length, batch_size, limit, seed. Raises DataError, naming file and row.
+    object, or a list of dictionaries, one a row; or batches of tensors by the module's inputs, taken as they are, such
+    as `[{"pixel_values": …, "labels": …}]` or a `DataLoader` of these. model: whose tokenizer or image processor
+    prepares them. options: those of the task, such as text_column, label_column, max_length, batch_size, limit, seed.
+    Raises DataError, naming file and row.
     """
+    if isinstance(data, Iterable) and not isinstance(data, str | os.PathLike | Mapping) and not _is_dataset(data):
+        data = list(data)
+        if data and all(isinstance(one, Mapping) and all(isinstance(t, Tensor) for t in one.values()) for one in data):
+            return batch_task(name, data, _open_any(model), **options)
     return make_task(name, read_records(data, encoding=encoding), _open(model), **options)
+
+
+def _is_dataset(data: object) -> bool:
+    """Whether this is of the library `datasets`, whose rows are read when they are used."""
+    return hasattr(data, "column_names")
 
 
 @checked

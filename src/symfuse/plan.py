@@ -211,7 +211,7 @@ def _inputs(
         inputs = tuple(models if part is None else part.sources)
         base = (None if part is None else part.base_model) or recipe.base_model
         if method.base != "unused" and {given.model for given in inputs} == {base}:
-            raise OptionError(f"{base} is the base and the only model, so there is nothing to merge; name another model")
+            raise OptionError(f"{base} is the base and the only model, and there is nothing to merge; add another")
         if base is not None and base not in [given.model for given in inputs]:
             if method.base != "unused":
                 inputs = (*inputs, Input(model=base, parameters={}, layer_range=inputs[0].layer_range))

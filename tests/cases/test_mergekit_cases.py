@@ -469,7 +469,7 @@ def test_d51_the_text_part_is_merged_and_the_vision_part_kept(kind: str, flat: b
         rtol=1e-6,
         atol=1e-6,
     )
-    made, report = type(VISION_MODELS[kind]()).from_pretrained("out", output_loading_info=True)
+    _, report = type(VISION_MODELS[kind]()).from_pretrained("out", output_loading_info=True)
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
 

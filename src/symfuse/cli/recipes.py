@@ -207,7 +207,16 @@ def _parameters(
     """Parameters for all models, and for each one."""
     shared: dict[str, Any] = {"normalize": False} if options["no_normalize"] else {}
     each: list[dict[str, Any]] = [{} for _ in models]
-    given = dict(_setting(text, method) for text in options["settings"] or ())
+    settings = [_setting(text, method) for text in options["settings"] or ()]
+    given = dict(settings)
+    for option, name in (("weights", "weight"), ("no_normalize", "normalize")):
+        if options[option] and name in given:
+            both = f"--{option.replace('_', '-')} and --set {name}="
+            raise OptionError(f"{both} are two spellings of one parameter; give one of them")
+    if len(given) < len(settings):
+        names = [name for name, _ in settings]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise OptionError(f"--set {twice}= is given twice; give it once, with one value per model: {twice}=0.3,0.5")
     if options["weights"] is not None:
         given["weight"] = _numbers(options["weights"])
     for name, value in given.items():
