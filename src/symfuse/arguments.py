@@ -12,7 +12,6 @@ from types import UnionType
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from symfuse.errors import OptionError
-from symfuse.io.messages import suggestion
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -39,6 +38,8 @@ def checked(function: F) -> F:
     def call(*args: Any, **kwargs: Any) -> Any:
         for name in () if anything else kwargs:
             if name not in options:
+                from symfuse.io.messages import suggestion  # here, as io has checked functions itself
+
                 near = suggestion(name, options)
                 raise OptionError(f"{function.__name__} has no option {name!r}{near}; it has {', '.join(options)}")
         for name, value in signature.bind(*args, **kwargs).arguments.items():
