@@ -27,9 +27,11 @@ CLIP = 1.0  # the most that the norm of the gradient may be
 SINGULAR: Any = torch.linalg.LinAlgError  # type: ignore[attr-defined]
 
 
-def descend(path: Path, learning: Learning, about: Mapping[str, Any]) -> Run:
-    """Learn the latents of a path, and leave them at the step of the least barrier. about: what tells this run from
-    others, for its journal."""
+def descend(
+    path: Path, learning: Learning, about: Mapping[str, Any], teacher: int | torch.nn.Module | None = None
+) -> Run:
+    """Learn the latents of a path, and leave them at the step that is kept. about: what tells this run from others, for
+    its journal. teacher: as in `Objective`."""
     leaves = [latents.leaves for latents in path.latents if latents is not None]
     flat = [leaf for one in leaves for leaf in one.values()]
     optimizer = torch.optim.AdamW(flat, lr=learning.rate, weight_decay=0.0)
@@ -38,11 +40,11 @@ def descend(path: Path, learning: Learning, about: Mapping[str, Any]) -> Run:
     journal = Journal(learning.journal, {**about, **said(learning), **data}, leaves, optimizer)
     run = journal.load() or Run()
     rng = random.Random(f"{learning.seed} {run.step}")
-    judge = Objective(path, validation, float(learning.distil == 1), learning.teacher)
+    judge = Objective(path, validation, float(learning.distil == 1), teacher)
     if not run.history:
         _validate(judge, learning, run, math.nan, leaves)
         journal.save(run)
-    objective = Objective(path, task, learning.distil, learning.teacher)
+    objective = Objective(path, task, learning.distil, teacher)
     batches, losses = _batches(task, rng), list[float]()
     while run.step < learning.steps and not _settled(run, learning):
         for group in optimizer.param_groups:

@@ -107,15 +107,15 @@ def learn(
             )
         moved = [Model(source, first.spec) for source in sources]
         about: dict[str, Any] = {"groups": {str(i): group.name for i, group in groups.items()}, "biases": biases}
-        learning, teacher = _taught(learning, names, Folder(scratch) / "teacher")
-        about |= teacher
+        teacher, taught = _teacher(learning, names, Folder(scratch) / "teacher")
+        about |= taught
         if learning.journal is not None:  # which takes reading all weights
             about |= {"models": [_digest(g, model) for g, model in zip(begun, models, strict=True)]}
-        run = descend(Path(space, moved, latents, learning.device), learning, about)
+        run = descend(Path(space, moved, latents, learning.device), learning, about, teacher)
     validation = learning.validation
     record = {
         **said(learning),
-        **teacher,
+        **taught,
         "data": describe(learning.task),
         "validation": "a fifth of the data" if validation is None else describe(validation),
         "stopped at": run.step,
@@ -151,19 +151,21 @@ def _start(
     return match_by_activations(source, anchor, batches, **{"build": learning.build, **options})
 
 
-def _taught(learning: Learning, names: Sequence[str], scratch: Folder) -> tuple[Learning, dict[str, Any]]:
-    """The learning with its teacher as a module or the number of a model, and what is recorded of it."""
+def _teacher(
+    learning: Learning, names: Sequence[str], scratch: Folder
+) -> tuple[int | torch.nn.Module | None, dict[str, Any]]:
+    """The teacher as a module or the number of a model, and what is recorded of it."""
     teacher = learning.teacher
     if teacher is None:
-        return learning, {}
+        return None, {}
     if isinstance(teacher, int):
         if not 0 <= teacher < len(names):
             raise OptionError(f"learning: teacher {teacher}: there are models 0 to {len(names) - 1}")
-        return learning, {"teacher": names[teacher]}
+        return teacher, {"teacher": names[teacher]}
     source = teacher if isinstance(teacher, torch.nn.Module | Checkpoint) else open_checkpoint(teacher)
     name = name_of(source)
     space = open_space([source], [name], learning.task, scratch, learning.build, device=learning.device)
-    return replace(learning, teacher=space.set([1.0])), {"teacher": name}
+    return space.set([1.0]), {"teacher": name}
 
 
 def _then(found: Latents, start: Alignment) -> Alignment:

@@ -71,7 +71,7 @@ class Learning:
     every: int = 100
     patience: int = 10
     points: int = 5
-    keep: Literal["barrier", "midpoint"] | float = "barrier"
+    keep: str | float = "barrier"
     seed: int = 0
     journal: Path | str | None = None
     device: str = CPU
@@ -102,7 +102,8 @@ class Learning:
         for name in ("build", "progress"):
             if not callable(getattr(self, name) or print):
                 raise OptionError(f"learning: {name} is {getattr(self, name)!r:.40}; expected a function")
-        if self.keep not in ("barrier", "midpoint") and not (type(self.keep) in (int, float) and 0 <= self.keep <= 1):
+        number = isinstance(self.keep, int | float) and not isinstance(self.keep, bool)
+        if self.keep not in ("barrier", "midpoint") and not (number and 0 <= float(self.keep) <= 1):
             raise OptionError(
                 f'learning: keep is {self.keep!r:.40}; expected "barrier", "midpoint", or a point of the path, 0 to 1'
             )

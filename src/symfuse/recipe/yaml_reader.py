@@ -177,13 +177,13 @@ class _Loader(yaml.SafeLoader):
     """It marks the nodes that have an anchor, or hold one that has; not those that only name one (`*name`)."""
 
     def compose_node(self, parent: Node | None, index: Any) -> Node | None:
-        alias = self.check_event(yaml.AliasEvent)  # type: ignore[no-untyped-call]
+        alias = self.check_event(yaml.AliasEvent)
         anchor = None if alias else self.peek_event().anchor  # type: ignore[no-untyped-call]
         node = super().compose_node(parent, index)
         if not alias and (anchor is not None or hasattr(node, "anchored")):
-            node.anchored = True
-            if parent is not None:
-                parent.anchored = True
+            for one in (node, parent):
+                if one is not None:
+                    one.anchored = True  # type: ignore[attr-defined]
         return node
 
 

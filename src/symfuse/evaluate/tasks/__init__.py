@@ -66,7 +66,8 @@ def make_task(name: str | None, records: Records, checkpoint: Checkpoint, **opti
             raise OptionError(
                 f"{name} has no option {option!r}{suggestion(option, known)}; its options are {', '.join(known)}"
             )
-    return kind.prepare(records, checkpoint, **options)
+    task: Task = kind.prepare(records, checkpoint, **options)
+    return task
 
 
 def batch_task(name: str | None, batches: Sequence[Batch], checkpoint: Checkpoint, **options: Any) -> Task:
@@ -83,7 +84,8 @@ def batch_task(name: str | None, batches: Sequence[Batch], checkpoint: Checkpoin
                 f"{option}: this says how rows are read, and batches of tensors are taken as they are; leave it out"
             )
     options |= {"pooling": pooling_of(checkpoint)} if kind is Retrieval and "pooling" not in options else {}
-    return kind([_as_batch(batch, f"batch {i}") for i, batch in enumerate(batches, 1)], "memory", **options)
+    task: Task = kind([_as_batch(batch, f"batch {i}") for i, batch in enumerate(batches, 1)], "memory", **options)
+    return task
 
 
 def _as_batch(fields: Batch, where: str) -> Batch:
@@ -103,7 +105,7 @@ def _plain(tensor: Tensor) -> Tensor:
     return tensor.to(wide) if tensor.is_floating_point() else tensor if tensor.dtype is torch.bool else tensor.long()
 
 
-def _kind(name: str) -> type[Task]:
+def _kind(name: str) -> Any:
     if name not in TASKS:
         raise OptionError(f"there is no task {name!r}{suggestion(name, TASKS)}; choose one of {', '.join(TASKS)}")
     return TASKS[name]
