@@ -707,21 +707,6 @@ def test_align_from_activations_and_the_anchor_in_the_frame(models: Path) -> Non
     assert not Path("out2").exists()
 
 
-@pytest.mark.parametrize(
-    ("option", "here"),
-    [
-        ("--cuda", "--device cuda"),
-        ("--no-copy-tokenizer", "nothing: leave it out"),
-        ("--out-shard-size", "--max-shard-size"),
-    ],
-)
-def test_options_of_mergekit_are_told_what_they_are_here(option: str, here: str) -> None:
-    result = run("merge", "recipe.yml", "out", option)
-    assert result.exit_code == 2
-    assert f"{option} is an option of mergekit; here it is {here}" in result.stderr
-    assert "mergekit" not in run("merge", "recipe.yml", "out", "--cudax").stderr
-
-
 def test_a_memory_without_a_unit_is_a_slip(tmp_path: Path) -> None:
     result = run("align", str(tmp_path), "--to", str(tmp_path), "-o", str(tmp_path / "out"), "--memory", "6")
     assert result.exit_code == 2

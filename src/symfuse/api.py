@@ -16,11 +16,12 @@ from torch import Tensor
 
 from symfuse.alignment import Alignment
 from symfuse.architectures import Model
+from symfuse.arguments import checked
 from symfuse.check import check_all
 from symfuse.device import CPU
 from symfuse.drafts import Draft, draft_of
 from symfuse.errors import OptionError, SymfuseWarning
-from symfuse.evaluate import Barrier, Batch, Distance, Landscape, Loss, Score, Task, make_task, read_records
+from symfuse.evaluate import Barrier, Batch, Distance, Landscape, Loss, Score, Task, batch_task, make_task, read_records
 from symfuse.evaluate import barrier as path_barrier
 from symfuse.evaluate import distance as model_distance
 from symfuse.evaluate import ensemble as ensemble_models
@@ -32,6 +33,7 @@ from symfuse.guided import collect as collect_statistics
 from symfuse.guided import learn as learn_method
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
+from symfuse.io.live import module_config, unwrap
 from symfuse.learning import Learning, learn_universe, match_learned
 from symfuse.learning import learn as learn_all
 from symfuse.matching import match_by_activations, match_models, match_universe, nearest_to_mean, usual
@@ -40,7 +42,7 @@ from symfuse.modules import live
 from symfuse.pipeline import merge_recipes
 from symfuse.pipeline.record import alignment_record, merge_record, opened
 from symfuse.recipe import Recipe, parse_recipe, read_recipes, recipe_of
-from symfuse.rewrite import Reconcile
+from symfuse.rewrite import Reconcile, harmonise
 from symfuse.runs import framed, recorded
 from symfuse.spec import Spec
 from symfuse.stats.statistics import Statistics
@@ -55,6 +57,7 @@ from symfuse.verification import verify as verify_checkpoints
 Source = str | os.PathLike[str] | Checkpoint | torch.nn.Module
 
 
+@checked
 def declare(source: Source) -> Spec:
     """The declaration of a model: its tensors with their layouts, and the axes with the groups that act on them.
 
@@ -63,6 +66,7 @@ def declare(source: Source) -> Spec:
     return _model(source).spec
 
 
+@checked
 def suggest(
     source: Source,
     *,
@@ -80,12 +84,13 @@ def suggest(
     on; default random ones. `draft.save(path)` writes the file; tensors that it could not place stand in
     `draft.unplaced`.
     """
-    checkpoint = _open(source) if config is None else open_checkpoint(source, config=config)
     module = source if isinstance(source, torch.nn.Module) else None
+    checkpoint = _open(source) if module is None and config is None else open_checkpoint(source, config=config)
     foreign = module is not None and not type(module).__module__.startswith("transformers.")
     return draft_of(checkpoint, module if foreign else None, inputs=inputs, run=run, seed=seed)
 
 
+@checked
 def match(
     source: Source,
     to: Source,
@@ -147,6 +152,7 @@ class Aligned:
     anchor: int | None
 
 
+@checked
 def align(
     sources: Sequence[Source],
     anchor: int | Literal["universe"] | None = None,
@@ -182,7 +188,8 @@ def align(
     if anchor is not None and not 0 <= anchor < len(models):
         raise OptionError(f"anchor {anchor}: there are models 0 to {len(models) - 1}")
     anchor = nearest_to_mean([model.on(device) for model in models]) if anchor is None else anchor
-    find = match_models if batches is None else partial(match_by_activations, batches=batches)
+    build = {"build": learn.build} if isinstance(learn, Learning) else {}
+    find = match_models if batches is None else partial(match_by_activations, batches=batches, **build)
     alignments = [None if i == anchor else find(m, models[anchor], **options) for i, m in enumerate(models)]
     if learn is not None:
         moved = learn_all(models, alignments, _learning(learn, device), **options)
@@ -197,6 +204,7 @@ def align(
     return Aligned(tuple(checkpoints), tuple(alignments), anchor)
 
 
+@checked
 def merge(
     sources: Sequence[Source],
     *,
@@ -209,6 +217,7 @@ def merge(
     device: str = CPU,
     data: Task | Sequence[Task | None] | None = None,
     statistics: Sequence[Statistics | str | os.PathLike[str] | None] | None = None,
+    force_config: bool = False,
     **parameters: Any,
 ) -> Checkpoint:
     """The merge of models in the frame in which they are (see `align`), as a lazy checkpoint: `.save(folder)` it.
@@ -217,6 +226,9 @@ def merge(
     the model whose head is kept has its number from 0, like base: `heads=1`. From a recipe: `merge_recipe`. device:
     where tensors are combined, and models run, such as "cuda" (docs/gpu.md); what is read of the result is on the
     processor.
+
+    force_config: merge models whose configs compute something else, or name another type, by names and shapes, with
+    the base's config; what differs stands in the notes of the merge.
 
     data: for methods that look at them (fisher, regmean, adamerging, greedy_soup, …): a task (`symfuse.task`) for all
     models, or one for each, the base aside; they are looked at now. statistics: what `symfuse.collect` found of each,
@@ -228,29 +240,32 @@ def merge(
                 f"heads {heads}: there are models 0 to {len(sources) - 1}; or write 'average', 'drop' or a model's name"
             )
         heads = str(heads + 1)
-    models = [_model_of_any(source) for source in sources]
+    models, notes = _reconciled([_open(source) for source in sources], base, heads, force_config)
     chosen = lookup(method)
     given: dict[str, Any] = {"method": method, "weights": weights, "base": base, "seed": seed, "dtype": dtype}
-    given |= {"device": device, "heads": heads, **parameters}
+    if weights is not None and "weight" in parameters:
+        raise OptionError("merge: weights and weight are one parameter; give one of them")
+    given |= {"device": device, "heads": heads, "force_config": force_config, **parameters}
     # Whether they fit is known before any data are looked at.
     merged = merge_models(models, **given, learned=None if chosen.learn is None else Pending())
-    saved = None if statistics is None else [_statistics(one) for one in _listed(statistics, "statistics")]
+    saved = None if statistics is None else [_statistics(one) for one in statistics]
     apart = base if chosen.base != "unused" else None
     others = [model for i, model in enumerate(models) if i != apart]
     for model, one in zip(others, saved or (), strict=False):
         if one is not None:
             one.require(model)
-    tasks = None if data is None else [data] * len(others) if isinstance(data, Task) else _listed(data, "data")
-    for task in tasks or ():
-        _require_task(task)
+    tasks = None if data is None else [data] * len(others) if isinstance(data, Task) else list(data)
     recipe, known = _recipe_of(models, chosen, given, parameters)
     warned, stage = _warned((recipe,), known), opened(recipe, known)
+    stage = replace(stage, notes=(*notes, *stage.notes))
     options: dict[str, Any] = {"base": base, "heads": heads, "seed": seed, "device": device, "parameters": parameters}
     found = learn_method(chosen, models, tasks=tasks, statistics=saved, **options)
     merged = merged if found is None else merge_models(found.models, **given, learned=found)
+    merged = merged.replace(notes=(*merged.notes, *notes))
     return recorded(merged, merge_record(replace(stage, learned=found), merged, warned))
 
 
+@checked
 def collect(source: Source, data: Task, kind: str = "fisher", **options: Any) -> Statistics:
     """Statistics of a model on data, for `merge(..., statistics=[…])`: `.save(folder)` them, and take them again.
 
@@ -258,10 +273,10 @@ def collect(source: Source, data: Task, kind: str = "fisher", **options: Any) ->
     options: of `symfuse.guided.fisher.fisher_of` (labels, seed) and `symfuse.guided.regmean.gram_of` (memory); device:
     where the model is run.
     """
-    _require_task(data)
     return collect_statistics(_model_of_any(source), data, kind, **options)
 
 
+@checked
 def merge_recipe(
     recipe: str | os.PathLike[str] | Mapping[str, Any],
     models: Mapping[str, Source] | None = None,
@@ -284,6 +299,7 @@ def merge_recipe(
     return merge_recipes(recipes, known, **how, warnings=_warned(recipes, known, options))
 
 
+@checked
 def verify(
     before: Source,
     after: Source,
@@ -300,11 +316,13 @@ def verify(
     moved along before the comparison. runner: for models without a `transformers` class. tolerance: the largest
     difference relative to the largest output; default by dtype. The result says `.equal` and `.errors`.
     """
+    opened = _open if runner is None else _open_any
     return verify_checkpoints(
-        _open(before), _open(after), alignment, inputs=inputs, runner=runner, dtype=dtype, tolerance=tolerance
+        opened(before), opened(after), alignment, inputs=inputs, runner=runner, dtype=dtype, tolerance=tolerance
     )
 
 
+@checked
 def prove(
     source: Source,
     alignment: Alignment,
@@ -319,9 +337,11 @@ def prove(
     what rounding changes is told apart. memory: bytes; a model that takes more is run layer by layer. Raises
     VerificationError.
     """
-    return prove_alignment(_open(source), alignment, inputs=inputs, runner=runner, memory=memory)
+    opened = _open if runner is None else _open_any
+    return prove_alignment(opened(source), alignment, inputs=inputs, runner=runner, memory=memory)
 
 
+@checked
 def distance(a: Source, b: Source) -> Distance:
     """The Euclidean distance and cosine of two models of one family, with its split by axis, layer and tensor.
 
@@ -330,10 +350,11 @@ def distance(a: Source, b: Source) -> Distance:
     return model_distance(_model(a), _model(b))
 
 
+@checked
 def barrier(
     source: Source,
     to: Source,
-    loss: Loss,
+    loss: Task | Loss,
     alignments: Mapping[str, Alignment | tuple[Source, Source]] | None = None,
     *,
     baselines: Mapping[str, tuple[str, ...]] | None = None,
@@ -369,18 +390,31 @@ def barrier(
     return path_barrier(pairs, loss, baselines=baselines, inexact=inexact, **options)
 
 
+@checked
 def task(name: str | None, data: Any, model: Source, *, encoding: str = "utf-8", **options: Any) -> Task:
     """What to evaluate on: a loss that `barrier`, `landscape` and `evaluate` take.
 
     name: causal-lm, masked-lm, sequence-classification, token-classification, image-classification, retrieval; None:
     what the model's head is made for. data: a path (text, CSV, JSON lines, Parquet, a folder of images), a `datasets`
-    object, or a list of dictionaries. model: whose tokenizer or image processor prepares them. options: those of the
-    task, such as text_column, label_column, max_length, batch_size, limit, seed. Raises DataError, naming file and row.
+    object, or a list of dictionaries, one a row; or batches of tensors by the module's inputs, taken as they are, such
+    as `[{"pixel_values": …, "labels": …}]` or a `DataLoader` of these. model: whose tokenizer or image processor
+    prepares them. options: those of the task, such as text_column, label_column, max_length, batch_size, limit, seed.
+    Raises DataError, naming file and row.
     """
+    if isinstance(data, Iterable) and not isinstance(data, str | os.PathLike | Mapping) and not _is_dataset(data):
+        data = list(data)
+        if data and all(isinstance(one, Mapping) and all(isinstance(t, Tensor) for t in one.values()) for one in data):
+            return batch_task(name, data, _open_any(model), **options)
     return make_task(name, read_records(data, encoding=encoding), _open(model), **options)
 
 
-def landscape(models: Mapping[str, Source], loss: Loss, **options: Any) -> Landscape:
+def _is_dataset(data: object) -> bool:
+    """Whether this is of the library `datasets`, whose rows are read when they are used."""
+    return hasattr(data, "column_names")
+
+
+@checked
+def landscape(models: Mapping[str, Source], loss: Task | Loss, **options: Any) -> Landscape:
     """The loss on the plane through three named models, such as `{"A": a, "A aligned": g(a), "B": b}`.
 
     options: those of `symfuse.evaluate.landscape`: steps, margin, journal (a file to go on from), build, dtype, device.
@@ -388,9 +422,10 @@ def landscape(models: Mapping[str, Source], loss: Loss, **options: Any) -> Lands
     return plane_landscape({name: _runnable(source) for name, source in models.items()}, loss, **options)
 
 
+@checked
 def score(
     source: Source | Sequence[Source],
-    loss: Loss,
+    loss: Task | Loss,
     *,
     ensemble: Literal["probabilities", "logits"] = "probabilities",
     build: Callable[[Checkpoint], torch.nn.Module] | None = None,
@@ -408,11 +443,13 @@ def score(
     return evaluate_model(_runnable(source), loss, build=build, dtype=dtype, device=device)
 
 
+@checked
 def to_module(source: Source, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
     """A live module of the class that the config names, in evaluation mode: `merge([a, b])` → module out."""
     return live(_open(source), dtype)
 
 
+@checked
 def transport(
     thing: str | os.PathLike[str],
     alignment: Alignment | str | os.PathLike[str],
@@ -433,6 +470,7 @@ def transport(
     return transport_thing(thing, alignment, kind=kind, axis=axis, base=given, **options)
 
 
+@checked
 def nearest(sources: Sequence[Source]) -> int:
     """The number (from 0) of the model nearest to the mean of all: the anchor, where none is named."""
     return nearest_to_mean([_model(source) for source in sources])
@@ -455,6 +493,7 @@ def _recipe_of(
     more = json.loads(json.dumps(more))  # without numbers and lists of other kinds
     dtype = None if given["dtype"] is None else str(given["dtype"]).removeprefix("torch.")
     keys = {"dtype": dtype, "seed": given["seed"] or None, "heads": heads}
+    keys |= {"force_config": True} if given["force_config"] else {}
     return recipe_of(names, method, base, more, keys), known
 
 
@@ -473,7 +512,20 @@ def _runnable(source: Source) -> Checkpoint | torch.nn.Module:
 
 
 def _open(source: Source) -> Checkpoint:
+    """OptionError for a module without a config, which says how to give one."""
+    if isinstance(source, torch.nn.Module) and module_config(unwrap(source)) is None:
+        name = type(source).__name__
+        raise OptionError(
+            f"{name} has no config of its own; open it with one first: symfuse.open(module, config={{...}}), a "
+            'dictionary such as {"model_type": "mine"} or a transformers config'
+        )
     return source if isinstance(source, Checkpoint) else open_checkpoint(source)
+
+
+def _open_any(source: Source) -> Checkpoint:
+    """Also a module without a config, of which whoever runs it needs none."""
+    bare = isinstance(source, torch.nn.Module) and module_config(unwrap(source)) is None
+    return open_checkpoint(source, config={}) if bare else _open(source)
 
 
 def _model(source: Source) -> Model:
@@ -484,27 +536,22 @@ def _model_of_any(source: Source) -> Model:
     return Model.of(_open(source), undeclared=True)
 
 
+def _reconciled(
+    checkpoints: list[Checkpoint], base: int | None, heads: str, force_config: bool
+) -> tuple[list[Model], list[str]]:
+    """The models to be merged, those of other types as of the base's if that is forced; and notes."""
+    notes: list[str] = []
+    if force_config and len({str(checkpoint.config.get("model_type")) for checkpoint in checkpoints}) > 1:
+        template = int(heads) - 1 if heads.isdigit() else base or 0
+        done = harmonise(checkpoints, base=template, options=Reconcile(force_config=True))
+        checkpoints, notes = done.checkpoints, done.notes
+    return [_model_of_any(checkpoint) for checkpoint in checkpoints], notes
+
+
 def _learning(given: Task | Learning, device: str) -> Learning:
-    """As it is given, of a task on the device; OptionError for what is neither."""
-    if not isinstance(given, Task | Learning):
-        raise OptionError(f"learn: expected a task, as symfuse.task makes it, or a Learning, found {given!r:.40}")
+    """As it is given, of a task on the device."""
     return given if isinstance(given, Learning) else Learning(given, device=device)
 
 
-def _listed(given: Any, what: str) -> list[Any]:
-    """OptionError for what is no list with one for each model."""
-    if isinstance(given, str | os.PathLike | Statistics) or not isinstance(given, Sequence):
-        raise OptionError(f"{what} is {type(given).__name__}; expected a list with one for each model, None for none")
-    return list(given)
-
-
-def _require_task(data: object) -> None:
-    """OptionError for data that are no task: a file is read by `symfuse.task`."""
-    if data is not None and not isinstance(data, Task):
-        raise OptionError(f"data: expected a task, as symfuse.task(name, file, model) makes it, found {data!r:.40}")
-
-
 def _statistics(source: Statistics | str | os.PathLike[str] | None) -> Statistics | None:
-    if source is not None and not isinstance(source, Statistics | str | os.PathLike):
-        raise OptionError(f"statistics: expected those of symfuse.collect, or their folder, found {source!r:.40}")
     return source if source is None or isinstance(source, Statistics) else Statistics.load(source)

@@ -11,7 +11,7 @@ import torch
 
 from symfuse.architectures import ARCHITECTURES, Model
 from symfuse.architectures.config import with_fields
-from symfuse.architectures.undeclared import BEHIND, LAYER, LAYER_COUNTS, other_modality, serves_all
+from symfuse.architectures.undeclared import BEHIND, LAYER, LAYER_COUNTS, OTHER_MODALITY, other_modality, serves_all
 from symfuse.device import CPU
 from symfuse.errors import IncompatibleError, OptionError
 from symfuse.guided import lookup
@@ -24,6 +24,19 @@ from symfuse.recipe import Input, ModelRef, Module, Recipe, settings_for
 from symfuse.recipe import Slice as RecipeSlice
 from symfuse.rules import Layer, Stack, inside, rearranged, require_same_rules
 from symfuse.spec import Spec, layer_of
+
+# mergekit's names of modules: the tensors of families that have no such word in their names, and the object in
+# config.json that says how many layers they have.
+_TENSORS = {
+    "text_decoder": re.compile(rf"\.(?!{OTHER_MODALITY.pattern}$)"),
+    "vision_tower": re.compile(r"\.visual\.(?!merger|deepstack_merger)"),
+    "multi_modal_projector": re.compile(r"\.visual\.(merger|deepstack_merger)"),
+}
+_CONFIGS = {
+    "text_decoder": ("text_config", "llm_config"),
+    **dict.fromkeys(("vision_tower", "vision_model", "visual"), ("vision_config",)),
+    "multi_modal_projector": (),
+}
 
 
 @dataclass(frozen=True)
@@ -62,8 +75,7 @@ class _Part:
 
     def has(self, spec: Spec, name: str) -> bool:
         """Whether a tensor belongs to the module: that which its name says first (`decoder.bert.encoder.layer.0`)."""
-        file = f".{spec.file_name(name)}"
-        found = {module: at for module in self.modules if (at := file.find(f".{module}.")) >= 0}
+        found = {module: at for module in self.modules if (at := _place(module, f".{spec.file_name(name)}")) >= 0}
         return self.modules in ((), ("default",)) or (bool(found) and min(found, key=lambda m: found[m]) == self.name)
 
     def depth(self, spec: Spec) -> int:
@@ -73,6 +85,14 @@ class _Part:
         """The lists of layers: their names up to the number."""
         layered = (name for name in spec.tensors if self.layer(spec, name) is not None)
         return {match[1] for name in layered if (match := LAYER.match(name))}
+
+
+def _place(module: str, name: str) -> int:
+    """Where the name of a tensor says that it belongs to a module; -1 if it does not."""
+    if (at := name.find(f".{module}.")) >= 0 or module not in _TENSORS:
+        return at
+    found = _TENSORS[module].match(name)
+    return -1 if found is None else found.start()
 
 
 def plan_recipe(
@@ -214,6 +234,8 @@ def _inputs(
     for part in every:
         inputs = tuple(models if part is None else part.sources)
         base = (None if part is None else part.base_model) or recipe.base_model
+        if method.base != "unused" and {given.model for given in inputs} == {base}:
+            raise OptionError(f"{base} is the base and the only model, and there is nothing to merge; add another")
         if base is not None and base not in [given.model for given in inputs]:
             if method.base != "unused":
                 inputs = (*inputs, Input(model=base, parameters={}, layer_range=inputs[0].layer_range))
@@ -302,23 +324,24 @@ def _stack(
 def _depth_field(config: Mapping[str, Any], part: _Part, template: Model) -> tuple[tuple[str, ...], str | None]:
     """Where config.json says how many layers there are: inside which objects, in which field; else its class does."""
     own = (part.name, f"{part.name}_config", f"{part.name.partition('_')[0]}_config") if part.module else ()
-    text = () if other_modality(part.name) else ("text_config", "llm_config")
-    path = next(((step,) for step in (*own, *text) if isinstance(config.get(step), Mapping)), ())
+    text = () if other_modality(part.name) else _CONFIGS["text_decoder"]
+    steps = _CONFIGS.get(part.name, (*own, *text))
+    path = next(((step,) for step in steps if isinstance(config.get(step), Mapping)), ())
     if (key := _count_in(inside(config, path), part, template, path)) is None:
         key = _count_in(inside(resolved(config) or {}, path), part, template, path)
-    several = part.module is not None and not path and _lists(template) > 1
+    several = part.module is not None and part.name != "text_decoder" and not path and _lists(template) > 1
     return path, key if key or path or several else LAYER_COUNTS[0]
 
 
 def _count_in(fields: Mapping[str, Any], part: _Part, template: Model, path: Sequence[str]) -> str | None:
     """The field with the number of layers of a part, if it is there."""
-    if part.module is not None and not path:
+    if part.module is not None and part.name != "text_decoder" and not path:
         for key in (f"{part.name}_layers", f"num_{part.name}_layers"):
             if key in fields:
                 return key
         if _lists(template) > 1:  # of which only the first may be meant
             return "num_layers" if part.name == "encoder" and "num_layers" in fields else None
-    return next((key for key in LAYER_COUNTS if key in fields), None)
+    return next((key for key in (*LAYER_COUNTS, *(["depth"] if path else [])) if key in fields), None)
 
 
 def _lists(template: Model) -> int:

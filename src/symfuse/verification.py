@@ -109,6 +109,8 @@ def random_inputs(module: torch.nn.Module, config: Mapping[str, Any], seed: int 
     dtype = next(module.parameters()).dtype
     main = getattr(module, "main_input_name", None)
     if main is None:
+        if not isinstance(config.get("hidden_size"), int):
+            raise OptionError(f"no inputs for {type(module).__name__} are known; give it `inputs`, by name")
         return {"src": torch.randn(3, 7, config["hidden_size"], generator=rng, dtype=dtype)}
     unsaid = "vision_config" in config or "vocab_size" not in config  # it need not say what is usual
     if unsaid and hasattr(getattr(module, "config", None), "to_dict"):
@@ -182,7 +184,7 @@ def run(module: torch.nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tens
     with torch.inference_mode():
         if "src" in inputs:
             return {"output": module(inputs["src"])}
-        out = module(**inputs)
+        out = _by_name(module(**inputs))
     masks = {
         inputs[name].shape: inputs[name] for name in ("attention_mask", "decoder_attention_mask") if name in inputs
     }
@@ -194,6 +196,14 @@ def run(module: torch.nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tens
         mask = masks.get(value.shape[:2]) if value.ndim == 3 else None
         fields[name] = value if mask is None else value * mask[..., None].to(value.dtype)
     return fields
+
+
+def _by_name(out: Any) -> Mapping[str, Any]:
+    """The outputs of a module by name; those of one that returns a tensor or a tuple by their places."""
+    if isinstance(out, Mapping):
+        return out
+    parts = [out] if isinstance(out, Tensor) else out if isinstance(out, tuple | list) else []
+    return {"output" if len(parts) == 1 else f"output {i}": part for i, part in enumerate(parts)}
 
 
 def compare(before: Outputs, after: Outputs) -> dict[str, float]:

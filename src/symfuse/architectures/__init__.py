@@ -54,7 +54,6 @@ from symfuse.architectures.model import (
     Model,
     as_declared,
     require_floating,
-    require_same_frame,
     require_same_shape,
     require_unread,
 )
@@ -102,7 +101,6 @@ __all__ = [
     "phi3",
     "qwen_moe",
     "require_floating",
-    "require_same_frame",
     "require_same_shape",
     "require_unread",
     "require_variants",

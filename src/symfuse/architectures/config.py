@@ -118,6 +118,28 @@ def differences(one: Checkpoint, other: Checkpoint) -> list[Difference]:
     return sorted(found.values(), key=lambda difference: not difference.matters)
 
 
+def label_clash(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
+    """In words, that equal rows of two classifiers are of different labels: one has two numbers, or only one model has
+    it. None where they agree, and where no label is common: then one names them otherwise, or not at all."""
+    ours, theirs = _labels(one), _labels(other)
+    if not ours.keys() & theirs.keys():
+        return None
+    for label in sorted(ours.keys() | theirs.keys()):
+        if ours.get(label) != theirs.get(label):
+            numbers = [f"is number {of[label]} in" if label in of else "is not in" for of in (ours, theirs)]
+            return f"the label {label!r} {numbers[0]} one, {numbers[1].removeprefix('is number ')} the other (label2id)"
+    return None
+
+
+def _labels(config: Mapping[str, Any]) -> dict[str, int]:
+    """The numbers of a classifier's labels by name; none if the config does not say them."""
+    found = config.get("label2id")
+    if isinstance(found, Mapping) and found:
+        return {str(name): int(number) for name, number in found.items()}
+    names = config.get("id2label")
+    return {str(name): int(number) for number, name in names.items()} if isinstance(names, Mapping) else {}
+
+
 def _as_said(key: str, one: Checkpoint, other: Checkpoint) -> str:
     """The field of an activation by the name that both configs have for it."""
     said = {name for checkpoint in (one, other) for name in ACTIVATIONS if name in checkpoint.config}

@@ -179,26 +179,6 @@ def require_same_shape(models: Sequence[Model], *, force_config: bool = False, l
     return tuple(notes)
 
 
-def require_same_frame(models: Sequence[Model]) -> None:
-    """IncompatibleError if some models have the gains of all their norms folded away, as models have in the frame in
-    which a residual stream is rotated, and others have not: an average of both is of no parametrisation."""
-    folded = {model.name: _folded(model) for model in models if model.spec.reads}
-    if len(set(folded.values())) > 1:
-        inside, outside = ([name for name, yes in folded.items() if yes == kind] for kind in (True, False))
-        raise IncompatibleError(
-            f"{some(inside)} and {some(outside)}: in the first all gains of norms are folded into the weights (the "
-            "frame in which an alignment rotates the residual stream), in the second they are not, so that equal "
-            "weights do not mean the same; bring all into the frame: `alignment.in_frame(model)`, or `symfuse align "
-            "--anchor-output FOLDER`. If they are 1 for want of training, --force-config (force_config: true in a "
-            "recipe) takes them as they are"
-        )
-
-
-def _folded(model: Model) -> bool:
-    one = 1 - model.spec.offset
-    return all(bool((model.read(gain) == one).all()) for gain in model.spec.reads)
-
-
 def require_same_sizes(first: Model, other: Model, pair: str, layers: bool, force_config: bool) -> None:
     ours, theirs = _base_axes(first.spec), _base_axes(other.spec)
     for axis in ours:
@@ -207,7 +187,8 @@ def require_same_sizes(first: Model, other: Model, pair: str, layers: bool, forc
         if axis in theirs and ours[axis] != theirs[axis]:
             if force_config and ours[axis].size == theirs[axis].size:
                 continue  # the activations differ, and with them the groups
-            raise IncompatibleError(f"{pair}: {_difference(axis, ours[axis], theirs[axis])}")
+            fields = [d for d in differences(first.checkpoint, other.checkpoint) if d.matters and type(d.ours) is int]
+            raise IncompatibleError(f"{pair}: {_difference(axis, ours[axis], theirs[axis], fields)}")
     if not first.declared:
         configs = [text_config(model.checkpoint.config) for model in (first, other)]
         for key in WIDTHS:
@@ -315,7 +296,8 @@ def _base_axes(spec: Spec) -> dict[str, Axis]:
     return {name: axis for name, axis in spec.axes.items() if name in used}
 
 
-def _difference(axis: str, ours: Axis, theirs: Axis) -> str:
+def _difference(axis: str, ours: Axis, theirs: Axis, fields: Sequence[Difference]) -> str:
+    """fields: of config.json, the sizes that differ."""
     what = {
         "l": "numbers of layers",
         "h": "numbers of attention heads",
@@ -339,7 +321,8 @@ def _difference(axis: str, ours: Axis, theirs: Axis) -> str:
         way = "there is no exact map between them"
         if anatomy(axis) in ("residual", "ffn"):
             way = "the narrower can be given the widths of the wider first (align --widen, docs/widths.md)"
-        return f"the {what} differ: {ours.size} and {theirs.size}; {way}"
+        said = f" ({some(map(str, fields))} in config.json)" if fields else ""
+        return f"the {what} differ: {ours.size} and {theirs.size}{said}; {way}"
     names = [a.group.name if a.group else "none" for a in (ours, theirs)]
     return (
         f"axis {axis!r} has different symmetries ({names[0]} and {names[1]}): the configs differ in "

@@ -6,13 +6,17 @@ from collections.abc import Callable, Iterable, Mapping
 
 from symfuse.architectures import Model, require_floating
 from symfuse.canonical.balance import balance
+from symfuse.canonical.frames import require_same_frame
 from symfuse.canonical.scales import fold_scales
 from symfuse.canonical.stream import centre, drop_gauges, fold_norms
 from symfuse.canonical.ties import untie
 from symfuse.errors import OptionError
 from symfuse.io.messages import suggestion
 
-__all__ = ["REWRITES", "balance", "canonical", "centre", "drop_gauges", "fold_norms", "fold_scales", "untie"]
+__all__ = [
+    "REWRITES", "balance", "canonical", "centre", "drop_gauges", "fold_norms", "fold_scales", "require_same_frame",
+    "untie",
+]  # fmt: skip
 
 # In the order in which they are applied: each needs those before it, as far as it needs any.
 REWRITES: Mapping[str, Callable[[Model], Model]] = {

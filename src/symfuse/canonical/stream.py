@@ -68,14 +68,14 @@ def fold_norms(model: Model) -> Model:
                 "that its gain cannot be folded; take the checkpoint with a head, whose class architectures in "
                 "config.json names, or leave 'fold_norms' out and permute the residual stream only"
             )
-        rules |= _fold(model, norm)
+        rules |= fold_rules(model, norm)
         tensors[norm.gain] = Declared(parse(str(axes[norm.axis].size)), tensors[norm.gain].index)
         group = Centred() if model.spec.norm == "layer" else Orthogonal()
         axes[norm.axis] = replace(axes[norm.axis], group=group)
     return computed(model, rules, replace(model.spec, tensors=tensors, axes=axes)) if norms else model
 
 
-def _fold(model: Model, norm: Norm) -> dict[str, Rule]:
+def fold_rules(model: Model, norm: Norm) -> dict[str, Rule]:
     """The rules for one norm; what needs a look at its values is decided now, not when tensors are read."""
     bias = norm.bias
     dims = {weight: _place(model.spec, weight, Atom(norm.axis, Variance.DUAL)) for weight in norm.readers}

@@ -39,7 +39,7 @@ from symfuse.rewrite import Reconcile, harmonise
 P = ParamSpec("P")
 T = TypeVar("T")
 SIZES = {"vocab_size", *WIDTHS[:4], *LAYER_COUNTS}  # fields that are said as sizes
-LENIENT = Reconcile(foreign="drop", missing_bias="zero", force_config=True)
+LENIENT = Reconcile(foreign="drop", missing_bias="zero")
 
 
 class Found:
@@ -125,7 +125,7 @@ def _compare(recipe: Recipe, models: Mapping[ModelRef, Checkpoint], options: Rec
     for ref in refs:  # names are compared as they will be, foreign tensors left out
         both = [template, models[ref]]
         found.attempt(harmonise, both, options=options)
-        done = Found().attempt(harmonise, both, options=LENIENT)
+        done = Found().attempt(harmonise, both, options=replace(LENIENT, force_config=options.force_config))
         checkpoints[ref] = models[ref] if done is None else done.checkpoints[1]
     tries = [found.attempt(Model.of, c, undeclared=True) for c in checkpoints.values()]
     opened = [model for model in tries if model is not None]

@@ -102,7 +102,8 @@ def _checked(
                 _say_output(report, stage, merged, moved, target, found)
             if sample:
                 if recipe.align is None:
-                    found.attempt(require_one_frame, stage)
+                    framed = found.attempt(require_one_frame, stage) or stage
+                    report.notes += framed.notes[len(stage.notes) :]
                 found.attempt(_relate, report, stage, moved)
     report.problems += map(Problem.of, found.errors)
     return report, merged if report.possible else None

@@ -9,16 +9,17 @@ from pathlib import Path
 import click
 
 from symfuse.cli.app import NEW_FOLDER, common, main, open_model
+from symfuse.cli.mergekit import Extracting
 from symfuse.output import Output
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
-@main.command("extract-lora")
+@main.command("extract-lora", cls=Extracting)
 @click.argument("finetuned")
 @click.option("--base", required=True, help="The model that it was tuned from.")
 @click.option("--output", "-o", required=True, type=NEW_FOLDER, help="The new folder.")
-@click.option("--rank", required=True, type=click.IntRange(1), help="Of each adapter matrix, at most.")
+@click.option("--rank", type=click.IntRange(1), default=128, show_default=True, help="Of each matrix, at most.")
 @click.option("--alpha", type=click.IntRange(1), help="lora_alpha. Default: the rank, a scale of one.")
 @click.option(
     "--module",

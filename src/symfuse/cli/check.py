@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from symfuse.cli.app import NEW_PLACE, common, main, matching_options
+from symfuse.cli.mergekit import ForMergekit
 from symfuse.cli.recipes import recipe_options, recipes_of, reconcile_options
 from symfuse.output import Output, warn
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 LINES = 6  # of one kind, for people; --json has all
 
 
-@main.command()
+@main.command(cls=ForMergekit)
 @click.argument("models", nargs=-1, required=True, metavar="RECIPE.yml [OUT] | MODELS...")
 @recipe_options
 @reconcile_options

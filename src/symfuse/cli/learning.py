@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from symfuse.learning import Learning, Progress
 
 # Those that a Learning takes as they are.
-_SETTINGS = ("steps", "rate", "spread", "distil", "permutations", "journal")
+_SETTINGS = ("steps", "rate", "spread", "distil", "permutations", "journal", "keep", "teacher")
 LEARNING_OPTIONS = ("validation", "both", "start", *_SETTINGS)
 HEARD = 32  # batches of activations to start from
 
@@ -39,6 +39,16 @@ def learning_options(function: F) -> F:
                 help="How much of the loss is the distance to what the models predict, 0 to 1 (no labels). Default: 0.",
             ),
             click.option(
+                "--teacher",
+                callback=lambda _ctx, _param, value: int(value) - 1 if str(value).isdecimal() else value,
+                help="Whose predictions those are: 1 (SOURCE), 2 (the anchor) or another model. Default: their mean.",
+            ),
+            click.option(
+                "--keep",
+                callback=lambda _ctx, _param, value: _point(value),
+                help="The step that is kept: of the least barrier (default), or loss at the midpoint or at a λ: 0.3.",
+            ),
+            click.option(
                 "--start",
                 type=click.Choice(["weights", "activations"]),
                 help="What learning starts from; activations (on --data) for post-norm models. Default: weights.",
@@ -54,6 +64,14 @@ def learning_options(function: F) -> F:
     ):
         function = option(function)
     return function
+
+
+def _point(value: str | None) -> str | float | None:
+    """A number where it is one."""
+    try:
+        return value if value is None else float(value)
+    except ValueError:
+        return value
 
 
 def learning_of(options: Mapping[str, Any], anchor: Checkpoint, advance: Any) -> Learning:
@@ -77,7 +95,8 @@ def learning_of(options: Mapping[str, Any], anchor: Checkpoint, advance: Any) ->
 def say_learned(out: Output, learned: Mapping[str, Any]) -> None:
     """What learning came to."""
     barriers = [one["barrier"] for one in learned["history"]]
-    best = barriers.index(min(barriers))
+    deciding = [one["decides"] for one in learned["history"]]
+    best = deciding.index(min(deciding))
     if best == 0:
         out.say("nothing better than the start was found: take more steps, another rate (--rate), or more data")
     out.say(

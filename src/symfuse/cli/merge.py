@@ -30,6 +30,7 @@ from symfuse.cli.app import (
     say_alignment,
     writing_options,
 )
+from symfuse.cli.mergekit import ForMergekit
 from symfuse.cli.recipes import is_recipe, recipe_options, recipes_of, reconcile_options
 from symfuse.errors import OptionError
 from symfuse.output import Output, warn
@@ -40,34 +41,7 @@ if TYPE_CHECKING:
     from symfuse.recipe import ModelRef, Recipe
 
 
-MERGEKIT = {  # its options, and what is to be said here
-    "--cuda": "--device cuda",
-    "--gpu-rich": "--device cuda",
-    "--random-seed": "--seed",
-    "--num-threads": "--threads",
-    "--out-shard-size": "--max-shard-size, in bytes",
-    "--allow-crimes": "--force-config",
-    **dict.fromkeys(
-        ("--lazy-unpickle", "--low-cpu-memory", "--copy-tokenizer", "--write-model-card", "--safe-serialization",
-         "--async-write", "--clone-tensors", "--read-to-gpu"), "nothing: leave it out",
-    ),
-}  # fmt: skip
-
-
-class _Merge(click.Command):
-    """Who comes from mergekit is told what its options are called here."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
-            here = MERGEKIT.get(error.option_name.replace("--no-", "--"))
-            if here is None:
-                raise
-            raise click.UsageError(f"{error.option_name} is an option of mergekit; here it is {here}", ctx) from error
-
-
-@main.command(cls=_Merge)
+@main.command(cls=ForMergekit)
 @click.argument("models", nargs=-1, required=True, metavar="RECIPE.yml OUT | MODELS...")
 @recipe_options
 @reconcile_options
@@ -152,7 +126,10 @@ def _aligned(out: Output, stage: Stage, options: Mapping[str, Any]) -> Stage:
     anchor = pipeline.anchor_of(stage)
     matching = None if anchor is None else pipeline.matching_of(stage, anchor)
     if matching is None or not matching.frame:  # an alignment in a frame brings all into it
-        pipeline.require_one_frame(stage)
+        framed = pipeline.require_one_frame(stage)
+        for note in framed.notes[len(stage.notes) :]:
+            out.say(f"note: {note}")
+        stage = framed
     if anchor is None or matching is None:
         return stage
     out.say(f"anchor: {anchor}")

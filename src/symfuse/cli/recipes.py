@@ -66,7 +66,7 @@ def recipe_options(function: F) -> F:
                 help="Saved statistics (symfuse collect) of each model, for methods that look at data.",
             ),
             click.option("--heads", help="Task heads: average (default), drop, or a model's number (from 1)."),
-            click.option("--seed", type=int, help="Of methods that draw random numbers. Default: 0."),
+            click.option("--seed", type=int, help="Of random methods. Default: as the recipe says, or 0."),
             click.option("--dtype", help="Of the result: float32, bfloat16, … Default: the base's, by tensor."),
             click.option("--tokenizer", help="union, base, shared-rows or a model: where vocabularies differ."),
             click.option("--align", "axes", metavar="AXES", help="Align first: auto, attention, ffn, all, …"),
@@ -114,7 +114,6 @@ _OF_RECIPE = {
     "settings": "`parameters: {…}`",
     "base": "`base_model: …`",
     "heads": "`heads: …`",
-    "seed": "`seed: …`",
     "dtype": "`dtype: …`",
     "tokenizer": "`tokenizer_source: …`",
     "axes": "`align: {axes: …}`",
@@ -132,8 +131,9 @@ _OF_RECIPE = {
 
 
 def _reconciling(options: Mapping[str, Any]) -> dict[str, Any]:
-    """What the options say of models that do not fit together, as keys of a recipe."""
-    return {key: options[key] for key in ("foreign", "missing_bias", "force_config") if options[key]}
+    """What the options add to a recipe, as its keys: the seed, and what becomes of models that do not fit together."""
+    found = {key: options[key] for key in ("foreign", "missing_bias", "force_config") if options[key]}
+    return found | ({} if options["seed"] is None else {"seed": options["seed"]})
 
 
 def _completed(recipe: Recipe, options: Mapping[str, Any]) -> Recipe:
@@ -166,11 +166,15 @@ def _recipe_of_options(models: Sequence[str], options: Mapping[str, Any]) -> Rec
         if given:  # not ignored without a word
             raise OptionError(f"{', '.join(given)}: without --align nothing is aligned; add --align, or leave it out")
     listed = [model for i, model in enumerate(models) if method.base == "unused" or i != base]
+    if method.base != "unused" and base is not None and models[base] in listed:
+        raise OptionError(
+            f"{models[base]} is the base and a model that is merged with it, and does not differ from itself; name it "
+            "once, or another model"
+        )
     data, own = _data(options, listed)
     keys = {
         "dtype": options["dtype"],
         "tokenizer_source": options["tokenizer"],
-        "seed": options["seed"],
         "data": data,
         "heads": models[int(heads) - 1] if heads.isdigit() and 0 < int(heads) <= len(models) else heads,
         "align": None if options["axes"] is None else _align(options, models),
@@ -194,9 +198,18 @@ def _align(options: Mapping[str, Any], models: Sequence[str]) -> dict[str, Any]:
 
 def _parameters(options: Mapping[str, Any], method: Method) -> dict[str, Any]:
     """Those of the method: one value for all models, or a list with one for each."""
-    given: dict[str, Any] = {"normalize": False} if options["no_normalize"] else {}
-    given |= dict(_setting(text, method) for text in options["settings"] or ())
-    return given | ({} if options["weights"] is None else {"weight": _numbers(options["weights"])})
+    settings = [_setting(text, method) for text in options["settings"] or ()]
+    given = dict(settings)
+    for option, name in (("weights", "weight"), ("no_normalize", "normalize")):
+        if options[option] and name in given:
+            both = f"--{option.replace('_', '-')} and --set {name}="
+            raise OptionError(f"{both} are two spellings of one parameter; give one of them")
+    if len(given) < len(settings):
+        names = [name for name, _ in settings]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise OptionError(f"--set {twice}= is given twice; give it once, with one value per model: {twice}=0.3,0.5")
+    more: dict[str, Any] = {"normalize": False} if options["no_normalize"] else {}
+    return given | more | ({} if options["weights"] is None else {"weight": _numbers(options["weights"])})
 
 
 def _data(options: Mapping[str, Any], models: Sequence[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:

@@ -64,9 +64,13 @@ class Bench:
         # Weights that are put together while they are loaded go through a new module each time.
         self._live = module if set(self.checkpoint) <= set(names) else None
         self._names = names
-        self._inputs = dict(inputs) if inputs is not None else random_inputs(module, self.checkpoint.config)
+        given = random_inputs(module, self.checkpoint.config) if inputs is None else inputs
+        self._inputs = {name: t.to(dtype) if t.is_floating_point() else t for name, t in given.items()}
+        self._which = "random inputs" if inputs is None else "these inputs"
         self._expected = self._run(self.checkpoint)
-        if not all(bool(value.isfinite().all()) for value in self._expected.values()) or not self._expected:
+        if not self._expected:
+            raise CheckpointError("it returns no tensors")
+        if not all(bool(value.isfinite().all()) for value in self._expected.values()):
             raise CheckpointError("with random weights its outputs are not finite")
         self.tolerance = TOLERANCE[computes_in(module, dtype)]
         if self._own(1e-10) > 1e-3 * self._own(1e-6):  # not smooth: some part of it computes in float32
@@ -102,7 +106,7 @@ class Bench:
         try:
             return run(self._module(checkpoint), self._inputs)
         except Exception as error:  # whatever that class raises
-            raise CheckpointError(f"it does not run on random inputs: {first_line(error)}") from error
+            raise CheckpointError(f"it does not run on {self._which}: {first_line(error)}") from error
 
     def moved(self, spec: Spec, axes: set[str] | None, seed: int) -> Alignment:
         """Random elements of these axes, none of them the identity by chance where it need not be."""

@@ -8,7 +8,7 @@ from symfuse.evaluate.distance import Distance, distance
 from symfuse.evaluate.ensemble import ensemble
 from symfuse.evaluate.landscape import Landscape, Plane, landscape
 from symfuse.evaluate.task import Batch, Loss, Score, Task, Totals, measure
-from symfuse.evaluate.tasks import TASKS, make_task, task_of
+from symfuse.evaluate.tasks import TASKS, batch_task, make_task, task_of
 from symfuse.evaluate.weights import WeightSpace, evaluate, open_space
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "Totals",
     "WeightSpace",
     "barrier",
+    "batch_task",
     "distance",
     "ensemble",
     "evaluate",

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from symfuse.arguments import checked
 from symfuse.errors import CheckpointError, OptionError, SymfuseError
 from symfuse.evaluate.statistics import renew_statistics
 from symfuse.evaluate.task import Batch, Loss, Score, describe, measure
@@ -141,6 +142,7 @@ class Barrier:
         }
 
 
+@checked
 def barrier(
     pairs: Mapping[str, tuple[Source, Source]],
     loss: Loss,

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from symfuse.architectures.config import differences
+from symfuse.architectures.config import differences, label_clash
 from symfuse.errors import IncompatibleError
 from symfuse.evaluate.identity import attributes, setting
 from symfuse.io import Checkpoint
@@ -90,13 +90,10 @@ def most_weights(modules: Sequence[nn.Module]) -> nn.Module:
 
 
 def _require_same_order(one: Checkpoint, other: Checkpoint) -> None:
-    ours, theirs = (checkpoint.config.get("label2id") or {} for checkpoint in (one, other))
-    if ours.keys() == theirs.keys() and (wrong := [label for label in ours if ours[label] != theirs[label]]):
-        label = wrong[0]
+    if clash := label_clash(one.config, other.config):
         raise IncompatibleError(
-            f"{one.name} and {other.name}: the label {label!r} is number {ours[label]} in one, {theirs[label]} in the "
-            "other (label2id in config.json), so a path between their heads mixes the rows of different labels; bring "
-            "the rows of one head and its config into the order of the other"
+            f"{one.name} and {other.name}: {clash}, so a path between their heads mixes the rows of different labels; "
+            "bring the rows of one head and its config into the order of the other"
         )
 
 

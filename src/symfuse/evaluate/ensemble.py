@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from symfuse.architectures.config import label_clash
 from symfuse.errors import IncompatibleError, OptionError
 from symfuse.evaluate.task import Loss, Score, mean, measure
 from symfuse.evaluate.tasks.base import IGNORED, classified
@@ -84,17 +85,11 @@ def _predicted(
 
 
 def _require_same_order(sources: Sequence[Checkpoint | nn.Module]) -> None:
-    """IncompatibleError if models have the same labels in another order."""
-    known = []
-    for source in sources:
-        config = source.config if isinstance(source, Checkpoint) else module_config(source)
-        known.append((name_of(source), (config or {}).get("label2id") or {}))
-    first_name, first = known[0]
-    for name, other in known[1:]:
-        if first.keys() == other.keys() and (wrong := [label for label in first if first[label] != other[label]]):
-            label = wrong[0]
+    """IncompatibleError if models have other labels, or the same in another order."""
+    configs = [(s.config if isinstance(s, Checkpoint) else module_config(s)) or {} for s in sources]
+    for source, config in zip(sources[1:], configs[1:], strict=True):
+        if clash := label_clash(configs[0], config):
             raise IncompatibleError(
-                f"{first_name} and {name}: the label {label!r} is number {first[label]} in one, {other[label]} in the "
-                "other (label2id in config.json), so that the mean of their predictions is of different labels; bring "
-                "the rows of one head and its config into the order of the other"
+                f"{name_of(sources[0])} and {name_of(source)}: {clash}, so that the mean of their predictions is of "
+                "different labels; bring the rows of one head and its config into the order of the other"
             )

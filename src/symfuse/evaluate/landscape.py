@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from symfuse.arguments import checked
 from symfuse.errors import CheckpointError, IncompatibleError, OptionError, OutputError
 from symfuse.evaluate.identity import identity
 from symfuse.evaluate.task import Loss, Score, describe, measure
@@ -94,6 +95,7 @@ class Landscape:
         }
 
 
+@checked
 def landscape(
     models: Mapping[str, Checkpoint | nn.Module],
     loss: Loss,

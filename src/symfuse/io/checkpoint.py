@@ -226,8 +226,9 @@ class Checkpoint(Mapping[str, Tensor]):
         files: Mapping[str, bytes] | None = None,
         device: str | None = None,
         before_save: tuple[Callable[[Checkpoint], Checkpoint], ...] | None = None,
+        notes: tuple[str, ...] | None = None,
     ) -> Checkpoint:
-        """The same model with other tensors, config, name or device; its folder and notes stay. sources: folders that
+        """The same model with other tensors, config, name, device or notes; its folder stays. sources: folders that
         the tensors are read from, beside its own; `save` never writes into any."""
         return Checkpoint(
             self._tensors if tensors is None else tensors,
@@ -235,7 +236,7 @@ class Checkpoint(Mapping[str, Tensor]):
             name=self.name if name is None else name,
             folder=self.folder,
             infos=self._infos if tensors is None and infos is None else infos,
-            notes=self.notes,
+            notes=self.notes if notes is None else notes,
             sources=(*self.sources, *sources),
             files=self.files if files is None else files,
             device=self.device if device is None else device,

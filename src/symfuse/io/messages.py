@@ -19,7 +19,12 @@ def first_line(error: Exception) -> str:
     return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
 
 
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that a misspelt one most likely stands for, if one is near."""
+    return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)), None)
+
+
 def suggestion(word: str, known: Iterable[str]) -> str:
     """` (did you mean …?)` for a misspelt word, or nothing if no known one is near."""
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f" (did you mean {near[0]!r}?)" if near else ""
+    near = nearest(word, known)
+    return f" (did you mean {near!r}?)" if near else ""

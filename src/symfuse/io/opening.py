@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from symfuse.arguments import checked
 from symfuse.errors import CheckpointError, OptionError, masked
 from symfuse.io.checkpoint import Checkpoint
 from symfuse.io.companions import names_code
@@ -22,8 +23,9 @@ from symfuse.io.remote import CONFIG, Place, Remote, place_of
 from symfuse.io.tensors import TensorInfo
 
 
+@checked
 def open(  # noqa: A001 - the verb that users type: symfuse.open
-    source: str | os.PathLike[str] | Remote | Mapping[str, Tensor] | torch.nn.Module,
+    source: str | os.PathLike[str] | Checkpoint | torch.nn.Module | Mapping[str, Tensor] | Remote,
     *,
     config: Any = None,
     name: str | None = None,
@@ -50,9 +52,7 @@ def open(  # noqa: A001 - the verb that users type: symfuse.open
         module = unwrap(source)
         given = module_config(module) if given is None else given
         return _in_memory(module_tensors(module), given, name or type(module).__name__)
-    if isinstance(source, Mapping):
-        return _in_memory(source, given, name or "state dictionary")
-    raise OptionError(f"a model is a path, a hub id, a state dictionary or a module, not {type(source).__name__}")
+    return _in_memory(source, given, name or "state dictionary")
 
 
 def _config_dict(config: Any) -> dict[str, Any]:

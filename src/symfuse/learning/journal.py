@@ -20,19 +20,19 @@ from symfuse.errors import OutputError
 class Run:
     """A learning that goes on, or is done.
 
-    history: (step, mean loss since the last, barrier on the validation data). ends: the losses of the models alone.
-    best: the parameters of the least barrier, by model.
+    history: (step, mean loss since the last, barrier on the validation data, what decides which step is kept). ends:
+    the losses of the models alone. best: the parameters of the step that is kept, by model.
     """
 
     step: int = 0
-    history: list[tuple[int, float, float]] = field(default_factory=list)
+    history: list[tuple[int, float, float, float]] = field(default_factory=list)
     ends: list[float] = field(default_factory=list)
     best: list[dict[str, Tensor]] = field(default_factory=list)
 
     @property
     def least(self) -> float:
-        """The least barrier; infinite before any is measured."""
-        return min((barrier for _, _, barrier in self.history), default=math.inf)
+        """What decides which step is kept, at its least; infinite before any is measured."""
+        return min((measured for *_, measured in self.history), default=math.inf)
 
 
 class Journal:
@@ -78,7 +78,7 @@ class Journal:
 
     def _require_whole(self, run: Run) -> None:
         """ValueError if what was read cannot be the state of a run."""
-        numbers = [x for _, _, x in run.history] + list(run.ends)
+        numbers = [x for one in run.history for x in one[2:]] + list(run.ends)
         shapes = [{name: leaf.shape for name, leaf in one.items()} for one in self.leaves]
         found = [{name: leaf.shape for name, leaf in one.items()} for one in run.best]
         finite = all(bool(leaf.isfinite().all()) for one in run.best for leaf in one.values())

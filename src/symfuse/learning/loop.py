@@ -19,7 +19,7 @@ from symfuse.io.messages import first_line
 from symfuse.learning.journal import Journal, Run
 from symfuse.learning.latents import COLD, TEPID, WARM
 from symfuse.learning.objective import Objective
-from symfuse.learning.path import Path, Weights, corners, inner_points
+from symfuse.learning.path import Path, Weights, corners, inner_points, point_of
 from symfuse.learning.settings import Learning, Progress
 
 WARM_UP = 0.05  # of the steps
@@ -27,9 +27,11 @@ CLIP = 1.0  # the most that the norm of the gradient may be
 SINGULAR: Any = torch.linalg.LinAlgError  # type: ignore[attr-defined]
 
 
-def descend(path: Path, learning: Learning, about: Mapping[str, Any]) -> Run:
-    """Learn the latents of a path, and leave them at the step of the least barrier. about: what tells this run from
-    others, for its journal."""
+def descend(
+    path: Path, learning: Learning, about: Mapping[str, Any], teacher: int | torch.nn.Module | None = None
+) -> Run:
+    """Learn the latents of a path, and leave them at the step that is kept. about: what tells this run from others, for
+    its journal. teacher: as in `Objective`."""
     leaves = [latents.leaves for latents in path.latents if latents is not None]
     flat = [leaf for one in leaves for leaf in one.values()]
     optimizer = torch.optim.AdamW(flat, lr=learning.rate, weight_decay=0.0)
@@ -38,11 +40,11 @@ def descend(path: Path, learning: Learning, about: Mapping[str, Any]) -> Run:
     journal = Journal(learning.journal, {**about, **said(learning), **data}, leaves, optimizer)
     run = journal.load() or Run()
     rng = random.Random(f"{learning.seed} {run.step}")
-    judge = Objective(path, validation, float(learning.distil == 1))
+    judge = Objective(path, validation, float(learning.distil == 1), teacher)
     if not run.history:
         _validate(judge, learning, run, math.nan, leaves)
         journal.save(run)
-    objective = Objective(path, task, learning.distil)
+    objective = Objective(path, task, learning.distil, teacher)
     batches, losses = _batches(task, rng), list[float]()
     while run.step < learning.steps and not _settled(run, learning):
         for group in optimizer.param_groups:
@@ -95,7 +97,7 @@ def _step(
 def _validate(
     judge: Objective, learning: Learning, run: Run, loss: float, leaves: Sequence[Mapping[str, Tensor]]
 ) -> None:
-    """Measure the barrier, and keep the parameters if it is the least so far."""
+    """Measure the barrier, and the loss at the point that `keep` names; keep the parameters that make it least."""
     path = judge.path
     soft, ends = learning.permutations == "soft", corners(len(path.latents))
     with torch.no_grad():
@@ -108,18 +110,21 @@ def _validate(
         ]
         # The ends compute what they did, unless they are moved by what is too ill-conditioned for float32.
         drift = [abs(_score(judge, moved, w) - end) for w, end in zip(ends, run.ends, strict=True) if not soft]
-    barrier = max(excess) + max(drift, default=0.0)
-    if not math.isfinite(barrier):
+        barrier = max(excess) + max(drift, default=0.0)
+        point = point_of(learning.keep, len(path.latents))
+        measured = barrier if point is None else _score(judge, moved, point)
+    if not math.isfinite(barrier + measured):
         raise CheckpointError(
             f"learning: the loss on {judge.task.source} is not finite after {run.step} steps; take a smaller rate than "
             f"{learning.rate:g}, or look at the data"
         )
-    if barrier < run.least:
+    if measured < run.least:
         run.best = [{name: leaf.detach().clone() for name, leaf in one.items()} for one in leaves]
-    run.history.append((run.step, loss, barrier))
+    run.history.append((run.step, loss, barrier, measured))
     if learning.progress is not None:
         start = run.history[0][2]
-        learning.progress(Progress(run.step, learning.steps, loss, barrier, run.least, start))
+        least = min(barrier for _, _, barrier, _ in run.history)
+        learning.progress(Progress(run.step, learning.steps, loss, barrier, least, start))
 
 
 @torch.no_grad()
@@ -132,14 +137,14 @@ def _score(judge: Objective, moved: Sequence[Weights], weights: Sequence[float])
 
 def said(learning: Learning) -> dict[str, Any]:
     """The options that decide what is learned, for a journal and the provenance."""
-    names = ("steps", "rate", "spread", "distil", "permutations", "every", "patience", "points", "seed")
+    names = ("steps", "rate", "spread", "distil", "permutations", "every", "patience", "points", "keep", "seed")
     return {name: getattr(learning, name) for name in names}
 
 
 def _settled(run: Run, learning: Learning) -> bool:
-    """Whether so many validations in a row have not lowered the barrier."""
-    barriers = [barrier for _, _, barrier in run.history]
-    return len(barriers) - 1 - barriers.index(min(barriers)) >= learning.patience
+    """Whether so many validations in a row have not lowered what decides which step is kept."""
+    measured = [one[-1] for one in run.history]
+    return len(measured) - 1 - measured.index(run.least) >= learning.patience
 
 
 def _draw(count: int, spread: float, rng: random.Random) -> list[float]:

@@ -18,11 +18,14 @@ from symfuse.device import CPU
 from symfuse.errors import OptionError
 from symfuse.evaluate import Batch, open_space
 from symfuse.evaluate.task import describe
+from symfuse.evaluate.weights import name_of
 from symfuse.groups import Coupling, Group, Permutation
+from symfuse.io import Checkpoint
+from symfuse.io import open as open_checkpoint
 from symfuse.io.target import overlap
 from symfuse.learning.latents import Latents, reorders
 from symfuse.learning.loop import descend, said
-from symfuse.learning.path import Path
+from symfuse.learning.path import Path, point_of
 from symfuse.learning.settings import Learning
 from symfuse.matching import match_by_activations, match_models, match_universe
 from symfuse.matching.axes import choose_groups
@@ -47,7 +50,7 @@ def match_learned(
     data, and moves the source exactly, but for soft permutations (the variant "transport").
     """
     if start is None:
-        start = _start(source, anchor, batches, options)
+        start = _start(source, anchor, batches, options, learning)
     return learn([source, anchor], [start, None], learning, **options)[0]
 
 
@@ -63,7 +66,7 @@ def learn_universe(
     """
     if len(models) == 2 or batches is not None:
         data = None if batches is None else list(batches)
-        starts = [_start(model, models[-1], data, options) for model in models[:-1]]
+        starts = [_start(model, models[-1], data, options, learning) for model in models[:-1]]
         starts.append(Alignment(starts[0].spec, {}, frame=starts[0].frame, variants=starts[0].variants))
     else:
         starts = list(match_universe(models, **options).alignments)
@@ -80,6 +83,7 @@ def learn(
             'soft permutations (permutations="soft")'
         )
     _require_apart(learning, models)
+    point_of(learning.keep, len(models))
     first = next((s for s in starts if s is not None), None)
     if first is None:
         raise OptionError("learning: no model is to be moved")
@@ -103,19 +107,22 @@ def learn(
             )
         moved = [Model(source, first.spec) for source in sources]
         about: dict[str, Any] = {"groups": {str(i): group.name for i, group in groups.items()}, "biases": biases}
+        teacher, taught = _teacher(learning, names, Folder(scratch) / "teacher")
+        about |= taught
         if learning.journal is not None:  # which takes reading all weights
             about |= {"models": [_digest(g, model) for g, model in zip(begun, models, strict=True)]}
-        run = descend(Path(space, moved, latents, learning.device), learning, about)
+        run = descend(Path(space, moved, latents, learning.device), learning, about, teacher)
     validation = learning.validation
     record = {
         **said(learning),
+        **taught,
         "data": describe(learning.task),
         "validation": "a fifth of the data" if validation is None else describe(validation),
         "stopped at": run.step,
         "ends": run.ends,
         "history": [
-            {"step": step, "loss": None if math.isnan(loss) else loss, "barrier": barrier}
-            for step, loss, barrier in run.history
+            {"step": step, "loss": None if math.isnan(loss) else loss, "barrier": barrier, "decides": measured}
+            for step, loss, barrier, measured in run.history
         ],
     }
     out = []
@@ -136,10 +143,29 @@ def learn(
 _DTYPE = torch.float32
 
 
-def _start(source: Model, anchor: Model, batches: Iterable[Batch] | None, options: Mapping[str, Any]) -> Alignment:
+def _start(
+    source: Model, anchor: Model, batches: Iterable[Batch] | None, options: Mapping[str, Any], learning: Learning
+) -> Alignment:
     if batches is None:
         return match_models(source, anchor, **options)
-    return match_by_activations(source, anchor, batches, **options)
+    return match_by_activations(source, anchor, batches, **{"build": learning.build, **options})
+
+
+def _teacher(
+    learning: Learning, names: Sequence[str], scratch: Folder
+) -> tuple[int | torch.nn.Module | None, dict[str, Any]]:
+    """The teacher as a module or the number of a model, and what is recorded of it."""
+    teacher = learning.teacher
+    if teacher is None:
+        return None, {}
+    if isinstance(teacher, int):
+        if not 0 <= teacher < len(names):
+            raise OptionError(f"learning: teacher {teacher}: there are models 0 to {len(names) - 1}")
+        return teacher, {"teacher": names[teacher]}
+    source = teacher if isinstance(teacher, torch.nn.Module | Checkpoint) else open_checkpoint(teacher)
+    name = name_of(source)
+    space = open_space([source], [name], learning.task, scratch, learning.build, device=learning.device)
+    return space.set([1.0]), {"teacher": name}
 
 
 def _then(found: Latents, start: Alignment) -> Alignment:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from symfuse.acting import acting, move, shift, shifted
 from symfuse.architectures import Model
-from symfuse.errors import IncompatibleError
+from symfuse.errors import IncompatibleError, OptionError
 from symfuse.evaluate import Batch
 from symfuse.evaluate.weights import WeightSpace
 from symfuse.learning.latents import Latents
@@ -88,6 +88,17 @@ def inner_points(count: int, points: int) -> list[tuple[float, ...]]:
         tuple(0.5 if i in pair else 0.0 for i in range(count)) for pair in itertools.combinations(range(count), 2)
     ]
     return [*middles, tuple(1 / count for _ in range(count))]
+
+
+def point_of(keep: str | float, count: int) -> tuple[float, ...] | None:
+    """The weights of the models at the point whose loss decides which step is kept; None if the barrier does."""
+    if keep == "barrier":
+        return None
+    if keep == "midpoint":
+        return tuple(1 / count for _ in range(count))
+    if count != 2:
+        raise OptionError(f"learning: keep is {keep}, a point between two models, and there are {count}; take midpoint")
+    return (float(keep), 1 - float(keep))
 
 
 class _Evaluated(nn.Module):

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from symfuse.alignment import Alignment
 from symfuse.architectures import TRANSPORT, Model
+from symfuse.arguments import checked
 from symfuse.device import CPU
 from symfuse.errors import OptionError
 from symfuse.groups import Element, Group, Monomial, Permutation
@@ -33,6 +34,7 @@ from symfuse.stats.places import Place, places
 RESIDUAL = {"first": slice(1), "last": slice(-1, None), "all": slice(None)}
 
 
+@checked
 def match_by_activations(
     source: Model,
     anchor: Model,

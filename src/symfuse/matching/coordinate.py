@@ -19,6 +19,7 @@ from torch import Tensor
 
 from symfuse.alignment import Alignment
 from symfuse.architectures import Model
+from symfuse.arguments import checked
 from symfuse.device import CPU, require
 from symfuse.errors import OptionError
 from symfuse.executors import Executor, Threads, one_torch_thread
@@ -63,6 +64,7 @@ OWN = 500_000_000  # bytes that the process takes without any weights
 Progress = Callable[[Step, int], None]  # a step that is done, and how many there are in all
 
 
+@checked
 def match_models(
     source: Model,
     anchor: Model,

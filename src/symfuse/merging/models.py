@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
-from symfuse.architectures import Model, require_same_frame, require_same_shape
+from symfuse.architectures import Model, require_same_shape
+from symfuse.architectures.config import label_clash
+from symfuse.canonical import require_same_frame
 from symfuse.device import CPU
 from symfuse.errors import IncompatibleError, OptionError
 from symfuse.guard import guarded
@@ -29,6 +31,7 @@ def merge_models(
     dtype: torch.dtype | None = None,
     device: str = CPU,
     learned: Learnt | None = None,
+    force_config: bool = False,
     **parameters: Any,
 ) -> Checkpoint:
     """The merge of models of one family, in the frame in which they are: align them first.
@@ -38,7 +41,9 @@ def merge_models(
     all models, or a list with one for each (without that base). heads: what becomes of task heads: "average" (all must
     have the same), "drop", or the name or number (from 1) of the model whose head is kept as it is; that model is then
     the base. seed: of random methods. dtype: of the floating-point tensors, default the base's. learned: of a method
-    that looks at data, what it found out of those of each model (`symfuse.guided.learn`).
+    that looks at data, what it found out of those of each model (`symfuse.guided.learn`). force_config: take the base's
+    config where the models' compute something else, and gains that are all 1 in some as they are. What is let pass
+    stands in the notes of the merge.
     Raises IncompatibleError or OptionError before anything is read.
     """
     chosen = lookup(method)
@@ -48,8 +53,8 @@ def merge_models(
         raise OptionError(f"base {base}: there are models 0 to {len(models) - 1}")
     if chosen.data_required and learned is None:
         raise OptionError(f"{method} looks at data of the models first: symfuse.merge(..., data=…), or learned=…")
-    require_same_shape(models)
-    require_same_frame(models)
+    notes = require_same_shape(models, force_config=force_config)
+    notes += () if force_config else require_same_frame(models)
     kept = head_model(heads, models)
     template = (base or 0) if kept is None else kept
     models = [model.as_in(models[template].spec) for model in models]
@@ -71,7 +76,8 @@ def merge_models(
         learned=learned,
     )
     config = template_config(models[template], heads)
-    return merged_checkpoint(models, template, Merged(outputs, seed=seed, device=device), config)
+    merged = merged_checkpoint(models, template, Merged(outputs, seed=seed, device=device), config)
+    return merged.replace(notes=tuple(dict.fromkeys((*merged.notes, *notes))))
 
 
 def template_config(template: Model, heads: str) -> dict[str, Any]:
@@ -156,20 +162,13 @@ def require_same_heads(models: Sequence[Model]) -> None:
                 f"the task heads of {first.name} and {other.name} differ:\n" + "\n".join(lines) + "\n"
                 "choose `heads`: the number or name of the model whose head is to be kept, or drop"
             )
-        labels, others = (_labels(model) for model in (first, other))
-        if ours and labels.keys() == others.keys() and labels != others:
-            label = next(name for name in sorted(labels) if labels[name] != others[name])
+        clash = label_clash(first.checkpoint.config, other.checkpoint.config)
+        if ours and clash:
             raise IncompatibleError(
-                f"the task heads of {first.name} and {other.name} have one set of labels in two orders: {label!r} is "
-                f"{labels[label]} in one, {others[label]} in the other (label2id in config.json). Reorder the rows of "
-                "one head, or choose `heads`: the number or name of the model whose head is to be kept, or drop"
+                f"the task heads of {first.name} and {other.name} are of different labels: {clash}. Reorder the rows "
+                "of one head, or choose `heads` (--heads): the number or name of the model whose head is to be kept, "
+                "or drop"
             )
-
-
-def _labels(model: Model) -> dict[str, int]:
-    """The numbers of a classifier's labels by name; none if the config does not say them."""
-    found = model.checkpoint.config.get("label2id")
-    return {str(name): number for name, number in found.items()} if isinstance(found, Mapping) else {}
 
 
 def _head_shapes(model: Model) -> dict[str, tuple[int, ...]]:

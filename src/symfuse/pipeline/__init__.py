@@ -6,10 +6,11 @@ alignment, and none is kept.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from symfuse.architectures import Model, require_same_frame
+from symfuse.architectures import Model
+from symfuse.canonical import require_same_frame
 from symfuse.device import CPU
 from symfuse.errors import OptionError
 from symfuse.executors import Executor
@@ -42,11 +43,13 @@ __all__ = [
 ]  # fmt: skip
 
 
-def require_one_frame(stage: Stage) -> None:
-    """`require_same_frame` of what is to be merged, which reads gains of norms; layers may be stacked as they are, and
-    with force_config gains may be 1 for want of training."""
-    if stage.recipe.merge_method != "passthrough" and not stage.options.force_config:
-        require_same_frame([Model.of(checkpoint, undeclared=True) for checkpoint in stage.models.values()])
+def require_one_frame(stage: Stage) -> Stage:
+    """`require_same_frame` of what is to be merged, which reads gains of norms, with its notes; layers may be stacked
+    as they are, and with force_config gains may be 1 for want of training."""
+    if stage.recipe.merge_method == "passthrough" or stage.options.force_config:
+        return stage
+    notes = require_same_frame([Model.of(checkpoint, undeclared=True) for checkpoint in stage.models.values()])
+    return replace(stage, notes=(*stage.notes, *notes))
 
 
 def finish(stage: Stage, *, device: str = CPU) -> Checkpoint:
@@ -90,8 +93,7 @@ def merge_recipes(
     merged = None
     for recipe in recipes:
         stage = align_all(opened(recipe, results, options), threads=threads, device=device, executor=executor)
-        require_one_frame(stage)
-        stage = learn(stage, device=device)
+        stage = learn(require_one_frame(stage), device=device)
         merged = finish(stage, device=device)
         merged = recorded(merged, merge_record(with_text(stage, recipes), merged, warnings))
         if recipe.name is not None:

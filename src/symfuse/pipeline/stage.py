@@ -129,7 +129,7 @@ def prepare(recipe: Recipe, models: Mapping[ModelRef, Checkpoint], options: Reco
     refs = [ref for ref in dict.fromkeys([*listed, *models]) if ref in recipe.models_used()]
     used = {ref: models[ref] for ref in refs}
     stage = Stage(recipe, used, used, options)
-    notes: list[str] = []
+    notes = list(recipe.notes)
     for checkpoint in stage.models.values():
         notes += [f"{checkpoint.name}: {note}" for note in checkpoint.notes]
     done = harmonise(list(stage.models.values()), base=stage.template, options=options)

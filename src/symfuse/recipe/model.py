@@ -133,7 +133,7 @@ class Recipe:
     """A merge. Exactly one of models, slices and modules is not empty. name: by which other recipes of the file call
     its result. data: of all models (see `Data`). foreign, missing_bias, force_config: what becomes of models that do
     not fit (see `Reconcile`). text: the YAML, as read. places: of every key, file, line and path, by path; none if the
-    recipe was no text."""
+    recipe was no text. notes: a line for each key that changes nothing."""
 
     merge_method: str
     models: tuple[Input, ...] = ()
@@ -155,6 +155,7 @@ class Recipe:
     force_config: bool = False
     text: str = ""
     places: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    notes: tuple[str, ...] = ()
 
     def models_used(self) -> tuple[ModelRef, ...]:
         """The models whose layers are read: the base, the inputs in order, the anchor. (`Tokenizer.models_used` has

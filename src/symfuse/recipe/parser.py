@@ -9,7 +9,8 @@ from typing import Any, Literal
 import yaml
 
 from symfuse.errors import OptionError
-from symfuse.guided import lookup
+from symfuse.guided import METHODS, lookup
+from symfuse.io.messages import nearest
 from symfuse.matching.axes import require_axes, require_groups
 from symfuse.merging import Method
 from symfuse.recipe.model import Align, Data, Input, ModelRef, Module, Recipe, Slice, Tokenizer, TokenSource
@@ -26,7 +27,21 @@ _KEYS = (
 _SWITCHES = ("scaling", "one_pass", "biases")
 _ONLY_IN_SLICES = {"layer_range": "layers are chosen in `slices` (slices: - sources: - model …, layer_range), not here"}
 _OF_EXPERTS = "this is no merge recipe, but one for a mixture of experts, which mergekit-moe builds; symfuse does not"
-_NOT_OURS = {"experts": _OF_EXPERTS, "experts_per_token": _OF_EXPERTS, "gate_mode": _OF_EXPERTS}
+_OF_SEARCH = "this is a recipe for mergekit-evolve, which searches for parameters; symfuse does not: write {}"
+_NOT_OURS = {
+    **dict.fromkeys(("experts", "experts_per_token", "gate_mode"), _OF_EXPERTS),
+    "genome": _OF_SEARCH.format("what is in `genome` here, with `parameters` of its models"),
+    "tasks": _OF_SEARCH.format("a recipe with merge_method and models"),
+}
+_WITHOUT_EFFECT = {  # what recipes have that mergekit reads without a word
+    **dict.fromkeys(("out_path", "output_path"), "the new folder is named on the command line"),
+    **dict.fromkeys(
+        ("cuda", "allow_crimes", "trust_remote_code", "copy_tokenizer", "out_shard_size", "lazy_unpickle",
+         "low_cpu_memory", "write_model_card", "random_seed"), "it is an option of the command line, not of a recipe"
+    ),
+    "int8_mask": "it is no way to another result",
+}  # fmt: skip
+_PARAMETERS = {name for method in METHODS.values() for name in method.parameters}
 _NO_RESIDUAL = {"residual_weight": "mergekit reads this key and does nothing with it; remove it"}
 _NO_OVERRIDE = {"override_architecture": "the architecture is that of the model's config.json; change it there"}
 
@@ -50,7 +65,7 @@ def read_recipe(document: Document) -> Recipe:
     root = document.root
     if not isinstance(root.value, dict):
         root.fail("a recipe is a mapping with keys such as merge_method and models, not a list or a single value")
-    fields = root.fields(_KEYS, _NOT_OURS)
+    fields, notes = _top_level(root)
     method = _method(_required(root, fields, "merge_method"))
     layout = _layout(root, fields, _LAYOUTS)
     base = _optional_model(fields)
@@ -75,8 +90,26 @@ def read_recipe(document: Document) -> Recipe:
         heads=_word_or_number(fields["heads"]) if "heads" in fields else "average",
         text=document.text,
         places=dict(_places(root)),
+        notes=notes,
         **_reconciled(fields),
     )
+
+
+def _top_level(root: Item) -> tuple[dict[str, Item], tuple[str, ...]]:
+    """The values by key, and a line for each key that changes nothing: that only holds YAML anchors, or says what the
+    command line says."""
+    unread = {}
+    for key, item in root.mapping().items():
+        near = nearest(key, _KEYS)
+        if key in _WITHOUT_EFFECT:
+            unread[key] = _WITHOUT_EFFECT[key]
+        elif item.anchored and key not in (*_KEYS, *_NOT_OURS) and near in (None, *root.mapping()):
+            unread[key] = "it only holds YAML anchors"
+        elif key in _PARAMETERS and key not in _KEYS:
+            item.fail(f"{key} is a parameter of methods; write it in a block, `parameters: {{{key}: …}}`")
+    read = Item({key: item for key, item in root.mapping().items() if key not in unread}, root.where, root.line, "")
+    notes = tuple(f"{root.mapping()[key].place}: without effect: {why}" for key, why in unread.items())
+    return read.fields(_KEYS, _NOT_OURS), notes
 
 
 def _reconciled(fields: Mapping[str, Item]) -> dict[str, Any]:

@@ -28,12 +28,14 @@ class Item:
     """A value and where it stands. value: None, a scalar, a list of Items or a dict of Items.
 
     place: file, line and path, as messages name it, such as `r.yml, line 4: models[1].parameters.weight`.
+    anchored: whether it has a YAML anchor (`&name`), or something in it has.
     """
 
     value: Any
     where: str
     line: int | None
     path: str
+    anchored: bool = False
 
     @property
     def place(self) -> str:
@@ -161,7 +163,7 @@ def read_documents(text: str, where: str, *, lines: bool = True) -> list[Documen
 
 def _compose(text: str) -> Iterator[tuple[Node, int, int]]:
     """The root of each document, where its text begins, and where the `---` that begins it stands."""
-    loader = yaml.SafeLoader(text)
+    loader = _Loader(text)
     try:
         while loader.check_node():
             begin = loader.peek_event()  # type: ignore[no-untyped-call]
@@ -169,6 +171,20 @@ def _compose(text: str) -> Iterator[tuple[Node, int, int]]:
                 yield node, begin.end_mark.index, begin.start_mark.index
     finally:
         loader.dispose()
+
+
+class _Loader(yaml.SafeLoader):
+    """It marks the nodes that have an anchor, or hold one that has; not those that only name one (`*name`)."""
+
+    def compose_node(self, parent: Node | None, index: Any) -> Node | None:
+        alias = self.check_event(yaml.AliasEvent)
+        anchor = None if alias else self.peek_event().anchor  # type: ignore[no-untyped-call]
+        node = super().compose_node(parent, index)
+        if not alias and (anchor is not None or hasattr(node, "anchored")):
+            for one in (node, parent):
+                if one is not None:
+                    one.anchored = True  # type: ignore[attr-defined]
+        return node
 
 
 def _syntax(error: yaml.MarkedYAMLError, where: str) -> str:
@@ -204,7 +220,7 @@ class _Reader:
             value = {key: self.item(part, below + key, at, depth + 1) for key, (at, part) in pairs.items()}
         else:
             self._refuse_tag(node, own)
-        return Item(value, own.where, own.line, path)
+        return Item(value, own.where, own.line, path, hasattr(node, "anchored"))
 
     def _pairs(self, node: MappingNode, own: Item, depth: int) -> dict[str, tuple[int | None, Node]]:
         """The line and value of each key, with those that `<<` takes over from other mappings."""

@@ -151,9 +151,9 @@ def _descent(descents: Document) -> Chart:
 
 def _learning(history: Sequence[Document]) -> Chart:
     """The barrier while a matching was learned."""
-    best = min(history, key=lambda one: one["barrier"])
+    best = min(history, key=lambda one: one.get("decides", one["barrier"]))
     text = (
-        f"The barrier on the validation data fell from {write(history[0]['barrier'])} to {write(best['barrier'])}, at "
+        f"The barrier on the validation data went from {write(history[0]['barrier'])} to {write(best['barrier'])}, at "
         f"step {best['step']}, whose parameters were kept."
     )
     rows: list[list[Cell]] = [[one["step"], one["loss"], one["barrier"]] for one in history]

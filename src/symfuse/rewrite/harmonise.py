@@ -24,7 +24,15 @@ from symfuse.errors import IncompatibleError
 from symfuse.io import Checkpoint, TensorInfo
 from symfuse.io.messages import some
 from symfuse.io.names import COUNTER, counts_batches
-from symfuse.rewrite.names import declared_names, has_inside, into_wrapper, match_names, out_of_wrapper, towers
+from symfuse.rewrite.names import (
+    declared_names,
+    has_inside,
+    into_wrapper,
+    match_names,
+    out_of_wrapper,
+    taken_as,
+    towers,
+)
 from symfuse.rewrite.rewritten import drop, with_values, zero_biases
 from symfuse.rewrite.ties import declared, match_ties
 
@@ -33,7 +41,8 @@ from symfuse.rewrite.ties import declared, match_ties
 class Reconcile:
     """What to do where models do not have the same tensors. foreign: those that are in some models only are named and
     refused, dropped, or kept as they are. missing_bias: biases that only some models have are refused, or zero in the
-    others. force_config: for `require_same_shape`; and gains that are all 1 in some models are taken as they are."""
+    others. force_config: models of another type are taken as of the base's, by names and shapes, configs may differ in
+    what they compute (`require_same_shape`), and gains that are all 1 in some models are taken as they are."""
 
     foreign: Literal["refuse", "drop", "keep"] = "refuse"
     missing_bias: Literal["refuse", "zero"] = "refuse"
@@ -61,7 +70,7 @@ def harmonise(checkpoints: Sequence[Checkpoint], *, base: int = 0, options: Reco
     saved = [under_file_names(checkpoint) for checkpoint in checkpoints]
     out = Harmonised([checkpoint for checkpoint, _ in saved])
     out.notes.extend(f"{checkpoint.name}: {note}" for checkpoint, notes in saved for note in notes)
-    _match_names(out, base)
+    _match_names(out, base, options.force_config)
     out.checkpoints[:], notes = match_ties(out.checkpoints)
     out.notes.extend(notes)
     _match_biases(out, options)
@@ -71,7 +80,7 @@ def harmonise(checkpoints: Sequence[Checkpoint], *, base: int = 0, options: Reco
     return out
 
 
-def _match_names(out: Harmonised, base: int) -> None:
+def _match_names(out: Harmonised, base: int, any_type: bool) -> None:
     for i, checkpoint in enumerate(out.checkpoints):
         if not declared(checkpoint):
             buffers = [name for name in checkpoint if is_derived(name, checkpoint.info(name))]
@@ -86,10 +95,15 @@ def _match_names(out: Harmonised, base: int) -> None:
         ours, theirs = target.config, checkpoint.config
         wrap, unwrap = has_inside(ours, theirs), has_inside(theirs, ours)
         if ours.get("model_type") != theirs.get("model_type") and not wrap and not unwrap:
-            raise IncompatibleError(
-                f"{target.name} and {checkpoint.name}: one is a {ours.get('model_type')}, the other a "
-                f"{theirs.get('model_type')}; only models of one family have the same tensors"
-            )
+            if not any_type:
+                raise IncompatibleError(
+                    f"{target.name} and {checkpoint.name}: one is a {ours.get('model_type')}, the other a "
+                    f"{theirs.get('model_type')}; only models of one family have the same tensors. Where all names and "
+                    "shapes agree, --force-config (`force_config: true` in a recipe) merges them by these"
+                )
+            out.checkpoints[i], notes = taken_as(checkpoint, target)
+            out.notes.extend(notes)
+            continue
         if declared(target) and declared(checkpoint):
             # A declaration knows its own prefixes, old names and buffers.
             out.notes.extend(declared_names(checkpoint, target))

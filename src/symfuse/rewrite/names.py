@@ -76,35 +76,46 @@ def has_inside(config: Mapping[str, Any], text: Mapping[str, Any]) -> bool:
 
 
 def _language(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The config of the language model in one of several modalities; older ones have its fields among their own."""
-    inner = config.get("text_config")
-    if isinstance(inner, Mapping):
-        return inner
-    if not isinstance(config.get("vision_config"), Mapping) or "hidden_size" not in config:
-        return None
-    return {key: value for key, value in config.items() if key not in ("vision_config", "architectures")}
+    """What the config of a model of several modalities says of its language model; in old ones (Qwen2-VL) that stands
+    beside the other modalities. None for a text model."""
+    inner = config.get("text_config", config if "vision_config" in config else None)
+    return inner if isinstance(inner, Mapping) else None
 
 
 def _kind(config: Mapping[str, Any]) -> str:
-    """The type of a text model: of Qwen2-VL and Qwen2.5-VL Qwen2."""
-    return re.sub(r"(_5)?_vl\b", "", str(config.get("model_type")).removesuffix("_text"))
+    """The type of a text model, without what tells that it is inside another: qwen2_5_vl_text is a qwen2."""
+    kind = re.sub(r"_text$|_vl(?=_|$)|(?<=glm4)v", "", str(config.get("model_type")))
+    return "qwen2" if kind == "qwen2_5" else kind
 
 
 def into_wrapper(checkpoint: Checkpoint, target: Checkpoint) -> Checkpoint:
     """A text model with the config of a model of several modalities around it; it lacks their tensors."""
+    inner, text = _language(target.config) or {}, dict(checkpoint.config)
+    text["model_type"] = inner["model_type"]
+    flat = {key: value for key, value in text.items() if key in target.config and key != "architectures"}
+    wrapped = flat if inner is target.config else {"text_config": text}
     tied = {"tie_word_embeddings": is_tied(checkpoint.config, checkpoint)}
-    if isinstance(inner := target.config.get("text_config"), Mapping):
-        text = {**checkpoint.config, "model_type": inner.get("model_type", checkpoint.config.get("model_type"))}
-        return checkpoint.replace(config={**target.config, "text_config": text, **tied})
-    text = {key: value for key, value in checkpoint.config.items() if key not in ("model_type", "architectures")}
-    return checkpoint.replace(config={**target.config, **text, **tied})
+    return checkpoint.replace(config={**target.config, **wrapped, **tied})
 
 
 def out_of_wrapper(checkpoint: Checkpoint, target: Checkpoint) -> Checkpoint:
     """The language model of a model of several modalities, as a text model like the target."""
     text = {**(_language(checkpoint.config) or {}), "model_type": target.config["model_type"]}
+    text.pop("vision_config", None)
     text |= {"tie_word_embeddings": is_tied(checkpoint.config, checkpoint)}
     return drop(checkpoint, towers(checkpoint)).replace(config=text)
+
+
+def taken_as(checkpoint: Checkpoint, target: Checkpoint) -> tuple[Checkpoint, list[str]]:
+    """A model of another type as if it were of the target's, by the names and shapes of its tensors alone; and notes.
+
+    IncompatibleError if not one tensor has the same name.
+    """
+    theirs, ours = (str(c.config.get("model_type")) for c in (checkpoint, target))
+    note = f"{checkpoint.name}: a {theirs} is taken as a {ours}, by the names and shapes of its tensors"
+    checkpoint, renaming = match_names(checkpoint, target)
+    same = {key: target.config[key] for key in ("model_type", "architectures") if key in target.config}
+    return checkpoint.replace(config={**checkpoint.config, **same}), [note, *filter(None, [renaming])]
 
 
 def towers(checkpoint: Checkpoint) -> list[str]:

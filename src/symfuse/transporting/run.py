@@ -8,6 +8,7 @@ from pathlib import Path
 
 from symfuse.adapters.config import CONFIG, Config
 from symfuse.alignment import Alignment
+from symfuse.arguments import checked
 from symfuse.errors import CheckpointError, OptionError
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
@@ -24,6 +25,7 @@ from symfuse.transporting.vectors import DECODERS, ENCODERS, transport_sae, tran
 KINDS = ("adapter", "vector", "probe", "sae", "moments", "statistics")
 
 
+@checked
 def transport(
     thing: str | os.PathLike[str],
     alignment: Alignment | str | os.PathLike[str],

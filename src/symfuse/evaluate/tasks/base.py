@@ -125,6 +125,15 @@ def at(module: nn.Module, field: Tensor) -> Tensor:
     return field.to(weight.device, weight.dtype) if field.is_floating_point() else field.to(weight.device)
 
 
+def labels_of(module: nn.Module, batch: Batch, shape: torch.Size) -> Tensor:
+    """The labels of a batch, of this shape; of one without any UNKNOWN, and IGNORED where there is padding."""
+    if "labels" in batch:
+        return at(module, batch["labels"])
+    labels = torch.full(shape, UNKNOWN)
+    mask = batch.get("attention_mask")
+    return at(module, labels if mask is None or mask.shape != shape else labels.where(mask.cpu().bool(), IGNORED))
+
+
 def classified(logits: Tensor, labels: Tensor) -> Totals:
     """Cross entropy and accuracy of logits [..., classes] over the labels [...] that are not IGNORED."""
     kept = labels != IGNORED

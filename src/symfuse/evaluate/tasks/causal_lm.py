@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from symfuse.errors import DataError
 from symfuse.evaluate.data import Records
 from symfuse.evaluate.task import Batch
-from symfuse.evaluate.tasks.base import at, chosen, output_of
+from symfuse.evaluate.tasks.base import IGNORED, at, chosen, output_of
 from symfuse.evaluate.tasks.predicting import Predicting
 from symfuse.evaluate.tasks.text import Encoder, Example
 from symfuse.io import Checkpoint
@@ -57,7 +57,15 @@ class CausalLM(Predicting):
 
     def predicted(self, module: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         logits = output_of(module, batch, "logits")
-        return logits[:, :-1], at(module, batch["labels"])[:, 1:]
+        labels = batch if "labels" in batch else {"labels": _next_tokens(batch)}
+        return logits[:, :-1], at(module, labels["labels"])[:, 1:]
+
+
+def _next_tokens(batch: Batch) -> Tensor:
+    """The labels of a batch that has none: its own tokens, without padding."""
+    ids = batch["input_ids"]
+    mask = batch.get("attention_mask")
+    return ids if mask is None else ids.where(mask.bool(), IGNORED)
 
 
 def _windows(encoder: Encoder, text: str, limit: int | None, seed: int) -> Sequence[list[Example]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from symfuse.evaluate.task import Batch, Task, Totals
-from symfuse.evaluate.tasks.base import at, classified, output_of
+from symfuse.evaluate.tasks.base import classified, labels_of, output_of
 
 
 class Predicting(Task):
@@ -14,7 +14,8 @@ class Predicting(Task):
     def predicted(self, module: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         """Logits [examples, …, classes] with their graph, and labels [examples, …]: IGNORED where nothing is asked,
         UNKNOWN where the data do not tell."""
-        return output_of(module, batch, "logits"), at(module, batch["labels"])
+        logits = output_of(module, batch, "logits")
+        return logits, labels_of(module, batch, logits.shape[:-1])
 
     def totals(self, module: nn.Module, batch: Batch) -> Totals:
         return classified(*self.predicted(module, batch))

@@ -66,7 +66,7 @@ class Retrieval(Task):
         1_Pooling/config.json beside the weights says, else the mean. batch_size: of pairs, or texts. limit: rows, drawn
         by the seed."""
         encoder = Encoder.of(checkpoint, max_length)
-        pooling = _pooling(checkpoint) if pooling is None else pooling
+        pooling = pooling_of(checkpoint) if pooling is None else pooling
         if pooling not in POOLING:
             raise OptionError(f"{checkpoint.name}: pooling is {pooling!r}; expected {', '.join(POOLING)}")
         rows = chosen(len(records), limit, seed)
@@ -180,7 +180,7 @@ def _of_labelled(encoder: Encoder, labelled: dict[str, str], batch_size: int) ->
     return encoder.batches(examples, batch_size)
 
 
-def _pooling(checkpoint: Checkpoint) -> str:
+def pooling_of(checkpoint: Checkpoint) -> str:
     """What the files of sentence-transformers say, in either of the forms that they have had."""
     file = "1_Pooling/config.json"
     data = checkpoint.companions().get(file)

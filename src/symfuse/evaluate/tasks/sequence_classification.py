@@ -54,8 +54,8 @@ class SequenceClassification(Predicting):
         return cls(encoder.batches(examples, batch_size), records.source)
 
     def totals(self, module: nn.Module, batch: Batch) -> Totals:
-        labels = batch["labels"]
-        if not labels.is_floating_point():
+        labels = batch.get("labels")
+        if labels is None or not labels.is_floating_point():
             return super().totals(module, batch)
         logits = output_of(module, batch, "logits")
         return Totals((logits.squeeze(-1) - labels.to(logits)).square().sum(), labels.numel())

@@ -1,0 +1,150 @@
+"""The options of mergekit's commands: each runs as its equal here, with a note, unless it would change the result."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+import click
+
+from symfuse.device import CPU, require
+from symfuse.errors import OptionError
+
+Words = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """An option of mergekit. note: what is printed when it is used. words: what it stands for here, made from its value
+    ("" for a switch). takes: whether it has a value. refused: why it cannot run; off: why its --no- form cannot, which
+    else is what happens here anyway."""
+
+    note: str = "symfuse needs no such option"
+    words: Callable[[str], Words] = lambda _value: ()
+    takes: bool = False
+    refused: str = ""
+    off: str = ""
+
+
+def _same(option: str, form: str = "{}") -> Spelling:
+    return Spelling(f"it is {option} here", lambda value: (option, form.format(value)), takes=True)
+
+
+def _gpu(_value: str) -> Words:
+    """The first GPU; without one the processor, which computes the same."""
+    try:
+        require("cuda")
+    except OptionError:
+        return ("--device", CPU)
+    return ("--device", "cuda")
+
+
+def _bytes(value: str) -> Words:
+    found = re.fullmatch(r"(\d+)([kmb]?)", value.lower())
+    powers = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}
+    return ("--max-shard-size", value if found is None else str(int(found[1]) * powers[found[2]]))
+
+
+_GPU = Spelling("it is --device cuda here, or the processor where there is no GPU", _gpu)
+_STREAMED = Spelling("tensors are always read one by one")
+_ADAPTERS = "adapters are added as they are read"
+_REST = "write --save-rest, which keeps all that has no low rank as whole tensors"
+
+OF_MERGES: Mapping[str, Spelling] = {
+    "--cuda": _GPU,
+    "--gpu-rich": _GPU,
+    "--random-seed": _same("--seed"),
+    "--num-threads": _same("--threads"),
+    "-j": _same("--threads"),
+    "--out-shard-size": Spelling("it is --max-shard-size here, in bytes, as in mergekit's files", _bytes, takes=True),
+    "--allow-crimes": Spelling("it is --force-config here", lambda _value: ("--force-config",)),
+    "--trust-remote-code": Spelling("symfuse runs no code of a checkpoint and needs none"),
+    "--lazy-unpickle": _STREAMED,
+    "--low-cpu-memory": _STREAMED,
+    "--copy-tokenizer": Spelling(
+        "the tokenizer is always copied", off="symfuse always copies the tokenizer; remove its files from the output"
+    ),
+    "--write-model-card": Spelling(
+        "a model card is always written", off="symfuse always writes a model card; remove README.md from the output"
+    ),
+    "--safe-serialization": Spelling(
+        "the output is always safetensors", off="symfuse writes safetensors only, since pickles can run code"
+    ),
+    "--clone-tensors": Spelling("layers can always be repeated"),
+    "--transformers-cache": Spelling("models come from the hub's own cache, HF_HUB_CACHE", takes=True),
+    "--lora-merge-cache": Spelling(_ADAPTERS, takes=True),
+    "--lora-merge-dtype": Spelling(takes=True, refused=f"{_ADAPTERS}, in float32 at least; leave it out"),
+    "--unsafe-truncate-embeddings": Spelling(refused="write --tokenizer shared-rows (`tokenizer_source: shared-rows`)"),
+    "--write-threads": Spelling(takes=True),
+    **dict.fromkeys(("--async-write", "--read-to-gpu", "--multi-gpu", "-v", "-vv", "-vvv"), Spelling()),
+}
+OF_EXTRACTION: Mapping[str, Spelling] = {
+    **OF_MERGES,
+    "--model": Spelling("the tuned model is the first argument here", lambda value: (value,), takes=True),
+    "--base-model": _same("--base"),
+    "--out-path": _same("--output"),
+    "--max-rank": _same("--rank"),
+    **dict.fromkeys(("--include-regex", "-i"), _same("--module", ".*(?:{}).*")),
+    **dict.fromkeys(("--exclude-regex", "-e"), _same("--exclude", ".*(?:{}).*")),
+    "--skip-undecomposable": Spelling("what has no low rank is left out, unless --save-rest is given"),
+    "--distribute-scale": Spelling("how the scale is split between A and B does not change their product"),
+    "--embed-lora": Spelling(refused=_REST),
+    "--save-module": Spelling(takes=True, refused=_REST),
+    "--sv-epsilon": Spelling(takes=True, refused="ranks are limited by --rank alone; leave it out"),
+}
+
+
+class ForMergekit(click.Command):
+    """A command that also takes the options of mergekit's."""
+
+    spellings: Mapping[str, Spelling] = OF_MERGES
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        own = {name for param in self.params for name in (*param.opts, *param.secondary_opts)}
+        notes: list[str] = []
+        try:
+            rest = super().parse_args(ctx, list(self._translated(iter(args), own, notes)))
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx
+            raise
+        for note in () if ctx.params.get("quiet") else dict.fromkeys(notes):
+            click.echo(f"symfuse: note: {note}", err=True)
+        return rest
+
+    def _translated(self, args: Iterator[str], own: Collection[str], notes: list[str]) -> Iterator[str]:
+        """The arguments in the words of this command. notes: gets what is printed of them."""
+        for word in args:
+            if word == "--":
+                yield from (word, *args)
+            option, equals, value = word.partition("=")
+            positive = option.replace("--no-", "--", 1)
+            spelling = None if option in own else self.spellings.get(option) or self.spellings.get(positive)
+            if spelling is None or (option != positive and spelling.takes):
+                yield word
+                continue
+            off = option != positive
+            if why := spelling.off if off else spelling.refused:
+                raise click.UsageError(f"{option} is an option of mergekit that would change the result: {why}")
+            if spelling.takes and not equals and not (value := next(args, "")):
+                raise click.BadOptionUsage(option, f"Option {option!r} requires an argument.")
+            words = () if off else spelling.words(value)
+            note = "this is what happens anyway" if off else spelling.note
+            notes.append(f"{option} is an option of mergekit: {note}")
+            if not words or not words[0].startswith("-") or words[0] in own:
+                yield from words
+
+
+class Extracting(ForMergekit):
+    """mergekit-extract-lora saves what has no low rank, and nothing of layers that its patterns leave out."""
+
+    spellings = OF_EXTRACTION
+
+    def _translated(self, args: Iterator[str], own: Collection[str], notes: list[str]) -> Iterator[str]:
+        given = list(args)
+        yield from super()._translated(iter(given), own, notes)
+        options = {word.partition("=")[0] for word in given}
+        less = {"--skip-undecomposable", "--include-regex", "-i", "--exclude-regex", "-e", "--save-rest"}
+        if "--base-model" in options and not options & less:
+            notes.append("what has no low rank is saved too (--save-rest), as mergekit does")
+            yield "--save-rest"
