@@ -154,7 +154,9 @@ def save_until(event: Event, target: Path, seed: int, **options: Any) -> list[st
 # Reads lines of Python and runs each in a process of its own, forked from here, in the background; answers with its
 # number, and to "poll N" and "wait N" with its exit code.
 FORKS = """
-import atexit, os, sys, torch
+import atexit, os, signal, sys, torch
+for number in (signal.SIGHUP, signal.SIGTERM):  # whatever those who started the tests ignore
+    signal.signal(number, signal.SIG_DFL)
 torch.set_num_threads(1)
 import symfuse.api, symfuse.cli.merge, symfuse.pipeline, symfuse.report, long_runs
 from symfuse.cli import main

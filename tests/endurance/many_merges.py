@@ -6,7 +6,6 @@ which nothing else comes and goes, and whose calls are not type-checked.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import json
 import os
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import symfuse
+from allocations import Allocations, counted
 
 # Of each method the parameters that it must be given, and how many models it takes.
 METHODS: dict[str, tuple[dict[str, Any], int]] = {
@@ -38,18 +38,10 @@ METHODS: dict[str, tuple[dict[str, Any], int]] = {
 }
 
 
-class Mallinfo2(ctypes.Structure):
-    """Of the GNU C library: what `malloc` has given out is `uordblks`, and `hblkhd` in large pieces; in bytes."""
-
-    _fields_ = [(name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks")]
-    _fields_ += [(name, ctypes.c_size_t) for name in ("fsmblks", "uordblks", "fordblks", "keepcost")]
-
-
 @dataclass(frozen=True)
 class Held:
-    """What this process holds: bytes that it has been given and has not given back (0 where the C library does not
-    tell), open files, threads, and objects of Python that have references. Not what is resident: that is more by what
-    the allocator keeps between pieces, which comes and goes by many MB."""
+    """What this process holds: bytes that were asked for and not given back, open files, threads, and objects of
+    Python that have references."""
 
     memory: int
     files: int
@@ -57,28 +49,22 @@ class Held:
     objects: int
 
     @classmethod
-    def now(cls) -> Held:
+    def now(cls, memory: Allocations) -> Held:
         gc.collect()
-        memory = 0
-        with suppress(OSError, AttributeError):
-            tell = ctypes.CDLL(None).mallinfo2
-            tell.restype = Mallinfo2
-            info = tell()
-            memory = info.uordblks + info.hblkhd
         files = len(os.listdir("/proc/self/fd" if Path("/proc/self").is_dir() else "/dev/fd"))  # noqa: PTH208
-        return cls(memory, files, threading.active_count(), len(gc.get_objects()))
+        return cls(memory.held, files, threading.active_count(), len(gc.get_objects()))
 
 
-def grown(work: Callable[[int], None], numbers: range) -> list[str]:
+def grown(work: Callable[[int], None], numbers: range, memory: Allocations) -> list[str]:
     """What grows while `work(n)` is done for those numbers.
 
     Files and threads may not grow at all, objects by less than one a run, memory by 5 kB a run and 200 kB, by which
     what is kept from one run to the next differs.
     """
-    before = Held.now()
+    before = Held.now(memory)
     for n in numbers:
         work(n)
-    after = Held.now()
+    after = Held.now(memory)
     allowed = {"memory": 200_000 + 5_000 * len(numbers), "files": 0, "threads": 0, "objects": len(numbers)}
     more = {key: value - asdict(before)[key] for key, value in asdict(after).items()}
     return [f"{key}: {more[key]} more" for key, most in allowed.items() if more[key] > most]
@@ -129,5 +115,6 @@ if __name__ == "__main__":
     merges = Merges(Path(sys.argv[1]), (warm, runs, runs + more))
     for n in range(warm):
         merges(n)
-    found = [grown(merges, range(warm, runs)), grown(Leaks(merges), range(runs, runs + more))]
+    with counted() as memory:
+        found = [grown(merges, range(warm, runs), memory), grown(Leaks(merges), range(runs, runs + more), memory)]
     print(json.dumps(found))

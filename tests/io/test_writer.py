@@ -206,6 +206,7 @@ def test_whatever_stops_the_writing_nothing_is_left(tmp_path: Path, kind: type[B
     no_leftovers(tmp_path)
 
 
+@pytest.mark.usefixtures("signals")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_polite_kill_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
     script = textwrap.dedent("""
@@ -232,6 +233,7 @@ def test_a_polite_kill_leaves_nothing(tmp_path: Path, number: signal.Signals) ->
     no_leftovers(tmp_path)
 
 
+@pytest.mark.usefixtures("signals")
 def test_handlers_of_signals_are_put_back(tmp_path: Path) -> None:
     numbers = (signal.SIGTERM, signal.SIGHUP)
     assert list(map(signal.getsignal, numbers)) == [signal.SIG_DFL] * 2
@@ -239,6 +241,7 @@ def test_handlers_of_signals_are_put_back(tmp_path: Path) -> None:
     assert list(map(signal.getsignal, numbers)) == [signal.SIG_DFL] * 2
 
 
+@pytest.mark.usefixtures("signals")
 def test_what_nohup_ignores_stays_ignored(tmp_path: Path) -> None:
     found = []
 
@@ -247,11 +250,8 @@ def test_what_nohup_ignores_stays_ignored(tmp_path: Path) -> None:
         return iter([torch.ones(3)])
 
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        write(tmp_path / "a", {"w": TensorInfo(torch.float32, (3,))}, read, config=CONFIG)
-        found.append(signal.getsignal(signal.SIGHUP))
-    finally:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    write(tmp_path / "a", {"w": TensorInfo(torch.float32, (3,))}, read, config=CONFIG)
+    found.append(signal.getsignal(signal.SIGHUP))
     assert found == [signal.SIG_IGN] * 2
 
 
