@@ -7,6 +7,8 @@ import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+for name in ("CI", "CLICOLOR_FORCE", "COLUMNS", "FORCE_COLOR", "LINES", "NO_COLOR", "TTY_COMPATIBLE"):
+    os.environ.pop(name, None)  # of the terminal, or of who started the tests: they change what is printed
 
 import signal
 from collections.abc import Callable, Iterator

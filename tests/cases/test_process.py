@@ -428,9 +428,7 @@ def of_layers(root: Path, layers: int) -> Path:
 
 
 @pytest.mark.parametrize("method", ["linear", pytest.param("ties", marks=pytest.mark.slow)])
-def test_c105_memory_does_not_grow_with_the_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
+def test_c105_memory_does_not_grow_with_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     """A thread holds a few blocks, however many tensors there are."""
     recipe: dict[str, Any] = {"merge_method": method, "models": [{"model": m} for m in "abc"]}
     recipe["parameters"] = {"weight": 1} | ({"density": 0.3} if method == "ties" else {})

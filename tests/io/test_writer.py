@@ -217,7 +217,7 @@ def test_a_polite_kill_leaves_nothing(tmp_path: Path, number: signal.Signals) ->
         def read(name):
             if name == "second":
                 print("half", flush=True)
-                time.sleep(60)
+                time.sleep(600)
             yield torch.ones(9)
         infos = dict.fromkeys(("first", "second"), TensorInfo(torch.float32, (9,)))
         write(sys.argv[1], infos, read, config={})
@@ -229,7 +229,7 @@ def test_a_polite_kill_leaves_nothing(tmp_path: Path, number: signal.Signals) ->
         assert run.stdout.readline() == "half\n"
         assert len(list(tmp_path.iterdir())) == 1  # the hidden folder
         run.send_signal(number)
-        assert run.wait(30) == 128 + number
+        assert run.wait(60) == 128 + number
     no_leftovers(tmp_path)
 
 
