@@ -7,8 +7,6 @@ import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-for name in ("CI", "CLICOLOR_FORCE", "COLUMNS", "FORCE_COLOR", "LINES", "NO_COLOR", "TTY_COMPATIBLE"):
-    os.environ.pop(name, None)  # of the terminal, or of who started the tests: they change what is printed
 
 import signal
 from collections.abc import Callable, Iterator
@@ -68,6 +66,9 @@ def checked(*, typechecker: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 jaxtyping.jaxtyped = checked  # type: ignore[assignment]
 jaxtyping.install_import_hook("symfuse", "beartype.beartype")
+
+for name in ("CI", "CLICOLOR_FORCE", "COLUMNS", "FORCE_COLOR", "LINES", "NO_COLOR", "TTY_COMPATIBLE"):
+    os.environ.pop(name, None)  # of the terminal, or of who started the tests: they change what is printed
 
 # The same examples in every run, whatever the time they take. Other ones: --hypothesis-profile=default
 settings.register_profile(

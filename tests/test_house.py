@@ -27,7 +27,7 @@ TEST_FILES = sorted(TESTS.rglob("*.py"))
 ANSWERS = re.compile(r"(all|is)_?close\w*|equal\w*|array_equ\w+|eq|is_\w+|has_\w+|contains|startswith|endswith")
 # What fails by itself.
 CHECKS = re.compile(r"assert\w*|raises|warns|fail|raise_if_different")
-# What differs from machine to machine and with its load; tests/allocations.py counts memory, benchmarks/ measure the rest.
+# What differs from machine to machine and with its load: tests/allocations.py counts memory, benchmarks/ measure.
 MACHINE = re.compile(
     r"maxrss|getrusage|Vm(RSS|HWM)|RssAnon|mallinfo|perf_counter|process_time|cpu_count|getaffinity|getloadavg|psutil"
 )
