@@ -1,5 +1,5 @@
 """Bytes that torch and Python are asked for, added up one by one: the same on every machine and under every load,
-unlike what is resident. Files that are mapped are not counted, nor what a kernel of torch takes and gives back itself."""
+unlike what is resident. Files that are mapped are not counted, nor what a kernel of torch takes for itself."""
 
 from __future__ import annotations
 
