@@ -11,14 +11,16 @@ import json
 import os
 import sys
 import threading
+import tracemalloc
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import symfuse
-from allocations import Allocations, counted
 
 # Of each method the parameters that it must be given, and how many models it takes.
 METHODS: dict[str, tuple[dict[str, Any], int]] = {
@@ -40,8 +42,8 @@ METHODS: dict[str, tuple[dict[str, Any], int]] = {
 
 @dataclass(frozen=True)
 class Held:
-    """What this process holds: bytes that were asked for and not given back, open files, threads, and objects of
-    Python that have references."""
+    """What this process holds: bytes of tensors, and those that Python was asked for since the beginning and not given
+    back; open files, threads, and objects of Python that have references."""
 
     memory: int
     files: int
@@ -49,22 +51,25 @@ class Held:
     objects: int
 
     @classmethod
-    def now(cls, memory: Allocations) -> Held:
+    def now(cls) -> Held:
         gc.collect()
+        objects = gc.get_objects()
+        storages = [one.untyped_storage() for one in objects if issubclass(type(one), torch.Tensor)]
+        memory = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
         files = len(os.listdir("/proc/self/fd" if Path("/proc/self").is_dir() else "/dev/fd"))  # noqa: PTH208
-        return cls(memory.held, files, threading.active_count(), len(gc.get_objects()))
+        return cls(memory + tracemalloc.get_traced_memory()[0], files, threading.active_count(), len(objects))
 
 
-def grown(work: Callable[[int], None], numbers: range, memory: Allocations) -> list[str]:
+def grown(work: Callable[[int], None], numbers: range) -> list[str]:
     """What grows while `work(n)` is done for those numbers.
 
     Files and threads may not grow at all, objects by less than one a run, memory by 5 kB a run and 200 kB, by which
     what is kept from one run to the next differs.
     """
-    before = Held.now(memory)
+    before = Held.now()
     for n in numbers:
         work(n)
-    after = Held.now(memory)
+    after = Held.now()
     allowed = {"memory": 200_000 + 5_000 * len(numbers), "files": 0, "threads": 0, "objects": len(numbers)}
     more = {key: value - asdict(before)[key] for key, value in asdict(after).items()}
     return [f"{key}: {more[key]} more" for key, most in allowed.items() if more[key] > most]
@@ -115,6 +120,5 @@ if __name__ == "__main__":
     merges = Merges(Path(sys.argv[1]), (warm, runs, runs + more))
     for n in range(warm):
         merges(n)
-    with counted() as memory:
-        found = [grown(merges, range(warm, runs), memory), grown(Leaks(merges), range(runs, runs + more), memory)]
-    print(json.dumps(found))
+    tracemalloc.start()
+    print(json.dumps([grown(merges, range(warm, runs)), grown(Leaks(merges), range(runs, runs + more))]))
