@@ -123,7 +123,7 @@ def test_c10_memory_stays_below_three_embeddings(tmp_path: Path, monkeypatch: py
         out = vocabulary.build([a, b], "base", base=0)
         tensor = vocabulary.rewrite([a, b], out, rows_of)[1][EMBED]
     assert torch.equal(tensor, b[EMBED].roll(-1, 0))
-    assert memory.peak < 2 * tensor.nbytes
+    assert memory.peak < 2.5 * tensor.nbytes
     with counted() as memory:  # where it would not: all rows are picked at once, in a wider dtype
         assert b[EMBED][out.rows[1]].double().float().equal(tensor)
     assert memory.peak > 3 * tensor.nbytes
