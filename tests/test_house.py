@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,7 @@ def skips(tree: ast.AST) -> Iterator[tuple[int, str | None]]:
                 yield node.lineno, None
 
 
+@cache
 def parsed(path: Path) -> ast.AST:
     return ast.parse(path.read_text(encoding="utf-8"))
 
