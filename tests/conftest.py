@@ -3,13 +3,14 @@ not depend on how busy the machine is or how the tests were started."""
 
 from __future__ import annotations
 
+import gc
 import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import is_dataclass
 from typing import Any, get_args, get_type_hints
 
@@ -75,6 +76,17 @@ settings.register_profile(
     "same", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("same")
+
+
+gc.disable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtestloop() -> Generator[None, object, object]:
+    """What is imported and collected stays: no run of the collector goes through it, now or in a test."""
+    gc.freeze()
+    gc.enable()
+    return (yield)
 
 
 @pytest.fixture
