@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# One BLAS thread per process: symfuse runs its own workers.
-TEST_ENV := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
+# One BLAS thread per process: symfuse runs its own workers. What is compiled is kept, also where the shell says otherwise:
+# else each worker, and each process that a test starts, compiles all of it anew.
+TEST_ENV := PYTHONDONTWRITEBYTECODE= HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
 .PHONY: demo test test-slow check format table moved bench experiments clean
 

@@ -1,17 +1,22 @@
-"""Shape and type checks (jaxtyping, beartype) are on in tests, and nothing reaches for the network."""
+"""Shape and type checks (jaxtyping, beartype) are on in tests, nothing reaches for the network, and what is tested does
+not depend on how busy the machine is or how the tests were started."""
 
 from __future__ import annotations
 
+import gc
 import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import is_dataclass
 from typing import Any, get_args, get_type_hints
 
 import jaxtyping
+import pytest
+from hypothesis import HealthCheck, settings
 
 with_shapes = jaxtyping.jaxtyped
 COMPILED = ["symfuse.groups.auction"]  # numba takes functions as they are written
@@ -62,3 +67,34 @@ def checked(*, typechecker: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 jaxtyping.jaxtyped = checked  # type: ignore[assignment]
 jaxtyping.install_import_hook("symfuse", "beartype.beartype")
+
+for name in ("CI", "CLICOLOR_FORCE", "COLUMNS", "FORCE_COLOR", "LINES", "NO_COLOR", "TTY_COMPATIBLE"):
+    os.environ.pop(name, None)  # of the terminal, or of who started the tests: they change what is printed
+
+# The same examples in every run, whatever the time they take. Other ones: --hypothesis-profile=default
+settings.register_profile(
+    "same", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("same")
+
+
+gc.disable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtestloop() -> Generator[None, object, object]:
+    """What is imported and collected stays: no run of the collector goes through it, now or in a test."""
+    gc.freeze()
+    gc.enable()
+    return (yield)
+
+
+@pytest.fixture
+def signals() -> Iterator[None]:
+    """Signals do what they do in a process that a terminal starts: nohup has SIGHUP ignored, a script in the background
+    SIGINT, in all processes that are started from there."""
+    usual = {signal.SIGHUP: signal.SIG_DFL, signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)

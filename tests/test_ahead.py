@@ -93,7 +93,7 @@ def test_pipes_are_left_to_who_reads_them(tmp_path: Path, read: Read) -> None:
         done.set()
 
     threading.Thread(target=look, daemon=True).start()
-    assert done.wait(10)
+    assert done.wait(60)
     assert [Path(file).name for file, _, _ in read] == ["x.safetensors"]
 
 

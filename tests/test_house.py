@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,10 @@ TEST_FILES = sorted(TESTS.rglob("*.py"))
 ANSWERS = re.compile(r"(all|is)_?close\w*|equal\w*|array_equ\w+|eq|is_\w+|has_\w+|contains|startswith|endswith")
 # What fails by itself.
 CHECKS = re.compile(r"assert\w*|raises|warns|fail|raise_if_different")
+# What differs from machine to machine and with its load: tests/allocations.py counts memory, benchmarks/ measure.
+MACHINE = re.compile(
+    r"maxrss|getrusage|Vm(RSS|HWM)|RssAnon|mallinfo|perf_counter|process_time|cpu_count|getaffinity|getloadavg|psutil"
+)
 SKIPS = {"skip", "skipif", "xfail", "importorskip", "skipTest", "skipUnless"}
 
 
@@ -74,6 +79,7 @@ def skips(tree: ast.AST) -> Iterator[tuple[int, str | None]]:
                 yield node.lineno, None
 
 
+@cache
 def parsed(path: Path) -> ast.AST:
     return ast.parse(path.read_text(encoding="utf-8"))
 
@@ -135,6 +141,13 @@ def test_no_file_names_a_path_of_one_machine() -> None:
     assert not found, f"absolute paths of a machine: {', '.join(found)}"
 
 
+def test_no_test_measures_the_machine() -> None:
+    """test_benchmarks.py sets clocks of its own in the place of these."""
+    others = [path for path in TEST_FILES if path.name not in ("test_house.py", "test_benchmarks.py")]
+    found = [name_of(path) for path in others if MACHINE.search(path.read_text("utf-8"))]
+    assert not found, f"these measure the machine: {', '.join(found)}"
+
+
 # -- the rules must be able to fail ----------------------------------------------------------------
 
 GOOD = """
@@ -163,6 +176,14 @@ def test_the_rules_tell_good_from_bad() -> None:
     assert not list(without_assertion(good))
     assert sorted(bare_comparisons(bad)) == [2, 3, 4, 5, 8]
     assert sorted(without_assertion(bad)) == ["test_a", "test_b", "test_c", "test_d", "test_e", "test_f"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["usage.ru_maxrss", "'RssAnon: 3 kB'", "time.perf_counter()", "os.cpu_count()", "ctypes.CDLL(None).mallinfo2"],
+)
+def test_what_measures_the_machine_is_found(text: str) -> None:
+    assert MACHINE.search(text)
 
 
 @pytest.mark.parametrize(

@@ -6,17 +6,19 @@ which nothing else comes and goes, and whose calls are not type-checked.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import json
 import os
 import sys
 import threading
+import tracemalloc
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 import symfuse
 
@@ -38,18 +40,10 @@ METHODS: dict[str, tuple[dict[str, Any], int]] = {
 }
 
 
-class Mallinfo2(ctypes.Structure):
-    """Of the GNU C library: what `malloc` has given out is `uordblks`, and `hblkhd` in large pieces; in bytes."""
-
-    _fields_ = [(name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks")]
-    _fields_ += [(name, ctypes.c_size_t) for name in ("fsmblks", "uordblks", "fordblks", "keepcost")]
-
-
 @dataclass(frozen=True)
 class Held:
-    """What this process holds: bytes that it has been given and has not given back (0 where the C library does not
-    tell), open files, threads, and objects of Python that have references. Not what is resident: that is more by what
-    the allocator keeps between pieces, which comes and goes by many MB."""
+    """What this process holds: bytes of tensors, and those that Python was asked for since the beginning and not given
+    back; open files, threads, and objects of Python that have references."""
 
     memory: int
     files: int
@@ -59,14 +53,11 @@ class Held:
     @classmethod
     def now(cls) -> Held:
         gc.collect()
-        memory = 0
-        with suppress(OSError, AttributeError):
-            tell = ctypes.CDLL(None).mallinfo2
-            tell.restype = Mallinfo2
-            info = tell()
-            memory = info.uordblks + info.hblkhd
+        objects = gc.get_objects()
+        storages = [one.untyped_storage() for one in objects if issubclass(type(one), torch.Tensor)]
+        memory = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
         files = len(os.listdir("/proc/self/fd" if Path("/proc/self").is_dir() else "/dev/fd"))  # noqa: PTH208
-        return cls(memory, files, threading.active_count(), len(gc.get_objects()))
+        return cls(memory + tracemalloc.get_traced_memory()[0], files, threading.active_count(), len(objects))
 
 
 def grown(work: Callable[[int], None], numbers: range) -> list[str]:
@@ -129,5 +120,5 @@ if __name__ == "__main__":
     merges = Merges(Path(sys.argv[1]), (warm, runs, runs + more))
     for n in range(warm):
         merges(n)
-    found = [grown(merges, range(warm, runs)), grown(Leaks(merges), range(runs, runs + more))]
-    print(json.dumps(found))
+    tracemalloc.start()
+    print(json.dumps([grown(merges, range(warm, runs)), grown(Leaks(merges), range(runs, runs + more))]))

@@ -37,7 +37,7 @@ def at_once(works: Mapping[Any, Callable[[], object]]) -> dict[Any, Exception | 
     found: dict[Any, Exception | None] = {}
 
     def run(name: Any, work: Callable[[], object]) -> None:
-        begin.wait(30)
+        begin.wait(60)
         try:
             work()
             found[name] = None
@@ -151,7 +151,7 @@ def test_without_the_lock_two_would_win(tmp_path: Path, monkeypatch: pytest.Monk
 
     def look(*args: Any) -> None:
         real(*args)
-        looked.wait(30)
+        looked.wait(60)
 
     monkeypatch.setattr(partial_module, "_remove_stale", look)
     monkeypatch.setattr(partial_module, "_alone", lambda _folder: nullcontext())

@@ -236,7 +236,7 @@ def test_what_is_finished_is_not_made_again(
         checkpoint.save(tmp_path / "out", executor=ray if first == "ray" else None, **how)
     [folder] = hidden(tmp_path)
     done = set((tmp_path / folder / ".journal").read_text().replace('"', "").split()[1:])
-    assert {"t0"} <= done <= set(Slow.infos) - {"t3"}
+    assert set() < done <= set(Slow.infos) - {"t3"}  # it began when one of the first three had ended
     rest, checkpoint = slow(tmp_path / "rest", seconds=0.0)
     out = checkpoint.save(tmp_path / "out", executor=None if first == "ray" else ray, **how)
     assert everything(out) == expected  # type: ignore[arg-type]

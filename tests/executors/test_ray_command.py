@@ -15,6 +15,7 @@ import symfuse
 from symfuse.io import Checkpoint
 
 SHARDS = 12
+pytestmark = pytest.mark.usefixtures("signals")
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,7 @@ def test_a_run_that_is_told_to_stop_leaves_nothing(
 ) -> None:
     process = begun(folders, tmp_path / "out")
     process.send_signal(number)
-    _, error = process.communicate(timeout=60)
+    _, error = process.communicate(timeout=200)
     assert process.returncode == code, error
     assert "Traceback" not in error
     assert list(tmp_path.iterdir()) == []
@@ -58,7 +59,7 @@ def test_a_run_that_is_killed_is_gone_on_from(folders: list[str], tmp_path: Path
     process = begun(folders, tmp_path / "out", "--resume")
     time.sleep(0.5)
     process.send_signal(signal.SIGTERM)
-    _, error = process.communicate(timeout=60)
+    _, error = process.communicate(timeout=200)
     assert process.returncode == 143, error
     assert f"of {SHARDS} tensors are kept" in error
     process = begun(folders, tmp_path / "out", "--resume")

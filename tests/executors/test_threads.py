@@ -29,10 +29,10 @@ class Three:
     def work(self, item: int, stop: threading.Event) -> None:
         self.begun.append(item)
         if item == 1:
-            assert self.waits.wait(10)
+            assert self.waits.wait(60)
             if self.fails:
                 raise ValueError("no")
-            assert stop.wait(10)
+            assert stop.wait(60)
 
 
 def test_when_another_fails() -> None:
@@ -48,6 +48,6 @@ def test_when_all_are_to_stop() -> None:
     three = Three(fails=False)
     running = three.start()
     assert next(iter(running)).item == 0
-    assert three.waits.wait(10)
+    assert three.waits.wait(60)
     assert running.stop()
     assert sorted(three.begun) == [0, 1]

@@ -101,7 +101,7 @@ KILLED = textwrap.dedent("""
                 while len(list(Path(sys.argv[1]).parent.glob(".out.partial-*/.journal"))[0].read_text().split()) < 5:
                     time.sleep(0.01)
                 print("here", flush=True)
-                time.sleep(60)
+                time.sleep(600)
             yield from super().__call__(name)
     from symfuse.executors import threads
     from symfuse.io import journal
@@ -121,7 +121,7 @@ def killed(target: Path, number: int = signal.SIGKILL, **options: object) -> Non
         assert process.stdout is not None
         assert process.stdout.readline() == "here\n"
         process.send_signal(number)
-        process.wait(30)
+        process.wait(60)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])

@@ -301,9 +301,11 @@ INFOS = {f"w{n}": TensorInfo(torch.float32, (1000,)) for n in range(40)}
 
 def test_one_error_stops_the_others(tmp_path: Path) -> None:
     asked: list[str] = []
+    together = threading.Barrier(4)
 
     def blocks(name: str) -> Iterator[Tensor]:
         asked.append(name)
+        together.wait(60)
         if name == "w3":
             raise ValueError("of w3")
         for _ in range(1000):
@@ -346,10 +348,10 @@ def test_a_worker_that_does_not_stop_cannot_write_into_other_files(
 
     def blocks(name: str) -> Iterator[Tensor]:
         if name == "w1":
-            started.wait(30)
+            started.wait(60)
             raise ValueError("of w1")
         started.set()
-        go_on.wait(30)  # a long computation
+        go_on.wait(60)  # a long computation
         try:
             yield torch.full((1000,), 7.0)
         finally:
@@ -360,7 +362,7 @@ def test_a_worker_that_does_not_stop_cannot_write_into_other_files(
     assert list(tmp_path.iterdir()) == []
     files = [(tmp_path / f"{n}").open("w+b") for n in range(8)]  # would get the descriptors that were closed too early
     go_on.set()
-    assert ended.wait(30)
+    assert ended.wait(60)
     assert all(Path(file.name).stat().st_size == 0 for file in files)
     for file in files:
         file.close()

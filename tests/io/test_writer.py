@@ -209,6 +209,7 @@ def test_whatever_stops_the_writing_nothing_is_left(tmp_path: Path, kind: type[B
     no_leftovers(tmp_path)
 
 
+@pytest.mark.usefixtures("signals")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_polite_kill_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
     script = textwrap.dedent("""
@@ -219,7 +220,7 @@ def test_a_polite_kill_leaves_nothing(tmp_path: Path, number: signal.Signals) ->
         def read(name):
             if name == "second":
                 print("half", flush=True)
-                time.sleep(60)
+                time.sleep(600)
             yield torch.ones(9)
         infos = dict.fromkeys(("first", "second"), TensorInfo(torch.float32, (9,)))
         write(sys.argv[1], infos, read, config={})
@@ -231,10 +232,11 @@ def test_a_polite_kill_leaves_nothing(tmp_path: Path, number: signal.Signals) ->
         assert run.stdout.readline() == "half\n"
         assert len(list(tmp_path.iterdir())) == 1  # the hidden folder
         run.send_signal(number)
-        assert run.wait(30) == 128 + number
+        assert run.wait(60) == 128 + number
     no_leftovers(tmp_path)
 
 
+@pytest.mark.usefixtures("signals")
 def test_handlers_of_signals_are_put_back(tmp_path: Path) -> None:
     numbers = (signal.SIGTERM, signal.SIGHUP)
     assert list(map(signal.getsignal, numbers)) == [signal.SIG_DFL] * 2
@@ -242,6 +244,7 @@ def test_handlers_of_signals_are_put_back(tmp_path: Path) -> None:
     assert list(map(signal.getsignal, numbers)) == [signal.SIG_DFL] * 2
 
 
+@pytest.mark.usefixtures("signals")
 def test_what_nohup_ignores_stays_ignored(tmp_path: Path) -> None:
     found = []
 
@@ -250,11 +253,8 @@ def test_what_nohup_ignores_stays_ignored(tmp_path: Path) -> None:
         return iter([torch.ones(3)])
 
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        write(tmp_path / "a", {"w": TensorInfo(torch.float32, (3,))}, read, config=CONFIG)
-        found.append(signal.getsignal(signal.SIGHUP))
-    finally:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    write(tmp_path / "a", {"w": TensorInfo(torch.float32, (3,))}, read, config=CONFIG)
+    found.append(signal.getsignal(signal.SIGHUP))
     assert found == [signal.SIG_IGN] * 2
 
 

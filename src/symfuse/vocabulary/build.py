@@ -208,26 +208,33 @@ class _Plan:
 
     def fill(self, base: int | None, given: Mapping[str, TokenSource]) -> None:
         """What fills the row of each token in models that lack it."""
-        for token, row in self.tokens.items():
-            have = [model for model, index in enumerate(self.rows) if index[row] >= 0]
-            if token in given and given[token].kind != "usual":
-                self.donors[row], self.donor_rows[row] = self._given(token, given[token])
-                if given[token].force:
-                    for index in self.rows:
-                        index[row] = -1
-            elif token in given and given[token].force:
+        self._fill_usual(base)
+        named = {token: source for token, source in given.items() if source.kind != "usual" or source.force}
+        zero = (self.donors == ZERO).tolist()
+        self.nowhere = [token for token, row in self.tokens.items() if zero[row] and token not in named]
+        for token, source in named.items():
+            row = self.tokens[token]
+            if source.kind == "usual":
                 raise OptionError(f"tokens: {token!r}: force says that a source replaces all rows, but none is given")
-            elif len(have) == len(self.rows):
-                continue
-            elif not have:
-                self.donors[row] = ZERO
-                self.nowhere.append(token)
-            elif len(have) > 1 and base not in have:
-                self.donors[row] = MEAN
-            else:
-                donor = base if base in have else have[0]
-                assert donor is not None
-                self.donors[row], self.donor_rows[row] = donor, self.rows[donor][row]
+            self.donors[row], self.donor_rows[row] = self._given(token, source)
+            for index in self.rows if source.force else ():
+                index[row] = -1
+
+    def _fill_usual(self, base: int | None) -> None:
+        """By the rule for tokens that the recipe does not name: of all rows at once, as there are many."""
+        rows = torch.stack(self.rows)
+        has = rows >= 0
+        first = has.int().argmax(0)
+        in_base = has[base] if base is not None else torch.zeros_like(has[0])
+        donors = torch.where(in_base, 0 if base is None else base, first)
+        donors[has.sum(0).gt(1) & ~in_base] = MEAN
+        donors[~has.any(0)] = ZERO
+        lacked = torch.zeros_like(in_base)
+        lacked[torch.tensor(list(self.tokens.values()), dtype=torch.int64)] = True
+        lacked &= ~has.all(0)
+        self.donors[lacked] = donors[lacked]
+        single = lacked & (donors >= 0)
+        self.donor_rows[single] = rows[donors[single], single.nonzero().flatten()]
 
     def _given(self, token: str, source: TokenSource) -> tuple[int, int]:
         """The model and row that the recipe names for a token."""
