@@ -6,7 +6,7 @@ alignment, and none is kept.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from symfuse.architectures import Model
