@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from symfuse.architectures import ARCHITECTURES, Model
 from symfuse.architectures.undeclared import undeclared
-from symfuse.errors import CheckpointError, IncompatibleError
+from symfuse.errors import CheckpointError, IncompatibleError, SpecError
 from symfuse.io import Checkpoint
 from symfuse.io.messages import some
 from symfuse.modules import unloadable
@@ -44,7 +44,10 @@ class Guard:
 
     def _changed(self, checkpoint: Checkpoint) -> bool:
         """Whether it differs from the first input in config, names or shapes, or an input has other names."""
-        shapes, *theirs = (_shapes(one) for one in (checkpoint, *self.inputs))
+        try:
+            shapes, *theirs = (_shapes(one) for one in (checkpoint, *self.inputs))
+        except SpecError:  # of an input that was brought to other names first
+            return True
         configs = [{k: v for k, v in c.config.items() if k not in DTYPES} for c in (checkpoint, self.inputs[0])]
         return configs[0] != configs[1] or shapes != theirs[0] or any(not one.keys() <= shapes.keys() for one in theirs)
 

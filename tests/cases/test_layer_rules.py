@@ -88,6 +88,14 @@ RULES: dict[str, tuple[str, str, dict[str, Any], Sequence[str]]] = {
     ),
     # D02: numbers of layers, a stride, and how many of the first layers are dense.
     "named": ("Qwen2MoeForCausalLM", "Qwen2MoeConfig", EXPERTS | {"mlp_only_layers": [1]}, []),
+    "llama4": (
+        "Llama4ForCausalLM", "Llama4TextConfig",
+        DECODER | DEEP | {
+            "num_local_experts": 4, "interleave_moe_layer_step": 2, "no_rope_layer_interval": 2,
+            "intermediate_size_mlp": 31,
+        },
+        ["moe_layers", "no_rope_layers", "layer_types"],
+    ),
     "stride": ("Qwen3MoeForCausalLM", "Qwen3MoeConfig", EXPERTS | {"decoder_sparse_step": 2}, []),
 }  # fmt: skip
 
@@ -106,7 +114,7 @@ def test_d01_rules_implied_by_the_number_of_a_layer_move_with_it(name: str, tmp_
     moved_rules(name, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["named", "stride"])
+@pytest.mark.parametrize("name", ["named", "stride", "llama4"])
 def test_d02_dense_layers_stay_dense(name: str, tmp_path: Path) -> None:
     moved_rules(name, tmp_path)
 
