@@ -131,9 +131,8 @@ def extract(
         module = name.removesuffix(".weight")
         if norm and name.endswith(".weight") and module in chosen:
             turned = delta.T if layers.transposed(module) else delta
-            factors[module] = factorise(
-                module, turned, rank, alpha, dtype, least=rank if layers.together(module) else 1
-            )
+            least = rank if layers.together(module) else 1
+            factors[module] = factorise(module, turned, rank, alpha, dtype, least)
         elif norm:
             rest[name] = norm
     if any(map(layers.together, factors)):

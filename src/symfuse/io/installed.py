@@ -91,13 +91,17 @@ class Installed:
 
 def installed(config: Mapping[str, Any]) -> Installed | None:
     """The class of this config in the installed `transformers`; None if there is none, or if it cannot be built."""
+    return _installed(json.dumps(dict(config), default=str))
+
+
+@lru_cache(maxsize=8)
+def _installed(config: str) -> Installed | None:
     try:
-        return _built(json.dumps(dict(config), sort_keys=True, default=str))
+        return _built(config)
     except Exception:  # whatever a class raises for a config that it does not understand
         return None
 
 
-@lru_cache(maxsize=8)
 def _built(config: str) -> Installed | None:
     try:
         import transformers
