@@ -161,7 +161,8 @@ def opened(recipe: Recipe, known: Mapping[str, Checkpoint], options: Reconcile |
     stage = with_tokenizer_notes(prepare(recipe, open_models(recipe, known), options))
     own = tuple(f"{checkpoint.name}: " for checkpoint in stage.opened.values())  # which is no difference
     for note in stage.notes:
-        if not note.startswith(own):
+        harmless = "config.json differs in" in note and "label" not in note  # dtypes, versions
+        if not note.startswith(own) and not harmless:
             warnings.warn(note, SymfuseWarning, stacklevel=4)
     return stage
 
