@@ -460,8 +460,8 @@ def _recipe_of(
 
 
 def _warned(recipes: Sequence[Recipe], known: Mapping[str, Checkpoint], options: Reconcile | None = None) -> list[str]:
-    """What `symfuse check` warns of, which are warnings here. Models that are computed are not sampled: of those nothing
-    is read before it is saved."""
+    """What `symfuse check` warns of, which are warnings here. Models that are computed are not sampled: nothing is read
+    of them before they are saved."""
     sample = all(isinstance(checkpoint.tensors, StoredTensors | dict) for checkpoint in known.values())
     reports = check_all(recipes, options, known=known, sample=sample)
     found = [text for report in reports for text in report.warnings]
