@@ -34,6 +34,7 @@ from symfuse.guided import learn as learn_method
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
 from symfuse.io.live import module_config, unwrap
+from symfuse.io.tensors import StoredTensors
 from symfuse.learning import Learning, learn_universe, match_learned
 from symfuse.learning import learn as learn_all
 from symfuse.matching import match_by_activations, match_models, match_universe, nearest_to_mean, usual
@@ -498,8 +499,9 @@ def _recipe_of(
 
 
 def _warned(recipes: Sequence[Recipe], known: Mapping[str, Checkpoint], options: Reconcile | None = None) -> list[str]:
-    """What `symfuse check` warns of, which are warnings here. Models that are computed are not sampled."""
-    sample = not any(hasattr(checkpoint.tensors, "wide") for checkpoint in known.values())
+    """What `symfuse check` warns of, which are warnings here. Models that are computed are not sampled: nothing is read
+    of them before they are saved."""
+    sample = all(isinstance(checkpoint.tensors, StoredTensors | dict) for checkpoint in known.values())
     reports = check_all(recipes, options, known=known, sample=sample)
     found = [text for report in reports for text in report.warnings]
     for text in dict.fromkeys(found):

@@ -244,11 +244,12 @@ def _licence(inputs: Iterable[Run]) -> dict[str, str]:
 
 def _card_data(folder: str | None) -> dict[str, Any]:
     """The metadata of the card in a folder; none of one that is not there or cannot be read."""
-    from huggingface_hub import ModelCard
+    from huggingface_hub import metadata_load
 
+    if folder is None or not (card := Path(folder) / "README.md").is_file():
+        return {}
     try:
-        data = ModelCard.load(Path(folder or "") / "README.md", ignore_metadata_errors=True).data
-        return dict(data.to_dict())
+        return dict(metadata_load(card) or {})
     except Exception:  # whatever it is: a card that others wrote does not end a merge
         return {}
 

@@ -160,8 +160,11 @@ def opened(recipe: Recipe, known: Mapping[str, Checkpoint], options: Reconcile |
     """The recipe's models, brought to the same tensors; what they differ in are warnings, as the command line notes."""
     stage = with_tokenizer_notes(prepare(recipe, open_models(recipe, known), options))
     own = tuple(f"{checkpoint.name}: " for checkpoint in stage.opened.values())  # which is no difference
+    maps = [checkpoint.config.get("id2label") or {} for checkpoint in stage.opened.values()]
+    same = all({str(k): v for k, v in one.items()} == {str(k): v for k, v in maps[0].items()} for one in maps)
     for note in stage.notes:
-        if not note.startswith(own):
+        harmless = same and "config.json differs in" in note  # dtypes, versions
+        if not note.startswith(own) and not harmless:
             warnings.warn(note, SymfuseWarning, stacklevel=4)
     return stage
 
