@@ -313,9 +313,12 @@ def verify(
 ) -> Verification:
     """Whether two models compute the same function, by running both as the real class on the same inputs.
 
-    inputs: what to feed (default: seeded random). alignment: if it moved a space that the outputs live in, theirs is
+    Configs and tables are compared too, and the result says how much of tables and positions was read (`.coverage`,
+    `.seen`). inputs: what to feed (default: seeded random ones, which reach special tokens, all token types, rows that
+    differ, and positions as far as is affordable). alignment: if it moved a space that the outputs live in, theirs is
     moved along before the comparison. runner: for models without a `transformers` class. tolerance: the largest
-    difference relative to the largest output; default by dtype. The result says `.equal` and `.errors`.
+    difference relative to the largest output of its row; default by the dtype of the tensors that differ. The result
+    says `.equal`, `.errors` and `.differences`.
     """
     opened = _open if runner is None else _open_any
     return verify_checkpoints(

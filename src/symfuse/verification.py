@@ -48,7 +48,8 @@ UNDER_A_HEAD = {"encoder_last_hidden_state"}
 
 @dataclass(frozen=True)
 class Verification:
-    """errors: for each output field the largest difference, relative to the largest entry of its row in the original's.
+    """errors: for each output field the largest difference, relative to the largest entry in the original's: of its
+    row for `verify`, of all for `prove`.
     tolerance: what was allowed. inputs: a sentence on what was fed. config: the fields of config.json that differ and
     change what the same weights compute. unread: tensors of which single rows differ that no input read, with these
     rows. coverage: of tables (embeddings, positions, experts) how many rows were read, and of how many; of "positions"
@@ -97,7 +98,7 @@ class Verification:
 
     def difference(self, what: str) -> str:
         return (
-            f"{what}: output {self.worst_output!r} differs by {self.worst:.2e} relative to the largest entry of a row, "
+            f"{what}: output {self.worst_output!r} differs by {self.worst:.2e} relative to its largest entry, "
             f"{self.tolerance:.0e} allowed ({self.inputs}); nothing was written"
         )
 
@@ -206,9 +207,9 @@ def _by_name(out: Any) -> Mapping[str, Any]:
     return {"output" if len(parts) == 1 else f"output {i}": part for i, part in enumerate(parts)}
 
 
-def compare(before: Outputs, after: Outputs) -> dict[str, float]:
-    """For each field the largest absolute difference over the largest absolute entry of its row of `before`, such as
-    the logits of one position; of rows of a single entry, over the largest of all.
+def compare(before: Outputs, after: Outputs, *, by_row: bool = False) -> dict[str, float]:
+    """For each field the largest absolute difference over the largest absolute entry of `before`; by_row: over that of
+    the same row, such as the logits of one position, of rows of more than one entry.
 
     Raises IncompatibleError if the outputs are not the same fields of the same shapes.
     """
@@ -217,7 +218,7 @@ def compare(before: Outputs, after: Outputs) -> dict[str, float]:
     shapes, others = ({name: tuple(t.shape) for name, t in fields.items()} for fields in (before, after))
     if shapes != others:
         raise IncompatibleError(f"the models do not have the same outputs: {shapes} and {others}")
-    return {name: _difference(value, after[name]) for name, value in before.items()}
+    return {name: _difference(value, after[name], by_row) for name, value in before.items()}
 
 
 # A row of outputs that is all but zero holds the rounding of what was added to make it.
@@ -226,11 +227,11 @@ _LEAST = 1e-3
 _ROWS = 256  # compared at once
 
 
-def _difference(before: Tensor, after: Tensor) -> float:
+def _difference(before: Tensor, after: Tensor, by_row: bool) -> float:
     if not before.numel():
         return 0.0
     width = before.shape[-1] if before.ndim else 1
-    least = _LEAST * before.abs().max() if width > 1 else before.abs().max()
+    least = before.abs().max() * (_LEAST if by_row and width > 1 else 1)
     rows, others = before.reshape(-1, width), after.reshape(-1, width)
     worst = before.new_zeros(())
     for start in range(0, len(rows), _ROWS):
@@ -265,16 +266,16 @@ def verify(
     edits = {} if runner is not None else _edits(before if alignment is None else alignment(before), after)
     bench = _Bench(inputs, runner, dtype, compared=(before, after), words=_words(before, edits))
     expected = [_moved(outputs, alignment) for outputs in bench.run(before)]
-    errors = _worst(expected, bench.run(after, alignment))
+    errors = _worst(expected, bench.run(after, alignment), by_row=True)
     if tolerance is None:
         tolerance = max(TOLERANCE[d] for d in _differing_dtypes(before, after) | {bench.computed_in})
     unread = bench.unread(edits, tolerance)
     return Verification(errors, tolerance, bench.what, _deciding(before, after), unread, bench.coverage())
 
 
-def _worst(before: Sequence[Outputs], after: Sequence[Outputs]) -> dict[str, float]:
+def _worst(before: Sequence[Outputs], after: Sequence[Outputs], *, by_row: bool = False) -> dict[str, float]:
     """`compare` of each of several outputs: the largest of each field."""
-    found = [compare(one, other) for one, other in zip(before, after, strict=True)]
+    found = [compare(one, other, by_row=by_row) for one, other in zip(before, after, strict=True)]
     return {
         name: max((errors[name] for errors in found), key=lambda e: math.inf if math.isnan(e) else e)
         for name in found[0]

@@ -14,6 +14,7 @@ from contract.tiny import DECODER, MODELS, TEXT, of
 from symfuse import api, coverage
 from symfuse.alignment import random_alignment
 from symfuse.io import Checkpoint
+from symfuse.verification import compare
 
 Edit = Callable[[Checkpoint], Checkpoint]
 BIG = DECODER | {"vocab_size": 1009}  # more rows than are run by `few_tokens`
@@ -223,3 +224,13 @@ def test_d15_rows_that_no_input_reads_are_named() -> None:
     assert result.unread == ("30 of bert.embeddings.position_embeddings.weight",)
     assert result.differences == ["rows differ that no input reads: 30 of bert.embeddings.position_embeddings.weight"]
     assert api.verify(one, row("position_embeddings.weight", 30, 1e-14)(one), inputs=inputs).equal
+
+
+def test_d15_a_large_row_does_not_hide_what_differs_in_another() -> None:
+    before = {"logits": torch.tensor([[1e6, 1.0], [1.0, -2.0]], dtype=torch.float64)}
+    after = {"logits": before["logits"] + torch.tensor([[0.0, 0.0], [0.0, 0.04]])}
+    large = {"logits": torch.tensor([[1e3, 1.0], [1.0, -2.0]], dtype=torch.float64)}
+    assert compare(before, after)["logits"] < 1e-7
+    assert compare(large, {"logits": large["logits"] + (after["logits"] - before["logits"])}, by_row=True) == {
+        "logits": pytest.approx(0.02)
+    }
