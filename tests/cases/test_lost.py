@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
+import symfuse
 from cases.disks import small_disk
 from command import everything, run
 from recipes.llama import llama
 from symfuse.errors import CheckpointError, OutputError
+from symfuse.evaluate.landscape import _Journal
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
 from symfuse.io.target import check_target, overlap
@@ -279,6 +281,40 @@ def test_d22_on_the_command_line(place: Path) -> None:
         assert result.exit_code == 8, result.output
         assert ".git" in result.stderr
     assert everything(place) == before
+
+
+def test_d22_single_files_of_others_are_not_replaced(place: Path) -> None:
+    """Pages, results, figures, alignments: each again, which replaces its own; and where somebody else's file is."""
+    assert run("distance", "a", "b", "--axes", "ffn", "-o", "run", "-q").exit_code == 0
+    alignment = symfuse.match(open_checkpoint("a"), open_checkpoint("b"), axes="ffn")
+    commands = {
+        "page.html": lambda: run("report", "run", "-o", "page.html", "-q").exit_code,
+        "run/distance.json": lambda: run("distance", "a", "b", "--axes", "ffn", "-o", "run", "-q").exit_code,
+        "figures/distance-by-axis.svg": lambda: run("plot", "run", "-o", "figures", "--format", "svg").exit_code,
+        "figures/distance-by-axis.png": lambda: run("plot", "run", "-o", "figures", "--format", "png").exit_code,
+        "figures/distance-by-axis.pdf": lambda: run("plot", "run", "-o", "figures", "--format", "pdf").exit_code,
+        "a.alignment": lambda: 0 if alignment.save("a.alignment") else 1,
+    }
+    for name, command in commands.items():
+        assert command() == command() == 0, name
+        mine = place / name
+        document = mine.read_bytes()
+        mine.write_text("mine")
+        try:
+            code = command()
+        except OutputError as error:
+            code = error.exit_code
+        assert code == 8, name
+        assert mine.read_text() == "mine"
+        mine.write_bytes(document)
+
+
+def test_d22_a_journal_is_not_written_over_a_text(place: Path) -> None:
+    """One line of text, which no newline ends."""
+    (place / "mine").write_text("mine")
+    with pytest.raises(OutputError, match="is of other models, data or grid"):
+        _Journal(place / "mine", {"places": []})
+    assert (place / "mine").read_text() == "mine"
 
 
 # ---- D19, D23: which file, which folder

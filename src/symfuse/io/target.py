@@ -15,6 +15,7 @@ from symfuse.io.companions import others_than_model
 from symfuse.io.messages import some
 from symfuse.io.objects import UNFINISHED
 from symfuse.io.remote import CONFIG, Place, Remote, entries, place_of
+from symfuse.signals import deferred
 
 
 def check_target(
@@ -60,14 +61,22 @@ def output_place(target: str | os.PathLike[str] | Remote) -> Place:
     return place if isinstance(place, Remote) else Path(os.path.abspath(place))  # noqa: PTH100
 
 
-def write_text(target: Path, text: str, what: str) -> None:
+def write_text(target: Path, text: str, what: str, mark: str = "") -> None:
     """As `write_file`, in UTF-8, without the credentials of URLs."""
-    write_file(target, masked(text).encode(), what)
+    write_file(target, masked(text).encode(), what, mark.encode())
 
 
-def write_file(target: Path, data: bytes, what: str) -> None:
-    """Write a file in one move, whole or not at all; an older one is replaced. OutputError, with what it is, if that
-    is not possible."""
+def write_file(target: Path, data: bytes, what: str, mark: bytes = b"") -> None:
+    """Write a file in one move, whole or not at all; an older one with the mark in it is replaced. OutputError, with
+    what it is, if there is a file of somebody else, or if it is not possible."""
+    assert mark in data, "what is written could not be replaced"
+    if target.is_file() and mark not in target.read_bytes():
+        raise OutputError(f"{target} exists, and symfuse did not write it; choose another name, or remove it")
+    with deferred():
+        _replace_file(target, data, what)
+
+
+def _replace_file(target: Path, data: bytes, what: str) -> None:
     scratch = target.with_name(f".{target.name[:50]}.{secrets.token_hex(4)}")  # of this call: threads may meet
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
