@@ -409,6 +409,9 @@ def test_d50_a_union_of_vocabularies_runs(untrained: list[str]) -> None:
     write_tokenizer(Path("tuned1"), [*COMMON, "more"])
     write_tokenizer(Path("tuned2"), [*COMMON, "others"])
     done("merge", *untrained, "-o", "out", "--tokenizer", "union")
+    tokens = json.loads(Path("out/tokenizer.json").read_text("utf-8"))["model"]["vocab"]
+    assert {"more", "others"} <= tokens.keys()
+    assert len(transformers.AutoModelForCausalLM.from_pretrained("out").get_input_embeddings().weight) >= len(tokens)
 
 
 @pytest.mark.parametrize("label", ["llama-lm", "qwen3-lm", "gpt2-lm-untied"])
