@@ -126,7 +126,7 @@ def _require_read_by_names_of_memory(module: torch.nn.Module, label: str) -> Non
 def test_round_trips_are_of_every_family() -> None:
     """Also without those that are slow. A family that symfuse builds itself has no names of `transformers`."""
     own = {name for name, family in ARCHITECTURES.items() if family.build is None}
-    types = {MODELS[label]().config["model_type"] for label in QUICK}
+    types = {model_of(label).spec.family for label in QUICK}
     assert own & set(transformers.CONFIG_MAPPING) == types
 
 
