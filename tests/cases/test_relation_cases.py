@@ -69,7 +69,7 @@ def test_j8_code_of_a_model_is_named_by_check(tmp_path: Path) -> None:
         text = f"{file} names code of the model's own (auto_map: {code}.py)"
         assert any(text in note for note in notes), notes
     assert all("symfuse never runs or copies it" in note for note in notes)
-    (report,) = data("check", str(tmp_path / "base"), str(tmp_path / "base"))["recipes"]
+    (report,) = data("check", "base", "tuned")["recipes"]
     assert not any("auto_map" in note for note in report["notes"])
 
 
