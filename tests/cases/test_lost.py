@@ -283,16 +283,15 @@ def test_d22_on_the_command_line(place: Path) -> None:
     assert everything(place) == before
 
 
-def test_d22_single_files_of_others_are_not_replaced(place: Path) -> None:
+def test_d22_single_files_of_others_are_not_replaced(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages, results, figures, alignments: each again, which replaces its own; and where somebody else's file is."""
     assert run("distance", "a", "b", "--axes", "ffn", "-o", "run", "-q").exit_code == 0
+    monkeypatch.setattr("symfuse.report.page._library", lambda: "")
     alignment = symfuse.match(open_checkpoint("a"), open_checkpoint("b"), axes="ffn")
     commands = {
         "page.html": lambda: run("report", "run", "-o", "page.html", "-q").exit_code,
         "run/distance.json": lambda: run("distance", "a", "b", "--axes", "ffn", "-o", "run", "-q").exit_code,
         "figures/distance-by-axis.svg": lambda: run("plot", "run", "-o", "figures", "--format", "svg").exit_code,
-        "figures/distance-by-axis.png": lambda: run("plot", "run", "-o", "figures", "--format", "png").exit_code,
-        "figures/distance-by-axis.pdf": lambda: run("plot", "run", "-o", "figures", "--format", "pdf").exit_code,
         "a.alignment": lambda: 0 if alignment.save("a.alignment") else 1,
     }
     for name, command in commands.items():
