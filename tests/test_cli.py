@@ -544,9 +544,11 @@ def test_c97_c100_the_target_is_checked_before_any_work(
 
 def test_overwrite(models: Path) -> None:
     shutil.copy("b/config.json", "c/old.json")
+    refused(models, 8, "no part of a model: old.json", "merge", "a", "b", "-o", "c", "--overwrite", "-q")
+    Path("c/old.json").rename("c/tokenizer.json")
     done("merge", "a", "b", "-o", "c", "--overwrite", "-q")
     assert same(open_checkpoint("c"), dict(api.merge(["a", "b"])))
-    assert not Path("c/old.json").exists()
+    assert not Path("c/tokenizer.json").exists()
     assert {path.name for path in models.iterdir()} == {"a", "b", "c", "tagger", "gpt2", "wide"}
     shutil.rmtree("b/")
     Path("b").mkdir()

@@ -29,8 +29,10 @@ def read_ahead(sources: Iterable[str]) -> threading.Thread | None:
     if not models:
         return None
     thread = threading.Thread(target=_read, args=(models,), name="read ahead", daemon=True)
-    thread.start()
-    return thread
+    with suppress(RuntimeError):  # no more threads can be started
+        thread.start()
+        return thread
+    return None
 
 
 def _folders(sources: Iterable[str]) -> Iterator[str]:

@@ -42,6 +42,7 @@ from symfuse.errors import CheckpointError, IncompatibleError, LayoutError, Symm
 from symfuse.groups import ELEMENTS, INEXACT_ELEMENTS, Coupling, Element, Sinkhorn, compose, subgroups
 from symfuse.io import Checkpoint, is_finite
 from symfuse.io import open as open_checkpoint
+from symfuse.io.content import refuse_pointer
 from symfuse.io.target import write_file
 from symfuse.spec import Atom, Axis, Instance, Spec, Variance, bias_of
 from symfuse.spec.typed import require_type
@@ -246,7 +247,7 @@ class Alignment:
     def save(self, path: str | Path) -> Path:
         """Write `to_bytes` to a file, whole or not at all. OutputError if that is not possible."""
         path = Path(path)
-        write_file(path, self.to_bytes(), "the alignment")
+        write_file(path, self.to_bytes(), "the alignment", mark=b'"symfuse"')
         return path
 
     def to_bytes(self) -> bytes:
@@ -267,6 +268,7 @@ class Alignment:
     @classmethod
     def load(cls, path: str | Path) -> Alignment:
         """Read what `save` wrote; CheckpointError if it is something else."""
+        refuse_pointer(Path(path))
         try:
             with safe_open(path, framework="pt") as file:
                 meta = file.metadata() or {}

@@ -17,13 +17,27 @@ A message says what is wrong, where (file, tensor, key), what was expected and f
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar
+
+# In URLs: who logs in and how, and what follows a question mark (tokens, signatures).
+SECRETS = re.compile(r"""(://)(?!\*\*\*@)[^\s/?#"'<>]*@|(://[^\s?#"'<>]*\?)[^\s#"'<>),;\]\\]+""")
+
+
+def masked(text: str) -> str:
+    """A text as it may be printed and written: URLs without credentials, names that are not UTF-8 with escapes."""
+    for _ in range(2):  # a URL may have both
+        text = SECRETS.sub(lambda found: f"{found[1]}***@" if found[1] else f"{found[2]}***", text)
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 class SymfuseError(Exception):
-    """Base class of all errors raised by symfuse."""
+    """Base class of all errors raised by symfuse. No message has the credentials of a URL."""
 
     exit_code: ClassVar[int] = 1
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(masked(one) if isinstance(one, str) else one for one in args))
 
 
 class CheckpointError(SymfuseError):

@@ -6,10 +6,30 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING, Any
 
 import click
+
+from symfuse.errors import masked
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+
+def _started(stack: ExitStack) -> Progress | None:
+    """A bar, which needs a thread; None where the system starts no more."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with suppress(RuntimeError):
+        return stack.enter_context(Progress(console=Console(stderr=True), transient=True))
+    return None
+
+
+def warn(text: str) -> None:
+    """A line on stderr, also with --quiet and --json."""
+    click.echo(masked(f"symfuse: {text}"), err=True)
 
 
 class Output:
@@ -26,7 +46,7 @@ class Output:
 
     def say(self, text: str) -> None:
         if not self.as_json and not self.quiet:
-            click.echo(text)
+            click.echo(masked(text))
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:
         if self.as_json or self.quiet:
@@ -39,7 +59,7 @@ class Output:
         for i, column in enumerate(columns):
             table.add_column(column, justify="left" if i == 0 or column in self.WORDS else "right", overflow="fold")
         for row in rows:
-            table.add_row(*row)
+            table.add_row(*map(masked, row))
         Console().print(table)
 
     def cost(self) -> dict[str, float]:
@@ -55,19 +75,17 @@ class Output:
 
     def finish(self, data: dict[str, Any]) -> None:
         if self.as_json:
-            click.echo(json.dumps(data, indent=2))
+            click.echo(masked(json.dumps(data, indent=2)))
 
     @contextmanager
     def progress(self, what: str, total: int | None) -> Iterator[Callable[..., None]]:
         """A bar on stderr, on terminals only; advanced by one at each call with the total, or None where that is known;
         of a call with a text that is what the bar says."""
-        if self.quiet or self.as_json or not sys.stderr.isatty():
-            yield lambda total=None, text="": None  # noqa: ARG005
-            return
-        from rich.console import Console
-        from rich.progress import Progress
-
-        with Progress(console=Console(stderr=True), transient=True) as bar:
+        with ExitStack() as stack:
+            bar = None if self.quiet or self.as_json or not sys.stderr.isatty() else _started(stack)
+            if bar is None:
+                yield lambda total=None, text="": None  # noqa: ARG005
+                return
             task = bar.add_task(what, total=total)
 
             def advance(total: int | None = None, text: str = "") -> None:

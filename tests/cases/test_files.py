@@ -7,7 +7,6 @@ import json
 import os
 import pickle
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from cases.disks import small_disk
 from symfuse.errors import CheckpointError, OutputError, SymfuseError
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
@@ -355,25 +355,6 @@ def test_c94_8_bit_floats(model: Checkpoint, tmp_path: Path) -> None:
     save_file(small | {UP + "_scale_inv": torch.ones(1, 1)}, scaled / "model.safetensors")
     assert "convert them to bfloat16" in refused(without, f"8-bit floats without scales: '{UP}'")
     assert "dequantised" in refused(scaled, f"8-bit floats with separate scales such as '{UP}_scale_inv'")
-
-
-@contextmanager
-def small_disk(size: str) -> Iterator[Path]:
-    place = Path(tempfile.mkdtemp())
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", place],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    try:
-        if done.returncode != 0:
-            pytest.skip(f"mounting a small file system is not permitted here: {done.stderr.strip()}")
-        yield place
-    finally:
-        if done.returncode == 0:
-            subprocess.run(["umount", place], check=True)
-        place.rmdir()
 
 
 LARGE = {f"w{i}": torch.ones(250, 500) for i in range(4)}  # 2 MB

@@ -161,6 +161,9 @@ def test_existing_target(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="exists; choose another output, or replace it"):
         save(out, {"w": torch.ones(3)})
     assert set(load_file(out / "model.safetensors")) == {"w", "old"}
+    with pytest.raises(OutputError, match=r"no part of a model: old\.txt\. Move it elsewhere"):
+        save(out, {"w": torch.ones(3)}, overwrite=True)
+    (out / "old.txt").rename(out / "symfuse.json")
     save(out, {"w": torch.ones(3)}, overwrite=True)
     assert torch.equal(load_file(out / "model.safetensors")["w"], torch.ones(3))
     assert sorted(path.name for path in out.iterdir()) == ["config.json", "model.safetensors"]

@@ -179,7 +179,7 @@ def _say_output(
         found.attempt(check_target, place, overwrite=target.overwrite, inputs=merged.sources)
         if len(found.errors) == before and isinstance(place, Path):
             report.cost = replace(sized, disk_free=free_space(place))
-            found.attempt(check_space, place, sized.bytes)
+            found.attempt(check_space, {place: sized.bytes})
 
 
 def _plan(merged: Checkpoint) -> Merged:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +34,7 @@ from symfuse.cli.evaluate import DATA_OPTIONS, data_options, task
 from symfuse.cli.learning import HEARD, LEARNING_OPTIONS, learning_of, learning_options, say_learned
 from symfuse.device import CPU
 from symfuse.errors import OptionError, OutputError
-from symfuse.output import Output
+from symfuse.output import Output, warn
 
 if TYPE_CHECKING:
     from symfuse.alignment import Alignment
@@ -91,12 +90,15 @@ def align(
     into, which `distance` counts under residual.
     """
     from symfuse import report
+    from symfuse.io.remote import Remote
     from symfuse.io.target import overlap
 
     out = Output(as_json, quiet)
     _require_use(statistics, options | {"anchor_output": anchor_output})
     options["executor"] = executor = executor_of(out, options)
     a, b = (open_model(out, model).on(options["device"]) for model in (source, anchor))
+    if anchor_output is not None and any(isinstance(place, Remote) for place in (options["output"], anchor_output)):
+        options["overwrite"] = None  # what a store has is replaced as soon as the new one comes, and cannot be restored
     check_place(options, a, b)
     if anchor_output is not None:
         check_place(options | {"output": anchor_output}, a, b)
@@ -210,21 +212,21 @@ def _save(
 ) -> None:  # fmt: skip
     """The moved source and, if asked for, the anchor, in its frame or moved too: both, or none."""
     from symfuse import report
-    from symfuse.io.target import remove
+    from symfuse.io.target import check_space
+    from symfuse.io.together import together
 
-    if anchor_output is not None:
-        to = options | {"output": anchor_output}
-        if other is None or moved is None:
-            save(out, alignment.in_frame(anchor), to, report.frame_run(anchor, alignment.frame), {})
-        else:
-            save(out, other(anchor), to, moved, {"alignment.safetensors": other.to_bytes()})
-    try:
-        save(out, alignment(source), options, run, {"alignment.safetensors": alignment.to_bytes()})
-    except BaseException:  # neither without the other
+    new = alignment(source)
+    with together():
         if anchor_output is not None:
-            with suppress(OSError):
-                remove(anchor_output)
-        raise
+            beside = alignment.in_frame(anchor) if other is None else other(anchor)
+            sizes = {options["output"]: new.nbytes, anchor_output: beside.nbytes}
+            check_space({place: size for place, size in sizes.items() if isinstance(place, Path)})
+            to = options | {"output": anchor_output}
+            if other is None or moved is None:
+                save(out, beside, to, report.frame_run(anchor, alignment.frame), {})
+            else:
+                save(out, beside, to, moved, {"alignment.safetensors": other.to_bytes()})
+        save(out, new, options, run, {"alignment.safetensors": alignment.to_bytes()})
 
 
 def _say_frame(out: Output, alignment: Alignment, anchor: str) -> None:
@@ -238,7 +240,7 @@ def _say_frame(out: Output, alignment: Alignment, anchor: str) -> None:
         f"--anchor-output FOLDER, which writes both, or bring {anchor} into the same frame: {command}"
     )
     if out.quiet or out.as_json:
-        click.echo(f"symfuse: warning: {text}", err=True)
+        warn(f"warning: {text}")
     out.say(f"warning: {text}")
 
 

@@ -17,9 +17,9 @@ import click
 from symfuse import __version__
 from symfuse.cli.verbs import VERBS, Verbs
 from symfuse.device import CPU, require
-from symfuse.errors import OptionError, SymfuseError
-from symfuse.kills import kills_as_exceptions
-from symfuse.output import Output
+from symfuse.errors import OptionError, SymfuseError, masked
+from symfuse.output import Output, warn
+from symfuse.signals import signals_as_exceptions
 
 if TYPE_CHECKING:
     from symfuse.alignment import Alignment
@@ -41,12 +41,14 @@ class _NewFolder(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "":
             self.fail("the name is empty; name a folder", param, ctx)
+        if isinstance(value, str) and value != masked(value) and "://" not in value:
+            self.fail(f"the name {masked(value)} is not UTF-8; name another folder", param, ctx)
         if isinstance(value, str) and "://" in value:
             from symfuse.io.remote import place_of
 
             place = place_of(value)
             if not self._url and not isinstance(place, Path):
-                self.fail(f"{value} is a URL; name a folder", param, ctx)
+                self.fail(f"{masked(value)} is a URL; name a folder", param, ctx)
             return place
         return super().convert(value, param, ctx)
 
@@ -72,15 +74,18 @@ class _Group(click.Group):
             _say_notes(error)
             if isinstance(error, SystemExit):
                 raise
-            click.echo("symfuse: interrupted", err=True)
-            sys.exit(130)
+            _interrupted()
 
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
         try:
-            with kills_as_exceptions():
+            with signals_as_exceptions():
                 super().main(*args, **kwargs)
-        except (SymfuseError, OSError, MemoryError) as error:
-            click.echo(f"symfuse: {str(error) or 'not enough memory'}", err=True)
+        except KeyboardInterrupt:
+            _interrupted()
+        except (SymfuseError, OSError, MemoryError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and str(error) != NO_THREAD:
+                raise
+            warn(str(error) or "not enough memory")
             _say_notes(error)
             if isinstance(error, SymfuseError):
                 sys.exit(error.exit_code)
@@ -91,10 +96,18 @@ class _Group(click.Group):
         sys.exit(0)
 
 
+NO_THREAD = "can't start new thread"  # as Python says
+
+
+def _interrupted() -> NoReturn:
+    warn("interrupted")
+    sys.exit(130)
+
+
 def _say_notes(error: BaseException) -> None:
     """What a run that ends early says of what it leaves."""
     for note in getattr(error, "__notes__", ()):
-        click.echo(f"symfuse: {note}", err=True)
+        warn(note)
 
 
 @click.group(
@@ -254,7 +267,7 @@ def open_model(out: Output, source: str) -> Checkpoint:
 
     checkpoint = open_checkpoint(source, name=source)
     for note in () if out.quiet else checkpoint.notes:
-        click.echo(f"symfuse: note: {note}", err=True)
+        warn(f"note: {note}")
     return checkpoint
 
 

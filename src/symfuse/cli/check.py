@@ -9,7 +9,7 @@ import click
 
 from symfuse.cli.app import NEW_PLACE, common, main, matching_options
 from symfuse.cli.recipes import recipe_options, recipes_of, reconcile_options
-from symfuse.output import Output
+from symfuse.output import Output, warn
 
 if TYPE_CHECKING:
     from symfuse.check import Report
@@ -86,7 +86,7 @@ def _say(out: Output, report: Report) -> None:
         for problem in report.problems:
             out.say(f"  {problem.text}")
             if out.quiet and not out.as_json:
-                click.echo(f"symfuse: {problem.text}", err=True)
+                warn(problem.text)
         return
     out.say("can be merged: " + report.summary()[0])
     if report.cost is not None:

@@ -10,7 +10,7 @@ import click
 from symfuse.cli.app import NEW_FOLDER, common, device_option, main, memory_option, open_model
 from symfuse.cli.evaluate import data_options, task
 from symfuse.errors import OptionError
-from symfuse.output import Output
+from symfuse.output import Output, warn
 
 
 @main.command()
@@ -48,6 +48,6 @@ def collect(model: str, kind: str, output: Path, as_json: bool, quiet: bool, **o
         found = api.collect(opened, data, kind, **given)
     found.save(output)
     for note in found.notes():
-        click.echo(f"symfuse: note: {note}", err=True)
+        warn(f"note: {note}")
     out.say(f"{kind} statistics of {found.count} examples, {len(found.tensors)} tensors, written to {output}")
     out.finish({"kind": "statistics", "statistics": kind, "count": found.count, "output": str(output)} | out.cost())

@@ -13,7 +13,7 @@ import click
 from symfuse.cli.app import F, common, device_option, main, matched, open_model
 from symfuse.cli.results import check_result, finish, result_option
 from symfuse.errors import CheckpointError, OptionError, SymfuseError
-from symfuse.output import Output
+from symfuse.output import Output, warn
 
 if TYPE_CHECKING:
     from symfuse.alignment import Alignment
@@ -77,10 +77,9 @@ def task(options: Mapping[str, Any], checkpoint: Checkpoint, *others: Checkpoint
         except SymfuseError as error:
             same, reason = False, str(error)
         if not same:
-            click.echo(
-                f"symfuse: warning: {other.name} reads these data otherwise than {checkpoint.name} ({reason}); it is "
-                f"given what {checkpoint.name} reads",
-                err=True,
+            warn(
+                f"warning: {other.name} reads these data otherwise than {checkpoint.name} ({reason}); it is given what "
+                f"{checkpoint.name} reads"
             )
     return made
 
@@ -299,10 +298,9 @@ def _alignment(
     for role, checkpoint in (("source", source), ("anchor", anchor)):
         made = what.provenance.get(role)
         if isinstance(made, dict) and made.get("sha256") != checkpoint.lineage()["sha256"]:
-            click.echo(
-                f"symfuse: warning: the alignment was made for another {role} ({made.get('name')}) than "
-                f"{checkpoint.name}; it moves {source.name}, but perhaps not towards {anchor.name}",
-                err=True,
+            warn(
+                f"warning: the alignment was made for another {role} ({made.get('name')}) than {checkpoint.name}; it "
+                f"moves {source.name}, but perhaps not towards {anchor.name}"
             )
     return what
 

@@ -32,7 +32,7 @@ from symfuse.cli.app import (
 )
 from symfuse.cli.recipes import is_recipe, recipe_options, recipes_of, reconcile_options
 from symfuse.errors import OptionError
-from symfuse.output import Output
+from symfuse.output import Output, warn
 
 if TYPE_CHECKING:
     from symfuse.io import Checkpoint
@@ -230,7 +230,7 @@ def _checked(
         out.say(line)
     for warning in report.warnings:
         if out.quiet or out.as_json:
-            click.echo(f"symfuse: warning: {warning}", err=True)
+            warn(f"warning: {warning}")
         out.say(f"warning: {warning}")
     return report.warnings
 

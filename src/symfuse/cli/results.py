@@ -67,6 +67,6 @@ def finish(out: Output, data: dict[str, Any], folder: Path | None) -> None:
     data = data | out.cost()
     if folder is not None:
         target = folder / f"{data['kind']}.json"
-        write_text(target, json.dumps(data, indent=2) + "\n", "the result")
+        write_text(target, json.dumps(data, indent=2) + "\n", "the result", mark=f'"kind": "{data["kind"]}"')
         out.say(f"written to {target}; to look at it: symfuse report {folder} -o page.html")
     out.finish(data)

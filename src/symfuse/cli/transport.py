@@ -10,7 +10,7 @@ import click
 
 from symfuse.cli.app import NEW_FOLDER, common, main, open_model
 from symfuse.errors import OptionError
-from symfuse.output import Output
+from symfuse.output import Output, warn
 
 KINDS = ("adapter", "vector", "probe", "sae", "moments", "statistics")
 
@@ -55,7 +55,7 @@ def transport(
     moved = transporting.transport(thing, alignment, base=model, names=_lines(names), **options)
     run = transport_run(moved, thing, alignment)
     for note in () if quiet else moved.notes:
-        click.echo(f"symfuse: note: {note}", err=True)
+        warn(f"note: {note}")
     moved.save(output, {"symfuse.json": json.dumps(run, indent=2) + "\n", "README.md": transport_card(run)})
     out.say(f"{moved.kind} of {len(moved.tensors)} tensors moved by {alignment}, written to {output}")
     out.finish(run | {"output": str(output)} | out.cost())

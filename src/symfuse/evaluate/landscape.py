@@ -173,7 +173,7 @@ class _Journal:
         try:
             first, *points = (path.read_text("utf-8") if path.exists() else "").split("\n")
             points = points[:-1]  # what follows the last newline was cut off
-            if points and first != head:
+            if (first or points) and first != head:
                 raise OutputError(
                     f"{path} is of other models, data or grid, or of another loss; remove it to start anew"
                 )

@@ -29,6 +29,7 @@ import torch
 from symfuse.errors import OptionError, SymfuseError
 from symfuse.executors.base import Done, Item, Result, Work
 from symfuse.executors.threads import GRACE, keep_freed_memory, one_torch_thread
+from symfuse.signals import interruptible
 
 RETRIES = 3  # for how many lost workers the same item is tried again
 MATTERS = ("symfuse", "torch", "numpy", "scipy", "numba")  # packages that results may depend on
@@ -175,7 +176,8 @@ class _Tasks(Generic[Item, Result]):
             for number in range(len(self._items)):
                 self._submit(number)
             while self._pending:
-                number, future = self._ended.get()
+                with interruptible():
+                    number, future = self._ended.get()
                 del self._pending[number]
                 try:
                     worker, result = future.result()

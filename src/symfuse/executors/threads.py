@@ -12,7 +12,9 @@ from typing import Any, Generic
 
 import torch
 
+from symfuse.errors import SymfuseError
 from symfuse.executors.base import Done, Item, Result, Work
+from symfuse.signals import interruptible
 
 GRACE = 5.0  # seconds that workers get to notice that they should stop
 
@@ -93,17 +95,29 @@ class Workers(Generic[Item, Result]):
             return None
 
     def __iter__(self) -> Iterator[Done[Item, Result]]:
-        for thread in self._threads:
-            thread.start()
-        running = len(self._threads)
+        running = self._started()
         while running:
-            result = self._results.get()
+            with interruptible():
+                result = self._results.get()
             if result is None:
                 running -= 1
             elif isinstance(result, BaseException):
                 raise result
             else:
                 yield result
+
+    def _started(self) -> int:
+        """How many workers there are: fewer, but one at least, where the system starts no more threads."""
+        for number, thread in enumerate(self._threads):
+            try:
+                thread.start()
+            except RuntimeError as error:
+                if number == 0:
+                    raise SymfuseError(
+                        f"no worker thread can be started ({error}); end other programs, or raise the limit (ulimit -u)"
+                    ) from error
+                return number
+        return len(self._threads)
 
     def stop(self) -> bool:
         """Let all workers end; whether they have, after a while."""
@@ -123,7 +137,8 @@ class Workers(Generic[Item, Result]):
                     thread.join()
             then()
 
-        threading.Thread(target=wait, daemon=True).start()
+        with suppress(RuntimeError):  # of no more threads; then the files are closed with the process
+            threading.Thread(target=wait, daemon=True).start()
 
 
 class Budget:

@@ -96,6 +96,11 @@ class Checkpoint(Mapping[str, Tensor]):
         """The dtype and shape of a tensor; no tensor data is read, unless only the tensor itself can tell."""
         return TensorInfo.of(self._tensors[name]) if self._infos is None else self._infos[name]
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all tensors."""
+        return sum(self.info(name).nbytes for name in self)
+
     def file_of(self, name: str) -> str | None:
         """The file that holds a tensor as it is; None if it is computed, or in memory."""
         where = getattr(self._tensors, "where", None)
@@ -191,12 +196,12 @@ class Checkpoint(Mapping[str, Tensor]):
         folder = None if self.folder is None else str(self.folder)
         return {"name": self.name, "folder": folder, "sha256": digest.hexdigest()}
 
-    def state(self) -> list[tuple[str, int, int | str]]:
-        """Name, size and time of change of every file that the model is read from: equal if none was written since.
-        CheckpointError if one is gone."""
+    def state(self) -> list[tuple[str, int, int | str, tuple[int, ...]]]:
+        """Name, size, times of change and inode of every file that the model is read from: equal if none was written
+        since. CheckpointError if one is gone."""
         try:
             files = [path for folder in self.sources for path in entries(folder) if path.is_file()]
-            return [(str(path), stamp.size, stamp.changed) for path in files for stamp in [Stamp.of(path)]]
+            return [Stamp.of(path).state for path in files]
         except OSError as error:
             raise CheckpointError(f"{self.name} has changed since it was opened: {error}") from error
 

@@ -7,6 +7,7 @@ import re
 from pathlib import PurePosixPath
 
 from symfuse.errors import CheckpointError
+from symfuse.io.content import POINTER, STARTS
 from symfuse.io.remote import Place, below, entries
 
 COMPANION = re.compile(
@@ -23,6 +24,26 @@ TOKENIZER = re.compile(
     r"|chat_template[^/]*|additional_chat_templates/.*"
 )
 
+# What else a folder that symfuse, transformers or sentence-transformers wrote has: all of it can be written again.
+WRITTEN = re.compile(
+    r"config\.json|symfuse\.json|README\.md|alignment[^/]*|alignments/[^/]+|\.symfuse-unfinished"
+    r"|(model|pytorch_model|diffusion_pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)(\.index\.json)?"
+    r"|\d+_\w+/(model\.safetensors|pytorch_model\.bin)"
+)
+
+
+def others_than_model(folder: Place) -> list[str]:
+    """The entries of a model folder that are no part of the model: those that no library writes with it."""
+    return [path.name for path in entries(folder) if not _is_of_model(folder, path)]
+
+
+def _is_of_model(folder: Place, path: Place) -> bool:
+    if path.is_dir():
+        inside = [] if path.is_symlink() else entries(path)
+        return bool(inside) and all(_is_of_model(folder, one) for one in inside)
+    name = below(folder, path).as_posix()
+    return WRITTEN.fullmatch(name) is not None or COMPANION.fullmatch(name) is not None
+
 
 def companions(folder: Place) -> list[PurePosixPath]:
     """The companion files of a model folder, relative to it."""
@@ -38,9 +59,13 @@ def read_companions(folder: Place) -> dict[str, bytes]:
     be read.
     """
     try:
-        return {path.as_posix(): _without_auto_map(path, (folder / path).read_bytes()) for path in companions(folder)}
+        found = {path: (folder / path).read_bytes() for path in companions(folder)}
     except OSError as error:
         raise CheckpointError(f"{folder}: a file beside the weights cannot be read: {error}") from error
+    for path, data in found.items():
+        if data.startswith(POINTER):
+            raise CheckpointError(f"{path} is {STARTS[POINTER]}. ({folder / path})")
+    return {path.as_posix(): _without_auto_map(path, data) for path, data in found.items()}
 
 
 def is_of_tokenizer(name: str) -> bool:

@@ -10,14 +10,14 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from symfuse.errors import CheckpointError
+from symfuse.io.companions import companions
+from symfuse.io.content import refuse_pointer, substitute_in
 from symfuse.io.messages import some
-from symfuse.io.remote import Place, entries
+from symfuse.io.remote import INDEX, Place, entries
 from symfuse.io.safetensors_file import read_safetensors
 from symfuse.io.tensors import StoredTensor, StoredTensors
 from symfuse.io.torch_file import read_torch_file
 
-CONFIG = "config.json"  # without it nothing is opened as a model
-INDEX = "model.safetensors.index.json"
 SHARD = re.compile(r"(?P<stem>.+)-(?P<n>\d+)-of-(?P<m>\d+)(?P<suffix>\.\w+)")
 TORCH_SUFFIXES = (".bin", ".pt", ".pth")
 # What trainers leave beside the weights.
@@ -32,9 +32,11 @@ def read_json(path: Place) -> dict[str, Any]:
     try:
         if isinstance(path, Path) and path.exists() and not path.is_file():
             raise CheckpointError(f"{path.name} is not a file, expected one that holds a JSON object. ({path})")
-        value = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_without_repeats)
+        value = json.loads(path.read_bytes().decode("utf-8-sig"), object_pairs_hook=_without_repeats)
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path.name} cannot be read as JSON: {error}. ({path})") from error
+        what = "" if isinstance(error, OSError) else substitute_in(path)
+        seems = f"; it is {what}" if what not in ("", "text") else ""
+        raise CheckpointError(f"{path.name} cannot be read as JSON: {error}{seems}. ({path})") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path.name} holds {type(value).__name__}, expected a JSON object. ({path})")
     return value
@@ -49,8 +51,11 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return out
 
 
-def refuse_dangling_links(folder: Place) -> None:
-    """Raises CheckpointError if an entry of the folder is a symbolic link to something that is not there."""
+def refuse_stand_ins(folder: Place) -> None:
+    """Raises CheckpointError if an entry of the folder is a symbolic link to something that is not there, or one of the
+    small files that an output takes over is a git-LFS pointer."""
+    for name in companions(folder) if isinstance(folder, Path) else ():
+        refuse_pointer(folder / name)
     for path in entries(folder):
         if isinstance(path, Path) and path.is_symlink() and not path.exists():
             raise CheckpointError(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
 from symfuse.errors import OutputError
-from symfuse.io.folder import CONFIG
 from symfuse.io.partial import system_errors
-from symfuse.io.remote import Remote, below
+from symfuse.io.remote import CONFIG, Remote, below
+from symfuse.io.together import together
 
 UNFINISHED = ".symfuse-unfinished"  # beside what is being put there, or what a killed run has left
 
@@ -67,43 +67,65 @@ def new_objects(
     as it was. Else what of the new model and of the old one is there is removed. A killed run leaves UNFINISHED there,
     so that what it has put is known as such. Two runs to one URL do not notice each other.
     """
-    with system_errors(place):
-        upload = Upload(Old.at(place))
-        before = _names(place) if overwrite and place.exists() else set()
-    new = {UNFINISHED, *files, *shards}
-    try:
+    with together() as outputs, ExitStack() as undo:
+        with system_errors(place):
+            upload = Upload(Old.at(place))
+            before = _names(place) if overwrite and place.exists() else set()
+        objects = NewObjects(place, files, upload, before, {UNFINISHED, *files, *shards})
+        undo.push(lambda _kind, error, _trace: objects.close(error))
         with system_errors(place):
             (place / UNFINISHED).write_bytes(b"A model that is being written, or was when its run was killed.\n")
         yield upload
-        with system_errors(place):
-            if stale := before - new:
-                remove_objects(place, stale)
-            for name in sorted(files, key=lambda name: name == CONFIG):
-                (place / name).write_bytes(files[name])
+        undo.pop_all()
+        outputs.insert(0, objects)  # before folders get their names, which can be taken back
+
+
+@dataclass(frozen=True)
+class NewObjects:
+    """A model whose shards are in the store. before: the names that were there; new: those of this model."""
+
+    place: Remote
+    files: Mapping[str, bytes]
+    upload: Upload
+    before: set[str]
+    new: set[str]
+
+    def commit(self, undo: ExitStack) -> None:  # noqa: ARG002 - `close` removes it
+        with system_errors(self.place):
+            if stale := self.before - self.new:
+                remove_objects(self.place, stale)
+            for name in sorted(self.files, key=lambda name: name == CONFIG):
+                (self.place / name).write_bytes(self.files[name])
+
+    def finish(self) -> None:
         with suppress(OSError):  # the model is whole, whether this is beside it or not
-            (place / UNFINISHED).remove()
-    except BaseException as error:
-        left = _undone(upload, before, new)
+            (self.place / UNFINISHED).remove()
+
+    def close(self, error: BaseException | None) -> None:
+        if error is None:
+            return
+        left = self._undone()
         if isinstance(error, OutputError):
             error.args = (f"{error}. {left}",)
         else:
             error.add_note(left)
-        raise
 
-
-def _undone(upload: Upload, before: set[str], new: set[str]) -> str:
-    """The run has ended early: remove what makes no model, and say what is left."""
-    place = upload.old.place
-    try:
-        if upload.old.is_there():
-            remove_objects(place, {UNFINISHED})
-            return f"{place} is as it was"
-        remove_objects(place, before | new)
-    except OSError as error:
-        return f"What was written of {place} is no model, and could not be removed ({error}); remove it"
-    if upload.goes_on:
-        return f"An upload to {place} could not be stopped: it is removed when it ends, unless this process ends before"
-    return f"No part of {place} was left behind"
+    def _undone(self) -> str:
+        """The run has ended early: remove what makes no model, and say what is left."""
+        place = self.place
+        try:
+            if self.upload.old.is_there():
+                remove_objects(place, {UNFINISHED})
+                return f"{place} is as it was"
+            remove_objects(place, self.before | self.new)
+        except OSError as error:
+            return f"What was written of {place} is no model, and could not be removed ({error}); remove it"
+        if self.upload.goes_on:
+            return (
+                f"An upload to {place} could not be stopped: it is removed when it ends, unless this process ends "
+                "before"
+            )
+        return f"No part of {place} was left behind"
 
 
 def remove_objects(place: Remote, names: set[str] | None = None) -> None:

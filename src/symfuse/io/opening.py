@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from symfuse.errors import CheckpointError, OptionError
+from symfuse.errors import CheckpointError, OptionError, masked
 from symfuse.io.checkpoint import Checkpoint
-from symfuse.io.folder import CONFIG, read_folder, read_json, refuse_dangling_links
+from symfuse.io.folder import read_folder, read_json, refuse_stand_ins
 from symfuse.io.live import module_config, module_tensors, unwrap
 from symfuse.io.messages import some
 from symfuse.io.names import ties, without_prefixes
 from symfuse.io.quantised import refuse_quantised
-from symfuse.io.remote import Place, Remote, place_of
+from symfuse.io.remote import CONFIG, Place, Remote, place_of
 from symfuse.io.tensors import TensorInfo
 
 
@@ -70,6 +70,10 @@ def _open_path(
 ) -> Checkpoint:
     folder = place_of(source)
     try:
+        str(folder).encode()
+    except UnicodeEncodeError as error:
+        raise CheckpointError(f"{str(folder)!r}: the name is not UTF-8; rename the folder") from error
+    try:
         if isinstance(folder, Path):
             folder.lstat()
     except FileNotFoundError:
@@ -83,9 +87,9 @@ def _open_path(
         _require_folder(folder)
     elif not folder.is_dir():
         folder, name = _from_hub(source, folder, revision, bin_), name or str(source)
-    name = name or folder.resolve().name
+    name = masked(name or folder.resolve().name)
     try:
-        refuse_dangling_links(folder)
+        refuse_stand_ins(folder)
         tensors, notes = read_folder(folder, prefer_bin=bin_)
     except OSError as error:
         raise CheckpointError(f"{folder} cannot be read: {error}") from error

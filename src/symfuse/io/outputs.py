@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from symfuse.io.remote import Place
 from symfuse.io.shards import Layout, ShardFile
 from symfuse.io.target import check_space, check_target
 from symfuse.io.tensors import TensorInfo
-from symfuse.kills import kills_as_exceptions
+from symfuse.signals import interruptible, signals_as_exceptions
 
 
 @contextmanager
@@ -28,13 +29,10 @@ def output_folder(target: str | os.PathLike[str], nbytes: int, inputs: Sequence[
     place = Path(os.path.abspath(target))  # noqa: PTH100 - keeps symbolic links, which are refused
     partial = partial_of(place, "")
 
-    def check() -> None:
-        check_target(place, overwrite=None, inputs=inputs)
-        check_space(place, nbytes)
-
-    check_target(place, overwrite=None, inputs=inputs)
-    begun = new_folder(place, partial, check, overwrite=False, resume=False)
-    with kills_as_exceptions(), begun, system_errors(place):
+    check = functools.partial(check_target, place, overwrite=None, inputs=inputs)
+    room = functools.partial(check_space, {place: nbytes})
+    check()
+    with signals_as_exceptions(), new_folder(place, partial, check, room, resume=False), system_errors(place):
         yield partial.folder
 
 
@@ -44,7 +42,10 @@ def write_tensors(path: Path, infos: Mapping[str, TensorInfo], read: Callable[[s
     try:
         for name in infos:
             slot = file.slot(name)
-            slot.put(read(name), buffer)
+            with interruptible():
+                tensor = read(name)
+            slot.put(tensor, buffer)
+            del tensor  # before the next is read
             slot.finish()
         file.sync()
     finally:

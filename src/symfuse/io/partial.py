@@ -16,6 +16,7 @@ from pathlib import Path
 
 from symfuse.errors import OutputError
 from symfuse.io.remote import Place
+from symfuse.io.together import together
 
 WAYS_OUT = {
     errno.EFBIG: "give a smaller --max-shard-size (in Python max_shard_size), or raise the limit (ulimit -f)",
@@ -48,13 +49,13 @@ class Partial:
 
 def partial_of(place: Path, fingerprint: str) -> Partial:
     """Where the output for `place` grows."""
-    digest = hashlib.sha256(f"{place.name}{fingerprint}".encode()).hexdigest()
+    digest = hashlib.sha256(os.fsencode(place.name) + fingerprint.encode()).hexdigest()
     return Partial(place.with_name(f".{_short(place.name)}.partial-{digest[:8]}"))
 
 
 def _short(name: str) -> str:
     """A name for hidden files beside one of that name: file systems take 255 bytes, and no two may be mixed up."""
-    return name if len(name) <= 50 else f"{name[:41]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    return name if len(name) <= 50 else f"{name[:41]}-{hashlib.sha256(os.fsencode(name)).hexdigest()[:8]}"
 
 
 def _remove_stale(place: Path, keep: Path | None) -> None:
@@ -127,53 +128,71 @@ def _lock(folder: Path) -> tuple[int, bool]:
 
 @contextmanager
 def new_folder(
-    place: Path, partial: Partial, check: Callable[[], None], *, overwrite: bool, resume: bool
+    place: Path, partial: Partial, check: Callable[[], None], room: Callable[[], None], *, resume: bool
 ) -> Iterator[None]:
-    """The partial folder, made (or found, with `resume`) and locked; renamed to `place` if all goes well.
+    """The partial folder, created (or reused, with `resume`) and locked; renamed to `place` if all goes well, together
+    with the other outputs of the run.
 
-    What killed runs to the same target left is gone by then, but for the partial folder, with `resume`. check: raises
-    if the output should not be begun; no other is begun meanwhile.
+    What killed runs to the same target left is removed before, but for the partial folder, with `resume`. check: raises
+    if nothing may be written to `place`, at the start or when it gets its name; room: raises if the disk is too small.
     """
-    made = [parent for parent in place.parents if not parent.exists()]
-    lock: int | None = None
-    try:
+    with together() as outputs, ExitStack() as undo:
+        folder = NewFolder(place, partial, check)
+        undo.push(lambda _kind, error, _trace: folder.close(error))
+        folder.start(room, resume=resume)
+        yield
+        undo.pop_all()
+        outputs.append(folder)
+
+
+class NewFolder:
+    """A folder that gets its name when all outputs of a run are whole; one of that name is set aside, then removed."""
+
+    def __init__(self, place: Path, partial: Partial, check: Callable[[], None]) -> None:
+        self._place = place
+        self._partial = partial
+        self._check = check
+        self._made = [parent for parent in place.parents if not parent.exists()]
+        self._aside = place.with_name(f".{_short(place.name)}.old-{secrets.token_hex(4)}")
+        self._lock: int | None = None
+
+    def start(self, room: Callable[[], None], *, resume: bool) -> None:
+        """Create the partial folder, and lock it; no other output in that folder starts meanwhile."""
+        place, partial = self._place, self._partial
         with system_errors(place):
             place.parent.mkdir(parents=True, exist_ok=True)
             with _alone(place.parent):
                 _remove_stale(place, partial.folder if resume else None)
-                check()
+                self._check()
+                room()
                 partial.keep = partial.folder.is_dir()
                 partial.folder.mkdir(exist_ok=resume)
-                lock = _lock(partial.folder)[0]
-        yield
+                self._lock = _lock(partial.folder)[0]
+
+    def commit(self, undo: ExitStack) -> None:
+        place, partial = self._place, self._partial.folder
         with system_errors(place), _alone(place.parent):
-            _sync_folder(partial.folder)
-            aside = place.with_name(f".{_short(place.name)}.old-{secrets.token_hex(4)}")
-            _move_into_place(partial.folder, place, aside if overwrite and place.exists() else None)
-    except BaseException:
-        if lock is not None and not partial.keep:
-            shutil.rmtree(partial.folder, ignore_errors=True)
-        for parent in made:
-            with suppress(OSError):
-                parent.rmdir()
-        raise
-    finally:
-        if lock is not None:
-            os.close(lock)
+            _sync_folder(partial)
+            self._check()  # of what is there by now
+            if place.exists():
+                place.rename(self._aside)
+                undo.callback(self._aside.rename, place)
+            partial.rename(place)
+            undo.callback(place.rename, partial)
+            _sync_folder(place.parent)
 
+    def finish(self) -> None:
+        shutil.rmtree(self._aside, ignore_errors=True)  # the next run tries again
 
-def _move_into_place(partial: Path, place: Path, aside: Path | None) -> None:
-    """aside: where the folder that is replaced goes first, if there is one. An error leaves all as it was."""
-    with ExitStack() as undo:
-        if aside is not None:
-            place.rename(aside)
-            undo.callback(aside.rename, place)
-        partial.rename(place)
-        undo.callback(place.rename, partial)
-        _sync_folder(place.parent)
-        undo.pop_all()
-    if aside is not None:
-        shutil.rmtree(aside, ignore_errors=True)  # all is well without; the next run tries again
+    def close(self, error: BaseException | None) -> None:
+        if error is not None:
+            if self._lock is not None and not self._partial.keep:
+                shutil.rmtree(self._partial.folder, ignore_errors=True)
+            for parent in self._made:
+                with suppress(OSError):
+                    parent.rmdir()
+        if self._lock is not None:
+            os.close(self._lock)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -5,6 +5,7 @@ Credentials and settings are those of the store's own package, from its files an
 
 from __future__ import annotations
 
+import json
 import os
 import posixpath
 import re
@@ -16,36 +17,65 @@ from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 from urllib.parse import unquote
 
-from symfuse.errors import OptionError
+from symfuse.errors import OptionError, masked
 from symfuse.io.messages import first_line
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")  # not those of fsspec that lead through others: zip::s3
+CONFIG = "config.json"  # without it nothing is opened as a model
+INDEX = "model.safetensors.index.json"
+# What is asked for where a server lists nothing.
+USUAL = (
+    *(CONFIG, INDEX, "model.safetensors", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
+    *("special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "tokenizer.model"),
+    *("spiece.model", "chat_template.jinja", "preprocessor_config.json", "processor_config.json", "modules.json"),
+    *("adapter_config.json", "adapter_model.safetensors", "LICENSE"),
+)
 # What stores say of an object that changes with its content; `created` is all that fsspec's memory says.
-_MARKS = ("ETag", "etag", "generation", "md5Hash", "blob_id", "mtime", "LastModified", "last_modified", "created")
+_MARKS = (
+    "Last-Modified",
+    "ETag",
+    "etag",
+    "generation",
+    "md5Hash",
+    "blob_id",
+    "mtime",
+    "LastModified",
+    "last_modified",
+    "created",
+)
 
 
 @dataclass(frozen=True, order=True)
 class Remote:
-    """A file, or a folder, by its URL. What its store says is an OSError, whatever it raises."""
+    """A file, or a folder, by its URL. What its store says is an OSError, whatever it raises. Shown, it has no
+    credentials."""
 
     url: str
 
     @property
     def name(self) -> str:
-        return self.url.rpartition("/")[2]
+        return self.as_posix().rpartition("/")[2]
 
     @property
     def suffix(self) -> str:
         return PurePosixPath(self.name).suffix
 
     def __str__(self) -> str:
-        return self.url
+        return masked(self.url)
+
+    def __repr__(self) -> str:
+        return f"Remote({str(self)!r})"
 
     def __truediv__(self, name: str | PurePath) -> Remote:
-        return Remote(f"{self.url}/{name}")
+        return Remote(f"{self.as_posix()}/{name}{self.url.removeprefix(self.as_posix())}")
 
     def as_posix(self) -> str:
-        return self.url
+        """Without the query, which of the web's URLs is no part of the path."""
+        return self.url.partition("?")[0] if self.of_web else self.url
+
+    @property
+    def of_web(self) -> bool:
+        return self.url.lower().startswith(("http://", "https://"))
 
     def resolve(self) -> Remote:
         """The one spelling of all that mean this place, to compare and not to open: the store under its first name, its
@@ -67,7 +97,8 @@ class Remote:
         """What is in the folder now: a listing that fsspec has kept is not taken."""
         with self._store() as (store, path):
             store.invalidate_cache(path)
-            listed = [str(entry["name"]).rstrip("/") for entry in store.ls(path, detail=True)]
+            found = _listed_by_web(self, store) if self.of_web else store.ls(path, detail=True)
+            listed = [str(entry["name"]).rstrip("/") for entry in found]
         # Some stores list the folder itself.
         yield from (self / name.rpartition("/")[2] for name in listed if name.strip("/") != path.strip("/"))
 
@@ -94,8 +125,12 @@ class Remote:
     def _kind(self) -> str | None:
         with self._store() as (store, path):
             try:
+                if self.of_web and store.exists((self / CONFIG).url):
+                    return "directory"
                 return str(store.info(path)["type"])
-            except FileNotFoundError:
+            except FileNotFoundError as error:
+                if self.of_web and error.__cause__ is not None and not hasattr(error.__cause__, "status"):
+                    raise error.__cause__ from None  # fsspec says so of servers that do not answer, too
                 return None
 
     def mark(self) -> tuple[int, str]:
@@ -103,6 +138,8 @@ class Remote:
         with self._store() as (store, path):
             store.invalidate_cache(path)
             info = store.info(path)
+        if info["size"] is None:
+            raise OSError(f"{self}: the server does not say how large it is; download it first")
         return int(info["size"]), " ".join(str(info[key]) for key in _MARKS if info.get(key))
 
     def read_bytes(self) -> bytes:
@@ -112,10 +149,17 @@ class Remote:
         return self.read_bytes().decode(encoding)
 
     def read(self, start: int | None, stop: int | None) -> bytes:
-        """A range of the bytes, asked for alone."""
+        """A range of the bytes, asked for alone. OSError if the store sends others."""
         with self._store() as (store, path):
-            data: bytes = store.cat_file(path, start=start, end=stop)
-            return data
+            if start is None or stop is None or start == stop or not self.of_web:
+                data: bytes = store.cat_file(path, start=start, end=stop)
+            else:  # a server that ignores ranges is not waited for
+                with store.open(path, size=stop, block_size=stop - start, cache_type="none") as file:
+                    file.seek(start)
+                    data = file.read(stop - start)
+        if start is not None and stop is not None and len(data) > stop - start:
+            raise OSError(f"{self}: the store sent {len(data)} bytes when asked for {stop - start}; download it first")
+        return data
 
     def write_bytes(self, data: bytes) -> None:
         with self._store() as (store, path):
@@ -134,7 +178,7 @@ class Remote:
 
             store, path = url_to_fs(self.url)
         except ImportError as error:
-            raise OptionError(f"{self.url} cannot be opened: {first_line(error)}") from error
+            raise OptionError(f"{self.url} cannot be opened: {first_line(error)}{_package(self)}") from error
         except Exception as error:
             raise OptionError(
                 f"{self.url} cannot be opened: {first_line(error)}; expected one such as s3://…"
@@ -202,9 +246,25 @@ def _said_of(url: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise FileNotFoundError(f"{url} is not there") from error
+        raise FileNotFoundError(masked(f"{url} is not there")) from error
     except Exception as error:
-        raise OSError(f"{url}: {type(error).__name__}: {first_line(error)}") from error
+        raise OSError(masked(f"{url}: {type(error).__name__}: {first_line(error)}")) from error
+
+
+def _package(place: Remote) -> str:
+    return "; pip install 'symfuse[http]'" if place.of_web else ""
+
+
+def _listed_by_web(folder: Remote, store: Any) -> list[dict[str, Any]]:
+    """What a server lists, or else what is there of the files that models have: most servers list nothing."""
+    with suppress(Exception):
+        found: list[dict[str, Any]] = store.ls(f"{folder.as_posix()}/", detail=True)
+        if any(str(entry["name"]).rstrip("/").endswith(f"/{CONFIG}") for entry in found):
+            return [{"name": str(entry["name"]).partition("?")[0]} for entry in found]
+    names = list(USUAL)
+    with suppress(OSError, ValueError, AttributeError):
+        names += sorted(set(json.loads((folder / INDEX).read_bytes())["weight_map"].values()))
+    return [{"name": f"{folder.as_posix()}/{name}"} for name in names if store.exists((folder / name).url)]
 
 
 Place = Path | Remote  # where a file or folder is

@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from symfuse.errors import CheckpointError
+from symfuse.io.content import substitute_in
 from symfuse.io.remote import Place, Remote, read_range
 from symfuse.io.stamp import Stamp
 from symfuse.io.tensors import DTYPES, StoredTensor, TensorInfo
@@ -61,7 +62,7 @@ def read_safetensors(path: Place) -> dict[str, StoredTensor]:
     except SafetensorError as error:
         raise CheckpointError(f"{path.name} has an invalid header: {error}. ({path})") from error
     except (OSError, RuntimeError) as error:
-        raise stamp.error(str(error)) from error
+        raise stamp.failed(error) from error
     return stored
 
 
@@ -69,16 +70,15 @@ def _header(path: Place, actual: int) -> tuple[dict[str, Any], int]:
     """The parsed header, and the position of the first tensor byte. actual: the size of the file."""
     prefix = read_range(path, 0, 8)
     if len(prefix) < 8:
+        what = "empty" if not prefix else "cut short"
         raise CheckpointError(
-            f"{path.name} is cut short: expected at least 8 bytes, found {actual}. "
+            f"{path.name} is {what}: expected at least 8 bytes, found {actual}. "
             f"Copy or download the file again. ({path})"
         )
     (length,) = struct.unpack("<Q", prefix)
-    if length > MAX_HEADER:
-        raise CheckpointError(
-            f"{path.name} is not a safetensors file: its first 8 bytes give a header of {length} bytes, "
-            f"expected at most {MAX_HEADER}. ({path})"
-        )
+    if not 0 < length <= MAX_HEADER:
+        what = substitute_in(path) or "something else: the length of its header makes no sense"
+        raise CheckpointError(f"{path.name} is not a safetensors file; it is {what}. ({path})")
     if 8 + length > actual:
         raise CheckpointError(
             f"{path.name} is cut short inside its header: expected at least {8 + length} bytes, "
@@ -141,7 +141,7 @@ def _read(stamp: Stamp, name: str) -> Tensor:
             tensor: Tensor = file.get_tensor(name)
             return tensor
     except (OSError, RuntimeError, SafetensorError) as error:
-        raise stamp.error(str(error)) from error
+        raise stamp.failed(error) from error
 
 
 def _part(stamp: Stamp, dtype: torch.dtype, position: int, start: int, stop: int) -> Tensor:
@@ -163,7 +163,7 @@ def _part(stamp: Stamp, dtype: torch.dtype, position: int, start: int, stop: int
         with stamp.path.open("rb") as file:
             window = mmap.mmap(file.fileno(), last - first + offset, access=mmap.ACCESS_COPY, offset=first - offset)
     except (OSError, ValueError) as error:  # ValueError: the file ends before
-        raise stamp.error(str(error)) from error
+        raise stamp.failed(error) from error
     return torch.frombuffer(window, dtype=dtype, count=stop - start, offset=offset)
 
 
@@ -172,8 +172,8 @@ def _fetched(stamp: Stamp, path: Remote, first: int, last: int) -> bytearray:
     try:
         data = bytearray(path.read(first, last))
     except OSError as error:
-        raise stamp.error(str(error)) from error
+        raise stamp.failed(error) from error
     stamp.require_same()
     if len(data) != last - first:
-        raise stamp.error(f"bytes {first} to {last} came as {len(data)}")
+        raise stamp.failed(f"bytes {first} to {last} came as {len(data)}")
     return data

@@ -10,15 +10,14 @@ from typing import Any
 from safetensors.torch import save
 
 from symfuse.errors import CheckpointError
-from symfuse.io.folder import CONFIG
 from symfuse.io.messages import some
-from symfuse.io.remote import Place, below
+from symfuse.io.remote import CONFIG, Place, below
+from symfuse.io.stamp import WEIGHTS
 from symfuse.io.torch_file import read_torch_file
 
 MODULES = "modules.json"
 FOLDER = re.compile(r"\d+_\w+")
 SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
-WEIGHTS = {".safetensors", ".bin", ".pt", ".pth"}
 
 
 def module_weights(folder: Place) -> dict[str, bytes]:

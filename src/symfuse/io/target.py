@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from symfuse.errors import OptionError, OutputError
-from symfuse.io.folder import CONFIG
+from symfuse.errors import OptionError, OutputError, masked
+from symfuse.io.companions import others_than_model
 from symfuse.io.messages import some
-from symfuse.io.objects import UNFINISHED, remove_objects
-from symfuse.io.remote import Place, Remote, entries, place_of
+from symfuse.io.objects import UNFINISHED
+from symfuse.io.remote import CONFIG, Place, Remote, entries, place_of
+from symfuse.signals import deferred
 
 
 def check_target(
@@ -29,6 +31,10 @@ def check_target(
     that only this process sees."""
     place = output_place(target)
     try:
+        str(place).encode()
+    except UnicodeEncodeError as error:
+        raise OutputError(f"{str(place)!r} cannot be written: the name is not UTF-8; choose another output") from error
+    try:
         if isinstance(place, Remote):
             if resume:
                 raise OptionError(f"{place}: nothing is kept of what is unfinished at a URL; leave resume out")
@@ -36,6 +42,10 @@ def check_target(
                 raise OptionError(
                     f"{place} is in the memory of one process, which no other sees, and ends with it; name a folder, "
                     "or a store such as s3://bucket/model"
+                )
+            if place.of_web:
+                raise OptionError(
+                    f"{place}: nothing can be written to a web server; name a folder, or a store (s3://…)"
                 )
             _require_apart(place, inputs)
             _require_new(place, overwrite)
@@ -51,14 +61,22 @@ def output_place(target: str | os.PathLike[str] | Remote) -> Place:
     return place if isinstance(place, Remote) else Path(os.path.abspath(place))  # noqa: PTH100
 
 
-def write_text(target: Path, text: str, what: str) -> None:
-    """As `write_file`, in UTF-8."""
-    write_file(target, text.encode(), what)
+def write_text(target: Path, text: str, what: str, mark: str = "") -> None:
+    """As `write_file`, in UTF-8, without the credentials of URLs."""
+    write_file(target, masked(text).encode(), what, mark.encode())
 
 
-def write_file(target: Path, data: bytes, what: str) -> None:
-    """Write a file in one move, whole or not at all; an older one is replaced. OutputError, with what it is, if that
-    is not possible."""
+def write_file(target: Path, data: bytes, what: str, mark: bytes = b"") -> None:
+    """Write a file in one move, whole or not at all; an older one with the mark in it is replaced. OutputError, with
+    what it is, if there is a file of somebody else, or if it is not possible."""
+    assert mark in data, "what is written could not be replaced"
+    if target.is_file() and mark not in target.read_bytes():
+        raise OutputError(f"{target} exists, and symfuse did not write it; choose another name, or remove it")
+    with deferred():
+        _replace_file(target, data, what)
+
+
+def _replace_file(target: Path, data: bytes, what: str) -> None:
     scratch = target.with_name(f".{target.name[:50]}.{secrets.token_hex(4)}")  # of this call: threads may meet
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -82,6 +100,7 @@ def _check(place: Path, overwrite: bool | None, inputs: Sequence[Place]) -> None
         raise OutputError(f"{place} is the root of the file system; choose a folder in it")
     if place.is_symlink():
         raise OutputError(f"{place} is a symbolic link; nothing is written through links. Give the folder itself")
+    _require_apart_from_links(place, inputs)
     _require_new(place, overwrite)
     if not parent.is_dir():
         raise OutputError(f"{parent} is not a folder, so {place} cannot be created")
@@ -105,6 +124,11 @@ def _require_new(place: Place, overwrite: bool | None) -> None:
             f"{place} exists and is not a model folder (it has no {CONFIG}), so it is not overwritten: "
             f"it holds {some(path.name for path in found)}"
         )
+    if others := others_than_model(place):
+        raise OutputError(
+            f"{place} is not overwritten, as it also holds what is no part of a model: {some(others)}. Move it "
+            "elsewhere, or choose another output"
+        )
 
 
 def _require_apart(place: Place, inputs: Sequence[Place]) -> None:
@@ -113,25 +137,54 @@ def _require_apart(place: Place, inputs: Sequence[Place]) -> None:
             raise OutputError(f"the output {place} {relation} the input {given}; choose another output")
 
 
+def _require_apart_from_links(place: Path, inputs: Sequence[Place]) -> None:
+    """OutputError if a file of an input, which may be a link, is in the folder that would be replaced."""
+    for given in inputs if place.exists() else ():
+        for link in _links(given):
+            if overlap(place, Path(os.path.realpath(link))) in ("is", "holds"):
+                raise OutputError(f"the output {place} holds what {link} of an input links to; choose another output")
+
+
 def overlap(place: Place, other: Place) -> str:
-    """How one folder has to do with another, whatever links and dots lead there: it "is", "lies inside" or "holds" it;
-    empty: neither touches the other."""
-    if isinstance(place, Remote) != isinstance(other, Remote):
-        return ""
-    one, two = (f"{_resolved(folder).rstrip('/')}/" for folder in (place, other))
+    """How one folder has to do with another, whatever links, mounts, dots and cases of letters lead there: it "is",
+    "lies inside" or "holds" it; empty: neither touches the other."""
+    if isinstance(place, Remote) or isinstance(other, Remote):
+        return _overlap_of_urls(place, other) if isinstance(place, Remote) and isinstance(other, Remote) else ""
+    (one, *above_one), (two, *above_two) = _identities(place), _identities(other)
+    inside = two in above_one or not _inside(other).isdisjoint([one, *above_one])
+    return "is" if one == two else "lies inside" if inside else "holds" if one in above_two else ""
+
+
+def _overlap_of_urls(place: Remote, other: Remote) -> str:
+    one, two = (f"{folder.resolve().url.rstrip('/')}/" for folder in (place, other))
     return "is" if one == two else "lies inside" if one.startswith(two) else "holds" if two.startswith(one) else ""
 
 
-def _resolved(folder: Place) -> str:
-    return folder.resolve().url if isinstance(folder, Remote) else os.path.realpath(folder)  # a loop is left as it is
+Identity = tuple[int, int, tuple[str, ...]]  # device and inode of a folder, and the names from there that are not there
 
 
-def remove(place: Place) -> None:
-    """Remove a model. OSError if that is not possible."""
-    if isinstance(place, Remote):
-        remove_objects(place)
-    else:
-        shutil.rmtree(place)
+def _identities(path: Path) -> list[Identity]:
+    """Of a path and of all above it, the nearest first."""
+    real = Path(os.path.realpath(path))  # a loop is left as it is
+    found = []
+    for one in (real, *real.parents):
+        there = next(parent for parent in (one, *one.parents) if os.path.lexists(parent))
+        stat = there.lstat()
+        found.append((stat.st_dev, stat.st_ino, one.relative_to(there).parts))
+    return found
+
+
+def _inside(folder: Path) -> set[Identity]:
+    """Of the folders below a folder, which may be mounted elsewhere."""
+    below = (Path(root, name).lstat() for root, names, _ in os.walk(folder) for name in names)
+    return {(stat.st_dev, stat.st_ino, ()) for stat in below}
+
+
+def _links(folder: Place) -> list[Path]:
+    """The entries of a local folder that are links."""
+    if isinstance(folder, Remote) or not folder.is_dir():
+        return []
+    return [path for path in folder.iterdir() if path.is_symlink()]
 
 
 def _writable(folder: Path) -> bool:
@@ -148,10 +201,16 @@ def free_space(place: Path) -> int:
     return shutil.disk_usage(existing_parent(place)).free
 
 
-def check_space(place: Path, nbytes: int) -> None:
-    needed, free = nbytes + nbytes // 100, free_space(place)
-    if needed > free:
-        raise OutputError(
-            f"{place} needs {needed / 1e6:,.1f} MB and its disk has {free / 1e6:,.1f} MB free; "
-            "free some space or choose another disk"
-        )
+def check_space(sizes: Mapping[Path, int]) -> None:
+    """OutputError if outputs of these sizes do not fit on their disks together."""
+    disks = defaultdict(list)
+    for place in sizes:
+        disks[existing_parent(place).stat().st_dev].append(place)
+    for places in disks.values():
+        needed, free = sum(sizes[place] + sizes[place] // 100 for place in places), free_space(places[0])
+        if needed > free:
+            names, verb, its = " and ".join(map(str, places)), *(("need", "their") if places[1:] else ("needs", "its"))
+            raise OutputError(
+                f"{names} {verb} {needed / 1e6:,.1f} MB and {its} disk has {free / 1e6:,.1f} MB free; "
+                "free some space or choose another disk"
+            )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import warnings
 import zipfile
+from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from symfuse.errors import CheckpointError
+from symfuse.io.content import PICKLE, ZIP, substitute_in
 from symfuse.io.messages import first_line, some
 from symfuse.io.remote import Place, Remote
 from symfuse.io.stamp import Stamp
@@ -68,16 +70,23 @@ def load_data(path: Path) -> Any:
         with warnings.catch_warnings(action="ignore"):  # of pickle protocols, beside the error that follows
             return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError as error:
+        if (seems := _seems(path)) and seems != "text":
+            raise CheckpointError(f"{path.name} is not a PyTorch file; it is {seems}. ({path})") from error
         raise CheckpointError(
             f"{path.name} was not loaded: it is damaged, or holds Python objects besides tensors, which can "
             "run code when they are read. Save the weights alone, best as safetensors. "
             f"({path})"  # torch's own words advise to run the code
         ) from error
-    except (RuntimeError, EOFError, ValueError, KeyError, OSError, AttributeError) as error:
-        raise CheckpointError(
-            f"{path.name} cannot be read; it may be cut short or not a PyTorch file. "
-            f"Copy or download it again. ({path}: {first_line(error)})"
-        ) from error
+    except Exception as error:  # whatever torch raises for bytes that are none of its
+        seems = _seems(path) or "cut short, or not a PyTorch file: copy or download it again"
+        raise CheckpointError(f"{path.name} cannot be read; it is {seems}. ({path}: {first_line(error)})") from error
+
+
+def _seems(path: Path) -> str:
+    """What a file is that torch.save did not write; empty: nothing that is known."""
+    with suppress(OSError):
+        return substitute_in(path, ours=(ZIP, PICKLE))
+    return ""
 
 
 def _is_state_dict(value: Any) -> bool:

@@ -11,17 +11,18 @@ from typing import Any
 
 from torch import Tensor
 
-from symfuse.errors import OutputError
+from symfuse.errors import OutputError, masked
 from symfuse.executors import Executor, Threads
-from symfuse.io.folder import CONFIG, INDEX
 from symfuse.io.objects import new_objects
 from symfuse.io.partial import Partial, new_folder, partial_of, system_errors
-from symfuse.io.remote import Place, Remote
+from symfuse.io.remote import CONFIG, INDEX, Place, Remote
 from symfuse.io.shards import parse_size, plan_shards
+from symfuse.io.stamp import stamps_of_weights
 from symfuse.io.target import check_space, check_target, output_place
 from symfuse.io.tensors import DTYPE_NAMES, TensorInfo
+from symfuse.io.together import together
 from symfuse.io.weights import ByShard, ByTensor, Growing, fill
-from symfuse.kills import kills_as_exceptions
+from symfuse.signals import signals_as_exceptions
 
 
 def write(
@@ -72,7 +73,7 @@ def write(
             if progress is not None:
                 progress(name, infos[name].nbytes)
 
-    with kills_as_exceptions(), ExitStack() as stack:
+    with signals_as_exceptions(), together(), ExitStack() as stack:
         if isinstance(place, Remote):
             upload = stack.enter_context(new_objects(place, files, shards, overwrite=overwrite))
             output: Growing = ByShard(place, None, shards, blocks, upload=upload)
@@ -81,11 +82,17 @@ def write(
             partial = partial_of(place, fingerprint)
             size = sum(info.nbytes for info in infos.values()) + sum(map(len, files.values()))
 
+            def room() -> None:
+                check_space({place: size - partial.held})
+
+            stamps = stamps_of_weights(inputs)
+
             def check() -> None:
                 check_target(place, overwrite=overwrite, inputs=inputs)
-                check_space(place, size - partial.held)
+                for stamp in stamps:
+                    stamp.require_same()
 
-            stack.enter_context(new_folder(place, partial, check, overwrite=overwrite, resume=resume))
+            stack.enter_context(new_folder(place, partial, check, room, resume=resume))
             kind, kept = ByShard if executor.elsewhere else ByTensor, fingerprint if resume else None
             with _saying_what_is_left(place, partial, None), system_errors(place):
                 output = kind(place, partial, shards, blocks, direct=direct, fingerprint=kept)
@@ -146,7 +153,7 @@ def _extra_files(extra: Mapping[str, bytes | str], shards: Mapping[str, object])
             raise OutputError(
                 f"an extra file cannot be called {name!r}; expected a plain name that the model leaves free"
             )
-    return {name: data.encode() if isinstance(data, str) else data for name, data in extra.items()}
+    return {name: masked(data).encode() if isinstance(data, str) else data for name, data in extra.items()}
 
 
 def _json(value: Mapping[str, Any], what: str) -> bytes:

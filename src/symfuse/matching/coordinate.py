@@ -292,4 +292,8 @@ def _cost(candidate: tuple[float, Element, Mapping[str, Tensor], int]) -> float:
 def _workers(threads: int | None) -> Iterator[tuple[ThreadPoolExecutor, int]]:
     """Worker threads with one BLAS thread each, parallel by module, never by both; and how many."""
     with one_torch_thread() as before, ThreadPoolExecutor(threads or before) as pool:
-        yield pool, threads or before
+        try:
+            yield pool, threads or before
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise

@@ -58,7 +58,7 @@ def page(runs: Sequence[str | Path], title: str | None = None) -> str:
 
 def write_page(runs: Sequence[str | Path], target: Path, title: str | None = None) -> Path:
     """Write the page in one move; OutputError if that is not possible."""
-    write_text(target, page(runs, title), "the page")
+    write_text(target, page(runs, title), "the page", mark='<p class="made">symfuse report</p>')
     return target
 
 

@@ -3,6 +3,7 @@ tell apart."""
 
 from __future__ import annotations
 
+import io
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,7 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from symfuse.errors import OptionError, OutputError
+from symfuse.errors import OptionError
+from symfuse.io.target import write_file
 from symfuse.report.charts import OUTSIDE, curve_metrics, layer_name
 from symfuse.report.collect import Collected, Document, collect
 from symfuse.report.content import axis_title, short, unit_of
@@ -117,12 +119,11 @@ def _safe(text: str) -> str:
 
 def _save(figure: Figure, folder: Path, name: str, form: str) -> Path:
     path = folder / f"{name}.{form}"
+    own = "Software" if form == "png" else "Creator"
     dates: Mapping[str, Any] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, metadata=dates[form])
-    except OSError as error:
-        raise OutputError(f"{path}: the figure cannot be written there ({error})") from error
+    data = io.BytesIO()
+    figure.savefig(data, format=form, metadata=dates[form] | {own: "symfuse"})
+    write_file(path, data.getvalue(), "the figure", mark=b"symfuse")
     return path
 
 

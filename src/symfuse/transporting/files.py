@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from symfuse.errors import CheckpointError
+from symfuse.io.content import refuse_pointer
 from symfuse.io.messages import first_line, some
 from symfuse.io.safetensors_file import read_safetensors
 from symfuse.io.stamp import Stamp
@@ -50,6 +51,7 @@ def writer_of(path: Path) -> Writer:
 
 def _read_npz(path: Path) -> dict[str, StoredTensor]:
     stamp, out = Stamp.of(path), {}
+    refuse_pointer(path)
     try:
         with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             for name in file.files:

@@ -11,6 +11,7 @@ from symfuse.errors import DataError, OptionError
 from symfuse.evaluate.data.files import read_csv, read_json, read_json_lines, read_parquet, read_text, read_tsv
 from symfuse.evaluate.data.images import METADATA, class_folders, with_metadata
 from symfuse.evaluate.data.records import Records, Row, records
+from symfuse.io.content import refuse_pointer
 
 Reader = Callable[[Path, str, int | None], Records]
 
@@ -56,6 +57,7 @@ def _file(path: Path, encoding: str, limit: int | None) -> Records:
         )
     if path.stat().st_size == 0:
         raise DataError(f"{path}: the file is empty")
+    refuse_pointer(path, DataError)
     return reader(path, encoding, limit)
 
 
