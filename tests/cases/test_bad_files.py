@@ -331,7 +331,6 @@ def test_d45_brackets_in_a_table_are_no_markup(capsys: pytest.CaptureFixture[str
 
 
 def test_d45_a_page(folder: Path) -> None:
-    pytest.importorskip("vl_convert", reason="vl-convert-python is not installed")
     from symfuse.report.page import page
 
     model = {"name": f"m{HIDDEN}", "count": 3, "loss": 0.5, "metrics": {f"f1{HIDDEN}": 0.25}}
