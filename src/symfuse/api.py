@@ -189,8 +189,9 @@ def align(
     if anchor is not None and not 0 <= anchor < len(models):
         raise OptionError(f"anchor {anchor}: there are models 0 to {len(models) - 1}")
     anchor = nearest_to_mean([model.on(device) for model in models]) if anchor is None else anchor
-    build = {"build": learn.build} if isinstance(learn, Learning) else {}
-    find = match_models if batches is None else partial(match_by_activations, batches=batches, **build)
+    build: dict[str, Any] = {"build": learn.build} if isinstance(learn, Learning) else {}
+    on_data = partial(match_by_activations, batches=batches, **build) if batches is not None else None
+    find: Callable[..., Alignment] = on_data or match_models
     alignments = [None if i == anchor else find(m, models[anchor], **options) for i, m in enumerate(models)]
     if learn is not None:
         moved = learn_all(models, alignments, _learning(learn, device), **options)
