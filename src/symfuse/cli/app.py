@@ -16,7 +16,7 @@ import click
 from symfuse import __version__
 from symfuse.cli.verbs import VERBS, Verbs
 from symfuse.device import CPU, require
-from symfuse.errors import OptionError, SymfuseError
+from symfuse.errors import OptionError, SymfuseError, masked
 from symfuse.output import Output, warn
 from symfuse.signals import signals_as_exceptions
 
