@@ -276,7 +276,7 @@ def test_an_alignment_without_options_is_traced(place: Path) -> None:
     ("args", "code", "message"),
     [
         (["check", "a", "g"], 5, "symfuse: a and g: one is a bert, the other a gpt2"),
-        (["verify", "a", "b"], 7, "symfuse: a and b differ by "),
+        (["verify", "a", "b"], 7, "symfuse: a and b are different: "),
     ],
 )
 def test_what_is_wrong_is_said_quietly_too(place: Path, args: list[str], code: int, message: str) -> None:
