@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,7 +19,7 @@ from symfuse.arguments import checked
 from symfuse.check import check_all
 from symfuse.device import CPU
 from symfuse.drafts import Draft, draft_of
-from symfuse.errors import OptionError, SymfuseWarning
+from symfuse.errors import OptionError, warn_caller
 from symfuse.evaluate import Barrier, Batch, Distance, Landscape, Loss, Score, Task, batch_task, make_task, read_records
 from symfuse.evaluate import barrier as path_barrier
 from symfuse.evaluate import distance as model_distance
@@ -42,7 +41,7 @@ from symfuse.merging import Method, merge_models
 from symfuse.modules import live
 from symfuse.pipeline import merge_recipes
 from symfuse.pipeline.record import alignment_record, merge_record, opened
-from symfuse.recipe import Recipe, parse_recipe, read_recipes, recipe_of
+from symfuse.recipe import ModelRef, Recipe, parse_recipe, read_recipes, recipe_of
 from symfuse.rewrite import Reconcile, harmonise
 from symfuse.runs import framed, recorded
 from symfuse.spec import Spec
@@ -263,7 +262,10 @@ def merge(
     options: dict[str, Any] = {"base": base, "heads": heads, "seed": seed, "device": device, "parameters": parameters}
     found = learn_method(chosen, models, tasks=tasks, statistics=saved, **options)
     merged = merged if found is None else merge_models(found.models, **given, learned=found)
-    merged = merged.replace(notes=(*merged.notes, *notes))
+    merged = merged.replace(notes=tuple(dict.fromkeys((*merged.notes, *notes))))
+    for note in merged.notes:
+        if not any(note in model.checkpoint.notes for model in models):
+            warn_caller(note)
     return recorded(merged, merge_record(replace(stage, learned=found), merged, warned))
 
 
@@ -499,7 +501,15 @@ def _recipe_of(
     dtype = None if given["dtype"] is None else str(given["dtype"]).removeprefix("torch.")
     keys = {"dtype": dtype, "seed": given["seed"] or None, "heads": heads}
     keys |= {"force_config": True} if given["force_config"] else {}
-    return recipe_of(names, method, base, more, keys), known
+    marks = [f"input-{i}-of-{len(names)}" for i in range(len(names))]  # names are no paths, which recipes would read
+    keys["heads"] = marks[names.index(heads)] if heads in names else heads
+    recipe = recipe_of(marks, method, base, more, keys)
+    refs, text = {mark: ModelRef(name) for mark, name in zip(marks, names, strict=True)}, recipe.text
+    for mark, name in zip(marks, names, strict=True):
+        text = text.replace(mark, json.dumps(name, ensure_ascii=False))
+    listed = tuple(replace(one, model=refs[one.model.path]) for one in recipe.models)
+    apart = None if recipe.base_model is None else refs[recipe.base_model.path]
+    return replace(recipe, models=listed, base_model=apart, heads=heads, text=text), known
 
 
 def _warned(recipes: Sequence[Recipe], known: Mapping[str, Checkpoint], options: Reconcile | None = None) -> list[str]:
@@ -509,7 +519,7 @@ def _warned(recipes: Sequence[Recipe], known: Mapping[str, Checkpoint], options:
     reports = check_all(recipes, options, known=known, sample=sample)
     found = [text for report in reports for text in report.warnings]
     for text in dict.fromkeys(found):
-        warnings.warn(text, SymfuseWarning, stacklevel=3)
+        warn_caller(text)
     return found
 
 

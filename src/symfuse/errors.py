@@ -18,6 +18,8 @@ A message says what is wrong, where (file, tensor, key), what was expected and f
 from __future__ import annotations
 
 import re
+import sys
+import warnings
 from typing import ClassVar
 
 # In URLs: who logs in and how, and what follows a question mark (tokens, signatures).
@@ -33,6 +35,17 @@ def masked(text: str) -> str:
 
 class SymfuseWarning(UserWarning):
     """What models differ in, or what makes a merge doubtful: the command line prints it."""
+
+
+def warn_caller(text: str) -> None:
+    """A SymfuseWarning at the line that called symfuse."""
+    depth, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in (
+        "symfuse",
+        "beartype",
+    ):
+        depth, frame = depth + 1, frame.f_back
+    warnings.warn(text, SymfuseWarning, stacklevel=depth)
 
 
 # Control characters, marks that turn the direction of writing, characters without width, halves of surrogate pairs.

@@ -38,9 +38,18 @@ class Guard:
         its class of `transformers` demands tensors that it has not, or would not load some that it has."""
         if str(checkpoint.config.get("model_type")) in ARCHITECTURES:
             Model.of(drop(checkpoint, self.kept))
-        elif self._changed(checkpoint):
+            changed = self._lacks(checkpoint)
+        else:
+            changed = self._changed(checkpoint)
+        if changed:
             self._ask_class(checkpoint)
         return checkpoint
+
+    def _lacks(self, checkpoint: Checkpoint) -> bool:
+        """Whether it lacks tensors of the first input, which its declaration may call optional, for the same class."""
+        first = self.inputs[0]
+        same = first.config.get("architectures") == checkpoint.config.get("architectures")
+        return same and bool({_anywhere(name) for name in first} - {_anywhere(name) for name in checkpoint})
 
     def _changed(self, checkpoint: Checkpoint) -> bool:
         """Whether it differs from the first input in config, names or shapes, or an input has other names."""

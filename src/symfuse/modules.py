@@ -56,8 +56,8 @@ def build_module(checkpoint: Checkpoint, dtype: torch.dtype, auto: str | None = 
         kind = _auto_class(checkpoint, auto) if auto else _named_class(checkpoint)
         bare = auto == "AutoModel" and "add_pooling_layer" in inspect.signature(kind).parameters
         with _reporting(checkpoint), quiet(), _without_initial_values():
-            module: Any = kind._from_config(
-                _config(checkpoint.config),
+            module: Any = kind._fromclass_config(
+                class_config(checkpoint.config),
                 dtype=dtype,
                 **_implementations(kind),
                 **({"add_pooling_layer": False} if bare else {}),
@@ -83,7 +83,7 @@ def resolved(config: Mapping[str, Any]) -> dict[str, Any] | None:
 def _resolved(config: str) -> dict[str, Any] | None:
     try:
         with quiet():
-            found: dict[str, Any] = _config(json.loads(config)).to_dict()
+            found: dict[str, Any] = class_config(json.loads(config)).to_dict()
     except Exception:  # whatever a class may raise
         return None
     return found
@@ -105,7 +105,7 @@ def _skeleton(kind: Any, config: str) -> torch.nn.Module:
     read = json.loads(config)
     with _reporting(Checkpoint({}, read, name="config.json")), quiet(), _without_initial_values():
         with torch.device("meta"):
-            module: torch.nn.Module = kind._from_config(_config(read))
+            module: torch.nn.Module = kind._fromclass_config(class_config(read))
         return module
 
 
@@ -221,7 +221,7 @@ def _load(
     """A module of that class of transformers, and its loading report."""
     loaded: tuple[torch.nn.Module, dict[str, Any]] = kind.from_pretrained(
         None,
-        config=_config(config),
+        config=class_config(config),
         state_dict=weights,
         output_loading_info=True,
         dtype=dtype,
@@ -231,14 +231,6 @@ def _load(
     return loaded
 
 
-def _config(config: Mapping[str, Any]) -> Any:
-    import transformers
-
-    kind = transformers.CONFIG_MAPPING[config["model_type"]]
-    decode = getattr(kind, "_decode_special_floats", dict)  # infinity, as config.json has it
-    return kind.from_dict(decode(dict(config)))
-
-
 def with_defaults(checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint with the defaults of its class in its config; as it is if transformers does not know its type."""
     import transformers
@@ -246,7 +238,7 @@ def with_defaults(checkpoint: Checkpoint) -> Checkpoint:
     if str(checkpoint.config.get("model_type")) not in transformers.CONFIG_MAPPING:
         return checkpoint
     with _reporting(checkpoint), quiet():
-        return checkpoint.replace(config=_config(checkpoint.config).to_dict())
+        return checkpoint.replace(config=class_config(checkpoint.config).to_dict())
 
 
 def _implementations(kind: Any) -> dict[str, str]:

@@ -182,7 +182,7 @@ def model_card(run: Run, checkpoint: Checkpoint) -> str:
     title = _title(run, [str(one["name"]) for one in inputs])
     text = "\n".join([f"# {title}", "", *_body(run), "The whole run as data: `symfuse.json`.", ""])
     for name in sorted(names, key=len, reverse=True):
-        text = text.replace(name, names[name])
+        text = re.sub(rf"(?<![\w/.~]){re.escape(name)}(?![\w/-])", lambda _, short=names[name]: short, text)
     text = re.sub(r"arXiv (\d{4}\.\d{4,5})", r"[arXiv \1](https://arxiv.org/abs/\1)", text)
     return str(ModelCard(f"---\n{_metadata(run, checkpoint)}\n---\n\n{text}"))
 
@@ -194,7 +194,7 @@ def _inputs(run: Run) -> list[Run]:
 def _short(names: Iterable[str]) -> dict[str, str]:
     """Of absolute paths, and of those that begin with a dot, the ends, long enough to tell them apart."""
     split = {name: name.split("+") for name in names}  # a model and its adapter
-    chosen = {name: paths for name, paths in split.items() if any(path.startswith(("/", ".", "~")) for path in paths)}
+    chosen = {name: paths for name, paths in split.items() if any(re.match(r"[/.~].*\w", path) for path in paths)}
     paths = {name: [PurePath(path).parts for path in given] for name, given in chosen.items()}
     for count in range(1, 1 + max((len(part) for parts in paths.values() for part in parts), default=0)):
         ends = {name: ["/".join(part[-count:]).strip("/") for part in parts] for name, parts in paths.items()}

@@ -111,9 +111,9 @@ def test_a_key_that_occurs_twice(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"junk", "cannot be read; copy or download it again"),
-        (b"\x85", "cannot be read; copy or download it again"),
-        (b"q", "cannot be read; copy or download it again"),
+        (b"junk", "cannot be read; it is text"),
+        (b"\x85", "cannot be read; it is cut short, or not a PyTorch file: copy or download it again"),
+        (b"q", "cannot be read; it is text"),
         (b"", "cannot be read"),
         (b"\x80\x02", "cannot be read"),
         (b"PK\x03\x04junk", "cannot be read"),

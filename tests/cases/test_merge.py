@@ -133,6 +133,7 @@ def test_c101_the_files_of_the_base_come_along(tmp_path: Path, base: int) -> Non
     assert (out / "chat_template.jinja").read_text("utf-8") == f"template {base}"
     assert not (out / "code.py").exists()
     assert sorted(path.name for path in out.iterdir()) == [
-        "chat_template.jinja", "config.json", "generation_config.json", "model.safetensors",
+        "README.md", "alignment-1.symfuse", "chat_template.jinja", "config.json", "generation_config.json",
+        "model.safetensors", "symfuse.json",
     ]  # fmt: skip
     assert os.access(out / "model.safetensors", os.R_OK)

@@ -232,7 +232,7 @@ def test_a_coupling_in_a_file_that_does_not_say_inexact(tmp_path: Path) -> None:
     file = match(*pair(), "ffn", groups={"ffn": "sinkhorn"}).save(tmp_path / "soft.safetensors")
     with safe_open(file, framework="pt") as opened:
         tensors = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
-        meta = opened.metadata()
+        meta = {key: value for key, value in opened.metadata().items() if key != "sha256"}
     save_file(tensors, file, {key: value for key, value in meta.items() if key != "variants"})
     with pytest.raises(CheckpointError, match="not an element of the group of that axis"):
         Alignment.load(file)

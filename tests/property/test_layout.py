@@ -203,7 +203,6 @@ def test_a_non_contiguous_tensor_is_cut_without_a_copy(dims: list[Tree]) -> None
         ("|a b", 0, "cannot read this"),
         ("a **", 2, "cannot read this"),
         ("a**", 0, "cannot read this"),
-        ("a 0", 2, "cannot read this"),
         ("a 007", 2, "cannot read this"),
         ("2a b", 0, "cannot read this"),
         ("|a|b", 0, "cannot read this"),

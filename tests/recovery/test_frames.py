@@ -72,6 +72,7 @@ def test_a_file_of_rewrites_that_there_are_not(tmp_path: Path) -> None:
     path = found("gpt2-lm").save(tmp_path / "alignment.safetensors")
     with safe_open(path, framework="pt") as file:
         tensors, meta = {key: file.get_tensor(key) for key in file.keys()}, file.metadata()  # noqa: SIM118
+    meta.pop("sha256")  # as of files from before there were checksums
     save_file(tensors, path, {**meta, "frame": json.dumps(["untie", "fold_nroms"])})
     with pytest.raises(CheckpointError, match="fold_nroms"):
         Alignment.load(path)

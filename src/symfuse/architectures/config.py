@@ -132,12 +132,14 @@ def label_clash(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
 
 
 def _labels(config: Mapping[str, Any]) -> dict[str, int]:
-    """The numbers of a classifier's labels by name; none if the config does not say them."""
+    """The numbers of a classifier's labels by name; none if the config does not say them, or says no whole numbers."""
     found = config.get("label2id")
     if isinstance(found, Mapping) and found:
-        return {str(name): int(number) for name, number in found.items()}
-    names = config.get("id2label")
-    return {str(name): int(number) for number, name in names.items()} if isinstance(names, Mapping) else {}
+        pairs = [(str(name), str(number)) for name, number in found.items()]
+    else:
+        names = config.get("id2label")
+        pairs = [(str(name), str(number)) for number, name in names.items()] if isinstance(names, Mapping) else []
+    return {name: int(number) for name, number in pairs} if all(number.isdecimal() for _, number in pairs) else {}
 
 
 def _as_said(key: str, one: Checkpoint, other: Checkpoint) -> str:

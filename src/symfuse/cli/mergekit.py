@@ -117,6 +117,7 @@ class ForMergekit(click.Command):
         for word in args:
             if word == "--":
                 yield from (word, *args)
+                return
             option, equals, value = word.partition("=")
             positive = option.replace("--no-", "--", 1)
             spelling = None if option in own else self.spellings.get(option) or self.spellings.get(positive)
@@ -129,10 +130,10 @@ class ForMergekit(click.Command):
             if spelling.takes and not equals and not (value := next(args, "")):
                 raise click.BadOptionUsage(option, f"Option {option!r} requires an argument.")
             words = () if off else spelling.words(value)
-            note = "this is what happens anyway" if off else spelling.note
+            there = not words or not words[0].startswith("-") or words[0] in own
+            note = "this is what happens anyway" if off else spelling.note if there else Spelling.note
             notes.append(f"{option} is an option of mergekit: {note}")
-            if not words or not words[0].startswith("-") or words[0] in own:
-                yield from words
+            yield from words if there else ()
 
 
 class Extracting(ForMergekit):
@@ -142,9 +143,9 @@ class Extracting(ForMergekit):
 
     def _translated(self, args: Iterator[str], own: Collection[str], notes: list[str]) -> Iterator[str]:
         given = list(args)
-        yield from super()._translated(iter(given), own, notes)
         options = {word.partition("=")[0] for word in given}
         less = {"--skip-undecomposable", "--include-regex", "-i", "--exclude-regex", "-e", "--save-rest"}
         if "--base-model" in options and not options & less:
             notes.append("what has no low rank is saved too (--save-rest), as mergekit does")
             yield "--save-rest"
+        yield from super()._translated(iter(given), own, notes)

@@ -34,10 +34,18 @@ WRITTEN = re.compile(
     r"|\d+_\w+/(model\.safetensors|pytorch_model\.bin)"
 )
 
+WEIGHTS = re.compile(r"([^/]+?)(?:-\d+-of-\d+)?\.safetensors(?:\.index\.json)?")
+
 
 def others_than_model(folder: Place) -> list[str]:
     """The entries of a model folder that are no part of the model: those that no library writes with it."""
     return [path.name for path in entries(folder) if not _is_of_model(folder, path)]
+
+
+def _weights_of_one(folder: Place) -> set[str]:
+    """The weight files of a folder under another name than usual, if all of them have the same."""
+    found = {path.name: match[1] for path in entries(folder) if (match := WEIGHTS.fullmatch(path.name))}
+    return set(found) if len(set(found.values())) == 1 else set()
 
 
 def _is_of_model(folder: Place, path: Place) -> bool:
@@ -45,7 +53,7 @@ def _is_of_model(folder: Place, path: Place) -> bool:
         inside = [] if path.is_symlink() else entries(path)
         return bool(inside) and all(_is_of_model(folder, one) for one in inside)
     name = below(folder, path).as_posix()
-    return WRITTEN.fullmatch(name) is not None or COMPANION.fullmatch(name) is not None
+    return any(one.fullmatch(name) for one in (WRITTEN, COMPANION)) or name in _weights_of_one(folder)
 
 
 def companions(folder: Place) -> list[PurePosixPath]:

@@ -89,6 +89,15 @@ class Installed:
         return as_on_disk(self.module, memory)
 
 
+def class_config(config: Mapping[str, Any]) -> Any:
+    """The config of `transformers` that config.json describes, with infinities as numbers."""
+    import transformers
+
+    kind = transformers.CONFIG_MAPPING[config["model_type"]]
+    decode = getattr(kind, "_decode_special_floats", dict)
+    return kind.from_dict(decode(dict(config)))
+
+
 def installed(config: Mapping[str, Any]) -> Installed | None:
     """The class of this config in the installed `transformers`; None if there is none, or if it cannot be built."""
     return _installed(json.dumps(dict(config), default=str))
@@ -120,7 +129,7 @@ def _built(config: str) -> Installed | None:
     logging.set_verbosity_error()
     try:
         with torch.device("meta"):
-            return Installed(kind._from_config(transformers.CONFIG_MAPPING[model_type].from_dict(values)))
+            return Installed(kind._from_config(class_config(values)))
     finally:
         logging.set_verbosity(verbosity)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -13,7 +12,7 @@ from typing import Any
 from symfuse import __version__
 from symfuse.alignment import Alignment
 from symfuse.architectures import Model
-from symfuse.errors import SymfuseError, SymfuseWarning
+from symfuse.errors import SymfuseError, warn_caller
 from symfuse.evaluate import Distance, distance
 from symfuse.guided import lookup
 from symfuse.io import Checkpoint
@@ -163,9 +162,9 @@ def opened(recipe: Recipe, known: Mapping[str, Checkpoint], options: Reconcile |
     maps = [checkpoint.config.get("id2label") or {} for checkpoint in stage.opened.values()]
     same = all({str(k): v for k, v in one.items()} == {str(k): v for k, v in maps[0].items()} for one in maps)
     for note in stage.notes:
-        harmless = same and "config.json differs in" in note  # dtypes, versions
+        harmless = same and not recipe.force_config and "config.json differs in" in note  # dtypes, versions
         if not note.startswith(own) and not harmless:
-            warnings.warn(note, SymfuseWarning, stacklevel=4)
+            warn_caller(note)
     return stage
 
 
