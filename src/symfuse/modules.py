@@ -18,6 +18,7 @@ from symfuse.architectures import ARCHITECTURES, Model
 from symfuse.device import CPU
 from symfuse.errors import CheckpointError
 from symfuse.io import Checkpoint, scan
+from symfuse.io.installed import class_config
 from symfuse.io.live import names_in_memory
 from symfuse.io.messages import first_line
 

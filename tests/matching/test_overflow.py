@@ -33,9 +33,9 @@ def pair(label: str, factor: float, dtype: torch.dtype) -> tuple[Checkpoint, Che
 @pytest.mark.parametrize(
     ("label", "factor", "dtype", "axes", "where", "tensor"),
     [
-        ("torch-relu-post", 1e20, torch.float32, "heads,qk", "h[0]", "layers.0.self_attn.in_proj_weight"),
+        ("torch-relu-post", 1e20, torch.float32, "heads,qk", "h[0]", "layers.0.norm2.weight"),
         ("bert", 1e20, torch.float32, "ffn", "ffn[0]", "encoder.layer.0.intermediate.dense.weight"),
-        ("bert", 1e20, torch.float32, "residual", "residual", "embeddings.LayerNorm.weight"),
+        ("bert", 1e20, torch.float32, "residual", "residual", "encoder.layer.1.attention"),
         ("bert", 1e20, torch.float32, "heads", "h[0]", "encoder.layer.0.attention.self.key.weight"),
         ("bert", 1e37, torch.bfloat16, "ffn", "ffn[0]", "encoder.layer.0.intermediate.dense.weight"),
         ("bert", 1e160, torch.float64, "attention", "qk[0]", "encoder.layer.0.attention.self.key.weight"),
