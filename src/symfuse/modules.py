@@ -57,7 +57,7 @@ def build_module(checkpoint: Checkpoint, dtype: torch.dtype, auto: str | None = 
         kind = _auto_class(checkpoint, auto) if auto else _named_class(checkpoint)
         bare = auto == "AutoModel" and "add_pooling_layer" in inspect.signature(kind).parameters
         with _reporting(checkpoint), quiet(), _without_initial_values():
-            module: Any = kind._fromclass_config(
+            module: Any = kind._from_config(
                 class_config(checkpoint.config),
                 dtype=dtype,
                 **_implementations(kind),
@@ -106,7 +106,7 @@ def _skeleton(kind: Any, config: str) -> torch.nn.Module:
     read = json.loads(config)
     with _reporting(Checkpoint({}, read, name="config.json")), quiet(), _without_initial_values():
         with torch.device("meta"):
-            module: torch.nn.Module = kind._fromclass_config(class_config(read))
+            module: torch.nn.Module = kind._from_config(class_config(read))
         return module
 
 
