@@ -35,6 +35,7 @@ from symfuse.architectures import (
     require_unread,
     resolve,
     stacked,
+    under_file_names,
     unstacked,
     vary,
 )
@@ -85,6 +86,7 @@ class Alignment:
         """
         if not isinstance(source, Checkpoint):
             source = open_checkpoint(source)
+        source, _ = under_file_names(source)
         if self.frame:
             model = canonical(Model.of(source), self.frame)
             moved = self._move(model.checkpoint, vary(model.spec, self.variants))

@@ -241,7 +241,7 @@ def merge(
                 f"heads {heads}: there are models 0 to {len(sources) - 1}; or write 'average', 'drop' or a model's name"
             )
         heads = str(heads + 1)
-    models, notes = _reconciled([_open(source) for source in sources], base, heads, force_config)
+    models, notes = _reconciled(_named(sources), base, heads, force_config)
     chosen = lookup(method)
     given: dict[str, Any] = {"method": method, "weights": weights, "base": base, "seed": seed, "dtype": dtype}
     if weights is not None and "weight" in parameters:
@@ -483,14 +483,23 @@ def nearest(sources: Sequence[Source]) -> int:
     return nearest_to_mean([_model(source) for source in sources])
 
 
+def _named(sources: Sequence[Source]) -> list[Checkpoint]:
+    """The models, each under a name of its own: folders and hub ids as they are written, as on the command line."""
+    found: dict[str, Checkpoint] = {}
+    for source in sources:
+        checkpoint = _open(source)
+        name = os.fspath(source) if isinstance(source, str | os.PathLike) else checkpoint.name
+        same = sum(name == one.partition(" (copy ")[0] for one in found)
+        name = f"{name} (copy {same})" if same else name
+        found[name] = checkpoint if name == checkpoint.name else checkpoint.replace(name=name)
+    return list(found.values())
+
+
 def _recipe_of(
     models: Sequence[Model], method: Method, given: Mapping[str, Any], parameters: Mapping[str, Any]
 ) -> tuple[Recipe, dict[str, Checkpoint]]:
     """The recipe that arguments of `merge` amount to, and its models by the names that it calls them."""
-    known: dict[str, Checkpoint] = {}
-    for model in models:
-        same = sum(model.name == name.partition(" (copy ")[0] for name in known)
-        known[f"{model.name} (copy {same})" if same else model.name] = model.checkpoint
+    known = {model.name: model.checkpoint for model in models}
     names, base, heads = list(known), given["base"], given["heads"]
     if heads.isdigit():
         heads = names[int(heads) - 1]

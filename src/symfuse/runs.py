@@ -60,12 +60,14 @@ Run = Mapping[str, Any]
 @dataclass(frozen=True)
 class Record:
     """What a checkpoint comes from. kind: "alignment", "frame" or "merge". run: makes the document, when the checkpoint
-    is saved. made_of: from which checkpoints. alignments: by the names of the files that are saved with it."""
+    is saved. made_of: from which checkpoints. alignments: by the names of the files that are saved with it. frame: in
+    which it is."""
 
     kind: str
     run: Callable[[], Run]
     made_of: tuple[Checkpoint, ...]
     alignments: Mapping[str, Alignment] = field(default_factory=dict)
+    frame: tuple[str, ...] = ()
 
     def __call__(self, checkpoint: Checkpoint) -> Checkpoint:
         """The checkpoint with these files beside its weights."""
@@ -116,7 +118,8 @@ def record_alignment(moved: Checkpoint, source: Checkpoint, alignment: Alignment
     """The moved source with the record of that; without one if the alignment does not come from matching."""
     matched = {"steps", "options", "source", "anchor"} <= alignment.provenance.keys()
     run = partial(movement, source, alignment)
-    return recorded(moved, Record("alignment", run, (source,), {FILE: alignment}) if matched else None)
+    record = Record("alignment", run, (source,), {FILE: alignment}, alignment.frame)
+    return recorded(moved, record if matched else None)
 
 
 def movement(source: Checkpoint, alignment: Alignment, verified: Run | None = None) -> dict[str, Any]:
@@ -153,7 +156,7 @@ def movement(source: Checkpoint, alignment: Alignment, verified: Run | None = No
 def framed(anchor: Checkpoint, alignment: Alignment) -> Checkpoint:
     """The anchor in the frame of an alignment, with the record of that."""
     run = partial(frame_run, anchor, alignment.frame)
-    return recorded(alignment.in_frame(anchor), Record("frame", run, (anchor,)))
+    return recorded(alignment.in_frame(anchor), Record("frame", run, (anchor,), frame=alignment.frame))
 
 
 def frame_run(source: Checkpoint, frame: Sequence[str]) -> dict[str, Any]:
@@ -182,9 +185,13 @@ def model_card(run: Run, checkpoint: Checkpoint) -> str:
     title = _title(run, [str(one["name"]) for one in inputs])
     text = "\n".join([f"# {title}", "", *_body(run), "The whole run as data: `symfuse.json`.", ""])
     for name in sorted(names, key=len, reverse=True):
-        text = re.sub(rf"(?<![\w/.~]){re.escape(name)}(?![\w/-])", lambda _, short=names[name]: short, text)
+        text = re.sub(rf"(?<![\w/.~]){re.escape(name)}(?![\w/-])", partial(_as, names[name]), text)
     text = re.sub(r"arXiv (\d{4}\.\d{4,5})", r"[arXiv \1](https://arxiv.org/abs/\1)", text)
     return str(ModelCard(f"---\n{_metadata(run, checkpoint)}\n---\n\n{text}"))
+
+
+def _as(text: str, _found: object) -> str:
+    return text
 
 
 def _inputs(run: Run) -> list[Run]:
@@ -265,7 +272,8 @@ def _body(run: Run) -> list[str]:
     about = {"merge": _of_merge, "frame": _of_frame, "alignment": _of_alignment}[run["kind"]]
     weights = run.get("weights") or {}
     names = [str(one["name"]) for one in _inputs(run)]
-    rows = [f"- `{name}`{f', weight {weights[name]:g}' if name in weights else ''}" for name in names]
+    own = {name: weights.get(name, weights.get(f"{name} (aligned)")) for name in names}
+    rows = [f"- `{name}`{'' if weight is None else f', weight {weight:g}'}" for name, weight in own.items()]
     lines = [*about(run), *_proof(run), "", "Made from:", "", *rows, ""]
     if "tokenizer" in run:
         lines += [f"It has config and dtypes of `{run['base']}` ({run['why base']}), {run['tokenizer']}.", ""]

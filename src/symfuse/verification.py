@@ -75,6 +75,9 @@ class Verification:
     def equal(self) -> bool:
         return not self.differences
 
+    def __bool__(self) -> bool:
+        return self.equal
+
     @property
     def differences(self) -> list[str]:
         """Every reason why the models are not equal."""

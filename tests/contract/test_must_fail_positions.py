@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_must_fail import BROKEN, acting, changed, rewritten
+from test_must_fail import BROKEN, acting, applied, changed, rewritten
 from tiny import EXACT, Case, case, moving
 
 from symfuse.alignment import Alignment
@@ -115,14 +115,14 @@ def test_mixing_planes_breaks(label: str, group: Group) -> None:
 def test_a_fused_projection_read_otherwise_breaks(label: str, layout: str) -> None:
     this = case(label)
     g = moving(fused(this.spec, layout), 1, {"c"})
-    assert this.error(replace(g, shifts={})(this.checkpoint)) > BROKEN
+    assert this.error(applied(this, replace(g, shifts={}))) > BROKEN
 
 
 def test_neighbours_read_as_halves_break() -> None:
     """C33: GPT-J turns (2i, 2i + 1)."""
     this = case("gptj-lm")
     layouts = {"q_proj.weight": "(h (c f + p)) residual*", "k_proj.weight": "(h (c* f + p*)) residual*"}
-    assert this.error(moving(rewritten(this.spec, layouts), 1, {"c"})(this.checkpoint)) > BROKEN
+    assert this.error(applied(this, moving(rewritten(this.spec, layouts), 1, {"c"}))) > BROKEN
 
 
 @pytest.mark.parametrize(
@@ -160,8 +160,8 @@ def test_the_biases_that_may_move(label: str, free: set[str]) -> None:
 def test_rotating_or_rescaling_what_is_clipped_breaks(axis: str) -> None:
     this = case("mpt-lm-clipped")
     for group in (Orthogonal(), Scaling()):
-        assert this.error(acting(this.spec, axis, group)(this.checkpoint)) > BROKEN
-    assert this.error(acting(this.spec, axis, Signed())(this.checkpoint)) < EXACT
+        assert this.error(applied(this, acting(this.spec, axis, group))) > BROKEN
+    assert this.error(applied(this, acting(this.spec, axis, Signed()))) < EXACT
 
 
 def test_neurons_of_opt_are_rescaled_with_relu_only() -> None:
@@ -187,31 +187,31 @@ def test_what_positions_do_not_turn_is_free_in_the_layers_of_smollm3_without_the
     this = case("smollm3-biased")
     per_layer = {i.index[0]: i.axis for i in this.spec.movable if i.axis in ("c", "p")}
     assert per_layer == {0: "p", 1: "c"}
-    assert this.error(acting(this.spec, "p", Invertible())(this.checkpoint)) < this.exact
+    assert this.error(applied(this, acting(this.spec, "p", Invertible()))) < this.exact
     name = "layers.{}.self_attn.{}_proj.weight"
     layouts = {name.format(1, "q"): "(kv q p) residual*", name.format(1, "k"): "(kv p*) residual*"}
-    assert this.error(moving(rewritten(this.spec, layouts), 1, {"p"})(this.checkpoint)) > BROKEN
+    assert this.error(applied(this, moving(rewritten(this.spec, layouts), 1, {"p"}))) > BROKEN
 
 
 @pytest.mark.parametrize(("axis", "groups"), [("c", (Rotary(), Phase())), ("v", (Orthogonal(), Scaling()))])
 def test_what_olmo_clips_is_neither_turned_nor_rescaled(axis: str, groups: tuple[Group, ...]) -> None:
     this = case("olmo-clipped")
     assert this.spec.shifts == ()
-    assert this.error(acting(this.spec, axis, Sign())(this.checkpoint)) < this.exact
+    assert this.error(applied(this, acting(this.spec, axis, Sign()))) < this.exact
     for group in groups:
         assert forced(this, moving(with_group(this.spec, axis, group), 1, {axis})) > BROKEN
 
 
 def test_the_stream_of_olmo_keeps_its_mean() -> None:
     this = case("olmo-tied")
-    assert this.error(acting(this.spec, "residual", Centred())(this.checkpoint)) < this.exact
+    assert this.error(applied(this, acting(this.spec, "residual", Centred()))) < this.exact
     assert forced(this, moving(with_group(this.spec, "residual", Orthogonal()), 1, {"residual"})) > BROKEN
 
 
 def test_the_fused_halves_of_modernbert_are_gate_and_up() -> None:
     this = case("modernbert-mlm")
     layouts = {"mlp.Wi.weight": "(ffn + |ffn|) residual*", "mlp.Wi.bias": "(ffn + |ffn|)"}
-    assert this.error(moving(rewritten(this.spec, layouts), 1, {"ffn"})(this.checkpoint)) > BROKEN
+    assert this.error(applied(this, moving(rewritten(this.spec, layouts), 1, {"ffn"}))) > BROKEN
 
 
 def test_the_stream_of_modernbert_is_not_rotated() -> None:

@@ -167,14 +167,8 @@ def _added(base: Checkpoint, folder: Path, config: Config, tensors: StoredTensor
         name=name,
         infos={tensor: infos[tensor] for tensor in changes},
     )
-    return Checkpoint(
-        _Adapted(base, changed),
-        base.config,
-        name=name,
-        folder=base.folder,
-        infos=infos,
-        notes=base.notes + notes,
-        sources=(*base.sources, folder),
+    return base.replace(
+        tensors=_Adapted(base, changed), name=name, infos=infos, notes=base.notes + notes, sources=(folder,)
     )
 
 

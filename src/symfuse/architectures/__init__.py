@@ -56,6 +56,7 @@ from symfuse.architectures.model import (
     require_floating,
     require_same_shape,
     require_unread,
+    under_file_names,
 )
 from symfuse.architectures.stacks import stacked, unstacked
 from symfuse.architectures.variants import TRANSPORT, VARIANTS, require_variants, vary, with_split
@@ -112,6 +113,7 @@ __all__ = [
     "starcoder2",
     "t5",
     "torch_encoder",
+    "under_file_names",
     "unstacked",
     "vary",
     "vit",

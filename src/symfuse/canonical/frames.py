@@ -10,7 +10,9 @@ import torch
 from symfuse.architectures import Model
 from symfuse.canonical.computed import reader
 from symfuse.canonical.stream import fold_rules, norms_of
-from symfuse.errors import IncompatibleError, SymmetryError
+from symfuse.errors import IncompatibleError, SymfuseError, SymmetryError
+from symfuse.io import Checkpoint
+from symfuse.io.folder import read_json
 from symfuse.io.messages import some
 
 NORMS = 8  # that are compared, so that not all weights are read
@@ -30,7 +32,8 @@ def require_same_frame(models: Sequence[Model]) -> tuple[str, ...]:
     if not folded or not others:
         return ()
     names = " and ".join(some(model.name for model in kind) for kind in (folded, others))
-    if any(_is_fold_of(one, other) for one in folded for other in others):
+    recorded = any("fold_norms" in _recorded_frame(one.checkpoint) for one in folded)
+    if recorded or any(_is_fold_of(one, other) for one in folded for other in others):
         raise IncompatibleError(
             f"{names}: in the first all gains of norms are folded into the weights (the "
             "frame in which an alignment rotates the residual stream), in the second they are not, so that equal "
@@ -43,6 +46,19 @@ def require_same_frame(models: Sequence[Model]) -> tuple[str, ...]:
         "if the gains had not been trained. If they were folded into the weights (`symfuse align`), bring all models "
         "into that frame first: --anchor-output FOLDER",
     )
+
+
+def _recorded_frame(checkpoint: Checkpoint) -> Sequence[str]:
+    """The frame that is recorded of a model that symfuse made, or wrote into the folder that it is read from."""
+    for step in checkpoint.before_save:
+        if found := getattr(step, "frame", ()):
+            return tuple(found)
+    if checkpoint.folder is not None:
+        with suppress(SymfuseError):  # none, or a file of somebody else
+            run = read_json(checkpoint.folder / "symfuse.json")
+            frame = run.get("frame") or (run.get("align") or {}).get("frame") or ()
+            return frame if isinstance(frame, list) else ()
+    return ()
 
 
 def _has_no_gains(model: Model) -> bool:

@@ -34,7 +34,8 @@ def merge_record(stage: Stage, merged: Checkpoint, warned: Sequence[str] = ()) -
     moved = {number: one for number, one in found.items() if one is not None and one.kind == "alignment"}
     files = {f"alignment-{number}{SUFFIX}": one.alignments[FILE] for number, one in moved.items()}
     run = partial(_merge_run, stage, merged, tuple(moved.values()), tuple(warned))
-    return Record("merge", run, tuple(stage.opened.values()), files)
+    frame = next((one.frame for one in found.values() if one is not None and one.frame), ())
+    return Record("merge", run, tuple(stage.opened.values()), files, frame)
 
 
 def _merge_run(stage: Stage, merged: Checkpoint, moved: Sequence[Record], warned: Sequence[str]) -> dict[str, Any]:
@@ -116,7 +117,8 @@ def alignment_run(
 
 def alignment_record(source: Checkpoint, anchor: Checkpoint, alignment: Alignment) -> Record:
     """What a source that was moved onto an anchor is saved with."""
-    return Record("alignment", partial(alignment_run, source, anchor, alignment), (source,), {FILE: alignment})
+    run = partial(alignment_run, source, anchor, alignment)
+    return Record("alignment", run, (source,), {FILE: alignment}, alignment.frame)
 
 
 def distances(before: Distance, after: Distance) -> dict[str, Any]:
