@@ -270,7 +270,7 @@ class Alignment:
     def save(self, path: str | Path) -> Path:
         """Write `to_bytes` to a file, whole or not at all. OutputError if that is not possible."""
         path = Path(path)
-        write_file(path, self.to_bytes(), "the alignment", mark=f'"symfuse":"{FORMAT}"'.encode())
+        write_file(path, self.to_bytes(), "the alignment", mark=f'"symfuse": "{FORMAT}"'.encode())
         return path
 
     def to_bytes(self) -> bytes:

@@ -54,7 +54,7 @@ def changed(this: Case, change: Mapping[str, Tensor]) -> float:
 
 
 def applied(this: Case, g: Alignment) -> Checkpoint:
-    """The model moved by the layouts of the alignment, which are not those of its family; an alignment refuses these."""
+    """The model moved by the layouts of the alignment, which a call refuses if they are not those of the family."""
     return g.on(Model(this.checkpoint, g.spec))
 
 
