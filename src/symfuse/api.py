@@ -525,7 +525,8 @@ def _warned(recipes: Sequence[Recipe], known: Mapping[str, Checkpoint], options:
     """What `symfuse check` warns of, which are warnings here. Models that are computed are not sampled: nothing is read
     of them before they are saved."""
     sample = all(isinstance(checkpoint.tensors, StoredTensors | dict) for checkpoint in known.values())
-    reports = check_all(recipes, options, known=known, sample=sample)
+    here = {name: checkpoint.on(CPU) for name, checkpoint in known.items()}
+    reports = check_all(recipes, options, known=here, sample=sample)
     found = [text for report in reports for text in report.warnings]
     for text in dict.fromkeys(found):
         warn_caller(text)

@@ -35,7 +35,7 @@ def small(seed: int) -> Checkpoint:
     """Of a few tensors, with a tokenizer's file in a folder."""
     rng = torch.Generator().manual_seed(seed)
     weights = {f"w{n}": torch.randn(150, 211, generator=rng).bfloat16() for n in range(4)}
-    return Checkpoint(weights, {"seed": seed}, name="small", files={"words/list.txt": b"a b c"})
+    return Checkpoint(weights, {"seed": seed}, name="small", files={"1_Words/list.json": b"a b c"})
 
 
 def save_small(target: Path, seed: int, **options: Any) -> None:

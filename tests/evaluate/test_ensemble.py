@@ -106,7 +106,7 @@ def test_what_is_refused() -> None:
         symfuse.score([found[0], three], made)
     names = {label: 6 - i for label, i in found[0].config["label2id"].items()}
     turned = found[1].replace(config={**found[1].config, "label2id": names}, name="turned")
-    with pytest.raises(IncompatibleError, match="turned: the label 'O' is number 0 in one, 6 in the other"):
+    with pytest.raises(IncompatibleError, match=r"turned: the label '\S+' is number \d in one, \d in the other"):
         symfuse.score([found[0], turned], made)
     with pytest.raises(OptionError, match="made of predicted classes"):
         symfuse.score(found, lambda _module: 0.0)
