@@ -39,7 +39,7 @@ class SymfuseWarning(UserWarning):
 
 def warn_caller(text: str) -> None:
     """A SymfuseWarning at the line that called symfuse."""
-    depth, frame = 1, sys._getframe(1)
+    depth, frame = 2, sys._getframe(1)
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in (
         "symfuse",
         "beartype",
