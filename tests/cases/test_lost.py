@@ -244,9 +244,7 @@ def test_d22_what_comes_while_the_run_works_is_kept_too(tmp_path: Path) -> None:
 
 def test_d22_what_libraries_write_is_replaced(tmp_path: Path) -> None:
     """The control: a folder with all kinds of files that belong to a model."""
-    out = model().save(
-        tmp_path / "out", extra={"symfuse.json": "{}", "README.md": "card", "alignment-1.symfuse": ""}
-    )
+    out = model().save(tmp_path / "out", extra={"symfuse.json": "{}", "README.md": "card", "alignment-1.symfuse": ""})
     assert isinstance(out, Path)
     names = (
         "generation_config.json",
