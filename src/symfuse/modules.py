@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib.util
 import inspect
 import json
@@ -18,7 +17,7 @@ from symfuse.architectures import ARCHITECTURES, Model
 from symfuse.device import CPU
 from symfuse.errors import CheckpointError
 from symfuse.io import Checkpoint, scan
-from symfuse.io.installed import class_config
+from symfuse.io.installed import class_config, quiet
 from symfuse.io.live import names_in_memory
 from symfuse.io.messages import first_line
 
@@ -65,28 +64,6 @@ def build_module(checkpoint: Checkpoint, dtype: torch.dtype, auto: str | None = 
             )
             module.tie_weights()  # which is part of what was left out
     found: torch.nn.Module = module.eval()
-    return found
-
-
-def resolved(config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """A config with the values that its class of `transformers` gives to absent fields; None without such a class, or
-    if it refuses the config."""
-    if importlib.util.find_spec("transformers") is None:
-        return None
-    import transformers
-
-    if config.get("model_type") not in transformers.CONFIG_MAPPING:
-        return None
-    return copy.deepcopy(_resolved(json.dumps(dict(config), default=str)))
-
-
-@lru_cache(maxsize=32)
-def _resolved(config: str) -> dict[str, Any] | None:
-    try:
-        with quiet():
-            found: dict[str, Any] = class_config(json.loads(config)).to_dict()
-    except Exception:  # whatever a class may raise
-        return None
     return found
 
 
@@ -248,23 +225,6 @@ def _implementations(kind: Any) -> dict[str, str]:
     chosen = {"attn_implementation": "sdpa" if kind._supports_sdpa else "eager"}
     experts = getattr(kind, "_can_set_experts_implementation", None)  # since version 5
     return chosen | ({"experts_implementation": "eager"} if experts is not None and experts() else {})
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """No loading bars and no advice from transformers: what matters is in its loading report."""
-    from transformers import utils
-
-    logging: Any = utils.logging  # its functions have no type hints
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
 
 
 def canonical_names(model: Model, module: torch.nn.Module) -> dict[str, str]:

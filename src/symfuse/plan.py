@@ -16,10 +16,10 @@ from symfuse.device import CPU
 from symfuse.errors import IncompatibleError, OptionError
 from symfuse.guided import lookup
 from symfuse.io import Checkpoint
+from symfuse.io.installed import resolved
 from symfuse.merging import Merged, Method, Output, Parameter, Slice, Term, merge_slices
 from symfuse.merging.engine import Learnt, typed
 from symfuse.merging.models import head_model, merged_checkpoint, require_same_heads, template_config
-from symfuse.modules import resolved
 from symfuse.recipe import Input, ModelRef, Module, Recipe, settings_for
 from symfuse.recipe import Slice as RecipeSlice
 from symfuse.rules import Layer, Stack, inside, rearranged, require_same_rules

@@ -12,7 +12,8 @@ from torch import nn
 from symfuse.architectures.base import LAYERS
 from symfuse.errors import CheckpointError, IncompatibleError
 from symfuse.io import Checkpoint
-from symfuse.modules import resolved, skeleton
+from symfuse.io.installed import resolved
+from symfuse.modules import skeleton
 
 # Fields by which each n-th layer is of one kind, and the list that has the others by number.
 STRIDES = {"decoder_sparse_step": "mlp_only_layers"}

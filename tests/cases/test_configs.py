@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tiny import MODELS
+from tiny import MODELS, case, real
 
 from symfuse import api, pipeline
 from symfuse.architectures import Model, require_same_shape
@@ -16,6 +17,7 @@ from symfuse.architectures.config import differences
 from symfuse.check import check
 from symfuse.errors import IncompatibleError, LayoutError, SpecError
 from symfuse.io import Checkpoint
+from symfuse.io import open as open_checkpoint
 from symfuse.recipe import parse_recipe
 from test_undeclared import LLAMA, changed, of, tiny, unknown
 from test_undeclared import llama as declared_llama
@@ -159,7 +161,8 @@ def test_c61_both_numbers_of_layers(llama: Make) -> None:
 
 
 def test_c62_both_widths(llama: Make) -> None:
-    words = r"hidden sizes( \(residual stream\))? differ: .* \(hidden_size(\);|: (32 and 48|48 and 32) in config)"
+    sizes = r"hidden sizes \(residual stream\) differ: (32 and 48|48 and 32) \(hidden_size: "
+    words = sizes + r"|hidden sizes differ: .* \(hidden_size\);"
     refused(words, llama(), llama(1, hidden_size=48))
     refused(r"feed-forward sizes differ: ", llama(), llama(1, intermediate_size=40))
 
@@ -244,3 +247,40 @@ def test_how_a_model_was_trained_decides_nothing() -> None:
     ]
     assert not [difference for difference in differences(*models) if difference.matters]
     assert api.merge(models)
+
+
+SIBLINGS = ["clip", "siglip", "llama-lm", "bert-sequence", "neox-lm", "mixtral-lm"]
+
+
+@pytest.mark.parametrize("label", SIBLINGS)
+def test_a_module_and_its_folder_have_one_config(label: str, tmp_path: Path) -> None:
+    """A file leaves defaults out, of nested configs too, and numbers labels by strings; a module has them all."""
+    module: Any = real(case(label).checkpoint)
+    module.save_pretrained(tmp_path / "folder")
+    folder, live = open_checkpoint(tmp_path / "folder"), open_checkpoint(module)
+    weights = open_checkpoint(module.state_dict(), config=module.config.to_dict())
+    assert "return_dict" in live.config.keys() - folder.config.keys()
+    for one in (live, weights):
+        assert differences(one, folder) == differences(folder, one) == []
+        assert notes(one, folder) == ()
+    part = "vision_config" if "vision_config" in folder.config else ""
+    other = changed(
+        folder, **({part: folder.config[part] | {"hidden_act": "relu"}} if part else {"hidden_act": "relu"})
+    )
+    for pair in ((live, other), (other, live)):
+        with pytest.raises(
+            IncompatibleError, match=rf"config\.json differs in {part}\.?hidden_act: '\w+' and "
+        ) as error:
+            notes(*pair)
+        assert "{" not in str(error.value)
+
+
+@pytest.mark.parametrize("label", ["clip", "siglip"])
+def test_a_module_of_two_towers_is_matched_with_and_merged_into_a_folder(label: str, tmp_path: Path) -> None:
+    module: Any = real(MODELS[label](1))
+    real(case(label).checkpoint).save_pretrained(tmp_path / "folder")  # type: ignore[operator]
+    folder = str(tmp_path / "folder")
+    assert api.match(module, folder).elements
+    merged = api.merge([module, folder])
+    for name, tensor in open_checkpoint(module).items():
+        torch.testing.assert_close(merged[name], (tensor + open_checkpoint(folder)[name]) / 2)

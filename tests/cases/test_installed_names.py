@@ -222,6 +222,75 @@ def test_d10_what_peft_refuses_is_left_out_and_said(tmp_path: Path) -> None:
         torch.testing.assert_close(loaded.state_dict()[name], expected, rtol=1e-5, atol=1e-6)
 
 
+# What peft cannot hold as a whole, beside tensors of a model itself: heads and tables that are tied.
+LEFT_OUT = {
+    "electra-generator": {"electra.embeddings.word_embeddings.weight", "generator_lm_head.bias"},
+    "modernbert-mlm": {"model.embeddings.tok_embeddings.weight", "decoder.bias"},
+    "bart-lm": {"model.shared.weight"}, "marian-lm": {"model.shared.weight"}, "llama-lm": set(),
+    "clip": {"logit_scale", "vision_model.embeddings.class_embedding"},
+    "siglip": {
+        "logit_scale", "logit_bias", "vision_model.head.probe",
+        "vision_model.head.attention.in_proj_weight", "vision_model.head.attention.in_proj_bias",
+    },
+}  # fmt: skip
+
+
+def tuned_everywhere(module: torch.nn.Module) -> torch.nn.Module:
+    torch.manual_seed(3)
+    tuned = copy.deepcopy(module)
+    with torch.no_grad():
+        for parameter in tuned.parameters():
+            parameter.add_(torch.randn_like(parameter) / 16)
+    return tuned
+
+
+@pytest.mark.parametrize("label", LEFT_OUT)
+def test_what_is_saved_as_a_whole_is_what_peft_runs(label: str, tmp_path: Path) -> None:
+    """All that is not of low rank is saved, but for what peft cannot load; which is said, with the reason."""
+    base = case(label)
+    module: Any = real(base.checkpoint)
+    tuned = open_checkpoint(tuned_everywhere(module))
+    adapter = adapters.extract(tuned, base.checkpoint, 3, dtype=torch.float64, save_rest=True)
+    assert adapter.left_out.keys() == adapter.reasons.keys() == LEFT_OUT[label]
+    assert sum("left out" in line and line.endswith(")") for line in adapter.report()) == len(LEFT_OUT[label])
+    model = peft.PeftModel.from_pretrained(copy.deepcopy(module), adapter.save(tmp_path / "a")).eval()
+    applied = adapters.apply(base.checkpoint, tmp_path / "a")
+    expected, found = run(real(applied), base.inputs), run(model, base.inputs)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-6, atol=1e-8)
+        assert not torch.allclose(base.outputs[name], value, rtol=1e-3, atol=1e-3)
+    for name in adapter.saved:
+        torch.testing.assert_close(applied[name], tuned[name], rtol=0, atol=0)
+
+
+XLNET = {"vocab_size": 61, "d_model": 20, "n_layer": 1, "n_head": 4, "d_inner": 29}
+DISTILBERT = {"vocab_size": 61, "dim": 20, "n_layers": 1, "n_heads": 4, "hidden_dim": 29}
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "left", "reason"),
+    [
+        ("DistilBertForMaskedLM", transformers.DistilBertConfig(**DISTILBERT), "vocab_projector.bias", "tied"),
+        ("XLNetLMHeadModel", transformers.XLNetConfig(**XLNET), "lm_loss.bias", "tied"),
+        (
+            "Wav2Vec2ForCTC", transformers.Wav2Vec2Config(**SPEECH),
+            "wav2vec2.encoder.pos_conv_embed.conv.parametrizations.weight.original0", "kind",
+        ),
+    ],
+)  # fmt: skip
+def test_what_peft_cannot_save_is_left_out_with_the_reason(
+    kind: str, config: Any, left: str, reason: str, tmp_path: Path
+) -> None:
+    base = saved(kind, config, tmp_path / "base")
+    tuned = open_checkpoint(tuned_everywhere(base))
+    adapter = adapters.extract(tuned, open_checkpoint(tmp_path / "base"), 3, dtype=torch.float64, save_rest=True)
+    assert reason in adapter.reasons[left]
+    assert any("orm" in name for name in adapter.saved)
+    loaded = peft.PeftModel.from_pretrained(copy.deepcopy(base), adapter.save(tmp_path / "a")).merge_and_unload()
+    for name in adapter.saved:
+        torch.testing.assert_close(loaded.state_dict()[name], tuned[name], rtol=0, atol=0)
+
+
 @pytest.mark.parametrize(
     ("label", "task"),
     [

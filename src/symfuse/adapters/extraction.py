@@ -6,13 +6,13 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from symfuse.adapters.config import CONFIG, MAX_RANK, SAFETENSORS, require_floating
 from symfuse.adapters.factors import Factors, factorise
@@ -33,19 +33,24 @@ TASKS: Mapping[str, tuple[str | None, tuple[str, ...]]] = {
     r".*ForTokenClassification": ("TOKEN_CLS", ("classifier", "score")),
     r".*ForQuestionAnswering": (None, ("qa_outputs",)),
 }
+# What peft refuses to hold as a whole.
+CONTAINERS = (nn.ModuleDict, nn.ModuleList, nn.ParameterDict, nn.ParameterList)
+NO_FACTORS = "no layer that peft adapts, or not chosen; save_rest (--save-rest) saves it as a whole"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 @dataclass(frozen=True)
 class Adapter:
     """An adapter in memory. factors: by module. saved: tensors held as a whole. left_out: the norms of the
-    differences that the adapter does not hold, by tensor. config: the content of adapter_config.json."""
+    differences that the adapter does not hold, by tensor. config: the content of adapter_config.json. reasons: why a
+    tensor is left out."""
 
     factors: Mapping[str, Factors]
     saved: Mapping[str, Tensor]
     left_out: Mapping[str, float]
     config: Mapping[str, Any]
     sources: tuple[Place, ...] = ()
+    reasons: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def error(self) -> float:
@@ -62,7 +67,10 @@ class Adapter:
             for module, f in self.factors.items()
         ]
         lines += [f"{name}: saved as a whole" for name in self.saved]
-        return lines + [f"{name}: left out, a difference of norm {norm:.3g}" for name, norm in self.left_out.items()]
+        for name, norm in self.left_out.items():
+            reason = f" ({self.reasons[name]})" if name in self.reasons else ""
+            lines.append(f"{name}: left out, a difference of norm {norm:.3g}{reason}")
+        return lines
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors under the names that peft gives them."""
@@ -138,14 +146,16 @@ def extract(
     if any(map(layers.together, factors)):
         alone = [module for module in linear if layers.together(module) and module not in factors]
         factors |= {module: Factors.zero(base.info(f"{module}.weight").shape, rank, dtype) for module in alone}
-    saved = _saved(rest if save_rest else {}, heads, factors, base)
+    refused = _refused({_owner(name) for name in rest} - factors.keys(), factors, base, layers)
+    saved = _saved(rest if save_rest else {}, heads, factors, base, refused)
     left_out = {name: norm for name, norm in rest.items() if name not in saved}
+    reasons = {name: refused.get(_owner(name), NO_FACTORS) for name in left_out}
     if not factors:
         raise IncompatibleError(f"{finetuned.name} and {base.name} differ in no linear layer that was chosen")
     config = _config(base, factors, saved, rank, alpha, task, heads)
     config["fan_in_fan_out"] = any(map(layers.transposed, factors))
     tensors = {name: finetuned[name].contiguous() for name in saved}
-    return Adapter(factors, tensors, left_out, config, (*base.sources, *finetuned.sources))
+    return Adapter(factors, tensors, left_out, config, (*base.sources, *finetuned.sources), reasons)
 
 
 def _require_same_tensors(finetuned: Checkpoint, base: Checkpoint) -> None:
@@ -217,30 +227,53 @@ def _inside(module: str, heads: Sequence[str]) -> bool:
     return any(part.endswith(tuple(heads)) for part in module.split("."))
 
 
-def _saved(
-    rest: Mapping[str, float], heads: Sequence[str], factors: Mapping[str, Factors], base: Checkpoint
-) -> list[str]:
-    """Tensors to hold as a whole: of heads, the biases of layers with factors, and modules with all their tensors.
+def _owner(name: str) -> str:
+    return name.rpartition(".")[0]
 
-    peft finds modules by the end of their names, and then wants them all, changed or not. Parameters of modules that
-    have others inside, and embeddings that are tied to a head, cannot be loaded in this way.
+
+def _refused(
+    modules: Collection[str], factors: Mapping[str, Factors], base: Checkpoint, layers: Layers
+) -> dict[str, str]:
+    """Why peft cannot hold modules as a whole, of those that it cannot.
+
+    peft finds modules by the end of their names, and then wants each with all its tensors, changed or not: also those
+    that a file has not, because they are tied.
     """
-    owner = {name: name.rpartition(".")[0] for name in base}
-    owners = set(owner.values())
-    wanted = {owner[name] for name in rest if owner[name] not in factors}
-    wanted = {
-        module
-        for module in wanted
-        if not any(other.startswith(f"{module}.") or other == "" for other in owners)
-        and not (set(factors) & {other for other in owners if other.endswith(module)})
-        and not (is_tied(base) and is_vocabulary(f"{module}.weight", base) if f"{module}.weight" in base else False)
-    }
+    tensors = layers.tensors
+    owners = {_owner(name) for name in (*base, *tensors)}
+    outer = {module[: dot.start()] for module in owners for dot in re.finditer(r"\.", module)} | {""}
+    tied = {_owner(name) for name, shared in tensors.items() if shared or name not in base}
+    tied |= {_owner(name) for name in base if name.endswith(".weight") and is_vocabulary(name, base) and is_tied(base)}
+    containers = {module for module, part in layers.parts.items() if isinstance(part, CONTAINERS)}
+    found = {}
+    for module in modules:
+        same = {one for one in (*owners, *layers.parts) if one.endswith(module)}
+        if same & tied:
+            found[module] = "a weight of its module is tied to that of another"
+        elif same & outer:
+            found[module] = "peft saves no parameters of a module that has others inside"
+        elif same & factors.keys():
+            found[module] = "peft would also save layers of low rank, whose names end alike"
+        elif same & containers or (layers.parts and module not in layers.parts):
+            found[module] = "peft does not save a module of its kind"
+    return found
+
+
+def _saved(
+    rest: Mapping[str, float],
+    heads: Sequence[str],
+    factors: Mapping[str, Factors],
+    base: Checkpoint,
+    refused: Collection[str],
+) -> list[str]:
+    """Tensors to hold as a whole: of heads, the biases of layers with factors, and modules with all their tensors."""
+    wanted = {_owner(name) for name in rest} - factors.keys() - set(refused)
     return [
         name
         for name in base
-        if _inside(owner[name], heads)
-        or any(owner[name].endswith(module) for module in wanted)
-        or (name in rest and owner[name] in factors and name.endswith(".bias"))
+        if _inside(_owner(name), heads)
+        or any(_owner(name).endswith(module) for module in wanted)
+        or (name in rest and _owner(name) in factors and name.endswith(".bias"))
     ]
 
 
@@ -267,7 +300,7 @@ def _config(
     task: str | None,
     heads: Sequence[str],
 ) -> dict[str, Any]:
-    owners = dict.fromkeys(_outermost(name.rpartition(".")[0], heads) for name in saved)
+    owners = dict.fromkeys(_outermost(_owner(name), heads) for name in saved)
     whole = [module for module in owners if module not in factors]
     return {
         "peft_type": "LORA",

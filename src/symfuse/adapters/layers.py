@@ -4,6 +4,7 @@ none, their names."""
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -52,19 +53,33 @@ class Layers:
             return not EMBEDDING.fullmatch(module)
         if self._named_as_expert(module):
             return self.together(module)
-        part = self.known.parts.get(module)
+        part = self.parts.get(module)
         plain = isinstance(part, nn.Linear) and type(part) is not nn.modules.linear.NonDynamicallyQuantizableLinear
         return plain or type(part).__name__ == "Conv1D"
 
     def together(self, module: str) -> bool:
         """Whether peft reads an adapter of the module only with those of all of its kind, of one rank."""
-        part = None if self.known is None else self.known.parts.get(module)
+        part = self.parts.get(module)
         return self._named_as_expert(module) and not isinstance(part, nn.Linear)
 
     def transposed(self, module: str) -> bool:
         """Whether the layer stores [in, out]."""
-        part = None if self.known is None else self.known.parts.get(module)
+        part = self.parts.get(module)
         return is_transposed(module, self.config, False) if part is None else type(part).__name__ == "Conv1D"
+
+    @property
+    def parts(self) -> Mapping[str, nn.Module]:
+        """All modules of the class by name; none if it is not installed."""
+        return {} if self.known is None else self.known.parts
+
+    @property
+    def tensors(self) -> Mapping[str, bool]:
+        """Whether a tensor of the class is tied to another one, by its name in memory; none if it is not installed."""
+        if self.known is None:
+            return {}
+        tensors = self.known.module.state_dict(keep_vars=True)
+        uses = Counter(map(id, tensors.values()))
+        return {name: uses[id(tensor)] > 1 for name, tensor in tensors.items()}
 
     @property
     def translates(self) -> bool:

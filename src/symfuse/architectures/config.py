@@ -11,6 +11,7 @@ from symfuse.architectures.base import ARCHITECTURES, Config, lookup
 from symfuse.architectures.feed_forward import SAME
 from symfuse.errors import SpecError
 from symfuse.io import Checkpoint
+from symfuse.io.installed import resolved
 
 # Values of fields that are absent, in all declared families that have them and whose declarations do not read them.
 SCALARS: dict[str, Any] = {
@@ -102,7 +103,8 @@ def differences(one: Checkpoint, other: Checkpoint) -> list[Difference]:
 
     Spellings of older versions of `transformers` are made equal first. All fields matter but those known to be
     harmless, unless one is absent on one side and its default is not known; of a family with a declaration, that which
-    it reads matters anyway. SpecError, naming the model, for a field of another kind than it must be.
+    it reads matters anyway. A field that is absent equals the default of the installed class, nested ones too.
+    SpecError, naming the model, for a field of another kind than it must be.
     """
     configs = [_flat(_spelled(checkpoint)) for checkpoint in (one, other)]
     found: dict[str, Difference] = {}
@@ -111,6 +113,8 @@ def differences(one: Checkpoint, other: Checkpoint) -> list[Difference]:
         if key.rpartition(".")[2] in UNSAID or ours == theirs or (not ours and not theirs):  # absent, false, 0: one
             continue
         known = ours is not None and theirs is not None
+        if not known and _is_default(key, ours if theirs is None else theirs, one if ours is None else other):
+            continue
         said = _as_said(key, one, other)
         found[said] = Difference(said, ours, theirs, known and not _harmless(key, configs))
     if all(str(checkpoint.config.get("model_type")) in ARCHITECTURES for checkpoint in (one, other)):
@@ -166,11 +170,19 @@ def _default(key: str, config: Mapping[str, Any]) -> Any:
     return EPSILON.get(str(config.get(f"{level}.model_type".lstrip("."))), 1e-6) if field == "rms_norm_eps" else None
 
 
+def _is_default(key: str, value: Any, absent: Checkpoint) -> bool:
+    """Whether the installed class of a config gives this value to a field that the config leaves out."""
+    defaults = resolved(absent.config)
+    return defaults is not None and _flat(_alike(defaults)).get(key) == value
+
+
 def _flat(config: Mapping[str, Any], at: str = "") -> dict[str, Any]:
-    """Nested objects as dotted fields; null is absent."""
+    """Nested objects as dotted fields; null is absent. Labels are numbered by strings, as in files."""
     out: dict[str, Any] = {}
     for key, value in config.items():
-        if isinstance(value, Mapping) and key not in ("id2label", "label2id"):
+        if isinstance(value, Mapping) and key in ("id2label", "label2id"):
+            out[at + key] = {str(label): one for label, one in value.items()}
+        elif isinstance(value, Mapping):
             out |= _flat(value, f"{at}{key}.")
         elif value is not None:
             out[at + key] = value
@@ -264,8 +276,8 @@ def _deciding_differences(one: Checkpoint, other: Checkpoint) -> dict[str, Diffe
 
 
 def deciding(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The fields that a declaration reads, and SCALARS, with their defaults; without rotary settings, which have
-    several spellings."""
+    """The fields that a declaration reads, dotted where they are nested, and SCALARS, with their defaults; without
+    rotary settings, which have several spellings."""
     c = Config(checkpoint.config, str(checkpoint.config["model_type"]))
     try:
         lookup(checkpoint.config, checkpoint.name).declare(c)
@@ -274,5 +286,6 @@ def deciding(checkpoint: Checkpoint) -> dict[str, Any]:
     except SpecError as error:
         raise SpecError(f"{checkpoint.name}: {error}") from None
     others = {*OF_HEADS, *ROPE, "rope_parameters", "rope_scaling"}
-    seen = {key: value for key, value in c.seen.items() if value is not None and key not in others}
+    fields = {key: value for key, value in c.seen.items() if not isinstance(value, Mapping)}
+    seen = {key: value for key, value in fields.items() if value is not None and key not in others}
     return {key: SAME.get(str(value), value) for key, value in seen.items()}

@@ -187,7 +187,7 @@ def require_same_sizes(first: Model, other: Model, pair: str, layers: bool, forc
         if axis in theirs and ours[axis] != theirs[axis]:
             if force_config and ours[axis].size == theirs[axis].size:
                 continue  # the activations differ, and with them the groups
-            fields = [d for d in differences(first.checkpoint, other.checkpoint) if d.matters and type(d.ours) is int]
+            fields = [d for d in differences(first.checkpoint, other.checkpoint) if d.matters]
             raise IncompatibleError(f"{pair}: {_difference(axis, ours[axis], theirs[axis], fields)}")
     if not first.declared:
         configs = [text_config(model.checkpoint.config) for model in (first, other)]
@@ -297,7 +297,7 @@ def _base_axes(spec: Spec) -> dict[str, Axis]:
 
 
 def _difference(axis: str, ours: Axis, theirs: Axis, fields: Sequence[Difference]) -> str:
-    """fields: of config.json, the sizes that differ."""
+    """fields: of config.json, those that matter and differ."""
     what = {
         "l": "numbers of layers",
         "h": "numbers of attention heads",
@@ -321,10 +321,9 @@ def _difference(axis: str, ours: Axis, theirs: Axis, fields: Sequence[Difference
         way = "there is no exact map between them"
         if anatomy(axis) in ("residual", "ffn"):
             way = "the narrower can be given the widths of the wider first (align --widen, docs/widths.md)"
-        said = f" ({some(map(str, fields))} in config.json)" if fields else ""
+        sizes = [str(field) for field in fields if type(field.ours) is int]
+        said = f" ({some(sizes)} in config.json)" if sizes else ""
         return f"the {what} differ: {ours.size} and {theirs.size}{said}; {way}"
     names = [a.group.name if a.group else "none" for a in (ours, theirs)]
-    return (
-        f"axis {axis!r} has different symmetries ({names[0]} and {names[1]}): the configs differ in "
-        "something that decides them, such as the activation"
-    )
+    what = some(map(str, fields)) if fields else "something that decides them, such as the activation"
+    return f"axis {axis!r} has different symmetries ({names[0]} and {names[1]}): config.json differs in {what}"

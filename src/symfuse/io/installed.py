@@ -4,9 +4,11 @@ without data. Some tensors of a file are several in memory (fused projections), 
 from __future__ import annotations
 
 import copy
+import importlib.util
 import json
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -98,6 +100,45 @@ def class_config(config: Mapping[str, Any]) -> Any:
     return kind.from_dict(decode(dict(config)))
 
 
+def resolved(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A config with the values that its class of `transformers` gives to absent fields; None without such a class, or
+    if it refuses the config."""
+    if importlib.util.find_spec("transformers") is None:
+        return None
+    import transformers
+
+    if config.get("model_type") not in transformers.CONFIG_MAPPING:
+        return None
+    return copy.deepcopy(_resolved(json.dumps(dict(config), default=str)))
+
+
+@lru_cache(maxsize=32)
+def _resolved(config: str) -> dict[str, Any] | None:
+    try:
+        with quiet():
+            found: dict[str, Any] = class_config(json.loads(config)).to_dict()
+    except Exception:  # whatever a class may raise
+        return None
+    return found
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No loading bars and no advice from transformers: what matters is in its loading report."""
+    from transformers import utils
+
+    logging: Any = utils.logging  # its functions have no type hints
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
 def installed(config: Mapping[str, Any]) -> Installed | None:
     """The class of this config in the installed `transformers`; None if there is none, or if it cannot be built."""
     return _installed(json.dumps(dict(config), default=str))
@@ -124,14 +165,8 @@ def _built(config: str) -> Installed | None:
     kind: Any = getattr(transformers, str((values.get("architectures") or [""])[0]), None)
     if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
         kind = transformers.MODEL_MAPPING[transformers.CONFIG_MAPPING[model_type]]
-    logging: Any = transformers.utils.logging
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        with torch.device("meta"):
-            return Installed(kind._from_config(class_config(values)))
-    finally:
-        logging.set_verbosity(verbosity)
+    with quiet(), torch.device("meta"):
+        return Installed(kind._from_config(class_config(values)))
 
 
 def in_memory(checkpoint: Checkpoint, known: Installed) -> Checkpoint:

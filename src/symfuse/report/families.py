@@ -8,7 +8,7 @@ from typing import Any
 from symfuse.architectures import ARCHITECTURES, Config, Family
 from symfuse.architectures.reasons import MEANING, ONCE_FOLDED, reason
 from symfuse.groups import GROUPS
-from symfuse.modules import quiet
+from symfuse.io.installed import quiet
 from symfuse.spec import Axis, parse
 from symfuse.spec.spec import anatomy
 
