@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from symfuse.errors import CheckpointError, OutputError
 from symfuse.evaluate.landscape import _Journal
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
-from symfuse.io.target import check_target, overlap
+from symfuse.io.target import check_target, overlap, write_text
 from symfuse.io.together import together
 
 ALIGN = ("align", "a", "--to", "b", "-o", "out", "--axes", "residual", "--anchor-output", "framed", "--no-verify", "-q")
@@ -304,6 +305,43 @@ def test_d22_single_files_of_others_are_not_replaced(place: Path, monkeypatch: p
         assert code == 8, name
         assert mine.read_text() == "mine"
         mine.write_bytes(document)
+
+
+def pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def link(path: Path) -> None:
+    path.symlink_to("mine")
+
+
+def dangling(path: Path) -> None:
+    path.symlink_to("nothing")
+
+
+def null(path: Path) -> None:
+    try:
+        os.mknod(path, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+    except PermissionError:
+        pytest.skip("may not make devices")
+
+
+@pytest.mark.parametrize(
+    ("make", "what"), [(pipe, "pipe"), (link, "symbolic link"), (dangling, "symbolic link"), (null, "device")]
+)
+def test_d22_what_is_no_regular_file_is_not_replaced(tmp_path: Path, make: Callable[[Path], None], what: str) -> None:
+    path = tmp_path / "page.html"
+    write_text(path, "page", "the page", mark="page")
+    write_text(path, "another page", "the page", mark="page")
+    (tmp_path / "mine").write_text("page")
+    path.unlink()
+    make(path)
+    before = path.lstat()
+    with pytest.raises(OutputError, match=f"is a {what}; choose another name"):
+        write_text(path, "page", "the page", mark="page")
+    after = path.lstat()
+    assert (after.st_mode, after.st_ino) == (before.st_mode, before.st_ino)
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["mine", "page.html"]
 
 
 def test_d22_a_journal_is_not_written_over_a_text(place: Path) -> None:
