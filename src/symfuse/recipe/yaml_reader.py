@@ -116,6 +116,12 @@ class Item:
             self.fail(f"expected a single value, found {self._found()}")
         return self.value
 
+    def plain(self) -> Any:
+        """The value, with those in it, as Python's own."""
+        if isinstance(self.value, dict):
+            return {key: item.plain() for key, item in self.value.items()}
+        return [item.plain() for item in self.value] if isinstance(self.value, list) else self.value
+
     def _found(self) -> str:
         if self.value is None:
             return "nothing"
@@ -159,6 +165,14 @@ def read_documents(text: str, where: str, *, lines: bool = True) -> list[Documen
         if root.value is not None:
             found.append(Document(root, text[begin if i else 0 : end].lstrip("\n")))
     return found
+
+
+def read_value(text: str, where: str) -> Any:
+    """What one YAML text means, as `read_documents` reads it, which raises OptionError; nothing is None."""
+    documents = read_documents(text, where, lines=False)
+    if len(documents) > 1:
+        raise OptionError(f"{where}: expected one value, found {len(documents)} documents")
+    return documents[0].root.plain() if documents else None
 
 
 def _compose(text: str) -> Iterator[tuple[Node, int, int]]:
