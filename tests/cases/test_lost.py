@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import stat
@@ -17,6 +18,7 @@ import symfuse
 from cases.disks import small_disk
 from command import everything, run
 from recipes.llama import llama
+from symfuse.cli.results import check_result
 from symfuse.errors import CheckpointError, OutputError
 from symfuse.evaluate.landscape import _Journal
 from symfuse.io import Checkpoint
@@ -305,6 +307,47 @@ def test_d22_single_files_of_others_are_not_replaced(place: Path, monkeypatch: p
         assert code == 8, name
         assert mine.read_text() == "mine"
         mine.write_bytes(document)
+
+
+@pytest.mark.parametrize("kind", ["distance", "barrier", "evaluation", "landscape"])
+def test_d22_a_result_of_somebody_else_is_refused_before_the_work(tmp_path: Path, kind: str) -> None:
+    """One of the same kind is replaced, and what has another name stays beside it."""
+    path = tmp_path / f"{kind}.json"
+    for mine in ("mine", '{"kind": "mine"}'):
+        path.write_text(mine)
+        with pytest.raises(OutputError, match=f"{kind}.json exists, and symfuse did not write it"):
+            check_result(tmp_path, kind, ())
+    path.write_text(json.dumps({"kind": kind}, indent=2))
+    (tmp_path / "other.json").write_text("mine")
+    check_result(tmp_path, kind, ())
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(OutputError, match="is a folder; choose another name"):
+        check_result(tmp_path, kind, ())
+
+
+def test_d22_the_work_of_distance_does_not_begin(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (place / "run").mkdir()
+    (place / "run" / "distance.json").write_text("mine")
+    monkeypatch.setattr("symfuse.cli.models.open_model", lambda *_, **__: pytest.fail("was computed"))
+    result = run("distance", "a", "b", "--axes", "ffn", "-o", "run", "-q")
+    assert result.exit_code == 8, result.output
+    assert "distance.json exists, and symfuse did not write it" in result.stderr
+
+
+def test_d22_all_figures_or_none(place: Path) -> None:
+    pytest.importorskip("matplotlib")
+    assert run("distance", "a", "b", "--axes", "ffn", "-o", "run", "-q").exit_code == 0
+    assert run("plot", "run", "-o", "figures", "--format", "svg").exit_code == 0
+    names = sorted(path.name for path in (place / "figures").iterdir())
+    assert len(names) > 1
+    for path in (place / "figures").iterdir():
+        path.unlink()
+    for mine in names:  # one of them is written first
+        (place / "figures" / mine).write_text("mine")
+        assert run("plot", "run", "-o", "figures", "--format", "svg").exit_code == 8
+        assert everything(place / "figures") == {mine: b"mine"}
+        (place / "figures" / mine).unlink()
 
 
 def pipe(path: Path) -> None:

@@ -94,7 +94,7 @@ class Item:
             if not isinstance(self.value, int | float | str) or isinstance(self.value, bool):
                 raise ValueError
             return float(self.value)
-        except ValueError:
+        except (ValueError, OverflowError):
             self.fail(f"expected a number, found {self._found()}")
 
     def boolean(self) -> bool:
@@ -264,7 +264,7 @@ class _Reader:
             self._refuse_tag(node, own)
         try:
             value: int | float | bool | None = SafeConstructor().construct_object(node)
-        except (ValueError, LookupError):
+        except (ValueError, LookupError, OverflowError):
             own.fail(f"{node.value[:40]!r} does not read as {node.tag.removeprefix(_YAML)}")
         return value
 
