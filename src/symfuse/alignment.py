@@ -39,6 +39,7 @@ from symfuse.architectures import (
     unstacked,
     vary,
 )
+from symfuse.arguments import checked
 from symfuse.canonical import REWRITES, canonical
 from symfuse.errors import CheckpointError, IncompatibleError, LayoutError, SymmetryError
 from symfuse.groups import ELEMENTS, INEXACT_ELEMENTS, Coupling, Element, Sinkhorn, compose, shapes_of, subgroups
@@ -267,7 +268,8 @@ class Alignment:
             tensors[key] = tensor
         return element.rebuild(tensors)
 
-    def save(self, path: str | Path) -> Path:
+    @checked
+    def save(self, path: str | PathLike[str]) -> Path:
         """Write `to_bytes` to a file, whole or not at all. OutputError if that is not possible."""
         path = Path(path)
         write_file(path, self.to_bytes(), "the alignment", mark=f'"symfuse": "{FORMAT}"'.encode())
@@ -290,7 +292,8 @@ class Alignment:
         return _sorted_header(save(tensors, {**texts, CHECKSUM: _checksum(tensors, texts)}))
 
     @classmethod
-    def load(cls, path: str | Path) -> Alignment:
+    @checked
+    def load(cls, path: str | PathLike[str]) -> Alignment:
         """Read what `save` wrote; CheckpointError if it is something else, or a byte of it has changed. Files of before
         there were checksums are read without one."""
         refuse_pointer(Path(path))

@@ -18,7 +18,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 # What classes are called in messages, by their names; others are named as they are.
 WORDS = {
     "str": "a text", "int": "a whole number", "float": "a number", "bool": "True or False", "NoneType": "None",
-    "PathLike": "a path", "Checkpoint": "a checkpoint (symfuse.open)", "Module": "a module",
+    "PathLike": "a path", "Remote": "a URL", "Checkpoint": "a checkpoint (symfuse.open)", "Module": "a module",
     "Task": "a task (symfuse.task)",
     "Alignment": "an alignment (symfuse.match)", "Statistics": "statistics (symfuse.collect)", "Tensor": "a tensor",
     "dtype": "a dtype of torch", "Callable": "a function", "Mapping": "a mapping",
@@ -31,8 +31,9 @@ def checked(function: F) -> F:
     """The function, which raises OptionError for an option that it does not have, naming the nearest one, and for the
     first argument that is not what its annotation says. A text is no list, a switch no number."""
     signature = inspect.signature(function)
-    options = [name for name, one in signature.parameters.items() if one.kind is not one.VAR_KEYWORD]
-    anything = len(options) < len(signature.parameters)
+    named = [name for name, one in signature.parameters.items() if one.kind is not one.VAR_KEYWORD]
+    options = [name for name in named if name not in ("self", "cls")]
+    anything = len(named) < len(signature.parameters)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -19,10 +20,15 @@ from command import done, run
 from contract.tiny import MODELS
 from recipes.llama import llama
 from symfuse import api
+from symfuse.adapters.extraction import Adapter
+from symfuse.alignment import Alignment
 from symfuse.arguments import checked
-from symfuse.errors import IncompatibleError, OptionError
+from symfuse.drafts import Draft
+from symfuse.errors import CheckpointError, IncompatibleError, OptionError, OutputError
 from symfuse.evaluate import Task
 from symfuse.io import Checkpoint
+from symfuse.stats.statistics import Statistics
+from symfuse.transporting.result import Transported
 
 LABEL = "gpt2-lm-untied"
 VERBS = [name for name in symfuse.__all__ if inspect.isfunction(getattr(symfuse, name))]
@@ -80,6 +86,50 @@ def test_d37_a_text_is_no_list(verb: str, valid: Mapping[str, Any]) -> None:
             given = {one: valid[one] for one in required(verb)} | {name: "ab"}
             with pytest.raises(OptionError, match=rf"^{verb}: {name} is 'ab'; expected a list, each of it "):
                 function(**given)
+
+
+METHODS = [
+    (owner, name)
+    for owner in (Adapter, Alignment, Checkpoint, Draft, Statistics, Transported)
+    for name in ("save", "load", "push_to_hub")
+    if hasattr(owner, name)
+]
+
+
+@pytest.mark.parametrize(("owner", "name"), METHODS, ids=lambda one: getattr(one, "__name__", one))
+def test_d37_no_argument_of_another_type_gets_into_what_writes_and_reads(owner: type, name: str) -> None:
+    function = getattr(owner, name)
+    method = functools.partial(function, object.__new__(owner)) if inspect.isfunction(function) else function
+    signature, tried = inspect.signature(method), 0
+    first = next(iter(signature.parameters))
+    for one, parameter in signature.parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            continue
+        for wrong in (object(), *([None] if parameter.default is parameter.empty else [])):
+            with pytest.raises(OptionError, match=rf"^{name}: {one} is (an object|None); expected \S"):
+                method(**{first: "out", one: wrong})
+            tried += 1
+    assert tried > 1
+    if name != "push_to_hub":  # which takes the options of save
+        with pytest.raises(OptionError, match=rf"^{name} has no option 'ovewrite'.*it has {first}"):
+            method("out", ovewrite=True)
+
+
+def test_d37_names_with_a_nul_and_texts_for_paths(
+    pair: tuple[Checkpoint, Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    a, b = pair
+    alignment = symfuse.match(a, b, axes="ffn")
+    for save in (a.save, alignment.save):
+        with pytest.raises(OutputError, match=r"cannot be written: .*null"):
+            save("x\0")
+    with pytest.raises(CheckpointError, match="not a readable safetensors file"):
+        Alignment.load("x\0")
+    with pytest.raises(OptionError, match=r"^save: threads is 'x'; expected a whole number or None"):
+        a.save("q", threads="x")  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
+    assert Alignment.load(alignment.save("mine.safetensors")).elements.keys() == alignment.elements.keys()
 
 
 def test_d37_the_reported_calls(pair: tuple[Checkpoint, Checkpoint]) -> None:

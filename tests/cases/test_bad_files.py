@@ -124,6 +124,25 @@ def test_d41_a_parameter_of_size_zero(folder: Path) -> None:
 # -- recipes ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    "value", ["2024-13-45", "!!int x", "!!timestamp x", "!!float x", "9" * 400, "9" * 5_000, "1" + ":1" * 400 + ".0"]
+)
+def test_d28_values_of_options_that_do_not_read(folder: Path, value: str) -> None:
+    """As in a recipe, in which they stand under a key."""
+    refused(2, "weight", "merge", "a", "b", "-o", "out", "--set", f"weight={value}")
+    recipe = f"merge_method: linear\nmodels: [{{model: a}}, {{model: b}}]\nparameters:\n  weight: {value}\n"
+    Path("recipe.yml").write_text(recipe)
+    refused(2, "weight", "merge", "recipe.yml", "out")
+
+
+def test_d28_a_recipe_that_is_written_again_keeps_its_texts(folder: Path) -> None:
+    """In braces, so that what the options say is not added below; `2024-13-45` is the text of a name."""
+    recipe = "{name: 2024-13-45, merge_method: linear, models: [{model: a}, {model: b}]}"
+    Path("recipe.yml").write_text(recipe)
+    works("merge", "recipe.yml", "out", "--seed", "3", "-q")
+    assert "name: 2024-13-45" in Path("out/symfuse.json").read_text().replace("'", "")
+
+
 @pytest.mark.parametrize("verb", ["check", "merge"])
 def test_d28_padding_without_end(folder: Path, verb: str) -> None:
     def recipe(multiple: int) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import stat
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,11 +18,12 @@ import symfuse
 from cases.disks import small_disk
 from command import everything, run
 from recipes.llama import llama
+from symfuse.cli.results import check_result
 from symfuse.errors import CheckpointError, OutputError
 from symfuse.evaluate.landscape import _Journal
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
-from symfuse.io.target import check_target, overlap
+from symfuse.io.target import check_target, overlap, write_text
 from symfuse.io.together import together
 
 ALIGN = ("align", "a", "--to", "b", "-o", "out", "--axes", "residual", "--anchor-output", "framed", "--no-verify", "-q")
@@ -304,6 +307,84 @@ def test_d22_single_files_of_others_are_not_replaced(place: Path, monkeypatch: p
         assert code == 8, name
         assert mine.read_text() == "mine"
         mine.write_bytes(document)
+
+
+@pytest.mark.parametrize("kind", ["distance", "barrier", "evaluation", "landscape"])
+def test_d22_a_result_of_somebody_else_is_refused_before_the_work(tmp_path: Path, kind: str) -> None:
+    """One of the same kind is replaced, and what has another name stays beside it."""
+    path = tmp_path / f"{kind}.json"
+    for mine in ("mine", '{"kind": "mine"}'):
+        path.write_text(mine)
+        with pytest.raises(OutputError, match=f"{kind}.json exists, and symfuse did not write it"):
+            check_result(tmp_path, kind, ())
+    path.write_text(json.dumps({"kind": kind}, indent=2))
+    (tmp_path / "other.json").write_text("mine")
+    check_result(tmp_path, kind, ())
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(OutputError, match="is a folder; choose another name"):
+        check_result(tmp_path, kind, ())
+
+
+def test_d22_the_work_of_distance_does_not_begin(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (place / "run").mkdir()
+    (place / "run" / "distance.json").write_text("mine")
+    monkeypatch.setattr("symfuse.cli.models.open_model", lambda *_, **__: pytest.fail("was computed"))
+    result = run("distance", "a", "b", "--axes", "ffn", "-o", "run", "-q")
+    assert result.exit_code == 8, result.output
+    assert "distance.json exists, and symfuse did not write it" in result.stderr
+
+
+def test_d22_all_figures_or_none(place: Path) -> None:
+    pytest.importorskip("matplotlib")
+    assert run("distance", "a", "b", "--axes", "ffn", "-o", "run", "-q").exit_code == 0
+    assert run("plot", "run", "-o", "figures", "--format", "svg").exit_code == 0
+    names = sorted(path.name for path in (place / "figures").iterdir())
+    assert len(names) > 1
+    for path in (place / "figures").iterdir():
+        path.unlink()
+    for mine in names:  # one of them is written first
+        (place / "figures" / mine).write_text("mine")
+        assert run("plot", "run", "-o", "figures", "--format", "svg").exit_code == 8
+        assert everything(place / "figures") == {mine: b"mine"}
+        (place / "figures" / mine).unlink()
+
+
+def pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def link(path: Path) -> None:
+    path.symlink_to("mine")
+
+
+def dangling(path: Path) -> None:
+    path.symlink_to("nothing")
+
+
+def null(path: Path) -> None:
+    try:
+        os.mknod(path, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+    except PermissionError:
+        pytest.skip("may not make devices")
+
+
+@pytest.mark.parametrize(
+    ("make", "what"), [(pipe, "pipe"), (link, "symbolic link"), (dangling, "symbolic link"), (null, "device")]
+)
+def test_d22_what_is_no_regular_file_is_not_replaced(tmp_path: Path, make: Callable[[Path], None], what: str) -> None:
+    path = tmp_path / "page.html"
+    write_text(path, "page", "the page", mark="page")
+    write_text(path, "another page", "the page", mark="page")
+    (tmp_path / "mine").write_text("page")
+    path.unlink()
+    make(path)
+    before = path.lstat()
+    with pytest.raises(OutputError, match=f"is a {what}; choose another name"):
+        write_text(path, "page", "the page", mark="page")
+    after = path.lstat()
+    assert (after.st_mode, after.st_ino) == (before.st_mode, before.st_ino)
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["mine", "page.html"]
 
 
 def test_d22_a_journal_is_not_written_over_a_text(place: Path) -> None:

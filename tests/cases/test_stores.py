@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import http.server
 import json
@@ -123,6 +124,8 @@ def test_d33_a_server_that_ignores_ranges(models: Path, tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match=r"model\.safetensors.* range") as caught:
             symfuse.open(f"{url}/a")
         assert "struct" not in str(caught.value)
+        assert "download it first" in str(caught.value)
+        assert "block_size" not in str(caught.value)
         result = run("merge", f"{url}/a", str(models / "b"), "-o", str(tmp_path / "out"))
         assert result.exit_code == 3
         with pytest.raises(CheckpointError, match="does not exist; check the URL"):
@@ -131,6 +134,85 @@ def test_d33_a_server_that_ignores_ranges(models: Path, tmp_path: Path) -> None:
             symfuse.open(models / "a").save(f"{url}/out")
     with pytest.raises(SymfuseError, match=r"cannot be read: .*Cannot connect"):
         symfuse.open(f"{url}/a")
+
+
+class Endless(Unlisted):
+    """A config of which it never sends the end, and a folder that is listed for ever; sent counts the bytes."""
+
+    protocol_version = "HTTP/1.1"
+    endless = "/a/config.json"
+    sent = 0
+
+    def do_GET(self) -> None:
+        if self.path != self.endless:
+            super().do_GET()
+            return
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            while type(self).sent < 50_000_000:  # far more than the test lets be read
+                self.wfile.write(b"%x\r\n%s\r\n" % (100_000, b" " * 100_000))
+                type(self).sent += 100_000
+        self.close_connection = True
+
+
+@pytest.mark.parametrize("endless", ["/a/config.json", "/a/tokenizer.json", "/a/"])
+def test_d33_a_file_without_end(models: Path, monkeypatch: pytest.MonkeyPatch, endless: str) -> None:
+    """It is read to the limit, here of 2 MB, whichever file of the model it is; what is no larger is read."""
+    monkeypatch.setattr("symfuse.io.remote.LARGEST", 2_000_000)
+    handler = type("Handler", (Endless,), {"endless": endless})
+    with served(models, handler) as url:
+        if endless == "/a/":  # then the usual names are asked for
+            assert list(symfuse.open(f"{url}/a")) == list(symfuse.open(models / "a"))
+        elif endless == "/a/config.json":
+            with pytest.raises(CheckpointError, match=r"config\.json has more than 2 MB.*download it first"):
+                symfuse.open(f"{url}/a")
+        else:
+            with pytest.raises(OSError, match=r"tokenizer\.json has more than 2 MB.*download it first"):
+                (Remote(f"{url}/a") / "tokenizer.json").read_bytes()
+        monkeypatch.setattr("symfuse.io.remote.LARGEST", (models / "a" / "config.json").stat().st_size)
+        assert (Remote(f"{url}/b") / "config.json").read_bytes() == (models / "b" / "config.json").read_bytes()
+        monkeypatch.setattr("symfuse.io.remote.LARGEST", (models / "a" / "config.json").stat().st_size - 1)
+        with pytest.raises(OSError, match=r"config\.json has more than"):
+            (Remote(f"{url}/b") / "config.json").read_bytes()
+    assert handler.sent < 50_000_000
+
+
+@pytest.mark.parametrize(("status", "words"), [(500, "500"), (503, "503"), (302, "TooManyRedirects")])
+def test_d33_a_server_that_fails_is_not_said_to_lack_the_model(models: Path, status: int, words: str) -> None:
+    class Failing(Unlisted):
+        def send_head(self) -> None:
+            self.send_response(status)
+            self.send_header("Location", self.path)
+            self.end_headers()
+
+        def do_GET(self) -> None:
+            self.send_head()
+
+    with served(models, Failing) as url, pytest.raises(CheckpointError, match=f"cannot be read: .*{words}") as caught:
+        symfuse.open(f"{url}/a")
+    assert "does not exist" not in str(caught.value)
+    assert f"{url}/a" in str(caught.value)
+
+
+def test_d33_a_server_that_is_silent(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = threading.Event()
+
+    class Silent(Unlisted):
+        def do_GET(self) -> None:
+            ended.wait(60)
+
+        def do_HEAD(self) -> None:
+            self.do_GET()
+
+    monkeypatch.setattr("symfuse.io.remote.SILENCE", 0.2)
+    with served(models, Silent) as url:
+        try:
+            with pytest.raises(CheckpointError, match=f"{url}/a cannot be read: .*imeout"):
+                symfuse.open(f"{url}/a")
+        finally:
+            ended.set()
 
 
 def test_d33_which_package_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from symfuse.adapters.factors import Factors, factorise
 from symfuse.adapters.layers import Layers
 from symfuse.adapters.names import class_name, is_tied, is_vocabulary
 from symfuse.adapters.patterns import module_pattern
+from symfuse.arguments import checked
 from symfuse.errors import IncompatibleError, OptionError
 from symfuse.io import Checkpoint, TensorInfo, is_finite
 from symfuse.io.messages import some
@@ -84,6 +85,7 @@ class Adapter:
             out[f"base_model.model.{at}.{leaf}"] = tensor
         return out
 
+    @checked
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write a folder that `PeftModel.from_pretrained` loads; it appears as a whole, or nothing does.
 

@@ -141,6 +141,7 @@ def _completed(recipe: Recipe, options: Mapping[str, Any]) -> Recipe:
     import yaml
 
     from symfuse.recipe import parse_recipe
+    from symfuse.recipe.yaml_reader import read_value
 
     keys = {key: value for key, value in _reconciling(options).items() if getattr(recipe, key) != value}
     if not keys:
@@ -149,7 +150,7 @@ def _completed(recipe: Recipe, options: Mapping[str, Any]) -> Recipe:
     try:
         parse_recipe(text)
     except OptionError:  # in one line of braces, or with one of the keys
-        text = yaml.safe_dump({**yaml.safe_load(recipe.text), **keys}, sort_keys=False, allow_unicode=True)
+        text = yaml.safe_dump({**read_value(recipe.text, "the recipe"), **keys}, sort_keys=False, allow_unicode=True)
     return replace(recipe, text=text, **keys)
 
 
@@ -234,7 +235,7 @@ def _data(options: Mapping[str, Any], models: Sequence[str]) -> tuple[dict[str, 
 
 def _setting(text: str, method: Method) -> tuple[str, Any]:
     """A parameter and its value, or a list of those of each model: where commas stand, unless it is one text."""
-    import yaml
+    from symfuse.recipe.yaml_reader import read_value
 
     name, equals, value = text.partition("=")
     if not equals or not value:
@@ -242,10 +243,7 @@ def _setting(text: str, method: Method) -> tuple[str, Any]:
     known = method.parameters.get(name)
     if known is not None and known.kind is str and not known.per_model:
         return name, value
-    try:
-        values = [yaml.safe_load(part) for part in value.split(",")]
-    except yaml.YAMLError:
-        raise OptionError(f"--set {text!r}: {value!r} is not a value") from None
+    values = [read_value(part, f"--set {text[:60]!r}") for part in value.split(",")]
     return name, values if len(values) > 1 else values[0]
 
 

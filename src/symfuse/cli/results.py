@@ -24,17 +24,20 @@ result_option = click.option(
 def check_result(folder: Path | None, kind: str, models: Sequence[str]) -> None:
     """OutputError, before the work, if `finish` could not write there. The folder may be there, with other files, but
     in none of the models that are read."""
-    if folder is None:
-        return
-    from symfuse.io.target import existing_parent, overlap
+    if folder is not None:
+        _check_place(folder / f"{kind}.json", models, _mark(kind))
 
-    place = folder.absolute()
+
+def _check_place(file: Path, models: Sequence[str], mark: str = "") -> None:
+    from symfuse.io.target import check_file, existing_parent, overlap
+
+    folder, place = file.parent, file.parent.absolute()
     try:
         for model in filter(os.path.exists, models):
             relation = overlap(place, Path(model))
             if relation in ("is", "lies inside"):
                 raise OutputError(
-                    f"the folder {folder} for {kind}.json {relation} the input {model}, which stays as it is; choose "
+                    f"the folder {folder} for {file.name} {relation} the input {model}, which stays as it is; choose "
                     "another place (-o)"
                 )
         parent = place if os.path.lexists(place) else existing_parent(place)
@@ -42,14 +45,13 @@ def check_result(folder: Path | None, kind: str, models: Sequence[str]) -> None:
             with suppress(FileNotFoundError, NotADirectoryError):
                 path.lstat()  # fails for a name that is too long
         if not parent.is_dir():
-            raise OutputError(f"{parent} is not a folder; choose another place for {kind}.json (-o)")
-        if (place / f"{kind}.json").is_dir():
-            raise OutputError(f"{place / kind}.json is a folder; choose another place (-o)")
+            raise OutputError(f"{parent} is not a folder; choose another place for {file.name} (-o)")
+        check_file(file, mark.encode())
         with tempfile.TemporaryFile(dir=parent):
             pass
     except (OSError, ValueError) as error:  # a NUL in the name
         raise OutputError(
-            f"{folder}: {kind}.json cannot be written there ({error}); choose another place (-o)"
+            f"{folder}: {file.name} cannot be written there ({error}); choose another place (-o)"
         ) from error
 
 
@@ -57,7 +59,12 @@ def check_draft(file: Path, model: str) -> None:
     """OutputError, before the work, for a file that is there, that cannot be written, or that would be in the model."""
     if os.path.lexists(file):
         raise OutputError(f"{file} exists; choose another name for the draft (-o), or remove it")
-    check_result(file.absolute().parent, file.stem, (model,))
+    _check_place(file.absolute(), (model,))
+
+
+def _mark(kind: str) -> str:
+    """What is in every result of a kind, and in few other files."""
+    return f'"kind": "{kind}"'
 
 
 def finish(out: Output, data: dict[str, Any], folder: Path | None) -> None:
@@ -67,6 +74,6 @@ def finish(out: Output, data: dict[str, Any], folder: Path | None) -> None:
     data = data | out.cost()
     if folder is not None:
         target = folder / f"{data['kind']}.json"
-        write_text(target, json.dumps(data, indent=2) + "\n", "the result", mark=f'"kind": "{data["kind"]}"')
+        write_text(target, json.dumps(data, indent=2) + "\n", "the result", mark=_mark(data["kind"]))
         out.say(f"written to {target}; to look at it: symfuse report {folder} -o page.html")
     out.finish(data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from symfuse.architectures.base import ARCHITECTURES, Family, Head, bind
+from symfuse.arguments import checked
 from symfuse.drafts.facts import Facts
 from symfuse.drafts.layouts import Choice, Layouts
 from symfuse.errors import OutputError
@@ -165,9 +167,11 @@ class Draft:
 
         return source(self)
 
-    def save(self, path: Path) -> Path:
+    @checked
+    def save(self, path: str | os.PathLike[str]) -> Path:
         """Write `source()`; OutputError if there is a file of that name."""
-        if path.exists():
+        path = Path(path)
+        if os.path.lexists(path):
             raise OutputError(f"{path} exists; choose another name for the draft, or remove it")
         write_text(path, self.source(), "the draft")
         return path

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from symfuse.arguments import checked
 from symfuse.device import CPU, require
 from symfuse.errors import CheckpointError, OptionError, OutputError
 from symfuse.executors import Executor
@@ -268,6 +269,7 @@ class Checkpoint(Mapping[str, Tensor]):
         """The modules of sentence-transformers behind the model that read single units of its hidden states."""
         return [] if self.folder is None else readers(self.folder)
 
+    @checked
     def save(
         self,
         target: str | os.PathLike[str] | Remote,
@@ -310,6 +312,7 @@ class Checkpoint(Mapping[str, Tensor]):
             stem=weight_stem(finished.config, finished.folder),
         )
 
+    @checked
     def push_to_hub(
         self,
         repo_id: str,

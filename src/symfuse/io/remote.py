@@ -13,15 +13,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from http import HTTPStatus
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import unquote, urljoin
 
 from symfuse.errors import OptionError, masked
 from symfuse.io.messages import first_line
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")  # not those of fsspec that lead through others: zip::s3
 CONFIG = "config.json"  # without it nothing is opened as a model
+LARGEST = 256_000_000  # bytes of a file that is read as a whole: configs, indices, tokenizers
+_BLOCK = 1 << 20
+_LINK = re.compile(r"""<a\s[^<>]*?href=["']([^"'<>?#]+)["']""", re.IGNORECASE)  # in a page that lists a folder
+SILENCE = 60  # seconds that a web server may send nothing
 INDEX = ".safetensors.index.json"  # after the stem of the weight files
 # What is asked for where a server lists nothing.
 USUAL = (
@@ -132,12 +137,12 @@ class Remote:
     def _kind(self) -> str | None:
         with self._store() as (store, path):
             try:
-                if self.of_web and store.exists((self / CONFIG).url):
+                if self.of_web and _serves(store, (self / CONFIG).url):
                     return "directory"
                 return str(store.info(path)["type"])
             except FileNotFoundError as error:
-                if self.of_web and error.__cause__ is not None and not hasattr(error.__cause__, "status"):
-                    raise error.__cause__ from None  # fsspec says so of servers that do not answer, too
+                if self.of_web and error.__cause__ is not None and not _absent(error.__cause__):
+                    raise error.__cause__ from None  # fsspec says so of servers that fail or do not answer, too
                 return None
 
     def mark(self) -> tuple[int, str]:
@@ -150,21 +155,38 @@ class Remote:
         return int(info["size"]), " ".join(str(info[key]) for key in _MARKS if info.get(key))
 
     def read_bytes(self) -> bytes:
-        return self.read(None, None)
+        """The whole file, which is to be a small one: OSError for one of more than LARGEST bytes, of which no more than
+        these are read, whatever the store says of its size."""
+        blocks: list[bytes] = []
+        length = 0
+        with self._store() as (store, path):
+            how = {"block_size": 0, "size": 1} if self.of_web else {}  # as a stream, without asking for the size
+            with store.open(path, **how) as file:
+                while length <= LARGEST and (block := file.read(_BLOCK)):
+                    blocks.append(block)
+                    length += len(block)
+        if length > LARGEST:
+            raise OSError(f"{self} has more than {LARGEST / 1e6:,.0f} MB, too many for such a file; download it first")
+        return b"".join(blocks)
 
     def read_text(self, encoding: str = "utf-8") -> str:
         return self.read_bytes().decode(encoding)
 
-    def read(self, start: int | None, stop: int | None) -> bytes:
+    def read(self, start: int, stop: int) -> bytes:
         """A range of the bytes, asked for alone. OSError if the store sends others."""
-        with self._store() as (store, path):
-            if start is None or stop is None or start == stop or not self.of_web:
-                data: bytes = store.cat_file(path, start=start, end=stop)
-            else:  # a server that ignores ranges is not waited for
-                with store.open(path, size=stop, block_size=stop - start, cache_type="none") as file:
-                    file.seek(start)
-                    data = file.read(stop - start)
-        if start is not None and stop is not None and len(data) > stop - start:
+        try:
+            with self._store() as (store, path):
+                if start == stop or not self.of_web:
+                    data: bytes = store.cat_file(path, start=start, end=stop)
+                else:  # a server that ignores ranges is not waited for
+                    with store.open(path, size=stop, block_size=stop - start, cache_type="none") as file:
+                        file.seek(start)
+                        data = file.read(stop - start)
+        except OSError as error:
+            if self.of_web and isinstance(error.__cause__, ValueError):  # fsspec's advice is for programmers
+                raise OSError(f"{self}: the server sends no range of its bytes; download it first") from error
+            raise
+        if len(data) > stop - start:
             raise OSError(f"{self}: the store sent {len(data)} bytes when asked for {stop - start}; download it first")
         return data
 
@@ -183,7 +205,7 @@ class Remote:
         try:
             from fsspec.core import url_to_fs  # type: ignore[import-untyped]
 
-            store, path = url_to_fs(self.url)
+            store, path = url_to_fs(self.url, **(_web_options() if self.of_web else {}))
         except ImportError as error:
             raise OptionError(f"{self.url} cannot be opened: {first_line(error)}{_package(self)}") from error
         except Exception as error:
@@ -258,20 +280,45 @@ def _said_of(url: str) -> Iterator[None]:
         raise OSError(masked(f"{url}: {type(error).__name__}: {first_line(error)}")) from error
 
 
+def _web_options() -> dict[str, Any]:
+    """What the file system of web servers is made with: how long it waits."""
+    from aiohttp import ClientTimeout
+
+    return {"client_kwargs": {"timeout": ClientTimeout(total=300, sock_connect=SILENCE, sock_read=SILENCE)}}
+
+
 def _package(place: Remote) -> str:
     return "; pip install 'symfuse[http]'" if place.of_web else ""
 
 
 def _listed_by_web(folder: Remote, store: Any) -> list[dict[str, Any]]:
     """What a server lists, or else what is there of the files that models have: most servers list nothing."""
-    with suppress(Exception):
-        found: list[dict[str, Any]] = store.ls(f"{folder.as_posix()}/", detail=True)
-        if any(str(entry["name"]).rstrip("/").endswith(f"/{CONFIG}") for entry in found):
-            return [{"name": str(entry["name"]).partition("?")[0]} for entry in found]
+    base = f"{folder.as_posix()}/"
+    with suppress(OSError, ValueError):
+        links = (urljoin(base, link) for link in _LINK.findall(Remote(base).read_text()))
+        found = {link.rstrip("/") for link in links if link.startswith(base)}
+        listed = sorted(link for link in found if "/" not in link.removeprefix(base) and link != folder.as_posix())
+        if f"{base}{CONFIG}" in listed:
+            return [{"name": link} for link in listed]
     names = list(USUAL)
     with suppress(OSError, ValueError, AttributeError):
         names += sorted(set(json.loads((folder / f"model{INDEX}").read_bytes())["weight_map"].values()))
-    return [{"name": f"{folder.as_posix()}/{name}"} for name in names if store.exists((folder / name).url)]
+    return [{"name": f"{base}{name}"} for name in names if _serves(store, (folder / name).url)]
+
+
+def _serves(store: Any, url: str) -> bool:
+    """Whether a web server has a file, and lets us see it; what else it answers is raised, such as that it fails."""
+    try:
+        return bool(store.exists(url, strict=True))
+    except Exception as error:
+        if _absent(error):
+            return False
+        raise
+
+
+def _absent(error: BaseException | None) -> bool:
+    status = getattr(error, "status", None)
+    return isinstance(status, int) and 400 <= status < 500 and status != HTTPStatus.TOO_MANY_REQUESTS
 
 
 Place = Path | Remote  # where a file or folder is

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import stat
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -68,12 +69,36 @@ def write_text(target: Path, text: str, what: str, mark: str = "") -> None:
 
 def write_file(target: Path, data: bytes, what: str, mark: bytes = b"") -> None:
     """Write a file in one move, whole or not at all; an older one with the mark in it is replaced. OutputError, with
-    what it is, if there is a file of somebody else, or if it is not possible."""
+    what it is, if `check_file` raises it, or if it is not possible."""
     assert mark in data, "what is written could not be replaced"
-    if target.is_file() and mark not in target.read_bytes():
-        raise OutputError(f"{target} exists, and symfuse did not write it; choose another name, or remove it")
+    check_file(target, mark)
     with deferred():
         _replace_file(target, data, what)
+
+
+def check_file(target: Path, mark: bytes = b"") -> None:
+    """OutputError if there is something that `write_file` does not replace: a file without the mark, or what is no
+    regular file, such as a device or a link."""
+    try:
+        mode = target.lstat().st_mode
+        if what := next((what for is_one, what in _KINDS.items() if is_one(mode)), None):
+            raise OutputError(f"{target} is {what}; choose another name")
+        if mark not in target.read_bytes():
+            raise OutputError(f"{target} exists, and symfuse did not write it; choose another name, or remove it")
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except (OSError, ValueError) as error:  # a file that may not be read, a NUL
+        raise OutputError(f"{target} cannot be written: {error}") from error
+
+
+_KINDS = {
+    stat.S_ISLNK: "a symbolic link",
+    stat.S_ISDIR: "a folder",
+    stat.S_ISFIFO: "a pipe",
+    stat.S_ISSOCK: "a socket",
+    stat.S_ISCHR: "a device",
+    stat.S_ISBLK: "a device",
+}
 
 
 def _replace_file(target: Path, data: bytes, what: str) -> None:
@@ -169,15 +194,15 @@ def _identities(path: Path) -> list[Identity]:
     found = []
     for one in (real, *real.parents):
         there = next(parent for parent in (one, *one.parents) if os.path.lexists(parent))
-        stat = there.lstat()
-        found.append((stat.st_dev, stat.st_ino, one.relative_to(there).parts))
+        status = there.lstat()
+        found.append((status.st_dev, status.st_ino, one.relative_to(there).parts))
     return found
 
 
 def _inside(folder: Path) -> set[Identity]:
     """Of the folders below a folder, which may be mounted elsewhere."""
     below = (Path(root, name).lstat() for root, names, _ in os.walk(folder) for name in names)
-    return {(stat.st_dev, stat.st_ino, ()) for stat in below}
+    return {(status.st_dev, status.st_ino, ()) for status in below}
 
 
 def _links(folder: Place) -> list[Path]:

@@ -94,7 +94,7 @@ class Item:
             if not isinstance(self.value, int | float | str) or isinstance(self.value, bool):
                 raise ValueError
             return float(self.value)
-        except ValueError:
+        except (ValueError, OverflowError):
             self.fail(f"expected a number, found {self._found()}")
 
     def boolean(self) -> bool:
@@ -115,6 +115,12 @@ class Item:
         if not isinstance(self.value, (str, int, float, bool)):
             self.fail(f"expected a single value, found {self._found()}")
         return self.value
+
+    def plain(self) -> Any:
+        """The value, with those in it, as Python's own."""
+        if isinstance(self.value, dict):
+            return {key: item.plain() for key, item in self.value.items()}
+        return [item.plain() for item in self.value] if isinstance(self.value, list) else self.value
 
     def _found(self) -> str:
         if self.value is None:
@@ -159,6 +165,14 @@ def read_documents(text: str, where: str, *, lines: bool = True) -> list[Documen
         if root.value is not None:
             found.append(Document(root, text[begin if i else 0 : end].lstrip("\n")))
     return found
+
+
+def read_value(text: str, where: str) -> Any:
+    """What one YAML text means, as `read_documents` reads it, which raises OptionError; nothing is None."""
+    documents = read_documents(text, where, lines=False)
+    if len(documents) > 1:
+        raise OptionError(f"{where}: expected one value, found {len(documents)} documents")
+    return documents[0].root.plain() if documents else None
 
 
 def _compose(text: str) -> Iterator[tuple[Node, int, int]]:
@@ -250,7 +264,7 @@ class _Reader:
             self._refuse_tag(node, own)
         try:
             value: int | float | bool | None = SafeConstructor().construct_object(node)
-        except (ValueError, LookupError):
+        except (ValueError, LookupError, OverflowError):
             own.fail(f"{node.value[:40]!r} does not read as {node.tag.removeprefix(_YAML)}")
         return value
 

@@ -6,13 +6,13 @@ from __future__ import annotations
 import io
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from symfuse.errors import OptionError
-from symfuse.io.target import write_file
+from symfuse.io.target import check_file, write_file
 from symfuse.report.charts import OUTSIDE, curve_metrics, layer_name
 from symfuse.report.collect import Collected, Document, collect
 from symfuse.report.content import axis_title, short, unit_of
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMATS = ("png", "svg", "pdf")
+_MARK = b"symfuse"  # in the metadata of every figure
 COLUMN = 3.3  # inches: one column of the usual two-column papers
 # Okabe and Ito's colours and, for whoever prints in grey, markers and dashes.
 _COLOURS = ("#6b7280", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b88a00", "#56b4e9")
@@ -65,14 +66,18 @@ def plot(runs: Sequence[str | Path], folder: Path, form: str = "pdf") -> list[Pa
         from matplotlib.figure import Figure
     except ImportError as error:
         raise OptionError("figures need matplotlib: pip install 'symfuse[report]'") from error
-    written: list[Path] = []
+    drawn: dict[Path, bytes] = {}
     with rc_context(_STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph")  # names in scripts that the font lacks
         for name, height, draw in figures(found):
             figure = Figure(figsize=(COLUMN, height), layout="constrained")
             draw(figure.add_subplot())
-            written.append(_save(figure, folder, _free(name, written), form))
-    return written
+            drawn[folder / f"{_free(name, drawn)}.{form}"] = _drawn(figure, form)
+    for path in drawn:  # before the first is written
+        check_file(path, _MARK)
+    for path, data in drawn.items():
+        write_file(path, data, "the figure", mark=_MARK)
+    return [*drawn]
 
 
 def figures(found: Collected) -> Iterator[tuple[str, float, Draw]]:
@@ -106,7 +111,7 @@ def _correspondence(one: Correspondence) -> Iterator[tuple[str, float, Draw]]:
             yield name, COLUMN, partial(_reordering, one=reordering, side=side)
 
 
-def _free(name: str, written: Sequence[Path]) -> str:
+def _free(name: str, written: Collection[Path]) -> str:
     """The name, or the next free one with a number: several runs may have the same figures."""
     taken = {path.stem for path in written}
     names = (name if i == 1 else f"{name}-{i}" for i in range(1, len(taken) + 2))
@@ -117,14 +122,12 @@ def _safe(text: str) -> str:
     return "".join(c if c.isalnum() else "-" for c in text).strip("-") or "x"
 
 
-def _save(figure: Figure, folder: Path, name: str, form: str) -> Path:
-    path = folder / f"{name}.{form}"
+def _drawn(figure: Figure, form: str) -> bytes:
     own = "Software" if form == "png" else "Creator"
     dates: Mapping[str, Any] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
     data = io.BytesIO()
-    figure.savefig(data, format=form, metadata=dates[form] | {own: "symfuse"})
-    write_file(path, data.getvalue(), "the figure", mark=b"symfuse")
-    return path
+    figure.savefig(data, format=form, metadata=dates[form] | {own: _MARK.decode()})
+    return data.getvalue()
 
 
 # -- what the figures show -------------------------------------------------------------------------

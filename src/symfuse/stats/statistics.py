@@ -23,6 +23,7 @@ from torch import Tensor
 from symfuse import __version__
 from symfuse.architectures import Model
 from symfuse.architectures.stacks import Piece, piece_of
+from symfuse.arguments import checked
 from symfuse.errors import CheckpointError, IncompatibleError, LayoutError, OptionError
 from symfuse.io import TensorInfo, is_other, scan
 from symfuse.io.folder import read_json
@@ -197,6 +198,7 @@ class Statistics:
             return ()
         return (f"{self.name}: too few data for a Gram matrix of full rank: {some(list(few.values()), 2)}; take more",)
 
+    @checked
     def save(self, folder: str | os.PathLike[str], extra: Mapping[str, str] | None = None) -> Path:
         """Write a new folder; extra: more files by name. It appears as a whole, or nothing does. OutputError if it
         exists, touches an input, or cannot be written."""
@@ -225,6 +227,7 @@ class Statistics:
         (folder / INDEX).write_text(json.dumps(data, indent=1) + "\n", "utf-8")
 
     @classmethod
+    @checked
     def load(cls, folder: str | os.PathLike[str]) -> Statistics:
         """Read what `save` wrote, tensors when they are asked for; CheckpointError, with file and key, for what is
         something else."""

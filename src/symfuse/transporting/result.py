@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from symfuse.arguments import checked
 from symfuse.errors import CheckpointError, IncompatibleError
 from symfuse.io import TensorInfo, is_finite, scan
 from symfuse.io.outputs import output_folder, write_tensors
@@ -77,6 +78,7 @@ class Transported:
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors[name]
 
+    @checked
     def save(self, folder: str | os.PathLike[str], extra: Mapping[str, str] | None = None) -> Path:
         """Write a new folder with the file and what goes beside it; extra: more files by name. It appears as a whole,
         or nothing does. OutputError if it exists, touches an input, or cannot be written."""
