@@ -264,7 +264,8 @@ def merge(
     merged = merged if found is None else merge_models(found.models, **given, learned=found)
     merged = merged.replace(notes=tuple(dict.fromkeys((*merged.notes, *notes))))
     for note in merged.notes:
-        if not any(note in model.checkpoint.notes for model in models):
+        harmless = not force_config and "config.json differs in" in note  # dtypes, versions
+        if not harmless and not any(note in model.checkpoint.notes for model in models):
             warn_caller(note)
     return recorded(merged, merge_record(replace(stage, learned=found), merged, warned))
 

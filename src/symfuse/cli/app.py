@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
@@ -16,7 +17,7 @@ import click
 from symfuse import __version__
 from symfuse.cli.verbs import VERBS, Verbs
 from symfuse.device import CPU, require
-from symfuse.errors import OptionError, SymfuseError, masked
+from symfuse.errors import OptionError, SymfuseError, SymfuseWarning, masked
 from symfuse.output import Output, warn
 from symfuse.signals import signals_as_exceptions
 
@@ -77,7 +78,8 @@ class _Group(click.Group):
 
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
         try:
-            with signals_as_exceptions():
+            with signals_as_exceptions(), warnings.catch_warnings():
+                warnings.simplefilter("ignore", SymfuseWarning)  # verbs print what they warn of themselves
                 super().main(*args, **kwargs)
         except KeyboardInterrupt:
             _interrupted()
