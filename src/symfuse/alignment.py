@@ -391,7 +391,7 @@ def _entry(meta: Mapping[str, str], key: str, kind: Any) -> Any:
 
 def _require_shape(key: str, tensor: Tensor, spec: Spec, instance: Instance, kind: type[Element], part: str) -> None:
     """LayoutError if a part of an element is not of the shape that it must have for its axis; of an axis, or a part,
-    that is not known more is said later."""
+    that is not known, the error comes later."""
     shapes = (
         shapes_of(kind, spec.axes[instance.axis].size, spec.batch(instance.axis)) if instance.axis in spec.axes else {}
     )

@@ -304,8 +304,8 @@ def test_c30_a_stack_is_moved_once_for_all_its_pieces(tmp_path: Path, monkeypatc
     monkeypatch.setattr(Alignment, "move", counted)
     moved.save(tmp_path / "moved", threads=1)
     assert count.keys() == api.declare(source).tensors.keys()
-    count.pop(next(iter(moved)))  # which the type checker of the tests reads wherever a checkpoint is passed on
-    assert set(count.values()) == {1}
+    first = next(iter(count))  # which the type checker of the tests reads wherever a checkpoint is passed on
+    assert {name: n for name, n in count.items() if n > 1 and name != first} == {}
 
 
 def test_parts_of_stacks_and_of_pieces() -> None:

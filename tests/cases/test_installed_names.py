@@ -246,7 +246,7 @@ def tuned_everywhere(module: torch.nn.Module) -> torch.nn.Module:
 
 @pytest.mark.parametrize("label", LEFT_OUT)
 def test_what_is_saved_as_a_whole_is_what_peft_runs(label: str, tmp_path: Path) -> None:
-    """All that is not of low rank is saved, but for what peft cannot load; which is said, with the reason."""
+    """All that is not of low rank is saved, but for what peft cannot load, which is printed with the reason."""
     base = case(label)
     module: Any = real(base.checkpoint)
     tuned = open_checkpoint(tuned_everywhere(module))

@@ -247,7 +247,7 @@ def test_d13_a_merge_of_aligned_models_says_that_they_are(models: Path) -> None:
     card = Path("out/README.md").read_text("utf-8")
     assert "Aligned to `b` first: axes ffn." in card
     assert "not checked" in card
-    # The same models as they are: nothing of that is said.
+    # The same models as they are: no warning.
     symfuse.merge(["a", "b"]).save("plain")
     assert json.loads(Path("plain/symfuse.json").read_text("utf-8"))["alignments"] == []
     assert "Not aligned before the merge." in Path("plain/README.md").read_text("utf-8")

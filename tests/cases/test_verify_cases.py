@@ -1,4 +1,4 @@
-"""`verify` says only what it has seen: near-misses are told apart, equal pairs stay equal, and coverage is reported."""
+"""`verify` reports only what it has seen: near-misses are distinguished, equal pairs stay equal, coverage is given."""
 
 from __future__ import annotations
 

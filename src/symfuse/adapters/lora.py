@@ -128,7 +128,7 @@ def apply(base: Checkpoint, adapter: str | Path) -> Checkpoint:
     """The base with an adapter of peft added: W + scale·B·A, biases, and tensors that the adapter holds as a whole.
 
     Lazy; dtypes are those of the base, `read` gives the values before rounding. A note says how many tensors change.
-    Layers that store [in, out] (GPT-2) are told by shape, and where that is square by their family and the adapter's
+    Layers that store [in, out] (GPT-2) are known by their shape, where that is square by the family and the adapter's
     fan_in_fan_out. CheckpointError, by name: for kinds other than plain LoRA (DoRA, replicated layers, other types,
     inits that change the base), for tensors of the adapter that the base lacks or that have other shapes, for numbers
     that are not floating-point ones, for ranks that its config does not give, for a bias that the base's layer lacks,
@@ -137,10 +137,10 @@ def apply(base: Checkpoint, adapter: str | Path) -> Checkpoint:
     folder = Path(adapter)
     if not (folder / CONFIG).is_file():
         raise CheckpointError(f"{folder} is not an adapter: it has no {CONFIG}")
-    config, (tensors, told) = Config.read(folder), read_tensors(folder)
+    config, (tensors, notes_read) = Config.read(folder), read_tensors(folder)
     if (known := _splitting(tensors, base)) is not None:
-        return as_saved(_added(in_memory(base, known), folder, config, tensors, told), base, known)
-    return _added(base, folder, config, tensors, told)
+        return as_saved(_added(in_memory(base, known), folder, config, tensors, notes_read), base, known)
+    return _added(base, folder, config, tensors, notes_read)
 
 
 def _splitting(tensors: StoredTensors, base: Checkpoint) -> Installed | None:
@@ -153,11 +153,13 @@ def _splitting(tensors: StoredTensors, base: Checkpoint) -> Installed | None:
     return known if any(known.spelt(f"{module}.weight", apart) for module in modules) else None
 
 
-def _added(base: Checkpoint, folder: Path, config: Config, tensors: StoredTensors, told: Sequence[str]) -> Checkpoint:
+def _added(
+    base: Checkpoint, folder: Path, config: Config, tensors: StoredTensors, notes_read: Sequence[str]
+) -> Checkpoint:
     changes = changes_of(folder.name, config, tensors, base)
     _refuse_tied(folder.name, changes, base)
     notes: tuple[str, ...] = (f"adapter {folder.name}: {len(changes)} of {len(base)} tensors changed",)
-    notes += tuple(f"adapter {folder.name}: {note}" for note in told)
+    notes += tuple(f"adapter {folder.name}: {note}" for note in notes_read)
     if config.unknown:
         notes += (f"adapter {folder.name}: options not known here, taken to be of training: {some(config.unknown)}",)
     infos, name = {tensor: base.info(tensor) for tensor in base}, f"{base.name}+{folder.name}"

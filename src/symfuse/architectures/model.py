@@ -126,7 +126,7 @@ def under_file_names(checkpoint: Checkpoint) -> tuple[Checkpoint, tuple[str, ...
     try:
         spec = resolve(checkpoint.config, checkpoint, checkpoint.name)
     except SpecError:
-        return checkpoint, ()  # which is said where its declaration is asked for
+        return checkpoint, ()  # the error is raised where its declaration is needed
     absent = [file for name in spec.tensors for file in spec.stored(name) if file not in checkpoint]
     unknown = [name for name in checkpoint if name not in spec.files and name not in spec.buffers]
     if not absent or not unknown:

@@ -80,7 +80,7 @@ def read_companions(folder: Place, *, whole: bool = False) -> dict[str, bytes]:
 
 
 def names_code(file: str, settings: Mapping[str, Any]) -> str | None:
-    """A note if a config's auto_map names Python files, which transformers would run if it were told to trust them."""
+    """A note if a config's auto_map names Python files, which transformers would run if it were to trust them."""
     named = settings.get("auto_map")
     if not named:
         return None

@@ -191,7 +191,7 @@ def on_disk(checkpoint: Checkpoint) -> Checkpoint:
     try:
         files = _infos({name: checkpoint.info(name) for name in checkpoint}, known.save)
         return _saved(checkpoint, files, *known.plan(files), known)
-    except Exception:  # tensors of other shapes than their class has, which is said when they are read
+    except Exception:  # tensors of other shapes than their class has, which is an error when they are read
         return checkpoint
 
 
