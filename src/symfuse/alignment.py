@@ -272,7 +272,7 @@ class Alignment:
     def save(self, path: str | PathLike[str]) -> Path:
         """Write `to_bytes` to a file, whole or not at all. OutputError if that is not possible."""
         path = Path(path)
-        write_file(path, self.to_bytes(), "the alignment", mark=f'"symfuse": "{FORMAT}"'.encode())
+        write_file(path, self.to_bytes(), "the alignment", mark=b'"provenance"')
         return path
 
     def to_bytes(self) -> bytes:

@@ -177,7 +177,7 @@ def test_c45_the_activation_decides_the_group_of_neurons() -> None:
     assert relu.spec.axes["ffn"].group.contains(scaled, 1e-9)
     assert gelu.spec.axes["ffn"].group is not None
     assert not gelu.spec.axes["ffn"].group.contains(scaled, 1e-9)
-    with pytest.raises(IncompatibleError, match="such as the activation"):
+    with pytest.raises(IncompatibleError, match="hidden_act: 'relu' and 'gelu'"):
         require_same_shape([relu, gelu])
 
 

@@ -254,7 +254,8 @@ def _one_rope(settings: Mapping[str, Any]) -> dict[str, Any]:
     _get(settings, "rope_theta", 1.0)
     kind = settings.get("rope_type", settings.get("type", "default"))
     rest = {key: value for key, value in settings.items() if key not in ("rope_type", "type") and value is not None}
-    return rest if kind == "default" else {**rest, "rope_type": kind}
+    # "mrope" (Qwen2-VL) has one position for each of three coordinates; those of a text are equal, as by default.
+    return rest if kind in ("default", "mrope") else {**rest, "rope_type": kind}
 
 
 def rope_theta(config: Mapping[str, Any]) -> float | None:
