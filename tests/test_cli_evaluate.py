@@ -395,7 +395,7 @@ def test_an_older_result_is_replaced_and_its_neighbours_stay(place: Path) -> Non
     [
         (3, "nothing: no such folder", ["report", "nothing", "-o", "x.html"]),
         (3, "no run of symfuse in this folder", ["report", "a", "-o", "x.html"]),
-        (3, "not a JSON file", ["report", "t.txt", "-o", "x.html"]),
+        (3, "cannot be read as JSON", ["report", "t.txt", "-o", "x.html"]),
         (2, "is a directory", ["report", "a", "-o", "b"]),
         (2, "'--output'", ["report", "a"]),
         (3, "no run of symfuse in this folder", ["plot", "a", "-o", "figures"]),

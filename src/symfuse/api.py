@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import yaml
 from torch import Tensor
 
 from symfuse.alignment import Alignment
@@ -509,14 +510,15 @@ def _recipe_of(
     more = dict(parameters) | ({} if given["weights"] is None else {"weight": list(given["weights"])})
     more = json.loads(json.dumps(more))  # without numbers and lists of other kinds
     dtype = None if given["dtype"] is None else str(given["dtype"]).removeprefix("torch.")
-    keys = {"dtype": dtype, "seed": given["seed"] or None, "heads": heads}
+    keys = {"dtype": dtype, "heads": heads}
     keys |= {"force_config": True} if given["force_config"] else {}
+    keys |= {"seed": given["seed"] or None}
     marks = [f"input-{i}-of-{len(names)}" for i in range(len(names))]  # names are no paths, which recipes would read
     keys["heads"] = marks[names.index(heads)] if heads in names else heads
     recipe = recipe_of(marks, method, base, more, keys)
     refs, text = {mark: ModelRef(name) for mark, name in zip(marks, names, strict=True)}, recipe.text
     for mark, name in zip(marks, names, strict=True):
-        text = text.replace(mark, json.dumps(name, ensure_ascii=False))
+        text = text.replace(mark, yaml.safe_dump(name, allow_unicode=True, width=10**6).removesuffix("...\n").strip())
     listed = tuple(replace(one, model=refs[one.model.path]) for one in recipe.models)
     apart = None if recipe.base_model is None else refs[recipe.base_model.path]
     return replace(recipe, models=listed, base_model=apart, heads=heads, text=text), known
