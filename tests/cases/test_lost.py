@@ -336,7 +336,6 @@ def test_d22_the_work_of_distance_does_not_begin(place: Path, monkeypatch: pytes
 
 
 def test_d22_all_figures_or_none(place: Path) -> None:
-    pytest.importorskip("matplotlib")
     assert run("distance", "a", "b", "--axes", "ffn", "-o", "run", "-q").exit_code == 0
     assert run("plot", "run", "-o", "figures", "--format", "svg").exit_code == 0
     names = sorted(path.name for path in (place / "figures").iterdir())
