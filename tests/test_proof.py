@@ -15,7 +15,7 @@ from matched import match
 from symfuse import api
 from symfuse.alignment import Alignment, random_alignment
 from symfuse.architectures import Model
-from symfuse.errors import CheckpointError, VerificationError
+from symfuse.errors import CheckpointError, IncompatibleError, VerificationError
 from symfuse.groups import Similarity
 from symfuse.io import Checkpoint
 from symfuse.spec import Declared, Instance, parse
@@ -158,7 +158,7 @@ def test_what_moves_by_a_wrong_declaration_is_not_proved() -> None:
     g = random_alignment(api.declare(source), 4, MATCHED)
     bias = "encoder.layer.0.intermediate.dense.bias"
     still = replace(g.spec, tensors={**g.spec.tensors, bias: Declared(parse("29"), {"l": 0})})
-    with pytest.raises(VerificationError):
+    with pytest.raises(IncompatibleError, match=r"is laid out as 'ffn' by its config\.json, and as '29'"):
         api.prove(source, replace(g, spec=still))
 
 

@@ -486,22 +486,21 @@ def nearest(sources: Sequence[Source]) -> int:
 
 
 def _named(sources: Sequence[Source]) -> list[Checkpoint]:
-    """The models, each under a name of its own: folders and hub ids as they are written, as on the command line."""
-    found: dict[str, Checkpoint] = {}
-    for source in sources:
-        checkpoint = _open(source)
-        name = os.fspath(source) if isinstance(source, str | os.PathLike) else checkpoint.name
-        same = sum(name == one.partition(" (copy ")[0] for one in found)
-        name = f"{name} (copy {same})" if same else name
-        found[name] = checkpoint if name == checkpoint.name else checkpoint.replace(name=name)
-    return list(found.values())
+    """The models, folders and hub ids under the names by which they are written, as on the command line."""
+    return [
+        open_checkpoint(source, name=os.fspath(source)) if isinstance(source, str | os.PathLike) else _open(source)
+        for source in sources
+    ]
 
 
 def _recipe_of(
     models: Sequence[Model], method: Method, given: Mapping[str, Any], parameters: Mapping[str, Any]
 ) -> tuple[Recipe, dict[str, Checkpoint]]:
     """The recipe that arguments of `merge` amount to, and its models by the names that it calls them."""
-    known = {model.name: model.checkpoint for model in models}
+    known: dict[str, Checkpoint] = {}
+    for model in models:
+        same = sum(model.name == name.partition(" (copy ")[0] for name in known)
+        known[f"{model.name} (copy {same})" if same else model.name] = model.checkpoint
     names, base, heads = list(known), given["base"], given["heads"]
     if heads.isdigit():
         heads = names[int(heads) - 1]

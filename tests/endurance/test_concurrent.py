@@ -9,7 +9,6 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ import torch
 import symfuse
 from endurance.long_runs import Forks, contents, models, save_small
 from symfuse.errors import OutputError, SymfuseError
-from symfuse.io import partial as partial_module
 from symfuse.io.target import write_text
 
 REFUSALS = re.compile(r"out exists; choose another output|another run is writing this output: it holds the lock of")
@@ -142,24 +140,6 @@ def test_threads_with_one_target(tmp_path: Path, kind: str) -> None:
         save_small(tmp_path / "expected", winner, overwrite=True)
         assert contents(out) == contents(tmp_path / "expected")
         assert list(out.parent.iterdir()) == [out]
-
-
-def test_without_the_lock_two_would_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check above can fail: runs that look both at the same moment whether there is another both go on."""
-    real = partial_module._remove_stale
-    looked = threading.Barrier(2)
-
-    def look(*args: Any) -> None:
-        real(*args)
-        looked.wait(60)
-
-    monkeypatch.setattr(partial_module, "_remove_stale", look)
-    monkeypatch.setattr(partial_module, "_alone", lambda _folder: nullcontext())
-    works = {seed: partial(save, "resume others", tmp_path / "out", seed) for seed in range(2)}
-    results = at_once(works)
-    assert list(tmp_path.glob(".out.*")) == []
-    with pytest.raises((ValueError, AssertionError)):
-        the_winner(results)
 
 
 def test_threads_that_replace_one_target(tmp_path: Path) -> None:

@@ -318,7 +318,7 @@ for more in ({"kind": "gram", "memory": "1GB"}, {"seed": 1.5}, {"labels": "x"}):
         print(error)
 """
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    words = ["expected a task", "a list, each of it a task", "expected those of symfuse.collect", "expected a list"]
+    words = ["expected a task", "a list, each of it a task", *["a list, each of it statistics"] * 2]
     words += ["expected a whole number", "whose sum is above zero", "memory is '1GB'", "seed is 1.5", "labels is 'x'"]
     lines = found.stdout.splitlines()
     assert len(lines) == len(words), found.stdout

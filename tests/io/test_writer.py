@@ -358,7 +358,7 @@ def test_parent_that_is_a_file(tmp_path: Path) -> None:
 
 
 def test_the_root_and_names_that_are_too_long(tmp_path: Path) -> None:
-    for name in ("n" * 300, "new/" + "n" * 256, "q/" * 2500 + "x"):
+    for name in ("n" * 300, "new/" + "n" * 256):
         with pytest.raises(OutputError, match=r"cannot be written: \[Errno 36\] File name too long"):
             check_target(tmp_path / name)
     for overwrite in (False, True):
