@@ -267,8 +267,9 @@ def verify(
     if tolerance is not None and not 0 <= tolerance < math.inf:
         raise OptionError(f"tolerance {tolerance}: it must be a number from 0 on, such as 1e-6")
     edits: Mapping[str, Changed] = {}
-    with suppress(IncompatibleError):  # an alignment that its declaration refuses is judged by outputs alone
-        edits = edits if runner is not None else _edits(before if alignment is None else alignment(before), after)
+    if runner is None:
+        with suppress(IncompatibleError):  # an alignment that its declaration refuses is judged by outputs alone
+            edits = _edits(before if alignment is None else alignment(before), after)
     bench = _Bench(inputs, runner, dtype, compared=(before, after), words=_words(before, edits))
     expected = [_moved(outputs, alignment) for outputs in bench.run(before)]
     errors = _worst(expected, bench.run(after, alignment), by_row=True)

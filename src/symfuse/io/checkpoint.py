@@ -41,7 +41,7 @@ class Checkpoint(Mapping[str, Tensor]):
 
     `infos`, if given, are the dtypes and shapes of all tensors, so that `tensors[name]` may compute; tensors
     that are read from files know their own. `folder` is where tokenizer and other companion files come from, unless
-    `files` are given in their place; `notes` are what the user should be told. `device`: see `on`. `before_save`:
+    `files` are given in their place; `notes` are messages for the user. `device`: see `on`. `before_save`:
     functions that `save` applies in order before it writes anything; each returns the checkpoint, with another config
     or other files if need be, or raises.
     """
