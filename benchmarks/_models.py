@@ -14,8 +14,8 @@ from _harness import Call, Took, timed
 from torch import Tensor
 
 import symfuse
-from symfuse.architectures import Model
 from symfuse.architectures.base import Config, lookup
+from symfuse.model import Model
 from symfuse.spec import expand
 
 HEAD = 64  # the width of a head

@@ -29,8 +29,8 @@ from safetensors import safe_open
 from torch import Tensor
 
 from symfuse.errors import SymfuseError
-from symfuse.pipeline import merge_recipes
-from symfuse.recipe import read_recipes
+from symfuse.recipes import read_recipes
+from symfuse.recipes.run import merge_recipes
 
 RECIPES = Path(__file__).parents[1] / "tests" / "recipes"
 NAMES = ("base", "a", "b", "c", "d", "chat", "instruct")

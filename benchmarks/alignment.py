@@ -13,7 +13,7 @@ from _models import HEAD, fresh, roberta, saved, weights
 from safetensors.torch import load_file, save_file
 
 import symfuse
-from symfuse.architectures import Model
+from symfuse.model import Model
 
 sys.path.append(str(ROOT / "tests" / "reference"))
 import naive

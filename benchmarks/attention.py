@@ -12,8 +12,8 @@ from _harness import ROOT, Benchmark, Call, Case, Goal, Plan, one_thread_each, t
 from _models import HEAD, for_naive, pair, roberta
 from torch import Tensor
 
-from symfuse.architectures import Model
 from symfuse.matching import match_models
+from symfuse.model import Model
 
 sys.path.append(str(ROOT / "tests" / "reference"))
 import naive

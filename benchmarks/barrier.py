@@ -11,7 +11,7 @@ from _harness import NARROW, Benchmark, Call, Case, Goal, Plan
 from _models import bert, once
 
 import symfuse
-from symfuse.evaluate import Task, make_task, measure, read_records
+from symfuse.evaluation import Task, make_task, measure, read_records
 
 POINTS = 11
 FLOOR, OURS = f"{POINTS} plain evaluations", f"barrier of {POINTS} points"

@@ -18,7 +18,7 @@ from symfuse.alignment import random_alignment
 from symfuse.cli.evaluate import NAMED
 from symfuse.demo import packages, page
 from symfuse.demo.run import MOVED, SCEPTR_PAIR, SEED
-from symfuse.evaluate import Loss
+from symfuse.evaluation import Loss
 
 Build = Callable[[symfuse.Checkpoint], torch.nn.Module]
 

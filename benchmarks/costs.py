@@ -23,13 +23,13 @@ import torch
 from _harness import ABOVE, NUMBER, read_json
 from torch import Tensor
 
-from symfuse.architectures import Model
-from symfuse.check.cost import COPIES
 from symfuse.groups import Conformal, Orthogonal
 from symfuse.io import Checkpoint, TensorInfo
 from symfuse.io.shards import parse_size, plan_shards
 from symfuse.matching.chosen import Chosen, choose
 from symfuse.merging.stream import PIECE
+from symfuse.model import Model
+from symfuse.recipes.check.cost import COPIES
 from symfuse.stats.weights import workspace
 
 DATA = Path(__file__).parent / "data" / "scale.json"

@@ -10,9 +10,9 @@ from _harness import ROOT, Benchmark, Call, Case, Goal, Plan, one_thread_each
 from _models import for_naive, pair, roberta
 from torch import Tensor
 
-from symfuse.architectures import Model
 from symfuse.groups.assignment import assign
 from symfuse.matching import match_models
+from symfuse.model import Model
 
 sys.path.append(str(ROOT / "tests" / "reference"))
 import naive

@@ -15,22 +15,22 @@ from _harness import Benchmark, Call, Case, Goal, Plan
 from torch import Tensor, nn
 
 import symfuse
-from symfuse.architectures import Model
-from symfuse.canonical import canonical
-from symfuse.evaluate import Task, open_space
-from symfuse.evaluate.tasks.causal_lm import CausalLM
-from symfuse.evaluate.tasks.image_classification import ImageClassification
-from symfuse.evaluate.tasks.masked_lm import MaskedLM
+from symfuse.evaluation import Task, open_space
+from symfuse.evaluation.tasks.causal_lm import CausalLM
+from symfuse.evaluation.tasks.image_classification import ImageClassification
+from symfuse.evaluation.tasks.masked_lm import MaskedLM
 from symfuse.groups import Group
 from symfuse.io import Checkpoint
-from symfuse.learning import Learning
-from symfuse.learning.journal import Run
-from symfuse.learning.latents import Latents
-from symfuse.learning.loop import _step
-from symfuse.learning.objective import Objective
-from symfuse.learning.path import Path as Between
-from symfuse.learning.settings import Permutations
 from symfuse.matching.chosen import rotatable
+from symfuse.matching.learned import Learning
+from symfuse.matching.learned.journal import Run
+from symfuse.matching.learned.latents import Latents
+from symfuse.matching.learned.loop import _step
+from symfuse.matching.learned.objective import Objective
+from symfuse.matching.learned.path import Path as Between
+from symfuse.matching.learned.settings import Permutations
+from symfuse.model import Model
+from symfuse.rewriting import canonical
 from symfuse.spec import Instance
 
 FLOOR, OURS = "training", "learning, permutations kept"

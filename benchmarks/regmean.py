@@ -13,9 +13,9 @@ from _models import bert, texts
 from torch import Tensor, nn
 
 import symfuse
-from symfuse.architectures import Model
-from symfuse.guided import lookup
 from symfuse.merging import Source, Stream
+from symfuse.methods import lookup
+from symfuse.model import Model
 from symfuse.stats.gram import gram_matrices
 from symfuse.stats.statistics import Statistics
 

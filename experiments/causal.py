@@ -23,12 +23,12 @@ import torch
 
 import symfuse
 from symfuse.alignment import random_alignment
-from symfuse.architectures import Model
-from symfuse.canonical import canonical
 from symfuse.demo import packages
-from symfuse.evaluate import Loss
+from symfuse.evaluation import Loss
 from symfuse.io import Checkpoint
 from symfuse.matching.chosen import ROTATABLE
+from symfuse.model import Model
+from symfuse.rewriting import canonical
 
 DATA = Path(__file__).parent / "data" / "causal.json"
 MARKS = ("<!-- table: python experiments/causal.py --write -->", "<!-- end of table -->")

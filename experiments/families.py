@@ -23,8 +23,8 @@ from train import Kind
 import symfuse
 from symfuse.demo import page
 from symfuse.errors import OptionError
-from symfuse.evaluate import Batch
-from symfuse.evaluate.tasks.predicting import Predicting
+from symfuse.evaluation import Batch
+from symfuse.evaluation.tasks.predicting import Predicting
 from symfuse.io import Checkpoint
 from symfuse.modules import build_module
 

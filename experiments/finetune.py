@@ -30,8 +30,8 @@ import symfuse
 from symfuse.demo import packages
 from symfuse.demo.packages import cache, publishing
 from symfuse.errors import OptionError
-from symfuse.evaluate import Task
-from symfuse.evaluate.tasks.base import IGNORED
+from symfuse.evaluation import Task
+from symfuse.evaluation.tasks.base import IGNORED
 from symfuse.io import Checkpoint
 
 RECIPE = 1

@@ -13,8 +13,8 @@ from families import held
 from torch import Tensor, nn
 
 import symfuse
-from symfuse.evaluate import Task
-from symfuse.evaluate.tasks.base import IGNORED, output_of
+from symfuse.evaluation import Task
+from symfuse.evaluation.tasks.base import IGNORED, output_of
 from symfuse.io import Checkpoint
 from symfuse.stats.statistics import Statistics
 

@@ -16,8 +16,8 @@ from pairs import PAIRS, SEED, STARTS, Pair
 
 import symfuse
 from symfuse.alignment import Alignment
-from symfuse.architectures import Model
 from symfuse.matching import match_models
+from symfuse.model import Model
 
 GROUPS = ("orthogonal", "conformal", "invertible")
 SETTINGS = {"attention": "attention", "all axes": "attention,ffn,heads,residual,pooler,head"}

@@ -25,13 +25,13 @@ from torch import nn
 
 import symfuse
 from symfuse.alignment import Alignment
-from symfuse.architectures import Model
 from symfuse.demo import packages, page
-from symfuse.evaluate import Loss
+from symfuse.evaluation import Loss
 from symfuse.io import Checkpoint
 from symfuse.matching import match_models, match_universe
 from symfuse.matching.chosen import ROTATABLE
 from symfuse.matching.universe import spread
+from symfuse.model import Model
 
 DATA = Path(__file__).parent / "data" / "many.json"
 MARKS = ("<!-- table: python experiments/many.py --write -->", "<!-- end of table -->")

@@ -26,7 +26,7 @@ from torch import Tensor
 
 import symfuse
 from symfuse.alignment import Alignment
-from symfuse.evaluate import Task
+from symfuse.evaluation import Task
 from symfuse.io import Checkpoint
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "reference"))

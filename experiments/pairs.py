@@ -32,12 +32,12 @@ from torch import Tensor, nn
 
 import symfuse
 from symfuse.alignment import Alignment
-from symfuse.architectures import Model
 from symfuse.demo import packages, page, receptors, sentences
-from symfuse.evaluate import Barrier, Curve, Loss
+from symfuse.evaluation import Barrier, Curve, Loss
 from symfuse.io import Checkpoint
 from symfuse.matching import choose_axes, match_by_activations, match_models
 from symfuse.matching.chosen import ROTATABLE
+from symfuse.model import Model
 from symfuse.stats.activations import Batch
 
 DATA = Path(__file__).parent / "data" / "pairs.json"

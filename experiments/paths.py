@@ -11,7 +11,7 @@ from drawing import COLOURS, DASHES
 from study import Row, better, mean_error, table
 from ways import Apart, Way, moved
 
-from symfuse.evaluate import Curve, barrier
+from symfuse.evaluation import Curve, barrier
 
 NOTHING = 0.01  # a barrier up to this share of the plain one is called none
 HEAD = (

@@ -12,7 +12,7 @@ from study import Row
 from ways import HEARD, Apart, Moved, Way, moved
 
 import symfuse
-from symfuse.evaluate import Curve, Point
+from symfuse.evaluation import Curve, Point
 
 POINTS = 11  # of a path between circuits
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from symfuse.demo import packages, receptors
-from symfuse.evaluate import Batch
-from symfuse.evaluate.tasks.predicting import Predicting
+from symfuse.evaluation import Batch
+from symfuse.evaluation.tasks.predicting import Predicting
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
 

@@ -14,11 +14,11 @@ from study import Claim, Key, Part, Row, Study, mean_error, table
 from ways import OPTIONS, SEED, WAYS, Apart, moved, places_kept
 
 from symfuse.alignment import Alignment
-from symfuse.architectures import Model
-from symfuse.evaluate import barrier
+from symfuse.evaluation import barrier
 from symfuse.matching.chosen import choose
 from symfuse.matching.descent import Sweeper
 from symfuse.matching.moved import Moved
+from symfuse.model import Model
 
 FEW = 5  # sweeps
 NEARLY = 0.95  # of what all sweeps gain

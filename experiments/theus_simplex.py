@@ -16,9 +16,9 @@ from study import Claim, Key, Part, Row, Study, better, mean_error, table
 from ways import OPTIONS, Apart, Moved, Way, learned_how, moved, plain
 
 import symfuse
-from symfuse.architectures import Model
-from symfuse.learning import learn
+from symfuse.matching.learned import learn
 from symfuse.matching.universe import Universe, match_universe
+from symfuse.model import Model
 
 PARTS = 6  # of a side
 

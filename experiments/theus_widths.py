@@ -12,9 +12,9 @@ from study import Claim, Key, Part, Row, Study
 from ways import OPTIONS, Apart, Moved, Way, learned_how
 
 from symfuse.alignment import Alignment
-from symfuse.architectures import Model
-from symfuse.canonical import canonical
-from symfuse.learning import match_learned
+from symfuse.matching.learned import match_learned
+from symfuse.model import Model
+from symfuse.rewriting import canonical
 from symfuse.widths import expand, match_widths
 
 

@@ -12,7 +12,7 @@ from paths import of_curve
 from study import Claim, Key, Part, Row, better, mean_error
 
 import symfuse
-from symfuse.evaluate import barrier
+from symfuse.evaluation import barrier
 from symfuse.io import Checkpoint
 
 PLAIN = "nothing"

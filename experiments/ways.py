@@ -20,14 +20,14 @@ from study import commit
 
 import symfuse
 from symfuse.alignment import Alignment
-from symfuse.architectures import Model
 from symfuse.demo.packages import cache, publishing
-from symfuse.evaluate import barrier
-from symfuse.evaluate.tasks.predicting import Predicting
+from symfuse.evaluation import barrier
+from symfuse.evaluation.tasks.predicting import Predicting
 from symfuse.groups import Monomial
 from symfuse.io import Checkpoint
-from symfuse.learning import Learning, learn_universe
 from symfuse.matching.chosen import ROTATABLE
+from symfuse.matching.learned import Learning, learn_universe
+from symfuse.model import Model
 
 VERSION = 2  # of what is kept in the cache folder
 SEED = 0

@@ -11,7 +11,7 @@ from matchings import MATCHINGS, PEERS, PairStudy, gains, matched, moved_by
 from study import Claim, Key, Part, Row, better, mean_error, table
 
 import symfuse
-from symfuse.evaluate import Distance
+from symfuse.evaluation import Distance
 from symfuse.io import Checkpoint
 
 OURS = tuple(name for name in MATCHINGS if name != "none")

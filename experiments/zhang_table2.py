@@ -11,7 +11,7 @@ from matchings import Matched, Pair, PairStudy, gains, matched, moved_by
 from study import Claim, Key, Part, Row, better, mean_error, table
 
 import symfuse
-from symfuse.evaluate import Task
+from symfuse.evaluation import Task
 from symfuse.io import Checkpoint
 
 # The paper's words for matchings.

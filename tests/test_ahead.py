@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from symfuse import ahead
-
 Read = list[tuple[str, int, int]]
 
 

@@ -16,14 +16,14 @@ from tokenizers import AddedToken
 from torch import Tensor
 
 from contract.tiny import MODELS
-from symfuse import pipeline
-from symfuse.check import Report, Target, check, check_all
-from symfuse.check.relation import BYTES, TENSORS, _ranges, _spread
 from symfuse.cli import main
 from symfuse.errors import CheckpointError, IncompatibleError, OptionError, SymfuseError
 from symfuse.io import Checkpoint, TensorInfo
 from symfuse.merging.stream import PIECE
-from symfuse.recipe import Recipe, parse_recipe
+from symfuse.recipes import Recipe, parse_recipe
+from symfuse.recipes import run as pipeline
+from symfuse.recipes.check import Report, Target, check, check_all
+from symfuse.recipes.check.relation import BYTES, TENSORS, _ranges, _spread
 from test_undeclared import UNKNOWN, changed, llama, unknown
 from test_vocabulary import COMMON
 from test_vocabulary import model as with_tokenizer

@@ -23,13 +23,14 @@ from torch import Tensor
 
 from command import done, run
 from contract.tiny import MODELS, TEXT, of
-from symfuse import api, cli, pipeline
+from symfuse import api, cli
 from symfuse.alignment import Alignment
 from symfuse.cli import main
 from symfuse.cli.app import import_at_once
 from symfuse.cli.verbs import VERBS as LISTED
 from symfuse.groups import Similarity
 from symfuse.io import open as open_checkpoint
+from symfuse.recipes import run as pipeline
 
 Folders = dict[str, Path]
 

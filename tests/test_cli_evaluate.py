@@ -17,9 +17,9 @@ from evaluate.task_cases import NAMED, byte_level, table, wordpiece
 from symfuse import api
 from symfuse.alignment import random_alignment
 from symfuse.cli import main
-from symfuse.evaluate.tasks import MaskedLM
+from symfuse.evaluation.tasks import MaskedLM
 from symfuse.io import open as open_checkpoint
-from symfuse.report.collect import read
+from symfuse.reports.collect import read
 
 SEQUENCE = "BertForSequenceClassification"
 

@@ -18,8 +18,8 @@ from evaluate.task_cases import table, wordpiece
 from symfuse import api
 from symfuse.alignment import Alignment, random_alignment
 from symfuse.io import open as open_checkpoint
-from symfuse.learning import Learning
-from symfuse.learning.journal import Journal
+from symfuse.matching.learned import Learning
+from symfuse.matching.learned.journal import Journal
 
 MASKED = transformers.BertForMaskedLM
 NARROW = {"hidden_size": 20, "num_attention_heads": 4, "intermediate_size": 29}

@@ -20,7 +20,7 @@ from torch import Tensor
 import symfuse
 from command import done, run
 from contract.tiny import MODELS, hf, moving
-from symfuse.architectures import ARCHITECTURES, Config, Model
+from symfuse.architectures import ARCHITECTURES, Config
 from symfuse.drafts import Draft, draft_of
 from symfuse.drafts.bench import Bench
 from symfuse.drafts.facts import gather
@@ -28,6 +28,7 @@ from symfuse.drafts.trials import settled
 from symfuse.errors import CheckpointError, OutputError, SpecError, SymfuseError, VerificationError
 from symfuse.groups import Group, subgroups
 from symfuse.io import Checkpoint
+from symfuse.model import Model
 from symfuse.modules import live
 from symfuse.verification import TOLERANCE, random_inputs, verify
 

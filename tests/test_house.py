@@ -16,8 +16,8 @@ from jaxtyping import TypeCheckError
 
 import symfuse
 from symfuse.groups import Moments
-from symfuse.merging import METHODS
-from symfuse.recipe import ModelRef
+from symfuse.methods import METHODS
+from symfuse.recipes import ModelRef
 from symfuse.spec import parse
 
 ROOT = Path(__file__).parents[1]

@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from contract.tiny import MODELS
-from symfuse import api, verification
+from symfuse import api
 from symfuse.alignment import random_alignment
 from symfuse.errors import CheckpointError, VerificationError
 from symfuse.io import Checkpoint
 from symfuse.modules import live
-from symfuse.paging import paged
+from symfuse.modules.paging import paged
+from symfuse.verification import outputs as verification
 from symfuse.verification import random_inputs, run
 
 LABELS = ["llama-lm", "gpt2-lm", "bert-mlm", "vit-classification", "mixtral-lm"]

@@ -14,10 +14,10 @@ from covering import covering
 from matched import match
 from symfuse import api
 from symfuse.alignment import Alignment, random_alignment
-from symfuse.architectures import Model
 from symfuse.errors import CheckpointError, IncompatibleError, VerificationError
 from symfuse.groups import Similarity
 from symfuse.io import Checkpoint
+from symfuse.model import Model
 from symfuse.spec import Declared, Instance, parse
 from symfuse.verification import TOLERANCE, computes_in, random_inputs, run
 

@@ -10,12 +10,12 @@ import transformers
 from torch import Tensor
 
 from recipes.llama import UNKNOWN
-from symfuse.architectures import Model, require_same_shape
-from symfuse.architectures.config import Difference, differences
-from symfuse.architectures.undeclared import undeclared
 from symfuse.errors import IncompatibleError, SpecError, UnknownArchitectureError
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
+from symfuse.model import Model, require_same_shape
+from symfuse.model.config import Difference, differences
+from symfuse.model.undeclared import undeclared
 from symfuse.spec import Axis
 
 LLAMA: dict[str, Any] = {

@@ -14,11 +14,11 @@ from tokenizers import AddedToken, models, pre_tokenizers
 from tokenizers import Tokenizer as Library
 from torch.testing import assert_close
 
-from symfuse import vocabulary
 from symfuse.errors import CheckpointError, IncompatibleError, OptionError
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
-from symfuse.vocabulary import TokenSource
+from symfuse.rewriting import vocabulary
+from symfuse.rewriting.vocabulary import TokenSource
 
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 COMMON = ["<unk>", "<s>", "</s>", *(f"t{i}" for i in range(50))]
@@ -186,7 +186,7 @@ def test_padding_is_the_mean_row(pair: list[Checkpoint], tmp_path: Path) -> None
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_parts_and_blocks_are_the_tensor(pair: list[Checkpoint], dtype: torch.dtype, monkeypatch: Any) -> None:
-    monkeypatch.setattr("symfuse.vocabulary.rows.BLOCK", 32 * 5)
+    monkeypatch.setattr("symfuse.rewriting.vocabulary.rows.BLOCK", 32 * 5)
     pair = [checkpoint.to(dtype) for checkpoint in pair]
     out = vocabulary.build(pair, "union", base=0, pad_to_multiple_of=16)
     tensors = vocabulary.rewrite(pair, out, rows_of)[0]

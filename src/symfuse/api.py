@@ -15,35 +15,46 @@ import yaml
 from torch import Tensor
 
 from symfuse.alignment import Alignment
-from symfuse.architectures import Model
 from symfuse.arguments import checked
-from symfuse.check import check_all
 from symfuse.device import CPU
 from symfuse.drafts import Draft, draft_of
 from symfuse.errors import OptionError, warn_caller
-from symfuse.evaluate import Barrier, Batch, Distance, Landscape, Loss, Score, Task, batch_task, make_task, read_records
-from symfuse.evaluate import barrier as path_barrier
-from symfuse.evaluate import distance as model_distance
-from symfuse.evaluate import ensemble as ensemble_models
-from symfuse.evaluate import evaluate as evaluate_model
-from symfuse.evaluate import landscape as plane_landscape
+from symfuse.evaluation import (
+    Barrier,
+    Batch,
+    Distance,
+    Landscape,
+    Loss,
+    Score,
+    Task,
+    batch_task,
+    make_task,
+    read_records,
+)
+from symfuse.evaluation import barrier as path_barrier
+from symfuse.evaluation import distance as model_distance
+from symfuse.evaluation import ensemble as ensemble_models
+from symfuse.evaluation import evaluate as evaluate_model
+from symfuse.evaluation import landscape as plane_landscape
 from symfuse.executors import Executor
-from symfuse.guided import Pending, lookup
-from symfuse.guided import collect as collect_statistics
-from symfuse.guided import learn as learn_method
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
 from symfuse.io.live import module_config, unwrap
 from symfuse.io.tensors import StoredTensors
-from symfuse.learning import Learning, learn_universe, match_learned
-from symfuse.learning import learn as learn_all
 from symfuse.matching import match_by_activations, match_models, match_universe, nearest_to_mean, usual
-from symfuse.merging import Method, merge_models
+from symfuse.matching.learned import Learning, learn_universe, match_learned
+from symfuse.matching.learned import learn as learn_all
+from symfuse.merging import Method
+from symfuse.methods import Pending, lookup, merge_models
+from symfuse.methods import collect as collect_statistics
+from symfuse.methods import learn as learn_method
+from symfuse.model import Model
 from symfuse.modules import live
-from symfuse.pipeline import merge_recipes
-from symfuse.pipeline.record import alignment_record, merge_record, opened
-from symfuse.recipe import ModelRef, Recipe, parse_recipe, read_recipes, recipe_of
-from symfuse.rewrite import Reconcile, harmonise
+from symfuse.recipes import ModelRef, Recipe, parse_recipe, read_recipes, recipe_of
+from symfuse.recipes.check import check_all
+from symfuse.recipes.record import alignment_record, merge_record, opened
+from symfuse.recipes.run import merge_recipes
+from symfuse.rewriting import Reconcile, harmonise
 from symfuse.runs import framed, recorded
 from symfuse.spec import Spec
 from symfuse.stats.statistics import Statistics
@@ -109,20 +120,20 @@ def match(
     """The alignment that moves `source` towards the anchor `to`; from the weights, or with `data` from activations; and
     with `learn` learned from there, by descending a loss between the two.
 
-    axes: what to match: "attention" (per-head rotations of query/key and value/output; Zhang et al. 2025,
-    Theorem 4.1, Algorithm 1), "ffn" (neurons, exact assignment), "heads", "residual", "pooler", single axes, or
-    "all"; "auto": attention and ffn of models in one basis (a fine-tune), else all.
-    layers: which, as "0-4" or "tail:3". scaling: also rescale (Eq. 11–12), by default only from the weights. groups:
-    by axis the name of the group to match with, {"qk": "orthogonal", "residual": "permutation"}, or "none"; it must be
-    a subgroup of what is declared, and its axis is matched also if `axes` does not name it. variants: inexact ones, by
-    which the moved model computes something else: "heads-ignored", "separate-qk", "separate-residual", "transport":
-    optimal transport, units averaged (docs/matching.md), of single axes groups={"ffn": "sinkhorn"}. data: a task,
-    or batches of module inputs (both: Verma & Elbayad 2024). learn: a task whose loss is descended (Theus et al. 2025),
-    or a `symfuse.learning.Learning`, which says how; each axis then in the largest group that may act on it, and from
-    the start that the other options describe. device: where all of it is computed, such as "cuda" (docs/gpu.md); a
-    Learning has its own for what it learns. options: of `match_models` (one_pass, biases, starts, seed, frame, threads,
-    executor, progress), or with data of `match_by_activations` (frame, kind, residual, without, build), both in
-    symfuse.matching.
+    axes: what to match: "attention" (per-head rotations of query/key and value/output; Zhang et al. 2025, Theorem
+    4.1, Algorithm 1), "ffn" (neurons, exact assignment), "heads", "residual", "pooler", single axes, or "all";
+    "auto": attention and ffn of models in one basis (a fine-tune), else all. layers: which, as "0-4" or "tail:3".
+    scaling: also rescale (Eq. 11–12), by default only from the weights. groups: by axis the name of the group to
+    match with, {"qk": "orthogonal", "residual": "permutation"}, or "none"; it must be a subgroup of what is declared,
+    and its axis is matched also if `axes` does not name it. variants: inexact ones, by which the moved model computes
+    something else: "heads-ignored", "separate-qk", "separate-residual", "transport": optimal transport, units
+    averaged (docs/matching.md), of single axes groups={"ffn": "sinkhorn"}. data: a task, or batches of module inputs
+    (both: Verma & Elbayad 2024). learn: a task whose loss is descended (Theus et al. 2025), or a
+    `symfuse.matching.learned.Learning`, which says how; each axis then in the largest group that may act on it, and
+    from the start that the other options describe. device: where all of it is computed, such as "cuda" (docs/gpu.md);
+    a Learning has its own for what it learns. options: of `match_models` (one_pass, biases, starts, seed, frame,
+    threads, executor, progress), or with data of `match_by_activations` (frame, kind, residual, without, build), both
+    in symfuse.matching.
 
     Apply the result: `alignment(source)`. Where it has a frame (the rotated residual stream of a pre-norm model), the
     anchor to merge with is `alignment.in_frame(to)`.
@@ -276,8 +287,8 @@ def collect(source: Source, data: Task, kind: str = "fisher", **options: Any) ->
     """Statistics of a model on data, for `merge(..., statistics=[…])`: `.save(folder)` them, and take them again.
 
     kind: "fisher", the squared gradients of the likelihood, or "gram", the second moments of what linear maps read.
-    options: of `symfuse.guided.fisher.fisher_of` (labels, seed) and `symfuse.guided.regmean.gram_of` (memory); device:
-    where the model is run.
+    options: of `symfuse.methods.fisher.fisher_of` (labels, seed) and `symfuse.methods.regmean.gram_of` (memory);
+    device: where the model is run.
     """
     return collect_statistics(_model_of_any(source), data, kind, **options)
 
@@ -374,7 +385,7 @@ def barrier(
     loss: a Task (`symfuse.task`), or any callable from a live module to one number. alignments: named; each moves the
     source, or is a pair of models in a parametrisation of its own, whose plain baseline is another such pair:
     `{"folded": (fa, fb), "rotation": (g(fa), fb)}, baselines={"rotation": ("folded", "none")}`. options: those of
-    `symfuse.evaluate.barrier`, such as points, refine, build, dtype, device. The result has `.curves[name].barrier`.
+    `symfuse.evaluation.barrier`, such as points, refine, build, dtype, device. The result has `.curves[name].barrier`.
     """
     pairs: dict[str, tuple[Checkpoint | torch.nn.Module, Checkpoint | torch.nn.Module]] = {
         "none": (_runnable(source), _runnable(to))
@@ -426,7 +437,8 @@ def _is_dataset(data: object) -> bool:
 def landscape(models: Mapping[str, Source], loss: Task | Loss, **options: Any) -> Landscape:
     """The loss on the plane through three named models, such as `{"A": a, "A aligned": g(a), "B": b}`.
 
-    options: those of `symfuse.evaluate.landscape`: steps, margin, journal (a file to go on from), build, dtype, device.
+    options: those of `symfuse.evaluation.landscape`: steps, margin, journal (a file to go on from), build, dtype,
+    device.
     """
     return plane_landscape({name: _runnable(source) for name, source in models.items()}, loss, **options)
 

@@ -39,7 +39,7 @@ def checked(function: F) -> F:
     def call(*args: Any, **kwargs: Any) -> Any:
         for name in () if anything else kwargs:
             if name not in options:
-                from symfuse.io.messages import suggestion  # here, as io has checked functions itself
+                from symfuse.messages import suggestion  # here, as io has checked functions itself
 
                 near = suggestion(name, options)
                 raise OptionError(f"{function.__name__} has no option {name!r}{near}; it has {', '.join(options)}")

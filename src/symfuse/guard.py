@@ -6,13 +6,14 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from symfuse.architectures import ARCHITECTURES, Model
-from symfuse.architectures.undeclared import undeclared
+from symfuse.architectures import ARCHITECTURES
 from symfuse.errors import CheckpointError, IncompatibleError, SpecError
 from symfuse.io import Checkpoint
-from symfuse.io.messages import some
+from symfuse.messages import some
+from symfuse.model import Model
+from symfuse.model.undeclared import undeclared
 from symfuse.modules import unloadable
-from symfuse.rewrite.rewritten import drop
+from symfuse.rewriting.rewritten import drop
 
 DTYPES = ("dtype", "torch_dtype")
 _SAYS = {

@@ -21,9 +21,9 @@ from safetensors.torch import save_file
 import symfuse
 from attacks import mutants
 from symfuse.alignment import random_alignment
-from symfuse.architectures import Model
 from symfuse.cli import main
 from symfuse.io import Checkpoint
+from symfuse.model import Model
 from symfuse.stats.statistics import Input, Statistics
 
 BERT: dict[str, Any] = {

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from contract.tiny import Case, case, encoder, real
-from symfuse.architectures import Model
 from symfuse.io import Checkpoint
+from symfuse.model import Model
 from symfuse.spec import Axis, Spec, expand
 from symfuse.verification import random_inputs, run
 

@@ -11,10 +11,10 @@ from torch import Tensor
 from canonical.kit import FRAMES, LABELS, case_for, changed, model_of, pre_norm, randn, toy
 from contract.tiny import case
 from symfuse.alignment import Alignment
-from symfuse.architectures import Model
-from symfuse.canonical import balance, canonical
 from symfuse.groups import Group, Invertible, Monomial, Permutation, PositiveMonomial, SignedMonomial
 from symfuse.groups.monomial import random_scales, random_signs
+from symfuse.model import Model
+from symfuse.rewriting import balance, canonical
 from symfuse.spec import Axis, Instance, Shift
 
 RESCALED: list[Group] = [PositiveMonomial(), SignedMonomial()]

@@ -8,10 +8,10 @@ import torch
 
 from canonical.kit import ALL, changed
 from contract.tiny import case, moving
-from symfuse.architectures import Model
-from symfuse.canonical import canonical
 from symfuse.errors import SymmetryError
 from symfuse.groups import Centred
+from symfuse.model import Model
+from symfuse.rewriting import canonical
 
 # One norm that both blocks read, two, blocks in turn, readers without biases, gains without biases, projected heads.
 ROTATED = (

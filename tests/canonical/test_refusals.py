@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from canonical.kit import ALL, case_for, changed, model_of, pre_norm, randn, toy
 from contract.tiny import MODELS, case
-from symfuse.architectures import Model
-from symfuse.canonical import canonical, fold_norms
 from symfuse.errors import CheckpointError, IncompatibleError, OptionError, SpecError, SymmetryError
 from symfuse.groups import Permutation
 from symfuse.io import Checkpoint
+from symfuse.model import Model
+from symfuse.rewriting import canonical, fold_norms
 from symfuse.spec import Axis
 
 FOLD = ("untie", "fold_norms")

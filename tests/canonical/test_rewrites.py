@@ -14,11 +14,11 @@ from torch import Tensor
 from canonical.kit import ALL, FRAMES, LABELS, SCALED, changed, model_of, pre_norm
 from contract.tiny import MODELS, case, marked, real
 from symfuse.alignment import Alignment, random_alignment
-from symfuse.architectures import Model
-from symfuse.canonical import REWRITES, canonical
 from symfuse.groups import Centred, Orthogonal, Similarity
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
+from symfuse.model import Model
+from symfuse.rewriting import REWRITES, canonical
 from symfuse.spec import Instance, Spec, Variance, parse
 from symfuse.verification import compare, run
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from contract.tiny import MODELS, marked, model_of
 from matched import match
-from symfuse import api, report
+from symfuse import api, reports
 from symfuse.alignment import Alignment, random_alignment
 from symfuse.architectures import ARCHITECTURES
 from symfuse.cli import main
@@ -91,7 +91,7 @@ def test_c42_planted_heads_are_found_where_they_are_matched_and_not_by_rotations
     assert api.distance(both(b), a).relative < 1e-6
     for alignment in (inside, both):
         assert api.verify(b, alignment(b), alignment).equal
-    rows = {row["axis"]: row for row in report.inspection(a)["axes"]}
+    rows = {row["axis"]: row for row in reports.inspection(a)["axes"]}
     assert (rows["h"]["group"], rows["h"]["matched by"]) == ("permutation", "heads")
 
 
@@ -153,7 +153,7 @@ def test_c51_fine_tunes_of_one_model_keep_the_identity(label: str) -> None:
         assert all(torch.equal(g.tensors()["index"], identity) for g in permuted)
         if label != "torch-relu-post" or options == {"scaling": False}:  # ReLU neurons may be rescaled a little
             assert permuted == []
-            run = report.alignment_run(a, b, alignment, None)
+            run = reports.alignment_run(a, b, alignment, None)
             assert {row["axis"]: row["moved"] for row in run["matched"]}["ffn"] == 0
 
 
@@ -211,7 +211,7 @@ def test_c53_an_unchanged_model_is_left_alone(label: str) -> None:
     a = MODELS[label]()
     alignment = match(a, a)
     assert (len(alignment.elements), len(alignment.shifts)) == (0, 0)
-    run = report.alignment_run(a, a, alignment, None)
+    run = reports.alignment_run(a, a, alignment, None)
     assert run["distance"]["before"] == run["distance"]["after"] == 0
     assert run["distance"]["left"] == 1
     rows: list[dict[str, Any]] = run["distance"]["by_axis"] + run["distance"]["by_layer"]
@@ -227,7 +227,7 @@ def test_c108a_a_planted_copy_is_at_no_distance_after_alignment(label: str) -> N
     a = MODELS[label]()
     copy = random_alignment(api.declare(a), 6, matched(a))(a)
     alignment = match(copy, a)
-    run = report.alignment_run(copy, a, alignment, None)
+    run = reports.alignment_run(copy, a, alignment, None)
     assert run["distance"]["before"] > 10
     assert run["distance"]["after"] < 1e-10
     assert run["distance"]["left"] < 1e-12

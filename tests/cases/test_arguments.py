@@ -25,7 +25,7 @@ from symfuse.alignment import Alignment
 from symfuse.arguments import checked
 from symfuse.drafts import Draft
 from symfuse.errors import CheckpointError, IncompatibleError, OptionError, OutputError
-from symfuse.evaluate import Task
+from symfuse.evaluation import Task
 from symfuse.io import Checkpoint
 from symfuse.stats.statistics import Statistics
 from symfuse.transporting.result import Transported

@@ -18,13 +18,13 @@ from contract.tiny import MODELS
 from covering import covering
 from evaluate.task_cases import files, wordpiece
 from recipes.llama import SIZES, adapted, adapter, llama, randomise, word_level
-from symfuse import pipeline
 from symfuse.cli import main
 from symfuse.errors import CheckpointError, OptionError, SymfuseError
-from symfuse.guided import METHODS
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
-from symfuse.recipe import parse_recipe
+from symfuse.methods import METHODS
+from symfuse.recipes import parse_recipe
+from symfuse.recipes import run as pipeline
 
 SEVERAL = sorted(name for name, method in METHODS.items() if method.models[1] is None or method.models[1] > 1)
 RANDOM = ["dare_linear", "dare_ties", "della", "della_linear"]

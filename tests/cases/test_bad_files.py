@@ -20,7 +20,7 @@ from symfuse import adapters
 from symfuse.adapters.patterns import module_pattern
 from symfuse.errors import LONGEST, CheckpointError, OptionError, SymfuseError, printable
 from symfuse.io import Checkpoint
-from symfuse.report.collect import read
+from symfuse.reports.collect import read
 from symfuse.spec import parse
 from symfuse.stats.statistics import Statistics
 
@@ -350,7 +350,7 @@ def test_d45_brackets_in_a_table_are_no_markup(capsys: pytest.CaptureFixture[str
 
 
 def test_d45_a_page(folder: Path) -> None:
-    from symfuse.report.page import page
+    from symfuse.reports.page import page
 
     model = {"name": f"m{HIDDEN}", "count": 3, "loss": 0.5, "metrics": {f"f1{HIDDEN}": 0.25}}
     document = {"kind": "evaluation", "task": {"task": f"t{HIDDEN}"}, "models": [model, {**model, "name": "n"}]}

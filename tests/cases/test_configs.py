@@ -11,14 +11,15 @@ import pytest
 import torch
 from tiny import MODELS, case, real
 
-from symfuse import api, pipeline
-from symfuse.architectures import Model, require_same_shape
-from symfuse.architectures.config import differences
-from symfuse.check import check
+from symfuse import api
 from symfuse.errors import IncompatibleError, LayoutError, SpecError
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
-from symfuse.recipe import parse_recipe
+from symfuse.model import Model, require_same_shape
+from symfuse.model.config import differences
+from symfuse.recipes import parse_recipe
+from symfuse.recipes import run as pipeline
+from symfuse.recipes.check import check
 from test_undeclared import LLAMA, changed, of, tiny, unknown
 from test_undeclared import llama as declared_llama
 
@@ -239,7 +240,7 @@ def test_layer_types_that_are_no_names(llama: Make) -> None:
 def test_how_a_model_was_trained_decides_nothing() -> None:
     """SCEPTR's own block says of which classes it was trained, and differs between checkpoints of one shape."""
     from contract.tiny import sceptr
-    from symfuse.architectures.config import differences
+    from symfuse.model.config import differences
 
     models = [
         (model := sceptr(seed)).replace(config={**model.config, "sceptr": {"training_delegate": {"class": name}}})

@@ -17,12 +17,12 @@ from cases.moved import BROKEN, case_of, left_behind
 from contract.tiny import Case, of
 from symfuse import api
 from symfuse.alignment import Alignment, random_alignment
-from symfuse.architectures import Model
-from symfuse.canonical import canonical
 from symfuse.errors import OptionError, SymmetryError, UnknownArchitectureError
 from symfuse.groups import Monomial, Orthogonal, PositiveMonomial, Rotary, Sign, SignedMonomial
 from symfuse.io import Checkpoint
 from symfuse.matching.chosen import ROTATABLE
+from symfuse.model import Model
+from symfuse.rewriting import canonical
 from symfuse.spec import Instance
 
 SIZES: dict[str, Any] = {

@@ -20,15 +20,16 @@ from command import done
 from contract.tiny import MIXTURE, MODELS, QWEN_MIXTURE, case, moving, of
 from symfuse import api
 from symfuse.alignment import Alignment, random_alignment
-from symfuse.architectures import Model, resolve
-from symfuse.canonical import canonical
+from symfuse.architectures import resolve
 from symfuse.errors import IncompatibleError, SpecError, SymmetryError
 from symfuse.groups import Permutation, Signed
 from symfuse.groups.monomial import Monomial
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
 from symfuse.merging import Merged
+from symfuse.model import Model
 from symfuse.modules import live
+from symfuse.rewriting import canonical
 from symfuse.spec import Instance
 
 BROKEN = 1e-3

@@ -14,15 +14,15 @@ from tiny import of as declared_of
 from torch import Tensor, nn
 
 from recipes.llama import UNKNOWN
-from symfuse import pipeline
-from symfuse.architectures import Model, require_same_shape
 from symfuse.errors import IncompatibleError, SpecError
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
-from symfuse.merging.models import merge_models
+from symfuse.methods.models import merge_models
+from symfuse.model import Model, require_same_shape
 from symfuse.modules import live
-from symfuse.recipe import parse_recipe
-from symfuse.rewrite import Harmonised, Reconcile, harmonise, zero_biases
+from symfuse.recipes import parse_recipe
+from symfuse.recipes import run as pipeline
+from symfuse.rewriting import Harmonised, Reconcile, harmonise, zero_biases
 from symfuse.verification import verify
 from test_undeclared import LLAMA, changed, of, tiny, unknown
 from test_undeclared import llama as declared_llama

@@ -18,8 +18,9 @@ from tiny import DECODER, MODELS, VISION, case, model_of, real
 
 from command import done
 from symfuse import adapters
-from symfuse.architectures import ARCHITECTURES, Model
+from symfuse.architectures import ARCHITECTURES
 from symfuse.io import open as open_checkpoint
+from symfuse.model import Model
 from symfuse.verification import run
 
 peft = pytest.importorskip("peft", reason="peft is not installed")

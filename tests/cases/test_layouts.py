@@ -16,13 +16,14 @@ from safetensors.torch import load_file, save_file
 
 from contract.tiny import MODELS
 from recipes.llama import adapted, randomise, tensors_of
-from symfuse import api, pipeline
+from symfuse import api
 from symfuse.adapters import apply
 from symfuse.errors import IncompatibleError, SymfuseError
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
-from symfuse.merging import METHODS
-from symfuse.recipe import parse_recipe
+from symfuse.methods import METHODS
+from symfuse.recipes import parse_recipe
+from symfuse.recipes import run as pipeline
 
 BASE: dict[str, Any] = {
     "vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,

@@ -15,7 +15,7 @@ import symfuse
 from contract.tiny import MODELS
 from symfuse.errors import DataError, IncompatibleError, OptionError
 from symfuse.io import Checkpoint
-from symfuse.learning import Learning
+from symfuse.matching.learned import Learning
 from symfuse.modules import live
 
 LABEL = "vit-classification"

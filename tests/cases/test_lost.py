@@ -20,7 +20,7 @@ from command import everything, run
 from recipes.llama import llama
 from symfuse.cli.results import check_result
 from symfuse.errors import CheckpointError, OutputError
-from symfuse.evaluate.landscape import _Journal
+from symfuse.evaluation.landscape import _Journal
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
 from symfuse.io.target import check_target, overlap, write_text
@@ -287,7 +287,7 @@ def test_d22_on_the_command_line(place: Path) -> None:
 def test_d22_single_files_of_others_are_not_replaced(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages, results, figures, alignments: each again, which replaces its own; and where somebody else's file is."""
     assert run("distance", "a", "b", "--axes", "ffn", "-o", "run", "-q").exit_code == 0
-    monkeypatch.setattr("symfuse.report.page._library", lambda: "")
+    monkeypatch.setattr("symfuse.reports.page._library", lambda: "")
     alignment = symfuse.match(open_checkpoint("a"), open_checkpoint("b"), axes="ffn")
     commands = {
         "page.html": lambda: run("report", "run", "-o", "page.html", "-q").exit_code,

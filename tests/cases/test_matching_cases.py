@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from command import done
 from contract.tiny import GPT2, MODELS, of, real
 from recovery.planted import EVERYTHING, planted
-from symfuse import api, report
+from symfuse import api, reports
 from symfuse.alignment import Alignment, random_alignment
-from symfuse.architectures import Model
-from symfuse.canonical import canonical
 from symfuse.errors import SymfuseError
 from symfuse.io import Checkpoint
 from symfuse.matching.chosen import ROTATABLE
+from symfuse.model import Model
+from symfuse.rewriting import canonical
 from symfuse.verification import random_inputs
 
 slow = pytest.mark.slow
@@ -118,7 +118,7 @@ def test_c51_fine_tunes_are_not_permuted_and_never_further_apart(
     permuted = {"h", "ffn"} - ({"ffn"} if label == "torch-relu-post" else set())  # whose neurons are rescaled a little
     permuted |= set() if alignment.frame else {"residual"}
     assert not permuted & {instance.axis for instance in alignment.elements}
-    run = report.alignment_run(a, b, alignment, None)
+    run = reports.alignment_run(a, b, alignment, None)
     moved = {row["axis"]: row["moved"] for row in run["matched"]}
     assert moved["residual"] == (1 if alignment.frame else 0)  # the identity is kept, and said to be
 
@@ -223,7 +223,7 @@ def test_c53_an_unchanged_model_has_nothing_to_move_on_any_axis(label: str) -> N
     a = MODELS[label]()
     alignment = api.match(a, a, axes=EVERYTHING)
     assert (len(alignment.elements), len(alignment.shifts)) == (0, 0)
-    run = report.alignment_run(a, a, alignment, None)
+    run = reports.alignment_run(a, a, alignment, None)
     assert (run["distance"]["before"], run["distance"]["after"], run["distance"]["left"]) == (0, 0, 1)
     assert all(row["moved"] == 0 < row["units"] for row in run["matched"])
 

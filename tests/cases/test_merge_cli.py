@@ -16,7 +16,7 @@ from contract.tiny import MODELS
 from recipes.llama import COMMON, EMBED, adapter, llama, tensors_of, unknown
 from symfuse import __version__
 from symfuse.cli import main
-from symfuse.merging import METHODS
+from symfuse.methods import METHODS
 
 
 @pytest.fixture(scope="module")

@@ -18,11 +18,11 @@ import symfuse
 from command import done, run
 from contract.tiny import MODELS
 from recipes.llama import COMMON, llama, randomise, tensors_of, write_tokenizer
-from symfuse.architectures import Model
-from symfuse.canonical import canonical
 from symfuse.cli.mergekit import OF_EXTRACTION, OF_MERGES
 from symfuse.errors import IncompatibleError, OptionError
-from symfuse.recipe import parse_recipe
+from symfuse.model import Model
+from symfuse.recipes import parse_recipe
+from symfuse.rewriting import canonical
 
 TEXT: dict[str, Any] = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,

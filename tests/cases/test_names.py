@@ -12,7 +12,7 @@ from tiny import DEBERTA, ELECTRA, TEXT, VISION, case, encoder, hf
 from torch import Tensor
 
 from symfuse.alignment import Alignment, random_alignment
-from symfuse.architectures import Model, require_same_shape, resolve
+from symfuse.architectures import resolve
 from symfuse.errors import (
     IncompatibleError,
     LayoutError,
@@ -23,6 +23,7 @@ from symfuse.errors import (
 from symfuse.groups import PositiveMonomial, Scaling
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
+from symfuse.model import Model, require_same_shape
 from symfuse.verification import verify
 
 EXACT = 1e-13

@@ -15,11 +15,11 @@ import symfuse
 from cases.moved import case_of
 from contract.tiny import Case, randomise
 from symfuse.alignment import random_alignment
-from symfuse.architectures import Model
-from symfuse.architectures.config import differences
 from symfuse.errors import LayoutError, SpecError
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
+from symfuse.model import Model
+from symfuse.model.config import differences
 
 # Pairwise distinct; six query heads that share two keys, or as the published config says.
 SIZES = {"hidden_size": 36, "num_attention_heads": 6, "intermediate_size": 29, "num_hidden_layers": 2}

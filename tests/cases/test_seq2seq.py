@@ -13,14 +13,14 @@ import symfuse
 from command import done, run
 from contract.tiny import MODELS, Case, case
 from symfuse.alignment import random_alignment
-from symfuse.architectures import Model
-from symfuse.canonical import canonical
 from symfuse.errors import OptionError, SpecError
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
 from symfuse.matching.axes import choose_axes
 from symfuse.matching.chosen import rotatable
+from symfuse.model import Model
 from symfuse.modules import live
+from symfuse.rewriting import canonical
 from symfuse.verification import random_inputs
 
 ALIASES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")

@@ -16,7 +16,7 @@ import torch
 
 from command import everything, run
 from recipes.llama import llama
-from symfuse import ahead, signals
+from symfuse import signals
 from symfuse.executors import Threads
 from symfuse.io import Checkpoint
 
@@ -155,7 +155,7 @@ def test_d24_signalled_at_any_step_of_writing(tmp_path: Path, number: signal.Sig
 
 
 @pytest.mark.parametrize(
-    ("module", "number"), list(zip(["click", "torch", "symfuse.pipeline"], NUMBERS, strict=True)), ids=str
+    ("module", "number"), list(zip(["click", "torch", "symfuse.recipes.run"], NUMBERS, strict=True)), ids=str
 )
 def test_d24_signalled_while_it_imports(models: Path, tmp_path: Path, number: signal.Signals, module: str) -> None:
     code = """

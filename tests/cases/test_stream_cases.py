@@ -15,8 +15,6 @@ from contract.tiny import TEXT, VISION, Case, case, of
 from recovery.planted import EVERYTHING
 from symfuse import api
 from symfuse.alignment import Alignment, random_alignment
-from symfuse.architectures import Model
-from symfuse.canonical import canonical
 from symfuse.errors import (
     CheckpointError,
     IncompatibleError,
@@ -34,6 +32,8 @@ from symfuse.groups import (
 )
 from symfuse.io import Checkpoint
 from symfuse.matching.chosen import ROTATABLE
+from symfuse.model import Model
+from symfuse.rewriting import canonical
 from symfuse.spec import Instance
 
 # ---- C45: rescaling neurons

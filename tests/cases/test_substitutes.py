@@ -16,7 +16,7 @@ from command import everything, run
 from recipes.llama import llama
 from symfuse.alignment import Alignment
 from symfuse.errors import CheckpointError, DataError
-from symfuse.evaluate.data.reading import read_records
+from symfuse.evaluation.data.reading import read_records
 from symfuse.io import open as open_checkpoint
 from symfuse.stats.statistics import Statistics
 from symfuse.transporting.files import read_arrays

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from contract.tiny import DECODER, MODELS, TEXT, of
-from symfuse import api, coverage
+from symfuse import api
 from symfuse.alignment import random_alignment
 from symfuse.io import Checkpoint
-from symfuse.verification import compare
+from symfuse.verification import compare, coverage
 
 Edit = Callable[[Checkpoint], Checkpoint]
 BIG = DECODER | {"vocab_size": 1009}  # more rows than are run by `few_tokens`

@@ -16,15 +16,15 @@ from contract.tiny import CLIP, MODELS, SQUARE, TOWER_TEXT, TOWER_VISION, Case, 
 from recovery.planted import EVERYTHING, planted, size
 from symfuse import api
 from symfuse.alignment import Alignment, random_alignment
-from symfuse.architectures import Model
-from symfuse.canonical import canonical, fold_norms, fold_scales
 from symfuse.errors import IncompatibleError, OptionError, SpecError, SymmetryError
 from symfuse.groups import Centred, Monomial, Permutation, Similarity
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
 from symfuse.matching import choose_axes
 from symfuse.matching.chosen import ROTATABLE, rotatable
+from symfuse.model import Model
 from symfuse.modules import live
+from symfuse.rewriting import canonical, fold_norms, fold_scales
 from symfuse.spec import Declared, Instance, parse
 
 # ---- C55: LayerScale

@@ -20,8 +20,8 @@ from contract.tiny import MODELS
 from recipes.llama import COMMON, UNKNOWN, llama, tensors_of, unknown
 from symfuse.cli import main
 from symfuse.errors import CheckpointError
-from symfuse.recipe import parse_recipe, read_recipes
-from symfuse.vocabulary import compare
+from symfuse.recipes import parse_recipe, read_recipes
+from symfuse.rewriting.vocabulary import compare
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 OTHER = [*COMMON[:3], *(f"z{i}" for i in range(50))]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from symfuse.report.families import families, markdown
+from symfuse.reports.families import families, markdown
 
 PAGE = Path(__file__).parents[2] / "docs/moved.md"
 

@@ -10,10 +10,11 @@ import transformers
 from tiny import EXACT, MODELS, Case, case, marked, model_of, moving
 
 from symfuse.alignment import Alignment, random_alignment
-from symfuse.architectures import ARCHITECTURES, Model, resolve
+from symfuse.architectures import ARCHITECTURES, resolve
 from symfuse.errors import SpecError
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
+from symfuse.model import Model
 from symfuse.modules import live
 from symfuse.spec import Spec, bias_of, layer_of
 

@@ -8,7 +8,7 @@ from tiny import MODELS, case, marked
 
 from command import done, run
 from symfuse.architectures import ARCHITECTURES
-from symfuse.report.families import families, markdown, reasons, rows
+from symfuse.reports.families import families, markdown, reasons, rows
 
 FOUND = {one["family"]: one for one in families()}
 

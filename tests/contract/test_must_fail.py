@@ -11,9 +11,7 @@ from tiny import EXACT, Case, case
 from torch import Tensor
 
 from symfuse.alignment import Alignment, random_alignment
-from symfuse.architectures import Model
 from symfuse.architectures.feed_forward import neurons
-from symfuse.canonical import canonical
 from symfuse.errors import IncompatibleError, SpecError, SymmetryError
 from symfuse.groups import (
     Conformal,
@@ -29,7 +27,9 @@ from symfuse.groups import (
     Signed,
     SignedMonomial,
 )
+from symfuse.model import Model
 from symfuse.modules import live
+from symfuse.rewriting import canonical
 from symfuse.spec import Axis, Declared, Layout, Spec, Variance, parse
 from symfuse.spec.layout import Atom
 from symfuse.verification import run

@@ -12,8 +12,6 @@ from test_must_fail import BROKEN, acting, applied, changed, rewritten
 from tiny import EXACT, Case, case, moving
 
 from symfuse.alignment import Alignment
-from symfuse.architectures import Model
-from symfuse.canonical import canonical
 from symfuse.errors import IncompatibleError, SymmetryError
 from symfuse.groups import (
     Centred,
@@ -27,6 +25,8 @@ from symfuse.groups import (
     Sign,
     Signed,
 )
+from symfuse.model import Model
+from symfuse.rewriting import canonical
 from symfuse.spec import Axis, Spec
 
 QKV = "query_key_value.weight", "query_key_value.bias"

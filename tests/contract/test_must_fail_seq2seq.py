@@ -12,10 +12,10 @@ from test_must_fail import BROKEN, acting, undeclared
 from tiny import EXACT, case, moving
 
 from symfuse.alignment import Alignment
-from symfuse.architectures import Model
 from symfuse.groups import Orthogonal, Permutation, Scaling, Signed
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
+from symfuse.model import Model
 from symfuse.modules import live
 from symfuse.spec import Declared, Layout, Spec
 from symfuse.spec.layout import Atom

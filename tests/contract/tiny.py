@@ -17,10 +17,10 @@ import transformers
 from torch import Tensor
 
 from symfuse.alignment import Alignment, random_alignment
-from symfuse.architectures import Model
 from symfuse.architectures.torch_encoder import build
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
+from symfuse.model import Model
 from symfuse.modules import live
 from symfuse.spec import Spec
 from symfuse.verification import compare, computes_in, random_inputs, run

@@ -20,12 +20,12 @@ from learning import learning_cases
 from methods.test_devices import ELEMENTWISE, merged
 from symfuse import api
 from symfuse.alignment import Alignment
-from symfuse.architectures import Model
 from symfuse.groups import GROUPS, Element, Moments, PartMoments, objective
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
-from symfuse.learning import Learning
-from symfuse.merging import METHODS
+from symfuse.matching.learned import Learning
+from symfuse.methods import METHODS
+from symfuse.model import Model
 from symfuse.stats import weight_moments
 
 REAL = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

@@ -12,11 +12,11 @@ from command import run
 from contract.tiny import MODELS
 from device.pretend import pretended
 from symfuse import api
-from symfuse.architectures import Model
 from symfuse.device import require
 from symfuse.errors import OptionError
-from symfuse.evaluate import evaluate
+from symfuse.evaluation import evaluate
 from symfuse.merging import Merged, Stream
+from symfuse.model import Model
 
 
 def test_the_processor_is_always_here() -> None:

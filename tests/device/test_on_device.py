@@ -27,11 +27,12 @@ from learning import learning_cases
 from methods.test_devices import merged
 from symfuse import api
 from symfuse.alignment import Alignment
-from symfuse.architectures import Model
 from symfuse.groups import GROUPS, Element, Moments, PartMoments, Permutation, compose, objective, scaled
 from symfuse.io import Checkpoint
-from symfuse.learning import Learning
-from symfuse.merging import METHODS, Source, Stream
+from symfuse.matching.learned import Learning
+from symfuse.merging import Source, Stream
+from symfuse.methods import METHODS
+from symfuse.model import Model
 from symfuse.stats import weight_moments
 
 

@@ -175,7 +175,7 @@ import atexit, os, signal, sys, torch
 for number in (signal.SIGHUP, signal.SIGTERM):  # whatever those who started the tests ignore
     signal.signal(number, signal.SIG_DFL)
 torch.set_num_threads(1)
-import symfuse.api, symfuse.cli.merge, symfuse.pipeline, symfuse.report, long_runs
+import symfuse.api, symfuse.cli.merge, symfuse.recipes.run, symfuse.reports, long_runs
 from symfuse.cli import main
 
 def code_of(child, options):

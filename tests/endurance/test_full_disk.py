@@ -22,7 +22,7 @@ from endurance.long_runs import Event, before_each_call, broken, contents, full,
 from symfuse import adapters, declare
 from symfuse.alignment import random_alignment
 from symfuse.errors import OutputError, SymfuseError
-from symfuse.evaluate import Score, landscape
+from symfuse.evaluation import Score, landscape
 from symfuse.executors import Threads
 from symfuse.io import Checkpoint, journal, write
 from symfuse.io.direct import DirectFile

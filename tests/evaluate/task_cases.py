@@ -15,9 +15,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from torch import nn
 
 from contract.tiny import GPT2, TEXT, VISION, of
-from symfuse.evaluate import Task
-from symfuse.evaluate.data import Records, read_records
-from symfuse.evaluate.tasks import make_task
+from symfuse.evaluation import Task
+from symfuse.evaluation.data import Records, read_records
+from symfuse.evaluation.tasks import make_task
 from symfuse.io import Checkpoint
 from symfuse.modules import live
 

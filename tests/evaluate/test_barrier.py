@@ -16,7 +16,7 @@ import symfuse
 from symfuse.alignment import random_alignment
 from symfuse.cli.evaluate import say_barrier
 from symfuse.errors import IncompatibleError, OptionError
-from symfuse.evaluate import Barrier, Batch, Curve, Point, Score, Task, Totals, WeightSpace, barrier, measure
+from symfuse.evaluation import Barrier, Batch, Curve, Point, Score, Task, Totals, WeightSpace, barrier, measure
 from symfuse.output import Output
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import symfuse
 from symfuse.errors import IncompatibleError, OptionError
-from symfuse.evaluate import barrier, measure
+from symfuse.evaluation import barrier, measure
 from symfuse.io import Checkpoint
 
 IDS = torch.randint(0, 31, (4, 9), generator=torch.Generator().manual_seed(0))

@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 from symfuse.errors import DataError, OptionError, SymfuseError
-from symfuse.evaluate.data import FORMATS, Records, read_records
-from symfuse.evaluate.data.images import open_image
+from symfuse.evaluation.data import FORMATS, Records, read_records
+from symfuse.evaluation.data.images import open_image
 
 ROWS = [{"text": "a, b", "label": "x"}, {"text": 'two "lines"\nof it', "label": "y"}, {"text": "é", "label": "x"}]
 

@@ -11,8 +11,8 @@ import torch
 import symfuse
 from command import done
 from contract.tiny import TEXT, of
-from symfuse.evaluate import Distance
-from symfuse.evaluate.distance import Gap, Piece
+from symfuse.evaluation import Distance
+from symfuse.evaluation.distance import Gap, Piece
 
 
 def gap(a: list[float], b: list[float]) -> Gap:

@@ -16,10 +16,10 @@ import symfuse
 from command import done, run
 from contract.tiny import of
 from symfuse.errors import DataError, IncompatibleError, OptionError
-from symfuse.evaluate.tasks.base import IGNORED, UNKNOWN
+from symfuse.evaluation.tasks.base import IGNORED, UNKNOWN
 from symfuse.io import Checkpoint
 from symfuse.modules import live
-from symfuse.report.collect import read
+from symfuse.reports.collect import read
 
 LABELS = ["sequence", "token", "masked", "causal", "image"]
 

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from symfuse.errors import OutputError
-from symfuse.evaluate import Batch, Task, Totals, landscape
-from symfuse.evaluate.identity import identity
+from symfuse.evaluation import Batch, Task, Totals, landscape
+from symfuse.evaluation.identity import identity
 
 
 def weighted(weight: object) -> Callable[[nn.Module], object]:

@@ -13,7 +13,7 @@ from torch import nn
 import symfuse
 from contract.tiny import TEXT, of
 from symfuse.errors import IncompatibleError, OptionError, OutputError
-from symfuse.evaluate import Plane, Score, landscape
+from symfuse.evaluation import Plane, Score, landscape
 
 
 class Vector(nn.Module):

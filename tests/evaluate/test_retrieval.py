@@ -12,9 +12,9 @@ from task_cases import CASES, module, table, wordpiece
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from symfuse.evaluate import measure
-from symfuse.evaluate.data import read_records
-from symfuse.evaluate.tasks import Retrieval, make_task
+from symfuse.evaluation import measure
+from symfuse.evaluation.data import read_records
+from symfuse.evaluation.tasks import Retrieval, make_task
 
 
 def embeddings(pooling: str, texts: list[str]) -> Tensor:

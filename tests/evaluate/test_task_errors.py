@@ -10,9 +10,9 @@ from task_cases import CASES, SEQUENCE, built, module, pictures, table, task, wo
 
 from contract.tiny import MODELS, TEXT, of
 from symfuse.errors import CheckpointError, DataError, IncompatibleError, OptionError, SymfuseError
-from symfuse.evaluate import measure
-from symfuse.evaluate.data import Records, read_records
-from symfuse.evaluate.tasks import make_task
+from symfuse.evaluation import measure
+from symfuse.evaluation.data import Records, read_records
+from symfuse.evaluation.tasks import make_task
 from symfuse.io import Checkpoint
 
 

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 import symfuse
 from contract.tiny import GPT2, MODELS, TEXT
 from symfuse.errors import OptionError
-from symfuse.evaluate import Task, measure
-from symfuse.evaluate.data import read_records
-from symfuse.evaluate.tasks import TASKS, MaskedLM, make_task, task_of
-from symfuse.evaluate.tasks.base import IGNORED
+from symfuse.evaluation import Task, measure
+from symfuse.evaluation.data import read_records
+from symfuse.evaluation.tasks import TASKS, MaskedLM, make_task, task_of
+from symfuse.evaluation.tasks.base import IGNORED
 from symfuse.modules import live
 
 
@@ -216,7 +216,7 @@ def test_a_folder_and_its_task_from_end_to_end(tmp_path: Path) -> None:
     made = make_task(None, read_records(tmp_path / "d.csv"), opened)
     assert made.describe()["data"] == str(tmp_path / "d.csv")
     torch.testing.assert_close(
-        symfuse.evaluate.evaluate(opened, made, dtype=torch.float64).loss,
+        symfuse.evaluation.evaluate(opened, made, dtype=torch.float64).loss,
         measure(made, module("sequence")).loss,
         rtol=1e-12,
         atol=0.0,

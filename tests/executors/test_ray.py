@@ -19,11 +19,11 @@ from torch import Tensor
 import symfuse
 from command import data, everything, run
 from contract.tiny import MODELS, moving
-from symfuse.architectures import Model
 from symfuse.errors import CheckpointError, OptionError, OutputError, SymfuseError
 from symfuse.executors import Ray
 from symfuse.executors import ray as module
 from symfuse.io import Checkpoint, TensorInfo
+from symfuse.model import Model
 
 Ray()  # which tells Ray, before it is imported, what not to print
 

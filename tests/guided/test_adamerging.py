@@ -11,13 +11,12 @@ from torch import Tensor
 from torch.func import functional_call
 from tuned import case, classifier, data, inputs, models
 
-from symfuse.architectures import Model
 from symfuse.errors import CheckpointError, IncompatibleError, OptionError
-from symfuse.evaluate import Task
-from symfuse.evaluate.tasks.base import IGNORED, UNKNOWN
-from symfuse.guided import Found, learn, lookup
-from symfuse.guided.adamerging import Mixture
-from symfuse.merging import merge_models
+from symfuse.evaluation import Task
+from symfuse.evaluation.tasks.base import IGNORED, UNKNOWN
+from symfuse.methods import Found, learn, lookup, merge_models
+from symfuse.methods.adamerging import Mixture
+from symfuse.model import Model
 from symfuse.modules import live
 
 LAYER = re.compile(r"(?:layer|h|layers)\.(\d+)\.")

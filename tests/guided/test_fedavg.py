@@ -9,14 +9,13 @@ import torch
 from tuned import case, classifier, data, near
 
 from evaluate.task_cases import table
-from symfuse.architectures import Model
 from symfuse.errors import OptionError
-from symfuse.evaluate import Task
-from symfuse.evaluate.tasks import make_task
-from symfuse.guided import learn, lookup
-from symfuse.guided.fedavg import examples
+from symfuse.evaluation import Task
+from symfuse.evaluation.tasks import make_task
 from symfuse.io import Checkpoint
-from symfuse.merging import merge_models
+from symfuse.methods import learn, lookup, merge_models
+from symfuse.methods.fedavg import examples
+from symfuse.model import Model
 
 
 def averaged(found: list[Checkpoint], tasks: list[Task | None] | None = None, **options: Any) -> Checkpoint:

@@ -17,14 +17,14 @@ import symfuse
 from contract.tiny import MODELS, TEXT, of
 from evaluate.task_cases import CASES, task
 from symfuse.alignment import Alignment, random_alignment
-from symfuse.architectures import Model
 from symfuse.errors import DataError, IncompatibleError, OptionError, SymmetryError
-from symfuse.evaluate import Task
-from symfuse.evaluate.tasks import TASKS, make_task
-from symfuse.evaluate.tasks.base import IGNORED
-from symfuse.guided.fisher import fisher_of, log_likelihood, sampled, uniforms
+from symfuse.evaluation import Task
+from symfuse.evaluation.tasks import TASKS, make_task
+from symfuse.evaluation.tasks.base import IGNORED
 from symfuse.io import Checkpoint
 from symfuse.io.tensors import StoredTensors
+from symfuse.methods.fisher import fisher_of, log_likelihood, sampled, uniforms
+from symfuse.model import Model
 from symfuse.modules import canonical_names, live
 from symfuse.stats.statistics import Statistics
 from symfuse.transporting.statistics import moved_statistics

@@ -8,13 +8,12 @@ from guided_cases import pair
 from tuned import classifier, data, near
 
 import symfuse
-from symfuse.architectures import Model
 from symfuse.errors import CheckpointError, OptionError
-from symfuse.evaluate import Task, measure, read_records
-from symfuse.evaluate.tasks import make_task
-from symfuse.guided import Found, learn, lookup
+from symfuse.evaluation import Task, measure, read_records
+from symfuse.evaluation.tasks import make_task
 from symfuse.io import Checkpoint
-from symfuse.merging import merge_models
+from symfuse.methods import Found, learn, lookup, merge_models
+from symfuse.model import Model
 from symfuse.modules import live
 
 

@@ -15,8 +15,8 @@ import symfuse
 from command import done, run
 from symfuse.alignment import random_alignment
 from symfuse.errors import CheckpointError, DataError, IncompatibleError, OptionError, SymmetryError
-from symfuse.pipeline import inputs_of
-from symfuse.recipe import parse_recipe
+from symfuse.recipes import parse_recipe
+from symfuse.recipes.run import inputs_of
 
 RECIPE = """\
 merge_method: fisher

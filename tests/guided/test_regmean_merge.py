@@ -13,11 +13,10 @@ import symfuse
 from command import done
 from evaluate.task_cases import task
 from symfuse.alignment import random_alignment
-from symfuse.architectures import Model
 from symfuse.errors import IncompatibleError, OptionError, SymmetryError
-from symfuse.guided.regmean import gram_of
 from symfuse.matching.chosen import ROTATABLE
-from symfuse.merging.regmean import regmean
+from symfuse.methods.regmean import gram_of, regmean
+from symfuse.model import Model
 from symfuse.transporting.statistics import moved_statistics
 
 NAME = "bert.encoder.layer.1.output.dense.weight"

@@ -10,11 +10,11 @@ import torch
 
 from contract.tiny import of
 from evaluate.task_cases import CASES, NAMED, SEQUENCE, TEXT, table, wordpiece
-from symfuse.architectures import Model
-from symfuse.evaluate import Task, make_task
-from symfuse.evaluate.data import read_records
-from symfuse.guided import Inputs
+from symfuse.evaluation import Task, make_task
+from symfuse.evaluation.data import read_records
 from symfuse.io import Checkpoint
+from symfuse.methods import Inputs
+from symfuse.model import Model
 
 
 def near(base: Checkpoint, seed: int, size: float = 0.1) -> Checkpoint:

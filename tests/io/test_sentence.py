@@ -14,10 +14,10 @@ import symfuse
 from command import done, run
 from contract.tiny import MODELS
 from symfuse.alignment import random_alignment
-from symfuse.architectures import Model
-from symfuse.canonical import canonical
 from symfuse.errors import CheckpointError, IncompatibleError, SymmetryError
 from symfuse.io.sentence import module_weights, readers
+from symfuse.model import Model
+from symfuse.rewriting import canonical
 
 KIND = "sentence_transformers.models."
 POOLING = {"word_embedding_dimension": 20, "pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": False}

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from contract.tiny import DECODER, GPT2, TEXT, of
 from symfuse.alignment import Alignment
-from symfuse.architectures import Model
-from symfuse.evaluate import Task
-from symfuse.evaluate.tasks.causal_lm import CausalLM
-from symfuse.evaluate.tasks.sequence_classification import SequenceClassification
+from symfuse.evaluation import Task
+from symfuse.evaluation.tasks.causal_lm import CausalLM
+from symfuse.evaluation.tasks.sequence_classification import SequenceClassification
 from symfuse.groups import Element, Group
 from symfuse.io import Checkpoint
-from symfuse.learning import Learning
+from symfuse.matching.learned import Learning
+from symfuse.model import Model
 from symfuse.modules import live
 from symfuse.spec import Instance, Spec
 

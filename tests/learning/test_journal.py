@@ -13,7 +13,7 @@ from learning_cases import history, learning, model, planted, same, task
 from symfuse import api
 from symfuse.alignment import Alignment
 from symfuse.errors import OutputError
-from symfuse.learning import Progress
+from symfuse.matching.learned import Progress
 
 LABEL = "llama"
 

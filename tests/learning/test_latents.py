@@ -15,15 +15,15 @@ from torch import Tensor
 from contract.tiny import MODELS, real
 from symfuse import api
 from symfuse.alignment import Alignment, random_alignment
-from symfuse.architectures import Model
-from symfuse.canonical import canonical
-from symfuse.evaluate import open_space
+from symfuse.evaluation import open_space
 from symfuse.groups import Coupling, Group, Invertible, Monomial, Permutation, SignedMonomial
 from symfuse.io import Checkpoint
-from symfuse.learning.latents import COLD, SCORES, TEPID, WARM, Latents, _soft, reorders
-from symfuse.learning.path import Path
-from symfuse.learning.settings import Permutations
 from symfuse.matching.chosen import rotatable
+from symfuse.matching.learned.latents import COLD, SCORES, TEPID, WARM, Latents, _soft, reorders
+from symfuse.matching.learned.path import Path
+from symfuse.matching.learned.settings import Permutations
+from symfuse.model import Model
+from symfuse.rewriting import canonical
 from symfuse.spec import Instance
 from symfuse.verification import compare, computes_in, random_inputs, run
 

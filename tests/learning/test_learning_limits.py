@@ -16,15 +16,15 @@ from contract.tiny import real
 from evaluate import task_cases
 from symfuse import api
 from symfuse.alignment import Alignment
-from symfuse.architectures import Model
 from symfuse.errors import DataError, OptionError
-from symfuse.evaluate import Task, open_space
-from symfuse.evaluate.tasks.base import IGNORED, UNKNOWN
+from symfuse.evaluation import Task, open_space
+from symfuse.evaluation.tasks.base import IGNORED, UNKNOWN
 from symfuse.io import Checkpoint
-from symfuse.learning import Progress, match_learned, objective
-from symfuse.learning.latents import WARM, Latents
-from symfuse.learning.objective import Objective
-from symfuse.learning.path import Path
+from symfuse.matching.learned import Progress, match_learned, objective
+from symfuse.matching.learned.latents import WARM, Latents
+from symfuse.matching.learned.objective import Objective
+from symfuse.matching.learned.path import Path
+from symfuse.model import Model
 
 
 def moved_names(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> set[str]:

@@ -19,16 +19,16 @@ import symfuse
 from contract.tiny import real
 from symfuse import api
 from symfuse.alignment import Alignment, random_alignment
-from symfuse.architectures import Model
 from symfuse.errors import CheckpointError, IncompatibleError
-from symfuse.evaluate import Batch
-from symfuse.evaluate.task import Totals
-from symfuse.evaluate.tasks.sequence_classification import SequenceClassification
+from symfuse.evaluation import Batch
+from symfuse.evaluation.task import Totals
+from symfuse.evaluation.tasks.sequence_classification import SequenceClassification
 from symfuse.groups import Coupling, Monomial
 from symfuse.io import Checkpoint
-from symfuse.learning import Learning, Progress, learn, match_learned
-from symfuse.learning.loop import _batches, _draw, _schedule, _split
-from symfuse.learning.path import inner_points, mixed
+from symfuse.matching.learned import Learning, Progress, learn, match_learned
+from symfuse.matching.learned.loop import _batches, _draw, _schedule, _split
+from symfuse.matching.learned.path import inner_points, mixed
+from symfuse.model import Model
 from symfuse.verification import compare, random_inputs, run
 
 

@@ -12,10 +12,10 @@ from learning_cases import groups_of, learning, model, planted, task
 import symfuse
 from contract.tiny import DECODER, of
 from symfuse import api
-from symfuse.architectures import Model
 from symfuse.errors import CheckpointError, IncompatibleError, OptionError, SpecError, UnknownArchitectureError
 from symfuse.groups import SignedMonomial
-from symfuse.learning import Learning
+from symfuse.matching.learned import Learning
+from symfuse.model import Model
 
 
 @pytest.mark.parametrize(

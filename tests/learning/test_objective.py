@@ -11,13 +11,13 @@ from torch import Tensor
 
 from contract.tiny import real
 from symfuse import api
-from symfuse.architectures import Model
 from symfuse.errors import OptionError
-from symfuse.evaluate import open_space
-from symfuse.evaluate.tasks.base import IGNORED
+from symfuse.evaluation import open_space
+from symfuse.evaluation.tasks.base import IGNORED
 from symfuse.io import Checkpoint
-from symfuse.learning.objective import Objective
-from symfuse.learning.path import Path
+from symfuse.matching.learned.objective import Objective
+from symfuse.matching.learned.path import Path
+from symfuse.model import Model
 
 WEIGHTS = (0.3, 0.7)
 

@@ -12,11 +12,11 @@ from torch import Tensor
 import symfuse
 from command import done, run
 from contract.tiny import DISTIL, MODELS, of
-from symfuse.architectures import Model
 from symfuse.errors import IncompatibleError
 from symfuse.io import Checkpoint
 from symfuse.matching import coordinate, descent
 from symfuse.matching.auto import cosine
+from symfuse.model import Model
 
 INSIDE = {"qk", "v", "ffn"}
 

@@ -14,8 +14,6 @@ import torch
 from contract.tiny import MODELS, TEXT, case, of
 from recovery.planted import EVERYTHING, noisy, planted, squared
 from symfuse.alignment import Alignment, random_alignment
-from symfuse.architectures import Model
-from symfuse.canonical import canonical
 from symfuse.errors import OptionError
 from symfuse.groups import Group, Monomial, Permutation
 from symfuse.io import Checkpoint
@@ -23,6 +21,8 @@ from symfuse.matching import match_models
 from symfuse.matching.chosen import ROTATABLE, choose
 from symfuse.matching.descent import Descent, Sweeper, descend
 from symfuse.matching.moved import Moved
+from symfuse.model import Model
+from symfuse.rewriting import canonical
 from symfuse.spec import Axis, Instance, Spec, expand
 from symfuse.verification import prove
 

@@ -28,7 +28,7 @@ from symfuse.groups import (
 )
 from symfuse.io import Checkpoint
 from symfuse.matching import choose_axes, choose_groups
-from symfuse.recipe import Align, parse_recipe
+from symfuse.recipes import Align, parse_recipe
 from symfuse.spec import Spec
 
 WITHIN = [(GROUPS[name], one) for name in GROUPS for one in subgroups(GROUPS[name]).values()]

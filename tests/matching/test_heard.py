@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 import symfuse.stats.places
 from contract.tiny import MODELS, case, real
-from symfuse.architectures import Model
 from symfuse.errors import OptionError
 from symfuse.groups import GROUPS, Conformal, Group, Invertible, Permutation, PositiveMonomial
 from symfuse.matching.activations import match_activations
+from symfuse.model import Model
 from symfuse.spec import Instance, Spec
 from symfuse.stats.activations import Heard, listen, moments_of
 from symfuse.stats.places import Place, places

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from contract.tiny import MODELS
 from symfuse import api
-from symfuse.architectures import Model, resolve
+from symfuse.architectures import resolve
 from symfuse.executors import Budget
 from symfuse.groups import SignedMonomial, objective
 from symfuse.matching import coordinate
+from symfuse.model import Model
 from symfuse.spec import Instance
 from symfuse.stats import weight_moments, workspace
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from contract.tiny import MODELS
-from symfuse.architectures import Model
 from symfuse.matching.moved import Moved
+from symfuse.model import Model
 from symfuse.spec import Instance
 
 

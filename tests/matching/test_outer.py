@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from contract.tiny import MODELS
-from symfuse.architectures import Model
 from symfuse.groups import GROUPS, Centred, Element, Group, Moments, Monomial, Permutation, objective
 from symfuse.matching.heads import match_outer
+from symfuse.model import Model
 from symfuse.spec import Axis, Instance, Spec, expand
 
 H, D, WIDTH = 4, 5, 20  # heads, their size, and the hidden size of the tiny BERT

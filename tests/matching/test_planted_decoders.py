@@ -8,9 +8,9 @@ import torch
 import symfuse
 from contract.tiny import case
 from symfuse.alignment import random_alignment
-from symfuse.architectures import Model
-from symfuse.canonical import canonical
 from symfuse.matching.chosen import ROTATABLE
+from symfuse.model import Model
+from symfuse.rewriting import canonical
 
 LABELS = (
     *("neox-lm", "gptj-lm", "falcon-lm", "falcon-alibi", "falcon-grouped", "falcon-grouped-alibi", "falcon-by-head"),

@@ -19,13 +19,13 @@ from command import done, run
 from contract.tiny import MODELS, case, real
 from recovery.planted import kept, squared
 from symfuse.alignment import Alignment
-from symfuse.architectures import Model
 from symfuse.errors import CheckpointError, IncompatibleError, OptionError, SymmetryError, VerificationError
 from symfuse.groups import Coupling, Moments, Permutation, Sinkhorn
 from symfuse.io import Checkpoint
 from symfuse.matching import match_by_activations, match_models, ot_alignment
 from symfuse.matching.transport import POLICIES, _skip
-from symfuse.report.correspondence import correspondence
+from symfuse.model import Model
+from symfuse.reports.correspondence import correspondence
 from symfuse.spec import Instance
 
 slow = pytest.mark.slow

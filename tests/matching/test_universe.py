@@ -10,11 +10,11 @@ import torch
 import symfuse
 from contract.tiny import MODELS
 from symfuse.alignment import random_alignment
-from symfuse.architectures import Model
 from symfuse.errors import OptionError
 from symfuse.io import Checkpoint
 from symfuse.matching import match_universe
 from symfuse.matching.universe import Universe
+from symfuse.model import Model
 
 AXES = "attention,ffn,heads,residual"
 

@@ -21,11 +21,12 @@ from command import done, run
 from contract.tiny import MODELS, case
 from recovery.planted import EVERYTHING, kept, size, squared
 from symfuse.alignment import Alignment, random_alignment
-from symfuse.architectures import VARIANTS, Model, resolve, vary
+from symfuse.architectures import resolve
 from symfuse.errors import CheckpointError, IncompatibleError, OptionError, SpecError, SymmetryError, VerificationError
 from symfuse.groups import Permutation
 from symfuse.io import Checkpoint
 from symfuse.matching import match_models, match_universe
+from symfuse.model import VARIANTS, Model, vary
 from symfuse.spec import Instance
 
 FAMILIES = [

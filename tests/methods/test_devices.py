@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from symfuse.merging import METHODS, Source, Stream
+from symfuse.merging import Source, Stream
+from symfuse.methods import METHODS
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 # Methods whose entries depend on that entry of each input, and on counts, only.

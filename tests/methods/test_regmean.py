@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from symfuse.errors import IncompatibleError, OptionError
-from symfuse.guided import lookup
 from symfuse.merging import Source, Stream
-from symfuse.merging.regmean import regmean
+from symfuse.methods import lookup
+from symfuse.methods.regmean import regmean
 from symfuse.stats.statistics import Input, Statistics
 
 

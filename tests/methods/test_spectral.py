@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from symfuse.errors import OptionError
-from symfuse.merging import Source, Stream, lookup
+from symfuse.merging import Source, Stream
 from symfuse.merging.stream import BLOCK
+from symfuse.methods import lookup
 
 NAMES = ["tsv", "iso_c", "iso_cts"]
 

@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from symfuse.errors import OptionError
-from symfuse.merging import task_arithmetic
 from symfuse.merging.base import lookup
-from symfuse.merging.breadcrumbs import breadcrumbs
-from symfuse.merging.dare import STEPS, dare_linear
-from symfuse.merging.della import ascending, della_linear
-from symfuse.merging.ram import ram
-from symfuse.merging.sce import sce
 from symfuse.merging.sparsify import Cut, Largest, kth_largest
 from symfuse.merging.stream import Source, Stream
-from symfuse.merging.ties import ties
+from symfuse.methods import task_arithmetic
+from symfuse.methods.breadcrumbs import breadcrumbs
+from symfuse.methods.dare import STEPS, dare_linear
+from symfuse.methods.della import ascending, della_linear
+from symfuse.methods.ram import ram
+from symfuse.methods.sce import sce
+from symfuse.methods.ties import ties
 
 SHAPES = [(7, 13), (5,), (), (3, 4, 5), (6, 1), (1, 40)]
 DTYPES = [torch.float32, torch.float64]

@@ -16,8 +16,8 @@ import torch
 from tiny import Case, case, marked, model_of, moving, real
 
 from symfuse.alignment import Alignment
-from symfuse.architectures import Model
 from symfuse.groups import Group
+from symfuse.model import Model
 from symfuse.spec import Axis, Declared, Instance, Layout, Spec, Variance, anatomy, layer_of
 from symfuse.spec.layout import Atom, Node, Product
 

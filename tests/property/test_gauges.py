@@ -19,9 +19,9 @@ from torch import Tensor
 from contract.tiny import MODELS, encoder
 from symfuse import api
 from symfuse.alignment import Alignment, random_alignment
-from symfuse.architectures import Model
 from symfuse.errors import CheckpointError
 from symfuse.io import Checkpoint
+from symfuse.model import Model
 from symfuse.spec import Spec, bias_of
 
 HEADS = ("bert", "bert-mlm", "bert-sequence", "bert-token")

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from contract.tiny import MODELS
 from symfuse.alignment import Alignment, random_alignment
-from symfuse.architectures import Model
 from symfuse.groups import Monomial
+from symfuse.model import Model
 from symfuse.spec import Spec
 from symfuse.transporting import transport
 

@@ -13,7 +13,7 @@ from command import done, run
 from evaluate.task_cases import CASES
 from symfuse.alignment import random_alignment
 from symfuse.errors import OptionError
-from symfuse.recipe import parse_recipe
+from symfuse.recipes import parse_recipe
 
 BLOCK = "merge_method: linear\nmodels: [{{model: a}}, {{model: b}}]\nparameters: {{weight: 0.5}}\nalign: {align}\n"
 GOOD = "{anchor: 2, axes: [attention, ffn], source: activations, data: t.txt, limit: 3}"

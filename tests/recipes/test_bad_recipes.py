@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from symfuse.errors import OptionError
-from symfuse.recipe import parse_recipe, read_recipes
+from symfuse.recipes import parse_recipe, read_recipes
 
 EXAMPLES = [path.read_text("utf-8") for path in sorted(Path(__file__).parent.glob("*.yml"))]
 MODELS = "merge_method: linear\nmodels:\n  - model: a\n  - model: b\n"

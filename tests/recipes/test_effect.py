@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 from recipes.llama import llama
 from symfuse.cli import main
 from symfuse.errors import OptionError
-from symfuse.merging import METHODS, lookup
-from symfuse.plan import why_template
-from symfuse.recipe import parse_recipe, without_effect
+from symfuse.methods import METHODS, lookup
+from symfuse.recipes import parse_recipe, without_effect
+from symfuse.recipes.plan import why_template
 
 NAMES = [f"model.layers.{i}.{part}.weight" for i in range(2) for part in ("self_attn.q_proj", "mlp.up_proj", "norm")]
 LINEAR = "merge_method: linear\nmodels:\n- model: a\n- model: b\nparameters:\n  weight:\n"

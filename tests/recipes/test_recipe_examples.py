@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from symfuse.merging import METHODS
-from symfuse.recipe import (
+from symfuse.methods import METHODS
+from symfuse.recipes import (
     Align,
     Case,
     ModelRef,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from symfuse.recipe import Case, Setting, parse_recipe
+from symfuse.recipes import Case, Setting, parse_recipe
 
 numbers = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=6)
 

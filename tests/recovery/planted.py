@@ -10,11 +10,11 @@ import torch
 
 from contract.tiny import Case, case, real
 from symfuse.alignment import Alignment, random_alignment
-from symfuse.architectures import Model
-from symfuse.canonical import canonical
 from symfuse.io import Checkpoint
 from symfuse.matching import match_models
 from symfuse.matching.chosen import rotatable
+from symfuse.model import Model
+from symfuse.rewriting import canonical
 from symfuse.verification import Outputs, run
 
 EVERYTHING = "attention,ffn,heads,residual,pooler,head,experts,projection"

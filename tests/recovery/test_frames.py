@@ -16,13 +16,13 @@ from contract.tiny import MODELS, case
 from recovery.planted import EVERYTHING, planted, size, squared
 from symfuse import api
 from symfuse.alignment import Alignment, random_alignment
-from symfuse.architectures import Model
-from symfuse.canonical import canonical
 from symfuse.errors import CheckpointError, IncompatibleError, SymmetryError
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
 from symfuse.matching import match_models
 from symfuse.matching.chosen import ROTATABLE
+from symfuse.model import Model
+from symfuse.rewriting import canonical
 from symfuse.spec import Instance
 from symfuse.verification import prove, verify
 

@@ -9,11 +9,11 @@ import torch
 
 import symfuse
 from symfuse.alignment import random_alignment
-from symfuse.architectures import Model
-from symfuse.canonical import canonical
 from symfuse.demo import packages
 from symfuse.io import Checkpoint
 from symfuse.matching.chosen import ROTATABLE
+from symfuse.model import Model
+from symfuse.rewriting import canonical
 
 pytestmark = [pytest.mark.slow, pytest.mark.data, pytest.mark.timeout(1200)]
 

@@ -14,12 +14,12 @@ from torch import Tensor
 from contract.tiny import MODELS, TEXT, case, of, real
 from recovery.planted import EVERYTHING, Planted, kept, planted, size, squared
 from symfuse.alignment import Alignment, random_alignment
-from symfuse.architectures import Model
 from symfuse.errors import OptionError
 from symfuse.groups import GROUPS, Conformal, Element, Group, Monomial, PositiveMonomial
 from symfuse.io import Checkpoint
 from symfuse.matching import match_by_activations
 from symfuse.matching.activations import match_activations
+from symfuse.model import Model
 from symfuse.spec import Instance
 from symfuse.stats.activations import listen
 from symfuse.stats.places import places

@@ -8,8 +8,8 @@ import torch
 from contract.tiny import MODELS, model_of
 from recovery.planted import EVERYTHING, planted, runner, size, squared
 from symfuse import api
-from symfuse.architectures import Model
 from symfuse.matching import choose_axes, match_models
+from symfuse.model import Model
 from symfuse.verification import prove, verify
 
 # One of each kind of body and head; the rest are slow.

@@ -19,9 +19,9 @@ import symfuse
 from evaluate.task_cases import task
 from guided.guided_cases import pair
 from symfuse.demo.packages import FUSION_BENCH, available, fetch
-from symfuse.evaluate.tasks.predicting import Predicting
-from symfuse.guided.adamerging import entropies
+from symfuse.evaluation.tasks.predicting import Predicting
 from symfuse.io import Checkpoint
+from symfuse.methods.adamerging import entropies
 
 pytestmark = [
     pytest.mark.data,

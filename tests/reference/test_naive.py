@@ -10,10 +10,10 @@ import torch
 import transformers
 from torch.testing import assert_close
 
-from symfuse.architectures import Model
 from symfuse.groups import Conformal, Moments, Monomial, Similarity, objective
 from symfuse.io import open as open_checkpoint
 from symfuse.matching import match_models
+from symfuse.model import Model
 from symfuse.spec import Instance
 
 sys.path.append(str(Path(__file__).parent))

@@ -13,8 +13,8 @@ from torch import nn
 
 from symfuse import api
 from symfuse.alignment import Alignment, random_alignment
-from symfuse.evaluate import Score, barrier, landscape
-from symfuse.report import alignment_run
+from symfuse.evaluation import Score, barrier, landscape
+from symfuse.reports import alignment_run
 
 sys.path.append(str(Path(__file__).parents[1] / "contract"))
 

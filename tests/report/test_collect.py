@@ -11,8 +11,8 @@ import pytest
 
 from report.reading import broken
 from symfuse.errors import CheckpointError
-from symfuse.report.collect import FILES, collect, read
-from symfuse.report.shapes import SHAPES, misfit
+from symfuse.reports.collect import FILES, collect, read
+from symfuse.reports.shapes import SHAPES, misfit
 
 Documents = dict[str, dict[str, Any]]
 

@@ -11,7 +11,7 @@ import torch
 from symfuse import api
 from symfuse.alignment import Alignment, random_alignment
 from symfuse.groups import Linear, Monomial, Orthogonal, Permutation, Similarity
-from symfuse.report.correspondence import Reordering, angles, bins, correspondence
+from symfuse.reports.correspondence import Reordering, angles, bins, correspondence
 from symfuse.spec import Instance
 
 

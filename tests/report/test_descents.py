@@ -7,8 +7,8 @@ from pathlib import Path
 
 import symfuse
 from contract.tiny import MODELS
-from symfuse.report import alignment_run
-from symfuse.report.page import page
+from symfuse.reports import alignment_run
+from symfuse.reports.page import page
 
 
 def test_every_start_is_drawn_and_its_numbers_stand_below(tmp_path: Path) -> None:

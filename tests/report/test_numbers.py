@@ -16,16 +16,16 @@ from contract.tiny import MODELS
 from report.reading import Read, Reader, broken
 from symfuse import api
 from symfuse.alignment import random_alignment
-from symfuse.architectures import Model
-from symfuse.canonical import canonical
 from symfuse.errors import CheckpointError
-from symfuse.evaluate.distance import Distance, Gap, Piece
+from symfuse.evaluation.distance import Distance, Gap, Piece
 from symfuse.matching.chosen import ROTATABLE
-from symfuse.report import distances
-from symfuse.report.charts import curve_chart, distance_bars, reordering_chart, share_map, turn_chart
-from symfuse.report.correspondence import Reordering, Turn, correspondence
-from symfuse.report.landscape import landscape_chart
-from symfuse.report.page import page
+from symfuse.model import Model
+from symfuse.reports import distances
+from symfuse.reports.charts import curve_chart, distance_bars, reordering_chart, share_map, turn_chart
+from symfuse.reports.correspondence import Reordering, Turn, correspondence
+from symfuse.reports.landscape import landscape_chart
+from symfuse.reports.page import page
+from symfuse.rewriting import canonical
 
 Documents = dict[str, dict[str, Any]]
 

@@ -19,10 +19,10 @@ from click.testing import CliRunner
 from report.reading import Reader
 from symfuse.cli import main
 from symfuse.errors import OptionError, OutputError
-from symfuse.report.charts import distance_bars, share_map
-from symfuse.report.content import Table, short, tiny, write
-from symfuse.report.landscape import contour_lines, labelled, levels
-from symfuse.report.page import _library, page, write_page
+from symfuse.reports.charts import distance_bars, share_map
+from symfuse.reports.content import Table, short, tiny, write
+from symfuse.reports.landscape import contour_lines, labelled, levels
+from symfuse.reports.page import _library, page, write_page
 
 SECTIONS = [
     "What was done", "What was matched, and how exactly", "Distances, before and after", "Along the path: barriers",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from symfuse.report.page import write_page
+from symfuse.reports.page import write_page
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

@@ -19,10 +19,10 @@ from PIL import Image
 from report.reading import broken
 from symfuse.cli import main
 from symfuse.errors import OptionError, OutputError
-from symfuse.report.collect import Collected, collect
-from symfuse.report.correspondence import correspondence
-from symfuse.report.plot import COLUMN, figures, plot
-from symfuse.report.shapes import SHAPES
+from symfuse.reports.collect import Collected, collect
+from symfuse.reports.correspondence import correspondence
+from symfuse.reports.plot import COLUMN, figures, plot
+from symfuse.reports.shapes import SHAPES
 
 NAMES = {
     "distance-by-axis", "distance-by-layer", "distance-left", "barrier", "barrier-accuracy", "barrier-b-f1--b",

@@ -19,12 +19,12 @@ from torch.testing import assert_close
 
 from contract.tiny import MODELS, real
 from symfuse.alignment import random_alignment
-from symfuse.architectures import Model
-from symfuse.architectures.undeclared import undeclared
 from symfuse.errors import CheckpointError, IncompatibleError, OptionError, SymmetryError
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
 from symfuse.io.live import names_in_memory
+from symfuse.model import Model
+from symfuse.model.undeclared import undeclared
 from symfuse.stats.gram import gram_matrices
 from symfuse.stats.statistics import Statistics
 from symfuse.transporting import transport

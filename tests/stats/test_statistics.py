@@ -16,11 +16,11 @@ from torch.testing import assert_close
 
 from contract.tiny import MODELS, real
 from symfuse.alignment import Alignment, random_alignment
-from symfuse.architectures import Model
 from symfuse.errors import CheckpointError, IncompatibleError, OptionError, OutputError, SymmetryError
 from symfuse.groups import Monomial
 from symfuse.io import Checkpoint, TensorInfo
 from symfuse.io import open as open_checkpoint
+from symfuse.model import Model
 from symfuse.stats.statistics import Input, Statistics
 from symfuse.transporting import transport
 from symfuse.transporting.statistics import moved_statistics

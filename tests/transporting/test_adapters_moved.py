@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 
 from command import done, run
 from symfuse.alignment import Alignment, random_alignment
-from symfuse.architectures import Model
 from symfuse.errors import CheckpointError, IncompatibleError, OptionError, SymmetryError
 from symfuse.io import open as open_checkpoint
+from symfuse.model import Model
 from symfuse.transporting import transport
 from transporting.trained import FOLDED, SCALED, base_folder, load, moved, outputs, train, with_adapter
 

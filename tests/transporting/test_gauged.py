@@ -15,10 +15,10 @@ from torch import Tensor
 from command import run
 from contract.tiny import MODELS, real
 from symfuse.alignment import Alignment, random_alignment
-from symfuse.architectures import Model
 from symfuse.errors import SymmetryError
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
+from symfuse.model import Model
 from symfuse.spec import bias_of
 from symfuse.stats.gram import gram_matrices
 from symfuse.stats.statistics import Statistics

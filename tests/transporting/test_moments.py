@@ -15,10 +15,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from symfuse.alignment import Alignment, random_alignment
-from symfuse.architectures import Model
 from symfuse.errors import CheckpointError, OptionError, SymmetryError
 from symfuse.groups import Monomial, Similarity
 from symfuse.io import open as open_checkpoint
+from symfuse.model import Model
 from symfuse.spec import Instance
 from symfuse.transporting import transport
 from symfuse.transporting.moments import _grouped

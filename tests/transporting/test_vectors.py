@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from symfuse.alignment import Alignment, random_alignment
-from symfuse.architectures import Model
 from symfuse.errors import CheckpointError, OptionError, SymmetryError
 from symfuse.io import open as open_checkpoint
+from symfuse.model import Model
 from symfuse.spec import Instance
 from symfuse.transporting import transport
 from transporting.trained import FOLDED, base_folder, load, moved, outputs

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from contract.tiny import DECODER, DINOV2, GPT2, TEXT, randomise
 from symfuse.alignment import Alignment, random_alignment
-from symfuse.architectures import Model
-from symfuse.canonical import canonical
 from symfuse.io import open as open_checkpoint
+from symfuse.model import Model
+from symfuse.rewriting import canonical
 
 FOLDED = ("untie", "fold_norms", "centre", "drop_gauges")
 SCALED = ("fold_scales", *FOLDED)

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from contract.tiny import GPT2, MODELS, TEXT, case, of, real
-from symfuse.architectures import Model
-from symfuse.canonical import canonical
 from symfuse.errors import IncompatibleError, SymfuseError
 from symfuse.matching.chosen import rotatable
+from symfuse.model import Model
+from symfuse.rewriting import canonical
 from symfuse.spec import Instance
 from symfuse.widths import Duplication, Isometry, compress, expand
 from symfuse.widths.compression import _clusters, _equal_groups, _principal

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 import symfuse
 from contract.tiny import DECODER, GPT2, OPT, TEXT, VISION, of
 from symfuse.alignment import random_alignment
-from symfuse.architectures import Model
-from symfuse.canonical import canonical
+from symfuse.model import Model
+from symfuse.rewriting import canonical
 from symfuse.spec import anatomy
 from symfuse.widths import Duplication, assign_copies, expand, match_widths, widened
 from symfuse.widths.match import _distance, _frame

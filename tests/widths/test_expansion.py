@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contract.tiny import GPT2, MODELS, TEXT, case, hf, of, real
-from symfuse.architectures import Model
-from symfuse.canonical import canonical
 from symfuse.errors import CheckpointError, IncompatibleError, OptionError, SpecError, SymmetryError
 from symfuse.io import open as open_checkpoint
 from symfuse.matching.chosen import rotatable
+from symfuse.model import Model
 from symfuse.modules import live
+from symfuse.rewriting import canonical
 from symfuse.spec import Instance
 from symfuse.verification import run
 from symfuse.widths import Duplication, Isometry, Widening, expand, widened

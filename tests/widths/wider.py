@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from contract.tiny import Case, case, real
-from symfuse.architectures import Model, resolve
-from symfuse.canonical import canonical
+from symfuse.architectures import resolve
 from symfuse.matching.chosen import rotatable
+from symfuse.model import Model
+from symfuse.rewriting import canonical
 from symfuse.spec import Instance
 from symfuse.verification import compare, run
 from symfuse.widths import Widening

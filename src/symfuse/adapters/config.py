@@ -13,10 +13,10 @@ from symfuse.adapters.patterns import module_pattern
 from symfuse.errors import CheckpointError
 from symfuse.io import TensorInfo
 from symfuse.io.folder import read_json
-from symfuse.io.messages import first_line
 from symfuse.io.safetensors_file import read_safetensors
 from symfuse.io.tensors import DTYPE_NAMES, StoredTensors
 from symfuse.io.torch_file import read_torch_file
+from symfuse.messages import first_line
 
 CONFIG, SAFETENSORS, TORCH = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 MODEL_WEIGHTS = re.compile(r"(model|pytorch_model)\b.*\.(safetensors|bin|index\.json)")

@@ -22,9 +22,9 @@ from symfuse.adapters.patterns import module_pattern
 from symfuse.arguments import checked
 from symfuse.errors import IncompatibleError, OptionError
 from symfuse.io import Checkpoint, TensorInfo, is_finite
-from symfuse.io.messages import some
 from symfuse.io.outputs import output_folder, write_tensors
 from symfuse.io.remote import Place
+from symfuse.messages import some
 
 # Task of peft, by the end of the class, with the modules that peft then trains, and expects in a file, as a whole. None
 # for questions: the class of peft for that task does not pass token types on.

@@ -16,8 +16,8 @@ from symfuse.errors import CheckpointError, IncompatibleError
 from symfuse.io import Checkpoint, TensorInfo, is_finite, scan
 from symfuse.io import open as open_checkpoint
 from symfuse.io.installed import Installed, as_saved, in_memory, installed
-from symfuse.io.messages import some
 from symfuse.io.tensors import StoredTensors
+from symfuse.messages import some
 
 FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<factor>A\.weight|B\.weight|B\.bias|embedding_A|embedding_B)")
 UNKNOWN_FACTOR = re.compile(r"(.*\.)?(lora_\w+|token_adapter)(\..+)?")

@@ -10,7 +10,7 @@ from symfuse.architectures.base import Config as ModelConfig
 from symfuse.errors import CheckpointError, SpecError
 from symfuse.io import Checkpoint
 from symfuse.io.installed import installed
-from symfuse.io.messages import some
+from symfuse.messages import some
 
 T = TypeVar("T")
 WRAPPERS = ("base_model.model.", "_orig_mod.", "module.")

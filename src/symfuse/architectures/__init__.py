@@ -50,28 +50,14 @@ from symfuse.architectures.base import (
     lookup,
     resolve,
 )
-from symfuse.architectures.model import (
-    Model,
-    as_declared,
-    require_floating,
-    require_same_shape,
-    require_unread,
-    under_file_names,
-)
-from symfuse.architectures.stacks import stacked, unstacked
-from symfuse.architectures.variants import TRANSPORT, VARIANTS, require_variants, vary, with_split
 
 __all__ = [
     "ARCHITECTURES",
-    "TRANSPORT",
-    "VARIANTS",
     "Architecture",
     "Config",
     "Family",
     "Head",
-    "Model",
     "architecture",
-    "as_declared",
     "bart",
     "beit",
     "bert",
@@ -101,22 +87,13 @@ __all__ = [
     "opt",
     "phi3",
     "qwen_moe",
-    "require_floating",
-    "require_same_shape",
-    "require_unread",
-    "require_variants",
     "resolve",
     "roberta",
     "siglip",
     "stablelm",
-    "stacked",
     "starcoder2",
     "t5",
     "torch_encoder",
-    "under_file_names",
-    "unstacked",
-    "vary",
     "vit",
     "whisper",
-    "with_split",
 ]

@@ -53,7 +53,7 @@ def extract_lora(
 
     from symfuse import adapters
     from symfuse.io import check_target
-    from symfuse.io.messages import some
+    from symfuse.messages import some
 
     out = Output(as_json, quiet)
     tuned, start = open_model(out, finetuned), open_model(out, base)

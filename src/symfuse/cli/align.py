@@ -136,10 +136,10 @@ def _run(
     moved: Checkpoint | None,
 ) -> dict[str, Any]:  # fmt: skip
     """What became of the source. moved: the anchor, if it was moved too."""
-    from symfuse import report
+    from symfuse import reports
 
     proof = None if options["no_verify"] else proved(out, source, alignment, options["memory"])
-    return report.alignment_run(source, anchor, alignment, proof, moved) | out.cost()
+    return reports.alignment_run(source, anchor, alignment, proof, moved) | out.cost()
 
 
 def _widened(
@@ -149,7 +149,7 @@ def _widened(
     import torch
 
     from symfuse import api
-    from symfuse.architectures import Model
+    from symfuse.model import Model
     from symfuse.widths import match_widths
 
     chosen = {key: value for key, value in match_options(options, axes).items() if key != "axes"}
@@ -214,7 +214,7 @@ def _save(
     """The moved source and, if asked for, the anchor, in its frame or moved too: both, or none."""
     from symfuse.io.target import check_space
     from symfuse.io.together import together
-    from symfuse.pipeline.record import alignment_record
+    from symfuse.recipes.record import alignment_record
     from symfuse.runs import framed, recorded
 
     new = recorded(alignment(source), alignment_record(source, anchor, alignment).known(run))

@@ -13,8 +13,8 @@ from symfuse.cli.recipes import recipe_options, recipes_of, reconcile_options
 from symfuse.output import Output, warn
 
 if TYPE_CHECKING:
-    from symfuse.check import Report
-    from symfuse.check.report import Alignment
+    from symfuse.recipes.check import Report
+    from symfuse.recipes.check.report import Alignment
 
 LINES = 6  # of one kind, for people; --json has all
 
@@ -37,7 +37,7 @@ def check(models: tuple[str, ...], as_json: bool, quiet: bool, **options: Any) -
     --no-sample, no weights). The exit code is 0, or that with which the merge would end, as far as that shows: NaN,
     infinity and results that do not fit into the output's dtype are found when all is read.
     """
-    from symfuse.check import Target, check_all
+    from symfuse.recipes.check import Target, check_all
 
     out = Output(as_json, quiet)
     recipes, folder = recipes_of(models, options)
@@ -91,7 +91,7 @@ def _say(out: Output, report: Report) -> None:
         return
     out.say("can be merged: " + report.summary()[0])
     if report.cost is not None:
-        from symfuse.check.report import cost_text
+        from symfuse.recipes.check.report import cost_text
 
         out.say(cost_text(report.cost))
 

@@ -17,7 +17,7 @@ from symfuse.output import Output, warn
 
 if TYPE_CHECKING:
     from symfuse.alignment import Alignment
-    from symfuse.evaluate import Barrier, Task
+    from symfuse.evaluation import Barrier, Task
     from symfuse.io import Checkpoint
 
 # Alignments by name, as in the papers' tables: permutations of neurons; with rotations of heads; and their scales.
@@ -60,7 +60,7 @@ def data_options(function: F, required: bool = True, several: bool = False) -> F
 def task(options: Mapping[str, Any], checkpoint: Checkpoint, *others: Checkpoint, unlabelled: bool = False) -> Task:
     """The task that the options name, on their data as that checkpoint reads them, with labels or without. Whoever else
     is evaluated on it and would read them otherwise is warned of."""
-    from symfuse.evaluate import make_task, read_records
+    from symfuse.evaluation import make_task, read_records
 
     columns = {f"{role}_column": name for role, name in columns_of(options).items()}
     given = {key: options[key] for key in _OPTIONS if options[key] is not None} | {"unlabelled": unlabelled}
@@ -224,8 +224,8 @@ def _asked(texts: Sequence[str]) -> dict[str, Alignment | dict[str, Any]]:
     """By name, the alignments read from files, and how the others are to be made. What is wrong with them is known
     before the work."""
     from symfuse.alignment import Alignment
-    from symfuse.io.messages import suggestion
     from symfuse.matching.axes import AUTO, WORDS, require_axes
+    from symfuse.messages import suggestion
 
     words = [AUTO, *NAMED, *WORDS]
     known = f"choose from {', '.join(words)}, or NAME=FOLDER, such as mine=moved"

@@ -14,7 +14,7 @@ from symfuse.output import Output
 
 if TYPE_CHECKING:
     from symfuse.io import Checkpoint
-    from symfuse.learning import Learning, Progress
+    from symfuse.matching.learned import Learning, Progress
 
 # Those that a Learning takes as they are.
 _SETTINGS = ("steps", "rate", "spread", "distil", "permutations", "journal", "keep", "teacher")
@@ -76,7 +76,7 @@ def _point(value: str | None) -> str | float | None:
 
 def learning_of(options: Mapping[str, Any], anchor: Checkpoint, advance: Any) -> Learning:
     """What the options say, with the tasks as the anchor reads their data."""
-    from symfuse.learning import Learning
+    from symfuse.matching.learned import Learning
 
     given = {key: options[key] for key in _SETTINGS if options[key] is not None}
     validation = None

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from symfuse.ahead import read_ahead
 from symfuse.cli.app import (
     NEW_PLACE,
     check_place,
@@ -33,12 +32,13 @@ from symfuse.cli.app import (
 from symfuse.cli.mergekit import ForMergekit
 from symfuse.cli.recipes import is_recipe, recipe_options, recipes_of, reconcile_options
 from symfuse.errors import OptionError
+from symfuse.io.readahead import read_ahead
 from symfuse.output import Output, warn
 
 if TYPE_CHECKING:
     from symfuse.io import Checkpoint
-    from symfuse.pipeline import Stage
-    from symfuse.recipe import ModelRef, Recipe
+    from symfuse.recipes import ModelRef, Recipe
+    from symfuse.recipes.run import Stage
 
 
 @main.command(cls=ForMergekit)
@@ -66,8 +66,8 @@ def merge(models: tuple[str, ...], as_json: bool, quiet: bool, **options: Any) -
     out = Output(as_json, quiet)
     if options["executor"] == "local":
         read_ahead(models[:1] if is_recipe(models) else models)
-    import_at_once("check", "pipeline", "report")
-    from symfuse import pipeline
+    import_at_once("recipes.check", "recipes.run", "reports")
+    from symfuse.recipes import run as pipeline
     from symfuse.runs import recorded
 
     recipes, target = recipes_of(models, options)
@@ -100,7 +100,7 @@ def merge(models: tuple[str, ...], as_json: bool, quiet: bool, **options: Any) -
 def prepared(out: Output, recipe: Recipe, known: Mapping[str, Checkpoint], device: str) -> tuple[Stage, Checkpoint]:
     """The recipe's models, opened and brought to the same tensors, and their merge as they are: whether they fit
     together is known before anything is computed. Notes are said."""
-    from symfuse import pipeline
+    from symfuse.recipes import run as pipeline
 
     stage = pipeline.prepare(recipe, pipeline.open_models(recipe, known))
     merged = pipeline.finish(stage, device=device)
@@ -112,7 +112,7 @@ def prepared(out: Output, recipe: Recipe, known: Mapping[str, Checkpoint], devic
 
 def _merged(out: Output, stage: Stage, merged: Checkpoint, options: Mapping[str, Any]) -> tuple[Stage, Checkpoint]:
     """The stage after alignment and with what its method finds out of data, and its merge."""
-    from symfuse import pipeline
+    from symfuse.recipes import run as pipeline
 
     stage = _learned(out, _aligned(out, stage, options), options)
     return stage, pipeline.finish(stage, device=options["device"]) if stage.changed else merged
@@ -120,7 +120,8 @@ def _merged(out: Output, stage: Stage, merged: Checkpoint, options: Mapping[str,
 
 def _aligned(out: Output, stage: Stage, options: Mapping[str, Any]) -> Stage:
     """The stage with its models moved, and what that did recorded of each."""
-    from symfuse import pipeline, report
+    from symfuse import reports
+    from symfuse.recipes import run as pipeline
     from symfuse.runs import record_of, recorded
 
     anchor = pipeline.anchor_of(stage)
@@ -155,7 +156,7 @@ def _aligned(out: Output, stage: Stage, options: Mapping[str, Any]) -> Stage:
         spent = {"seconds": time.perf_counter() - start}
         source, to = stage.models[ref], stage.models[anchor]
         proof = None if options["no_verify"] else proved(out, source, alignments[ref], options["memory"])
-        runs[ref] = report.alignment_run(source, to, alignments[ref], proof) | spent
+        runs[ref] = reports.alignment_run(source, to, alignments[ref], proof) | spent
         say_alignment(out, runs[ref])
     moved = pipeline.aligned(stage, anchor, alignments, device=options["device"])
     models = dict(moved.models)
@@ -167,7 +168,7 @@ def _aligned(out: Output, stage: Stage, options: Mapping[str, Any]) -> Stage:
 
 def _learned(out: Output, stage: Stage, options: Mapping[str, Any]) -> Stage:
     """The stage with what its method finds out of data."""
-    from symfuse import pipeline
+    from symfuse.recipes import run as pipeline
 
     if not pipeline.inputs_of(stage.recipe):
         return stage
@@ -187,7 +188,7 @@ def _checked(
 ) -> list[str]:
     """What the merge will be and cost, from headers, and what to be warned of; what makes it impossible is raised by
     the merge itself. last: this is what will be written."""
-    from symfuse.check import Target, check
+    from symfuse.recipes.check import Target, check
 
     keys = ("overwrite", "max_shard_size", "threads")
     target = Target(options["output"] if last else None, **{key: options[key] for key in keys})
@@ -242,7 +243,7 @@ def say_merge(out: Output, run: Mapping[str, Any]) -> None:
 @common
 def methods(as_json: bool, quiet: bool) -> None:
     """The merge methods, with their parameters and papers."""
-    from symfuse.guided import METHODS
+    from symfuse.methods import METHODS
 
     out = Output(as_json, quiet)
     rows = []

@@ -38,7 +38,7 @@ def inspect(model: str | None, families: bool, as_json: bool, quiet: bool) -> No
     aligned, what its files say. With --families no MODEL is read: what is moved of every family.
     """
     from symfuse.architectures import ARCHITECTURES
-    from symfuse.report import inspection
+    from symfuse.reports import inspection
 
     out = Output(as_json, quiet)
     if families == (model is not None):
@@ -78,7 +78,7 @@ def inspect(model: str | None, families: bool, as_json: bool, quiet: bool) -> No
 
 
 def _families(out: Output) -> None:
-    from symfuse.report import families as table
+    from symfuse.reports import families as table
 
     found = table.families()
     out.table(table.ROWS, table.rows(found))
@@ -89,9 +89,10 @@ def _families(out: Output) -> None:
 
 def _undeclared(checkpoint: Checkpoint) -> dict[str, Any]:
     """`inspection` of a family that symfuse does not declare."""
-    from symfuse.architectures import ARCHITECTURES, Model
-    from symfuse.check.facts import model_facts
-    from symfuse.recipe import ModelRef
+    from symfuse.architectures import ARCHITECTURES
+    from symfuse.model import Model
+    from symfuse.recipes import ModelRef
+    from symfuse.recipes.check.facts import model_facts
 
     found = model_facts(ModelRef(checkpoint.name), checkpoint, Model.of(checkpoint, undeclared=True), ())
     return {
@@ -159,11 +160,11 @@ def verify(before: str, after: str, tolerance: float | None, text: str | None, a
     Both on the same inputs; configs and tables are compared too. Prints how many rows of tables and how many
     positions were run. Exit code 7 if they differ.
     """
-    from symfuse import api, report
+    from symfuse import api, reports
 
     out = Output(as_json, quiet)
     a, b = open_model(out, before), open_model(out, after)
-    inputs = None if text is None else report.text_inputs(a, Path(text))
+    inputs = None if text is None else reports.text_inputs(a, Path(text))
     result = api.verify(a, b, inputs=inputs, tolerance=tolerance)
     out.table(["output", "relative difference"], [[k, f"{v:.2e}"] for k, v in result.errors.items()])
     out.say(f"{'equal' if result.equal else 'different'} to {result.tolerance:.0e} ({result.inputs})")
@@ -192,7 +193,7 @@ def distance(a: str, b: str, axes: str, output: Path | None, as_json: bool, quie
 
     By axis and layer. Each number of a model counts once, under the innermost axis that acts on it.
     """
-    from symfuse import api, report
+    from symfuse import api, reports
 
     out = Output(as_json, quiet)
     check_result(output, "distance", (a, b))
@@ -202,7 +203,7 @@ def distance(a: str, b: str, axes: str, output: Path | None, as_json: bool, quie
     before, after = api.distance(start, end), api.distance(alignment(source), end)
     if not math.isfinite(before.euclidean):
         raise CheckpointError(f"{a} and {b}: their distance is more than float64 can hold; look at their weights")
-    data = report.distances(before, after)
+    data = reports.distances(before, after)
     for part in ("axis", "layer"):
         rows = [
             [

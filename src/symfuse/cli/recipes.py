@@ -16,7 +16,7 @@ from symfuse.errors import OptionError
 if TYPE_CHECKING:
     from symfuse.io.remote import Place
     from symfuse.merging import Method
-    from symfuse.recipe import Recipe
+    from symfuse.recipes import Recipe
 
 
 def reconcile_options(function: F) -> F:
@@ -82,7 +82,7 @@ def recipes_of(models: Sequence[str], options: Mapping[str, Any]) -> tuple[tuple
     """The recipes that the arguments mean, and the folder to write if one is named; OptionError for arguments that
     clash."""
     from symfuse.io.remote import place_of
-    from symfuse.recipe import read_recipes
+    from symfuse.recipes import read_recipes
 
     if not is_recipe(models):
         return (_recipe_of_options(models, options),), options["output"]
@@ -140,8 +140,8 @@ def _completed(recipe: Recipe, options: Mapping[str, Any]) -> Recipe:
     """The recipe with what the options say besides, in its text too, so that the recorded one is what was run."""
     import yaml
 
-    from symfuse.recipe import parse_recipe
-    from symfuse.recipe.yaml_reader import read_value
+    from symfuse.recipes import parse_recipe
+    from symfuse.recipes.yaml_reader import read_value
 
     keys = {key: value for key, value in _reconciling(options).items() if getattr(recipe, key) != value}
     if not keys:
@@ -155,8 +155,8 @@ def _completed(recipe: Recipe, options: Mapping[str, Any]) -> Recipe:
 
 
 def _recipe_of_options(models: Sequence[str], options: Mapping[str, Any]) -> Recipe:
-    from symfuse.guided import lookup
-    from symfuse.recipe import recipe_of
+    from symfuse.methods import lookup
+    from symfuse.recipes import recipe_of
 
     method = lookup(options["method"] or "linear")
     heads = options["heads"] or "average"
@@ -235,7 +235,7 @@ def _data(options: Mapping[str, Any], models: Sequence[str]) -> tuple[dict[str, 
 
 def _setting(text: str, method: Method) -> tuple[str, Any]:
     """A parameter and its value, or a list of those of each model: where commas stand, unless it is one text."""
-    from symfuse.recipe.yaml_reader import read_value
+    from symfuse.recipes.yaml_reader import read_value
 
     name, equals, value = text.partition("=")
     if not equals or not value:

@@ -20,7 +20,7 @@ def report(runs: tuple[str, ...], output: Path, title: str | None, as_json: bool
 
     A RUN is a folder that a verb wrote, or one JSON file of it. The page is complete in itself: it needs no network.
     """
-    from symfuse.report.page import write_page
+    from symfuse.reports.page import write_page
 
     out = Output(as_json, quiet)
     page = write_page(runs, output, title)
@@ -41,7 +41,7 @@ def plot(runs: tuple[str, ...], output: Path, form: str, as_json: bool, quiet: b
 
     One column wide: distances, barriers, landscapes, correspondences.
     """
-    from symfuse.report.plot import plot as plot_figures
+    from symfuse.reports.plot import plot as plot_figures
 
     out = Output(as_json, quiet)
     files = plot_figures(runs, output, form)

@@ -45,7 +45,7 @@ def transport(
     """
     from symfuse import transporting
     from symfuse.io import check_target
-    from symfuse.report import transport_card, transport_run
+    from symfuse.reports import transport_card, transport_run
 
     out = Output(as_json, quiet)
     model_of = transporting.moved_model(alignment)

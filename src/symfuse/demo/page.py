@@ -14,8 +14,8 @@ import torch
 from symfuse import api
 from symfuse.alignment import Alignment
 from symfuse.demo import packages, receptors, sentences
-from symfuse.evaluate import Loss, Score
-from symfuse.evaluate.task import describe
+from symfuse.evaluation import Loss, Score
+from symfuse.evaluation.task import describe
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
 from symfuse.runs import FILE

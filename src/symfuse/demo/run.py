@@ -21,10 +21,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from symfuse import api, report
+from symfuse import api, reports
 from symfuse.alignment import Alignment, random_alignment
 from symfuse.demo import packages, page, receptors, sentences
-from symfuse.evaluate import Loss
+from symfuse.evaluation import Loss
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
 from symfuse.output import Output
@@ -55,7 +55,7 @@ def run_demo(out: Output, work: Path | None = None, target: Path = Path("symfuse
         }
         _summary(out, data)
         runs = [folder / f"run-{case}" for case in ("everyday", "planted", "hard")]
-        data["page"] = str(report.write_page(runs, target, "symfuse demo").resolve())
+        data["page"] = str(reports.write_page(runs, target, "symfuse demo").resolve())
         out.say(f"the page of all three, to look at in a browser: {data['page']}")
         data["seconds"] = time.perf_counter() - out.start
         out.say(
@@ -71,7 +71,7 @@ def _everyday(out: Output, work: Path) -> dict[str, Any]:
     out.say("\n1. The everyday pair: all-MiniLM-L6-v2 and its fine-tune on site-reliability phrases")
     base = open_checkpoint(packages.minilm(), name="MiniLM")
     tuned = open_checkpoint(packages.minilm_finetuned(), name="fine-tune")
-    about = report.inspection(tuned)
+    about = reports.inspection(tuned)
     rows = [[a["axis"], a["group"], str(a["size"]), str(a["instances"]), a["matched by"]] for a in about["axes"]]
     out.table(
         ["axis", "group", "size", "elements", "matched by"],
@@ -82,7 +82,9 @@ def _everyday(out: Output, work: Path) -> dict[str, Any]:
     alignment, seconds = _timed(lambda: api.match(tuned, base))
     moved = alignment(tuned)
     proof = api.prove(tuned, alignment, inputs=_text(base, sentences.sentences(24)))
-    run = report.alignment_run(tuned, base, alignment, {"errors": dict(proof.exact.errors), "rounding": proof.rounding})
+    run = reports.alignment_run(
+        tuned, base, alignment, {"errors": dict(proof.exact.errors), "rounding": proof.rounding}
+    )
     run["seconds"] = seconds
     out.say(
         f"aligned in {seconds:.1f} s; on 24 real sentences the outputs differ by {proof.exact.worst:.0e} in float64, "
@@ -141,7 +143,7 @@ def _planted(out: Output, work: Path) -> dict[str, Any]:
         out.say("(mergekit-pytorch is not on the path, or failed; else its linear merge stands here too)")
     proof = {"equal": True, "errors": {"all": exact}, "tolerance": 1e-11, "inputs": "seeded random inputs"}
     barrier = _barrier(out, planted, base, page.retrieval(base), alignment)
-    run = report.alignment_run(planted, base, alignment, proof) | {"seconds": seconds}
+    run = reports.alignment_run(planted, base, alignment, proof) | {"seconds": seconds}
     page.write_run(work / "run-planted", alignment, run, barrier)
     recovered = api.verify(base, open_checkpoint(models["planted, aligned average"]))
     out.say(f"the aligned average equals MiniLM to {recovered.worst:.0e}")
@@ -194,12 +196,12 @@ def _hard(out: Output, work: Path) -> dict[str, Any]:
                 progress=lambda _done, total: advance(total),
             )
         )
-    run = report.alignment_run(a, b, alignment, {"errors": dict(proof.exact.errors), "inputs": proof.exact.inputs})
+    run = reports.alignment_run(a, b, alignment, {"errors": dict(proof.exact.errors), "inputs": proof.exact.inputs})
     run["seconds"] = seconds
     page.write_run(work / "run-hard", alignment, run, barrier, plane.to_json() | {"seconds": spent})
     return {
         "models": SCEPTR_PAIR, "match_seconds": seconds, "verified": proof.exact.worst,
-        "distance": report.distances(before, after), "scores": scores,
+        "distance": reports.distances(before, after), "scores": scores,
     }  # fmt: skip
 
 

@@ -9,13 +9,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from symfuse.architectures.undeclared import refuse_placeholders
 from symfuse.drafts.bench import open_bench
 from symfuse.drafts.draft import Draft, Trial
 from symfuse.drafts.facts import gather
 from symfuse.drafts.reads import with_reads
 from symfuse.drafts.trials import settled
 from symfuse.io import Checkpoint
+from symfuse.model.undeclared import refuse_placeholders
 
 __all__ = ["Draft", "Trial", "draft_of"]
 

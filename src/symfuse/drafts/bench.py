@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from symfuse.alignment import Alignment, random_alignment
-from symfuse.architectures import Model
 from symfuse.errors import CheckpointError, OptionError
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
 from symfuse.io.live import names_in_memory
-from symfuse.io.messages import first_line
+from symfuse.messages import first_line
+from symfuse.model import Model
 from symfuse.modules import build_module, live
 from symfuse.spec import Declared, Instance, Spec, parse
 from symfuse.verification import TOLERANCE, compare, computes_in, random_inputs, run, verify

@@ -8,11 +8,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
-from symfuse.architectures import ARCHITECTURES, Architecture, Model
-from symfuse.canonical import canonical
+from symfuse.architectures import ARCHITECTURES, Architecture
 from symfuse.drafts.bench import Bench
 from symfuse.drafts.draft import Draft, Trial
 from symfuse.errors import SymfuseError
+from symfuse.model import Model
+from symfuse.rewriting import canonical
 from symfuse.spec import NormKind
 
 Reads = Mapping[str, tuple[str, ...]]

@@ -10,8 +10,8 @@ from typing import Any
 
 from symfuse.errors import CheckpointError
 from symfuse.io.content import POINTER, STARTS
-from symfuse.io.messages import some
 from symfuse.io.remote import Place, below, entries
+from symfuse.messages import some
 
 COMPANION = re.compile(
     r"(tokenizer|vocab|chat_template|image_processor)[^/]*\.(json|txt|model|jinja|vocab|tiktoken)"

@@ -12,11 +12,11 @@ from typing import Any
 from symfuse.errors import CheckpointError
 from symfuse.io.companions import companions
 from symfuse.io.content import refuse_pointer, substitute_in
-from symfuse.io.messages import some
 from symfuse.io.remote import INDEX, Place, entries
 from symfuse.io.safetensors_file import read_safetensors
 from symfuse.io.tensors import StoredTensor, StoredTensors
 from symfuse.io.torch_file import read_torch_file
+from symfuse.messages import some
 
 MOST_NESTED = 50  # levels of a JSON file; what copies and writes it again takes several calls for each
 SHARD = re.compile(r"(?P<stem>.+)-(?P<n>\d+)-of-(?P<m>\d+)(?P<suffix>\.\w+)")

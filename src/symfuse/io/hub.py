@@ -7,8 +7,8 @@ from pathlib import Path
 
 from symfuse.errors import CheckpointError, OptionError, OutputError
 from symfuse.io.folder import DIFFUSERS
-from symfuse.io.messages import first_line
 from symfuse.io.remote import INDEX, Place, Remote
+from symfuse.messages import first_line
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 CACHED = re.compile(r"/models--([^/]+)/snapshots/[^/]+/?$")

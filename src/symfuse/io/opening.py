@@ -16,11 +16,11 @@ from symfuse.io.checkpoint import Checkpoint
 from symfuse.io.companions import names_code
 from symfuse.io.folder import read_folder, read_json, refuse_stand_ins
 from symfuse.io.live import module_config, module_tensors, unwrap
-from symfuse.io.messages import some
 from symfuse.io.names import ties, without_prefixes
 from symfuse.io.quantised import refuse_quantised
 from symfuse.io.remote import CONFIG, Place, Remote, place_of
 from symfuse.io.tensors import TensorInfo
+from symfuse.messages import some
 
 
 @checked

@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import unquote, urljoin
 
 from symfuse.errors import OptionError, masked
-from symfuse.io.messages import first_line
+from symfuse.messages import first_line
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")  # not those of fsspec that lead through others: zip::s3
 CONFIG = "config.json"  # without it nothing is opened as a model

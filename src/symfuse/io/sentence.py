@@ -10,10 +10,10 @@ from typing import Any
 from safetensors.torch import save
 
 from symfuse.errors import CheckpointError
-from symfuse.io.messages import some
 from symfuse.io.remote import CONFIG, Place, below
 from symfuse.io.stamp import WEIGHTS
 from symfuse.io.torch_file import read_torch_file
+from symfuse.messages import some
 
 MODULES = "modules.json"
 FOLDER = re.compile(r"\d+_\w+")

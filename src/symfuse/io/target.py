@@ -13,9 +13,9 @@ from pathlib import Path
 
 from symfuse.errors import OptionError, OutputError, masked
 from symfuse.io.companions import others_than_model
-from symfuse.io.messages import some
 from symfuse.io.objects import UNFINISHED
 from symfuse.io.remote import CONFIG, Place, Remote, entries, place_of
+from symfuse.messages import some
 from symfuse.signals import deferred
 
 

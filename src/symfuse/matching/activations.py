@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from symfuse.alignment import Alignment
-from symfuse.architectures import TRANSPORT, Model
 from symfuse.arguments import checked
 from symfuse.device import CPU
 from symfuse.errors import OptionError
@@ -25,6 +24,7 @@ from symfuse.io import Checkpoint
 from symfuse.matching.chosen import choose, steps_of
 from symfuse.matching.heard import alike, best
 from symfuse.matching.transport import POLICIES, along_the_stream
+from symfuse.model import TRANSPORT, Model
 from symfuse.modules import live
 from symfuse.spec import Instance, Spec
 from symfuse.stats.activations import Batch, Heard, listen, present, require_kind

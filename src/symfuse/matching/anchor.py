@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from symfuse.architectures import Model, require_same_shape
+from symfuse.model import Model, require_same_shape
 
 
 def nearest_to_mean(models: Sequence[Model]) -> int:

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import torch
 
-from symfuse.architectures import Model
 from symfuse.matching.axes import AUTO, MATCHABLE
+from symfuse.model import Model
 
 # Models that were trained apart have a cosine near 0, a model and its fine-tune one near 1: 0.02 to 0.03 and 0.996 for
 # the SCEPTR checkpoints.

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from symfuse.errors import OptionError
 from symfuse.groups import GROUPS, Group, sinkhorn, subgroups
-from symfuse.io.messages import suggestion
+from symfuse.messages import suggestion
 from symfuse.spec import Spec, anatomy
 
 NO_GROUP = "none"  # in the place of a group's name: the axis is not matched

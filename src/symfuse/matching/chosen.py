@@ -12,18 +12,6 @@ import torch
 
 from symfuse import __version__
 from symfuse.alignment import Alignment
-from symfuse.architectures import (
-    TRANSPORT,
-    Model,
-    require_floating,
-    require_same_shape,
-    require_unread,
-    require_variants,
-    vary,
-    with_split,
-)
-from symfuse.canonical import canonical
-from symfuse.canonical.ties import tied_heads
 from symfuse.errors import OptionError, SymmetryError
 from symfuse.groups import Conformal, Element, Group, Permutation, Sinkhorn, sinkhorn, subgroups
 from symfuse.matching.auto import SAME_BASIS, auto_axes
@@ -37,6 +25,18 @@ from symfuse.matching.axes import (
     limited,
     may_transport,
 )
+from symfuse.model import (
+    TRANSPORT,
+    Model,
+    require_floating,
+    require_same_shape,
+    require_unread,
+    require_variants,
+    vary,
+    with_split,
+)
+from symfuse.rewriting import canonical
+from symfuse.rewriting.untie import tied_heads
 from symfuse.spec import Instance, Spec, layer_of
 
 # What makes a pre-norm residual stream rotatable, in place.

@@ -18,7 +18,6 @@ from typing import Any
 from torch import Tensor
 
 from symfuse.alignment import Alignment
-from symfuse.architectures import Model
 from symfuse.arguments import checked
 from symfuse.device import CPU, require
 from symfuse.errors import OptionError
@@ -30,6 +29,7 @@ from symfuse.matching.chosen import choose, steps_of
 from symfuse.matching.descent import Watch, descend
 from symfuse.matching.translations import translate
 from symfuse.matching.transport import soften
+from symfuse.model import Model
 from symfuse.spec import Instance, Shift, Spec
 from symfuse.stats import weight_moments, workspace
 
@@ -93,8 +93,8 @@ def match_models(
     ({"qk": "invertible", "residual": "permutation"}), or "none" (see `choose`). one_pass: the rotation, then the scale,
     once, as in Zhang et al. 2025 (instead of in turns). biases: also translate the biases that may be. starts, seed: of
     the descent over axes that meet (see `descend`); watch: called with each of its sweeps. frame: the rewrites before
-    the elements (symfuse.canonical); by default `rotatable` where the residual stream of a pre-norm model is rotated,
-    else none. variants: names of inexact ones (symfuse.architectures.variants). threads: workers, default all cores.
+    the elements (symfuse.rewriting); by default `rotatable` where the residual stream of a pre-norm model is rotated,
+    else none. variants: names of inexact ones (symfuse.model.variants). threads: workers, default all cores.
     memory: about how many bytes the process may take (default: a share of what is free), which decides how many axes
     are solved at once; one is, whatever it takes, and the result is the same. Axes that meet keep both models there.
     device: to which both models are read, and where all is solved (docs/gpu.md); memory is then what is free there.

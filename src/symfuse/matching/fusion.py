@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from symfuse.alignment import Alignment
-from symfuse.architectures import TRANSPORT, Model
 from symfuse.errors import OptionError
 from symfuse.groups import Sinkhorn
 from symfuse.matching.activations import RESIDUAL, match_by_activations
@@ -14,6 +13,7 @@ from symfuse.matching.axes import choose_axes, may_transport
 from symfuse.matching.chosen import usual
 from symfuse.matching.coordinate import match_models
 from symfuse.matching.transport import POLICIES
+from symfuse.model import TRANSPORT, Model
 from symfuse.stats.activations import Batch
 
 SOLVERS = ("sinkhorn", "emd")

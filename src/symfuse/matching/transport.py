@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from symfuse.alignment import Alignment
-from symfuse.architectures import Model
 from symfuse.device import CPU
 from symfuse.errors import OptionError
 from symfuse.groups import Coupling, Element, Sinkhorn
 from symfuse.groups.coupling import coupling
 from symfuse.matching.chosen import Chosen
+from symfuse.model import Model
 from symfuse.spec import Instance, Spec
 from symfuse.stats import weight_moments
 from symfuse.stats.activations import Batch, listen, magnitudes, moments_of

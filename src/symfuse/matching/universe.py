@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from symfuse.alignment import Alignment
-from symfuse.architectures import Model
 from symfuse.device import CPU
 from symfuse.errors import OptionError
 from symfuse.io import Checkpoint
@@ -19,6 +18,7 @@ from symfuse.matching.anchor import nearest_to_mean
 from symfuse.matching.axes import AUTO
 from symfuse.matching.chosen import usual
 from symfuse.matching.coordinate import match_models
+from symfuse.model import Model
 
 ROUNDS = 10
 SETTLED = 1e-3  # rounds end when one lowers the spread by less than this share

@@ -1,32 +1,12 @@
-"""Merging: one file per method, registered when it is imported; what is shared stands in `stream` and `engine`."""
+"""Merging, tensor by tensor: what a method is, the blocks that it sees, and the engine that plans and streams."""
 
 from __future__ import annotations
 
-from importlib import import_module
-from pkgutil import iter_modules
-
-from symfuse.merging.base import METHODS, Method, Parameter, PerModel, lookup, method
+from symfuse.merging.base import Method, Parameter, PerModel, method
 from symfuse.merging.engine import Merged, Output, Slice, Term, merge_slices
-from symfuse.merging.models import merge_models
 from symfuse.merging.stream import Block, Source, Stream
 
-for _module in iter_modules(__path__):
-    import_module(f"{__name__}.{_module.name}")
-
 __all__ = [
-    "METHODS",
-    "Block",
-    "Merged",
-    "Method",
-    "Output",
-    "Parameter",
-    "PerModel",
-    "Slice",
-    "Source",
-    "Stream",
-    "Term",
-    "lookup",
-    "merge_models",
-    "merge_slices",
+    "Block", "Merged", "Method", "Output", "Parameter", "PerModel", "Slice", "Source", "Stream", "Term", "merge_slices",
     "method",
-]
+]  # fmt: skip

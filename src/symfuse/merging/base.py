@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from symfuse.errors import OptionError
-from symfuse.io.messages import suggestion
 from symfuse.merging.stream import Stream
+from symfuse.messages import suggestion
 
 # The annotation of a parameter that has one value for each tensor of a block (which the base is not one of). A default
 # has one value, for each: `weight: PerModel = (1.0,)`.
@@ -23,7 +23,7 @@ PerModel = Annotated[Sequence[float], "one per model"]
 
 # A method sees the streamed blocks of one tensor, as often as it likes, and yields the merged blocks in order.
 Merge = Callable[..., Iterator[Tensor]]
-# What a method learns from data before (`symfuse.guided.base`): from Inputs to Learned.
+# What a method learns from data before (`symfuse.methods.data`): from Inputs to Learned.
 Learn = Callable[..., Any]
 Unlabelled = Callable[[Mapping[str, Any]], bool]
 Base = Literal["required", "optional", "unused"]
@@ -62,7 +62,7 @@ class Parameter:
 class Method:
     """A merge method. base: whether the tensors of a base model come apart from the others. models: how many others,
     at least and at most. paper: the source. ignored: parameters that change nothing, and are there as recipes have
-    them. learn: what it does first with the models' data (`symfuse.guided`), whose parameters are its too. statistics:
+    them. learn: what it does first with the models' data (`symfuse.methods`), whose parameters are its too. statistics:
     the kind of those that it reads of each tensor, which may be given instead of data. data_required: whether it must
     have one of both; unlabelled: whether it reads no labels, by its parameters."""
 

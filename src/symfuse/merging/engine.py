@@ -16,8 +16,6 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from symfuse.architectures import Model
-from symfuse.architectures.undeclared import BEHIND
 from symfuse.device import CPU, require
 from symfuse.errors import IncompatibleError, OptionError
 from symfuse.io import Checkpoint, TensorInfo, is_finite, scan
@@ -25,6 +23,8 @@ from symfuse.io.names import counts_batches
 from symfuse.io.tensors import require_fit
 from symfuse.merging.base import Method, Parameter
 from symfuse.merging.stream import Source, Statistic, Stream
+from symfuse.model import Model
+from symfuse.model.undeclared import BEHIND
 from symfuse.spec import Spec, layer_of
 
 # What a recipe says for a parameter: of which of a slice's models (by position; None: of all), for which tensor, how
@@ -46,7 +46,7 @@ class Slice:
 
 @runtime_checkable
 class Learnt(Protocol):
-    """What a method found out of the models' data (`symfuse.guided`), by the number of a model and a canonical name."""
+    """What a method found out of data (`symfuse.methods`), by the number of a model and a canonical name."""
 
     def value(self, parameter: str, model: int, name: str) -> float | None:
         """Of a parameter that has one for each model: where none is given, or what is given is ignored."""

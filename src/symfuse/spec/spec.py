@@ -13,8 +13,8 @@ from torch import Tensor
 
 from symfuse.errors import LayoutError, SpecError
 from symfuse.groups import GROUPS, Group
-from symfuse.io.messages import some
 from symfuse.io.typed import require_type
+from symfuse.messages import some
 from symfuse.spec.layout import Atom, Concat, Layout, Segment, Variance, parse
 
 # LayerNorm, RMSNorm, and RMSNorm whose gain is stored less 1.
@@ -26,7 +26,7 @@ _OFFSETS: dict[NormKind, float] = {"layer": 0.0, "rms": 0.0, "rms+1": 1.0}
 class Axis:
     """A space that tensors share. group: the largest that may act; None: carried, never moved.
     per: the axes for each of whose indices there is a separate element. why: in words, where a family has a reason of
-    its own for no larger group (others: `symfuse.architectures.reasons`)."""
+    its own for no larger group (others: `symfuse.model.reasons`)."""
 
     size: int
     group: Group | None = None

@@ -21,18 +21,18 @@ import torch
 from torch import Tensor
 
 from symfuse import __version__
-from symfuse.architectures import Model
-from symfuse.architectures.stacks import Piece, piece_of
 from symfuse.arguments import checked
 from symfuse.errors import CheckpointError, IncompatibleError, LayoutError, OptionError
 from symfuse.io import TensorInfo, is_other, scan
 from symfuse.io.folder import read_json
-from symfuse.io.messages import some
 from symfuse.io.outputs import output_folder, write_tensors
 from symfuse.io.remote import Place
 from symfuse.io.safetensors_file import read_safetensors
 from symfuse.io.tensors import StoredTensors, flat_part
 from symfuse.io.typed import require_type
+from symfuse.messages import some
+from symfuse.model import Model
+from symfuse.model.stacks import Piece, piece_of
 from symfuse.spec import Spec
 
 Kind = Literal["fisher", "gram"]

@@ -24,8 +24,8 @@ from symfuse.alignment import Alignment
 from symfuse.errors import CheckpointError, SymmetryError
 from symfuse.io import Checkpoint, TensorInfo
 from symfuse.io.folder import read_json
-from symfuse.io.messages import some
 from symfuse.io.tensors import StoredTensors
+from symfuse.messages import some
 from symfuse.spec import Atom, Axis, Declared, Layout, Shift, bias_of
 from symfuse.spec.layout import Node
 from symfuse.transporting.base import Base

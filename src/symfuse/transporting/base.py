@@ -13,12 +13,13 @@ from torch import Tensor
 from symfuse.adapters.lora import Change
 from symfuse.adapters.names import target_name
 from symfuse.alignment import Alignment
-from symfuse.architectures import Config, Model, lookup
-from symfuse.canonical import canonical
+from symfuse.architectures import Config, lookup
 from symfuse.errors import CheckpointError, OptionError
 from symfuse.io import Checkpoint, TensorInfo, scan
 from symfuse.io.tensors import StoredTensors
-from symfuse.rewrite.ties import declared_ties
+from symfuse.model import Model
+from symfuse.rewriting import canonical
+from symfuse.rewriting.ties import declared_ties
 
 # How the class that peft trains for a task ends.
 CLASSES = {

@@ -11,10 +11,10 @@ import torch
 
 from symfuse.errors import CheckpointError
 from symfuse.io.content import refuse_pointer
-from symfuse.io.messages import first_line, some
 from symfuse.io.safetensors_file import read_safetensors
 from symfuse.io.stamp import Stamp
 from symfuse.io.tensors import StoredTensor, StoredTensors, TensorInfo, flat_part
+from symfuse.messages import first_line, some
 from symfuse.transporting.result import Moved, Writer, write_safetensors
 
 SUFFIXES = (".safetensors", ".npz")

@@ -1,4 +1,4 @@
-"""What the rewrites of a frame (`symfuse.canonical`) do to a change of one weight, all else of the model being fixed.
+"""What the rewrites of a frame (`symfuse.rewriting`) do to a change of one weight, all else of the model being fixed.
 
 They are linear in each weight: a folded LayerScale scales what it writes; a folded norm scales what it reads, and puts
 W β into its bias; centring takes the mean off what it writes, dropping gauges off what it reads.
@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from symfuse.architectures import Model
-from symfuse.canonical import canonical
-from symfuse.canonical.computed import reader
-from symfuse.canonical.stream import Norm, norms_of
 from symfuse.errors import SymmetryError
+from symfuse.model import Model
+from symfuse.rewriting import canonical
+from symfuse.rewriting.computed import reader
+from symfuse.rewriting.residual import Norm, norms_of
 from symfuse.spec import Atom
 
 WAY_OUT = (

@@ -17,13 +17,13 @@ from torch import Tensor
 
 from symfuse.adapters.names import match, target_name
 from symfuse.alignment import Alignment
-from symfuse.architectures import Model
 from symfuse.errors import CheckpointError, OptionError, SymmetryError
 from symfuse.groups import Element, Monomial
 from symfuse.io import Checkpoint, TensorInfo
-from symfuse.io.messages import some
 from symfuse.io.tensors import DTYPE_NAMES
 from symfuse.io.torch_file import load_data
+from symfuse.messages import some
+from symfuse.model import Model
 from symfuse.spec import Declared, Instance, Layout, Variance
 from symfuse.transporting.base import described
 from symfuse.transporting.declared import WITHOUT, require_exact, varied

@@ -12,7 +12,7 @@ from symfuse.arguments import checked
 from symfuse.errors import CheckpointError, OptionError
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
-from symfuse.io.messages import suggestion
+from symfuse.messages import suggestion
 from symfuse.runs import alignment_file
 from symfuse.stats.statistics import INDEX
 from symfuse.transporting.adapter import transport_adapter

@@ -14,7 +14,7 @@ from torch import Tensor
 from symfuse.alignment import Alignment
 from symfuse.errors import LayoutError, OptionError, SymmetryError
 from symfuse.groups import Centred, Orthogonal
-from symfuse.io.messages import some, suggestion
+from symfuse.messages import some, suggestion
 from symfuse.spec import Atom, Axis, Declared, Instance, Layout, Spec, Variance
 from symfuse.spec.layout import Node, Product
 from symfuse.transporting.declared import WITHOUT, atoms_of, require_alone, varied, with_tensors

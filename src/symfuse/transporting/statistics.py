@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from symfuse.alignment import Alignment
-from symfuse.architectures import Model
 from symfuse.errors import IncompatibleError, SymmetryError
 from symfuse.io import Checkpoint, is_other
+from symfuse.model import Model
 from symfuse.spec import Atom, Axis, Declared, Layout, Shift
 from symfuse.spec.layout import Node
 from symfuse.stats.statistics import INDEX, Input, Statistics

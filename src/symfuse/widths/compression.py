@@ -9,11 +9,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from symfuse.architectures import Model, require_floating
-from symfuse.canonical import balance
-from symfuse.canonical.computed import Read, reader
 from symfuse.groups import Centred, Invertible, Orthogonal
-from symfuse.io.messages import some
+from symfuse.messages import some
+from symfuse.model import Model, require_floating
+from symfuse.rewriting import balance
+from symfuse.rewriting.computed import Read, reader
 from symfuse.spec import Instance, Spec, Variance
 from symfuse.widths.maps import Duplication, Isometry, Widening, centred_basis, keeping_mean
 from symfuse.widths.resized import resized, through

@@ -10,10 +10,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from symfuse.alignment import Alignment
-from symfuse.architectures import Model
-from symfuse.canonical.computed import reader
 from symfuse.groups import Group, Permutation, Signed, SignedMonomial
 from symfuse.groups.assignment import assign
+from symfuse.model import Model
+from symfuse.rewriting.computed import reader
 from symfuse.spec import Instance, Variance, anatomy
 from symfuse.widths.maps import Duplication, Widening
 from symfuse.widths.resized import through

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from symfuse.architectures import Model, require_floating
 from symfuse.errors import IncompatibleError, OptionError
+from symfuse.model import Model, require_floating
 from symfuse.spec import Instance
 from symfuse.widths.maps import Duplication, Widening
 from symfuse.widths.resized import resized

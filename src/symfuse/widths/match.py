@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from symfuse.alignment import Alignment
-from symfuse.architectures import Model
-from symfuse.canonical import canonical
-from symfuse.canonical.ties import tied_heads
 from symfuse.errors import SymmetryError
 from symfuse.matching import match_models
 from symfuse.matching.chosen import rotatable
+from symfuse.model import Model
+from symfuse.rewriting import canonical
+from symfuse.rewriting.untie import tied_heads
 from symfuse.widths.copies import Pair, chosen_copies
 from symfuse.widths.expansion import expand, widened
 

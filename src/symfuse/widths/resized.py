@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from symfuse.architectures import Model, unstacked
-from symfuse.canonical.computed import reader
 from symfuse.errors import IncompatibleError
 from symfuse.groups import Part
 from symfuse.io import Checkpoint, TensorInfo, is_finite
+from symfuse.model import Model, unstacked
+from symfuse.rewriting.computed import reader
 from symfuse.spec import Atom, Spec, anatomy
 from symfuse.widths.maps import Duplication, Widening
 from symfuse.widths.rules import HEADS, Maps, is_read

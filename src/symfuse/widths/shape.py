@@ -8,14 +8,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from symfuse.architectures import Model, lookup, resolve
+from symfuse.architectures import lookup, resolve
 from symfuse.architectures.base import Config
-from symfuse.architectures.config import OF_HEADS
-from symfuse.architectures.reasons import MEANING, reason
-from symfuse.canonical import untie
-from symfuse.canonical.ties import tied_heads
 from symfuse.errors import IncompatibleError, SpecError
-from symfuse.io.messages import some
+from symfuse.messages import some
+from symfuse.model import Model
+from symfuse.model.config import OF_HEADS
+from symfuse.model.reasons import MEANING, reason
+from symfuse.rewriting import untie
+from symfuse.rewriting.untie import tied_heads
 from symfuse.spec import Declared, Spec, anatomy, parse
 
 # In names of fields that are sizes, though only a class may read them (SigLIP's projection_size).

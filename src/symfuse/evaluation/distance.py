@@ -1,0 +1,133 @@
+"""How far apart two models are: Euclidean distance and cosine, over all parameters or by axis, layer and tensor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from symfuse.executors import one_torch_thread
+from symfuse.model import Model, require_same_shape
+from symfuse.spec import Spec, layer_of
+
+BLOCK = 1 << 16  # entries that are widened at once: they stay in the cache
+LARGE = 1 << 24  # on a device
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Between two vectors: squared: of their difference; dot: their inner product; norm_a, norm_b: squared norms.
+    Gaps of parts add up to the gap of the whole. Summed in float64."""
+
+    squared: float = 0.0
+    dot: float = 0.0
+    norm_a: float = 0.0
+    norm_b: float = 0.0
+
+    def __add__(self, other: Gap) -> Gap:
+        return Gap(
+            self.squared + other.squared, self.dot + other.dot, self.norm_a + other.norm_a, self.norm_b + other.norm_b
+        )
+
+    @property
+    def euclidean(self) -> float:
+        return math.sqrt(self.squared)
+
+    @property
+    def cosine(self) -> float:
+        return self.dot / math.sqrt(self.norm_a * self.norm_b) if self.norm_a and self.norm_b else math.nan
+
+    @property
+    def relative(self) -> float:
+        """The distance as a share of the norm of b."""
+        return math.sqrt(self.squared / self.norm_b) if self.norm_b else math.inf
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one axis has of one tensor. axis: the innermost on which a group acts (`qk`, `v`, `ffn`, else `residual`,
+    else `rest`); each number belongs to one. layer: -1 for tensors that are in none."""
+
+    tensor: str
+    axis: str
+    layer: int
+    gap: Gap
+
+
+@dataclass(frozen=True)
+class Distance:
+    """The distance of two models as the pieces that add up to it."""
+
+    pieces: tuple[Piece, ...]
+
+    @property
+    def whole(self) -> Gap:
+        return sum((piece.gap for piece in self.pieces), Gap())
+
+    @property
+    def euclidean(self) -> float:
+        return self.whole.euclidean
+
+    @property
+    def cosine(self) -> float:
+        return self.whole.cosine
+
+    @property
+    def relative(self) -> float:
+        """The distance as a share of the norm of b."""
+        return self.whole.relative
+
+    def by(self, *keys: str) -> Mapping[Hashable, Gap]:
+        """Sums by "axis", "layer" or "tensor"; with several keys by their tuples. Layers rise, others stand as in the
+        declaration."""
+        found: dict[Hashable, Gap] = {}
+        for piece in self.pieces:
+            values = tuple(getattr(piece, key) for key in keys)
+            key = values if len(keys) > 1 else values[0]
+            found[key] = found.get(key, Gap()) + piece.gap
+        return dict(sorted(found.items())) if keys == ("layer",) else found
+
+    def shares(self, *keys: str) -> Mapping[Hashable, float]:
+        """What of the whole squared distance each part of `by` is: they add up to 1, and are NaN between equal
+        models (Zhang et al. 2025, Figures 3 and 4)."""
+        whole = self.whole.squared
+        return {key: gap.squared / whole if whole else math.nan for key, gap in self.by(*keys).items()}
+
+
+def distance(a: Model, b: Model) -> Distance:
+    """The distance over the tensors that both have (task heads of one model only are left out), tensor by tensor.
+
+    Raises IncompatibleError if the base models are not of one family and shape.
+    """
+    require_same_shape([a, b])
+    pieces = []
+    for name, declared in a.spec.tensors.items():
+        if not a.spec.shares(name, b.spec):
+            continue
+        x, y = a.scanned(name), b.scanned(name)
+        at = layer_of(declared.index)
+        layer = -1 if at is None else at
+        for part, other in zip(a.spec.segments(name, x), b.spec.segments(name, y), strict=True):
+            gap = _gap(*(t.view if t.view.ndim else t.view[None] for t in (part, other)))
+            pieces.append(Piece(name, _innermost(a.spec, [atom.name for atom in part.atoms]), layer, gap))
+    return Distance(tuple(pieces))
+
+
+def _gap(x: Tensor, y: Tensor) -> Gap:
+    """Of two tensors, some rows at a time: they are widened to float64."""
+    rows = max(1, (BLOCK if x.is_cpu else LARGE) * len(x) // max(1, x.numel()))
+    total = Gap()
+    with one_torch_thread():  # for blocks as small as these, several wait for each other
+        for left, right in zip(torch.split(x, rows), torch.split(y, rows), strict=True):
+            left, right = left.reshape(-1).double(), right.reshape(-1).double()
+            apart = left - right
+            pairs = ((apart, apart), (left, right), (left, left), (right, right))
+            total += Gap(*(torch.dot(u, v).item() for u, v in pairs))
+    return total
+
+
+def _innermost(spec: Spec, names: list[str]) -> str:
+    return next((axis for axis in spec.order if axis in names), "rest")

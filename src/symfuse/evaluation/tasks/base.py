@@ -1,0 +1,150 @@
+"""What tasks share: a module's outputs on a batch, cross entropy over them, and which rows are taken."""
+
+from __future__ import annotations
+
+import json
+import random
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from symfuse.errors import CheckpointError, DataError, IncompatibleError, OptionError, SymfuseError
+from symfuse.evaluation.task import Batch, Totals
+from symfuse.io import Checkpoint
+from symfuse.messages import first_line
+from symfuse.stats.per_example import NotCovered
+
+# The label of positions that count for nothing, as in transformers; and of those that count, but data do not tell it.
+IGNORED = -100
+UNKNOWN = -1
+
+READ_WITHOUT = "these data were read without their labels, so they have no loss; read them with labels"
+
+# The fields of batches that are not given to the module.
+NOT_INPUTS = ("labels", "role")
+
+
+def config_of(checkpoint: Checkpoint) -> Any:
+    """The config as transformers completes it. CheckpointError if it does not know the kind of model."""
+    import transformers
+
+    kind = checkpoint.config.get("model_type")
+    if kind not in transformers.CONFIG_MAPPING:
+        raise CheckpointError(
+            f"{checkpoint.name}: transformers {transformers.__version__} has no model_type {kind!r}, so no built-in "
+            "task fits this model; evaluate it with a loss of your own, a function of the module"
+        )
+    try:
+        return transformers.CONFIG_MAPPING[str(kind)].from_dict(dict(checkpoint.config))
+    except Exception as error:  # whatever the config classes raise
+        raise CheckpointError(
+            f"{checkpoint.name}: transformers cannot read the config.json ({first_line(error)})"
+        ) from error
+
+
+def from_companions(checkpoint: Checkpoint, auto: str, what: str, **options: object) -> Any:
+    """What an Auto class of transformers reads from the files beside the weights, whether these are in a folder or are
+    still to be written. No code of the checkpoint is run. CheckpointError if it cannot."""
+    import transformers
+
+    with _written(checkpoint) as folder:
+        try:
+            kind = getattr(transformers, auto)
+            return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **options)
+        except Exception as error:  # whatever the classes raise
+            reason = first_line(error).replace(str(folder), checkpoint.name)
+            raise CheckpointError(f"{checkpoint.name}: transformers cannot read its {what} ({reason})") from error
+
+
+@contextmanager
+def _written(checkpoint: Checkpoint) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="symfuse-") as name:
+        folder = Path(name)
+        (folder / "config.json").write_text(json.dumps(dict(checkpoint.config), default=str), encoding="utf-8")
+        for file, data in checkpoint.companions().items():
+            (folder / file).parent.mkdir(exist_ok=True)
+            (folder / file).write_bytes(data)
+        yield folder
+
+
+def checked(batch_size: int) -> int:
+    if batch_size < 1:
+        raise OptionError(f"batch_size is {batch_size}; expected 1 at least")
+    return batch_size
+
+
+def chosen(count: int, limit: int | None, seed: int) -> list[int]:
+    """All of so many rows, or `limit` of them, in order, drawn by the seed: files are often sorted by class."""
+    if limit is not None and limit < 1:
+        raise OptionError(f"limit is {limit}; expected 1 example at least")
+    if limit is None or limit >= count:
+        return list(range(count))
+    return sorted(random.Random(f"rows {seed}").sample(range(count), limit))
+
+
+def output_of(module: nn.Module, batch: Batch, name: str) -> Tensor:
+    """A named output of a module for the fields of a batch that are its inputs, in float32 at least.
+
+    The fields go to the module's device, and numbers with a point to its dtype. IncompatibleError if the module gives
+    no such output, or cannot be run on the batch.
+    """
+    inputs = {key: at(module, field) for key, field in batch.items() if key not in NOT_INPUTS}
+    with readable(module):
+        output: Any = module(**inputs)
+    if not (isinstance(output, Mapping) and isinstance(output.get(name), Tensor)):
+        raise IncompatibleError(
+            f"{type(module).__name__} gives no output named {name!r}, which this task needs; choose the task that its "
+            "head is made for"
+        )
+    found: Tensor = output[name]
+    return found.to(torch.promote_types(found.dtype, torch.float32))
+
+
+@contextmanager
+def readable(module: nn.Module) -> Iterator[None]:
+    """IncompatibleError for whatever a model raises of ids, sizes and arguments that it does not know."""
+    try:
+        yield
+    except (SymfuseError, NotCovered):
+        raise
+    except Exception as error:
+        raise IncompatibleError(
+            f"a {type(module).__name__} cannot be run on these data ({first_line(error)}); were they read by the "
+            "tokenizer or image processor of another model?"
+        ) from error
+
+
+def at(module: nn.Module, field: Tensor) -> Tensor:
+    """A field of a batch where the module is, in its dtype if it has numbers with a point."""
+    weight = next(module.parameters())
+    return field.to(weight.device, weight.dtype) if field.is_floating_point() else field.to(weight.device)
+
+
+def labels_of(module: nn.Module, batch: Batch, shape: torch.Size) -> Tensor:
+    """The labels of a batch, of this shape; of one without any UNKNOWN, and IGNORED where there is padding."""
+    if "labels" in batch:
+        return at(module, batch["labels"])
+    labels = torch.full(shape, UNKNOWN)
+    mask = batch.get("attention_mask")
+    return at(module, labels if mask is None or mask.shape != shape else labels.where(mask.cpu().bool(), IGNORED))
+
+
+def classified(logits: Tensor, labels: Tensor) -> Totals:
+    """Cross entropy and accuracy of logits [..., classes] over the labels [...] that are not IGNORED."""
+    kept = labels != IGNORED
+    logits, labels = logits[kept], labels[kept]
+    if bool((labels == UNKNOWN).any()):
+        raise DataError(READ_WITHOUT)
+    if labels.numel() and int(labels.max()) >= logits.shape[-1]:
+        raise IncompatibleError(
+            f"there is a label {int(labels.max())}, and the model tells {logits.shape[-1]} apart, numbered from 0; "
+            "were the data read as those of another model?"
+        )
+    loss = nn.functional.cross_entropy(logits, labels, reduction="sum")
+    hits = float((logits.detach().argmax(-1) == labels).sum())
+    return Totals(loss, labels.numel(), {"accuracy": hits})

@@ -1,0 +1,228 @@
+"""Points in weight space: one live module whose weights are set, in place, to combinations of models in files."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import re
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from symfuse.architectures import ARCHITECTURES
+from symfuse.device import require
+from symfuse.errors import CheckpointError, IncompatibleError, OptionError
+from symfuse.evaluation.compatible import most_weights, require_equal_ties, require_one_function, require_read
+from symfuse.evaluation.task import Loss, Score, Task, measure
+from symfuse.io import Checkpoint
+from symfuse.io import open as open_checkpoint
+from symfuse.io.live import module_config, names_in_memory
+from symfuse.io.names import counts_batches
+from symfuse.io.tensors import StoredTensors
+from symfuse.messages import some
+from symfuse.model import as_declared
+from symfuse.modules import build_module, live
+from symfuse.rewriting.ties import match_ties
+
+Build = Callable[[Checkpoint], nn.Module]
+
+
+class WeightSpace:
+    """The affine hull of some models, one live module at a time.
+
+    module: its weights are overwritten by `set`, and nothing else is kept in memory. models: of each, its tensors by
+    the module's own names, read when they are needed. Raises IncompatibleError if one lacks a weight of the module, or
+    has it in another shape.
+    """
+
+    def __init__(self, module: nn.Module, models: Sequence[Mapping[str, Tensor]], names: Sequence[str]) -> None:
+        self.module = module
+        self.models = tuple(models)
+        self.names = tuple(names)
+        self.weights = dict(module.named_parameters()) | _persistent_buffers(module)  # each tensor once, if it is tied
+        for model, name in zip(models, names, strict=True):
+            _require(self.weights, model, name, module)
+
+    def set(self, coefficients: Sequence[float]) -> nn.Module:
+        """The module with weights Σ cᵢ Wᵢ for coefficients that sum to 1; with a single 1, exactly that model's.
+
+        Computed in the module's dtype, tensor by tensor, as W₀ + Σ cᵢ (Wᵢ − W₀): equal weights stay as they are.
+        """
+        parts = [(model, c) for model, c in zip(self.models, coefficients, strict=True) if c != 0.0]
+        (first, _), rest = parts[0], parts[1:]
+        with torch.no_grad():
+            for name, weight in self.weights.items():
+                start = first[name]
+                if not weight.is_floating_point() and not counts_batches(name):
+                    _same_integers(name, start, [model[name] for model, _ in rest])
+                if not weight.is_floating_point() or not rest:
+                    weight.copy_(start)
+                    continue
+                start = start.to(weight)
+                (second, c), *more = rest
+                torch.lerp(start, second[name].to(weight), c, out=weight)
+                for model, c in more:
+                    weight.add_(model[name].to(weight) - start, alpha=c)
+        return self.module
+
+    def gram(self) -> Tensor:
+        """⟨Wᵢ − W₀, Wⱼ − W₀⟩ for i, j ≥ 1, summed in float64 over all weights; [models − 1, models − 1]."""
+        count = len(self.models) - 1
+        total = torch.zeros(count, count, dtype=torch.float64)
+        for name, weight in self.weights.items():
+            if weight.is_floating_point():
+                start = self.models[0][name].double()
+                steps = [model[name].to(start) - start for model in self.models[1:]]
+                for i, j in itertools.combinations_with_replacement(range(count), 2):
+                    total[i, j] += steps[i].flatten() @ steps[j].flatten()
+        return total + total.triu(1).T
+
+
+def open_space(
+    sources: Sequence[Checkpoint | nn.Module],
+    names: Sequence[str],
+    loss: Loss,
+    scratch: Path,
+    build: Build | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: str | None = None,
+) -> WeightSpace:
+    """The space of folders, open checkpoints and live modules (which are not touched).
+
+    The module is what `build` makes of the last source, else a copy of a live one if there is any, else of the class
+    that the task calls for, else of the one that the config names; in `dtype`, and on the device, by default where it
+    is made. Models whose tensors are computed
+    (aligned, merged) are computed once, into files in `scratch`, in `dtype` or float32 if that is wider: they are not
+    rounded to the dtype in which `save` would write them. IncompatibleError if the models differ in more than weights,
+    so that no module is all of them; with `build`, of live modules only their weights are compared.
+    """
+    modules = [source for source in sources if isinstance(source, nn.Module)]
+    untied = iter(match_ties([source for source in sources if isinstance(source, Checkpoint)])[0])
+    sources = [source if isinstance(source, nn.Module) else next(untied) for source in sources]
+    labels = isinstance(loss, Task) and loss.auto.endswith("Classification")
+    require_one_function(sources, names, bare=build is None, labels=labels)
+    last = sources[-1]
+    if build is not None:
+        given = last if isinstance(last, Checkpoint) else open_checkpoint(last, config=module_config(last) or {})
+        module = build(given)
+        if not isinstance(module, nn.Module):
+            raise OptionError(f"build gave {type(module).__name__}, expected a module (torch.nn.Module)")
+        module = module.to(dtype)
+    elif isinstance(last, nn.Module) or modules:
+        module = copy.deepcopy(most_weights(modules)).to(dtype)
+    else:
+        module = build_module(last, dtype, loss.auto if isinstance(loss, Task) else None)
+    if device is not None:
+        module = module.to(require(device))
+    models = [
+        _in_memory(source, module, name)
+        if isinstance(source, nn.Module)
+        else _by_memory_name(source, module, scratch / str(i), torch.promote_types(dtype, torch.float32))
+        for i, (source, name) in enumerate(zip(sources, names, strict=True))
+    ]
+    for model, name in zip(models, names, strict=True):
+        require_equal_ties(module, model, name)
+    return WeightSpace(module.eval().requires_grad_(False), models, names)
+
+
+def name_of(source: Checkpoint | nn.Module) -> str:
+    return source.name if isinstance(source, Checkpoint) else type(source).__name__
+
+
+def evaluate(
+    source: Checkpoint | nn.Module,
+    loss: Loss,
+    *,
+    build: Build | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: str | None = None,
+) -> Score:
+    """The score of one model. build, dtype, device: as in `open_space`."""
+    with tempfile.TemporaryDirectory(prefix="symfuse-") as scratch:
+        space = open_space([source], [name_of(source)], loss, Path(scratch), build, dtype, device)
+        return measure(loss, space.set([1.0]))
+
+
+def _in_memory(source: nn.Module, module: nn.Module, name: str) -> Mapping[str, Tensor]:
+    """The weights of a live module, by name."""
+    found = dict(source.state_dict())
+    require_read(module, found.keys(), module.state_dict().keys(), name)
+    return found
+
+
+def _by_memory_name(
+    checkpoint: Checkpoint, module: nn.Module, scratch: Path, wide: torch.dtype
+) -> Mapping[str, Tensor]:
+    """The tensors of a checkpoint by the module's names, from files; those that are computed in `wide`."""
+    if not isinstance(checkpoint.tensors, StoredTensors | dict):  # computed
+        checkpoint = open_checkpoint(checkpoint.to(wide).save(scratch), name=checkpoint.name)
+    for name in checkpoint:
+        checkpoint.read(name)  # whether all is finite
+    checkpoint = as_declared(checkpoint)
+    disk = {ours: theirs for theirs, ours in names_in_memory(module).items()}
+    names = {
+        name: _on_disk(disk.get(name, name), checkpoint, module) or _on_disk(name, checkpoint, module)
+        for name in module.state_dict()
+    }
+    found = _Renamed(checkpoint, {ours: theirs for ours, theirs in names.items() if theirs is not None})
+    declared = str(checkpoint.config.get("model_type")) in ARCHITECTURES or not hasattr(module, "base_model_prefix")
+    if declared or all(name in found for name, _ in module.named_parameters()):
+        require_read(module, list(checkpoint), set(found.names.values()), checkpoint.name)
+        return found  # what is missing is reported by name
+    return dict(live(checkpoint, wide, type(module)).state_dict())  # names that transformers converts
+
+
+def _on_disk(name: str, checkpoint: Checkpoint, module: nn.Module) -> str | None:
+    """What a weight of the module is called in the file: the prefix of the base model may be missing, or too many."""
+    prefix: Any = getattr(module, "base_model_prefix", "") or ""
+    tries = [name, f"{prefix}.{name}", name.removeprefix(f"{prefix}.")]
+    tries += [
+        re.sub(r"LayerNorm\.weight$", "LayerNorm.gamma", re.sub(r"LayerNorm\.bias$", "LayerNorm.beta", t))
+        for t in tries
+    ]
+    return next((one for one in tries if one in checkpoint), None)
+
+
+class _Renamed(Mapping[str, Tensor]):
+    def __init__(self, checkpoint: Checkpoint, names: Mapping[str, str]) -> None:
+        self.checkpoint = checkpoint
+        self.names = names
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor = self.checkpoint[self.names[name]]  # that all is finite was looked at when it was opened
+        return tensor.float() if tensor.is_floating_point() and tensor.dtype.itemsize < 4 else tensor
+
+    def __iter__(self) -> Any:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+def _persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
+    kept = module.state_dict(keep_vars=True)
+    return {name: buffer for name, buffer in module.named_buffers() if name in kept}
+
+
+def _require(weights: Mapping[str, Tensor], model: Mapping[str, Tensor], name: str, module: nn.Module) -> None:
+    kind = type(module).__name__
+    if missing := [weight for weight in weights if weight not in model]:
+        raise IncompatibleError(
+            f"{name}: a {kind} has weights that this model lacks: {some(missing)}; evaluate it on a task that its head "
+            "is made for, or take the checkpoint that has this head"
+        )
+    for weight, tensor in weights.items():
+        if tuple(model[weight].shape) != tuple(tensor.shape):
+            raise IncompatibleError(
+                f"{name}: {weight} has shape {tuple(model[weight].shape)}, expected {tuple(tensor.shape)} as in "
+                "the other model; between different shapes there is no path"
+            )
+
+
+def _same_integers(name: str, first: Tensor, others: Sequence[Tensor]) -> None:
+    if not all(torch.equal(first, other) for other in others):
+        raise CheckpointError(f"{name} holds integers that differ between the models; they cannot be interpolated")

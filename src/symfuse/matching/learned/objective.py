@@ -1,0 +1,87 @@
+"""What is descended at a point between models: the loss of a task, or how far its predictions are from theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from symfuse.errors import IncompatibleError, OptionError
+from symfuse.evaluation import Batch, Task
+from symfuse.evaluation.tasks.base import IGNORED, classified
+from symfuse.evaluation.tasks.predicting import Predicting
+from symfuse.matching.learned.path import Path, Weights, corners
+
+KEPT = 2**30  # bytes of predictions
+
+
+@dataclass(frozen=True)
+class Objective:
+    """(1 − distil) · loss + distil · KL(Σ wᵢ pᵢ ‖ q), with q what the point Σ wᵢ θᵢ predicts and pᵢ what the models
+    predict (Hinton et al. 2015), which no element of theirs changes: kept for each batch as far as KEPT goes.
+    Without labels, distil is 1. With a teacher, another module or one of the models by number, what it predicts stands
+    for the sum.
+    """
+
+    path: Path
+    task: Task
+    distil: float
+    teacher: int | nn.Module | None = None
+    taught: dict[int, list[Tensor]] = field(default_factory=dict)
+
+    def __call__(self, moved: Sequence[Weights], weights: Sequence[float], batch: Batch) -> tuple[Tensor, int]:
+        """The sum over what a batch asks for, with its graph, and how much that is."""
+        if self.distil == 0:
+            found = self.path.at(moved, weights, self.task.totals, batch)
+            return found.loss, found.count
+        logits, labels = self._predicted(moved, weights, batch)
+        shares = weights if self.teacher is None else [1.0]
+        target = torch.stack([w * p for w, p in zip(shares, self._taught(batch), strict=True)]).sum(0)
+        if target.shape != logits.shape:
+            raise IncompatibleError(
+                f"learning: the teacher predicts {target.shape[-1]} classes, and the models {logits.shape[-1]}; take a "
+                "teacher with the same head"
+            )
+        divergence = torch.nn.functional.kl_div(logits.log_softmax(-1), target, reduction="sum")
+        if self.distil == 1:
+            return divergence, len(labels)
+        return (1 - self.distil) * classified(logits, labels).loss + self.distil * divergence, len(labels)
+
+    @torch.no_grad()
+    def _taught(self, batch: Batch) -> list[Tensor]:
+        """What each model predicts, as it was before it was moved; with a teacher, what that predicts."""
+        if (kept := self.taught.get(id(batch))) is not None:
+            return kept
+        ends = corners(len(self.path.latents))
+        if isinstance(self.teacher, nn.Module):
+            found = [self._asked(*self._predicting.predicted(self.teacher, batch))[0].softmax(-1)]
+        else:
+            ends = ends if self.teacher is None else [ends[self.teacher]]
+            found = [self._predicted(self.path.tensors, end, batch)[0].softmax(-1) for end in ends]
+        held = sum(p.nbytes for known in self.taught.values() for p in known)
+        if held + sum(p.nbytes for p in found) <= KEPT:
+            self.taught[id(batch)] = found
+        return found
+
+    @property
+    def _predicting(self) -> Predicting:
+        """OptionError for a task without classes."""
+        if not isinstance(self.task, Predicting):
+            raise OptionError(
+                f"learning: {self.task.name} predicts no classes, so the models' predictions cannot teach; leave "
+                "distil at 0"
+            )
+        return self.task
+
+    def _predicted(
+        self, moved: Sequence[Weights], weights: Sequence[float], batch: Mapping[str, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Logits [positions, classes] and labels of what is asked for, at a point between the models."""
+        return self._asked(*self.path.at(moved, weights, self._predicting.predicted, batch))
+
+    @staticmethod
+    def _asked(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        kept = labels != IGNORED
+        return logits[kept], labels[kept]

@@ -1,0 +1,150 @@
+"""The points between models that are being moved, with their graphs: what is evaluated is the real module."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from symfuse.alignment.apply import acting, move, shift, shifted
+from symfuse.errors import IncompatibleError, OptionError
+from symfuse.evaluation import Batch
+from symfuse.evaluation.weights import WeightSpace
+from symfuse.matching.learned.latents import Latents
+from symfuse.model import Model
+from symfuse.modules import canonical_names
+
+Weights = Mapping[str, Tensor]
+T = TypeVar("T")
+
+
+class Path:
+    """The simplex of models, of which some are moved by latents (None: it stays).
+
+    The weights of each model are in memory once, those of the last in the module itself; what is moved is formed anew
+    for each point, with its graph.
+    """
+
+    def __init__(
+        self, space: WeightSpace, models: Sequence[Model], latents: Sequence[Latents | None], device: str
+    ) -> None:
+        self.module = space.set([*[0.0] * (len(models) - 1), 1.0]).to(device)
+        self.latents = tuple(latents)
+        self.names = _names(models[-1], self.module)
+        own = dict(self.module.named_parameters())
+        last = {name: own[memory].detach() for memory, name in self.names.items()}
+        self.tensors = [
+            {name: _like(space.models[i], memory, own[memory]) for memory, name in self.names.items()}
+            for i in range(len(models) - 1)
+        ] + [last]
+        for model in models:
+            _require_declared(model, last)
+
+    def moved(self, odds: float | None = None) -> list[Weights]:
+        """The weights of each model, by canonical name, as its latents move them now."""
+        return [
+            tensors if latents is None else _moved(latents, tensors, odds)
+            for latents, tensors in zip(self.latents, self.tensors, strict=True)
+        ]
+
+    def at(
+        self, moved: Sequence[Weights], weights: Sequence[float], what: Callable[[Any, Batch], T], batch: Batch
+    ) -> T:
+        """What a function of the module and a batch gives at the point Σ wᵢ θᵢ, with the graph."""
+        device = next(self.module.parameters()).device
+        here = {name: tensor.to(device) for name, tensor in batch.items()}
+        point = {f"module.{memory}": mixed([m[name] for m in moved], weights) for memory, name in self.names.items()}
+        found: T = torch.func.functional_call(_Evaluated(self.module, what), point, (here,))
+        return found
+
+
+def mixed(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    """Σ wᵢ tᵢ of weights that sum to one, by steps from one to the next: equal tensors stay as they are."""
+    parts = [(t, w) for t, w in zip(tensors, weights, strict=True) if w != 0.0]
+    (out, total), *rest = parts
+    for tensor, weight in rest:
+        total += weight
+        out = torch.lerp(out, tensor, weight / total)
+    return out
+
+
+def corners(count: int) -> list[tuple[float, ...]]:
+    """The weights of each of so many models alone."""
+    return [tuple(float(i == j) for j in range(count)) for i in range(count)]
+
+
+def inner_points(count: int, points: int) -> list[tuple[float, ...]]:
+    """Weights of so many models at which a barrier is measured: of two `points` of them, evenly spaced between the
+    ends; of more all multiples of a quarter that are no corner, or of many the middles of pairs and the centre."""
+    if count == 2:
+        return [(1 - i / (points + 1), i / (points + 1)) for i in range(1, points + 1)]
+    if count <= 4:
+        quarters = itertools.product(range(4), repeat=count)
+        return [tuple(q / 4 for q in one) for one in quarters if sum(one) == 4]
+    middles = [
+        tuple(0.5 if i in pair else 0.0 for i in range(count)) for pair in itertools.combinations(range(count), 2)
+    ]
+    return [*middles, tuple(1 / count for _ in range(count))]
+
+
+def point_of(keep: str | float, count: int) -> tuple[float, ...] | None:
+    """The weights of the models at the point whose loss decides which step is kept; None if the barrier does."""
+    if keep == "barrier":
+        return None
+    if keep == "midpoint":
+        return tuple(1 / count for _ in range(count))
+    if count != 2:
+        raise OptionError(f"learning: keep is {keep}, a point between two models, and there are {count}; take midpoint")
+    return (float(keep), 1 - float(keep))
+
+
+class _Evaluated(nn.Module):
+    """What is asked of a module, as a module, since that is what weights can be swapped in."""
+
+    def __init__(self, module: nn.Module, what: Callable[[Any, Batch], Any]) -> None:
+        super().__init__()
+        self.module = module
+        self.what = what
+
+    def forward(self, batch: Batch) -> Any:
+        return self.what(self.module, batch)
+
+
+def _moved(latents: Latents, tensors: Weights, odds: float | None) -> Weights:
+    spec, actions, shifts, gauges = latents.spec, latents.actions(odds), latents.shifts(), latents.gauges
+    out = {name: move(spec, acting(spec, actions, name), name, tensor) for name, tensor in tensors.items()}
+    done = {
+        name: shift(spec, shifts, gauges, name, out[name], out.__getitem__, out[name].dtype)
+        for name in shifted(spec, shifts, gauges)
+        if name in out
+    }
+    return out | done
+
+
+def _names(model: Model, module: nn.Module) -> dict[str, str]:
+    """The canonical name of each weight of the module, by its name there; IncompatibleError if one has none."""
+    found = canonical_names(model, module)
+    strange = [name for name, weight in module.named_parameters() if name not in found and weight.is_floating_point()]
+    if strange:
+        raise IncompatibleError(
+            f"{model.name}: {strange[0]} of a {type(module).__name__} has no tensor of the file as its own, so that a "
+            "matching cannot be learned through it; match from weights or activations"
+        )
+    return found
+
+
+def _like(tensors: Weights, name: str, like: Tensor) -> Tensor:
+    return tensors[name].to(device=like.device, dtype=like.dtype, copy=True)
+
+
+def _require_declared(model: Model, tensors: Weights) -> None:
+    for name, tensor in tensors.items():
+        shape = model.spec.tensors[name].layout.shape(model.spec.sizes)
+        if tuple(tensor.shape) != shape:
+            raise IncompatibleError(
+                f"{model.name}: {name} has shape {tuple(tensor.shape)} in memory and {shape} in its declaration, so "
+                "that a matching cannot be learned through it; match from weights or activations"
+            )

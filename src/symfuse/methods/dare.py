@@ -1,0 +1,98 @@
+"""Task vectors of which entries are dropped at random."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from symfuse.merging.base import PerModel, method
+from symfuse.merging.compare import as_factors
+from symfuse.merging.sparsify import Sparsifier, per_model
+from symfuse.merging.stream import Block, Stream
+from symfuse.methods.task_arithmetic import merged
+
+PAPER = "Yu et al. 2024, Language models are super Mario, arXiv 2311.03099"
+STEPS = 2**16  # probabilities are multiples of 1 / STEPS
+Steps = np.ndarray[tuple[int], np.dtype[np.uint16]]
+
+
+@method("dare_linear", label="DARE", paper=PAPER, base="required")
+def dare_linear(
+    stream: Stream,
+    *,
+    weight: PerModel = (1.0,),
+    density: PerModel = (1.0,),
+    normalize: bool = False,
+    rescale: bool = True,
+    lambda_: float = 1.0,
+    int8_mask: bool = False,  # noqa: ARG001
+) -> Iterator[Tensor]:
+    """Each entry of a task vector is kept with probability `density`, and divided by it if `rescale` (`Drop`); the
+    vectors are weighed and summed: see `merged`."""
+    densities = per_model(stream, "density", density, 0.0, 1.0)
+    drop = Drop(stream, densities, rescale)
+    return merged(stream, weight, densities, drop, vote=False, normalize=normalize, scale=lambda_)
+
+
+@method("dare_ties", label="DARE with TIES", paper=PAPER, base="required")
+def dare_ties(
+    stream: Stream,
+    *,
+    weight: PerModel = (1.0,),
+    density: PerModel = (1.0,),
+    normalize: bool = False,
+    rescale: bool = True,
+    lambda_: float = 1.0,
+    int8_mask: bool = False,  # noqa: ARG001
+) -> Iterator[Tensor]:
+    """`dare_linear`, and only entries of the majority's sign are summed: see `merged`."""
+    densities = per_model(stream, "density", density, 0.0, 1.0)
+    drop = Drop(stream, densities, rescale)
+    return merged(stream, weight, densities, drop, vote=True, normalize=normalize, scale=lambda_)
+
+
+class Randomly(Sparsifier):
+    """What drops entries by random numbers, which depend on the stream's seed, the names of tensor and model, and the
+    stretch."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._drawn: dict[int, tuple[int, Steps]] = {}  # of each model the stretch that its last block is of
+
+    def random(self, model: int, block: Block) -> Steps:
+        """Whole numbers, uniform from 0 to STEPS - 1, for the elements of a block."""
+        start, stop = self._stream.span(block.index)
+        if self._drawn.get(model, (-1,))[0] != block.index:
+            self._drawn[model] = (block.index, random_steps(self._stream.random_seed(model, block.index), stop - start))
+        first = block.first - start
+        return self._drawn[model][1][first : first + block.tensors[model].numel()]
+
+
+class Drop(Randomly):
+    """Keeps each entry with probability p, the density rounded to a multiple of 1 / STEPS, not to zero.
+
+    rescale: what is kept is divided by p, so that its expectation is the entry (the paper's rescaling; a ratio of
+    norms of the whole tensor, which other tools take, is not that).
+    """
+
+    def __init__(self, stream: Stream, densities: Sequence[float], rescale: bool) -> None:
+        super().__init__(stream)
+        self._steps = [max(1, round(density * STEPS)) for density in densities]
+        self._rescale = rescale
+
+    def __call__(self, model: int, block: Block, delta: Tensor) -> Tensor:
+        steps = self._steps[model]
+        if steps == STEPS:
+            return delta
+        kept = torch.from_numpy(self.random(model, block) < steps).reshape(delta.shape)
+        delta.mul_(as_factors(kept.to(delta.device), delta.dtype))
+        return delta.mul_(STEPS / steps) if self._rescale else delta
+
+
+def random_steps(seed: int, count: int) -> Steps:
+    """Whole numbers, uniform from 0 to STEPS - 1: the raw bits of a generator, which numpy promises not to change."""
+    raw = np.random.SFC64(seed).random_raw(-(-count // 4))
+    return raw.astype("<u8", copy=False).view("<u2")[:count]

@@ -1,0 +1,102 @@
+"""The greedy soup: models are added to the mean as long as it does not get worse on held-out data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+
+from symfuse.errors import CheckpointError, OptionError
+from symfuse.evaluation import Score, Task, measure
+from symfuse.merging.base import PerModel, method
+from symfuse.merging.stream import Stream
+from symfuse.messages import suggestion
+from symfuse.methods.data import Inputs, Learned, running
+from symfuse.methods.linear import linear
+
+
+def learn(inputs: Inputs, *, metric: str = "accuracy") -> Learned:
+    """Which models are in the soup (Wortsman et al. 2022, arXiv 2203.05482, recipe 1): from the best to the worst on
+    one set of validation data, each is added if the mean with it is at least as good as without. The first always is,
+    so that the soup is never worse on these data than the best model.
+
+    metric: of the task's score, the higher the better, or "loss", the lower the better. Of models that are equally
+    good the first given comes first; a model that leaves the soup as good as it was is added. 2k − 1 evaluations of k
+    models, in float32, one live module in memory.
+    """
+    if inputs.own_heads:
+        raise OptionError("greedy_soup judges whole models, heads included: it needs `heads: average`")
+    task = _validation(inputs)
+    count = len(inputs.models)
+    with running(inputs.models, task, device=inputs.device) as space:
+
+        def judge(chosen: list[int], what: str) -> float:
+            score = measure(task, space.set([1 / len(chosen) if i in chosen else 0.0 for i in range(count)]))
+            value = _value(score, metric, task)
+            inputs.report(f"greedy_soup: {what}, {metric} {abs(value):.4f}")
+            return value
+
+        alone = [judge([i], model.name) for i, model in enumerate(inputs.models)]
+        order = sorted(range(count), key=lambda i: -alone[i])  # stable
+        taken, best = [order[0]], alone[order[0]]
+        if best == -math.inf:
+            raise CheckpointError(f"no model has a finite {metric} on {task.source}; numbers may have overflowed")
+        steps: list[dict[str, Any]] = [{"model": order[0], "alone": abs(best), "soup": abs(best), "taken": True}]
+        for i in order[1:]:
+            value = judge([*taken, i], f"with {inputs.models[i].name}")
+            scores = {"alone": _finite(alone[i]), "soup": _finite(value)}
+            steps.append({"model": i, **scores, "taken": value >= best})
+            if value >= best:
+                taken, best = [*taken, i], value
+    share = 1 / len(taken)
+    record = {"metric": metric, "data": task.describe(), "steps": steps}
+    names = ", ".join(inputs.models[i].name for i in taken)
+    return Learned(
+        weights=lambda model, _name: share if model in taken else 0.0,
+        record=record,
+        summary=f"soup of {len(taken)} of {count}: {names}; {metric} {abs(best):.4f} on {task.source}",
+    )
+
+
+@method(
+    "greedy_soup",
+    label="Greedy soup",
+    paper="Wortsman et al. 2022, Model soups, arXiv 2203.05482",
+    learn=learn,
+    ignored=("weight",),
+)
+def greedy_soup(stream: Stream, *, weight: PerModel = (1.0,)) -> Iterator[Tensor]:
+    """Σ wᵢ θᵢ, where weight is what was learned: the same for all models in the soup, else 0."""
+    return linear(stream, weight=weight)
+
+
+def _validation(inputs: Inputs) -> Task:
+    """The one set of data that all models are judged on; OptionError if there are several."""
+    task = inputs.task(0)
+    ours = task.describe()
+    for i, other in enumerate(inputs.tasks):
+        if other is not None and other is not task and (theirs := other.describe()) != ours:
+            raise OptionError(
+                f"greedy_soup judges all models on the same data, and those of {inputs.models[i].name} "
+                f"({theirs['task']} on {theirs['data']}) are not those of {inputs.models[0].name} ({ours['task']} on "
+                f"{ours['data']}); give one validation set for all"
+            )
+    return task
+
+
+def _value(score: Score, metric: str, task: Task) -> float:
+    """The higher the better; −∞ if it, or the loss, is not finite: where outputs are NaN, accuracy means nothing."""
+    known = {**score.metrics, "loss": -score.loss}
+    if metric not in known:
+        raise OptionError(
+            f"greedy_soup: {task.name} has no metric {metric!r}{suggestion(metric, known)}; choose from "
+            f"{', '.join(known)}"
+        )
+    return known[metric] if math.isfinite(known[metric]) and math.isfinite(score.loss) else -math.inf
+
+
+def _finite(value: float) -> float | None:
+    """For the record, in JSON."""
+    return abs(value) if math.isfinite(value) else None

@@ -1,0 +1,89 @@
+"""Task vectors selected where the models differ most, weighed by their energy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from symfuse.errors import OptionError
+from symfuse.merging.base import method
+from symfuse.merging.sparsify import Cut, Largest, kth_largest, repeatable
+from symfuse.merging.stream import Block, Stream
+from symfuse.methods.task_arithmetic import agreed, majority, where_equal
+
+
+@method(
+    "sce",
+    label="SCE",
+    paper="Wan et al. 2024, FuseChat, arXiv 2408.07990",
+    base="required",
+)
+def sce(
+    stream: Stream,
+    *,
+    int8_mask: bool = False,  # noqa: ARG001
+    select_topk: float = 1.0,
+) -> Iterator[Tensor]:
+    """Select, calculate, erase. Select: the task vectors are kept at the int(select_topk·m) entries at which their
+    variance between the models is largest (the first of equal ones), where m is the number of entries at which it is
+    not zero; everywhere if select_topk is 1. Calculate: a model's weight is the mean square of what is left of its
+    vector, over the whole tensor; weights sum to one however small the vectors are. Erase: of each entry only those
+    that have the sign of the unweighed sum are averaged. OptionError if select_topk is not between 0 and 1."""
+    if not 0 <= select_topk <= 1:
+        raise OptionError(f"{stream.name}: select_topk is {select_topk}, expected 0 to 1")
+    return _sce(stream, select_topk)
+
+
+def _sce(stream: Stream, share: float) -> Iterator[Tensor]:
+    blocks = repeatable(stream)
+    cut = _cut(blocks, share, stream.dtype) if share < 1 else None
+    if share < 1 and cut is None:  # nothing is selected
+        yield from (block.origin for block in blocks)
+        return
+    energy = [0.0] * stream.count
+    for _, deltas in _selected(blocks, cut):
+        for i, delta in enumerate(deltas):
+            energy[i] += float(delta.square().sum(dtype=torch.float64))
+    total = math.fsum(energy)
+    weights = [value / total if total else 1 / stream.count for value in energy]
+    for block, deltas in _selected(blocks, cut):
+        sign = majority(deltas)
+        weighed = [delta.mul_(weight) for delta, weight in zip(deltas, weights, strict=True)]
+        out = agreed(weighed, weights, sign, normalize=True).add_(block.origin)
+        yield where_equal(block.tensors, out) if cut is None else out
+
+
+def _cut(blocks: Iterable[Block], share: float, dtype: torch.dtype) -> Cut | None:
+    """Where the variances that are selected end; None if none are."""
+
+    def passes() -> Iterator[Sequence[Tensor]]:
+        return ([_variance(block)] for block in blocks)
+
+    count = int(share * sum(int(torch.count_nonzero(variance)) for (variance,) in passes()))
+    return kth_largest(passes, [[count]], dtype)[0][0] if count else None
+
+
+def _variance(block: Block) -> Tensor:
+    """Of the task vectors, which is that of the tensors; exactly zero where all are equal."""
+    first, *others = block.tensors
+    shifted = [tensor - first for tensor in others]
+    mean = torch.zeros_like(first)
+    for vector in shifted:
+        mean.add_(vector, alpha=1 / len(block.tensors))
+    out = mean.square()
+    for vector in shifted:
+        out.add_(vector.sub_(mean).square_())
+    return out.div_(len(block.tensors))
+
+
+def _selected(blocks: Iterable[Block], cut: Cut | None) -> Iterator[tuple[Block, list[Tensor]]]:
+    largest = None if cut is None else Largest(cut)
+    for block in blocks:
+        deltas = block.deltas()
+        if largest is not None:
+            selected = largest(_variance(block)).sign_()  # one: where nothing varies, nothing is selected
+            deltas = [delta.mul_(selected) for delta in deltas]
+        yield block, deltas

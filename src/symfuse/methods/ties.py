@@ -1,0 +1,38 @@
+"""Task vectors trimmed to their largest entries, a vote on signs, and the mean of those that agree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from symfuse.merging.base import PerModel, method
+from symfuse.merging.sparsify import Trim, per_model
+from symfuse.merging.stream import Stream
+from symfuse.methods.task_arithmetic import merged
+
+
+@method(
+    "ties",
+    label="TIES",
+    paper="Yadav et al. 2023, TIES-merging, arXiv 2306.01708",
+    base="required",
+)
+def ties(
+    stream: Stream,
+    *,
+    weight: PerModel = (1.0,),
+    density: PerModel = (1.0,),
+    normalize: bool = True,
+    rescale: bool = False,
+    lambda_: float = 1.0,
+    int8_mask: bool = False,  # noqa: ARG001
+) -> Iterator[Tensor]:
+    """Of each model's task vector the `density` largest entries are kept, max(1, int(density·n)) exactly (the first of
+    equal ones; as they are if density is 1, none if it is 0), then weighed and summed where they have the majority's
+    sign: see `merged`. rescale: the l1 norm of each vector stays what it was (`Trim`)."""
+    densities = per_model(stream, "density", density, 0.0, 1.0)
+    size = stream.rows * stream.columns
+    kept = [max(1, int(share * size)) for share in densities]
+    trim = Trim(stream, [0] * len(kept), kept, rescale)
+    return merged(stream, weight, densities, trim, vote=True, normalize=normalize, scale=lambda_)

@@ -1,0 +1,267 @@
+"""A family that symfuse does not know is a declaration without symmetries: names and shapes, and what is tied."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Collection, Container, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from symfuse.errors import SpecError
+from symfuse.io import Checkpoint, TensorInfo
+from symfuse.messages import some
+from symfuse.model.config import text_config
+from symfuse.spec import Axis, Declared, Spec
+from symfuse.spec.layout import Atom, Layout
+
+EMBEDDING = re.compile(
+    r"((.*\.)?(embed_tokens|wte|word_embeddings?|shared|tok_embeddings|tokens_embed|embed_in)|"
+    r"(backbone|rwkv|transformer)\.embeddings)\.weight"
+)
+HEAD = re.compile(
+    r"(.*\.)?(lm_head|embed_out|cls\.predictions|vocab_projector)(\.decoder)?\.(weight|bias)|"
+    r"(model\.)?(output|proj_out|head|pred_layer\.proj)\.weight"
+)
+OTHER_MODALITY = re.compile(r"(.*\.)?(vision|visual|audio|image|speech|multi_?modal|mm_|connector)\w*(\..*)?")
+
+# The embeddings that encoder and decoder share in some families, under the name before the first of these.
+SHARED = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+SHARING = {
+    "t5", "mt5", "umt5", "longt5", "switch_transformers", "bart", "mbart", "plbart", "mvp", "led", "pegasus", "m2m_100",
+    "blenderbot", "blenderbot-small", "bigbird_pegasus", "nllb-moe", "pop2piano",
+}  # fmt: skip
+
+# Families whose head is the embedding where config.json does not say (transformers 5.24, its config classes).
+TIED_BY_DEFAULT = SHARING | {
+    "bert", "bert-generation", "big_bird", "biogpt", "bloom", "camembert", "cohere", "cohere2", "cohere2_moe", "ctrl",
+    "data2vec-text", "electra", "ernie", "ernie4_5", "ernie4_5_moe", "falcon", "falcon_mamba", "gemma", "gemma2",
+    "gemma3", "gemma3_text", "gemma3n", "gemma3n_text", "gemma4", "gemma4_text", "gpt2", "gpt-sw3", "gpt_bigcode",
+    "gpt_neo", "gpt_neox_japanese", "jetmoe", "lfm2", "lfm2_moe", "mamba", "marian", "megatron-bert", "minicpm3",
+    "modernbert-decoder", "mpt", "openai-gpt", "opt", "pegasus_x", "prophetnet", "recurrent_gemma", "roberta",
+    "roformer", "smollm3", "starcoder2", "t5gemma", "trocr", "vaultgemma", "whisper", "xglm", "xlm", "xlm-roberta",
+    "xlnet", "xmod", "zamba", "zamba2", "albert", "convbert", "deberta", "deberta-v2", "distilbert", "esm", "flaubert",
+    "fnet", "funnel", "ibert", "layoutlm", "longformer", "luke", "mobilebert", "modernbert", "mpnet", "mra",
+    "nomic_bert", "nystromformer", "roberta-prelayernorm", "squeezebert", "visual_bert", "xlm-roberta-xl", "yoso",
+}  # fmt: skip
+
+LAYER_COUNTS = ("encoder_layers", "num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_encoder_layers")
+LISTS = {"layers", "layer", "h", "block", "blocks"}
+PREDICTORS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")  # layers after the last, that guess more tokens
+
+LAYER = re.compile(r"(.*?)(?<![^.])(\d+)\.")  # a name up to the number of the layer
+TABLE = re.compile(r".*\.(global_)?relative_attention_bias\.weight")
+BEHIND = "next"  # the index of the tensors of layers behind the last
+MASK = re.compile(r".*\b(attn|attention)\.bias")
+PARTITIONED = (
+    "It looks like a placeholder of a partitioned save (ZeRO stage 3, FSDP): gather the weights before saving "
+    "(DeepSpeed: zero_to_fp32.py)"
+)
+
+ROTARY = re.compile(r"(.*\.)?rotary_emb\.(original_)?(inv_freq|cos_cached|sin_cached)")
+
+
+def undeclared(checkpoint: Checkpoint) -> Spec:
+    """The Spec of a checkpoint by its names and shapes: no group acts, the layers of its main stack have index `l`.
+
+    SpecError for an output head that config.json asks for and that is not there, for layers or rows that contradict
+    config.json.
+    """
+    config, where = checkpoint.config, checkpoint.name
+    infos = {name: checkpoint.info(name) for name in checkpoint}
+    buffers = frozenset(name for name, info in infos.items() if is_derived(name, info))
+    names = [name for name in infos if name not in buffers]
+    vocab = text_config(config).get("vocab_size", config.get("vocab_size"))
+    tied, renamed = _ties(config, names)
+    require_head(checkpoint, names)
+    text = dict.fromkeys(name for name in names if text_config(config) is config or not other_modality(name))
+    if type(vocab) is int:
+        _require_rows(checkpoint, text, vocab)
+    count, indices = _layers(config, text, where)
+    behind = sum(1 for index in {tuple(i.items()) for i in indices.values()} if index[0][0] == BEHIND)
+    tensors = {}
+    for file in names:
+        name, shape = renamed.get(file, file), infos[file].shape
+        dims = [Atom(str(size)) for size in shape]
+        if type(vocab) is int and file in text and (EMBEDDING.fullmatch(name) or HEAD.fullmatch(name)):
+            dims[:1] = [Atom("vocab")] if shape[:1] == (vocab,) else dims[:1]
+        tensors[name] = Declared(Layout(tuple(dims)), indices.get(file, {}))
+    axes = ({"l": Axis(count)} if indices else {}) | ({BEHIND: Axis(behind)} if behind else {})
+    return Spec(
+        family=str(config.get("model_type", "unknown")),
+        axes=axes | ({"vocab": Axis(vocab)} if type(vocab) is int else {}),
+        tensors=tensors,
+        tied=tied,
+        names={name: file for file, name in renamed.items()},
+        buffers=buffers,
+    )
+
+
+def other_modality(name: str) -> bool:
+    """Whether a tensor belongs to an image or audio tower."""
+    return OTHER_MODALITY.fullmatch(name) is not None
+
+
+def is_derived(name: str, info: TensorInfo) -> bool:
+    """Whether a tensor follows from the config: rotary frequencies, causal masks, position ids. Dropped, never merged.
+
+    `attn.bias` is a mask only if it has the shape of one; else a bias.
+    """
+    if MASK.fullmatch(name):
+        return len(info.shape) == 4 and info.shape[:2] == (1, 1)
+    if name.endswith("position_ids"):
+        return not info.dtype.is_floating_point
+    return ROTARY.fullmatch(name) is not None or (name.endswith(".masked_bias") and info.shape in ((), (1,)))
+
+
+def is_tied(config: Mapping[str, Any], names: Iterable[str]) -> bool:
+    """Whether the output head is the embedding, from the config or the family's default."""
+    if config.get("scale_decoder_outputs") is False and any(map(HEAD.fullmatch, names)):
+        return False  # `transformers` 5 says of every T5 that it is tied
+    for part in (config, text_config(config)):
+        if part.get("tie_word_embeddings") is not None:
+            return bool(part["tie_word_embeddings"])
+    return any(part.get("model_type") in TIED_BY_DEFAULT for part in (config, text_config(config)))
+
+
+def embedding(names: Iterable[str]) -> str | None:
+    """The token embedding of the language model: the shared one, where there is one, else the first."""
+    found = [name for name in names if EMBEDDING.fullmatch(name) and not other_modality(name)]
+    found.sort(key=lambda name: not name.endswith(SHARED[0]))
+    return found[0] if found else None
+
+
+def head_name(config: Mapping[str, Any], names: Iterable[str]) -> str | None:
+    """The output head's weight: its name in the file, or that which its class would look for; None without a head."""
+    stored = [name for name in names if HEAD.fullmatch(name) and name.endswith(".weight")]
+    if stored:
+        return stored[0]
+    class_name = str((config.get("architectures") or [""])[0])
+    if not class_name.endswith(("ForCausalLM", "LMHeadModel")) and config.get("model_type") not in SHARING:
+        return None
+    return "embed_out.weight" if config.get("model_type") == "gpt_neox" else "lm_head.weight"
+
+
+def _ties(config: Mapping[str, Any], names: list[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Alias → the tensor that it equals, and stored name → canonical name where only an alias is stored."""
+    tied: dict[str, str] = {}
+    renamed: dict[str, str] = {}
+    for name in names:
+        end = next((end for end in SHARED if name == end or name.endswith("." + end)), None)
+        shared = name.removesuffix(end) + SHARED[0] if end else ""
+        if not end or name == shared or not (shared in names or config.get("model_type") in SHARING):
+            continue
+        if shared in names or shared in renamed.values():
+            tied[name] = shared
+        else:
+            renamed[name] = shared
+    head, embed = head_name(config, names), embedding(names)
+    if head in names and embed is not None and is_tied(config, names):
+        tied[str(head)] = renamed.get(embed, embed)
+    return tied, renamed
+
+
+def require_head(checkpoint: Checkpoint, names: Collection[str]) -> None:
+    """SpecError if the output head is not among these names, though by config.json it is no alias of the embedding."""
+    head = head_name(checkpoint.config, names)
+    embed = embedding(names)
+    if head is None or head in names or embed is None or is_tied(checkpoint.config, names):
+        return
+    said = "says that it is not" if "tie_word_embeddings" in checkpoint.config else "does not say that it is"
+    raise SpecError(
+        f"{checkpoint.name}: {head} is missing, and config.json {said} the embedding {embed} (tie_word_embeddings); "
+        "it would be filled with random numbers on loading. Set tie_word_embeddings to true if the model is tied, or "
+        "add the tensor"
+    )
+
+
+def _require_rows(checkpoint: Checkpoint, names: Iterable[str], vocab: int) -> None:
+    """SpecError if no embedding or head has the rows that the config says. (Some have a few more or fewer.)"""
+    rows = {name: checkpoint.info(name).shape for name in names if EMBEDDING.fullmatch(name) or HEAD.fullmatch(name)}
+    if rows and not any(shape[:1] == (vocab,) for shape in rows.values()):
+        name, shape = next(iter(rows.items()))
+        raise SpecError(
+            f"{checkpoint.name}: {name} has shape {shape}, and config.json says vocab_size {vocab}; "
+            "does config.json belong to these weights?"
+        )
+
+
+def serves_all(name: str, names: Container[str]) -> bool:
+    """Whether a tensor is in the first layer alone and serves all of them: the relative bias of T5."""
+    return TABLE.fullmatch(name) is not None and LAYER.sub(r"\g<1>1.", name, count=1) not in names
+
+
+def predicts_more(name: str, layers: int | None) -> bool:
+    """Whether a tensor is of a layer that guesses further tokens: behind the last of so many, or in a part for them."""
+    match = LAYER.match(name)
+    parts = name.split(".")
+    return "mtp" in parts or (match is not None and layers is not None and int(match[2]) >= layers)
+
+
+def depth_said(config: Mapping[str, Any]) -> int | None:
+    """The number of layers of the language model in config.json."""
+    text = text_config(config)
+    return next((text[key] for key in LAYER_COUNTS if type(text.get(key)) is int), None)
+
+
+def _layers(config: Mapping[str, Any], names: Collection[str], where: str) -> tuple[int, dict[str, dict[str, int]]]:
+    """The number of layers, and the index of each tensor that is in one; SpecError if config.json says another number.
+
+    All stacks of that many are layers (encoder and decoder); if the config does not say, the one with most tensors is.
+    Those of layers behind the last have an index of their own.
+    """
+    stacks: dict[str, dict[str, int]] = defaultdict(dict)
+    for name in names:
+        if (match := LAYER.match(name)) and not serves_all(name, names):
+            stacks[match[1]][name] = int(match[2])
+    sizes = {stack: max(layers.values()) + 1 for stack, layers in stacks.items()}
+    known = [stack for stack in stacks if stack.rstrip(".").rpartition(".")[2] in LISTS]
+    for stack in known:
+        if absent := sorted(set(range(sizes[stack])) - set(stacks[stack].values())):
+            raise SpecError(
+                f"{where}: no tensors of {stack}{some(map(str, absent))}, and layers up to {sizes[stack] - 1} are there"
+            )
+    text = text_config(config)
+    largest = max(known, key=lambda stack: len(stacks[stack]), default="")
+    said = depth_said(config)
+    count = sizes.get(largest, 0) if said is None else said
+    more = sum(int(text.get(key) or 0) for key in PREDICTORS)
+    chosen = [stack for stack, size in sizes.items() if size in (count, count + more)]
+    if not chosen and known:
+        if count % sizes[largest]:  # else the same layers are run several times
+            raise SpecError(
+                f"{where}: config.json says {count} layers, and {largest}* has {sizes[largest]}; "
+                "does config.json belong to these weights?"
+            )
+        count, chosen = sizes[largest], [largest]
+    every = {name: i for stack in chosen for name, i in stacks[stack].items()}
+    return count, {name: {"l": i} if i < count else {BEHIND: i - count} for name, i in every.items()}
+
+
+def refuse_placeholders(checkpoint: Checkpoint) -> None:
+    """SpecError for tensors of shape (0,) or (1,) where those of other layers, or all matrices, have a real shape."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name in checkpoint:
+        if (shape := checkpoint.info(name).shape) not in ((), (0,), (1,)):
+            shapes.setdefault(re.sub(r"\d+", "#", name), shape)
+    for name in checkpoint:
+        shape, expected = checkpoint.info(name).shape, shapes.get(re.sub(r"\d+", "#", name))
+        matrix = name.endswith(("proj.weight", "head.weight")) or EMBEDDING.fullmatch(name)
+        if shape == (0,) or (shape == (1,) and (expected or matrix)):
+            raise SpecError(
+                f"{checkpoint.name}: {name} in {checkpoint.where(name)} has shape {shape}, expected "
+                f"{expected or 'that of a whole tensor'}. {PARTITIONED}"
+            )
+
+
+def disagreeing_frequencies(checkpoint: Checkpoint, buffers: Iterable[str], theta: float | None) -> str | None:
+    """A note if stored rotary frequencies are not those of the config: θ^(−2i/d) (Su et al. 2021, Eq. 15)."""
+    for name in sorted(buffers):
+        if theta is None or not name.endswith("rotary_emb.inv_freq"):
+            continue
+        stored = checkpoint[name].double()
+        expected = theta ** -(torch.arange(len(stored), dtype=torch.float64) / max(1, len(stored)))
+        if not torch.allclose(stored, expected, rtol=0.02, atol=1e-6):
+            return f"{name} is not what rope_theta {theta:g} of config.json gives; the buffer is dropped"
+    return None

@@ -1,0 +1,8 @@
+"""What a merge will do and cost, and every reason why it cannot be done, before any weight is read."""
+
+from __future__ import annotations
+
+from symfuse.recipes.check.report import Report
+from symfuse.recipes.check.run import Target, check, check_all
+
+__all__ = ["Report", "Target", "check", "check_all"]

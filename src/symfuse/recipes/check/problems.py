@@ -1,0 +1,174 @@
+"""Every reason why models cannot be merged, where the merge itself stops at the first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import ParamSpec, TypeVar
+
+from symfuse.errors import SymfuseError
+from symfuse.io import Checkpoint
+from symfuse.matching import select
+from symfuse.methods import lookup
+from symfuse.methods.models import require_same_heads
+from symfuse.model import Model
+from symfuse.model.config import differences
+from symfuse.model.model import WIDTHS, let_pass, require_same_sizes, require_same_tensors
+from symfuse.model.undeclared import LAYER_COUNTS
+from symfuse.recipes import Align, Input, ModelRef, Recipe
+from symfuse.recipes.check.report import Alignment
+from symfuse.recipes.plan import plan_recipe, template_of
+from symfuse.recipes.run import (
+    SHARED_ROWS,
+    Stage,
+    anchor_of,
+    axes_of,
+    data_of,
+    finish,
+    groups_of,
+    inputs_of,
+    layers_of,
+    open_models,
+    prepare,
+    reconcile_of,
+    statistics_of,
+    tasks_of,
+)
+from symfuse.rewriting import Reconcile, harmonise
+
+P = ParamSpec("P")
+T = TypeVar("T")
+SIZES = {"vocab_size", *WIDTHS[:4], *LAYER_COUNTS}  # fields that are said as sizes
+LENIENT = Reconcile(foreign="drop", missing_bias="zero")
+
+
+class Found:
+    """The errors that were met, each once."""
+
+    def __init__(self) -> None:
+        self.errors: list[SymfuseError] = []
+
+    def attempt(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+        """What `work` returns; None, and its error noted, if it raises."""
+        try:
+            return work(*args, **kwargs)
+        except SymfuseError as error:
+            self.add(error)
+            return None
+
+    def add(self, error: SymfuseError) -> None:
+        if str(error) not in map(str, self.errors):
+            self.errors.append(error)
+
+
+def open_each(recipe: Recipe, known: Mapping[str, Checkpoint], found: Found) -> dict[ModelRef, Checkpoint]:
+    """The models that can be opened, in the order of `open_models`."""
+    tokens = () if recipe.tokenizer is None else recipe.tokenizer.models_used()
+    out: dict[ModelRef, Checkpoint] = {}
+    for ref in dict.fromkeys([*recipe.models_used(), *tokens]):
+        one = Recipe(recipe.merge_method, models=(Input(ref),))
+        if ref.path != SHARED_ROWS and (opened := found.attempt(open_models, one, known)):
+            out |= opened
+    return out
+
+
+def prepared(
+    recipe: Recipe, models: Mapping[ModelRef, Checkpoint], options: Reconcile | None, found: Found
+) -> Stage | None:
+    """The stage before alignment, or None; what stands against it, or against the plan, is noted."""
+    stage = found.attempt(prepare, recipe, models, options)
+    if stage is None:
+        _compare(recipe, models, options or reconcile_of(recipe), found)
+        _plan_of_one(recipe, models, found)
+    return stage
+
+
+def alignment(stage: Stage, align: Align, found: Found) -> Alignment | None:
+    """What is to be aligned with what; what `align` names must be there. Without an anchor that is named, it is found
+    by reading all weights, or of two models it is the last."""
+    model = Model.of(stage.models[template_of(stage.recipe)], undeclared=True)
+    undeclared = not all(Model.of(c, undeclared=True).declared for c in stage.models.values())
+    task_vectors = lookup(stage.recipe.merge_method).base == "required" and stage.recipe.base_model is not None
+    known = undeclared or align.anchor is not None or task_vectors
+    anchor = found.attempt(anchor_of, stage) if known else list(stage.models)[-1] if len(stage.models) < 3 else None
+    if undeclared or (known and anchor is None):
+        return None
+    words = found.attempt(axes_of, stage)
+    axes = None if words is None else found.attempt(select, model.spec, words[0], align.groups)
+    layers = found.attempt(layers_of, stage.recipe, model.spec)
+    groups = found.attempt(groups_of, stage.recipe, model.spec)
+    data = None if align.source == "weights" else found.attempt(data_of, align, model.checkpoint)
+    if axes is None or layers is None or groups is None or (data is None) != (align.source == "weights"):
+        return None
+    named = None if anchor is None else str(anchor)
+    ways = (align.scaling is not False, groups, align.one_pass, align.biases)
+    return Alignment(named, list(axes[1]), layers, *ways, align.data, align.source)
+
+
+def data(stage: Stage, found: Found) -> None:
+    """Whether data are there for a method that looks at them, and each model can read its own; and saved statistics."""
+    inputs = found.attempt(inputs_of, stage.recipe) or []
+    found.attempt(tasks_of, stage.recipe, [stage.models[given.model] for given in inputs])
+    found.attempt(statistics_of, stage)
+
+
+def merged(stage: Stage, found: Found) -> Checkpoint | None:
+    return found.attempt(finish, stage)
+
+
+def _compare(recipe: Recipe, models: Mapping[ModelRef, Checkpoint], options: Reconcile, found: Found) -> None:
+    """Each model by itself, then the first with each of the others."""
+    listed = [given.model for given in recipe.models]
+    refs = [ref for ref in dict.fromkeys([*listed, *models]) if ref in recipe.models_used()]
+    template = models[template_of(recipe)]
+    checkpoints = {}
+    for ref in refs:  # names are compared as they will be, foreign tensors left out
+        both = [template, models[ref]]
+        found.attempt(harmonise, both, options=options)
+        done = Found().attempt(harmonise, both, options=replace(LENIENT, force_config=options.force_config))
+        checkpoints[ref] = models[ref] if done is None else done.checkpoints[1]
+    tries = [found.attempt(Model.of, c, undeclared=True) for c in checkpoints.values()]
+    opened = [model for model in tries if model is not None]
+    whole = not recipe.slices and not any(module.slices for module in recipe.modules.values())
+    for other in opened[1:]:
+        first = opened[0]
+        if first.spec.family != other.spec.family:
+            continue  # said by `harmonise`
+        pair = f"{first.name} and {other.name}"
+        sizes = Found()
+        for one, two in _by_axis(first, other, without_rows=recipe.tokenizer is not None):
+            sizes.attempt(require_same_sizes, one, two, pair, whole, options.force_config)
+        for error in sizes.errors:
+            found.add(error)
+        fields = found.attempt(differences, first.checkpoint, other.checkpoint) or []
+        others = [d for d in fields if d.field not in SIZES]
+        found.attempt(let_pass, others, pair, options.force_config, whole)
+        rows = [model.spec.sizes.get("vocab") for model in (first, other)]
+        if not sizes.errors and rows[0] == rows[1]:  # else these follow from the sizes
+            found.attempt(require_same_tensors, first, other, pair, whole)
+            if recipe.heads == "average":
+                found.attempt(require_same_heads, [first, other])
+
+
+def _by_axis(first: Model, other: Model, *, without_rows: bool) -> Iterator[tuple[Model, Model]]:
+    """The pair with one axis each, and with none, so that a difference of one does not hide those of others."""
+    for axis in [*first.spec.axes, None]:
+        if axis == "vocab" and without_rows:
+            continue
+        yield _with_axis(first, axis), _with_axis(other, axis)
+
+
+def _with_axis(model: Model, axis: str | None) -> Model:
+    axes = {name: value for name, value in model.spec.axes.items() if name == axis}
+    return replace(model, spec=replace(model.spec, axes=axes))
+
+
+def _plan_of_one(recipe: Recipe, models: Mapping[ModelRef, Checkpoint], found: Found) -> None:
+    """What the plan says against parameters and numbers of models: as if all models were the template."""
+    if recipe.slices or recipe.modules:
+        return  # the layers of the others are not known to be there
+    template = Found().attempt(Model.of, models[template_of(recipe)], undeclared=True)
+    if template is not None:
+        refs = recipe.models_used()
+        stand_ins = {ref: replace(template, checkpoint=template.checkpoint.replace(name=str(ref))) for ref in refs}
+        found.attempt(plan_recipe, recipe, stand_ins)

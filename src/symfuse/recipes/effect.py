@@ -1,0 +1,70 @@
+"""What a recipe says to no effect: recipes for mergekit have such things and run, so it is pointed out, not refused."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from symfuse.merging import Method
+from symfuse.messages import suggestion
+from symfuse.methods import METHODS, lookup
+from symfuse.recipes.schema import Input, Module, Recipe
+from symfuse.recipes.settings import Settings
+
+
+def without_effect(recipe: Recipe, names: Collection[str]) -> Iterator[str]:
+    """A line, with the place, for each parameter that changes nothing: values that the method has no use for, values
+    for names that no tensor has or that come after one for all, and those of the base model. names: of all tensors.
+
+    int8_mask is left out: it asks for a way to save memory, not for another result.
+    """
+    method = lookup(recipe.merge_method)
+    blocks = [recipe.parameters]
+    for part in (Module(recipe.models, recipe.slices), *recipe.modules.values()):
+        blocks.append(part.parameters)
+        for inputs, base in [(part.models, None), *((layers.sources, layers.base_model) for layers in part.slices)]:
+            for given in inputs:
+                if method.base != "unused" and given.model == (base or recipe.base_model):
+                    yield from _of_base(given, method)
+                else:
+                    blocks.append(given.parameters)
+        blocks += [layers.parameters for layers in part.slices]
+    for block in blocks:
+        yield from _ignored(block, method)
+        yield from _unreached(block, names)
+
+
+def _of_base(given: Input, method: Method) -> Iterator[str]:
+    for name, setting in given.parameters.items():
+        yield (
+            f"{setting.cases[0].place or name}: without effect: {given.model} is the base model, which {method.name} "
+            f"compares the others to, and has no {name}"
+        )
+
+
+def _ignored(block: Settings, method: Method) -> Iterator[str]:
+    for name in method.ignored:
+        for case in block[name].cases if name in block else ():
+            if any(value != method.parameters[name].default for value in case.values):
+                others = sorted(m.name for m in METHODS.values() if name in m.parameters and name not in m.ignored)
+                yield (
+                    f"{case.place or name}: without effect: {method.name} takes {name} and does nothing with it, "
+                    f"whatever its value; leave it out, or choose a method that uses it ({', '.join(others)})"
+                )
+
+
+def _unreached(block: Settings, names: Collection[str]) -> Iterator[str]:
+    for name, setting in block.items():
+        for number, case in enumerate(setting.cases):
+            place = f"{case.place or name}: without effect"
+            before = setting.cases[:number]
+            if of_all := next((earlier for earlier in before if earlier.of_all), None):
+                first = of_all.place or of_all.values
+                yield f"{place}: the first value that fits holds, and {first} is for all tensors; list that last"
+            elif case.filter is None or case.of_all:
+                continue
+            elif not (meant := [tensor for tensor in names if case.covers(tensor)]):
+                parts = {part for tensor in names for part in tensor.split(".") if not part.isdigit()}
+                hint = suggestion(case.filter, parts)
+                yield f"{place}: no tensor of these models has {case.filter!r} in its name{hint}"
+            elif all(any(earlier.covers(tensor) for earlier in before) for tensor in meant):
+                yield f"{place}: the values listed before it are for all tensors with {case.filter!r} in their names"

@@ -1,0 +1,175 @@
+"""The stage of a recipe in which its method looks at data: `data` and `statistics`, of all models or of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from symfuse.device import CPU
+from symfuse.errors import IncompatibleError, OptionError, SymmetryError
+from symfuse.evaluation import Records, Task, make_task, read_records
+from symfuse.io import Checkpoint
+from symfuse.merging import Method
+from symfuse.methods import learn as learn_method
+from symfuse.methods import lookup
+from symfuse.model import Model
+from symfuse.recipes import Data, Input, ModelRef, Recipe
+from symfuse.recipes.plan import plan_recipe
+from symfuse.recipes.stage import Stage
+from symfuse.runs import record_of, recorded
+from symfuse.stats.statistics import Statistics
+
+
+def inputs_of(recipe: Recipe) -> list[Input]:
+    """The models whose data a method looks at: those listed, the base aside if the method has one apart. Empty for
+    methods that look at none. OptionError for recipes by slices and modules, whose layers are of several models, and
+    for a model that is listed twice with different data."""
+    method = lookup(recipe.merge_method)
+    if method.learn is None:
+        return []
+    if not recipe.models:
+        raise OptionError(
+            f"{method.name} looks at data of whole models: list them under `models`, not in slices or modules"
+        )
+    found = [given for given in recipe.models if method.base == "unused" or given.model != recipe.base_model]
+    for i, given in enumerate(found):
+        if any(o.model == given.model and (o.data, o.statistics) != (given.data, given.statistics) for o in found[:i]):
+            raise OptionError(f"{given.model} is listed twice, with different data; list it once, with all of them")
+    return found
+
+
+def tasks_of(recipe: Recipe, checkpoints: Sequence[Checkpoint]) -> list[Task | None]:
+    """The data of each of `inputs_of`, as that model reads them; None where none are given, or statistics are.
+
+    OptionError or DataError, with the place in the recipe, for data that cannot be read, CheckpointError for a model
+    that cannot read them.
+    """
+    method, read, found = lookup(recipe.merge_method), dict[tuple[str, str], Records](), list[Task | None]()
+    parameters = _parameters(recipe, method)
+    for given, checkpoint in zip(inputs_of(recipe), checkpoints, strict=True):
+        data = (given.data or Data()).over(recipe.data)
+        if given.statistics is not None or data.file is None:
+            found.append(None)
+            if given.statistics is None and method.data_required:
+                raise OptionError(
+                    f"{method.name} looks at data, and there are none for {given.model}: `data: FILE` in the recipe, "
+                    "for all models or beside one, or --data FILE"
+                    + ("; or saved statistics" if method.statistics is not None else "")
+                )
+            continue
+        key = (data.file, data.encoding)
+        try:
+            if key not in read:
+                read[key] = read_records(data.file, encoding=data.encoding)
+            found.append(task_of_data(data, read[key], checkpoint, unlabelled=method.unlabelled(parameters)))
+        except OptionError as error:
+            own = f"models[{recipe.models.index(given)}].data" if given.data is not None else "data"
+            recipe.refuse(error, own)
+    return found
+
+
+def task_of_data(data: Data, records: Records, checkpoint: Checkpoint, *, unlabelled: bool) -> Task:
+    """Data as a model reads them."""
+    columns: dict[str, Any] = {f"{role}_column": name for role, name in data.columns.items()}
+    return make_task(data.task, records, checkpoint, **columns, **data.options, unlabelled=unlabelled)
+
+
+def statistics_of(stage: Stage) -> list[Statistics | None]:
+    """The saved statistics of each of `inputs_of`, moved with its model if that was aligned.
+
+    IncompatibleError if they are of another model; SymmetryError if they cannot be moved.
+    """
+    from symfuse.transporting.statistics import moved_statistics
+
+    found: list[Statistics | None] = []
+    for given in inputs_of(stage.recipe):
+        if given.statistics is None:
+            found.append(None)
+            continue
+        statistics = Statistics.load(given.statistics)
+        statistics.require(Model.of(stage.opened[given.model], undeclared=True))
+        if why := _rewritten(stage, given.model):
+            raise IncompatibleError(
+                f"{given.statistics}: {given.model} is rewritten before the merge ({why}), and statistics of it as it "
+                "was do not fit any more; leave them out, and give data"
+            )
+        alignment = stage.alignments.get(given.model)
+        framed = next((a.frame for a in stage.alignments.values()), ())
+        if alignment is None and framed:
+            raise SymmetryError(
+                f"{given.statistics}: the alignment brings {given.model} into another frame ({', '.join(framed)}), in "
+                "which these statistics were not taken; leave them out, and give data"
+            )
+        found.append(statistics if alignment is None else moved_statistics(statistics, alignment, known=True))
+    return found
+
+
+def _rewritten(stage: Stage, ref: ModelRef) -> str | None:
+    """What was done to a model before it was aligned that its statistics do not follow."""
+    if stage.vocabulary is not None and not stage.vocabulary.unchanged(list(stage.models).index(ref)):
+        return "another vocabulary"
+    before, after = (Model.of(each[ref], undeclared=True).spec for each in (stage.opened, stage.models))
+    framed = any(alignment.frame for alignment in stage.alignments.values())  # which is looked at for itself
+    if not framed and (before.tied.keys() != after.tied.keys() or before.tensors.keys() != after.tensors.keys()):
+        return "tensors were untied, left out or added"
+    return None
+
+
+def learn(
+    stage: Stage,
+    *,
+    memory: int | None = None,
+    device: str = CPU,
+    report: Callable[[str], None] = lambda _line: None,
+) -> Stage:
+    """The stage with what its method finds out of data, and its models as it moves them; as it is, for others. device:
+    where models are run."""
+    recipe = stage.recipe
+    method, inputs = lookup(recipe.merge_method), inputs_of(recipe)
+    if method.learn is None:
+        return stage
+    refs = list(stage.models)
+    models = [Model.of(checkpoint, undeclared=True) for checkpoint in stage.models.values()]
+    named = dict(zip(refs, models, strict=True))
+    plan_recipe(
+        recipe, named, stage.kept, fields=stage.config, before=stage.before
+    )  # whether they fit, before any data
+    apart = method.base != "unused" and recipe.base_model is not None
+    tasks, parameters = tasks_of(recipe, [stage.models[given.model] for given in inputs]), _parameters(recipe, method)
+    try:
+        found = learn_method(
+            method,
+            models,
+            of=[refs.index(given.model) for given in inputs],
+            base=refs.index(recipe.base_model) if apart and recipe.base_model is not None else None,
+            tasks=tasks,
+            statistics=statistics_of(stage),
+            parameters=parameters,
+            heads=recipe.heads,
+            seed=recipe.seed,
+            memory=memory,
+            device=device,
+            report=report,
+        )
+    except OptionError as error:
+        recipe.refuse(error, "merge_method")
+    assert found is not None
+    pairs = zip(stage.models.items(), found.models, strict=True)
+    moved = {ref: recorded(model.checkpoint, record_of(before)) for (ref, before), model in pairs}
+    return replace(stage, models=moved, learned=found, notes=(*stage.notes, *found.learned.notes))
+
+
+def _parameters(recipe: Recipe, method: Method) -> dict[str, Any]:
+    """Those that a method learns with: one value each."""
+    values = {}
+    for name in method.learned:
+        if name in recipe.parameters:
+            cases = recipe.parameters[name].cases
+            if len(cases) != 1 or not cases[0].of_all or len(cases[0].values) != 1:
+                raise OptionError(
+                    f"{cases[0].place or name}: {name} of {method.name} has one value for the whole merge, not one by "
+                    "layer or tensor"
+                )
+            values[name] = cases[0].values[0]
+    return values

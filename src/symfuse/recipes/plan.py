@@ -1,0 +1,350 @@
+"""From a recipe and its models to the merged checkpoint, which is computed when it is read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+import torch
+
+from symfuse.architectures import ARCHITECTURES
+from symfuse.device import CPU
+from symfuse.errors import IncompatibleError, OptionError
+from symfuse.io import Checkpoint
+from symfuse.io.installed import resolved
+from symfuse.merging import Merged, Method, Output, Parameter, Slice, Term, merge_slices
+from symfuse.merging.engine import Learnt, typed
+from symfuse.methods import lookup
+from symfuse.methods.models import head_model, merged_checkpoint, require_same_heads, template_config
+from symfuse.model import Model
+from symfuse.model.config import with_fields
+from symfuse.model.undeclared import BEHIND, LAYER, LAYER_COUNTS, OTHER_MODALITY, other_modality, serves_all
+from symfuse.recipes import Input, ModelRef, Module, Recipe, settings_for
+from symfuse.recipes import Slice as RecipeSlice
+from symfuse.rules import Layer, Stack, inside, rearranged, require_same_rules
+from symfuse.spec import Spec, layer_of
+
+# mergekit's names of modules: the tensors of families that have no such word in their names, and the object in
+# config.json that says how many layers they have.
+_TENSORS = {
+    "text_decoder": re.compile(rf"\.(?!{OTHER_MODALITY.pattern}$)"),
+    "vision_tower": re.compile(r"\.visual\.(?!merger|deepstack_merger)"),
+    "multi_modal_projector": re.compile(r"\.visual\.(merger|deepstack_merger)"),
+}
+_CONFIGS = {
+    "text_decoder": ("text_config", "llm_config"),
+    **dict.fromkeys(("vision_tower", "vision_model", "visual"), ("vision_config",)),
+    "multi_modal_projector": (),
+}
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """A slice of the recipe with all its inputs, the base among them if the method takes one."""
+
+    slice: RecipeSlice | None
+    inputs: tuple[Input, ...]
+    base: ModelRef | None
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A module of the recipe, or all of it: its slices, and the canonical names of its tensors."""
+
+    name: str
+    module: Module | None
+    slices: tuple[_Inputs, ...]
+    names: frozenset[str] = frozenset()
+    modules: tuple[str, ...] = ()  # of the recipe, this one too
+
+    @property
+    def by_layer(self) -> bool:
+        return any(part.slice is not None for part in self.slices)
+
+    def layer(self, spec: Spec, name: str) -> int | None:
+        """The layer that a tensor is in: in a module with slices, the first number in its name."""
+        if self.module is None or not self.by_layer:
+            return layer_of(spec.tensors[name].index)
+        if not self.has(spec, name):
+            return None
+        index, match = spec.tensors[name].index, LAYER.match(name)
+        if spec.family in ARCHITECTURES or BEHIND in index or serves_all(name, spec.tensors):
+            return layer_of(index)
+        return int(match[2]) if match else None
+
+    def has(self, spec: Spec, name: str) -> bool:
+        """Whether a tensor belongs to the module: that which its name says first (`decoder.bert.encoder.layer.0`)."""
+        found = {module: at for module in self.modules if (at := _place(module, f".{spec.file_name(name)}")) >= 0}
+        return self.modules in ((), ("default",)) or (bool(found) and min(found, key=lambda m: found[m]) == self.name)
+
+    def depth(self, spec: Spec) -> int:
+        return max((at + 1 for name in spec.tensors if (at := self.layer(spec, name)) is not None), default=0)
+
+    def stacks(self, spec: Spec) -> set[str]:
+        """The lists of layers: their names up to the number."""
+        layered = (name for name in spec.tensors if self.layer(spec, name) is not None)
+        return {match[1] for name in layered if (match := LAYER.match(name))}
+
+
+def _place(module: str, name: str) -> int:
+    """Where the name of a tensor says that it belongs to a module; -1 if it does not."""
+    if (at := name.find(f".{module}.")) >= 0 or module not in _TENSORS:
+        return at
+    found = _TENSORS[module].match(name)
+    return -1 if found is None else found.start()
+
+
+def plan_recipe(
+    recipe: Recipe,
+    models: Mapping[ModelRef, Model],
+    kept: Mapping[str, tuple[Checkpoint, str]] | None = None,
+    *,
+    fields: Mapping[str, Any] | None = None,
+    before: Sequence[Checkpoint] = (),
+    device: str = CPU,
+    learned: Learnt | None = None,
+) -> Checkpoint:
+    """The merged checkpoint of a recipe. models: by reference, all that it names, aligned and in one vocabulary.
+    kept: tensors that some models only have, to be added as they are: by name, the checkpoint and the name there.
+    fields: of its config.json, that go with these. before: the models as they were opened, the template first.
+    learned: of a method that looks at data, what it found out, by the number of a model in `models`.
+
+    Raises OptionError for layer ranges, numbers of models and parameters that do not fit, IncompatibleError for
+    models that do not fit each other, and for an output that its class would not load or run as its models; no tensor
+    is read.
+    """
+    method = lookup(recipe.merge_method)
+    order = list(models)
+    opened = [models[ref] for ref in order]
+    try:
+        of_head = head_model(recipe.heads, opened)
+    except OptionError as error:
+        recipe.refuse(error, "heads")
+    template = order.index(template_of(recipe))
+    opened = [model.as_in(opened[template].spec) for model in opened]
+    spec = opened[template].spec
+    if recipe.heads == "average":
+        require_same_heads(opened)
+    copy = frozenset() if of_head is None else spec.heads
+    dropped = spec.heads if recipe.heads == "drop" else frozenset()
+    dtype = _dtype(recipe)
+    outputs: dict[str, Output] = {}
+    config = template_config(opened[template], recipe.heads)
+    stacks: list[Stack] = []
+    for part in _modules(recipe, method, opened[template]):
+        slices = [_slice(recipe, part, inputs, order, opened) for inputs in part.slices]
+        if part.by_layer:
+            layers = [_layers(part, s, opened, template, i) for s in slices for i in range(s.length)]
+            stack = _stack(config, part, opened[template], layers)
+            stacks += [stack] if stack is not None and stack.moved else []
+        skip = dropped | (spec.tensors.keys() - part.names)
+        try:
+            outputs |= merge_slices(
+                opened,
+                method,
+                slices,
+                template=template,
+                dtype=dtype,
+                skip=skip,
+                copy=copy,
+                layer=part.layer,
+                learned=learned,
+            )
+        except OptionError as error:
+            _refuse(recipe, method, error)
+    for name, (owner, file) in (kept or {}).items():
+        outputs[name] = Output(typed(owner.info(file), dtype), (Term(owner, file),))
+    merged = Merged(outputs, seed=recipe.seed, device=device)
+    for stack in stacks:
+        config = rearranged(config, stack)
+    config = with_fields(config, fields or {})
+    require_same_rules(config, stacks)
+    return merged_checkpoint(opened, template, merged, config, recipe.name, before, kept or ())
+
+
+def _layers(part: _Part, piece: Slice, models: Sequence[Model], template: int, at: int) -> tuple[Layer, ...]:
+    """What one layer of the output is made of, first the model that names its tensors."""
+    order = sorted(range(len(piece.models)), key=lambda i: piece.models[i] != template)
+    found = [(models[piece.models[i]], piece.starts[i] + at) for i in order]
+    return tuple(Layer(model.checkpoint, number, part.depth(model.spec)) for model, number in found)
+
+
+def _refuse(recipe: Recipe, method: Method, error: OptionError) -> NoReturn:
+    """The error with the lines of the parameters that it names, or that of the method."""
+    names = [name for name in method.parameters if re.search(rf"\b{name}s?\b", str(error))]
+    given = [name for name in names if any(path.endswith(f".{name}") for path in recipe.places)]
+    recipe.refuse(error, *(given or ["merge_method"]))
+
+
+def template_of(recipe: Recipe) -> ModelRef:
+    """The model that gives config, names, dtypes and tokenizer: the base model, or that whose head is kept, or else the
+    first. OptionError if the first two differ."""
+    parts = [(recipe.models, recipe.slices), *((m.models, m.slices) for m in recipe.modules.values())]
+    listed = [
+        given.model for models, slices in parts for given in [*models, *(s for part in slices for s in part.sources)]
+    ]
+    if recipe.heads in ("average", "drop"):
+        return recipe.base_model or listed[0]
+    named = [ref for i, ref in enumerate(dict.fromkeys(listed), 1) if recipe.heads in (str(ref), str(i))]
+    of_head = named[0] if len(named) == 1 else recipe.base_model or listed[0]  # `head_model` says what is wrong
+    if recipe.base_model not in (None, of_head):
+        raise OptionError(
+            f"base_model {recipe.base_model} and heads {recipe.heads}: the model whose head is kept gives the config, "
+            "as that names the class; leave base_model out, or name the same model"
+        )
+    return of_head
+
+
+def why_template(recipe: Recipe) -> str:
+    """Why it is that model, in words."""
+    if recipe.base_model is not None:
+        return "the base model"
+    kept = recipe.heads not in ("average", "drop")
+    return "whose head is kept" if kept else "the first model, as no base_model is given"
+
+
+def _modules(recipe: Recipe, method: Method, template: Model) -> list[_Part]:
+    """The modules of the recipe, or all as one; OptionError for a module without tensors, and layers in none."""
+    spec = template.spec
+    if not recipe.modules:
+        slices = _inputs(recipe, method, recipe.models, recipe.slices)
+        return [_Part("", None, slices, frozenset(spec.tensors))]
+    left = set(spec.tensors)
+    parts = []
+    for name, module in recipe.modules.items():
+        part = _Part(name, module, _inputs(recipe, method, module.models, module.slices), modules=tuple(recipe.modules))
+        names = {tensor for tensor in left if part.has(spec, tensor)}
+        if not names:
+            prefixes = sorted({spec.file_name(n).partition(".")[0] for n in left})
+            raise OptionError(f"modules.{name}: no tensor's name has that part; the parts are {', '.join(prefixes)}")
+        left -= names
+        parts.append(replace(part, names=frozenset(names)))
+    if layered := sorted(name for name in left if LAYER.match(name)):
+        raise OptionError(f"modules: {len(layered)} tensors of layers are in none of them, such as {layered[0]}")
+    # What modules share, such as embeddings, goes with the first.
+    return [replace(parts[0], names=parts[0].names | left), *parts[1:]]
+
+
+def _inputs(
+    recipe: Recipe, method: Method, models: Sequence[Input], slices: Sequence[RecipeSlice]
+) -> tuple[_Inputs, ...]:
+    every: Sequence[RecipeSlice | None] = slices or [None]
+    out = []
+    for part in every:
+        inputs = tuple(models if part is None else part.sources)
+        base = (None if part is None else part.base_model) or recipe.base_model
+        if method.base != "unused" and {given.model for given in inputs} == {base}:
+            raise OptionError(f"{base} is the base and the only model, and there is nothing to merge; add another")
+        if base is not None and base not in [given.model for given in inputs]:
+            if method.base != "unused":
+                inputs = (*inputs, Input(model=base, parameters={}, layer_range=inputs[0].layer_range))
+            elif part is None:
+                raise OptionError(
+                    f"{method.name} has no use for base_model, and {base} is not among the models: list it with them "
+                    "if it is one of those to be merged, or leave base_model out"
+                )
+            else:  # of slices it only gives the config
+                base = None
+        out.append(_Inputs(part, inputs, base))
+    return tuple(out)
+
+
+def require_layers(recipe: Recipe, models: Mapping[ModelRef, Model]) -> None:
+    """OptionError for a layer range that ends behind all layers of its model, before anything is listed by layer."""
+    slices = [*recipe.slices, *(layers for module in recipe.modules.values() for layers in module.slices)]
+    for given in [source for layers in slices for source in layers.sources]:
+        model = models[given.model]
+        depth = max((int(match[2]) + 1 for name in model.spec.tensors if (match := LAYER.match(name))), default=0)
+        try:
+            _require_depth(model, given.layer_range, depth)
+        except OptionError as error:
+            recipe.refuse(error, "layer_range")
+
+
+def _require_depth(model: Model, layers: tuple[int, int] | None, depth: int) -> None:
+    if layers is not None and layers[1] > depth:
+        raise OptionError(
+            f"layer_range {list(layers)} of {model.name}, which has {depth} layers (0 to {depth - 1}; the end of a "
+            "range is not part of it)"
+        )
+
+
+def _slice(recipe: Recipe, module: _Part, part: _Inputs, order: Sequence[ModelRef], models: Sequence[Model]) -> Slice:
+    numbers = tuple(order.index(given.model) for given in part.inputs)
+    depths = {i: module.depth(models[i].spec) for i in numbers}
+    ranges = [given.layer_range or (0, depths[i]) for given, i in zip(part.inputs, numbers, strict=True)]
+    for i, layers in zip(numbers, ranges, strict=True):
+        _require_depth(models[i], layers, depths[i])
+    if part.slice is not None and len(stacks := module.stacks(models[numbers[0]].spec)) > 1:
+        raise IncompatibleError(
+            f"{models[numbers[0]].name} has several lists of layers ({', '.join(sorted(stacks))}): write `modules`, "
+            "each with slices of its own"
+        )
+    lengths = {stop - start for start, stop in ranges}
+    if len(lengths) > 1:
+        found = ", ".join(f"{models[i].name} {b - a}" for i, (a, b) in zip(numbers, ranges, strict=True))
+        raise IncompatibleError(f"the numbers of layers differ: {found}; give each as many (layer_range)")
+
+    def resolve(parameter: Parameter, position: int | None, tensor: str, t: float) -> Any:
+        source = None if position is None else part.inputs[position]
+        for settings in settings_for(recipe, module.module, part.slice, source):
+            if parameter.name in settings:
+                value = settings[parameter.name].at(tensor, t)
+                if value is not None:
+                    return parameter.value(value, recipe.merge_method)
+        return None
+
+    base = None if part.base is None else [given.model for given in part.inputs].index(part.base)
+    return Slice(numbers, tuple(start for start, _ in ranges), lengths.pop(), base, resolve)
+
+
+def _dtype(recipe: Recipe) -> torch.dtype | None:
+    name = recipe.out_dtype or recipe.dtype
+    return None if name is None else getattr(torch, name)
+
+
+def _stack(
+    config: Mapping[str, Any], part: _Part, template: Model, layers: Sequence[tuple[Layer, ...]]
+) -> Stack | None:
+    """The layers of a part, and where config.json says how many there are; None if it does not, and need not.
+
+    IncompatibleError where a module's depth changes and config.json has no field for it.
+    """
+    path, key = _depth_field(config, part, template)
+    if key is not None:
+        return Stack(tuple(layers), key, path, "" if part.module is None else part.name, part.modules)
+    if len(layers) != part.depth(template.spec):
+        raise IncompatibleError(
+            f"modules.{part.name}: config.json has no number of layers for it; take as many as there were"
+        )
+    return None
+
+
+def _depth_field(config: Mapping[str, Any], part: _Part, template: Model) -> tuple[tuple[str, ...], str | None]:
+    """Where config.json says how many layers there are: inside which objects, in which field; else its class does."""
+    own = (part.name, f"{part.name}_config", f"{part.name.partition('_')[0]}_config") if part.module else ()
+    text = () if other_modality(part.name) else _CONFIGS["text_decoder"]
+    steps = _CONFIGS.get(part.name, (*own, *text))
+    path = next(((step,) for step in steps if isinstance(config.get(step), Mapping)), ())
+    if (key := _count_in(inside(config, path), part, template, path)) is None:
+        key = _count_in(inside(resolved(config) or {}, path), part, template, path)
+    several = part.module is not None and part.name != "text_decoder" and not path and _lists(template) > 1
+    return path, key if key or path or several else LAYER_COUNTS[0]
+
+
+def _count_in(fields: Mapping[str, Any], part: _Part, template: Model, path: Sequence[str]) -> str | None:
+    """The field with the number of layers of a part, if it is there."""
+    if part.module is not None and part.name != "text_decoder" and not path:
+        for key in (f"{part.name}_layers", f"num_{part.name}_layers"):
+            if key in fields:
+                return key
+        if _lists(template) > 1:  # of which only the first may be meant
+            return "num_layers" if part.name == "encoder" and "num_layers" in fields else None
+    return next((key for key in (*LAYER_COUNTS, *(["depth"] if path else [])) if key in fields), None)
+
+
+def _lists(template: Model) -> int:
+    """How many lists of layers a model has."""
+    return len({match[1] for name in template.spec.tensors if (match := LAYER.match(name))})

@@ -1,0 +1,192 @@
+"""A merge, and the alignments in it, as data: what symfuse.json and the model card hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from symfuse import __version__
+from symfuse.alignment import Alignment
+from symfuse.errors import SymfuseError, warn_caller
+from symfuse.evaluation import Distance, distance
+from symfuse.io import Checkpoint
+from symfuse.io.companions import is_of_tokenizer
+from symfuse.merging import Merged
+from symfuse.merging.engine import effective_weights
+from symfuse.methods import lookup
+from symfuse.model import Model
+from symfuse.recipes import Recipe
+from symfuse.recipes.plan import why_template
+from symfuse.recipes.stage import Stage, open_models, prepare
+from symfuse.rewriting import Reconcile
+from symfuse.rewriting.vocabulary import compare
+from symfuse.runs import FILE, SUFFIX, Record, lineage, movement, record_of
+
+
+def merge_record(stage: Stage, merged: Checkpoint, warned: Sequence[str] = ()) -> Record:
+    """What a merge of a stage is saved with, with the alignments of its models: those that the recipe asks for, and
+    those with which they came."""
+    found = {number: record_of(model) for number, model in enumerate(stage.models.values(), 1)}
+    moved = {number: one for number, one in found.items() if one is not None and one.kind == "alignment"}
+    files = {f"alignment-{number}{SUFFIX}": one.alignments[FILE] for number, one in moved.items()}
+    run = partial(_merge_run, stage, merged, tuple(moved.values()), tuple(warned))
+    frame = next((one.frame for one in found.values() if one is not None and one.frame), ())
+    return Record("merge", run, tuple(stage.opened.values()), files, frame)
+
+
+def _merge_run(stage: Stage, merged: Checkpoint, moved: Sequence[Record], warned: Sequence[str]) -> dict[str, Any]:
+    recipe, alignments = stage.recipe, [record.run() for record in moved]
+    first = alignments[0] if alignments else None
+    return {
+        "kind": "merge",
+        "symfuse": __version__,
+        "method": recipe.merge_method,
+        "paper": lookup(recipe.merge_method).paper,
+        "recipe": recipe.text,
+        "merged": _title(stage, merged),
+        "models": [str(ref) for ref in stage.models],
+        "inputs": lineage(stage.opened.values()),
+        "weights": _weights(merged),
+        "base": str(list(stage.models)[stage.template]),
+        "why base": why_template(recipe),
+        "tokenizer": stage.tokenizer,
+        "heads": recipe.heads,
+        "seed": recipe.seed,
+        "anchor": None if first is None else first["anchor"]["name"],
+        "align": None if first is None else _resolved(first),
+        **({} if stage.learned is None else {"learned": stage.learned.to_json()}),
+        "alignments": alignments,
+        "notes": list(stage.notes),
+        "warnings": list(warned),
+    }
+
+
+def _resolved(alignment: Mapping[str, Any]) -> dict[str, Any]:
+    """What the recipe's `align` block came to, the same for all models."""
+    options, kept = alignment["options"], ("auto", "not rotated")
+    known = {key: options[key] for key in kept if key in options}
+    return {"axes": options["axes"], "frame": alignment["frame"], **known}
+
+
+def _title(stage: Stage, merged: Checkpoint) -> str:
+    """The merge in a line, with all models whose tensors it has, in the order of the recipe."""
+    assert isinstance(merged.tensors, Merged)
+    outputs = merged.tensors.outputs.values()
+    terms = {term.checkpoint.name for output in outputs for term in output.terms}
+    names = [checkpoint.name for checkpoint in stage.models.values() if checkpoint.name in terms]
+    method = stage.recipe.merge_method
+    if method == "linear" and _weights(merged) is not None:
+        first = next(output for output in outputs if output.method is not None)
+        pairs = list(zip([term.checkpoint.name for term in first.terms], effective_weights(first) or (), strict=True))
+        return " + ".join(f"{weight:g}·{name}" for name, weight in sorted(pairs, key=lambda pair: names.index(pair[0])))
+    base = next((f"; base {output.base.checkpoint.name}" for output in outputs if output.base is not None), "")
+    return f"{method}({', '.join(names)}{base})"
+
+
+def _weights(merged: Checkpoint) -> dict[str, float] | None:
+    """The weight of each model that is in effect; None if the method has none, or they differ between tensors."""
+    outputs = merged.tensors.outputs.values() if isinstance(merged.tensors, Merged) else ()
+    found = {
+        tuple(zip([term.checkpoint.name for term in output.terms], weights, strict=True))
+        for output in outputs
+        if (weights := effective_weights(output)) is not None
+    }
+    if len(found) != 1:
+        return None
+    pairs = found.pop()
+    return {name: sum(weight for other, weight in pairs if other == name) for name, _ in pairs}
+
+
+def alignment_run(
+    source: Checkpoint,
+    anchor: Checkpoint,
+    alignment: Alignment,
+    verified: Mapping[str, Any] | None = None,
+    moved: Checkpoint | None = None,
+) -> dict[str, Any]:
+    """What an alignment did (`movement`), and the distances before and after. moved: the anchor, if it moved too."""
+    start, end = alignment.in_frame(source), alignment.in_frame(anchor)  # distances are between models in one frame
+    pairs = ((start, end), (alignment(source), moved or end))
+    before, after = (distance(*(Model.of(checkpoint) for checkpoint in pair)) for pair in pairs)
+    return {**movement(source, alignment, verified), "distance": distances(before, after)}
+
+
+def alignment_record(source: Checkpoint, anchor: Checkpoint, alignment: Alignment) -> Record:
+    """What a source that was moved onto an anchor is saved with."""
+    run = partial(alignment_run, source, anchor, alignment)
+    return Record("alignment", run, (source,), {FILE: alignment}, alignment.frame)
+
+
+def distances(before: Distance, after: Distance) -> dict[str, Any]:
+    """Euclidean distances and cosines before and after an alignment; by axis, layer, both and tensor squared distances,
+    which add up, with the share that is left, and of the whole squared distance the part's share before and after."""
+
+    def rows(*keys: str) -> list[dict[str, Any]]:
+        found, shares = [], [one.shares(*keys) for one in (before, after)]
+        for (key, a), b in zip(before.by(*keys).items(), after.by(*keys).values(), strict=True):
+            values = key if isinstance(key, tuple) else (key,)
+            part = {
+                "before": a.squared,
+                "after": b.squared,
+                "share": b.squared / a.squared if a.squared else 1.0,
+                "of whole": [_finite(share[key]) for share in shares],
+                "cosine": [_finite(a.cosine), _finite(b.cosine)],
+            }
+            found.append(dict(zip(keys, values, strict=True)) | part)
+        return found
+
+    return {
+        "before": before.euclidean,
+        "after": after.euclidean,
+        "left": after.euclidean / before.euclidean if before.euclidean else 1.0,
+        "relative": [before.relative, after.relative],
+        "cosine": [_finite(before.cosine), _finite(after.cosine)],
+        "by_axis": rows("axis"),
+        "by_layer": rows("layer"),
+        "by_layer_and_axis": rows("layer", "axis"),
+        "by_tensor": rows("tensor"),
+    }
+
+
+def _finite(number: float) -> float | None:
+    """None for a number that is none, as of the angle to a zero vector: JSON has no NaN."""
+    return number if math.isfinite(number) else None
+
+
+def opened(recipe: Recipe, known: Mapping[str, Checkpoint], options: Reconcile | None = None) -> Stage:
+    """The recipe's models, brought to the same tensors; what they differ in are warnings, as the command line notes."""
+    stage = with_tokenizer_notes(prepare(recipe, open_models(recipe, known), options))
+    own = tuple(f"{checkpoint.name}: " for checkpoint in stage.opened.values())  # which is no difference
+    maps = [checkpoint.config.get("id2label") or {} for checkpoint in stage.opened.values()]
+    same = all({str(k): v for k, v in one.items()} == {str(k): v for k, v in maps[0].items()} for one in maps)
+    for note in stage.notes:
+        harmless = same and not recipe.force_config and "config.json differs in" in note  # dtypes, versions
+        if not note.startswith(own) and not harmless:
+            warn_caller(note)
+    return stage
+
+
+def with_tokenizer_notes(stage: Stage) -> Stage:
+    """The stage with what a user should know of tokenizers that differ, if they are not brought together: those of the
+    base are taken, and row i of an embedding is merged with row i, whatever token that is."""
+    if stage.recipe.tokenizer is not None:
+        return stage
+    checkpoints = list(stage.models.values())
+    base = checkpoints[stage.template]
+    taken, ours, notes = base.name, _tokenizer_files(base), list[str]()
+    for checkpoint in checkpoints:
+        theirs = _tokenizer_files(checkpoint)
+        if differ := sorted(name for name in ours.keys() & theirs.keys() if ours[name] != theirs[name]):
+            notes.append(f"{', '.join(differ)} of {checkpoint.name} and {taken} differ; those of {taken} are taken")
+            with suppress(SymfuseError):  # a tokenizer that cannot be read is none of the merge's
+                found = compare([base, checkpoint])
+                notes += [str(d) for d in found if d and not d.warning]  # else the merge warns of it
+    return replace(stage, notes=(*stage.notes, *notes))
+
+
+def _tokenizer_files(checkpoint: Checkpoint) -> dict[str, bytes]:
+    return {name: data for name, data in checkpoint.companions().items() if is_of_tokenizer(name)}

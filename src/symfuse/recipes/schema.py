@@ -1,0 +1,187 @@
+"""What a merge recipe says, as frozen data; paths as they are typed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NoReturn
+
+from symfuse.errors import OptionError
+from symfuse.recipes.settings import Settings
+
+
+@dataclass(frozen=True)
+class ModelRef:
+    """A model by folder or hub name, at a revision, with a LoRA adapter added to it."""
+
+    path: str
+    revision: str | None = None
+    adapter: ModelRef | None = None
+
+    def __str__(self) -> str:
+        """`path@revision+adapter@revision`, the form that recipes use."""
+        own = f"{self.path}@{self.revision}" if self.revision else self.path
+        return f"{own}+{self.adapter}" if self.adapter else own
+
+
+@dataclass(frozen=True)
+class Data:
+    """What methods that look at data are given: a file, as `symfuse.task` takes it, and how it is read. columns: by
+    role, such as {"text": "sentence"}. options: of the task, such as limit. file None: what is said for all models,
+    each of which has its own file."""
+
+    file: str | None = None
+    task: str | None = None
+    encoding: str = "utf-8"
+    columns: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str | int] = field(default_factory=dict)
+
+    def over(self, other: Data | None) -> Data:
+        """With what is said for all models where this says nothing."""
+        if other is None:
+            return self
+        return Data(
+            self.file or other.file,
+            self.task or other.task,
+            self.encoding if self.encoding != "utf-8" else other.encoding,
+            {**other.columns, **self.columns},
+            {**other.options, **self.options},
+        )
+
+
+@dataclass(frozen=True)
+class Input:
+    """A model that is merged. layer_range: first layer, and the one after the last; None: all. data: its own, for
+    methods that look at them; statistics: the folder of saved ones, in their stead."""
+
+    model: ModelRef
+    parameters: Settings = field(default_factory=dict)
+    layer_range: tuple[int, int] | None = None
+    data: Data | None = None
+    statistics: str | None = None
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Consecutive layers of the output, merged from as many layers of each source. base_model: None: the recipe's."""
+
+    sources: tuple[Input, ...]
+    base_model: ModelRef | None = None
+    parameters: Settings = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Module:
+    """A part of a model with several stacks of layers, such as an encoder: either models or slices."""
+
+    models: tuple[Input, ...] = ()
+    slices: tuple[Slice, ...] = ()
+    parameters: Settings = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Align:
+    """What is aligned before the merge. anchor: a model, its number among `models` (from 1), or None: that nearest to
+    the mean. source: what is compared; activations are those on `data`, a file as of `symfuse.task`, of which `limit`
+    rows are drawn; learned: the loss on `data` is descended, for that many `steps` at that `rate`, a share `distil` of
+    it from what the models predict, validated on `validation` or on a part of the data. scaling: None is the usual of
+    the source. The others: the options of `symfuse.match`."""
+
+    axes: str | tuple[str, ...] = "auto"
+    anchor: ModelRef | int | None = None
+    source: Literal["weights", "activations", "learned"] = "weights"
+    data: str | None = None
+    validation: str | None = None
+    limit: int | None = None
+    steps: int | None = None
+    rate: float | None = None
+    distil: float | None = None
+    layers: str | None = None
+    scaling: bool | None = None
+    groups: Mapping[str, str] = field(default_factory=dict)
+    one_pass: bool = False
+    biases: bool = True
+
+
+@dataclass(frozen=True)
+class TokenSource:
+    """Where a token's embedding comes from in models that lack it, or in all (`force`): from a model, there from the
+    token of the same name or from `token` (a name or a number); zeros; or, if neither is said, by the usual rule."""
+
+    model: ModelRef | None = None
+    token: str | int | None = None
+    zero: bool = False
+    force: bool = False
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """The vocabulary of the output: of all models, of the base or of one model; and single tokens."""
+
+    source: Literal["union", "base"] | ModelRef = "union"
+    tokens: Mapping[str, TokenSource] = field(default_factory=dict)
+    pad_to_multiple_of: int | None = None
+
+    def models_used(self) -> tuple[ModelRef, ...]:
+        """The models whose vocabulary or embeddings this names."""
+        own = [self.source] if isinstance(self.source, ModelRef) else []
+        return _unique([*own, *(token.model for token in self.tokens.values())])
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A merge. Exactly one of models, slices and modules is not empty. name: by which other recipes of the file call
+    its result. data: of all models (see `Data`). foreign, missing_bias, force_config: what becomes of models that do
+    not fit (see `Reconcile`). text: the YAML, as read. places: of every key, file, line and path, by path; none if the
+    recipe was no text. notes: a line for each key that changes nothing."""
+
+    merge_method: str
+    models: tuple[Input, ...] = ()
+    slices: tuple[Slice, ...] = ()
+    modules: Mapping[str, Module] = field(default_factory=dict)
+    name: str | None = None
+    base_model: ModelRef | None = None
+    parameters: Settings = field(default_factory=dict)
+    dtype: str | None = None
+    out_dtype: str | None = None
+    tokenizer: Tokenizer | None = None
+    chat_template: str | None = None
+    align: Align | None = None
+    data: Data | None = None
+    seed: int = 0
+    heads: str = "average"
+    foreign: Literal["refuse", "drop", "keep"] = "refuse"
+    missing_bias: Literal["refuse", "zero"] = "refuse"
+    force_config: bool = False
+    text: str = ""
+    places: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    notes: tuple[str, ...] = ()
+
+    def models_used(self) -> tuple[ModelRef, ...]:
+        """The models whose layers are read: the base, the inputs in order, the anchor. (`Tokenizer.models_used` has
+        those that give tokens.)"""
+        anchor = self.align.anchor if self.align and isinstance(self.align.anchor, ModelRef) else None
+        return _unique([self.base_model, *self._inputs(), anchor])
+
+    def refuse(self, error: OptionError, *keys: str) -> NoReturn:
+        """The error after the places of these keys, by the ends of their paths, as far as they are known."""
+        found = [place for path, place in self.places.items() if path in keys or path.rpartition(".")[2] in keys]
+        raise OptionError(f"{' and '.join(found[:3])}: {error}" if found else str(error)) from None
+
+    def _inputs(self) -> Iterator[ModelRef | None]:
+        for part in (Module(self.models, self.slices), *self.modules.values()):
+            yield from (given.model for given in part.models)
+            for layers in part.slices:
+                yield layers.base_model
+                yield from (given.model for given in layers.sources)
+
+
+def settings_for(
+    recipe: Recipe, module: Module | None = None, layers: Slice | None = None, source: Input | None = None
+) -> tuple[Settings, ...]:
+    """The blocks of parameters that hold for one source, the strongest first: source, slice, module, recipe."""
+    return tuple(part.parameters for part in (source, layers, module, recipe) if part is not None)
+
+
+def _unique(models: Iterable[ModelRef | None]) -> tuple[ModelRef, ...]:
+    return tuple(dict.fromkeys(model for model in models if model is not None))

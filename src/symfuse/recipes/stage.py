@@ -1,0 +1,234 @@
+"""The stages of a recipe before any alignment: open, reconcile, one vocabulary."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from symfuse import adapters
+from symfuse.alignment import Alignment
+from symfuse.errors import OptionError
+from symfuse.io import Checkpoint
+from symfuse.io import open as open_checkpoint
+from symfuse.io.companions import is_of_tokenizer
+from symfuse.messages import some
+from symfuse.methods import Found
+from symfuse.model import Model, require_same_shape
+from symfuse.model.undeclared import LAYER
+from symfuse.recipes import ModelRef, Recipe, without_effect
+from symfuse.recipes import TokenSource as RecipeToken
+from symfuse.recipes.plan import require_layers, template_of
+from symfuse.rewriting import Reconcile, harmonise
+from symfuse.rewriting.vocabulary import TokenSource, Vocabulary, build, has_tokenizer, rewrite, shared_rows
+
+SHARED_ROWS = "shared-rows"  # of `tokenizer_source`: rows with equal numbers mean the same
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A recipe with its models, as far as it has got. models: by reference, in the order of the recipe; opened: as they
+    were to begin with. alignments: of the models that were
+    moved. anchor: which was not. learned: what the method found out of data. kept, config: tensors and fields that the
+    result has besides."""
+
+    recipe: Recipe
+    models: Mapping[ModelRef, Checkpoint]
+    opened: Mapping[ModelRef, Checkpoint]
+    options: Reconcile = field(default_factory=Reconcile)
+    notes: tuple[str, ...] = ()
+    kept: Mapping[str, tuple[Checkpoint, str]] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
+    vocabulary: Vocabulary | None = None
+    alignments: Mapping[ModelRef, Alignment] = field(default_factory=dict)
+    anchor: ModelRef | None = None
+    learned: Found | None = None
+
+    @property
+    def changed(self) -> bool:
+        """Whether it is more than its recipe and its models: aligned, or with something learned."""
+        return self.anchor is not None or self.learned is not None
+
+    @property
+    def template(self) -> int:
+        """The number of the model that gives names, config and dtypes, and the tokenizer if the recipe names none."""
+        return list(self.models).index(template_of(self.recipe))
+
+    @property
+    def before(self) -> list[Checkpoint]:
+        """The models as they were opened, that one first."""
+        models = list(self.opened.values())
+        return [models[self.template], *models]
+
+    @property
+    def tokenizer(self) -> str:
+        """Whose tokenizer the result has, in words."""
+        template = list(self.models.values())[self.template]
+        own = f"tokenizer of {template.name}" if has_tokenizer(template) else "no tokenizer"
+        return own if self.vocabulary is None else self.vocabulary.origin
+
+
+def open_models(recipe: Recipe, known: Mapping[str, Checkpoint] | None = None) -> dict[ModelRef, Checkpoint]:
+    """Every model that the recipe names, by headers alone; known: those in memory, and results of earlier recipes."""
+    tokens = () if recipe.tokenizer is None else recipe.tokenizer.models_used()
+    refs = [ref for ref in dict.fromkeys([*recipe.models_used(), *tokens]) if ref.path != SHARED_ROWS]
+    return {ref: _open(ref, known or {}) for ref in refs}
+
+
+def _open(ref: ModelRef, known: Mapping[str, Checkpoint]) -> Checkpoint:
+    if str(ref) in known:
+        return known[str(ref)].replace(name=str(ref))
+    # A folder that has a + or an @ in its name; os.path's isdir is false for what is no path at all.
+    if os.path.isdir(str(ref)):  # noqa: PTH112
+        return _open_folder(str(ref), str(ref))
+    if ref.revision is not None and ref.path in known:
+        raise OptionError(f"{ref}: {ref.path} is no model of a hub, so it has no revision")
+    base = known[ref.path] if ref.path in known else _open_folder(ref.path, ref.path, ref.revision)
+    if ref.adapter is None:
+        return base
+    if ref.adapter.revision is not None:
+        raise OptionError(f"{ref}: revisions are of hub ids, and adapters are local folders; leave it out")
+    if not os.path.isdir(ref.adapter.path):  # noqa: PTH112
+        raise OptionError(f"{ref}: the adapter {ref.adapter} is not a local folder; download it first")
+    return adapters.apply(base, ref.adapter.path).replace(name=str(ref))
+
+
+def _open_folder(path: str, name: str, revision: str | None = None) -> Checkpoint:
+    if revision is None and os.path.isdir(path) and adapters.is_adapter(Path(path)):  # noqa: PTH112
+        return adapters.open_adapter(Path(path)).replace(name=name)
+    return open_checkpoint(path, name=name, revision=revision)
+
+
+def _module_notes(checkpoints: Sequence[Checkpoint], template: int) -> list[str]:
+    """That modules of sentence-transformers behind the models differ: they are not merged."""
+    ours, taken = checkpoints[template].module_weights(), checkpoints[template].name
+    notes = []
+    for checkpoint in checkpoints:
+        theirs = checkpoint.module_weights()
+        if differ := sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)):
+            notes.append(f"{some(differ)} of {checkpoint.name} and {taken} differ; what {taken} has is taken as it is")
+    return notes
+
+
+def prepare(recipe: Recipe, models: Mapping[ModelRef, Checkpoint], options: Reconcile | None = None) -> Stage:
+    """Models with the same tensors, in one vocabulary. options: instead of the recipe's.
+
+    Raises IncompatibleError where neither says how.
+    """
+    options = options or reconcile_of(recipe)
+    listed = [given.model for given in recipe.models]  # their numbers are what people count
+    refs = [ref for ref in dict.fromkeys([*listed, *models]) if ref in recipe.models_used()]
+    used = {ref: models[ref] for ref in refs}
+    stage = Stage(recipe, used, used, options)
+    notes = list(recipe.notes)
+    for checkpoint in stage.models.values():
+        notes += [f"{checkpoint.name}: {note}" for note in checkpoint.notes]
+    done = harmonise(list(stage.models.values()), base=stage.template, options=options)
+    checkpoints = done.checkpoints
+    notes += done.notes
+    vocabulary = None
+    if recipe.tokenizer is not None:
+        vocabulary = _vocabulary(recipe, refs, checkpoints, models, stage.template)
+        checkpoints = [
+            _reading(checkpoint, vocabulary) for checkpoint in rewrite(checkpoints, vocabulary, vocabulary_tensors)
+        ]
+        notes += vocabulary.report.lines()
+    opened = [Model.of(checkpoint, undeclared=True) for checkpoint in checkpoints]
+    notes += [note for model in opened for note in model.notes]
+    whole = not recipe.slices and not any(module.slices for module in recipe.modules.values())
+    notes += _module_notes(checkpoints, stage.template)
+    notes += require_same_shape(opened, force_config=options.force_config, layers=whole)
+    require_layers(recipe, dict(zip(refs, opened, strict=True)))
+    notes += without_effect(recipe, _names(recipe, opened))
+    named = dict(zip(refs, checkpoints, strict=True))
+    return replace(
+        stage,
+        models=named,
+        notes=tuple(dict.fromkeys(notes)),
+        kept=done.kept,
+        config=done.config,
+        vocabulary=vocabulary,
+    )
+
+
+def _reading(checkpoint: Checkpoint, vocabulary: Vocabulary) -> Checkpoint:
+    """A model with the tokenizer of its new rows, which is what data are read by."""
+    if not vocabulary.files:
+        return checkpoint
+    return checkpoint.replace(files=files_in(vocabulary, checkpoint))
+
+
+def files_in(vocabulary: Vocabulary, checkpoint: Checkpoint) -> dict[str, bytes]:
+    """The files beside a model, with a vocabulary's tokenizer in the place of its own."""
+    kept = {name: data for name, data in checkpoint.companions().items() if not is_of_tokenizer(name)}
+    return kept | dict(vocabulary.files)
+
+
+def _names(recipe: Recipe, models: Sequence[Model]) -> set[str]:
+    """What filters are compared to: the names of tensors, those of layers at every depth that slices put them at."""
+    names = {file for model in models for file in model.spec.files}
+    depth = max(
+        sum(stop - start for part in slices for start, stop in [part.sources[0].layer_range or (0, 0)])
+        for slices in (recipe.slices, *(module.slices for module in recipe.modules.values()))
+    )
+    ends = {(match[1], name[match.end() :]) for name in names if (match := LAYER.match(name))}
+    return names | {f"{start}{at}.{end}" for start, end in ends for at in range(depth)}
+
+
+def reconcile_of(recipe: Recipe) -> Reconcile:
+    """What the recipe says of models that do not fit together."""
+    return Reconcile(recipe.foreign, recipe.missing_bias, recipe.force_config)
+
+
+def vocabulary_tensors(checkpoint: Checkpoint) -> dict[str, int]:
+    """The tensors that have a dimension of the vocabulary, by name in the files, and which it is."""
+    spec = Model.of(checkpoint, undeclared=True).spec
+    out = {}
+    for name, declared in spec.tensors.items():
+        dims = [str(dim).strip("*|") for dim in declared.layout.dims]
+        if "vocab" in dims and spec.file_name(name) in checkpoint:
+            out[spec.file_name(name)] = dims.index("vocab")
+    return out
+
+
+def _vocabulary(
+    recipe: Recipe,
+    refs: Sequence[ModelRef],
+    checkpoints: Sequence[Checkpoint],
+    models: Mapping[ModelRef, Checkpoint],
+    template: int,
+) -> Vocabulary:
+    assert recipe.tokenizer is not None
+    given = recipe.tokenizer
+    if isinstance(given.source, ModelRef) and given.source.path == SHARED_ROWS:
+        if given.tokens or given.pad_to_multiple_of:
+            raise OptionError(f"tokenizer: tokens and pad_to_multiple_of have no meaning with source {SHARED_ROWS}")
+        return shared_rows(checkpoints)
+    source: Literal["union"] | int | Checkpoint
+    if given.source == "union":
+        source = "union"
+    elif isinstance(given.source, str):  # of the base, or of the first model as in mergekit
+        source = template
+    else:
+        source = refs.index(given.source) if given.source in refs else models[given.source]
+    tokens = {token: _token(of_token) for token, of_token in given.tokens.items()}
+    base = template if recipe.base_model is not None else None
+    try:
+        return build(checkpoints, source, base=base, tokens=tokens, pad_to_multiple_of=given.pad_to_multiple_of)
+    except OptionError as error:
+        recipe.refuse(error, "pad_to_multiple_of" if "pad_to_multiple_of" in str(error) else "tokens")
+
+
+def _token(source: RecipeToken) -> TokenSource:
+    model = None if source.model is None else str(source.model)
+    if source.zero:
+        return TokenSource("zero", force=source.force)
+    if model is None:
+        return TokenSource("usual", force=source.force)
+    if source.token is None:
+        return TokenSource("model", model, force=source.force)
+    if isinstance(source.token, int):
+        return TokenSource("model_token", model, token_id=source.token, force=source.force)
+    return TokenSource("model_token", model, token=source.token, force=source.force)

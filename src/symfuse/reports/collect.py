@@ -1,0 +1,92 @@
+"""Reads runs: the JSON documents and alignments that the other verbs leave in a folder.
+
+A document says of what kind it is. The kinds, and who writes them: `alignment` (align), `merge` (merge; holds the
+alignment of each model), `distance`, `barrier`, `landscape`, `evaluation`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from symfuse.alignment import Alignment
+from symfuse.errors import CheckpointError, printable
+from symfuse.io.folder import read_json
+from symfuse.reports.shapes import SHAPES, misfit
+from symfuse.runs import SUFFIX, SUFFIXES, alignments_in
+
+Document = Mapping[str, Any]
+
+FILES = ("symfuse.json", "distance.json", "barrier.json", "landscape.json", "evaluation.json")
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What runs hold, in the order in which they were given; documents by their kind, alignments by their file."""
+
+    documents: Mapping[str, Sequence[Document]]
+    elements: Mapping[Path, Alignment]
+
+    @property
+    def alignments(self) -> list[Document]:
+        """All alignment runs, those inside merges among them; each once."""
+        found = [*self.documents["alignment"]]
+        for merge in self.documents["merge"]:
+            found += merge["alignments"]
+        return [run for i, run in enumerate(found) if run not in found[:i]]
+
+
+def collect(runs: Sequence[str | Path]) -> Collected:
+    """Read folders (what of `FILES` and alignments they have) and single files.
+
+    Raises CheckpointError if one is missing, holds nothing of this kind, or holds something else under these names.
+    """
+    paths = list(dict.fromkeys(path for run in runs for path in _files(Path(run))))
+    documents: dict[str, list[Document]] = {kind: [] for kind in SHAPES}
+    for path in paths:
+        if path.suffix not in SUFFIXES:
+            document = read(path)
+            documents[document["kind"]].append(document)
+    return Collected(documents, {path: Alignment.load(path) for path in paths if path.suffix in SUFFIXES})
+
+
+def _files(run: Path) -> list[Path]:
+    if not run.is_dir():
+        if run.is_file():
+            return [run]
+        raise CheckpointError(f"{run}: no such folder or file; name the output folder of a symfuse verb")
+    found = [path for name in FILES if (path := run / name).is_file()]
+    found += alignments_in(run)
+    if not found:
+        raise CheckpointError(
+            f"{run}: no run of symfuse in this folder; expected one of {', '.join(FILES)} or alignment*{SUFFIX}, "
+            "which align, merge, evaluate, barrier and landscape write with -o"
+        )
+    return found
+
+
+def read(path: Path) -> Document:
+    """One document; CheckpointError if it is not JSON, of no known kind, or lacks what its kind holds."""
+    data = _printable(read_json(path))
+    kind = data.get("kind")
+    if not isinstance(kind, str) or kind not in SHAPES:
+        raise CheckpointError(
+            f"{path}: not a run of symfuse: 'kind' is {'missing' if kind is None else repr(kind)}, expected one of "
+            f"{', '.join(SHAPES)}"
+        )
+    if problem := misfit(data, SHAPES[kind]):
+        raise CheckpointError(
+            f"{path}: damaged, or of another version: as a run of kind {kind!r}, {problem}; run the verb again"
+        )
+    return dict(data)
+
+
+def _printable(data: Any) -> Any:
+    """A document whose texts, keys too, are fit for a page: they come from names of models, tensors and labels."""
+    if isinstance(data, str):
+        return printable(data)
+    if isinstance(data, dict):
+        return {printable(key): _printable(value) for key, value in data.items()}
+    return [_printable(value) for value in data] if isinstance(data, list) else data

@@ -1,0 +1,122 @@
+"""What symfuse moves of every family that it declares, what not, and why: read off the declarations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from symfuse.architectures import ARCHITECTURES, Config, Family
+from symfuse.groups import GROUPS
+from symfuse.io.installed import quiet
+from symfuse.model.reasons import MEANING, ONCE_FOLDED, reason
+from symfuse.spec import Axis, parse
+from symfuse.spec.spec import anatomy
+
+
+def families() -> list[dict[str, Any]]:
+    """Every declared family by name, of its usual config (the default one of `transformers`; of a family that it does
+    not have a small example): by axis the group, and why no larger one acts; what biases may do; of pre-norm models
+    what may be done to the residual stream once the gains are folded.
+
+    Options of a config may change what is moved: `symfuse inspect MODEL` says it of one model.
+    """
+    return [_family(name) for name in sorted(ARCHITECTURES)]
+
+
+def _family(model_type: str) -> dict[str, Any]:
+    declared = ARCHITECTURES[model_type].declare(Config(_usual_config(model_type), model_type))
+    axes = [_axis(name, axis) for name, axis in _used(declared).items()]
+    free = {rule.axis for rule in declared.shifts if rule.into is None}
+    folded = {rule.axis for rule in declared.shifts if rule.into is not None}
+    return {
+        "family": model_type,
+        "moved": [axis for axis in axes if axis["group"] is not None],
+        "not moved": [axis for axis in axes if axis["group"] is None],
+        "biases": [*(["keys free"] if free else []), *(["values move on into the output"] if folded else [])],
+        "residual once folded": GROUPS[ONCE_FOLDED[declared.norm]].label if declared.reads else None,
+    }
+
+
+def _usual_config(model_type: str) -> dict[str, Any]:
+    example = ARCHITECTURES[model_type].example
+    if example is not None:
+        return {"model_type": model_type, **example}
+    import transformers
+
+    with quiet():
+        config = transformers.CONFIG_MAPPING[model_type]().to_dict()
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in config.items()}
+
+
+def _used(family: Family) -> dict[str, Axis]:
+    """The axes that dimensions of tensors have, in the order of the declaration."""
+    layouts = [*family.tensors.values(), *(text for part in family.optional.values() for text in part.values())]
+    layouts += [text for head in family.heads.values() for text in head.tensors.values()]
+    used = {axis for text in layouts if text for axis in parse(text).names}
+    return {name: axis for name, axis in family.axes.items() if name in used}
+
+
+def _axis(name: str, axis: Axis) -> dict[str, Any]:
+    return {
+        "axis": name,
+        "what": MEANING.get(anatomy(name), ""),
+        "group": None if axis.group is None else axis.group.label,
+        "per": list(axis.per),
+        "why": reason(name, axis),
+    }
+
+
+def rows(found: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Families, what is moved and what not, in words; families that agree in one row."""
+    alike: dict[tuple[str, str, str], list[str]] = {}
+    for one in found:
+        moved = [f"{axis['axis']}: {axis['group']}" for axis in one["moved"]]
+        if one["residual once folded"]:
+            moved.append(f"residual once norms are folded: {one['residual once folded']}")
+        stays = ", ".join(axis["axis"] for axis in one["not moved"])
+        alike.setdefault(("; ".join(moved), stays, ", ".join(one["biases"])), []).append(one["family"])
+    return [[", ".join(names), *(cell or "–" for cell in cells)] for cells, names in alike.items()]
+
+
+def reasons(found: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Axis, what it is, group and why, each once, with the families of which it is said."""
+    by: dict[tuple[str, str, str, str], list[str]] = {}
+    having: dict[str, set[str]] = {}
+    for one in found:
+        for axis in [*one["moved"], *one["not moved"]]:
+            key = (axis["axis"], axis["what"], axis["group"] or "not moved", axis["why"])
+            by.setdefault(key, []).append(one["family"])
+            having.setdefault(axis["axis"], set()).add(one["family"])
+    return [
+        [*key, "all that have it" if set(names) == having[key[0]] and len(names) > 1 else ", ".join(names)]
+        for key, names in sorted(by.items(), key=lambda item: (item[0][2] == "not moved", item[0]))
+    ]
+
+
+ROWS = ("model_type", "moved", "not moved", "biases")
+REASONS = ("axis", "what it is", "group", "why no more", "families")
+
+
+def markdown(found: Sequence[Mapping[str, Any]]) -> str:
+    """The page of the docs: both tables."""
+
+    def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+        return "\n".join("| " + " | ".join(line) + " |" for line in [head, ["---"] * len(head), *lines])
+
+    return "\n".join(
+        [
+            "# What is moved of each family, what not, and why",
+            "",
+            "Made by `make moved` from the declarations, each on its family's usual config; do not edit. The same as",
+            "`symfuse inspect --families`. Options of a config may change it: `symfuse inspect MODEL` says it of one",
+            "model. How exactly each holds is measured in [families.md](families.md), and why it does is proved in",
+            "[symmetries.md](symmetries.md).",
+            "",
+            table(ROWS, rows(found)),
+            "",
+            "## Why",
+            "",
+            table(REASONS, reasons(found)),
+            "",
+        ]
+    )

@@ -1,0 +1,148 @@
+"""One HTML file that shows runs: no network, no other file.
+
+What comes from data is escaped where it is put into HTML, and in the JSON of the charts; beyond that, the page's
+Content-Security-Policy runs only the two scripts that it was written with (by their sha256) and loads nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from symfuse.errors import OptionError, printable
+from symfuse.io.target import write_text
+from symfuse.reports.collect import collect
+from symfuse.reports.content import Alert, Chart, Part, Section, Table
+from symfuse.reports.origins import pair
+from symfuse.reports.sections import sections
+
+_LIBRARY = "window.vegaEmbed = vegaEmbed;"
+
+
+def page(runs: Sequence[str | Path], title: str | None = None) -> str:
+    """The page of runs (see `collect`), as HTML. title: by default what the first run is of.
+
+    Raises CheckpointError for runs that cannot be read, OptionError if what draws the charts is not installed.
+    """
+    found = collect(runs)
+    scripts = {"library": _library(), "script": _asset("page.js")}
+    if title is None:
+        named = [*found.alignments, *found.documents["barrier"], *found.documents["distance"]]
+        merged = [run["merged"] for run in found.documents["merge"]]
+        title = merged[0] if merged else pair(named[0]) if named else Path(runs[0]).resolve().stem
+    made = sections(found)
+    charts = [part.spec for section in made for part in section.parts if isinstance(part, Chart)]
+    numbers = iter(range(len(charts)))
+    return _filled(
+        _asset("page.html"),
+        {
+            "title": escape(title),
+            "heading": _words(title),
+            "policy": " ".join(f"'sha256-{_sha256(script)}'" for script in scripts.values()),
+            "style": _asset("page.css"),
+            "contents": "".join(f'<li><a href="#part-{i}">{escape(s.title)}</a></li>' for i, s in enumerate(made) if i),
+            "sections": "\n".join(_section(i, section, numbers) for i, section in enumerate(made)),
+            "charts": _json(charts),
+            **scripts,
+        },
+    )
+
+
+def write_page(runs: Sequence[str | Path], target: Path, title: str | None = None) -> Path:
+    """Write the page in one move; OutputError if that is not possible."""
+    write_text(target, page(runs, title), "the page", mark='<p class="made">symfuse report</p>')
+    return target
+
+
+@cache  # it takes a second to make
+def _library() -> str:
+    try:
+        import vl_convert
+    except ImportError as error:
+        raise OptionError("the page needs vl-convert-python: pip install 'symfuse[report]'") from error
+    return str(vl_convert.javascript_bundle(_LIBRARY))
+
+
+def _asset(name: str) -> str:
+    return resources.files("symfuse.reports").joinpath("assets", name).read_text("utf-8")
+
+
+def _filled(template: str, values: Mapping[str, str]) -> str:
+    """{{name}} by its value; in one pass, so that nothing in a value is filled in again."""
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: values[found[1]], template)
+
+
+def _sha256(script: str) -> str:
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+def _json(data: Any) -> str:
+    """JSON that may stand in a <script>: no tag, comment or entity in it."""
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def escape(text: str) -> str:
+    return html.escape(printable(text))
+
+
+def _words(text: str) -> str:
+    """Escaped, and free to break after what joins the parts of a name."""
+    return re.sub(r"[_/](?=\w)", r"\g<0><wbr>", escape(text))
+
+
+def _section(number: int, section: Section, charts: Any) -> str:
+    parts = [_part(part, charts) for part in section.parts]
+    heading = f"<h2>{escape(section.title)}</h2>"
+    return f'<section id="part-{number}">{heading}<div class="parts">{"".join(parts)}</div></section>'
+
+
+def _part(part: Part, charts: Any) -> str:
+    if isinstance(part, str):
+        return f"<p>{_words(part)}</p>"
+    if isinstance(part, Alert):
+        return f'<p class="alert" role="alert">{_words(part.text)}</p>'
+    if isinstance(part, Table):
+        if len(part.rows) > 24:
+            return f'<div class="numbers">{_folded(part)}</div>'
+        return f'<div class="numbers"><h3>{_words(part.title)}</h3>{_copied(part)}</div>'
+    name = f"chart-{next(charts)}"
+    return (
+        f'<figure class="{part.size}" aria-labelledby="{name}-title" aria-describedby="{name}-text">'
+        f'<h3 id="{name}-title">{_words(part.title)}</h3>'
+        f'<div class="chart" id="{name}"></div>'
+        f'<figcaption id="{name}-text">{_words(part.text)}</figcaption>{_folded(part.numbers)}</figure>'
+    )
+
+
+def _folded(table: Table) -> str:
+    return f"<details><summary>Numbers: {escape(table.title)}</summary>{_copied(table)}</details>"
+
+
+def _copied(table: Table) -> str:
+    """The table with the button that copies it. Cells hold their numbers in full where they are written shorter."""
+    numeric = [form != "" for form in table.columns.values()]
+    kinds = [' class="number"' if number else "" for number in numeric]
+    head = "".join(f'<th scope="col"{k}>{escape(t)}</th>' for t, k in zip(table.columns, kinds, strict=True))
+    best = table.winners()
+    rows = []
+    for i, row in enumerate(table.rows):
+        cells = []
+        for j, (cell, text) in enumerate(zip(row, table.written(row), strict=True)):
+            full = f' data-value="{cell!r}"' if isinstance(cell, float) else ""
+            words = f"<strong>{_words(text)}</strong>" if (i, j) in best else _words(text)
+            kind = ' class="long"' if len(text) > 24 else kinds[j]
+            cells.append(f"<td{kind}{full}>{words}</td>")
+        rows.append(f"<tr>{''.join(cells)}</tr>")
+    return (
+        '<div class="table"><button type="button" class="copy">Copy</button><div class="scroll" tabindex="0">'
+        f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div></div>"
+    )

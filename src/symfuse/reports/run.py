@@ -1,0 +1,125 @@
+"""What the command line prints of a model, and reads from a text file."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from symfuse import api
+from symfuse.alignment import Alignment
+from symfuse.errors import CheckpointError, SymfuseError
+from symfuse.io import Checkpoint
+from symfuse.matching import usual, word_of
+from symfuse.messages import first_line
+from symfuse.model import Model
+from symfuse.model.reasons import reason
+from symfuse.runs import REWRITTEN, alignment_file
+from symfuse.spec import Spec
+
+
+def inspection(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What symfuse knows of a model, from its headers and config alone."""
+    spec = api.declare(checkpoint)
+    infos = [checkpoint.info(name) for name in checkpoint]
+    dtypes = Counter(str(info.dtype).removeprefix("torch.") for info in infos)
+    notes = list(checkpoint.notes)
+    notes += [f"{alias} is tied to {name}" for alias, name in spec.tied.items()]
+    notes += _rotatable(checkpoint)
+    notes += _inexact(checkpoint)
+    if spec.buffers:
+        notes.append(f"derived buffers are left out: {', '.join(sorted(spec.buffers))}")
+    return {
+        "model": checkpoint.name,
+        "family": spec.family,
+        "tensors": len(infos),
+        "parameters": sum(info.nbytes // info.dtype.itemsize for info in infos),
+        "dtypes": ", ".join(dtypes),
+        "heads": sorted(spec.heads),
+        "axes": _axes(spec),
+        "notes": notes,
+    }
+
+
+def _rotatable(checkpoint: Checkpoint) -> list[str]:
+    """What may become of the residual stream of a pre-norm model."""
+    model = Model.of(checkpoint)
+    if not model.spec.reads:
+        return []
+    _, frame, why = usual([model], ("residual",))
+    words = ", ".join(REWRITTEN[name] for name in frame)
+    may = f"may be rotated in a frame ({words})" if frame else f"may not be rotated: {why['not rotated']}"
+    streams = {atom.name: None for gain in model.spec.reads for atom in model.spec.tensors[gain].layout.atoms}
+    return [f"{', '.join(streams)}: {may}"]
+
+
+def _inexact(checkpoint: Checkpoint) -> list[str]:
+    """What the alignment beside a moved model says of it."""
+    file = alignment_file(checkpoint.folder) if isinstance(checkpoint.folder, Path) else None
+    variants: tuple[str, ...] = ()
+    if file is not None and file.is_file():
+        with suppress(SymfuseError):  # whatever else goes by that name
+            variants = Alignment.load(file).variants
+    return [f"inexact: {', '.join(variants)}: moved in a way that does not keep the function"] if variants else []
+
+
+def _axes(spec: Spec) -> list[dict[str, Any]]:
+    touched = Counter(instance.axis for instance in spec.movable)
+    used = {axis for declared in spec.tensors.values() for axis in declared.layout.names}
+    rows = []
+    for name, axis in spec.axes.items():
+        if name not in used:
+            continue
+        batch = 1
+        for size in spec.batch(name):
+            batch *= size
+        rows.append(
+            {
+                "axis": name,
+                "size": axis.size,
+                "group": axis.group.label if axis.group else "none",
+                "instances": touched[name] * batch if axis.group else 0,
+                "matched by": word_of(name) or "-",
+                "why": reason(name, axis),
+            }
+        )
+    if spec.shifts:
+        free = sum(shift.into is None for shift in spec.shifts)
+        row = {
+            "axis": "biases",
+            "size": "-",
+            "group": "translation",
+            "instances": len(spec.shifts),
+            "matched by": "attention",
+        }
+        why = ("softmax ignores key biases; " if free else "") + "value biases may move on into the output bias"
+        rows.append(row | {"why": why})
+    return rows
+
+
+def text_inputs(checkpoint: Checkpoint, path: Path) -> dict[str, Tensor]:
+    """The lines of a text file as inputs of a model, by its own tokenizer."""
+    from symfuse.evaluation.tasks.base import from_companions
+
+    try:
+        lines = [line for line in path.read_text("utf-8").splitlines() if line.strip()]
+    except (UnicodeDecodeError, OSError) as error:
+        raise CheckpointError(f"{path}: not a text file in UTF-8 that can be read ({error})") from error
+    if not lines:
+        raise CheckpointError(f"{path}: no lines of text in it")
+    # Without files of its own, transformers makes up an empty tokenizer that knows no word.
+    if not any(re.match(r"tokenizer\.|vocab|.*\.model$", file) for file in checkpoint.companions()):
+        raise CheckpointError(f"{checkpoint.name}: there is no tokenizer beside its weights; add its files")
+    positions = checkpoint.config.get("max_position_embeddings", checkpoint.config.get("n_positions", 128))
+    try:
+        tokenizer = from_companions(checkpoint, "AutoTokenizer", "tokenizer")
+        if tokenizer.pad_token is None:  # GPT-2's has none; what is padded is masked
+            tokenizer.pad_token = tokenizer.eos_token
+        length = min(128, positions - 4)
+        return dict(tokenizer(lines, return_tensors="pt", padding=True, truncation=True, max_length=length))
+    except Exception as error:  # whatever the tokenizers' classes raise
+        raise CheckpointError(f"{checkpoint.name}: its tokenizer cannot read the text ({first_line(error)})") from error

@@ -1,0 +1,159 @@
+"""The same tensor under several names: prefixes of base models and of models of several modalities, old spellings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from symfuse.architectures.base import resolve
+from symfuse.errors import IncompatibleError, SymfuseError
+from symfuse.io import Checkpoint
+from symfuse.io.installed import installed
+from symfuse.messages import some
+from symfuse.model.undeclared import is_tied, other_modality
+from symfuse.rewriting.rewritten import drop, renamed
+
+# The language model inside a model of several modalities, by release: prefix in the file → that of a text model.
+WRAPPED = {
+    "model.language_model.lm_head.": "lm_head.", "model.language_model.model.": "model.",
+    "model.language_model.": "model.", "language_model.lm_head.": "lm_head.", "language_model.model.": "model.",
+    "model.text_model.": "model.", "model.vision_tower.": "vision_tower.", "model.vision_model.": "vision_model.",
+    "model.visual.": "visual.", "model.multi_modal_projector.": "multi_modal_projector.",
+    "model.connector.": "connector.", "model.image_newline": "image_newline",
+}  # fmt: skip
+BASE_PREFIXES = ("model.", "transformer.", "backbone.", "gpt_neox.")  # and the model type's own
+OLD_ENDINGS = {
+    "LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias",
+    "weight_g": "parametrizations.weight.original0", "weight_v": "parametrizations.weight.original1",
+}  # fmt: skip
+
+
+def match_names(checkpoint: Checkpoint, target: Checkpoint) -> tuple[Checkpoint, str | None]:
+    """The checkpoint under the names and prefixes of the target, and a note if that changes any.
+
+    IncompatibleError if not one tensor has the same name then.
+    """
+    if checkpoint.keys() == target.keys():
+        return checkpoint, None
+    new = _names(checkpoint, target)
+    if not any(name in target for name in new):
+        raise IncompatibleError(
+            f"{target.name} and {checkpoint.name}: not one tensor has the same name, under any known prefix: "
+            f"{some(target, 3)}, and {some(checkpoint, 3)}"
+        )
+    changed = [(name, old) for name, old in new.items() if name != old]
+    if not changed:
+        return checkpoint, None
+    return renamed(checkpoint, new), _note(checkpoint, target, changed)[0]
+
+
+def declared_names(checkpoint: Checkpoint, target: Checkpoint) -> list[str]:
+    """A note if two models of declared families have a tensor under different names in their files."""
+    try:
+        ours, theirs = (resolve(c.config, c, c.name) for c in (target, checkpoint))
+    except SymfuseError:
+        return []  # of a model that does not fit its declaration, which is said when it is read
+    common = [name for name in theirs.tensors if name in ours.tensors]
+    pairs = [(next(iter(ours.stored(name))), next(iter(theirs.stored(name)))) for name in common]
+    return _note(checkpoint, target, [(new, old) for new, old in pairs if new != old])
+
+
+def _note(checkpoint: Checkpoint, target: Checkpoint, changed: Sequence[tuple[str, str]]) -> list[str]:
+    if not changed:
+        return []
+    return [
+        f"{checkpoint.name}: {len(changed)} tensors are read under the names of {target.name}, such as "
+        f"{changed[0][1]} as {changed[0][0]}"
+    ]
+
+
+def has_inside(config: Mapping[str, Any], text: Mapping[str, Any]) -> bool:
+    """Whether a config of several modalities has a language model of the type of this text model."""
+    inner = _language(config)
+    return inner is not None and _language(text) is None and _kind(inner) == _kind(text)
+
+
+def _language(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What the config of a model of several modalities says of its language model; in old ones (Qwen2-VL) that stands
+    beside the other modalities. None for a text model."""
+    inner = config.get("text_config", config if "vision_config" in config else None)
+    return inner if isinstance(inner, Mapping) else None
+
+
+def _kind(config: Mapping[str, Any]) -> str:
+    """The type of a text model, without what tells that it is inside another: qwen2_5_vl_text is a qwen2."""
+    kind = re.sub(r"_text$|_vl(?=_|$)|(?<=glm4)v", "", str(config.get("model_type")))
+    return "qwen2" if kind == "qwen2_5" else kind
+
+
+def into_wrapper(checkpoint: Checkpoint, target: Checkpoint) -> Checkpoint:
+    """A text model with the config of a model of several modalities around it; it lacks their tensors."""
+    inner, text = _language(target.config) or {}, dict(checkpoint.config)
+    text["model_type"] = inner["model_type"]
+    flat = {key: value for key, value in text.items() if key in target.config and key != "architectures"}
+    wrapped = flat if inner is target.config else {"text_config": text}
+    tied = {"tie_word_embeddings": is_tied(checkpoint.config, checkpoint)}
+    return checkpoint.replace(config={**target.config, **wrapped, **tied})
+
+
+def out_of_wrapper(checkpoint: Checkpoint, target: Checkpoint) -> Checkpoint:
+    """The language model of a model of several modalities, as a text model like the target."""
+    text = {**(_language(checkpoint.config) or {}), "model_type": target.config["model_type"]}
+    text.pop("vision_config", None)
+    text |= {"tie_word_embeddings": is_tied(checkpoint.config, checkpoint)}
+    return drop(checkpoint, towers(checkpoint)).replace(config=text)
+
+
+def taken_as(checkpoint: Checkpoint, target: Checkpoint) -> tuple[Checkpoint, list[str]]:
+    """A model of another type as if it were of the target's, by the names and shapes of its tensors alone; and notes.
+
+    IncompatibleError if not one tensor has the same name.
+    """
+    theirs, ours = (str(c.config.get("model_type")) for c in (checkpoint, target))
+    note = f"{checkpoint.name}: a {theirs} is taken as a {ours}, by the names and shapes of its tensors"
+    checkpoint, renaming = match_names(checkpoint, target)
+    same = {key: target.config[key] for key in ("model_type", "architectures") if key in target.config}
+    return checkpoint.replace(config={**checkpoint.config, **same}), [note, *filter(None, [renaming])]
+
+
+def towers(checkpoint: Checkpoint) -> list[str]:
+    """The tensors of modalities other than text."""
+    return [name for name in checkpoint if other_modality(name)]
+
+
+def _names(checkpoint: Checkpoint, target: Checkpoint) -> dict[str, str]:
+    """New name → present name: the target's where it has that tensor, else the present one."""
+    plain, there = _plain_of(checkpoint), {_plain_of(target)(name): name for name in target}
+    types = {str(c.config.get("model_type")) for c in (checkpoint, target)}
+    prefixes = ["", *BASE_PREFIXES, *(f"{t.replace('-', '_')}." for t in sorted(types))]
+
+    def spelt(name: str, prefix: str) -> str | None:
+        tries = (plain(name), prefix + plain(name), plain(name).removeprefix(prefix))
+        return next((there[word] for word in tries if word in there), None)
+
+    prefix = max(prefixes, key=lambda p: sum(spelt(name, p) is not None for name in checkpoint))
+    new: dict[str, str] = {}
+    for name in checkpoint:
+        word = spelt(name, prefix) or name
+        new[name if word in new else word] = name
+    return new
+
+
+def _plain_of(checkpoint: Checkpoint) -> Callable[[str], str]:
+    """Names of a checkpoint as the installed class has them in memory, of a text model of today."""
+    known = installed(checkpoint.config)
+    return cache(_plain if known is None else lambda name: _plain(known.name(name)))
+
+
+def _plain(name: str) -> str:
+    """A name as a text model of today has it, by tables."""
+    for wrapped, plain in WRAPPED.items():
+        if name.startswith(wrapped):
+            name = plain + name.removeprefix(wrapped)
+            break
+    for old, new in OLD_ENDINGS.items():
+        if name == old or name.endswith("." + old):
+            return name.removesuffix(old) + new
+    return name
