@@ -16,5 +16,6 @@ from symfuse.verification.outputs import (
 )
 
 __all__ = [
-    "TOLERANCE", "Outputs", "Proof", "Verification", "compare", "computes_in", "prove", "random_inputs", "run", "verify",
+    "TOLERANCE", "Outputs", "Proof", "Verification", "compare", "computes_in", "prove", "random_inputs", "run",
+    "verify",
 ]  # fmt: skip
