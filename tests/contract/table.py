@@ -97,7 +97,8 @@ def main() -> None:
     (ROOT / "docs/families.md").write_text("\n".join(text), "utf-8")
     readme = ROOT / "README.md"
     start, end = "<!-- families: made by `make table` -->", "<!-- end of families -->"
-    note = "The largest error over the classes of each family; every class: [docs/families.md](docs/families.md). "
+    note = "The largest error over the classes of each family; every class, and its groups: "
+    note += "[docs/families.md](docs/families.md). "
     note += f"{versions}."
     table = markdown(["model_type", "classes", *columns], short)
     summary = f"{len(short)} families, {len(full)} models, by axis"
