@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import block_axes, key_shift, value_shift
-from symfuse.architectures.causal import linear, norm
+from symfuse.architectures.blocks import block_axes, key_shift, linear, norm, value_shift
 from symfuse.architectures.parts import part_of, together
 from symfuse.groups import Orthogonal
 from symfuse.spec import Axis
@@ -22,11 +21,11 @@ EMBEDDINGS = "embeddings."
 TEXT_LAST, VISION_LAST = "final_layer_norm", "post_layernorm"
 
 LAYERS = {
-    **linear(QUERY, "(h qk)", "residual*"),
-    **linear(KEY, "(h qk*)", "residual*"),
-    **linear(VALUE, "(h v)", "residual*"),
+    **linear(QUERY, "(h qk)"),
+    **linear(KEY, "(h qk*)"),
+    **linear(VALUE, "(h v)"),
     **linear(OUT, "residual", "(h v*)"),
-    **linear(LAYER + "mlp.fc1", "ffn", "residual*"),
+    **linear(LAYER + "mlp.fc1", "ffn"),
     **linear(LAYER + "mlp.fc2", "residual", "ffn*"),
     **norm(LAYER + "layer_norm1"),
     **norm(LAYER + "layer_norm2"),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import block_axes, rotary_axes
-from symfuse.architectures.causal import HEADS, OUTPUTS, READERS, linear, norm
+from symfuse.architectures.blocks import block_axes, linear, norm, rotary_axes
+from symfuse.architectures.causal import HEADS, OUTPUTS, READERS
 from symfuse.spec import Axis
 
 LAYER = "h.{l}."
@@ -26,11 +26,11 @@ def gptj(c: Config) -> Family:
         tensors={
             "wte.weight": "vocab residual",
             **norm(LAYER + "ln_1"),
-            **linear(ATTENTION + "q_proj", query, "residual*", bias=False),
-            **linear(ATTENTION + "k_proj", key, "residual*", bias=False),
-            **linear(ATTENTION + "v_proj", "(h v)", "residual*", bias=False),
+            **linear(ATTENTION + "q_proj", query, bias=False),
+            **linear(ATTENTION + "k_proj", key, bias=False),
+            **linear(ATTENTION + "v_proj", "(h v)", bias=False),
             **linear(ATTENTION + "out_proj", "residual", "(h v*)", bias=False),
-            **linear(UP, "ffn", "residual*"),
+            **linear(UP, "ffn"),
             **linear(DOWN, "residual", "ffn*"),
             **norm("ln_f"),
         },

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from symfuse.architectures.base import Config, Family, architecture
-from symfuse.architectures.blocks import ALIBI, block_axes
-from symfuse.architectures.causal import HEADS, OUTPUTS, READERS, linear, norm
+from symfuse.architectures.blocks import ALIBI, block_axes, linear, norm
+from symfuse.architectures.causal import HEADS, OUTPUTS, READERS
 from symfuse.groups import Signed
 from symfuse.spec import Axis
 
@@ -26,10 +26,10 @@ def mpt(c: Config) -> Family:
         tensors={
             "wte.weight": "vocab residual",
             **norm(LAYER + "norm_1", bias=False),
-            **linear(QKV, "(h qk + h qk* + h v)", "residual*", bias=False),
+            **linear(QKV, "(h qk + h qk* + h v)", bias=False),
             **linear(OUT, "residual", "(h v*)", bias=False),
             **norm(LAYER + "norm_2", bias=False),
-            **linear(UP, "ffn", "residual*", bias=False),
+            **linear(UP, "ffn", bias=False),
             **linear(DOWN, "residual", "ffn*", bias=False),
             **norm("norm_f", bias=False),
         },

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import block_axes, key_shift, value_shift
-from symfuse.architectures.causal import HEADS, linear, norm
+from symfuse.architectures.blocks import block_axes, key_shift, linear, norm, value_shift
+from symfuse.architectures.causal import HEADS
 from symfuse.groups import Centred, Invertible
 from symfuse.spec import Axis
 
@@ -56,14 +56,14 @@ def opt(c: Config) -> Family:
             EMBEDDING: "vocab embedding" if projected else "vocab residual",
             "decoder.embed_positions.weight": "positions residual",
             **(linear("decoder.project_in", "residual", "embedding*", bias=False) if projected else {}),
-            **linear(QUERY, "(h qk)", "residual*", bias=bias),
-            **linear(KEY, "(h qk*)", "residual*", bias=bias),
-            **linear(VALUE, "(h v)", "residual*", bias=bias),
+            **linear(QUERY, "(h qk)", bias=bias),
+            **linear(KEY, "(h qk*)", bias=bias),
+            **linear(VALUE, "(h v)", bias=bias),
             **linear(OUT, "residual", "(h v*)", bias=bias),
-            **linear(LAYER + "fc1", "ffn", "residual*", bias=bias),
+            **linear(LAYER + "fc1", "ffn", bias=bias),
             **linear(LAYER + "fc2", "residual", "ffn*", bias=bias),
             **{name: layout for at in norms if gains for name, layout in norm(at).items()},
-            **(linear("decoder.project_out", out, "residual*", bias=False) if projected else {}),
+            **(linear("decoder.project_out", out, bias=False) if projected else {}),
         },
         heads=heads,
         tied={"lm_head.weight": EMBEDDING} if c.tied else {},

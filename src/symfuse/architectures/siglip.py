@@ -10,8 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from symfuse.architectures.base import Config, Family, architecture
-from symfuse.architectures.blocks import size_of_head
-from symfuse.architectures.causal import linear
+from symfuse.architectures.blocks import linear, size_of_head
 from symfuse.architectures.clip import (
     EMBEDDINGS,
     READS,
@@ -57,7 +56,7 @@ def _text(c: Config) -> Family:
     tower = text_tower(c, SIZES, 32000, 64, ACT, Axis(size, Permutation()))
     return replace(
         tower,
-        tensors=dict(tower.tensors) | linear("head", "projection", "residual*"),
+        tensors=dict(tower.tensors) | linear("head", "projection"),
         outputs=OUTPUTS,
         reads=READS | {TEXT_LAST + ".weight": ("last_hidden_state", "head.weight")},
     )
