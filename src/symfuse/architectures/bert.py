@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import attention, attention_shifts, block_axes, dense_head, linear, norm, post_norm
+from symfuse.architectures.blocks import (
+    attention,
+    attention_shifts,
+    block_axes,
+    dense_head,
+    linear,
+    norm,
+    post_norm,
+    projections,
+)
 from symfuse.groups import Permutation, Signed
 from symfuse.spec import Axis
 
 LAYER = "encoder.layer.{l}."
 SELF = LAYER + "attention.self."
 
-NAMES = {letter: SELF + name for letter, name in zip("qkv", ("query", "key", "value"), strict=True)}
-NAMES["o"] = LAYER + "attention.output.dense"
+NAMES = projections(LAYER + "attention.", "self.query", "self.key", "self.value", "output.dense")
 ENCODER = {
     **attention(NAMES),
     **norm(LAYER + "attention.output.LayerNorm"),
@@ -39,10 +47,10 @@ TOKEN = Head(("ForTokenClassification",), linear("classifier", "labels"))
 QUESTION = Head(("ForQuestionAnswering",), linear("qa_outputs", "labels"))
 
 
-def predictions(space: str, norm_name: str = "LayerNorm") -> dict[str, str]:
-    """The head of the masked language model; space: as of `dense_head`."""
+def predictions(c: Config, norm_name: str = "LayerNorm", embedding: str = "residual") -> dict[str, str]:
+    """The head of the masked language model; embedding: as of `dense_head`."""
     transform = PREDICTIONS + "transform."
-    head = dense_head(transform + "dense", transform + norm_name, PREDICTIONS + "decoder", space)
+    head = dense_head(c, transform + "dense", transform + norm_name, PREDICTIONS + "decoder", embedding)
     return {PREDICTIONS + "bias": "vocab", **head}
 
 
@@ -85,9 +93,7 @@ def bert(c: Config) -> Family:
         tensors=EMBEDDINGS | ENCODER,
         optional={"pooler": POOLER},
         heads={
-            "masked LM": Head(
-                ("ForMaskedLM", "ForPreTraining", "LMHeadModel"), predictions("residual" if c.tied else "lm")
-            ),
+            "masked LM": Head(("ForMaskedLM", "ForPreTraining", "LMHeadModel"), predictions(c)),
             "next sentence": Head(
                 ("ForPreTraining", "ForNextSentencePrediction"), linear("cls.seq_relationship", "2", "pool*")
             ),

@@ -54,9 +54,15 @@ def readers(names: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(f"{names[at]}.weight" for at in "qkv")
 
 
-def dense_head(dense: str, norm_name: str, decoder: str, space: str) -> dict[str, str]:
+def projections(at: str, *names: str) -> dict[str, str]:
+    """The maps of an attention by their letters, from their names in its order: queries, keys, values, output."""
+    return {letter: at + name for letter, name in zip("qkvo", names, strict=True)}
+
+
+def dense_head(c: Config, dense: str, norm_name: str, decoder: str, embedding: str = "residual") -> dict[str, str]:
     """A map and its norm before the decoder of a masked language model. With a tied decoder that map writes into the
-    space of the embeddings; else into its own."""
+    space of the embeddings; else into its own, `lm`."""
+    space = embedding if c.tied else "lm"
     return linear(dense, space) | norm(norm_name, space) | linear(decoder, "vocab", f"{space}*")
 
 
@@ -135,11 +141,18 @@ def post_norm(
     return {f"{reader}weight": f"{norm}.weight" for reader, norm in found.items() if norm is not None}
 
 
+def replaced(text: str, pieces: Mapping[str, str]) -> str:
+    """A text with each old piece replaced, in the order of `pieces`."""
+    for old, new in pieces.items():
+        text = text.replace(old, new)
+    return text
+
+
 def renamed(tensors: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
-    """The same layouts under other names: each old piece of a name is replaced, in the order of `names`."""
-    out = {}
-    for name, layout in tensors.items():
-        for old, new in names.items():
-            name = name.replace(old, new)
-        out[name] = layout
-    return out
+    """The same layouts under other names, of which pieces are replaced."""
+    return {replaced(name, names): layout for name, layout in tensors.items()}
+
+
+def placed(tensors: Mapping[str, str], places: Mapping[str, str]) -> dict[str, str]:
+    """The same tensors with other layouts, of which pieces are replaced."""
+    return {name: replaced(layout, places) for name, layout in tensors.items()}

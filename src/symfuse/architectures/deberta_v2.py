@@ -86,7 +86,7 @@ def _masked_lm(c: Config, e: str) -> dict[str, Head]:
     discriminator |= linear(at + "classifier", "1", "mask*")
     legacy = c.get("legacy", True)
     return {
-        "masked LM (v2)": Head(("ForMaskedLM",) if legacy else (), bert.predictions(e if c.tied else "lm")),
+        "masked LM (v2)": Head(("ForMaskedLM",) if legacy else (), bert.predictions(c, embedding=e)),
         "masked LM (v3)": Head(() if legacy else ("ForMaskedLM",), v3),
         "discriminator": Head((), discriminator),
     }

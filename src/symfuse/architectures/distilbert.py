@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from symfuse.architectures import bert
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import attention_shifts, block_axes, dense_head, linear, post_norm, renamed
+from symfuse.architectures.blocks import (
+    attention_shifts,
+    block_axes,
+    dense_head,
+    linear,
+    post_norm,
+    projections,
+    renamed,
+)
 from symfuse.architectures.feed_forward import neurons
 from symfuse.groups import Permutation
 from symfuse.spec import Axis
 
 LAYER = "transformer.layer.{l}."
-PROJECTIONS = {
-    letter: f"{LAYER}attention.{name}_lin" for letter, name in zip("qkvo", ("q", "k", "v", "out"), strict=True)
-}
+PROJECTIONS = projections(LAYER + "attention.", "q_lin", "k_lin", "v_lin", "out_lin")
 NAMES = dict(zip(bert.NAMES.values(), PROJECTIONS.values(), strict=True)) | {
     "attention.output.LayerNorm": "sa_layer_norm",
     "intermediate.dense": "ffn.lin1",
@@ -24,7 +30,6 @@ NAMES = dict(zip(bert.NAMES.values(), PROJECTIONS.values(), strict=True)) | {
 
 @architecture("distilbert")
 def distilbert(c: Config) -> Family:
-    lm = "residual" if c.tied else "lm"
     pre = linear("pre_classifier", "pre")
     embeddings = {name: text for name, text in bert.EMBEDDINGS.items() if "token_type" not in name}
     return Family(
@@ -41,7 +46,7 @@ def distilbert(c: Config) -> Family:
         heads={
             "masked LM": Head(
                 ("ForMaskedLM",),
-                dense_head("vocab_transform", "vocab_layer_norm", "vocab_projector", lm),
+                dense_head(c, "vocab_transform", "vocab_layer_norm", "vocab_projector"),
             ),
             "sequence": Head(
                 ("ForSequenceClassification",),

@@ -15,7 +15,6 @@ def electra(c: Config) -> Family:
     width = c.get("embedding_size", 128)
     projected = width != c.hidden_size
     e = "embedding" if projected else "residual"
-    lm = e if c.tied else "lm"
     project = linear("embeddings_project", "residual", "embedding*")
     summary = linear("sequence_summary.summary", "summary")
     return Family(
@@ -34,7 +33,7 @@ def electra(c: Config) -> Family:
         heads={
             "generator": Head(
                 ("ForMaskedLM", "ForCausalLM"),
-                dense_head("generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head", lm),
+                dense_head(c, "generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head", e),
             ),
             "discriminator": Head(
                 ("ForPreTraining",),

@@ -19,7 +19,7 @@ def gptj(c: Config) -> Family:
     axes |= rotary_axes(axes.pop("qk").size, c.size("rotary_dim", 64), ("l", "h"))
     axes |= {"vocab": Axis(c.vocab_size), "labels": Axis(c.labels)}
     query, key = ("(h (f c + p))", "(h (f c* + p*))") if "p" in axes else ("(h f c)", "(h f c*)")
-    language = {"lm_head.weight": "vocab residual*", "lm_head.bias": "vocab"}
+    language = linear("lm_head", "vocab")
     return Family(
         axes=axes,
         prefix="transformer.",

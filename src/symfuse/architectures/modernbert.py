@@ -3,10 +3,10 @@ normalised embeddings as they are, so that the stream cannot be rotated: the gai
 
 from __future__ import annotations
 
+from symfuse.architectures import decoder
 from symfuse.architectures.base import Config, Family, Head, architecture
 from symfuse.architectures.blocks import block_axes, linear, norm, rotary_axes, value_shift
 from symfuse.architectures.causal import OUTPUTS
-from symfuse.architectures.decoder import gated
 from symfuse.architectures.feed_forward import neurons
 from symfuse.groups import Permutation
 from symfuse.spec import Axis
@@ -34,7 +34,7 @@ def modernbert(c: Config) -> Family:
     neurons(c.get("classifier_activation", "gelu"))  # whether the units of the head may be reordered
     axes = block_axes(c.num_hidden_layers, c.hidden_size, c.num_attention_heads, c.intermediate_size, act)
     head = axes.pop("qk").size
-    axes |= gated(act, c.intermediate_size) | rotary_axes(head, head, ("l", "h"))
+    axes |= decoder.gated(c, act) | rotary_axes(head, head, ("l", "h"))
     axes |= {"vocab": Axis(c.vocab_size), "labels": Axis(c.labels), "lm": Axis(c.hidden_size, Permutation())}
     # With a tied decoder the transform writes into the residual space of the embeddings; else into its own.
     lm = "residual" if c.tied else "lm"

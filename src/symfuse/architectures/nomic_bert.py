@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from symfuse.architectures import bert
+from symfuse.architectures import bert, decoder
 from symfuse.architectures.base import Config, Family, Head, architecture
 from symfuse.architectures.blocks import block_axes, linear, norm, rotary_axes
-from symfuse.architectures.decoder import gated
 from symfuse.groups import Permutation, Signed
 from symfuse.spec import Axis
 
@@ -20,7 +19,7 @@ def nomic_bert(c: Config) -> Family:
         c.num_hidden_layers, c.hidden_size, c.num_attention_heads, c.intermediate_size, act, c.get("head_dim")
     )
     head = axes.pop("qk").size
-    axes |= gated(act, c.intermediate_size) | rotary_axes(head, head, ("l", "h"))
+    axes |= decoder.gated(c, act) | rotary_axes(head, head, ("l", "h"))
     axes |= {
         "vocab": Axis(c.vocab_size),
         "types": Axis(c.get("type_vocab_size", 2)),
@@ -47,7 +46,7 @@ def nomic_bert(c: Config) -> Family:
         heads={
             "masked LM": Head(
                 ("ForMaskedLM",),
-                bert.predictions("residual" if c.tied else "lm", "layer_norm"),
+                bert.predictions(c, "layer_norm"),
             ),
             "sequence": Head(("ForSequenceClassification",), bert.POOLED),
             "token": bert.TOKEN,

@@ -19,9 +19,7 @@ def roberta(c: Config) -> Family:
                 ("ForMaskedLM", "ForCausalLM"),
                 {
                     "lm_head.bias": "vocab",
-                    **dense_head(
-                        "lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "residual" if c.tied else "lm"
-                    ),
+                    **dense_head(c, "lm_head.dense", "lm_head.layer_norm", "lm_head.decoder"),
                 },
             ),
             "sequence": Head(  # a pooler of its own: tanh again

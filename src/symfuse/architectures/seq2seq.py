@@ -9,7 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from symfuse.architectures.base import Config
-from symfuse.architectures.blocks import attention, attention_shifts, linear, norm, of_heads, readers, size_of_head
+from symfuse.architectures.blocks import (
+    attention,
+    attention_shifts,
+    linear,
+    norm,
+    of_heads,
+    projections,
+    readers,
+    size_of_head,
+)
 from symfuse.architectures.feed_forward import neurons
 from symfuse.groups import Group, Invertible, Permutation, Signed
 from symfuse.spec import Axis, Shift
@@ -112,4 +121,4 @@ def outputs(streams: Streams) -> dict[str, str]:
 
 
 def _names(at: str) -> dict[str, str]:
-    return {letter: f"{at}{name}_proj" for letter, name in zip("qkvo", ("q", "k", "v", "out"), strict=True)}
+    return projections(at, "q_proj", "k_proj", "v_proj", "out_proj")
