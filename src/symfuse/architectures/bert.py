@@ -13,6 +13,7 @@ from symfuse.architectures.blocks import (
     post_norm,
     projections,
 )
+from symfuse.architectures.names import LEGACY
 from symfuse.groups import Permutation, Signed
 from symfuse.spec import Axis
 
@@ -37,7 +38,6 @@ EMBEDDINGS = {
 POOLER = linear("pooler.dense", "pool")
 SHIFTS = attention_shifts(NAMES)
 BUFFERS = ("*embeddings.position_ids", "*embeddings.token_type_ids")
-LEGACY = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 OUTPUTS = {"last_hidden_state": "residual", "pooler_output": "pool"}
 
 PREDICTIONS = "cls.predictions."

@@ -10,7 +10,7 @@ from symfuse.groups import Permutation
 NORMS_OF_EACH = {"q": "kv q", "k": "kv"}  # a gain of its own for each head, [heads, size]
 
 
-@architecture("cohere")
+@architecture("cohere", float32=("CohereLayerNorm",))
 def cohere(c: Config) -> Family:
     """Logits are scaled by a number, which commutes."""
     normed = c.get("use_qk_norm", False)

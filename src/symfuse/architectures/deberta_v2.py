@@ -6,6 +6,7 @@ from symfuse.architectures import bert
 from symfuse.architectures.base import Config, Family, Head, architecture
 from symfuse.architectures.blocks import block_axes, key_shift, linear, norm, renamed, value_shift
 from symfuse.architectures.feed_forward import neurons
+from symfuse.architectures.names import LEGACY
 from symfuse.errors import SpecError
 from symfuse.groups import Permutation
 from symfuse.spec import Axis, Shift
@@ -112,7 +113,7 @@ def deberta_v2(c: Config) -> Family:
         },
         tied=bert.ties(c),
         buffers=bert.BUFFERS,
-        legacy=bert.LEGACY,
+        legacy=LEGACY,
         shifts=shifts,
         outputs={"last_hidden_state": "residual"},
     )

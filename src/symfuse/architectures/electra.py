@@ -6,6 +6,7 @@ from symfuse.architectures import bert
 from symfuse.architectures.base import Config, Family, Head, architecture
 from symfuse.architectures.blocks import dense_head, linear
 from symfuse.architectures.feed_forward import neurons
+from symfuse.architectures.names import LEGACY
 from symfuse.groups import Permutation
 from symfuse.spec import Axis
 
@@ -50,7 +51,7 @@ def electra(c: Config) -> Family:
         },
         tied={"generator_lm_head.weight": bert.WORDS} if c.tied else {},
         buffers=bert.BUFFERS,
-        legacy=bert.LEGACY,
+        legacy=LEGACY,
         shifts=bert.SHIFTS,
         outputs={"last_hidden_state": "residual"},
         gauges={

@@ -27,7 +27,7 @@ def _classifier(c: Config, classes: tuple[str, ...], labels: str) -> Head:
     return Head(classes, _transform(c, "lm") | linear("classifier", labels, "lm*"))
 
 
-@architecture("modernbert")
+@architecture("modernbert", float32=("ModernBertAttention",))
 def modernbert(c: Config) -> Family:
     bias, between = c.get("attention_bias", False), c.get("mlp_bias", False)
     act = c.get("hidden_activation", "gelu")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from symfuse.architectures import bert
 from symfuse.architectures.base import Config, Family, Head, architecture
 from symfuse.architectures.blocks import dense_head, linear
+from symfuse.architectures.names import LEGACY
 
 
 @architecture("roberta", "xlm-roberta", "camembert")
@@ -32,7 +33,7 @@ def roberta(c: Config) -> Family:
         },
         tied=bert.ties(c, "lm_head.decoder", "lm_head.bias"),
         buffers=bert.BUFFERS,
-        legacy=bert.LEGACY,
+        legacy=LEGACY,
         shifts=bert.SHIFTS,
         outputs=bert.OUTPUTS,
         gauges=bert.gauges(

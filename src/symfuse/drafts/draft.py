@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from symfuse.architectures.base import ARCHITECTURES, Family, Head, bind
+from symfuse.architectures.names import HEAD_OF
 from symfuse.arguments import checked
 from symfuse.drafts.facts import Facts
 from symfuse.drafts.layouts import Choice, Layouts
@@ -102,7 +103,7 @@ class Draft:
                 base[name.removeprefix(self.prefix)] = "" if shape is None else " ".join(map(str, shape)) or SCALAR
         embedding = next((n for n, text in base.items() if text in ("vocab residual", "vocab embedding")), None)
         alias = self.facts.head_name
-        if self.facts.tied and alias == "lm_head.weight" and alias not in head and embedding:
+        if self.facts.tied and alias == HEAD_OF and alias not in head and embedding:
             head[alias] = base[embedding] + "*"
         return base, pooler, head
 

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from symfuse.model.undeclared import TIED_BY_DEFAULT
+from symfuse.architectures.names import TIED_BY_DEFAULT
 
 if TYPE_CHECKING:
     from symfuse.drafts.draft import Draft
