@@ -11,9 +11,10 @@ from symfuse.device import CPU
 from symfuse.errors import IncompatibleError, OptionError
 from symfuse.guard import guarded
 from symfuse.io import Checkpoint
-from symfuse.merging.base import Method, Parameter, lookup
+from symfuse.merging.base import Method, Parameter
 from symfuse.merging.engine import Learnt, Merged, Resolve, Slice, describe, merge_slices, set_dtype
 from symfuse.messages import suggestion
+from symfuse.methods.registry import lookup
 from symfuse.model import Model, require_same_shape
 from symfuse.model.config import label_clash
 from symfuse.rewriting import require_same_frame
