@@ -8,10 +8,9 @@ from pkgutil import iter_modules
 from symfuse.merging.base import METHODS, lookup
 from symfuse.methods.collect import collect
 from symfuse.methods.data import Inputs, Learned
-from symfuse.methods.learn import Found, Pending, learn
-from symfuse.methods.models import merge_models
+from symfuse.methods.learn import Found, learn
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
 
-__all__ = ["METHODS", "Found", "Inputs", "Learned", "Pending", "collect", "learn", "lookup", "merge_models"]
+__all__ = ["METHODS", "Found", "Inputs", "Learned", "collect", "learn", "lookup"]
