@@ -210,7 +210,7 @@ class Alignment:
 
     def inverse(self) -> Alignment:
         """The alignment that undoes this one."""
-        elements = {i: self._reindex(i, g.inverse(), self.elements) for i, g in self.elements.items()}
+        elements = {i: self._undone(i) for i in self.elements}
         back = replace(self, elements=elements, shifts={}, gauges={}, provenance={"inverse of": dict(self.provenance)})
         shifts = {name: -back.move(name, t) for name, t in self.shifts.items()}
         return replace(back, shifts=shifts, gauges={n: -back.move(bias_of(n), v) for n, v in self.gauges.items()})
@@ -225,13 +225,13 @@ class Alignment:
                 f"an alignment under {', '.join(self.variants) or 'no variants'} cannot follow one under "
                 f"{', '.join(first.variants) or 'none'}: their axes are not the same; make both under the same"
             )
-        self._require_same_axes(first.spec, self.spec.axes.keys() | first.spec.axes.keys(), "the first alignment")
-        undo = first.inverse().elements
+        if self.spec is not first.spec:
+            self._require_same_axes(first.spec, self.spec.axes.keys() | first.spec.axes.keys(), "the first alignment")
         elements = dict(first.elements)
         for instance, element in self.elements.items():
             if instance not in first.spec.movable:
                 continue
-            element = self._reindex(instance, element, undo)
+            element = self._reindex(instance, element, first._undone)
             if instance in elements:
                 element = compose(element, elements[instance])
             elements[instance] = element
@@ -248,14 +248,22 @@ class Alignment:
                 f"{', '.join(first.frame) or 'none'}"
             )
         provenance = {"first": dict(first.provenance), "then": dict(self.provenance)}
-        spec = replace(first.spec, gauges=gauged)
+        spec = first.spec if gauged == first.spec.gauges else replace(first.spec, gauges=gauged)
         return replace(first, spec=spec, elements=elements, shifts=shifts, gauges=gauges, provenance=provenance)
 
-    def _reindex(self, instance: Instance, element: Element, by: Mapping[Instance, Element]) -> Element:
-        """Let the elements of the axes that `instance` is batched over act on its batch dimensions."""
+    def _undone(self, instance: Instance) -> Element | None:
+        """The element of the inverse; None where that is the identity."""
+        element = self.elements.get(instance)
+        return None if element is None else self._reindex(instance, element.inverse(), self.elements.get)
+
+    def _reindex(self, instance: Instance, element: Element, by: Callable[[Instance], Element | None]) -> Element:
+        """Let the elements of the axes that `instance` is batched over act on its batch dimensions. by: of an instance
+        the element; None where that is the identity."""
         batch = self.spec.batch_axes(instance.axis)
+        if not batch:
+            return element
         index = self.spec.index_of(instance)
-        outer = {per: g for per in batch if (g := by.get(self.spec.instance(per, index))) is not None}
+        outer = {per: g for per in batch if (g := by(self.spec.instance(per, index))) is not None}
         if not outer:
             return element
         atoms = tuple(Atom(per, Variance.PLAIN) for per in batch)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from symfuse.errors import LayoutError, SpecError
 from symfuse.groups import GROUPS, Group
 from symfuse.io.typed import require_type
 from symfuse.messages import some
-from symfuse.spec.layout import Atom, Concat, Layout, Segment, Variance, parse
+from symfuse.spec.layout import Atom, Concat, Cuts, Layout, Segment, Variance, cut, parse
 
 # LayerNorm, RMSNorm, and RMSNorm whose gain is stored less 1.
 NormKind = Literal["layer", "rms", "rms+1"]
@@ -50,12 +50,11 @@ def layer_of(index: Mapping[str, int]) -> int | None:
     return next((number for key, number in index.items() if anatomy(key) == "l"), None)
 
 
-@dataclass(frozen=True, order=True)
-class Instance:
-    """One axis at one place: `ffn[3]` is the feed-forward space of layer 3."""
+class Instance(NamedTuple):
+    """One axis at one place: `ffn[3]` is the feed-forward space of layer 3. A tuple, as it is the key of most tables."""
 
     axis: str
-    index: tuple[int, ...] = ()
+    index: tuple[int, ...] = ()  # type: ignore[assignment]  # tuple.index is not needed
 
     def __str__(self) -> str:
         return self.axis + (f"[{','.join(map(str, self.index))}]" if self.index else "")
@@ -164,15 +163,25 @@ class Spec:
 
     def index_of(self, instance: Instance) -> dict[str, int]:
         """The template indices of the tensors that an axis instance touches, as far as it depends on them."""
-        keys = [per for per in self.axes[instance.axis].per if per in self.index_axes]
-        return dict(zip(keys, instance.index, strict=True))
+        return dict(zip(self._index_keys[instance.axis], instance.index, strict=True))
+
+    @cached_property
+    def _index_keys(self) -> dict[str, tuple[str, ...]]:
+        """By axis the axes that it is `per` which are template indices of names."""
+        return {name: tuple(per for per in axis.per if per in self.index_axes) for name, axis in self.axes.items()}
 
     def is_shared(self, axis: str) -> bool:
         """Whether an axis is of the whole model, as its stream is; else it is of one layer, or it belongs to attention
         that is in no layer, as that of a pooling head: heads around other axes, or what is inside of them."""
-        per = self.axes[axis].per
-        inside = [other for other in self.axes.values() if other.group is not None and axis in other.per]
-        return not per and (not inside or any(set(other.per) & self.index_axes for other in inside))
+        return axis in self._shared
+
+    @cached_property
+    def _shared(self) -> frozenset[str]:
+        def shared(name: str) -> bool:
+            inside = [axis for axis in self.axes.values() if axis.group is not None and name in axis.per]
+            return not inside or any(set(axis.per) & self.index_axes for axis in inside)
+
+        return frozenset(name for name, axis in self.axes.items() if not axis.per and shared(name))
 
     def read_dim(self, reader: str) -> int:
         """Which stored dimension of a weight in `gauges` reads the norm."""
@@ -186,10 +195,19 @@ class Spec:
 
     def batch_axes(self, axis: str) -> tuple[str, ...]:
         """The axes over whose indices the elements of an instance are batched (the others are in its index)."""
-        return tuple(per for per in self.axes[axis].per if per not in self.index_axes)
+        return self._batches[axis][0]
 
     def batch(self, axis: str) -> tuple[int, ...]:
-        return tuple(self.axes[per].size for per in self.batch_axes(axis))
+        """The sizes of `batch_axes`."""
+        return self._batches[axis][1]
+
+    @cached_property
+    def _batches(self) -> dict[str, tuple[tuple[str, ...], tuple[int, ...]]]:
+        batches = {}
+        for name, axis in self.axes.items():
+            pers = tuple(per for per in axis.per if per not in self.index_axes)
+            batches[name] = pers, tuple(self.axes[per].size for per in pers)
+        return batches
 
     @cached_property
     def index_axes(self) -> frozenset[str]:
@@ -207,6 +225,14 @@ class Spec:
         return {instance: tuple(names) for instance, names in out.items()}
 
     @cached_property
+    def touched(self) -> dict[str, dict[str, Instance]]:
+        """By tensor the instances on which a group acts that it touches, by axis, in the order in which they act."""
+        return {
+            name: {axis: self.instance(axis, t.index) for axis in self.order if axis in t.layout.names}
+            for name, t in self.tensors.items()
+        }
+
+    @cached_property
     def order(self) -> tuple[str, ...]:
         """Axes on which a group acts, those that depend on others (`per`) first: the order of acting."""
         moved = [name for name, axis in self.axes.items() if axis.group is not None]
@@ -217,7 +243,23 @@ class Spec:
         return tuple(sorted(moved, key=lambda name: -depth(name)))
 
     def segments(self, name: str, tensor: Tensor) -> Iterator[Segment]:
-        return self.tensors[name].layout.segments(tensor, self.sizes)
+        """The parts of a tensor (see `Layout.segments`)."""
+        for view, atoms in zip(self.views(name, tensor), self.tensors[name].layout.parts, strict=True):
+            yield Segment(view, atoms)
+
+    def views(self, name: str, tensor: Tensor) -> list[Tensor]:
+        """The views of `segments`, one for each of the layout's `parts`."""
+        return [cut(tensor, cuts) for cuts in self.cuts(name)]
+
+    def cuts(self, name: str) -> tuple[Cuts, ...]:
+        """How a tensor is cut into its parts."""
+        if name not in self._cuts:
+            self._cuts[name] = self.tensors[name].layout.cuts(self.sizes)
+        return self._cuts[name]
+
+    @cached_property
+    def _cuts(self) -> dict[str, tuple[Cuts, ...]]:
+        return {}
 
     def part(self, name: str, tensor: Tensor, atom: str) -> Segment:
         """The part of a tensor in which an atom, as written, occurs; LayoutError if it is in none."""
