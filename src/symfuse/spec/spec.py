@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from symfuse.io.typed import require_type
 from symfuse.messages import some
 from symfuse.spec.layout import Atom, Concat, Cuts, Layout, Segment, Variance, cut, parse
 
+K, V = TypeVar("K"), TypeVar("V")
 # LayerNorm, RMSNorm, and RMSNorm whose gain is stored less 1.
 NormKind = Literal["layer", "rms", "rms+1"]
 _OFFSETS: dict[NormKind, float] = {"layer": 0.0, "rms": 0.0, "rms+1": 1.0}
@@ -51,7 +53,7 @@ def layer_of(index: Mapping[str, int]) -> int | None:
 
 
 class Instance(NamedTuple):
-    """One axis at one place: `ffn[3]` is the feed-forward space of layer 3. A tuple, as it is the key of most tables."""
+    """One axis at one place: `ffn[3]` is the feed-forward space of layer 3. A tuple, which is a fast key of tables."""
 
     axis: str
     index: tuple[int, ...] = ()  # type: ignore[assignment]  # tuple.index is not needed
@@ -76,6 +78,19 @@ class Declared:
 
 
 @dataclass(frozen=True)
+class Occurrence:
+    """One place of an axis in one part of a tensor. atoms: those of the part, atom: that of the axis. cuts: how to come
+    to the part (see `cut`); order: of its dimensions, the first `front` of them being the axes that elements are
+    batched over, and then the axis itself."""
+
+    atom: Atom
+    atoms: tuple[Atom, ...]
+    cuts: Cuts
+    order: tuple[int, ...]
+    front: int
+
+
+@dataclass(frozen=True)
 class Shift:
     """A bias that may be translated, t being any vector: one more symmetry, beside the linear ones.
 
@@ -93,6 +108,17 @@ class Shift:
         names = (None if name is None else name.format(**index) for name in (self.bias, self.weight, self.into))
         bias, weight, into = names
         return Shift(bias or "", self.axis, weight, into)
+
+
+class Memo(dict[K, V]):
+    """Values that are made when they are asked for, and kept: of a model's many tensors few are looked at."""
+
+    def __init__(self, make: Callable[[K], V]) -> None:
+        self._make = make
+
+    def __missing__(self, key: K) -> V:
+        value = self[key] = self._make(key)
+        return value
 
 
 @dataclass(frozen=True)
@@ -225,6 +251,17 @@ class Spec:
         return {instance: tuple(names) for instance, names in out.items()}
 
     @cached_property
+    def squares(self) -> frozenset[tuple[str, str]]:
+        """The tensors a part of which has an axis twice (a square map of a space to itself), with that axis."""
+        return frozenset(
+            (name, axis)
+            for name, declared in self.tensors.items()
+            for part in declared.layout.parts
+            for axis, count in Counter(atom.name for atom in part).items()
+            if count > 1
+        )
+
+    @cached_property
     def touched(self) -> dict[str, dict[str, Instance]]:
         """By tensor the instances on which a group acts that it touches, by axis, in the order in which they act."""
         return {
@@ -249,17 +286,28 @@ class Spec:
 
     def views(self, name: str, tensor: Tensor) -> list[Tensor]:
         """The views of `segments`, one for each of the layout's `parts`."""
-        return [cut(tensor, cuts) for cuts in self.cuts(name)]
-
-    def cuts(self, name: str) -> tuple[Cuts, ...]:
-        """How a tensor is cut into its parts."""
-        if name not in self._cuts:
-            self._cuts[name] = self.tensors[name].layout.cuts(self.sizes)
-        return self._cuts[name]
+        return [cut(tensor, cuts) for cuts in self.cuts[name]]
 
     @cached_property
-    def _cuts(self) -> dict[str, tuple[Cuts, ...]]:
-        return {}
+    def cuts(self) -> Mapping[str, tuple[Cuts, ...]]:
+        """How each tensor is cut into its parts."""
+        return Memo(lambda name: self.tensors[name].layout.cuts(self.sizes))
+
+    @cached_property
+    def occurrences(self) -> Mapping[tuple[str, str], list[Occurrence]]:
+        """Where a tensor has an axis, by (tensor, axis), in the order of its parts."""
+        return Memo(lambda key: [*self._occurrences(*key)])
+
+    def _occurrences(self, name: str, axis: str) -> Iterator[Occurrence]:
+        for cuts, atoms in zip(self.cuts[name], self.tensors[name].layout.parts, strict=True):
+            names = [atom.name for atom in atoms]
+            for at in (i for i, other in enumerate(names) if other == axis):
+                front = (*map(names.index, self.batch_axes(axis)), at)
+                order = front + tuple(i for i in range(len(names)) if i not in front)
+                yield Occurrence(atoms[at], atoms, cuts, order, len(front))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {one.name: getattr(self, one.name) for one in fields(self)}  # what is cached is made again where it goes
 
     def part(self, name: str, tensor: Tensor, atom: str) -> Segment:
         """The part of a tensor in which an atom, as written, occurs; LayoutError if it is in none."""
