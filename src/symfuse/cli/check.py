@@ -45,7 +45,7 @@ def check(models: tuple[str, ...], as_json: bool, quiet: bool, **options: Any) -
     reports = check_all(recipes, target=target, sample=not options["no_sample"])
     for report in reports:
         _say(out, report)
-    out.finish({"recipes": [report.to_json() for report in reports]})
+    out.finish({"recipes": [report.to_dict() for report in reports]})
     code = next((report.exit_code for report in reports if not report.possible), 0)
     if code:
         sys.exit(code)

@@ -138,7 +138,7 @@ def evaluate(
                     f"{name}: the loss on {loss.source} is {score.loss}, so it says nothing; numbers may "
                     "have overflowed (look for very large weights), or a text may be degenerate"
                 )
-            found.append({"name": name, **score.to_json(), "seconds": time.perf_counter() - start})
+            found.append({"name": name, **score.to_dict(), "seconds": time.perf_counter() - start})
             advance(None)
     metrics = list(found[0]["metrics"])
     rows = [
@@ -272,7 +272,7 @@ def _file(place: Path) -> Path:
 
 def _traced(result: Barrier, alignments: Mapping[str, Alignment]) -> dict[str, Any]:
     """The document of a barrier, with what the models of each curve were aligned by; None: they are as they were."""
-    document = result.to_json()
+    document = result.to_dict()
     frames = {result.baselines[name][0]: list(found.frame) for name, found in alignments.items() if found.frame}
     for curve in document["curves"]:
         name = curve["name"]
@@ -358,4 +358,4 @@ def landscape(
     out.table(["model", "x", "y", "loss"], rows, f"{loss.name} on {loss.source}: the plane")
     losses = [score.loss for row in result.scores for score in row]
     out.say(f"{len(losses)} points, loss {min(losses):.4f} to {max(losses):.4f}")
-    finish(out, result.to_json(), output)
+    finish(out, result.to_dict(), output)

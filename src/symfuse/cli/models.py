@@ -171,7 +171,7 @@ def verify(before: str, after: str, tolerance: float | None, text: str | None, a
         out.say(f"  {difference}")
     if result.seen:
         out.say(f"read: {result.seen}")
-    out.finish(reports.verified(result))
+    out.finish(result.to_dict())
     if not result.equal:
         if quiet and not as_json:
             why = "; ".join(result.differences)
@@ -210,7 +210,7 @@ def distance(a: str, b: str, axes: str, output: Path | None, as_json: bool, quie
                 f"{r['before']:.4g}",
                 f"{r['after']:.4g}",
                 f"{r['share']:.1%}" if r["before"] else "-",
-                ", ".join("-" if share is None else f"{share:.1%}" for share in r["of whole"]),
+                ", ".join("-" if share is None else f"{share:.1%}" for share in r["of_whole"]),
                 *("-" if cosine is None else f"{cosine:.4f}" for cosine in r["cosine"]),
             ]
             for r in data[f"by_{part}"]

@@ -27,6 +27,7 @@ from symfuse.io.stamp import Stamp
 from symfuse.io.target import output_place
 from symfuse.io.tensors import StoredTensors, TensorInfo, flat_part, is_finite
 from symfuse.io.writer import write
+from symfuse.messages import shown
 
 __all__ = ["Checkpoint", "TensorInfo", "is_finite", "is_other", "scan"]
 
@@ -98,8 +99,7 @@ class Checkpoint(Mapping[str, Tensor]):
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
-    def __repr__(self) -> str:
-        return f"Checkpoint({self.name!r}, {len(self)} tensors)"
+    __repr__, _repr_html_ = shown(lambda self: {"name": repr(self.name), "tensors": len(self)})
 
     def info(self, name: str) -> TensorInfo:
         """The dtype and shape of a tensor; no tensor data is read, unless only the tensor itself can tell."""

@@ -21,7 +21,7 @@ from symfuse.architectures import ARCHITECTURES
 from symfuse.errors import CheckpointError, IncompatibleError, OptionError, SpecError, VerificationError
 from symfuse.io import Checkpoint, TensorInfo
 from symfuse.io.memory import budget
-from symfuse.messages import first_line, some
+from symfuse.messages import SCHEMA, first_line, shown, some
 from symfuse.model import Model, as_declared
 from symfuse.model.config import OF_HEADS, differences, text_config
 from symfuse.modules import live, name_parameters, with_defaults
@@ -74,6 +74,28 @@ class Verification:
 
     def __bool__(self) -> bool:
         return self.equal
+
+    __repr__, _repr_html_ = shown(
+        lambda self: {
+            "result": "equal" if self.equal else "different",
+            "largest relative difference": float(self.worst),
+            "tolerance": float(self.tolerance),
+            "inputs": self.inputs,
+        }
+    )
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON: what `symfuse verify --json` prints."""
+        return {
+            "schema": SCHEMA,
+            "equal": self.equal,
+            "errors": dict(self.errors),
+            "tolerance": self.tolerance,
+            "inputs": self.inputs,
+            "config": list(self.config),
+            "unread": list(self.unread),
+            "coverage": {name: list(counts) for name, counts in self.coverage.items()},
+        }
 
     @property
     def differences(self) -> list[str]:
@@ -329,6 +351,19 @@ class Proof:
     exact: Verification
     rounding: float
     rounded_to: str
+
+    __repr__, _repr_html_ = shown(
+        lambda self: {
+            "largest relative difference": float(self.exact.worst),
+            "rounding": float(self.rounding),
+            "rounded to": self.rounded_to,
+            "inputs": self.exact.inputs,
+        }
+    )
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON: the exact comparison, and what rounding changes."""
+        return self.exact.to_dict() | {"rounding": self.rounding, "rounded_to": self.rounded_to}
 
 
 def prove(
