@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from symfuse.errors import IncompatibleError, OptionError
 from symfuse.evaluation.task import Loss, Score, mean, measure
-from symfuse.evaluation.tasks.base import IGNORED, classified
-from symfuse.evaluation.tasks.predicting import Predicting
+from symfuse.evaluation.tasks.base import IGNORED, Predicting, classified
 from symfuse.evaluation.weights import Build, name_of, open_space
 from symfuse.io import Checkpoint
 from symfuse.io.live import module_config

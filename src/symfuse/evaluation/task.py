@@ -62,11 +62,13 @@ Loss = Callable[[nn.Module], Score | Tensor | float]
 class Task(ABC):
     """Fixed batches with a loss. auto: the `transformers` class that builds the module, such as AutoModelForMaskedLM.
 
+    options: of those that read rows, the options with their defaults.
     batches: what the module takes by name, and `labels` where the loss has any. source: where the data come from.
     """
 
     name: ClassVar[str]
     auto: ClassVar[str]
+    options: ClassVar[Mapping[str, Any]]
 
     def __init__(self, batches: Sequence[Batch], source: str = "memory") -> None:
         if not batches:

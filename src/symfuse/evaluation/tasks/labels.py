@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from symfuse.errors import DataError, OptionError
-from symfuse.evaluation.data import Records
+from symfuse.evaluation.tasks.base import UNKNOWN, Data
 from symfuse.messages import some, suggestion
 
 
@@ -51,8 +51,11 @@ class Labels:
             )
         return found
 
-    def of_row(self, records: Records, index: int, column: str) -> int | float:
-        """The label of a row: a class, or the number to be predicted."""
+    def of_row(self, data: Data, index: int, column: str) -> int | float:
+        """The label of a row: a class, or the number to be predicted; UNKNOWN where labels are not read."""
+        if data.unlabelled:
+            return UNKNOWN
+        records = data.records
         value = records.value(index, column)
         if not self.is_regression:
             return self.number(value, records.where(index))
