@@ -45,9 +45,9 @@ def collect(model: str, kind: str, output: Path, as_json: bool, quiet: bool, **o
     if kind == "fisher":
         given["seed"] = options["seed"] or 0
     with out.progress("looking at data", None):
-        found = api.collect(opened, data, kind, **given)
-    found.save(output)
-    for note in found.notes():
+        result = api.collect(opened, data, kind, **given)
+    result.save(output)
+    for note in result.notes():
         warn(f"note: {note}")
-    out.say(f"{kind} statistics of {found.count} examples, {len(found.tensors)} tensors, written to {output}")
-    out.finish({"kind": "statistics", "statistics": kind, "count": found.count, "output": str(output)} | out.cost())
+    out.say(f"{kind} statistics of {result.count} examples, {len(result.tensors)} tensors, written to {output}")
+    out.finish({"kind": "statistics", "statistics": kind, "count": result.count, "output": str(output)} | out.cost())

@@ -126,7 +126,7 @@ def evaluate(
         raise OptionError("--ensemble: an ensemble is of two models at least; name another, or leave it out")
     checkpoints = [open_model(out, model) for model in models]
     loss = task(options, *checkpoints)
-    found = []
+    result = []
     rows_of: list[tuple[str, Any]] = [(checkpoint.name, checkpoint) for checkpoint in checkpoints]
     rows_of += [("ensemble", checkpoints)] if ensemble else []
     with out.progress("evaluating", len(rows_of)) as advance:
@@ -138,15 +138,15 @@ def evaluate(
                     f"{name}: the loss on {loss.source} is {score.loss}, so it says nothing; numbers may "
                     "have overflowed (look for very large weights), or a text may be degenerate"
                 )
-            found.append({"name": name, **score.to_dict(), "seconds": time.perf_counter() - start})
+            result.append({"name": name, **score.to_dict(), "seconds": time.perf_counter() - start})
             advance(None)
-    metrics = list(found[0]["metrics"])
+    metrics = list(result[0]["metrics"])
     rows = [
         [one["name"], f"{one['loss']:.4f}", *(f"{one['metrics'][m]:.4f}" for m in metrics), str(one["count"])]
-        for one in found
+        for one in result
     ]
     out.table(["model", "loss", *metrics, "counted"], rows, f"{loss.name} on {loss.source}")
-    finish(out, {"kind": "evaluation", "task": loss.describe(), "models": found}, output)
+    finish(out, {"kind": "evaluation", "task": loss.describe(), "models": result}, output)
 
 
 @main.command()
@@ -223,13 +223,13 @@ def _asked(texts: Sequence[str]) -> dict[str, Alignment | dict[str, Any]]:
 
     words = [AUTO, *NAMED, *WORDS]
     known = f"choose from {', '.join(words)}, or NAME=FOLDER, such as mine=moved"
-    found: dict[str, Alignment | dict[str, Any]] = {}
+    result: dict[str, Alignment | dict[str, Any]] = {}
     for text in texts:
         name, equals, file = text.partition("=")
         if not name or (equals and not file):
             missing = "the name is missing" if equals and file else "the folder is missing" if equals else "it is empty"
             raise OptionError(f"--align {text!r}: {missing}; {known}")
-        if name == "none" or name in found:
+        if name == "none" or name in result:
             what = "the models as they are, always shown" if name == "none" else "given twice"
             raise OptionError(f"--align {text!r}: {name!r} is {what}; choose another name")
         if equals:
@@ -242,7 +242,7 @@ def _asked(texts: Sequence[str]) -> dict[str, Alignment | dict[str, Any]]:
                     f"--align {text!r}: this alignment was learned together with that of {', '.join(others)}, which "
                     "moves too: measure the two folders that were written instead"
                 )
-            found[name] = loaded
+            result[name] = loaded
             continue
         if name not in NAMED and Path(name).exists():
             raise OptionError(f"--align {text!r}: what was written needs a name, for the table; write NAME={text}")
@@ -253,8 +253,8 @@ def _asked(texts: Sequence[str]) -> dict[str, Alignment | dict[str, Any]]:
                 near = suggestion(text, words)
                 why = f": {error}" if AUTO in text.split(",") else f" is not known{near}; {known}"
                 raise OptionError(f"--align {text!r}{why}") from error
-        found[name] = NAMED.get(name, {"axes": name})
-    return found
+        result[name] = NAMED.get(name, {"axes": name})
+    return result
 
 
 def _file(place: Path) -> Path:

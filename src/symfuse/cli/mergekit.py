@@ -42,9 +42,9 @@ def _gpu(_value: str) -> Words:
 
 
 def _bytes(value: str) -> Words:
-    found = re.fullmatch(r"(\d+)([kmb]?)", value.lower())
+    result = re.fullmatch(r"(\d+)([kmb]?)", value.lower())
     powers = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}
-    return ("--max-shard-size", value if found is None else str(int(found[1]) * powers[found[2]]))
+    return ("--max-shard-size", value if result is None else str(int(result[1]) * powers[result[2]]))
 
 
 _GPU = Spelling("it is --device cuda here, or the processor where there is no GPU", _gpu)

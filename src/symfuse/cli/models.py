@@ -79,11 +79,11 @@ def inspect(model: str | None, families: bool, as_json: bool, quiet: bool) -> No
 def _families(out: Output) -> None:
     from symfuse.reports import families as table
 
-    found = table.families()
-    out.table(table.ROWS, table.rows(found))
-    for axis, what, group, why, names in table.reasons(found):
+    result = table.families()
+    out.table(table.ROWS, table.rows(result))
+    for axis, what, group, why, names in table.reasons(result):
         out.say(f"  {axis}{f' ({what})' if what else ''}, {group}: {why} [{names}]")
-    out.finish({"kind": "families", "families": found})
+    out.finish({"kind": "families", "families": result})
 
 
 def _undeclared(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -93,20 +93,20 @@ def _undeclared(checkpoint: Checkpoint) -> dict[str, Any]:
     from symfuse.recipes import ModelRef
     from symfuse.recipes.check.facts import model_facts
 
-    found = model_facts(ModelRef(checkpoint.name), checkpoint, Model.of(checkpoint, undeclared=True), ())
+    result = model_facts(ModelRef(checkpoint.name), checkpoint, Model.of(checkpoint, undeclared=True), ())
     return {
         "model": checkpoint.name,
-        "family": found.family,
+        "family": result.family,
         "tensors": len(checkpoint),
-        "parameters": found.parameters,
-        "dtypes": ", ".join(found.dtypes),
+        "parameters": result.parameters,
+        "dtypes": ", ".join(result.dtypes),
         "heads": [],
         "axes": [],
         "notes": [
             *checkpoint.notes,
-            f"{found.layers or 'no'} layers, vocabulary of {found.vocabulary or 'no'} tokens",
-            f"symfuse has no declaration for {found.family!r}: it can be merged, by names and shapes, and not aligned; "
-            f"declared are {', '.join(sorted(ARCHITECTURES))}; `symfuse suggest` drafts a declaration",
+            f"{result.layers or 'no'} layers, vocabulary of {result.vocabulary or 'no'} tokens",
+            f"symfuse has no declaration for {result.family!r}: it can be merged, by names and shapes, and not "
+            f"aligned; declared are {', '.join(sorted(ARCHITECTURES))}; `symfuse suggest` drafts a declaration",
         ],
     }
 

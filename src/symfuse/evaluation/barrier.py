@@ -194,9 +194,9 @@ def barrier(
             if batches is not None:
                 renewed |= _renew(space.set([1.0, 0.0]), batches[:1])  # whether it can be done at all
             report = None if progress is None else _reporter(progress, name, others)
-            found = _path(space, loss, points, refine, batches, report)
+            result = _path(space, loss, points, refine, batches, report)
             variants = (inexact or {}).get(name, ())
-            curves[name] = Curve(name, tuple(found), space.gram().item() ** 0.5, dtype, variants)
+            curves[name] = Curve(name, tuple(result), space.gram().item() ** 0.5, dtype, variants)
     first, last = names or tuple(map(name_of, next(iter(pairs.values()))))
     return Barrier(first, last, describe(loss), curves, baselines, len(batches) if batches and renewed else 0)
 
@@ -246,17 +246,17 @@ def _path(
     report: Callable[[Point, int], None] | None,
 ) -> list[Point]:
     """By rising λ. report: called with each point, and how many there will be at most."""
-    found: list[Point] = []
+    result: list[Point] = []
     places = [i / (points - 1) for i in range(points)]
     for rounds in range(refine, -1, -1):  # that are still to come
-        most = len(found) + len(places) + _BESIDE * rounds
+        most = len(result) + len(places) + _BESIDE * rounds
         for place in places:
-            found.append(_point(space, loss, place, renew))
+            result.append(_point(space, loss, place, renew))
             if report is not None:
-                report(found[-1], most)
-        found.sort(key=lambda point: point.at)
-        places = _beside(found)
-    return found
+                report(result[-1], most)
+        result.sort(key=lambda point: point.at)
+        places = _beside(result)
+    return result
 
 
 def _point(space: WeightSpace, loss: Loss, place: float, renew: Sequence[Batch] | None) -> Point:
@@ -272,12 +272,12 @@ def _point(space: WeightSpace, loss: Loss, place: float, renew: Sequence[Batch] 
     return point
 
 
-def _beside(found: Sequence[Point]) -> list[float]:
+def _beside(result: Sequence[Point]) -> list[float]:
     """The middles of the intervals beside the maxima of both definitions."""
-    curve = Curve("", tuple(found), 0.0)
-    tops = {found.index(curve.peak), found.index(curve.peak_over_mean)}
-    starts = sorted({i for top in tops for i in (top - 1, top) if 0 <= i < len(found) - 1})
-    return [(found[i].at + found[i + 1].at) / 2 for i in starts]
+    curve = Curve("", tuple(result), 0.0)
+    tops = {result.index(curve.peak), result.index(curve.peak_over_mean)}
+    starts = sorted({i for top in tops for i in (top - 1, top) if 0 <= i < len(result) - 1})
+    return [(result[i].at + result[i + 1].at) / 2 for i in starts]
 
 
 def _reporter(progress: Callable[[str, Point, int], None], name: str, others: int) -> Callable[[Point, int], None]:

@@ -63,8 +63,8 @@ def attributes(part: nn.Module) -> dict[str, Any]:
     """What decides, beside its weights, what a part of a module does: its public attributes and the buffers that its
     state leaves out."""
     buffers = {name: part._buffers[name] for name in sorted(part._non_persistent_buffers_set)}
-    found = {**vars(part), **buffers}
-    return {key: value for key, value in found.items() if not key.startswith("_") and key != "training"}
+    result = {**vars(part), **buffers}
+    return {key: value for key, value in result.items() if not key.startswith("_") and key != "training"}
 
 
 class _Digests:

@@ -38,7 +38,7 @@ class Table:
 
     def winners(self) -> set[tuple[int, int]]:
         """(row, column) of the best numbers; none where all are equal."""
-        found = set()
+        result = set()
         zero = self.zero or [0.0] * len(self.rows)
         for number, title in enumerate(self.columns):
             cells = [row[number] for row in self.rows]
@@ -49,8 +49,8 @@ class Table:
             numbers = [v for v in values if isinstance(v, int | float) and math.isfinite(v)]
             if title in self.best and len(set(numbers)) > 1:
                 top = (min if self.best[title] == "min" else max)(numbers)
-                found |= {(i, number) for i, value in enumerate(values) if value == top}
-        return found
+                result |= {(i, number) for i, value in enumerate(values) if value == top}
+        return result
 
 
 @dataclass(frozen=True)

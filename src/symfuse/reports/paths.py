@@ -104,9 +104,9 @@ def _metric_text(run: Document, metric: str, title: str) -> str:
 
 
 def landscape_text(run: Document) -> str:
-    found = losses(run)
+    result = losses(run)
     models = [f"{k}: {short(m['name'])} ({m['loss']:.4f})" for k, m in zip(KEYS, run["models"], strict=False)]
-    range_ = f"lies between {min(found):.4f} and {max(found):.4f}" if found else "is nowhere a finite number"
+    range_ = f"lies between {min(result):.4f} and {max(result):.4f}" if result else "is nowhere a finite number"
     return f"The loss on the plane through {listed(models)} ({task(run)}) {range_}."
 
 

@@ -136,8 +136,8 @@ def output_of(module: nn.Module, batch: Batch, name: str) -> Tensor:
             f"{type(module).__name__} gives no output named {name!r}, which this task needs; choose the task that its "
             "head is made for"
         )
-    found: Tensor = output[name]
-    return found.to(torch.promote_types(found.dtype, torch.float32))
+    result: Tensor = output[name]
+    return result.to(torch.promote_types(result.dtype, torch.float32))
 
 
 @contextmanager

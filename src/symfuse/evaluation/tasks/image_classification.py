@@ -63,9 +63,9 @@ class ImageClassification(Predicting):
 
 def _pixels(processor: Any, images: list[Any], name: str) -> Tensor:
     try:
-        found: Tensor = processor(images, return_tensors="pt")["pixel_values"]
+        result: Tensor = processor(images, return_tensors="pt")["pixel_values"]
     except Exception as error:  # whatever the processors' classes raise
         raise CheckpointError(
             f"{name}: its image processor cannot make a batch of the images ({first_line(error)})"
         ) from error
-    return found
+    return result

@@ -138,12 +138,12 @@ def _contrast(vectors: Tensor, labels: Tensor, roles: Tensor) -> Totals:
 def _first_of_each(labels: Tensor, roles: Tensor) -> Tensor:
     """The candidates; one that several batches repeat (of pairs, its label is its own) counts once."""
     seen: set[int] = set()
-    found = []
+    result = []
     for i, (label, role) in enumerate(zip(labels.tolist(), roles.tolist(), strict=True)):
         if role & _CANDIDATE and not (role == _CANDIDATE and label in seen):
-            found.append(i)
+            result.append(i)
             seen.add(label)
-    return torch.tensor(found, device=labels.device)
+    return torch.tensor(result, device=labels.device)
 
 
 def _of_pairs(encoder: Encoder, pairs: Sequence[tuple[str, str]], batch_size: int) -> list[Batch]:
@@ -183,10 +183,10 @@ def pooling_of(checkpoint: Checkpoint) -> str:
         named = config.get("pooling_mode") or "+".join(modes)
     except (ValueError, AttributeError) as error:
         raise CheckpointError(f"{checkpoint.name}: {file} cannot be read ({error})") from error
-    found = str(named).replace("cls_token", "cls").replace("mean_tokens", "mean").replace("max_tokens", "max")
-    if found not in POOLING:
+    result = str(named).replace("cls_token", "cls").replace("mean_tokens", "mean").replace("max_tokens", "max")
+    if result not in POOLING:
         raise CheckpointError(
-            f"{checkpoint.name}: {file} pools by {found!r}; expected {', '.join(POOLING)}; name one with pooling "
+            f"{checkpoint.name}: {file} pools by {result!r}; expected {', '.join(POOLING)}; name one with pooling "
             "(--pooling)"
         )
-    return found
+    return result
