@@ -30,7 +30,7 @@ from torch import Tensor
 
 from symfuse.errors import SymfuseError
 from symfuse.recipes import read_recipes
-from symfuse.recipes.run import merge_recipes
+from symfuse.recipes.run import run
 
 RECIPES = Path(__file__).parents[1] / "tests" / "recipes"
 NAMES = ("base", "a", "b", "c", "d", "chat", "instruct")
@@ -178,7 +178,7 @@ def located(text: str, folder: Path) -> str:
 
 
 def run_ours(recipe: Path, out: Path) -> None:
-    merge_recipes(read_recipes(recipe)).save(out)
+    run(read_recipes(recipe)).checkpoint.save(out)
 
 
 def run_theirs(recipe: Path, out: Path) -> None:

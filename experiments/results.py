@@ -8,9 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pairs
-import run
 from config import CONFIGS, Config
-from study import DATA, Claim, Row, Store, Study
+from study import DATA, STUDIES, Claim, Row, Store, Study, study_named
 
 from symfuse.errors import OptionError
 
@@ -48,7 +47,7 @@ def write(config: Config, studies: Sequence[Study], data: Path) -> None:
     of a study are not all there."""
     small = config.path == CONFIGS / "small.yml"
     if small:
-        studies = [run.study(name, config) for name in run.STUDIES if name in config.studies]
+        studies = [study_named(name, config) for name in STUDIES if name in config.studies]
     found = {study: rows for study in studies if (rows := Store.of(study, data).rows())}
     if not found:
         raise OptionError(f"there are no rows of {config.path} in {data / config.name}; run without --write first")

@@ -11,13 +11,13 @@ from statistics import fmean
 from drawing import COLOURS, DASHES, figure, legend
 from families import Seed
 from study import Claim, Key, Part, Row, Study, mean_error, table
+from symfuse.matching.moved import Moved
 from ways import OPTIONS, SEED, WAYS, Apart, moved, places_kept
 
 from symfuse.alignment import Alignment
 from symfuse.evaluation import barrier
 from symfuse.matching.chosen import choose
 from symfuse.matching.descent import Sweeper
-from symfuse.matching.moved import Moved
 from symfuse.model import Model
 
 FEW = 5  # sweeps
