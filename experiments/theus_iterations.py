@@ -15,9 +15,9 @@ from ways import OPTIONS, SEED, WAYS, Apart, moved, places_kept
 
 from symfuse.alignment import Alignment
 from symfuse.evaluation import barrier
-from symfuse.matching.chosen import choose
 from symfuse.matching.descent import Sweeper
-from symfuse.matching.moved import Moved
+from symfuse.matching.problem import problem_of
+from symfuse.matching.workspace import Workspace
 from symfuse.model import Model
 
 FEW = 5  # sweeps
@@ -120,11 +120,11 @@ def swept(apart: Apart, start: str, sweeps: int) -> Row:
     the models as they are."""
     source, anchor = map(Model.of, apart.models)
     usual = {"scaling": True, "groups": None, "variants": (), "frame": None, "one_pass": False}
-    found = choose(source, anchor, "all", None, **usual)
+    found = problem_of(source, anchor, "all", None, **usual)
     frame = Alignment(found.spec, {}, frame=found.frame)
     with ThreadPoolExecutor(1) as pool:
         sweeper = Sweeper(found.spec, found.anchor.read, list(found.groups), found.groups, pool, ())
-        state = Moved(found.spec, {name: found.source.read(name) for name in found.spec.tensors})
+        state = Workspace(found.spec, {name: found.source.read(name) for name in found.spec.tensors})
         order = random.Random(SEED)
         given, from_embeddings = sweeper.distance(state), start == STARTS[1]
         for instance in found.groups if from_embeddings else ():
