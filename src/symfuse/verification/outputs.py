@@ -10,16 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from symfuse.architectures import ARCHITECTURES
 from symfuse.errors import IncompatibleError, OptionError
 
 Outputs = Mapping[str, Tensor]
 
-# How the names of norms end that `transformers` computes in float32 whatever the model's dtype, and of attention in
-# which it does the softmax or the turning of planes.
-IN_FLOAT32 = (
-    "RMSNorm", "T5LayerNorm", "CohereLayerNorm", "OlmoLayerNorm", "BloomAttention", "MptAttention",
-    "ModernBertAttention",
-)  # fmt: skip
+# How the names of classes end that `transformers` computes in float32 whatever the model's dtype.
+IN_FLOAT32 = ("RMSNorm", *sorted({name for one in ARCHITECTURES.values() for name in one.float32}))
 
 
 # Outputs of the base model that models with a head have beside its own: in whatever basis, nothing reads them.
