@@ -130,11 +130,11 @@ def swept(apart: Apart, start: str, sweeps: int) -> Row:
         for instance in found.groups if from_embeddings else ():
             if found.spec.is_shared(instance.axis) and (element := sweeper.from_fixed(instance, state)) is not None:
                 state.apply(instance, element, pool)
-        alignments, distances = [state.alignment @ frame if state.alignment else frame], [sweeper.distance(state)]
+        alignments, distances = [Alignment(found.spec, state.elements) @ frame], [sweeper.distance(state)]
         for number in range(sweeps):
             sweeper.sweep(state, order, layers_first=from_embeddings and number == 0)
             distances.append(sweeper.distance(state))
-            alignments.append(state.alignment @ frame if state.alignment else frame)
+            alignments.append(Alignment(found.spec, state.elements) @ frame)
     task = apart.family.task("test")
     paths = {str(k): (g(source.checkpoint), frame.in_frame(anchor.checkpoint)) for k, g in enumerate(alignments)}
     curves = barrier(paths, task, refine=0, build=apart.family.build).curves
