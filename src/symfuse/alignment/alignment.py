@@ -18,7 +18,7 @@ from symfuse.alignment.file import read, to_bytes
 from symfuse.architectures import ARCHITECTURES, resolve
 from symfuse.arguments import checked
 from symfuse.errors import IncompatibleError, SymmetryError
-from symfuse.groups import Element
+from symfuse.groups import Coupling, Element
 from symfuse.guard import guarded
 from symfuse.io import Checkpoint, is_finite
 from symfuse.io import open as open_checkpoint
@@ -207,6 +207,9 @@ class Alignment:
             )
         if self.spec is not first.spec:
             self._require_same_axes(first.spec, self.spec.axes.keys() | first.spec.axes.keys(), "the first alignment")
+        for element in first.elements.values():
+            if isinstance(element, Coupling):
+                element.inverse()  # which raises: nothing follows a transport
         elements = composed(first.spec, self.elements, first.elements)
         own = {name: t for name, t in self.shifts.items() if name in first.spec.tensors}
         shifts = _added({name: first._moved_by(self.elements, name, t) for name, t in first.shifts.items()}, own)
