@@ -39,8 +39,8 @@ from symfuse.evaluation import landscape as plane_landscape
 from symfuse.executors import Executor
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
+from symfuse.io.lazy import Held, StoredTensors
 from symfuse.io.live import module_config, unwrap
-from symfuse.io.tensors import StoredTensors
 from symfuse.matching import match_by_activations, match_models, match_universe, nearest_to_mean, usual
 from symfuse.matching.learned import Learning, learn_universe, match_learned
 from symfuse.matching.learned import learn as learn_all
@@ -538,7 +538,7 @@ def _recipe_of(
 def _warned(recipes: Sequence[Recipe], known: Mapping[str, Checkpoint], options: Reconcile | None = None) -> list[str]:
     """What `symfuse check` warns of, which are warnings here. Models that are computed are not sampled: nothing is read
     of them before they are saved."""
-    sample = all(isinstance(checkpoint.tensors, StoredTensors | dict) for checkpoint in known.values())
+    sample = all(isinstance(checkpoint.tensors, StoredTensors | Held) for checkpoint in known.values())
     here = {name: checkpoint.on(CPU) for name, checkpoint in known.items()}
     reports = check_all(recipes, options, known=here, sample=sample)
     found = [text for report in reports for text in report.warnings]

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor
 from symfuse.alignment import Alignment
 from symfuse.errors import CheckpointError, IncompatibleError, OptionError, SpecError, VerificationError
 from symfuse.io import Checkpoint, TensorInfo
+from symfuse.io.lazy import Rewritten, Rule
 from symfuse.io.memory import budget
 from symfuse.messages import first_line, some
 from symfuse.model import Model, as_declared
@@ -357,7 +359,7 @@ def prove(
     errors = _worst(expected, bench.run(alignment(wide), alignment))
     exact = Verification(errors, TOLERANCE[bench.computed_in], bench.what)
     if not exact.equal:
-        nudged = bench.run(wide.replace(tensors=_Nudged(wide)))
+        nudged = bench.run(_nudged(wide))
         own = _worst(expected, [_moved(outputs, alignment) for outputs in nudged])[exact.worst_output]
         raise VerificationError(f"{exact.difference(f'{source.name} after alignment')}{_hint(exact.worst, own)}")
     stored = Verification(_worst(expected, bench.run(alignment(source), alignment)), math.inf, bench.what)
@@ -374,47 +376,25 @@ LAYERWISE = ", layer by layer"
 _MAGNIFIED = 100
 
 
-class _Nudged(Mapping[str, Tensor]):
-    """The tensors of a model in float64 with the last bit of every weight changed at random."""
+def _nudged(wide: Checkpoint) -> Checkpoint:
+    """A model in float64 with the last bit of every weight changed at random."""
 
-    def __init__(self, wide: Checkpoint) -> None:
-        self.wide = wide
-        self.seeds = {name: seed for seed, name in enumerate(wide)}
-
-    def __getitem__(self, name: str) -> Tensor:
-        t = self.wide[name]
-        if not t.is_floating_point():
-            return t
-        rng = torch.Generator().manual_seed(self.seeds[name])
+    def nudged(name: str, seed: int) -> Tensor:
+        t = wide[name]
+        rng = torch.Generator().manual_seed(seed)
         return t * (1 + torch.finfo(t.dtype).eps * torch.randint(-1, 2, t.shape, generator=rng, dtype=t.dtype))
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.seeds)
+    rules = {
+        name: Rule(info, partial(nudged, name, seed)) if info.dtype.is_floating_point else name
+        for seed, (name, info) in enumerate(wide.infos.items())
+    }
+    return wide.replace(tensors=Rewritten(wide, rules))
 
-    def __len__(self) -> int:
-        return len(self.seeds)
 
-
-class _FirstRows(Mapping[str, Tensor]):
-    """The tensors of a model, some without their last rows. infos: what they are."""
-
-    def __init__(self, whole: Checkpoint, infos: Mapping[str, TensorInfo]) -> None:
-        self.whole = whole
-        self.infos = infos
-
-    def __getitem__(self, name: str) -> Tensor:
-        info = self.infos[name]
-        return self.whole[name] if info == self.whole.info(name) else self.wide(name).to(info.dtype)
-
-    def wide(self, name: str) -> Tensor:
-        info = self.infos[name]
-        return self.whole.part(name, 0, info.numel).reshape(info.shape)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.infos)
-
-    def __len__(self) -> int:
-        return len(self.infos)
+def _first_rows(whole: Checkpoint, name: str, rows: int) -> Rule:
+    """A tensor without its last rows."""
+    info = TensorInfo(whole.info(name).dtype, (rows, *whole.info(name).shape[1:]))
+    return Rule(info, lambda: whole.part(name, 0, info.numel).reshape(info.shape))
 
 
 def _hint(found: float, own: float) -> str:
@@ -476,10 +456,9 @@ class _Bench:
             return checkpoint
         self.what += f", on {WORDS} of a vocabulary of {size}"
         ids = {key: n % WORDS for key, n in checkpoint.config.items() if key.endswith("_token_id") and type(n) is int}
-        infos = {name: checkpoint.info(name) for name in checkpoint}
-        infos |= {file: TensorInfo(infos[file].dtype, (WORDS, *infos[file].shape[1:])) for file in of if file in infos}
+        rules = {name: _first_rows(checkpoint, name, WORDS) if name in of else name for name in checkpoint}
         config = {**checkpoint.config, **ids, "vocab_size": WORDS}
-        return checkpoint.replace(tensors=_FirstRows(checkpoint, infos), config=config, infos=infos)
+        return checkpoint.replace(tensors=Rewritten(checkpoint, rules), config=config)
 
     def run(self, checkpoint: Checkpoint, alignment: Alignment | None = None) -> list[Outputs]:
         """The outputs of a checkpoint on each of the inputs; of a moved one on inputs that are moved along."""
