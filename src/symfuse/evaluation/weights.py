@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -15,6 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from symfuse.architectures import ARCHITECTURES
+from symfuse.architectures.base import modern
+from symfuse.architectures.names import LEGACY
 from symfuse.device import require
 from symfuse.errors import CheckpointError, IncompatibleError, OptionError
 from symfuse.evaluation.compatible import most_weights, require_equal_ties, require_one_function, require_read
@@ -187,8 +188,7 @@ def _single(checkpoint: Checkpoint, name: str) -> str | Rule:
 
 def _on_disk(name: str, checkpoint: Checkpoint, module: nn.Module) -> str | None:
     """What a weight of the module is called in the file: the prefix of the base model may be missing, or too many."""
-    prefix = class_prefix(module)
-    old = re.sub(r"LayerNorm\.weight$", "LayerNorm.gamma", re.sub(r"LayerNorm\.bias$", "LayerNorm.beta", name))
+    prefix, old = class_prefix(module), modern(name, {new: old for old, new in LEGACY.items()})
     return spelt(name, prefix, checkpoint) or spelt(old, prefix, checkpoint)
 
 
