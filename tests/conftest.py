@@ -89,12 +89,12 @@ def pytest_runtestloop() -> Generator[None, object, object]:
     return (yield)
 
 
-@pytest.fixture
-def signals() -> Iterator[None]:
-    """Signals do what they do in a process that a terminal starts: nohup has SIGHUP ignored, a script in the background
-    SIGINT, in all processes that are started from there."""
-    usual = {signal.SIGHUP: signal.SIG_DFL, signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
-    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
+@pytest.fixture(scope="session", autouse=True)
+def default_signals() -> Iterator[None]:
+    """Signals have their default handlers, also where the tests were started by nohup, which ignores SIGHUP, or in the
+    background of a script, which ignores SIGINT: processes inherit that."""
+    default = {signal.SIGHUP: signal.SIG_DFL, signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+    before = {number: signal.signal(number, handler) for number, handler in default.items()}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)

@@ -176,7 +176,7 @@ def config_of(name: str) -> Config:
 def test_the_page_counts_the_claims_and_links_to_the_tables(made: Path) -> None:
     results.write(config_of("small"), [], made)
     page = (made / "results.md").read_text("utf-8")
-    assert "Of 1 claims 1 are confirmed, 0 are not so here, and 0 are undecided." in page
+    assert "Of 1 claims 1 are confirmed, 0 do not hold here, and 0 are undecided." in page
     assert "[Counting: to three](#counting-to-three) | squares grow | up to 4 | yes |" in page
     assert "| 2 | 4 |" in page
 

@@ -7,8 +7,7 @@ from pkgutil import iter_modules
 
 from symfuse.methods.collect import collect
 from symfuse.methods.data import Inputs, Learned
-from symfuse.methods.learn import Found, Pending, learn
-from symfuse.methods.models import merge_models
+from symfuse.methods.learn import Found, learn
 from symfuse.methods.registry import METHODS, lookup
 
 for _module in iter_modules(__path__):
@@ -16,4 +15,4 @@ for _module in iter_modules(__path__):
 for _name in sorted(METHODS):
     METHODS[_name] = METHODS.pop(_name)
 
-__all__ = ["METHODS", "Found", "Inputs", "Learned", "Pending", "collect", "learn", "lookup", "merge_models"]
+__all__ = ["METHODS", "Found", "Inputs", "Learned", "collect", "learn", "lookup"]
