@@ -15,7 +15,7 @@ from torch import Tensor
 from symfuse.errors import LayoutError, SpecError
 from symfuse.groups import GROUPS, Group
 from symfuse.io.typed import require_type
-from symfuse.messages import some
+from symfuse.messages import shown, some
 from symfuse.spec.layout import Atom, Concat, Cuts, Layout, Segment, Variance, cut, parse
 
 K, V = TypeVar("K"), TypeVar("V")
@@ -158,6 +158,10 @@ class Spec:
     names: Mapping[str, str] = field(default_factory=dict)
     buffers: frozenset[str] = frozenset()
     gauges: Mapping[str, str] = field(default_factory=dict)
+
+    __repr__, _repr_html_ = shown(
+        lambda self: {"family": self.family, "tensors": len(self.tensors), "axes": ", ".join(self.axes)}
+    )
 
     @cached_property
     def sizes(self) -> dict[str, int]:
