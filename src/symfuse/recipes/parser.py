@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import yaml
 
@@ -82,7 +82,7 @@ def read_recipe(document: Document) -> Recipe:
         parameters=read_settings(fields.get("parameters"), method, of_model=False),
         dtype=_dtype(fields.get("dtype")),
         out_dtype=_dtype(fields.get("out_dtype")),
-        tokenizer=_tokenizer(fields),
+        tokenizer=_tokenizer(fields, models),
         chat_template=fields["chat_template"].text() if "chat_template" in fields else None,
         align=_align(fields["align"], len(models)) if "align" in fields else None,
         data=_data(fields["data"], method) if "data" in fields else None,
@@ -295,29 +295,31 @@ def _statistics(item: Item, method: Method) -> str:
 # -- tokenizer and alignment -----------------------------------------------------------------------
 
 
-def _tokenizer(fields: Mapping[str, Item]) -> Tokenizer | None:
+def _tokenizer(fields: Mapping[str, Item], models: Sequence[Input]) -> Tokenizer | None:
     found = [fields[key] for key in _TOKENIZERS if key in fields]
     if not found:
         return None
     if len(found) > 1:
         found[1].fail("both tokenizer and tokenizer_source; they say the same thing, keep `tokenizer`")
     if "tokenizer_source" in fields:
-        return Tokenizer(_vocabulary(fields["tokenizer_source"]))
+        return Tokenizer(_vocabulary(fields["tokenizer_source"], models))
     if not isinstance(found[0].value, dict):
         found[0].fail("expected a mapping, such as {source: union}; a name alone is `tokenizer_source: …`")
     given = found[0].fields(("source", "tokens", "pad_to_multiple_of"))
     tokens = given["tokens"].mapping() if "tokens" in given else {}
     return Tokenizer(
-        _vocabulary(given["source"]) if "source" in given else "union",
+        _vocabulary(given["source"], models) if "source" in given else "union",
         {name: _token(part) for name, part in tokens.items()},
         given["pad_to_multiple_of"].integer(1) if "pad_to_multiple_of" in given else None,
     )
 
 
-def _vocabulary(item: Item) -> Any:
-    """ "union", "base" (without a base model, the one that gives the config) or a ModelRef."""
-    words: dict[Any, Literal["union", "base"]] = {"union": "union", "base": "base"}
-    return words[item.value] if isinstance(item.value, str) and item.value in words else _model(item)
+def _vocabulary(item: Item, models: Sequence[Input]) -> Any:
+    """ "union", "base" (without a base model, the one that gives the config) or a ModelRef, also by its number."""
+    if item.value in ("union", "base"):
+        return item.value
+    number = _model_or_number(item, len(models))
+    return models[number - 1].model if isinstance(number, int) else number
 
 
 def _token(item: Item) -> TokenSource:
@@ -352,7 +354,7 @@ def _align(item: Item, models: int) -> Align:
         for axis, part in fields["groups"].mapping().items():
             _attempt(part, require_groups, {axis: part.text()})
     if "anchor" in fields:
-        options["anchor"] = _anchor(fields["anchor"], models)
+        options["anchor"] = _model_or_number(fields["anchor"], models)
     if "source" in fields:
         options["source"] = fields["source"].choice(("weights", "activations", "learned"))
     source = options.get("source", "weights")
@@ -386,11 +388,11 @@ def _attempt(item: Item, check: Callable[[Any], object], value: Any) -> None:
         item.fail(str(error))
 
 
-def _anchor(item: Item, models: int) -> ModelRef | int:
+def _model_or_number(item: Item, models: int) -> ModelRef | int:
     if type(item.value) is not int:
         return _model(item)
     if not models:
-        item.fail("models are numbered under `models` only; name the anchor by its path")
+        item.fail("models are numbered under `models` only; name it by its path")
     if item.integer(1) > models:
         item.fail(f"model {item.value}: there are models 1 to {models}")
     return item.value

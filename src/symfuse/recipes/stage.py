@@ -11,11 +11,11 @@ from typing import Any, Literal
 from symfuse import adapters
 from symfuse.alignment import Alignment
 from symfuse.device import CPU
-from symfuse.errors import OptionError
+from symfuse.errors import OptionError, SymfuseError
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
 from symfuse.io.companions import is_of_tokenizer
-from symfuse.messages import some
+from symfuse.messages import some, suggestion
 from symfuse.methods import Found
 from symfuse.model import Model, require_same_shape
 from symfuse.model.undeclared import LAYER
@@ -35,6 +35,7 @@ from symfuse.rewriting.vocabulary import (
     with_chat_template,
 )
 
+VOCABULARIES = ("union", "base", "shared-rows")
 SHARED_ROWS = "shared-rows"  # of `tokenizer_source`: rows with equal numbers mean the same
 
 
@@ -81,11 +82,27 @@ class Stage:
         return own if self.vocabulary is None else self.vocabulary.origin
 
 
+def models_of(recipe: Recipe) -> list[ModelRef]:
+    """Every model that a recipe names, those that only give tokens last."""
+    tokens = () if recipe.tokenizer is None else recipe.tokenizer.models_used()
+    return [ref for ref in dict.fromkeys([*recipe.models_used(), *tokens]) if ref.path != SHARED_ROWS]
+
+
 def open_models(recipe: Recipe, known: Mapping[str, Checkpoint] | None = None) -> dict[ModelRef, Checkpoint]:
     """Every model that the recipe names, by headers alone; known: those in memory, and results of earlier recipes."""
-    tokens = () if recipe.tokenizer is None else recipe.tokenizer.models_used()
-    refs = [ref for ref in dict.fromkeys([*recipe.models_used(), *tokens]) if ref.path != SHARED_ROWS]
-    return {ref: _open(ref, known or {}) for ref in refs}
+    return {ref: open_model(recipe, ref, known or {}) for ref in models_of(recipe)}
+
+
+def open_model(recipe: Recipe, ref: ModelRef, known: Mapping[str, Checkpoint]) -> Checkpoint:
+    """One of them."""
+    try:
+        return _open(ref, known)
+    except SymfuseError:
+        hint = suggestion(str(ref), VOCABULARIES)
+        if not hint or recipe.tokenizer is None or ref != recipe.tokenizer.source:
+            raise
+        error = f"{str(ref)!r} is no model, and none of {', '.join(VOCABULARIES)}{hint}"
+        recipe.refuse(OptionError(error), "tokenizer_source", "tokenizer.source")
 
 
 def _open(ref: ModelRef, known: Mapping[str, Checkpoint]) -> Checkpoint:

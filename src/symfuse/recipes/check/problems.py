@@ -19,8 +19,8 @@ from symfuse.recipes.align import anchor_of, axes_of, data_of, groups_of, layers
 from symfuse.recipes.check.report import Alignment
 from symfuse.recipes.learn import inputs_of, statistics_of, tasks_of
 from symfuse.recipes.plan import plan_recipe, template_of
-from symfuse.recipes.schema import Align, Input, ModelRef, Recipe
-from symfuse.recipes.stage import SHARED_ROWS, Stage, open_models, order_of, prepare, reconcile_of
+from symfuse.recipes.schema import Align, ModelRef, Recipe
+from symfuse.recipes.stage import Stage, models_of, open_model, order_of, prepare, reconcile_of
 from symfuse.rewriting import Reconcile, harmonise
 
 P = ParamSpec("P")
@@ -50,13 +50,8 @@ class Found:
 
 def open_each(recipe: Recipe, known: Mapping[str, Checkpoint], found: Found) -> dict[ModelRef, Checkpoint]:
     """The models that can be opened, in the order of `open_models`."""
-    tokens = () if recipe.tokenizer is None else recipe.tokenizer.models_used()
-    out: dict[ModelRef, Checkpoint] = {}
-    for ref in dict.fromkeys([*recipe.models_used(), *tokens]):
-        one = Recipe(recipe.merge_method, models=(Input(ref),))
-        if ref.path != SHARED_ROWS and (opened := found.attempt(open_models, one, known)):
-            out |= opened
-    return out
+    tried = {ref: found.attempt(open_model, recipe, ref, known) for ref in models_of(recipe)}
+    return {ref: checkpoint for ref, checkpoint in tried.items() if checkpoint is not None}
 
 
 def prepared(
@@ -70,9 +65,9 @@ def prepared(
     return stage
 
 
-def alignment(stage: Stage, align: Align, found: Found) -> Alignment | None:
-    """What is to be aligned with what; what `align` names must be there. Without an anchor that is named, it is found
-    by reading all weights, or of two models it is the last."""
+def alignment(stage: Stage, align: Align, found: Found, *, read: bool) -> Alignment | None:
+    """What is to be aligned with what; what `align` names must be there. Without an anchor that is named, it is known
+    once all weights are read, or of two models it is the last. read: whether the data that it names are read too."""
     model = Model.of(stage.models[template_of(stage.recipe)], undeclared=True)
     undeclared = not all(Model.of(c, undeclared=True).declared for c in stage.models.values())
     task_vectors = lookup(stage.recipe.merge_method).base == "required" and stage.recipe.base_model is not None
@@ -84,8 +79,9 @@ def alignment(stage: Stage, align: Align, found: Found) -> Alignment | None:
     axes = None if words is None else found.attempt(select, model.spec, words[0], align.groups)
     layers = found.attempt(layers_of, stage.recipe, model.spec)
     groups = found.attempt(groups_of, stage.recipe, model.spec)
-    data = None if align.source == "weights" else found.attempt(data_of, align, model.checkpoint)
-    if axes is None or layers is None or groups is None or (data is None) != (align.source == "weights"):
+    read = read and align.source != "weights"
+    unread = read and found.attempt(data_of, align, model.checkpoint) is None
+    if axes is None or layers is None or groups is None or unread:
         return None
     named = None if anchor is None else str(anchor)
     ways = (align.scaling is not False, groups, align.one_pass, align.biases)

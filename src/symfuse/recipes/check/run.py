@@ -81,6 +81,8 @@ def report_of(
     of models that are merges themselves. sample: whether some of the weights are read."""
     found, report = Found(), Report(stage.recipe.merge_method, stage.recipe.name)
     _describe(report, stage.recipe, stage.opened)
+    if stage.recipe.align is not None:
+        report.alignment = problems.alignment(stage, stage.recipe.align, found, read=False)
     _complete(report, stage, merged, target, results, sample, found)
     report.problems += map(Problem.of, found.errors)
     return report
@@ -106,7 +108,7 @@ def _checked(
         if stage is not None:
             report.notes += [note.text for note in stage.notes]
             if recipe.align is not None:
-                report.alignment = problems.alignment(stage, recipe.align, found)
+                report.alignment = problems.alignment(stage, recipe.align, found, read=True)
             problems.data(stage, found)
             merged = found.attempt(plan, stage)
             _complete(report, stage, merged, target, results, sample, found)
