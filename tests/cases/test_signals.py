@@ -15,20 +15,11 @@ import pytest
 import torch
 
 from command import everything, run
-from recipes.llama import llama
 from symfuse import signals
 from symfuse.executors import Threads
 from symfuse.io import Checkpoint
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("signals")
-    llama(root / "a", 0)
-    llama(root / "b", 1)
-    return root
 
 
 def child(code: str, *args: str) -> subprocess.CompletedProcess[str]:

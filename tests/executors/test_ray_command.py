@@ -15,7 +15,6 @@ import symfuse
 from symfuse.io import Checkpoint
 
 SHARDS = 12
-pytestmark = pytest.mark.usefixtures("signals")
 
 
 @pytest.fixture(scope="module")

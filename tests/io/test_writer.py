@@ -209,7 +209,6 @@ def test_whatever_stops_the_writing_nothing_is_left(tmp_path: Path, kind: type[B
     no_leftovers(tmp_path)
 
 
-@pytest.mark.usefixtures("signals")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_polite_kill_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
     script = textwrap.dedent("""
@@ -236,7 +235,6 @@ def test_a_polite_kill_leaves_nothing(tmp_path: Path, number: signal.Signals) ->
     no_leftovers(tmp_path)
 
 
-@pytest.mark.usefixtures("signals")
 def test_handlers_of_signals_are_put_back(tmp_path: Path) -> None:
     numbers = (signal.SIGTERM, signal.SIGHUP)
     assert list(map(signal.getsignal, numbers)) == [signal.SIG_DFL] * 2
@@ -244,7 +242,6 @@ def test_handlers_of_signals_are_put_back(tmp_path: Path) -> None:
     assert list(map(signal.getsignal, numbers)) == [signal.SIG_DFL] * 2
 
 
-@pytest.mark.usefixtures("signals")
 def test_what_nohup_ignores_stays_ignored(tmp_path: Path) -> None:
     found = []
 

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from symfuse.errors import OptionError
-from symfuse.merging.base import lookup
-from symfuse.merging.sparsify import Cut, Largest, kth_largest
 from symfuse.merging.stream import Source, Stream
-from symfuse.methods import task_arithmetic
+from symfuse.methods import lookup
 from symfuse.methods.breadcrumbs import breadcrumbs
 from symfuse.methods.dare import STEPS, dare_linear
 from symfuse.methods.della import ascending, della_linear
+from symfuse.methods.parts import task_vectors
+from symfuse.methods.parts.sparsify import Cut, Largest, kth_largest
 from symfuse.methods.ram import ram
 from symfuse.methods.sce import sce
 from symfuse.methods.ties import ties
@@ -164,7 +164,7 @@ def compare(name: str) -> None:
 def test_a_wrong_sign_rule_is_noticed(
     name: str, wrong: Callable[[Sequence[Tensor]], Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(task_arithmetic, "majority", wrong)
+    monkeypatch.setattr(task_vectors, "majority", wrong)
     with pytest.raises(AssertionError, match="not close"):
         compare(name)
 
@@ -461,6 +461,18 @@ def test_c74_masks_of_blocks_and_models_differ(name: str) -> None:
         run(name, torch.zeros(8, 64), [ones, ones], density=[0.5, 0.5], weight=w) for w in ([1.0, 0.0], [0.0, 1.0])
     ]
     assert not torch.equal(*twice)
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_masks_of_two_models_of_one_name_differ(name: str) -> None:
+    """They are told apart by their places: else all that one keeps is what the other keeps."""
+    ones = torch.ones(8, 64)
+    names, zeros = ("checkpoint", "checkpoint"), torch.zeros(8, 64)
+    kept = [
+        run(name, zeros, [ones, ones], names=names, density=[0.5, 0.5], weight=weight)
+        for weight in ([1.0, 0.0], [0.0, 1.0])
+    ]
+    assert not torch.equal(*kept)
 
 
 # ---- limits
