@@ -29,8 +29,8 @@ from symfuse.cli.events import Printer
 from symfuse.cli.mergekit import ForMergekit
 from symfuse.cli.recipes import is_recipe, recipe_options, recipes_of, reconcile_options
 from symfuse.errors import OptionError
-from symfuse.io.readahead import read_ahead
 from symfuse.output import Output
+from symfuse.readahead import read_ahead
 
 if TYPE_CHECKING:
     from symfuse.io import Checkpoint
