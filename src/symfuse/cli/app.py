@@ -120,6 +120,17 @@ def main() -> None:
     """Align transformers by their symmetries, prove that nothing changed, and merge them."""
 
 
+def several_options(*options: Callable[[Any], Any]) -> Callable[[F], F]:
+    """A decorator that adds these options, in this order."""
+
+    def add(function: F) -> F:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return add
+
+
 def common(function: F) -> F:
     function = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")(function)
     return click.option("--quiet", "-q", is_flag=True, help="Print errors and warnings only.")(function)
@@ -152,56 +163,39 @@ def memory_option(text: str) -> Callable[[F], F]:
     return click.option("--memory", metavar="SIZE", callback=read, help=text)
 
 
-def matching_options(function: F) -> F:
-    for option in reversed(
-        [
-            click.option("--layers", metavar="RANGE", help="Which layers: 0-4, 3, -1, 0-2,5, tail:3, head:3."),
-            click.option("--no-scaling", is_flag=True, help="Rotate and permute only."),
-            click.option(
-                "--group",
-                multiple=True,
-                metavar="AXIS=GROUP",
-                help="Match an axis with a smaller or larger group, such as qk=orthogonal. May be repeated.",
-            ),
-            click.option("--one-pass", is_flag=True, help="Rotation, then scale, once (as in the paper)."),
-            click.option("--no-biases", is_flag=True, help="Do not translate key and value biases."),
-            click.option("--threads", type=click.IntRange(1), help="Worker threads. Default: all cores."),
-            memory_option("What matching and proof may take, such as 6GB."),
-        ]
-    ):
-        function = option(function)
-    return function
+matching_options = several_options(
+    click.option("--layers", metavar="RANGE", help="Which layers: 0-4, 3, -1, 0-2,5, tail:3, head:3."),
+    click.option("--no-scaling", is_flag=True, help="Rotate and permute only."),
+    click.option(
+        "--group",
+        multiple=True,
+        metavar="AXIS=GROUP",
+        help="Match an axis with a smaller or larger group, such as qk=orthogonal. May be repeated.",
+    ),
+    click.option("--one-pass", is_flag=True, help="Rotation, then scale, once (as in the paper)."),
+    click.option("--no-biases", is_flag=True, help="Do not translate key and value biases."),
+    click.option("--threads", type=click.IntRange(1), help="Worker threads. Default: all cores."),
+    memory_option("What matching and proof may take, such as 6GB."),
+)
 
+writing_options = several_options(
+    click.option("--overwrite", is_flag=True, help="Replace the target if it exists."),
+    click.option("--max-shard-size", default="5GB", show_default=True, help="The largest weight file."),
+    click.option("--push", metavar="ORG/NAME", help="Upload the folder to the Hugging Face hub."),
+    click.option("--private", is_flag=True, help="Make the repository of --push a private one."),
+    click.option("--no-verify", is_flag=True, help="Do not run the models to prove that nothing changed."),
+)
 
-def writing_options(function: F) -> F:
-    for option in reversed(
-        [
-            click.option("--overwrite", is_flag=True, help="Replace the target if it exists."),
-            click.option("--max-shard-size", default="5GB", show_default=True, help="The largest weight file."),
-            click.option("--push", metavar="ORG/NAME", help="Upload the folder to the Hugging Face hub."),
-            click.option("--private", is_flag=True, help="Make the repository of --push a private one."),
-            click.option("--no-verify", is_flag=True, help="Do not run the models to prove that nothing changed."),
-        ]
-    ):
-        function = option(function)
-    return function
-
-
-def executor_options(function: F) -> F:
-    for option in reversed(
-        [
-            click.option(
-                "--executor",
-                type=click.Choice(["local", "ray"]),
-                default="local",
-                show_default=True,
-                help="Who matches and writes: threads of this process, or a Ray cluster (docs/distributed.md).",
-            ),
-            click.option("--address", help="Of the Ray cluster. Default: one is begun on this machine."),
-        ]
-    ):
-        function = option(function)
-    return function
+executor_options = several_options(
+    click.option(
+        "--executor",
+        type=click.Choice(["local", "ray"]),
+        default="local",
+        show_default=True,
+        help="Who matches and writes: threads of this process, or a Ray cluster (docs/distributed.md).",
+    ),
+    click.option("--address", help="Of the Ray cluster. Default: one is begun on this machine."),
+)
 
 
 def executor_of(out: Output, options: Mapping[str, Any]) -> Ray | None:

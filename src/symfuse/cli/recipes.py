@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from symfuse.cli.app import F, groups_of
+from symfuse.cli.app import groups_of, several_options
 from symfuse.cli.evaluate import columns_of, data_options
 from symfuse.errors import OptionError
 
@@ -19,63 +20,53 @@ if TYPE_CHECKING:
     from symfuse.recipes import Recipe
 
 
-def reconcile_options(function: F) -> F:
-    for option in reversed(
-        [
-            click.option(
-                "--foreign",
-                type=click.Choice(["refuse", "drop", "keep"]),
-                help="Tensors that only some models have. Default: as the recipe says, or refuse.",
-            ),
-            click.option(
-                "--missing-bias",
-                type=click.Choice(["refuse", "zero"]),
-                help="Biases that only some models have. Default: as the recipe says, or refuse.",
-            ),
-            click.option("--force-config", is_flag=True, help="Merge although configs compute something else."),
-        ]
-    ):
-        function = option(function)
-    return function
+reconcile_options = several_options(
+    click.option(
+        "--foreign",
+        type=click.Choice(["refuse", "drop", "keep"]),
+        help="Tensors that only some models have. Default: as the recipe says, or refuse.",
+    ),
+    click.option(
+        "--missing-bias",
+        type=click.Choice(["refuse", "zero"]),
+        help="Biases that only some models have. Default: as the recipe says, or refuse.",
+    ),
+    click.option("--force-config", is_flag=True, help="Merge although configs compute something else."),
+)
 
 
-def recipe_options(function: F) -> F:
-    """What a recipe says, for models on the command line. Models are numbered from 1."""
-    function = data_options(function, required=False, several=True)
-    for option in reversed(
-        [
-            click.option("--method", help="How tensors are combined. Default: linear. `symfuse methods` lists them."),
-            click.option("--weights", help="One per model, in order: 0.3,0.7. Default: equal."),
-            click.option("--no-normalize", is_flag=True, help="Take the weights as they are."),
-            click.option(
-                "--set",
-                "settings",
-                multiple=True,
-                metavar="NAME=VALUE",
-                help="A parameter of the method: density=0.5, or one value per model: density=0.3,0.5.",
-            ),
-            click.option(
-                "--base",
-                help="Number (from 1) or path of the model whose config, dtypes and tokenizer it has, and which task "
-                "vectors start from (methods that need one have no default). Default: 1, or that of --heads.",
-            ),
-            click.option(
-                "--statistics",
-                multiple=True,
-                metavar="FOLDER",
-                help="Saved statistics (symfuse collect) of each model, for methods that look at data.",
-            ),
-            click.option("--heads", help="Task heads: average (default), drop, or a model's number (from 1)."),
-            click.option("--seed", type=int, help="Of random methods. Default: as the recipe says, or 0."),
-            click.option("--dtype", help="Of the result: float32, bfloat16, … Default: the base's, by tensor."),
-            click.option("--tokenizer", help="union, base, shared-rows, or a model (its path, or number from 1)."),
-            click.option("--align", "axes", metavar="AXES", help="Align first: auto, attention, ffn, all, …"),
-            click.option("--anchor", help="Number (from 1) or path of the model to align to. Default: the base of task "
-                "vectors, else that nearest to the mean."),
-        ]
-    ):  # fmt: skip
-        function = option(function)
-    return function
+# What a recipe says, for models on the command line. Models are numbered from 1.
+recipe_options = several_options(
+    click.option("--method", help="How tensors are combined. Default: linear. `symfuse methods` lists them."),
+    click.option("--weights", help="One per model, in order: 0.3,0.7. Default: equal."),
+    click.option("--no-normalize", is_flag=True, help="Take the weights as they are."),
+    click.option(
+        "--set",
+        "settings",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="A parameter of the method: density=0.5, or one value per model: density=0.3,0.5.",
+    ),
+    click.option(
+        "--base",
+        help="Number (from 1) or path of the model whose config, dtypes and tokenizer it has, and which task "
+        "vectors start from (methods that need one have no default). Default: 1, or that of --heads.",
+    ),
+    click.option(
+        "--statistics",
+        multiple=True,
+        metavar="FOLDER",
+        help="Saved statistics (symfuse collect) of each model, for methods that look at data.",
+    ),
+    click.option("--heads", help="Task heads: average (default), drop, or a model's number (from 1)."),
+    click.option("--seed", type=int, help="Of random methods. Default: as the recipe says, or 0."),
+    click.option("--dtype", help="Of the result: float32, bfloat16, … Default: the base's, by tensor."),
+    click.option("--tokenizer", help="union, base, shared-rows, or a model (its path, or number from 1)."),
+    click.option("--align", "axes", metavar="AXES", help="Align first: auto, attention, ffn, all, …"),
+    click.option("--anchor", help="Number (from 1) or path of the model to align to. Default: the base of task "
+        "vectors, else that nearest to the mean."),
+    partial(data_options, required=False, several=True),
+)  # fmt: skip
 
 
 def recipes_of(models: Sequence[str], options: Mapping[str, Any]) -> tuple[tuple[Recipe, ...], Place | None]:

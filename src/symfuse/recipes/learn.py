@@ -59,13 +59,10 @@ def tasks_of(recipe: Recipe, checkpoints: Sequence[Checkpoint]) -> list[Task | N
                 )
             continue
         key = (data.file, data.encoding)
-        try:
+        with recipe.blaming(f"models[{recipe.models.index(given)}].data" if given.data is not None else "data"):
             if key not in read:
                 read[key] = read_records(data.file, encoding=data.encoding)
             found.append(task_of_data(data, read[key], checkpoint, unlabelled=method.unlabelled(parameters)))
-        except OptionError as error:
-            own = f"models[{recipe.models.index(given)}].data" if given.data is not None else "data"
-            recipe.refuse(error, own)
     return found
 
 
@@ -130,7 +127,7 @@ def learn(
     apart = recipe.base_model if method.base != "unused" else None
     if method.learn is not None:
         how.follow(Working("looking at data"))
-    try:
+    with recipe.blaming("merge_method"):
         found = learn_method(
             method,
             [Model.of(checkpoint, undeclared=True) for checkpoint in stage.models.values()],
@@ -145,8 +142,6 @@ def learn(
             device=how.device,
             report=lambda line: how.follow(Step(text=line)),
         )
-    except OptionError as error:
-        recipe.refuse(error, "merge_method")
     if found is None:
         return stage
     if found.learned.summary:

@@ -84,7 +84,7 @@ def read_recipe(document: Document) -> Recipe:
         out_dtype=_dtype(fields.get("out_dtype")),
         tokenizer=_tokenizer(fields, models),
         chat_template=fields["chat_template"].text() if "chat_template" in fields else None,
-        align=_align(fields["align"], len(models)) if "align" in fields else None,
+        align=_align(fields["align"], models) if "align" in fields else None,
         data=_data(fields["data"], method) if "data" in fields else None,
         seed=fields["seed"].integer(0) if "seed" in fields else 0,
         heads=_word_or_number(fields["heads"]) if "heads" in fields else "average",
@@ -316,10 +316,7 @@ def _tokenizer(fields: Mapping[str, Item], models: Sequence[Input]) -> Tokenizer
 
 def _vocabulary(item: Item, models: Sequence[Input]) -> Any:
     """ "union", "base" (without a base model, the one that gives the config) or a ModelRef, also by its number."""
-    if item.value in ("union", "base"):
-        return item.value
-    number = _model_or_number(item, len(models))
-    return models[number - 1].model if isinstance(number, int) else number
+    return item.value if item.value in ("union", "base") else _model_or_number(item, models)
 
 
 def _token(item: Item) -> TokenSource:
@@ -339,7 +336,7 @@ def _token(item: Item) -> TokenSource:
     return TokenSource(_model(_required(source, given, "model")), name, force=force)
 
 
-def _align(item: Item, models: int) -> Align:
+def _align(item: Item, models: Sequence[Input]) -> Align:
     fields = item.fields(Align.__dataclass_fields__)
     options: dict[str, Any] = {key: part.boolean() for key, part in fields.items() if key in _SWITCHES}
     if "axes" in fields:
@@ -388,11 +385,12 @@ def _attempt(item: Item, check: Callable[[Any], object], value: Any) -> None:
         item.fail(str(error))
 
 
-def _model_or_number(item: Item, models: int) -> ModelRef | int:
+def _model_or_number(item: Item, models: Sequence[Input]) -> ModelRef:
+    """A model, or that with this number (from 1) under `models`."""
     if type(item.value) is not int:
         return _model(item)
     if not models:
         item.fail("models are numbered under `models` only; name it by its path")
-    if item.integer(1) > models:
-        item.fail(f"model {item.value}: there are models 1 to {models}")
-    return item.value
+    if item.integer(1) > len(models):
+        item.fail(f"model {item.value}: there are models 1 to {len(models)}")
+    return models[item.value - 1].model

@@ -263,10 +263,8 @@ def require_layers(recipe: Recipe, models: Mapping[ModelRef, Model]) -> None:
     for given in [source for layers in slices for source in layers.sources]:
         model = models[given.model]
         depth = max((int(match[2]) + 1 for name in model.spec.tensors if (match := LAYER.match(name))), default=0)
-        try:
+        with recipe.blaming("layer_range"):
             _require_depth(model, given.layer_range, depth)
-        except OptionError as error:
-            recipe.refuse(error, "layer_range")
 
 
 def _require_depth(model: Model, layers: tuple[int, int] | None, depth: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal, NoReturn
 
@@ -83,14 +84,14 @@ class Module:
 
 @dataclass(frozen=True)
 class Align:
-    """What is aligned before the merge. anchor: a model, its number among `models` (from 1), or None: that nearest to
-    the mean. source: what is compared; activations are those on `data`, a file as of `symfuse.task`, of which `limit`
-    rows are drawn; learned: the loss on `data` is descended, for that many `steps` at that `rate`, a share `distil` of
-    it from what the models predict, validated on `validation` or on a part of the data. scaling: None is the usual of
-    the source. The others: the options of `symfuse.match`."""
+    """What is aligned before the merge. anchor: None: the model nearest to the mean. source: what is compared;
+    activations are those on `data`, a file as of `symfuse.task`, of which `limit` rows are drawn; learned: the loss on
+    `data` is minimised, for that many `steps` at that `rate`, a share `distil` of it from what the models predict,
+    validated on `validation` or on a part of the data. scaling: None is the usual of the source. The others: the
+    options of `symfuse.match`."""
 
     axes: str | tuple[str, ...] = "auto"
-    anchor: ModelRef | int | None = None
+    anchor: ModelRef | None = None
     source: Literal["weights", "activations", "learned"] = "weights"
     data: str | None = None
     validation: str | None = None
@@ -162,8 +163,7 @@ class Recipe:
     def models_used(self) -> tuple[ModelRef, ...]:
         """The models whose layers are read: the base, the inputs in order, the anchor. (`Tokenizer.models_used` has
         those that give tokens.)"""
-        anchor = self.align.anchor if self.align and isinstance(self.align.anchor, ModelRef) else None
-        return _unique([self.base_model, *self._inputs(), anchor])
+        return _unique([self.base_model, *self._inputs(), None if self.align is None else self.align.anchor])
 
     @property
     def whole(self) -> bool:
@@ -174,6 +174,14 @@ class Recipe:
         """The error after the places of these keys, by the ends of their paths, as far as they are known."""
         found = [place for path, place in self.places.items() if path in keys or path.rpartition(".")[2] in keys]
         raise OptionError(f"{' and '.join(found[:3])}: {error}" if found else str(error)) from None
+
+    @contextmanager
+    def blaming(self, *keys: str) -> Iterator[None]:
+        """Of what is done here, an OptionError is raised as `refuse` does."""
+        try:
+            yield
+        except OptionError as error:
+            self.refuse(error, *keys)
 
     def _inputs(self) -> Iterator[ModelRef | None]:
         for part in (Module(self.models, self.slices), *self.modules.values()):
