@@ -46,17 +46,17 @@ _NO_RESIDUAL = {"residual_weight": "mergekit reads this key and does nothing wit
 _NO_OVERRIDE = {"override_architecture": "the architecture is that of the model's config.json; change it there"}
 
 
-def parse_recipe(given: str | Mapping[str, Any], where: str = "recipe") -> Recipe:
+def parse_recipe(recipe: str | Mapping[str, Any], where: str = "recipe") -> Recipe:
     """One recipe from YAML text or from the mapping that it stands for; where: what messages call it.
 
     Raises OptionError, with line and path, for all that is not a recipe: keys, methods and parameters that are not
     known, values of another type, layers that do not fit.
     """
-    text = given if isinstance(given, str) else _written(given, where)
-    documents = read_documents(text, where, lines=isinstance(given, str))
+    text = recipe if isinstance(recipe, str) else _written(recipe, where)
+    documents = read_documents(text, where, lines=isinstance(recipe, str))
     if len(documents) != 1:
-        found = f"holds {len(documents)} documents, expected one" if documents else "is empty"
-        raise OptionError(f"{where}: the recipe {found}")
+        number = f"holds {len(documents)} documents, expected one" if documents else "is empty"
+        raise OptionError(f"{where}: the recipe {number}")
     return read_recipe(documents[0])
 
 
@@ -115,8 +115,8 @@ def _top_level(root: Item) -> tuple[dict[str, Item], tuple[str, ...]]:
 def _reconciled(fields: Mapping[str, Item]) -> dict[str, Any]:
     """What becomes of models that do not fit together."""
     words = {"foreign": ("refuse", "drop", "keep"), "missing_bias": ("refuse", "zero")}
-    found: dict[str, Any] = {key: fields[key].choice(known) for key, known in words.items() if key in fields}
-    return found | ({"force_config": fields["force_config"].boolean()} if "force_config" in fields else {})
+    choices: dict[str, Any] = {key: fields[key].choice(known) for key, known in words.items() if key in fields}
+    return choices | ({"force_config": fields["force_config"].boolean()} if "force_config" in fields else {})
 
 
 def _places(item: Item) -> Iterator[tuple[str, str]]:
@@ -128,9 +128,9 @@ def _places(item: Item) -> Iterator[tuple[str, str]]:
         yield from _places(part)
 
 
-def _written(given: Mapping[str, Any], where: str) -> str:
+def _written(recipe: Mapping[str, Any], where: str) -> str:
     try:
-        text: str = yaml.safe_dump(dict(given), sort_keys=False, allow_unicode=True)
+        text: str = yaml.safe_dump(dict(recipe), sort_keys=False, allow_unicode=True)
     except yaml.YAMLError as error:
         raise OptionError(f"{where}: only texts, numbers, lists and mappings make a recipe ({error})") from None
     return text
@@ -242,12 +242,12 @@ def _slice(item: Item, method: Method) -> Slice:
     fields = item.fields(("sources", "base_model", "parameters"), _NO_RESIDUAL)
     sources = []
     for part in _required(item, fields, "sources").sequence():
-        given = part.fields(("model", "layer_range", "parameters"))
-        first, stop = _layer_range(_required(part, given, "layer_range"))
-        sources.append(_input(part, method, given))
+        own = part.fields(("model", "layer_range", "parameters"))
+        first, stop = _layer_range(_required(part, own, "layer_range"))
+        sources.append(_input(part, method, own))
         start, end = sources[0].layer_range or (0, 0)
         if stop - first != end - start:
-            given["layer_range"].fail(
+            own["layer_range"].fail(
                 f"{stop - first} layers, but the first source of the slice has {end - start}; they must be as many"
             )
     parameters = read_settings(fields.get("parameters"), method, of_model=False)
@@ -282,8 +282,8 @@ def _data(item: Item, method: Method) -> Data:
     columns = fields["columns"].mapping() if "columns" in fields else {}
     options: dict[str, str | int] = {key: fields[key].integer(numbers[key]) for key in numbers if key in fields}
     options |= {"pooling": fields["pooling"].text()} if "pooling" in fields else {}
-    given = {key: fields[key].text() for key in words if key in fields}
-    return Data(**given, columns={role: part.text() for role, part in columns.items()}, options=options)
+    texts = {key: fields[key].text() for key in words if key in fields}
+    return Data(**texts, columns={role: part.text() for role, part in columns.items()}, options=options)
 
 
 def _statistics(item: Item, method: Method) -> str:
@@ -305,12 +305,12 @@ def _tokenizer(fields: Mapping[str, Item], models: Sequence[Input]) -> Tokenizer
         return Tokenizer(_vocabulary(fields["tokenizer_source"], models))
     if not isinstance(found[0].value, dict):
         found[0].fail("expected a mapping, such as {source: union}; a name alone is `tokenizer_source: …`")
-    given = found[0].fields(("source", "tokens", "pad_to_multiple_of"))
-    tokens = given["tokens"].mapping() if "tokens" in given else {}
+    own = found[0].fields(("source", "tokens", "pad_to_multiple_of"))
+    tokens = own["tokens"].mapping() if "tokens" in own else {}
     return Tokenizer(
-        _vocabulary(given["source"], models) if "source" in given else "union",
+        _vocabulary(own["source"], models) if "source" in own else "union",
         {name: _token(part) for name, part in tokens.items()},
-        given["pad_to_multiple_of"].integer(1) if "pad_to_multiple_of" in given else None,
+        own["pad_to_multiple_of"].integer(1) if "pad_to_multiple_of" in own else None,
     )
 
 
@@ -327,13 +327,13 @@ def _token(item: Item) -> TokenSource:
     source = fields["source"]
     if not isinstance(source.value, dict) or not {"kind", "token", "token_id"} & source.value.keys():
         return TokenSource(_model(source), force=force)
-    given = source.fields(("kind", "model", "token", "token_id"))
-    if _required(source, given, "kind").choice(("model_token", "zero")) == "zero":
+    own = source.fields(("kind", "model", "token", "token_id"))
+    if _required(source, own, "kind").choice(("model_token", "zero")) == "zero":
         source.fields(("kind",))
         return TokenSource(zero=True, force=force)
-    token = _layout(source, given, ("token", "token_id"))
-    name = given["token"].text() if token == "token" else given["token_id"].integer(0)
-    return TokenSource(_model(_required(source, given, "model")), name, force=force)
+    token = _layout(source, own, ("token", "token_id"))
+    name = own["token"].text() if token == "token" else own["token_id"].integer(0)
+    return TokenSource(_model(_required(source, own, "model")), name, force=force)
 
 
 def _align(item: Item, models: Sequence[Input]) -> Align:

@@ -29,8 +29,8 @@ class ModelRef:
 
 @dataclass(frozen=True)
 class Data:
-    """What methods that look at data are given: a file, as `symfuse.task` takes it, and how it is read. columns: by
-    role, such as {"text": "sentence"}. options: of the task, such as limit. file None: what is said for all models,
+    """The data of a method that looks at them: a file, as `symfuse.task` takes it, and how it is read. columns: by
+    role, such as {"text": "sentence"}. options: of the task, such as limit. file None: what holds for all models,
     each of which has its own file."""
 
     file: str | None = None
@@ -40,7 +40,7 @@ class Data:
     options: Mapping[str, str | int] = field(default_factory=dict)
 
     def over(self, other: Data | None) -> Data:
-        """With what is said for all models where this says nothing."""
+        """With what holds for all models where this names nothing."""
         if other is None:
             return self
         return Data(
@@ -109,7 +109,7 @@ class Align:
 @dataclass(frozen=True)
 class TokenSource:
     """Where a token's embedding comes from in models that lack it, or in all (`force`): from a model, there from the
-    token of the same name or from `token` (a name or a number); zeros; or, if neither is said, by the usual rule."""
+    token of the same name or from `token` (a name or a number); zeros; or, if there is neither, by the usual rule."""
 
     model: ModelRef | None = None
     token: str | int | None = None
@@ -172,8 +172,8 @@ class Recipe:
 
     def refuse(self, error: OptionError, *keys: str) -> NoReturn:
         """The error after the places of these keys, by the ends of their paths, as far as they are known."""
-        found = [place for path, place in self.places.items() if path in keys or path.rpartition(".")[2] in keys]
-        raise OptionError(f"{' and '.join(found[:3])}: {error}" if found else str(error)) from None
+        places = [place for path, place in self.places.items() if path in keys or path.rpartition(".")[2] in keys]
+        raise OptionError(f"{' and '.join(places[:3])}: {error}" if places else str(error)) from None
 
     @contextmanager
     def blaming(self, *keys: str) -> Iterator[None]:
@@ -185,10 +185,10 @@ class Recipe:
 
     def _inputs(self) -> Iterator[ModelRef | None]:
         for part in (Module(self.models, self.slices), *self.modules.values()):
-            yield from (given.model for given in part.models)
+            yield from (entry.model for entry in part.models)
             for layers in part.slices:
                 yield layers.base_model
-                yield from (given.model for given in layers.sources)
+                yield from (entry.model for entry in layers.sources)
 
 
 def settings_for(

@@ -15,7 +15,7 @@ from symfuse.merging import Merged
 from symfuse.methods import lookup
 from symfuse.model import Model
 from symfuse.recipes.check import cost, facts, problems, relation
-from symfuse.recipes.check.problems import Found
+from symfuse.recipes.check.problems import Errors
 from symfuse.recipes.check.report import Problem, Report
 from symfuse.recipes.plan import template_of, why_template
 from symfuse.recipes.schema import Input, ModelRef, Recipe
@@ -79,12 +79,12 @@ def report_of(
 ) -> Report:
     """The report of models that are prepared and planned already: what a run says before it begins. results: the names
     of models that are merges themselves. sample: whether some of the weights are read."""
-    found, report = Found(), Report(stage.recipe.merge_method, stage.recipe.name)
+    errors, report = Errors(), Report(stage.recipe.merge_method, stage.recipe.name)
     _describe(report, stage.recipe, stage.opened)
     if stage.recipe.align is not None:
-        report.alignment = problems.alignment(stage, stage.recipe.align, found, read=False)
-    _complete(report, stage, merged, target, results, sample, found)
-    report.problems += map(Problem.of, found.errors)
+        report.alignment = problems.alignment(stage, stage.recipe.align, errors, read=False)
+    _complete(report, stage, merged, target, results, sample, errors)
+    report.problems += map(Problem.of, errors.all)
     return report
 
 
@@ -96,23 +96,23 @@ def _checked(
     target: Target | None,
     sample: bool,
 ) -> tuple[Report, Checkpoint | None]:
-    found, report = Found(), Report(recipe.merge_method, recipe.name)
+    errors, report = Errors(), Report(recipe.merge_method, recipe.name)
     merged = None
-    opened = problems.open_each(recipe, {**known, **results}, found)
+    opened = problems.open_each(recipe, {**known, **results}, errors)
     used = {ref: opened[ref] for ref in recipe.models_used() if ref in opened}
     if used:
         _describe(report, recipe, used)
-    if len(used) == len(recipe.models_used()) and not found.errors:
-        bare = {ref: _bare(checkpoint, found, sample) for ref, checkpoint in opened.items()}
-        stage = problems.prepared(recipe, bare, options, found)
+    if len(used) == len(recipe.models_used()) and not errors.all:
+        bare = {ref: _bare(checkpoint, errors, sample) for ref, checkpoint in opened.items()}
+        stage = problems.prepared(recipe, bare, options, errors)
         if stage is not None:
             report.notes += [note.text for note in stage.notes]
             if recipe.align is not None:
-                report.alignment = problems.alignment(stage, recipe.align, found, read=True)
-            problems.data(stage, found)
-            merged = found.attempt(plan, stage)
-            _complete(report, stage, merged, target, results, sample, found)
-    report.problems += map(Problem.of, found.errors)
+                report.alignment = problems.alignment(stage, recipe.align, errors, read=True)
+            problems.data(stage, errors)
+            merged = errors.attempt(plan, stage)
+            _complete(report, stage, merged, target, results, sample, errors)
+    report.problems += map(Problem.of, errors.all)
     return report, merged if report.possible else None
 
 
@@ -123,18 +123,18 @@ def _complete(
     target: Target | None,
     results: Collection[str],
     sample: bool,
-    found: Found,
+    errors: Errors,
 ) -> None:
     """What follows from the plan, and from a sample of the weights. results: whose tensors are computed whole, as are
     those of models with an adapter."""
     report.tokenizer = stage.tokenizer
     computed = {ref: str(ref) in results or facts.adapter_of(ref) is not None for ref in stage.models}
     if merged is not None:
-        _say_output(report, stage, merged, computed, target or Target(), found)
+        _say_output(report, stage, merged, computed, target or Target(), errors)
     if sample:
         if stage.recipe.align is None:
-            found.attempt(require_one_frame, stage, lambda note: report.notes.append(note.text))
-        found.attempt(_relate, report, stage, computed)
+            errors.attempt(require_one_frame, stage, lambda note: report.notes.append(note.text))
+        errors.attempt(_relate, report, stage, computed)
 
 
 def _describe(report: Report, recipe: Recipe, models: Mapping[ModelRef, Checkpoint]) -> None:
@@ -143,15 +143,15 @@ def _describe(report: Report, recipe: Recipe, models: Mapping[ModelRef, Checkpoi
     report.base, report.why_base = str(template), why_template(recipe)
     gives = facts.gives(models, template, recipe)
     for ref, checkpoint in models.items():
-        model = Found().attempt(Model.of, checkpoint, undeclared=True)
+        model = Errors().attempt(Model.of, checkpoint, undeclared=True)
         report.models.append(facts.model_facts(ref, checkpoint, model, gives[ref]))
         if warning := facts.contradicted_dtype(checkpoint):
             report.warnings.append(warning)
-        code = [] if checkpoint.folder is None else Found().attempt(code_notes, checkpoint.folder) or []
+        code = [] if checkpoint.folder is None else Errors().attempt(code_notes, checkpoint.folder) or []
         report.notes += [f"{checkpoint.name}: {note}" for note in (*checkpoint.notes, *code)]
     given = [source.model for source in recipe.models]
     ordered = [models[ref] for ref in dict.fromkeys([*given, *models]) if ref in models]
-    report.config += Found().attempt(facts.config_fields, ordered) or []  # an error is said by `prepared`
+    report.config += Errors().attempt(facts.config_fields, ordered) or []  # an error is said by `prepared`
     report.tokenizers += facts.tokenizer_differences(ordered, recipe.tokenizer is not None, report.warnings.append)
     report.layers += _ranges(recipe)
 
@@ -170,15 +170,15 @@ def _ranges(recipe: Recipe) -> list[str]:
     ]
 
 
-def _bare(checkpoint: Checkpoint, found: Found, sample: bool) -> Checkpoint:
+def _bare(checkpoint: Checkpoint, errors: Errors, sample: bool) -> Checkpoint:
     """Without stored aliases, which a merge compares whole with what they stand for; here the sample does."""
-    model = Found().attempt(Model.of, checkpoint, undeclared=True)
+    model = Errors().attempt(Model.of, checkpoint, undeclared=True)
     if model is None:
         return checkpoint
     files = {model.spec.file_name(a): model.spec.file_name(name) for a, name in model.spec.tied.items()}
     aliases = {alias: name for alias, name in files.items() if alias in checkpoint and name in checkpoint}
     if sample and aliases:
-        found.attempt(relation.require_aliases, checkpoint, aliases)
+        errors.attempt(relation.require_aliases, checkpoint, aliases)
     return drop(checkpoint, aliases)
 
 
@@ -188,12 +188,12 @@ def _say_output(
     merged: Checkpoint,
     computed: Mapping[ModelRef, bool],
     target: Target,
-    found: Found,
+    errors: Errors,
 ) -> None:
     outputs = _plan(merged)
     aligned = set() if stage.recipe.align is None else set(stage.models)
     names = {stage.models[ref].name for ref in stage.models if computed[ref] or ref in aligned}
-    sized = found.attempt(
+    sized = errors.attempt(
         cost.cost, merged, outputs.outputs, names, shard=target.max_shard_size, threads=target.threads
     )
     report.weights = cost.weights_of(outputs.outputs)
@@ -203,11 +203,11 @@ def _say_output(
     report.cost = sized
     if target.folder is not None:
         place = output_place(target.folder)
-        before = len(found.errors)
-        found.attempt(check_target, place, overwrite=target.overwrite, inputs=merged.sources)
-        if len(found.errors) == before and isinstance(place, Path):
+        before = len(errors.all)
+        errors.attempt(check_target, place, overwrite=target.overwrite, inputs=merged.sources)
+        if len(errors.all) == before and isinstance(place, Path):
             report.cost = replace(sized, disk_free=free_space(place))
-            found.attempt(check_space, {place: sized.bytes})
+            errors.attempt(check_space, {place: sized.bytes})
 
 
 def _plan(merged: Checkpoint) -> Merged:
@@ -219,11 +219,11 @@ def _plan(merged: Checkpoint) -> Merged:
 def _relate(report: Report, stage: Stage, computed: Mapping[ModelRef, bool]) -> None:
     models = [Model.of(checkpoint.on(CPU), undeclared=True) for checkpoint in stage.models.values()]
     align = stage.recipe.align is not None
-    found = relation.related(models, stage.template, list(computed.values()), align=align)
-    if found is None:
+    related = relation.related(models, stage.template, list(computed.values()), align=align)
+    if related is None:
         return
-    report.sample, report.relations = found.sample, found.relations
+    report.sample, report.relations = related.sample, related.relations
     task_vectors = lookup(stage.recipe.merge_method).base == "required" and stage.recipe.base_model is not None
     if task_vectors:
-        report.deltas = found.deltas
-    report.warnings += relation.task_warnings(found.deltas) if task_vectors and not align else found.warnings
+        report.deltas = related.deltas
+    report.warnings += relation.task_warnings(related.deltas) if task_vectors and not align else related.warnings
