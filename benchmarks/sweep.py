@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from _harness import Benchmark, Call, Case, Goal, Plan, one_thread_each
 from _models import gpt2, pair, roberta
-from symfuse.matching.moved import Moved
 from torch import Tensor
 
 from symfuse.groups import nuclear_norms
 from symfuse.groups.assignment import assign
 from symfuse.matching.chosen import Chosen, choose
 from symfuse.matching.descent import Sweeper
+from symfuse.matching.workspace import Workspace
 from symfuse.model import Model
 from symfuse.spec import Instance
 from symfuse.stats import features
@@ -63,7 +63,7 @@ def sweep(ready: Ready, threads: int) -> Call:
     def run() -> None:
         with one_thread_each(threads) as pool:
             sweeper = Sweeper(spec, ready.anchor.__getitem__, list(groups), groups, pool, ())
-            sweeper.sweep(Moved(spec, dict(ready.source)), random.Random(0))
+            sweeper.sweep(Workspace(spec, dict(ready.source)), random.Random(0))
 
     return run
 
