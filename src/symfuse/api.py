@@ -201,8 +201,8 @@ def align(
     if len(models) < 2:
         raise OptionError(f"an alignment needs two models at least, {len(models)} given")
     how = How(memory=options.get("memory"), device=device, prove=prove, follow=follow)
-    options["device"] = device
     batches = data.batches if isinstance(data, Task) else None if data is None else list(data)
+    options = {"device": device, **(how.watch() if batches is None else {}), **options}
     learning = None if learn is None else _learning(learn, device)
     follow(events.Working("learning" if learning is not None else "matching"))
     began = time.perf_counter()

@@ -174,8 +174,7 @@ def _asked(
 
     asked = match_options(options, axes)
     if statistics == "weights":
-        progress = api.How(follow=follow).watch()
-        return asked | {"variants": options["inexact"], "executor": options["executor"], **progress}
+        return asked | {"variants": options["inexact"], "executor": options["executor"]}
     plain = {key: asked[key] for key in ("axes", "layers", "groups", "device")}  # without scales, as by default
     if statistics == "learned":
         learning = learning_of(options, anchor, lambda text: follow(api.events.Step(text=text)))

@@ -34,9 +34,8 @@ def inputs_of(recipe: Recipe) -> list[Input]:
         )
     entries = [entry for entry in recipe.models if method.base == "unused" or entry.model != recipe.base_model]
     for i, entry in enumerate(entries):
-        if any(
-            o.model == entry.model and (o.data, o.statistics) != (entry.data, entry.statistics) for o in entries[:i]
-        ):
+        own = (entry.data, entry.statistics)
+        if any(one.model == entry.model and (one.data, one.statistics) != own for one in entries[:i]):
             raise OptionError(f"{entry.model} is listed twice, with different data; list it once, with all of them")
     return entries
 
@@ -126,18 +125,20 @@ def learn(
     """The stage with what its method learns from data, and its models as it moves them; as it is, for others. tasks: of
     each of `inputs_of`; saved: as in `statistics_of`."""
     recipe, method, refs = stage.recipe, lookup(stage.recipe.merge_method), list(stage.models)
-    apart = recipe.base_model if method.base != "unused" else None
-    if method.learn is not None:
-        how.follow(Working("looking at data"))
+    if method.learn is None and not tasks and not saved:
+        return stage
+    apart, numbers = recipe.base_model, [refs.index(entry.model) for entry in inputs_of(recipe)]
+    parameters = _parameters(recipe, method)
+    how.follow(Working("looking at data"))
     with recipe.blaming("merge_method"):
         result = learn_method(
             method,
             [Model.of(checkpoint, undeclared=True) for checkpoint in stage.models.values()],
-            of=[refs.index(listed.model) for listed in inputs_of(recipe)],
-            base=None if apart is None else refs.index(apart),
+            of=numbers,
+            base=None if apart is None or method.base == "unused" else refs.index(apart),
             tasks=tasks,
             statistics=statistics_of(stage, saved),
-            parameters=_parameters(recipe, method),
+            parameters=parameters,
             heads=recipe.heads,
             seed=recipe.seed,
             memory=how.memory,

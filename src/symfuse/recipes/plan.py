@@ -210,7 +210,7 @@ def why_template(recipe: Recipe) -> str:
     if recipe.base_model is not None:
         return "the base model"
     kept = recipe.heads not in ("average", "drop")
-    return "whose head is kept" if kept else "the first model, as there is no base_model"
+    return "whose head is kept" if kept else "the first model, as no base_model is given"
 
 
 def _modules(recipe: Recipe, method: Method, template: Model) -> list[_Part]:

@@ -54,13 +54,11 @@ def open_each(recipe: Recipe, known: Mapping[str, Checkpoint], errors: Errors) -
     return {ref: checkpoint for ref, checkpoint in tried.items() if checkpoint is not None}
 
 
-def prepared(
-    recipe: Recipe, models: Mapping[ModelRef, Checkpoint], options: Reconcile | None, errors: Errors
-) -> Stage | None:
+def prepared(recipe: Recipe, models: Mapping[ModelRef, Checkpoint], errors: Errors) -> Stage | None:
     """The stage before alignment, or None; what stands against it, or against the plan, is noted."""
-    stage = errors.attempt(prepare, recipe, models, options)
+    stage = errors.attempt(prepare, recipe, models)
     if stage is None:
-        _compare(recipe, models, options or reconcile_of(recipe), errors)
+        _compare(recipe, models, reconcile_of(recipe), errors)
         _plan_of_one(recipe, models, errors)
     return stage
 
