@@ -1,4 +1,4 @@
-"""What benchmarks found, in words and tables: docs/benchmarks.md, from their data."""
+"""The results of the benchmarks, in words and tables: docs/benchmarks.md, from their data."""
 
 from __future__ import annotations
 
@@ -29,15 +29,19 @@ PROFILED = {
 
 HEAD = """# Benchmarks
 
-Written by `python benchmarks/run.py --write` from `benchmarks/data`; do not edit. `make bench` measures all anew.
+Written by `python benchmarks/run.py --write` from `benchmarks/data`; do not edit. `make bench` measures everything
+again.
 
-Models are synthetic, in heads of 64 and feed-forwards of four widths; nothing is downloaded. Every round runs all rows
-of a case once in a new order; seconds are medians over the rounds, ± is half the interquartile range, and a ratio is
-the median of the ratios within rounds, by the clock ("wall") and in processor time of all threads, which a busy machine
-bends less. What takes longer than {slow:g} s is run once, peers from {slow_peer:g} s on. **Floor**: what no
-implementation could leave out, as library calls on numbers that lie ready, or plain reading and writing, measured in
-the same rounds. MB is the peak of memory: of a process of its own ("symfuse …", "mergekit") all of it, else what a call
-takes beside what lies ready.
+Models are synthetic, with heads of 64 and feed-forwards of four widths; nothing is downloaded.
+
+- Every round runs all rows of a case once, in a new order. Seconds are medians over the rounds, ± is half the
+  interquartile range. A ratio is the median of the ratios within rounds, in wall time and in CPU time of all threads;
+  a busy machine distorts the latter less. What takes longer than {slow:g} s is run once, other implementations from
+  {slow_peer:g} s on.
+- **Floor**: the work that no implementation could leave out, as library calls on prepared numbers, or plain reading
+  and writing, measured in the same rounds.
+- MB is the peak of memory: for a process ("symfuse …", "mergekit") all of it, otherwise what a call takes besides its
+  prepared inputs.
 """
 
 
@@ -152,7 +156,7 @@ def _figure(value: float) -> str:
 
 
 def goals(benchmarks: Mapping[str, Benchmark], data: Mapping[str, Data]) -> Iterator[str]:
-    """The table of all goals, and in words what it says."""
+    """The table of all goals, and its summary."""
     verdicts = [
         (name, judge(goal, data[name]["cases"] if name in data else []))
         for name, benchmark in benchmarks.items()
@@ -160,7 +164,7 @@ def goals(benchmarks: Mapping[str, Benchmark], data: Mapping[str, Data]) -> Iter
     ]
     yield "## Goals\n"
     yield _counted([verdict for _, verdict in verdicts])
-    yield "\nFound over all cases that a goal is for; the column that decides is **bold**.\n"
+    yield "\nRanges over all cases to which a goal applies; the deciding column is **bold**.\n"
     yield "| | goal | CPU | wall | |\n|---|---|--:|--:|---|"
     for name, verdict in verdicts:
         found = data[name]["cases"] if name in data else []
@@ -197,7 +201,7 @@ def _counted(verdicts: Sequence[Verdict]) -> str:
     met = sum(not v.missed for v in measured)
     missed = sum(len(v.missed) == len(v.found) for v in measured)
     return (
-        f"Of {len(verdicts)} goals {met} are met in all cases that they are for, {len(measured) - met - missed} in "
+        f"Of {len(verdicts)} goals {met} are met in all cases to which they apply, {len(measured) - met - missed} in "
         f"some, {missed} in none; {len(verdicts) - len(measured)} were not measured."
     )
 
@@ -212,7 +216,7 @@ def anchor(title: str) -> str:
 
 def growth(benchmarks: Mapping[str, Benchmark], data: Mapping[str, Data]) -> Iterator[str]:
     yield "## Growth\n"
-    yield "Processor seconds grow as this power of the size, all else kept (least squares of the logarithms):\n"
+    yield "CPU seconds grow as this power of the size, with everything else fixed (least squares of the logarithms):\n"
     yield "| | of | over | ours | floor | peer |\n|---|---|---|--:|--:|--:|"
     for name, found in data.items():
         benchmark = benchmarks[name]
@@ -250,7 +254,7 @@ def table(benchmark: Benchmark, cases: Sequence[CaseData]) -> Iterator[str]:
             ]
             cells.append("" if row["peak"] is None else f"{row['peak'] / 1e6:.0f}")
             for base, by in ratios:
-                shown = base == benchmark.floor or row["row"] in benchmark.peers  # ours beside ours says nothing
+                shown = base == benchmark.floor or row["row"] in benchmark.peers  # not ours against ours
                 value = over(case, row["row"], base, by) if shown and row["row"] != base else None
                 cells.append("" if value is None else _figure(value))
             mark = {benchmark.floor: " (floor)", benchmark.ours: " (ours)"}.get(row["row"], "")
@@ -261,7 +265,7 @@ def table(benchmark: Benchmark, cases: Sequence[CaseData]) -> Iterator[str]:
 def _stamp(data: Data) -> str:
     e, loads = data["environment"], [case["load"] for case in data["cases"]]
     return (
-        f"`{data['command']}`, {data['rounds']} rounds (fewer of long cases, more of short ones), "
+        f"`{data['command']}`, {data['rounds']} rounds (fewer for long cases, more for short ones), "
         f"{data['seconds']:.0f} s; load {min(loads):.1f} to {max(loads):.1f}; {_machine(e)}."
     )
 
@@ -281,15 +285,15 @@ def profiles(data: Data) -> Iterator[str]:
     """The largest costs before and after."""
     yield "\n## Profiles before and after\n"
     yield (
-        "Processor seconds of each function itself, of all threads, by cProfile, which makes small calls look larger "
-        f"than they are: the {data['most']} largest of either. `{data['command']}`.\n"
+        "CPU seconds of each function without those that it calls, of all threads, by cProfile, which overstates small "
+        f"calls: the {data['most']} largest of either. `{data['command']}`.\n"
     )
     for title, versions in data["jobs"].items():
         before, after = versions["before"], versions["after"]
         less = before["seconds"] / after["seconds"]
         yield f"### {title}\n"
         yield (
-            f"Before ({before['commit']}): {before['seconds']:.1f} s of the processor under the profiler; after "
+            f"Before ({before['commit']}): {before['seconds']:.1f} CPU s under the profiler; after "
             f"({after['commit']}): {after['seconds']:.1f} s, {less:.1f} times less.\n"
         )
         yield "| | before: s | calls | after: s | calls |\n|---|--:|--:|--:|--:|"

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from symfuse.errors import SymfuseError
 from symfuse.recipes import read_recipes
-from symfuse.recipes.run import merge_recipes
+from symfuse.recipes.run import run
 
 RECIPES = Path(__file__).parents[1] / "tests" / "recipes"
 NAMES = ("base", "a", "b", "c", "d", "chat", "instruct")
@@ -178,7 +178,7 @@ def located(text: str, folder: Path) -> str:
 
 
 def run_ours(recipe: Path, out: Path) -> None:
-    merge_recipes(read_recipes(recipe)).save(out)
+    run(read_recipes(recipe)).checkpoint.save(out)
 
 
 def run_theirs(recipe: Path, out: Path) -> None:
@@ -353,52 +353,58 @@ def kept(method: str, density: float, models: Path) -> dict[str, Kept]:
 
 
 INTRODUCTION = """\
-The same recipe through both, over tiny random Llamas (width 32, feed-forward 48, 4 heads and 2 for keys, 3 layers, 64
-tokens; `base`, relatives `a`, `b` and `c` of it, a stranger `d`; seeds 0 to 6, and 0 for mergekit). Compared are names,
-shapes and dtypes of the tensors, the keys of config.json, and the values: the largest difference is relative to the
-largest value of its tensor, and the last column is the share of elements that are the same number. The columns "in
-float32" repeat that with `dtype: float32` and the same `out_dtype` as before: mergekit then computes as symfuse always
-does. One step of bfloat16 is 3.9e-03 to 7.8e-03 of a value, one of float16 4.9e-04 to 9.8e-04. Where half-precision
-task vectors are selected by size, many are equally large, and the two tools keep different ones: every difference of
-ties and breadcrumbs in float32 is at such an entry (one in sce changes the weights of its whole tensor). arcee_fusion
-differs in the few entries that lie on its limit but for the rounding of mergekit's divergences.
+The same recipe is run through both tools, on tiny random Llamas (width 32, feed-forward 48, 4 heads and 2 for keys, 3
+layers, 64 tokens). `base` has the relatives `a`, `b` and `c`; `d` is unrelated. Seeds are 0 to 6, and 0 for mergekit.
+
+- Compared are names, shapes and dtypes of the tensors, the keys of config.json, and the values. "largest difference"
+  is relative to the largest value of its tensor. "same bits" is the share of elements that are the same number.
+- The columns "in float32" repeat this with `dtype: float32` and the same `out_dtype` as before: mergekit then
+  computes as symfuse always does.
+- One step of bfloat16 is 3.9e-03 to 7.8e-03 of a value, one of float16 4.9e-04 to 9.8e-04.
+- Where half-precision task vectors are selected by magnitude, many magnitudes are equal, and the two tools keep
+  different entries. Every difference of ties and breadcrumbs in float32 is at such an entry (one in sce changes the
+  weights of its whole tensor). arcee_fusion differs in the few entries that are at its threshold up to the rounding
+  of mergekit's divergences.
 """
 
-# What differs on purpose; the docstrings of the code say the same where it is done.
+# Deliberate differences. The docstrings of the code say the same.
 CHOICES = """\
-**Arithmetic.** Half-precision inputs are merged in float32; wider ones, and what is computed before the merge
-(adapters, alignments, vocabularies), in float64; results are rounded once, to the output's dtype. Most methods of
-mergekit compute in `dtype`, or in the stored one: of bfloat16 models, with a chain of bfloat16 roundings. Here `dtype`
-and `out_dtype` both mean the output's dtype. Where all models agree in an entry and the weights sum to one, that entry
-is written with its own bits. All tensors have the announced dtype: mergekit's arcee_fusion and ramplus_tl write float32
-for bfloat16 models, under a config that says bfloat16. Sums do not depend on the order in which models are listed.
+**Arithmetic.** Half-precision inputs are merged in float32, or in float64 if intermediate values do not fit into
+float32. Wider inputs, and everything that is computed before the merge (adapters, alignments, vocabularies), use
+float64. Results are rounded once, to the output's dtype. Most methods of mergekit compute in `dtype`, or in the
+stored dtype: for bfloat16 models, with a chain of bfloat16 roundings. Here `dtype` and `out_dtype` both mean the
+output's dtype. Where all models have the same value in an entry and the weights sum to one, that value is copied
+exactly. All tensors have the announced dtype: mergekit's arcee_fusion and ramplus_tl write float32 for bfloat16
+models, with a config that says bfloat16. Sums do not depend on the order in which models are listed.
 
 **Random methods.** DARE divides what it keeps by its density, DELLA by each entry's own probability, so that the
 expectation is the task vector, as in the papers; mergekit's `rescale` restores a norm of the tensor instead. Masks
-depend on the seed, names and blocks alone: the same bytes for any number of threads and shards. DELLA refuses an
-epsilon that makes probabilities reach 0 or 1. A single entry in a row has the mean probability.
+depend only on the seed, names and blocks: the bytes are the same for any number of threads and shards. DELLA refuses
+an epsilon that makes probabilities reach 0 or 1. A single entry in a row has the mean probability.
 
-**Selection.** Of equal magnitudes the first in stored order are kept, and exactly as many as the density says:
+**Selection.** Of equal magnitudes the first in stored order are kept, and exactly as many as the density requires:
 max(1, int(density·n)) in TIES, int(density·n) in breadcrumbs, which drops fewer outliers rather than keep fewer. A
-density of 0 adds nothing and votes for nothing. arcee_fusion takes quantiles of all values, where mergekit draws a
-million of larger tensors at random, and sums divergences in float64. nearswap moves by up to `t` however small that is
-(mergekit: no less than 1e-6 in its divisor). sce weighs vectors by their energy however small they are.
+density of 0 adds nothing and has no vote. arcee_fusion takes quantiles of all values, where mergekit samples a
+million values of larger tensors at random; it sums divergences in float64. nearswap moves by up to `t` however small
+that is (mergekit: at least 1e-6 in its divisor). sce weights vectors by their energy however small they are.
 
-**Degenerate inputs have a defined result**: on a straight line where two vectors are parallel, opposite, or one is
-zero (nuslerp of rows: mergekit draws an arc of 90 degrees to a zero vector); karcher leaves zero tensors out of the
-direction; model_stock gives the base for opposite vectors; equal and single inputs give themselves.
+**Degenerate inputs have a defined result**: on a straight line if two vectors are parallel, opposite, or one is zero
+(nuslerp of rows: mergekit draws an arc of 90 degrees to a zero vector); karcher leaves zero tensors out of the
+direction; model_stock returns the base for opposite vectors; equal and single inputs are returned unchanged.
 
-**Refused here, and taken without a word there:** keys that are not known (with the nearest that is), that stand twice
-or that do nothing (`residual_weight`); a parameter of the whole merge under one model; weights that sum to zero or less
-where they are to be normalised (`normalize: false` takes them as they are); NaN and infinity in inputs and results;
-configs that compute something else (rope base, activation, norms: `--force-config`, or `force_config: true` in the
-recipe); a target folder that exists (`--overwrite`). `int8_mask` is taken and has no effect.
+**Refused here, accepted without a message by mergekit:** unknown keys (the error names the closest valid key), keys
+that appear twice or have no effect (`residual_weight`); a parameter of the whole merge under one model; weights that
+sum to zero or less where they are to be normalised (`normalize: false` uses them as they are); NaN and infinity in
+inputs and results; configs that compute different functions (rope base, activation, norms: `--force-config`, or
+`force_config: true` in the recipe); a target folder that exists (`--overwrite`). `int8_mask` is accepted and has no
+effect.
 
-**Vocabulary.** The rule for rows is mergekit's; new tokens of a union are numbered in the order of the models (there
-in a random one, anew in each run: the comparison above is by token). New padding rows are the mean of all others.
+**Vocabulary.** The rule for rows is mergekit's. New tokens of a union are numbered in the order of the models (in
+mergekit in a random order, different in each run: the comparison above is by token). New padding rows are the mean of
+all others.
 
-**Config.** It is that of the base model, else of the first one, and the summary says so; the dtype in it is that of the
-tensors.
+**Config.** It is that of the base model, or of the first model if there is no base; the summary prints which. Its
+dtype is that of the tensors.
 """
 
 HEAD = (
@@ -453,8 +459,8 @@ def report(dtypes: Sequence[torch.dtype]) -> Iterator[str]:
 def _random(models: Path) -> str:
     lines = [
         "## Random methods\n",
-        "One model, weight 1, float32: the share of its changed entries that is kept, and what is added as a share of "
-        "the task vector (projected onto it; 1 is the paper's expectation).\n",
+        'One model, weight 1, float32. "kept" is the share of its changed entries that is kept. "added" is the added '
+        "vector, projected onto the task vector, as a share of it (1 is the paper's expectation).\n",
         "| method | density | kept: symfuse | mergekit | added: symfuse | mergekit |\n|---|--:|--:|--:|--:|--:|",
     ]
     for method in RANDOM:

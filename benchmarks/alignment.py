@@ -73,13 +73,13 @@ def cases(plan: Plan) -> Iterator[Case]:
 BASE = {"width": 768, "layers": 12}
 BENCHMARK = Benchmark(
     title="Whole alignment",
-    about="""`symfuse align A --to B --axes attention,ffn --no-verify -o OUT`, a process of its own from its start to
-its end: two RoBERTas in float32 read (whole vocabularies; width 768 with 12 layers is RoBERTa-base), matched, moved
-and written. The floor is the sum of its parts in the same round: both files read and one written and synced by a
-program that does nothing else, the products and SVDs of attention, the products and assignments of feed-forward. It
-has no start of Python and torch in it, which the third row does not either. Inputs are dropped from the page cache
-before each run. As published: the loops of `tests/reference/naive.py`, from files to a file that is not synced, in a
-process that runs.""",
+    about="""`symfuse align A --to B --axes attention,ffn --no-verify -o OUT`, as a process from start to end: two
+RoBERTas in float32 are read (whole vocabularies; width 768 with 12 layers is RoBERTa-base), matched, transformed and
+written. The floor is the sum of its parts in the same round: a program that does nothing else reads both files and
+writes and syncs one; the products and SVDs of attention; the products and assignments of feed-forward. It does not
+include the start of Python and torch; neither does the third row. Inputs are dropped from the page cache before each
+run. As published: the loops of `tests/reference/naive.py`, from files to a file that is not synced, in a running
+process.""",
     cases=cases,
     ours=OURS,
     floor=FLOOR,

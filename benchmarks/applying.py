@@ -58,9 +58,9 @@ def cases(plan: Plan) -> Iterator[Case]:
 
 BENCHMARK = Benchmark(
     title="Applying",
-    about="""Every tensor of a RoBERTa moved by random elements of attention and feed-forward, beside a copy of every
-tensor. As published: the products with dense matrices, head by head in float64, and of neurons with the 0/1 matrix in
-float32.""",
+    about="""Every tensor of a RoBERTa is transformed by random elements of attention and feed-forward, compared with
+a copy of every tensor. As published: the products with dense matrices, head by head in float64, and for neurons with
+the 0/1 matrix in float32.""",
     cases=cases,
     ours=OURS,
     floor=COPY,

@@ -55,9 +55,9 @@ def cases(plan: Plan) -> Iterator[Case]:
 
 BENCHMARK = Benchmark(
     title="Assignment",
-    about="""`symfuse.groups.assignment.assign` beside scipy's solver, on float32 scores like those of feed-forward
-layers, one thread. The floor is the Gram product that makes the scores (n × n/2 × n): what matching costs before any
-assignment. Compiled code is compiled before.""",
+    about="""`symfuse.groups.assignment.assign` compared with scipy's solver, on float32 scores like those of
+feed-forward layers, one thread. The floor is the Gram product that makes the scores (n × n/2 × n): the cost of
+matching before any assignment. Compilation is not included.""",
     cases=cases,
     ours=OURS,
     floor=PRODUCT,

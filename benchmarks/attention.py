@@ -82,12 +82,12 @@ def cases(plan: Plan) -> Iterator[Case]:
 
 BENCHMARK = Benchmark(
     title="Attention matching",
-    about="""Query/key and value maps of all heads of a RoBERTa, from tensors in memory, reading and scanning them
-included. *fine-tune*: the anchor with 2 % of noise; *unbalanced*: queries twice and keys half as large. The floor is
-the Gram products in float64, from slices that lie ready, and one batched SVD of each sum, in as many workers; scales,
-biases and the choice of what is better than nothing are not in it. As published: `tests/reference/naive.py`, a loop
-over heads with one SVD and one quartic each, on one thread (two slow it down), which a test holds equal to one
-pass.""",
+    about="""Query/key and value maps of all heads of a RoBERTa, from tensors in memory, including reading and
+scanning them. *fine-tune*: the anchor with 2 % of noise; *unbalanced*: queries twice and keys half as large. The
+floor is the Gram products in float64, from prepared slices, and one batched SVD of each sum, with as many workers. It
+leaves out scales, biases and the test whether an element is better than the identity. As published:
+`tests/reference/naive.py`, a loop over heads with one SVD and one quartic each, on one thread (two slow it down). A
+test requires it to equal one pass.""",
     cases=cases,
     ours=ONE_PASS,
     floor=FLOOR,

@@ -64,10 +64,10 @@ def cases(plan: Plan) -> Iterator[Case]:
 
 BENCHMARK = Benchmark(
     title="Barrier",
-    about=f"""A barrier of {POINTS} points between two BERTs of random weights, on 64 texts of 64 tokens, beside the
-task called {POINTS} times on one live module. The barrier also opens both files, builds the module and forms the
-weights of every point; with more texts that is a smaller share. Its memory has the module in it, which lies ready for
-the plain evaluations.""",
+    about=f"""A barrier of {POINTS} points between two BERTs of random weights, on 64 texts of 64 tokens, compared
+with calling the task {POINTS} times on one live module. The barrier also opens both files, builds the module and
+computes the weights of every point; with more texts that is a smaller share. Its memory includes the module, which
+the plain evaluations have beforehand.""",
     cases=cases,
     ours=OURS,
     floor=FLOOR,

@@ -16,7 +16,7 @@ import torch
 import symfuse
 from symfuse.alignment import random_alignment
 from symfuse.cli.evaluate import NAMED
-from symfuse.demo import packages, page
+from symfuse.demo import packages, page, receptors
 from symfuse.demo.run import MOVED, SCEPTR_PAIR, SEED
 from symfuse.evaluation import Loss
 
@@ -55,7 +55,7 @@ def main() -> None:
         plant = random_alignment(symfuse.declare(base), SEED, axes=MOVED)
         planted = symfuse.open(plant(base).save(Path(folder) / "planted"), name="planted")
         table("A planted copy (A) and the model itself (B), the same pairs", planted, base, loss)
-    a, b = (symfuse.open(packages.sceptr(name), name=name) for name in SCEPTR_PAIR)
+    a, b = (symfuse.open(receptors.convert(name), name=name) for name in SCEPTR_PAIR)
     title = f"{SCEPTR_PAIR[0]} (A) and {SCEPTR_PAIR[1]} (B), masked amino acids of 400 sampled receptors"
     table(title, a, b, page.masked_receptors, page.build_receptors)
     print(f"\n11 points and two refinements on each path; one thread, torch {torch.__version__}")

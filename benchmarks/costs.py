@@ -316,7 +316,7 @@ def spend(tasks: Sequence[Task], cluster: Cluster, c: Constants) -> Cost:
         heapq.heappush(running, (clock + task.seconds, machine, task.memory))
     computed, moved = max((end for end, _, _ in running), default=0.0), (read + written) / cluster.bandwidth
     longest = max((task.seconds for task in tasks), default=0.0)
-    limit = "longest task" if longest > 0.5 * computed else "memory" if short else "processors"
+    limit = "longest task" if longest > 0.5 * computed else "memory" if short else "CPU"
     limit = "disk" if moved > computed else limit
     return Cost(max(computed, moved), busy, peak + c.resident, read, written, limit)
 
@@ -345,7 +345,7 @@ def jobs(shape: Shape, c: Constants, files: bool) -> dict[str, Task | list[Task]
         "match, fine-tunes": matching(shape, c, related=True),
         "match, independent": matching(shape, c, related=False),
         "prove": proof(shape, c),
-        "move and write": moving(shape, c, files),
+        "transform and write": moving(shape, c, files),
         "merge 2, linear": merging(shape, c, "linear", 2, files),
         "merge 3, TIES": merging(shape, c, "ties", 3, files),
     }
@@ -363,7 +363,7 @@ def spoken(seconds: float) -> str:
 
 
 def tables(c: Constants) -> Iterator[str]:
-    yield "| model | weights | GB | files | solved apart | largest of these, GB |\n|---|" + "--:|" * 5
+    yield "| model | weights | GB | files | independent tasks | memory of the largest, GB |\n|---|" + "--:|" * 5
     for name, shape in SHAPES.items():
         infos, tasks = shape.infos, matching(shape, c, related=True)
         size = sum(info.nbytes for info in infos.values())

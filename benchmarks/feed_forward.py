@@ -68,10 +68,10 @@ def cases(plan: Plan) -> Iterator[Case]:
 
 BENCHMARK = Benchmark(
     title="Feed-forward matching",
-    about="""Permutations of the 4 × width neurons of each layer of a RoBERTa, from tensors in memory. The floor is the
-Gram products in float32, from slices that lie ready, and the exact assignment of each by our solver, in as many
-workers ([assignment](#assignment) has the solver beside scipy's). As published: scipy's solver, cold, and the dense
-0/1 matrix.""",
+    about="""Permutations of the 4 × width neurons of each layer of a RoBERTa, from tensors in memory. The floor is
+the Gram products in float32, from prepared slices, and the exact assignment of each by our solver, with as many
+workers ([assignment](#assignment) compares the solver with scipy's). As published: scipy's solver, cold, and the
+dense 0/1 matrix.""",
     cases=cases,
     ours=OURS,
     floor=FLOOR,

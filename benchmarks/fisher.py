@@ -54,9 +54,9 @@ def cases(plan: Plan) -> Iterator[Case]:
 BENCHMARK = Benchmark(
     title="Fisher",
     about="""Squared gradients of each of 8 batches of 16 texts of 32 tokens, summed, of a BERT with two classes and
-random weights, beside forward and backward passes over the batches. A part of it is the comparison of two examples,
-once, about nine tenths of a batch, so that fewer batches cost more. One by one is a loop with a backward pass for each
-text, which families pay for which the fast way does not hold (DeBERTa-v2, experts).""",
+random weights, compared with forward and backward passes over the batches. It includes one comparison of two
+examples, which takes about nine tenths of a batch, so fewer batches cost relatively more. "One by one" is a loop with
+a backward pass for each text, for the families whose gradients cannot be squared in one pass (DeBERTa-v2, experts).""",
     cases=cases,
     ours=OURS,
     floor=PASSES,

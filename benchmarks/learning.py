@@ -176,8 +176,8 @@ def cases(plan: Plan) -> Iterator[Case]:
 
 BENCHMARK = Benchmark(
     title="Learned step",
-    about="""A step of learning a matching between two models of random weights, beside a step of training one of them
-on the same batch: forward, backward, clipping, AdamW of all weights.""",
+    about="""A step of learned matching between two models of random weights, compared with a step of training one of
+them on the same batch: forward, backward, clipping, AdamW of all weights.""",
     cases=cases,
     ours=OURS,
     floor=FLOOR,

@@ -183,10 +183,10 @@ def cases(plan: Plan) -> Iterator[Case]:
 
 BENCHMARK = Benchmark(
     title="Merging",
-    about="""`symfuse merge recipe.yml OUT` and `mergekit-yaml` with the same recipe, each a process of its own from
-its start to its end: two Llamas in bfloat16, of task vectors also their base, in shards of 400 MB, dropped from the
-page cache before each run. The floor reads the same files and writes and syncs as many bytes past the cache, with
-nothing but the standard library. mergekit merges with TIES and DARE-TIES only where that does not take minutes.""",
+    about="""`symfuse merge recipe.yml OUT` and `mergekit-yaml` with the same recipe, each as a process from start to
+end: two Llamas in bfloat16, with their base for task vectors, in shards of 400 MB, dropped from the page cache before
+each run. The floor reads the same files and writes and syncs as many bytes past the cache, with nothing but the
+standard library. mergekit runs TIES and DARE-TIES only where that does not take minutes.""",
     cases=cases,
     ours=OURS,
     floor=COPY,

@@ -86,10 +86,11 @@ def cases(plan: Plan) -> Iterator[Case]:
 
 BENCHMARK = Benchmark(
     title="Moments of activations",
-    about="""Two models without heads, of random weights, in float32, on 2 batches of 16 texts of 64 tokens. The floor
-is plain forward passes of both; beside it the Gram products of all places, on numbers that lie ready, nearly all for
-the feed-forward neurons, two thirds of a model's own multiplications for every token: in float32 over all positions
-nothing of that can be left out. With a language modelling head, which the passes run too, the share is lower.""",
+    about="""Two models without heads, of random weights, in float32, on 2 batches of 16 texts of 64 tokens. The
+floor is plain forward passes of both. The next row is the Gram products of all recorded modules, on prepared numbers.
+Nearly all of these are for the feed-forward neurons: two thirds of a model's own multiplications for every token,
+none of which can be left out in float32 over all positions. With a language modelling head, which the passes run too,
+the share is lower.""",
     cases=cases,
     ours=OURS,
     floor=FORWARD,

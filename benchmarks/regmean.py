@@ -98,9 +98,9 @@ BENCHMARK = Benchmark(
     title="RegMean",
     about="""Two BERTs of random weights on 2 batches of 16 texts of 64 tokens, an eighth of them padding: collecting
 the Gram matrices of both and merging all tensors. The floor is plain forward passes, then the Gram products (float32,
-whole) of numbers that lie ready, one for each input that maps read, then one factorisation and solve for each weight
-(float64). With a third of the memory that the sums take (8 n² bytes an input of width n) the passes are run again for
-each group of layers that fits; what is done waits in files.""",
+whole) of prepared numbers, one for each input of linear maps, then one factorisation and solve for each weight
+(float64). With a third of the memory that the sums take (8 n² bytes per input of width n), the passes run again for
+each group of layers that fits; finished parts are kept in files.""",
     cases=cases,
     ours=OURS,
     floor=FLOOR,

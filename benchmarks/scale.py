@@ -249,7 +249,7 @@ def measure(work: Path, shape: Shape, kind: str, options: Sequence[str]) -> dict
 def table(rows: Sequence[Mapping[str, Any]], c: Constants) -> Iterator[str]:
     yield (
         "| pair | width | layers | GB each | wall s | of which matching | CPU s | predicted | × | peak GB | predicted "
-        "| neurons found | error of factors, of turns | distance left | proved to | rounding |\n|---|" + "--:|" * 15
+        "| neurons recovered | error of factors, of rotations | distance left | proved to | rounding |\n|---|" + "--:|" * 15
     )  # fmt: skip
     for row in rows:
         check, proof = row["recovered"], row["verified"]
@@ -371,17 +371,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
 # ---- the page
 
 UNITS = {  # of the constants: by what to multiply, and what it is then
-    "floats": (1e-9, "10⁹ operations a second, products in float32"),
-    "doubles": (1e-9, "10⁹ operations a second, products in float64"),
+    "floats": (1e-9, "10⁹ operations per second, products in float32"),
+    "doubles": (1e-9, "10⁹ operations per second, products in float64"),
     "svd": (1e3, "ms for the SVD of a matrix of 128 × 128, float64"),
     "assigned": (1, "s for the assignment of {units} neurons of independent networks"),
-    "power": (1, "the power of their number with which that grows, from half as many on"),
-    "matched": (1e9, "s for each GB that matching looks at, beside products and solvers"),
-    "moved": (1e9, "s for each GB that is moved and written"),
-    "merged": (1e9, "s for each GB that a merge reads or writes"),
-    "proved": (1e9, "s for 10⁹ weights of layers that are proved (three runs)"),
-    "began": (1, "s until `align` begins, and for all that does not grow"),
-    "resident": (1e-9, "GB that are resident then"),
+    "power": (1, "exponent with which that time grows in their number, from half as many on"),
+    "matched": (1e9, "s per GB that matching reads, besides products and solvers"),
+    "moved": (1e9, "s per GB that is transformed and written"),
+    "merged": (1e9, "s per GB that a merge reads or writes"),
+    "proved": (1e9, "s per 10⁹ weights of layers in a proof (three runs)"),
+    "began": (1, "s until `align` starts, and for everything of constant size"),
+    "resident": (1e-9, "GB of resident memory at that point"),
 }
 
 
@@ -389,7 +389,7 @@ def section(data: Mapping[str, Any]) -> Iterator[str]:
     """What is made of data, for the page."""
     about = data["environment"]
     yield f"Measured on {about['date']}: {', '.join(f'{key} {about[key]}' for key in about if key != 'date')}.\n"
-    yield "| a core takes | |\n|--:|---|"
+    yield "| one core | |\n|--:|---|"
     for key, (unit, words) in UNITS.items():
         for name, value in (data["constants"][key] if key == "merged" else {"": data["constants"][key]}).items():
             yield f"| {value * unit:.3g} | {words.format(**data['constants'])}{f', {name}' if name else ''} |"
@@ -398,7 +398,7 @@ def section(data: Mapping[str, Any]) -> Iterator[str]:
     if len({row["layers"] for row in data["rows"] if row["kind"] == "planted"}) > 1:
         yield ""
         yield from growth(data["rows"])
-    yield "\n## What follows\n"
+    yield "\n## Computed costs\n"
     yield from tables(Constants.of(data["constants"]))
 
 

@@ -29,7 +29,7 @@ def cases(plan: Plan) -> Iterator[Case]:  # noqa: ARG001 - there is one
 
 BENCHMARK = Benchmark(
     title="Start-up",
-    about="""Processes of their own. Any command that touches a weight has `import torch` as well.""",
+    about="""Each row is a process. Any command that reads a weight has `import torch` as well.""",
     cases=cases,
     ours=HELP,
     floor=BARE,

@@ -143,11 +143,11 @@ def cases(plan: Plan) -> Iterator[Case]:
 BENCHMARK = Benchmark(
     title="Residual sweep",
     about="""One sweep over the residual stream, the order of heads, inside heads, feed-forward and pooler, from the
-unmoved source: a RoBERTa, its stream permuted, and a GPT-2, its stream rotated in the frame; vocabularies of 20000.
-The floor is the Gram products from slices that lie ready and the solves alone (assignments; one SVD for a rotation;
-nuclear norms of all pairs of heads), layers in as many workers. Not in it: moving the tensors (of a rotated stream as
-many operations as its products), solving inside heads again where their order changes, scales in turns. Later sweeps
-cost less than the first.""",
+original source: a RoBERTa, its stream permuted, and a GPT-2, its stream rotated in the frame; vocabularies of 20000.
+The floor is the Gram products from prepared slices and the solves alone (assignments; one SVD for a rotation; nuclear
+norms of all pairs of heads), layers with as many workers. It leaves out transforming the tensors (for a rotated
+stream as many operations as its products), solving inside heads again where their order changes, and scales in turns.
+Later sweeps cost less than the first.""",
     cases=cases,
     ours=OURS,
     floor=FLOOR,

@@ -57,21 +57,19 @@ class Domains:
     columns: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, about: str | Mapping[str, Any]) -> Domains:
-        """By name, or as a config describes it; there `files`, one for all parts or one for each, has "{domain}" and
-        "{split}" in it. Raises OptionError of what is not known."""
-        import letters  # which reads the Brown corpus from here
-
+    def of(cls, about: str | Mapping[str, Any], more: Mapping[str, Domains] | None = None) -> Domains:
+        """By name, of TASKS or of more; or as a config describes it, where `files`, one for all parts or one for each,
+        has "{domain}" and "{split}" in it. Raises OptionError of what is not known."""
         if isinstance(about, str):
-            known = {**TASKS, **letters.TASKS}
+            known = {**TASKS, **(more or {})}
             if about not in known:
                 raise OptionError(f"domains: there is no {about!r}: expected {', '.join(known)}, or a description")
             return known[about]
-        needed, more = {"task", "auto", "labels", "trained", "files"}, {"held_out", "columns"}
-        if not needed <= set(about) <= needed | more:
+        needed, optional = {"task", "auto", "labels", "trained", "files"}, {"held_out", "columns"}
+        if not needed <= set(about) <= needed | optional:
             raise OptionError(
-                f"domains: expected the keys {', '.join(sorted(needed))}, and perhaps {', '.join(sorted(more))}, found "
-                f"{', '.join(about)}"
+                f"domains: expected the keys {', '.join(sorted(needed))}, and perhaps {', '.join(sorted(optional))}, "
+                f"found {', '.join(about)}"
             )
         own = {key: tuple(about[key]) for key in ("labels", "trained")}
         own |= {"task": about["task"], "auto": about["auto"], "held_out": about.get("held_out", "")}

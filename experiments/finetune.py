@@ -58,7 +58,7 @@ class Tuned:
 
     @property
     def kind(self) -> Domains:
-        return Domains.of(self.domains)
+        return Domains.of(self.domains, letters.TASKS)
 
     @property
     def pretrained(self) -> str:

@@ -25,7 +25,7 @@ from torch import nn
 
 import symfuse
 from symfuse.alignment import Alignment
-from symfuse.demo import packages, page
+from symfuse.demo import page, receptors
 from symfuse.evaluation import Loss
 from symfuse.io import Checkpoint
 from symfuse.matching import match_models, match_universe
@@ -44,7 +44,7 @@ Build = Callable[[Checkpoint], nn.Module] | None
 
 def models_of(kind: str) -> tuple[list[Model], Loss, Build]:
     if kind == "sceptr":
-        found = [symfuse.open(packages.sceptr(f"SCEPTR_{name}")) for name in INDEPENDENT]
+        found = [symfuse.open(receptors.convert(f"SCEPTR_{name}")) for name in INDEPENDENT]
         return [Model.of(c) for c in found], page.masked_receptors, page.build_receptors
     found = [symfuse.open(train.train(kind, seed)) for seed in range(max(COUNTS))]
     return [Model.of(c) for c in found], train.KINDS[kind].task("test"), None

@@ -96,7 +96,7 @@ def minilm() -> Pair:
 
 def sceptr(source: str, anchor: str) -> Pair:
     """Two SCEPTR checkpoints; statistics on the masked receptors of the part "match"."""
-    a, b = (symfuse.open(packages.sceptr(name)) for name in (source, anchor))
+    a, b = (symfuse.open(receptors.convert(name)) for name in (source, anchor))
     masked, _ = receptors.mask(receptors.tokens(b.config, "match")[:400], seed=SEED)
     batches = [{"src": part, "attention_mask": part[..., 0] != 0} for part in torch.split(masked, 200)]
     name = f"sceptr: {source.removeprefix('SCEPTR_')} → {anchor.removeprefix('SCEPTR_')}"

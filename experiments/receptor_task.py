@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from symfuse.demo import packages, receptors
+from symfuse.demo import receptors
 from symfuse.evaluation import Batch
 from symfuse.evaluation.tasks.predicting import Predicting
 from symfuse.io import Checkpoint
@@ -28,7 +28,7 @@ class Receptors(Predicting):
 
 
 def checkpoint(name: str) -> Checkpoint:
-    return open_checkpoint(packages.sceptr(name))
+    return open_checkpoint(receptors.convert(name))
 
 
 def task(config: Any, split: str) -> Receptors:

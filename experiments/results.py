@@ -8,9 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pairs
-import run
 from config import CONFIGS, Config
-from study import DATA, Claim, Row, Store, Study
+from study import DATA, STUDIES, Claim, Row, Store, Study, study_named
 
 from symfuse.errors import OptionError
 
@@ -23,20 +22,21 @@ PAPERS = {
     "own": "Further studies",
 }
 SAID = {True: "yes", False: "**no**", None: "undecided"}
-HEAD = """# The papers' tables, made again
+HEAD = """# The papers' tables and figures, reproduced at small scale
 
-Written by `python experiments/run.py --write` from the rows that each section names; do not edit.
-`make experiments` makes the rows: models small enough to be trained and merged on two cores, on real images and text,
-and published checkpoints where a package carries some. So shares and signs may be compared with the papers' figures,
-not their heights. The papers' own scale is `--config paper`, the same code with models of the hub on a GPU; it was
-**never run** here. Figures of the papers are those that we have from them and checked; where a cell is a dash, we have
-none. ± is the standard error of the mean over seeds, or over pairs of seeds.
+Written by `python experiments/run.py --write` from the rows that each section names; do not edit. `make experiments`
+makes the rows: models small enough to be trained and merged on two cores, on real images and text, and published
+checkpoints where a package carries some. So shares and signs may be compared with the papers' figures, not absolute
+values. The papers' own scale is `--config paper`, the same code with models of the hub on a GPU; it was **never run**
+here. Figures of the papers are those that we have from them and checked; a dash means that we have none. ± is the
+standard error of the mean over seeds, or over pairs of seeds.
 
-"Is it so?" is decided by the rows. That something gains is confirmed if the mean gain over pairs or seeds is above
-nothing, and not so if it is below, each by Student's one-sided test at 5 %, or if nothing changes at all (in Table 1
-of Zhang et al. also if that test excludes half a point); else it is undecided, which three pairs often leave it. Of a
-hundred such verdicts five are expected by chance, and pairs that share a model are counted as if they did not. Claims
-that name a threshold (no barrier, settled, a share of time) are decided by the mean alone.
+The rows decide each claim ("holds?"). A gain is confirmed ("yes") if the mean gain over pairs or seeds is above
+zero, and rejected ("no") if it is below zero, each by Student's one-sided test at 5 %. It is also rejected if nothing
+changes at all (in Table 1 of Zhang et al. also if that test excludes half a point). Otherwise it is undecided, as it
+often is with three pairs. Of a hundred such verdicts five are expected by chance. Pairs that share a model are
+counted as independent. Claims that name a threshold (no barrier, settled, a share of time) are decided by the mean
+alone.
 """
 
 
@@ -47,7 +47,7 @@ def write(config: Config, studies: Sequence[Study], data: Path) -> None:
     of a study are not all there."""
     small = config.path == CONFIGS / "small.yml"
     if small:
-        studies = [run.study(name, config) for name in run.STUDIES if name in config.studies]
+        studies = [study_named(name, config) for name in STUDIES if name in config.studies]
     found = {study: rows for study in studies if (rows := Store.of(study, data).rows())}
     if not found:
         raise OptionError(f"there are no rows of {config.path} in {data / config.name}; run without --write first")
@@ -90,7 +90,7 @@ def page(found: dict[Study, list[Row]], data: Path) -> Iterator[str]:
     for reading in {data / study.config.name / "reading.md" for study in found}:  # written by hand, after the rows
         yield f"\n{reading.read_text('utf-8').strip()}" if reading.exists() else ""
     yield f"\n## Claims\n\n{_counted([claim for some in claims.values() for claim in some])}"
-    yield "\n| paper | claim | here | is it so? |\n|---|---|---|---|"
+    yield "\n| paper | claim | here | holds? |\n|---|---|---|---|"
     for study, some in claims.items():
         for claim in some:
             yield f"| [{study.title}](#{_anchor(study)}) | {claim.says} | {claim.here} | {SAID[claim.holds]} |"
@@ -122,7 +122,7 @@ def _named(file: Path) -> str:
 
 def _counted(claims: Sequence[Claim]) -> str:
     counts = [sum(claim.holds is held for claim in claims) for held in (True, False, None)]
-    return "Of {} claims {} are confirmed, {} are not so here, and {} are undecided.".format(len(claims), *counts)
+    return "Of {} claims {} are confirmed, {} do not hold here, and {} are undecided.".format(len(claims), *counts)
 
 
 def _anchor(study: Study) -> str:

@@ -9,7 +9,6 @@ config fills, from the rows. Configs: `small` fits on two cores, `long` is what 
 from __future__ import annotations
 
 import argparse
-import importlib
 import multiprocessing
 import os
 import shlex
@@ -26,23 +25,9 @@ from typing import Any
 
 import torch
 from config import Config
-from study import DATA, Part, Store, Study
+from study import DATA, STUDIES, Part, Store, Study, study_named
 
 from symfuse.errors import OptionError, SymfuseError
-
-STUDIES = (
-    "zhang_table1", "zhang_table2", "zhang_table3", "zhang_figure3", "zhang_figure4", "zhang_figure5", "zhang_layers",
-    "theus_table2", "theus_simplex", "theus_widths", "theus_iterations",
-    "verma_table1", "verma_table2", "verma_table3", "verma_data",
-)  # fmt: skip
-
-
-def study(name: str, config: Config) -> Study:
-    """The one class of a study's file that has its name."""
-    module = importlib.import_module(name)
-    (found,) = (x for x in vars(module).values() if isinstance(x, type) and getattr(x, "name", None) == name)
-    made: Study = found(config)
-    return made
 
 
 def chosen(config: Config, names: Iterable[str]) -> list[Study]:
@@ -51,7 +36,7 @@ def chosen(config: Config, names: Iterable[str]) -> list[Study]:
         raise OptionError(f"{config.path}: studies: {strange[0]!r} is none; there are {', '.join(STUDIES)}")
     if absent := [name for name in names if name not in config.studies]:
         raise OptionError(f"{config.path} has no study {absent[0]!r}; it has {', '.join(config.studies) or 'none'}")
-    return [study(name, config) for name in names or STUDIES if name in config.studies]
+    return [study_named(name, config) for name in names or STUDIES if name in config.studies]
 
 
 def run(studies: list[Study], folder: Path, jobs: int, command: str) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import functools
+import importlib
 import json
 import math
 import os
@@ -29,6 +30,11 @@ from symfuse.errors import OptionError
 
 ROOT = Path(__file__).parent
 DATA = ROOT / "data"
+STUDIES = (
+    "zhang_table1", "zhang_table2", "zhang_table3", "zhang_figure3", "zhang_figure4", "zhang_figure5", "zhang_layers",
+    "theus_table2", "theus_simplex", "theus_widths", "theus_iterations",
+    "verma_table1", "verma_table2", "verma_table3", "verma_data",
+)  # fmt: skip
 LEVEL = 0.05  # at which a gain is decided
 
 Row = dict[str, Any]
@@ -268,3 +274,11 @@ def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     """Markdown."""
     rows = [f"| {' | '.join(cells)} |" for cells in lines]
     return "\n".join([f"| {' | '.join(head)} |", "|---" * len(head) + "|", *rows])
+
+
+def study_named(name: str, config: Config) -> Study:
+    """The one class of a study's file that has its name."""
+    module = importlib.import_module(name)
+    (found,) = (x for x in vars(module).values() if isinstance(x, type) and getattr(x, "name", None) == name)
+    made: Study = found(config)
+    return made

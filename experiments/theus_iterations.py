@@ -35,12 +35,12 @@ class Iterations(Study):
     keys = ("family", "source", "anchor", "method")
     known = ("families", "pairs", "sweeps", "ways", "shown", "methods", "once", "paper", *OPTIONS)
     about = """
-Weight matching sweeps over the residual stream, heads and neurons in random order: from the identity, or from the
-best stream for those tensors that nothing else moves, such as embeddings (elsewhere the nearer of both is taken, and
-biases are translated too). After each sweep: the squared distance to the anchor, as a share of that of the models as
-they are; the test barrier on 11 points; the share of neurons that have the place which they have after the last
+Weight matching sweeps over the residual stream, heads and neurons in random order. It starts from the identity, or
+from the best stream for those tensors that no other axis transforms, such as embeddings. (Elsewhere the better of
+both is used, and biases are translated too.) After each sweep: the squared distance to the anchor, as a share of that
+of the models as they are; the test barrier on 11 points; the share of neurons whose place is the one after the last
 sweep. Learning: the barrier on the part "match" at 5 inner points, by step. Claims are decided by the start that ends
-nearer, and count from the models as they are.
+closer, and count from the models as they are.
 """
 
     def parts(self) -> Iterator[Part]:

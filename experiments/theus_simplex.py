@@ -52,10 +52,10 @@ class Simplex(Study):
     keys = ("family", "seeds", "method")
     known = ("families", *WAYS, *OPTIONS)
     about = f"""
-Three models that were trained apart, averaged with all weights in steps of 1/{PARTS}. Barrier: the highest test loss
-above the plane through the losses of the three; or above their mean. Weight matching: to the universe, each in turns
-to the mean of all, in the parametrisation in which the stream is rotated (what that changes by itself: Table 2).
-Learned: from there, by the loss of random points of the simplex.
+Three independently trained models, averaged with all weights in steps of 1/{PARTS}. Barrier: the largest rise of the
+test loss above the plane through the losses of the three; or above their mean. Weight matching: to the universe, each
+in turn to the mean of all, in the form in which the stream can be rotated (Table 2 shows the effect of that form
+alone). Learned: starts from there and minimises the loss of random points of the simplex.
 """
 
     def parts(self) -> Iterator[Part]:

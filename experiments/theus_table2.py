@@ -52,21 +52,20 @@ class Table2(Study):
     keys = ("family", "source", "anchor", "method", "split")
     known = ("families", "pairs", "methods", "once", "trials", "paper", *OPTIONS)
     about = """
-The barrier on the straight path between two models that were trained apart: the highest test loss above the chord
-between the ends, in nats, on 11 points and the halved intervals around the highest. "Over the mean": above the mean
-of the ends. "Least accuracy": on the path. Seconds: of the processor, to move the models.
+The barrier on the straight path between two independently trained models: the largest rise of the test loss above the
+chord between the ends, in nats, on 11 points and the halved intervals around the highest. "Over the mean": above the
+mean of the ends. "Least accuracy": on the path. Seconds: CPU time to match and transform the models.
 
-- Plain, rotatable: in the parametrisation in which the stream is rotated, norms folded and writers centred.
+- Plain, rotatable: in the form in which the stream can be rotated, with norms folded and writers centred.
 - Activation matching: permutations of the stream, heads and neurons. Weight matching: all axes, the stream rotated.
-  Ways that rotate the stream are in the rotatable parametrisation; shares are of the plain barrier in the models'
-  own.
-- Learned: from there, by the loss of random points of the path on training data, λ in [0.1, 0.9] (paper: [0.4, 0.6]),
-  stopped by the barrier on the part "match". Learned permutations: all axes, by permutations only (and translations
-  of biases). Learned orthogonal: the stream rotated, invertible maps in heads, permutations kept from the weights, or
-  learned too. Dual: both models move.
-- Git Re-Basin, derived anew from its paper: permutations of the stream, of heads, inside of heads, of neurons.
-- "Circuits": as in the paper, queries with keys and values with outputs multiplied out, and averaged so (on 11
-  points); all else stays a checkpoint of its class.
+  Ways that rotate the stream are in the rotatable form; shares are of the plain barrier in the models' own form.
+- Learned: starts from there and minimises the loss of random points of the path on training data, λ in [0.1, 0.9]
+  (paper: [0.4, 0.6]), stopped by the barrier on the part "match". Learned permutations: all axes, by permutations
+  only (and translations of biases). Learned orthogonal: the stream rotated, invertible maps in heads, permutations
+  kept from the weights, or learned too. Dual: both models are transformed.
+- Git Re-Basin, implemented from its paper: permutations of the stream, of heads, inside of heads, of neurons.
+- "Circuits": as in the paper, queries are multiplied with keys and values with outputs, and these products are
+  averaged (on 11 points); everything else stays a checkpoint of its class.
 
 The paper's models are larger (6 layers of width 256), and so are its data; its ViTs are of three datasets.
 """

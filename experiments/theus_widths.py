@@ -60,10 +60,10 @@ class Widths(Study):
     keys = ("family", "source", "anchor", "method")
     known = ("families", "wide", "pairs", *OPTIONS)
     about = """
-A model of half the width is expanded exactly to that of another (units are copied, and what they write is divided
-among the copies), and matched to it. Plain: every unit copied once. Weight matching: the stream rotated, the copies
-chosen anew for what was found (in the rotatable parametrisation, as in Table 2). Learned: from there. The path then
-joins two models of the wide shape; columns as in Table 2.
+A model of half the width is expanded exactly to the width of another (units are copied, and the weights that read
+them are divided among the copies), and matched to it. Plain: every unit copied once. Weight matching: the stream
+rotated, the copies selected anew for the result (in the rotatable form, as in Table 2). Learned: starts from there.
+The path then connects two models of the wide shape; columns as in Table 2.
 """
 
     def parts(self) -> Iterator[Part]:

@@ -24,10 +24,11 @@ class Amounts(Permuted):
     keys = ("models", "source", "anchor", "windows", "draw")
     known = ("models", "pairs", "points", "draws", "batches", "amounts")
     about = """
-Feed-forward neurons and heads matched (head-aware permutations, residual kept) from the activations on so many
-windows of 16 letters (`bert`) or receptors (`sceptr`), drawn three times; the draws do not overlap as long as there
-are enough of them. The barrier here is the highest of three points of the path, its middle among them, over the mean
-of both models. Neither the paper's figures nor what it says of them are at hand, so that nothing is claimed.
+Feed-forward neurons and heads matched (head-aware permutations, residual stream not matched) from the activations on
+the given number of windows of 16 letters (`bert`) or receptors (`sceptr`), drawn three times; the draws do not
+overlap as long as there are enough of them. The barrier here is the highest of three points of the path, including
+its middle, over the mean of both models. We have neither the paper's figures nor its statements on them, so nothing
+is claimed.
 """
     ways: ClassVar[Mapping[str, Mapping[str, Any]]] = {PLAIN: {}, "matched": INSIDE}
 

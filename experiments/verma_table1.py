@@ -24,16 +24,20 @@ class Table1(Permuted):
     title = "Verma & Elbayad, Table 1: matching attention"
     known = ("models", "pairs", "points", "heard")
     about = """
-Pairs of masked language models that were trained apart, the source permuted by Pearson's correlations of activations
-on training data, the residual stream kept. Heads by index: a permutation inside of each head, heads stay where they
-are. Heads ignored: one permutation over all dimensions of a layer's attention, which changes the function.
-Head-aware: permutations inside of each pair of heads, then the best assignment of heads. The paper has ten pairs of
-MultiBERTs on Wikipedia's text; here are character BERTs of three layers (`bert`), which were trained here, and the
-published SCEPTR checkpoints (`sceptr`), models of receptors, of which two pairs share one model. The paper lets
-queries and keys follow the permutation of the values; here they have one of their own. Its barrier is over the mean
-of both models' losses, the second column; over the chord between them it is the fourth. What nothing matched leaves
-there we do not have (its Table 2 has 4.95 for a residual stream that is not permuted). The last line is the reference
-of this repository's tests, written without symfuse.
+Pairs of independently trained masked language models. The source is permuted by Pearson's correlations of activations
+on training data; the residual stream is not matched.
+
+- Heads by index: a permutation inside of each head; heads keep their order. Heads ignored: one permutation over all
+  dimensions of a layer's attention, which changes the function. Head-aware: permutations inside of each pair of
+  heads, then the best assignment of heads.
+- The paper has ten pairs of MultiBERTs on Wikipedia's text. Here are character BERTs of three layers (`bert`), which
+  were trained here, and the published SCEPTR checkpoints (`sceptr`), models of receptors, of which two pairs share
+  one model.
+- In the paper queries and keys follow the permutation of the values; here they have one of their own.
+- The paper's barrier is over the mean of both models' losses, the second column; over the chord between them it is
+  the fourth. We do not have its barrier with nothing matched (its Table 2 has 4.95 for a residual stream that is not
+  permuted).
+- The last line is the reference of this repository's tests, written without symfuse.
 """
     ways: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         PLAIN: {},

@@ -20,11 +20,11 @@ class Table2(Permuted):
     title = "Verma & Elbayad, Table 2: permuting the residual stream"
     known = ("models", "pairs", "points", "heard")
     about = """
-As in Table 1, with the residual stream permuted and nothing else, by the correlations at its first place, its last,
-or summed over all. One for each point: a permutation of its own wherever a sublayer has written, which the skip
-connections between the points do not follow: the moved model is another function (symfuse's variant "separate-
-residual"). The last two lines are beyond the paper's table: the rest of the model matched as well, without and with
-the stream. The paper's models are MultiBERTs.
+As in Table 1, with the residual stream permuted and nothing else, by the correlations at its first point, its last,
+or summed over all. One for each point: a separate permutation wherever a sublayer has written, which the skip
+connections between the points do not follow, so the matched model is another function (symfuse's variant
+"separate-residual"). The last two lines are not in the paper's table: the rest of the model matched as well, without
+and with the stream. The paper's models are MultiBERTs.
 """
     ways: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         PLAIN: {},

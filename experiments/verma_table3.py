@@ -22,12 +22,12 @@ class Table3(Permuted):
     known = ("models", "pairs", "points", "heard")
     about = """
 The independently trained character BERTs, each fine-tuned with a new head (the same initial one for all) on a task
-that 16 letters can carry (experiments/letters.py): the part of speech of the word in the middle, whether both halves
-belong together, whether two letters were swapped, whether a sentence ends in the middle. Three disjoint pairs of a
+that fits into 16 letters (experiments/letters.py): the part of speech of the word in the middle, whether both halves
+belong together, whether two letters were swapped, whether a sentence ends in the middle. Three disjoint pairs per
 task are merged, plainly and after matching: feed-forward neurons and heads (head-aware permutations, the residual
-stream kept) from activations on training texts, or from weights; and all axes, the stream by its first place and the
-pooler with them, as the script of the paper's repository has it. The paper has MultiBERTs on eight tasks of GLUE and
-finds lower barriers by matching in six; of its figures by task there are none here.
+stream not matched) from activations on training texts, or from weights; and all axes, the stream by its first point
+and the pooler with them, as in the script of the paper's repository. The paper has MultiBERTs on eight tasks of GLUE
+and reports lower barriers by matching in six; we have none of its figures by task.
 """
     ways: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         PLAIN: {},

@@ -20,11 +20,11 @@ class Ablation(PairStudy):
     keys = ("models", "source", "anchor", "matching")
     known = ("models", "pairs")
     about = """
-The plain average of two models, matched in part: by rotations of attention, by a permutation of feed-forward neurons,
-or both, each without and with rescaling. Accuracy is of the test part; of fine-tuned models the mean over the tests
-of both domains. Five merges are of models that were trained apart (vit, fashion, bert, gpt2, sceptr), one is of
-fine-tunes of MiniLM (sentiment). Neurons behind a GELU cannot be rescaled; of these models only sceptr has ReLU. The
-paper's gains by merge we do not have as figures.
+The plain average of two models that were matched in part: by rotations of attention, by a permutation of feed-forward
+neurons, or both, each without and with rescaling. Accuracy is on the test part; for fine-tuned models it is the mean
+over the tests of both domains. Five merges are of independently trained models (vit, fashion, bert, gpt2, sceptr),
+one is of fine-tunes of MiniLM (sentiment). Neurons behind a GELU cannot be rescaled; of these models only sceptr has
+ReLU. We do not have the paper's gains by merge as figures.
 """
 
     def rows(self, part: Part, done: Container[Key]) -> Iterator[Row]:

@@ -29,13 +29,16 @@ class Distances(PairStudy):
     known = ("models", "pairs", "without")
     about = """
 The distance ‖A' − B‖ of the weights of two models after matching, as a share of ‖A − B‖: over all weights, over those
-of attention, and over those of feed-forward blocks. vit, bert and gpt2 were trained apart; sentiment are fine-tunes
-of MiniLM. Where "all axes" rotates the residual stream (vit and gpt2), all three models are in its frame. Peers,
-written without symfuse: permutations of heads and of the units in each head; Git Re-Basin's weight matching, without
-and with the residual stream; OT fusion of all, by exact (hard) and by entropic (soft) plans, whose maps of the stream
-are means. "change" is the largest difference between the outputs of A and A' on random inputs, relative to the
-largest output; of all pairs the most. Rotations leave heads in their order, where permutations of heads may change
-it. A soft map shortens A: its distance is no measure of how well models fit.
+of attention, and over those of feed-forward blocks. vit, bert and gpt2 were trained independently; sentiment are
+fine-tunes of MiniLM. Where "all axes" rotates the residual stream (vit and gpt2), all three models are in its frame.
+
+- Other implementations, written without symfuse: permutations of heads and of the units in each head; Git Re-Basin's
+  weight matching, without and with the residual stream; OT fusion of everything, by exact (hard) and by entropic
+  (soft) plans, whose maps of the stream are means.
+- "change" is the largest difference between the outputs of A and A' on random inputs, relative to the largest output,
+  over all pairs.
+- Rotations keep the order of heads; permutations of heads may change it. A soft map shortens A: its distance does not
+  measure how well models fit.
 """
 
     def rows(self, part: Part, done: Container[Key]) -> Iterator[Row]:

@@ -27,12 +27,12 @@ class Landscapes(PairStudy):
     keys = ("models", "source", "anchor", "kind", "matching")
     known = ("models", "pairs", "points", "steps")
     about = """
-The loss on the test part along the straight path between two models that were trained apart, without and with
-matching, three pairs of each; and of the first pair on the plane through a model A, the same model matched (A'), and
-the other (B). The barrier is the most by which the loss lies above the chord between its ends; the excess is the mean
-of that along the path. "both" is the paper's matching, attention and feed-forward blocks; "all axes" moves the
-residual stream too, of pre-norm models in a frame, where unmatched models have another barrier ("none, in its
-frame"). The paper's own barriers we do not have.
+The loss on the test part along the straight path between two independently trained models, without and with matching,
+three pairs of each; and for the first pair on the plane through a model A, the same model matched (A'), and the other
+(B). The barrier is the largest rise of the loss above the chord between its ends; the excess is the mean of the rise
+along the path. "both" is the paper's matching, attention and feed-forward blocks. "all axes" includes the residual
+stream, for pre-norm models in a frame, where unmatched models have another barrier ("none, in its frame"). We do not
+have the paper's own barriers.
 """
 
     def rows(self, part: Part, done: Container[Key]) -> Iterator[Row]:

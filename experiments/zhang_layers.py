@@ -23,9 +23,9 @@ class Layers(Study):
     keys = ("family", "source", "anchor", "set", "layer")
     known = ("families", "pairs", "axes")
     about = """
-The plain average of two models that were trained apart, when only one layer is matched (single), or all layers from
-one on (tail), or all up to it (head): attention, heads and feed-forward block. The paper matches layers of fine-tuned
-encoders and reports that the layers near the input matter more than those near the output; from its ViT rows it takes
+The plain average of two independently trained models, when only one layer is matched (single), or all layers from one
+on (tail), or all up to it (head): attention, heads and feed-forward block. The paper matches layers of fine-tuned
+encoders and reports that the layers near the input matter more than those near the output; for its ViT rows it uses
 the best single layer on the validation set.
 """
 

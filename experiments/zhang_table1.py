@@ -121,22 +121,26 @@ class Fusion(Study):
     keys = ("task", "seed", "models", "method", "matching")
     known = ("tuned", "seeds", "matchings", "methods", "statistics", "tests", "apart")
     about = """
-One pretrained encoder with a new head, fine-tuned on three domains of a task. sentiment: positive or negative, of
-movie reviews, tweets and Amazon reviews; held out: editorials. pos: parts of speech, of news, adventure and learned
-writing; held out: government. The encoder is all-MiniLM-L6-v2 (6 layers, 384 wide), and where a name ends in -l3
-paraphrase-MiniLM-L3-v2 (3 layers, 384 wide). in: of each pair of models, the mean over the tests of both domains.
-out: of all three together, the test of the domain that none was trained on. Models are matched from the weights, onto
-the last; "both" is attention and feed-forward, with scales in turns and translations of biases, as symfuse has them
-by default. Methods have their defaults; Fisher and RegMean look at texts that a model was trained on, after matching.
-Gains are against the same method without matching, seed by seed; all in percent. single: each model alone; own: each
-on its own domain only; ensemble: the mean of their probabilities.
+One pretrained encoder with a new head, fine-tuned on three domains of a task.
 
-The paper's F1 of named entities is of entities, ours the mean over the classes of words. It fine-tunes larger
-encoders (RoBERTa, DeBERTa-large) on emotions and named entities. Beside ours stand those of its figures of which we
-know the cell; there are two more: named entities in domain, 27.54 → 31.31, and RoBERTa on emotions, RegMean, 35.87 →
-39.95. In 12 of the 18 matched cells of its table the gain is a point at most; its RegMean rows without matching equal
-the simple average. The control is ours: all models but the anchor are first moved by a random exact element, far
-away, computing what they did.
+- Tasks. sentiment: positive or negative, on movie reviews, tweets and Amazon reviews; held out: editorials. pos:
+  parts of speech, on news, adventure and learned writing; held out: government.
+- The encoder is all-MiniLM-L6-v2 (6 layers, 384 wide), and for names that end in -l3 paraphrase-MiniLM-L3-v2 (3
+  layers, 384 wide).
+- in: for each pair of models, the mean over the tests of both domains. out: all three merged, on the test of the
+  domain that none was trained on.
+- Models are matched from the weights, to the last; "both" is attention and feed-forward, with scales in turns and
+  translations of biases, which are symfuse's defaults.
+- Methods have their defaults. Fisher and RegMean use texts that a model was trained on, after matching.
+- Gains are against the same method without matching, seed by seed; all in percent.
+- single: each model alone; own: each on its own domain only; ensemble: the mean of their probabilities.
+
+Differences from the paper. Its F1 of named entities is of entities; ours is the mean over the classes of words. It
+fine-tunes larger encoders (RoBERTa, DeBERTa-large) on emotions and named entities. The table shows those of its
+figures whose cell we know. There are two more: named entities in domain, 27.54 → 31.31, and RoBERTa on emotions,
+RegMean, 35.87 → 39.95. In 12 of the 18 matched cells of its table the gain is a point at most; its RegMean rows
+without matching equal the simple average. The control is ours: all models but the anchor are first transformed by a
+random exact element, which takes them far away and keeps their function.
 """
 
     def parts(self) -> Iterator[Part]:

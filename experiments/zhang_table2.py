@@ -57,14 +57,18 @@ class Merges(PairStudy):
     keys = ("models", "source", "anchor", "method", "matching")
     known = ("models", "pairs", "batches")
     about = """
-Two ViTs that were trained apart on the same images (vit: digits; fashion: clothes), merged by four methods: without
-matching; after the paper's (rotations of attention, a permutation of feed-forward neurons; then with scales); and
-after matching all axes, where the residual stream is rotated too (not in the paper; the anchor is in the same frame).
-"best layer" is how the paper chose for its ViTs: one layer is matched, that whose merge is best on the part "match";
-the paper's figures with matching stand there. Accuracy is of the test part. Fisher and RegMean look at training
-images, by the models as they are merged. "OT" moves all axes by symfuse's soft maps from the weights, "OT, peer" is
-OT fusion as Imfeld et al. have it; where the stream was rotated, both move only what is inside of layers. The paper's
-ViTs are larger; on its CIFAR-10 chance is 10 %.
+Two ViTs that were trained independently on the same images (vit: digits; fashion: clothes), merged by four methods:
+without matching; after the paper's matching (rotations of attention, a permutation of feed-forward neurons; then with
+scales); and after matching all axes, with the residual stream rotated too (not in the paper; the anchor is in the
+same frame).
+
+- "best layer" is the paper's selection for its ViTs: one layer is matched, the one whose merge is best on the part
+  "match". The paper's figures with matching are in this row.
+- Accuracy is on the test part. Fisher and RegMean use training images, on the models as they are merged.
+- "OT" transports all axes by symfuse's soft maps from the weights. "OT, peer" is OT fusion as in Imfeld et al. Where
+  the stream was rotated, both transport only the axes inside of layers.
+
+The paper's ViTs are larger; on its CIFAR-10 chance is 10 %.
 """
 
     def rows(self, part: Part, done: Container[Key]) -> Iterator[Row]:

@@ -33,14 +33,18 @@ class Times(Study):
     keys = ("pair", "seed", "what")
     known = ("tuned", "shapes", "texts_of", "statistics")
     about = """
-Processor seconds of one thread: to match one model to another from the weights, and to merge the two, with the
-collection of statistics. Fine-tunes of Table 1 on two domains of a task; and, for its size only, a pair in the shape
-of RoBERTa-base, random weights and the same with a little noise, since fine-tunes are as near. What takes less than a
-second is the median of three. The statistics of the random pair are collected on a few texts, and their time, its
-fixed part too, is scaled up to the number that is named. A share is the time of matching in terms of that of the
-merge with its statistics, which grows with the number of texts. Matching is symfuse's default (scales in turns,
-translations of biases), on the CPU whatever the config's device. The paper's matching times are of attention alone,
-on a GPU; it says that they are less than 5 % of Fisher's or RegMean's.
+CPU seconds of one thread: to match one model to another from the weights, and to merge the two, including the
+collection of statistics.
+
+- The models are fine-tunes of Table 1 on two domains of a task. For its size only, there is also a pair in the shape
+  of RoBERTa-base: random weights, and the same with a little noise, because fine-tunes are as close.
+- What takes less than a second is the median of three. The statistics of the random pair are collected on a few
+  texts, and their time, including its constant part, is scaled up to the stated number.
+- A share is the time of matching relative to that of the merge with its statistics, which grows with the number of
+  texts.
+- Matching is symfuse's default (scales in turns, translations of biases), on the CPU whatever the config's device.
+
+The paper's matching times are of attention alone, on a GPU; it reports less than 5 % of Fisher's or RegMean's.
 """
 
     def parts(self) -> Iterator[Part]:

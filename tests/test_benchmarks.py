@@ -360,7 +360,7 @@ def made_up(harness: ModuleType) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def test_a_page(harness: ModuleType, pages: ModuleType) -> None:
     text = pages.page(*made_up(harness), None)
-    assert "Of 4 goals 1 are met in all cases that they are for, 0 in some, 1 in none; 2 were not measured." in text
+    assert "Of 4 goals 1 are met in all cases to which they apply, 0 in some, 1 in none; 2 were not measured." in text
     assert "| [A thing](#a-thing) | ours ≤ 1.2 × floor | **1.10** | 2.00 | met |" in text
     assert "| [A thing](#a-thing) | peer ≥ 4 × ours | 8.18 | **3.00** | **missed** |" in text
     assert "- A thing: peer takes 3.00 × ours at worst (independent, width 1), 33% short of the goal of 4." in text
@@ -384,7 +384,7 @@ def test_a_page_of_profiles(harness: ModuleType, pages: ModuleType) -> None:
         "jobs": {"Job": {"before": before, "after": after}},
     }  # fmt: skip
     text = pages.page(*made_up(harness), profiled)
-    assert "Before (abc): 4.0 s of the processor under the profiler; after (abc): 2.0 s, 2.0 times less." in text
+    assert "Before (abc): 4.0 CPU s under the profiler; after (abc): 2.0 s, 2.0 times less." in text
     assert "| `f` | 2.50 | 3 | 0.25 | 1 |\n| `g` | – | – | 0.50 | 1 |" in text
 
 

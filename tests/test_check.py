@@ -21,9 +21,9 @@ from symfuse.errors import CheckpointError, IncompatibleError, OptionError, Symf
 from symfuse.io import Checkpoint, TensorInfo
 from symfuse.merging.stream import PIECE
 from symfuse.recipes import Recipe, parse_recipe
-from symfuse.recipes import run as pipeline
 from symfuse.recipes.check import Report, Target, check, check_all
 from symfuse.recipes.check.relation import BYTES, TENSORS, _ranges, _spread
+from symfuse.recipes.stage import open_models, plan, prepare
 from test_undeclared import UNKNOWN, changed, llama, unknown
 from test_vocabulary import COMMON
 from test_vocabulary import model as with_tokenizer
@@ -75,7 +75,7 @@ def texts(report: Report) -> list[str]:
 def like_merge(known: Mapping[str, Checkpoint], report: Report, recipe: Recipe) -> None:
     """The first problem is the error of the merge."""
     with pytest.raises(SymfuseError) as caught:
-        pipeline.finish(pipeline.prepare(recipe, pipeline.open_models(recipe, known)))
+        plan(prepare(recipe, open_models(recipe, known)))
     assert (str(caught.value), caught.value.exit_code) == (report.problems[0].text, report.exit_code)
 
 

@@ -30,7 +30,7 @@ from symfuse.cli.app import import_at_once
 from symfuse.cli.verbs import VERBS as LISTED
 from symfuse.groups import Similarity
 from symfuse.io import open as open_checkpoint
-from symfuse.recipes import run as pipeline
+from symfuse.recipes import align as aligning
 
 Folders = dict[str, Path]
 
@@ -506,9 +506,9 @@ def wrong(alignment: Alignment) -> Alignment:
 def test_c52_an_alignment_that_fails_its_proof_is_not_written(
     models: Path, monkeypatch: pytest.MonkeyPatch, args: list[str]
 ) -> None:
-    for module, name in ((api, "match"), (pipeline, "match_model")):
-        match = getattr(module, name)
-        monkeypatch.setattr(module, name, lambda *a, match=match, **k: wrong(match(*a, **k)))
+    for module in (api, aligning):
+        match = module.match_pair
+        monkeypatch.setattr(module, "match_pair", lambda *a, match=match, **k: wrong(match(*a, **k)))
     before = everything(models)
     result = run(*args, "-o", "out")
     assert result.exit_code == 7
@@ -541,8 +541,9 @@ def test_c97_c100_the_target_is_checked_before_any_work(
     def never(*_args: object, **_options: object) -> None:
         raise AssertionError("work was done before the target was checked")
 
-    for name in ("match", "prove", "merge", "nearest", "distance"):
-        monkeypatch.setattr(api, name, never)
+    for module in (api, aligning):
+        monkeypatch.setattr(module, "match_pair", never)
+    monkeypatch.setattr(aligning, "prove", never)
     flags = ["--overwrite"] if case != "exists" else []
     refused(models, 8, "", *verb, "-o", target, *flags)
 
@@ -575,7 +576,7 @@ def test_an_interrupt_ends_with_130_and_leaves_nothing(
     def interrupt(*_args: object, **_options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(api, stage, interrupt)
+    monkeypatch.setattr(*{"match": (api, "match_pair"), "prove": (aligning, "prove")}[stage], interrupt)
     refused(models, 130, "interrupted", "align", "a", "--to", "b", "-o", "out", "-q")
 
 

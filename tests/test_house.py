@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -148,6 +148,78 @@ def test_no_test_measures_the_machine() -> None:
     assert not found, f"these measure the machine: {', '.join(found)}"
 
 
+# Names of tensors and of classes of families, as declarations have them.
+OF_FAMILIES = re.compile(
+    r"(?<!tie_)word_embeddings|embed_(tokens|in|out|positions)\b|\bw[tp]e\b|lm_head|\b[qkvo]_proj\b|\bc_(attn|fc|proj)\b|"
+    r"query_key_value|self_attn|\bln_f\b|block_sparse_moe|LayerNorm\.|(encoder|decoder)\.(block|embed)|"
+    r"\b(shared|score|classifier)\.weight|(?<!nn\.)\b[A-Z]\w+(Attention|LayerNorm|RMSNorm)\b"
+)
+# Where such names may stand outside of architectures/, and why.
+MAY_NAME_TENSORS = {
+    "src/symfuse/drafts/facts.py": "a draft guesses from the words in names what a tensor is for",
+    "src/symfuse/rewriting/names.py": "prefixes of models of several modalities, by release",
+}
+
+
+def test_names_of_tensors_are_in_declarations_alone() -> None:
+    found: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "src/symfuse").rglob("*.py")):
+        if "architectures" not in path.parts:
+            lines = [line.strip() for line in path.read_text("utf-8").splitlines() if OF_FAMILIES.search(line)]
+            found |= {name_of(path): lines} if lines else {}
+    wrong = {file: lines for file, lines in found.items() if file not in MAY_NAME_TENSORS}
+    assert not wrong, f"names of families' tensors or classes; make them fields of Family or Architecture: {wrong}"
+    assert MAY_NAME_TENSORS.keys() == found.keys(), "excepted, but names none"
+
+
+def imported(path: Path) -> set[str]:
+    """All dotted names that a file imports, wherever in it."""
+    names = set()
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return names
+
+
+def on_a_circle(files: Mapping[str, Path]) -> list[str]:
+    """The modules that import themselves by way of others."""
+    imports = {name: {one for one in imported(path) if one in files and one != name} for name, path in files.items()}
+
+    def reached(name: str) -> set[str]:
+        seen: set[str] = set()
+        ahead = [name]
+        while ahead:
+            new = imports[ahead.pop()] - seen
+            seen |= new
+            ahead += new
+        return seen
+
+    return [name for name in files if name in reached(name)]
+
+
+@pytest.mark.parametrize(
+    "folder", ["experiments", "benchmarks", *(f"src/symfuse/{name}" for name in ("drafts", "demo"))]
+)
+def test_no_modules_import_each_other(folder: str) -> None:
+    """Those of the packages of symfuse as wholes are in the contract of pyproject.toml."""
+    package = folder.removeprefix("src/").replace("/", ".") + "." if folder.startswith("src") else ""
+    files = {f"{package}{path.stem}": path for path in (ROOT / folder).glob("*.py") if path.stem != "__init__"}
+    assert not on_a_circle(files)
+
+
+@pytest.mark.parametrize("folder", ["experiments", "benchmarks"])
+def test_nothing_imports_scripts_but_scripts_of_their_folder(folder: str) -> None:
+    names = {path.stem for path in (ROOT / folder).glob("*.py")}
+    others = {"experiments", "benchmarks", "src/symfuse"} - {folder}
+    for other in others:
+        own = {path.stem for path in (ROOT / other).glob("*.py")}
+        for path in (ROOT / other).rglob("*.py"):
+            used = {name.partition(".")[0] for name in imported(path)} & (names - own)
+            assert not used, f"{name_of(path)} imports {used} of {folder}"
+
+
 # -- the rules must be able to fail ----------------------------------------------------------------
 
 GOOD = """
@@ -176,6 +248,19 @@ def test_the_rules_tell_good_from_bad() -> None:
     assert not list(without_assertion(good))
     assert sorted(bare_comparisons(bad)) == [2, 3, 4, 5, 8]
     assert sorted(without_assertion(bad)) == ["test_a", "test_b", "test_c", "test_d", "test_e", "test_f"]
+
+
+def test_names_and_circles_are_found(tmp_path: Path) -> None:
+    for name in ("layers.0.self_attn.q_proj.weight", "word_embeddings.weight", "class BloomAttention", "h.0.ln_f"):
+        assert OF_FAMILIES.search(name), name
+    for name in ("tie_word_embeddings", "nn.MultiheadAttention", "residual", "heads", "F.layer_norm"):
+        assert not OF_FAMILIES.search(name), name
+    files = {name: tmp_path / f"{name}.py" for name in "abcd"}
+    for path, text in zip(
+        files.values(), ("import b", "def f():\n    from c import x", "import a", "import a"), strict=True
+    ):
+        path.write_text(text, "utf-8")
+    assert on_a_circle(files) == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize(

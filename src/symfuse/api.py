@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import yaml
 from torch import Tensor
 
 from symfuse.alignment import Alignment
@@ -40,22 +38,20 @@ from symfuse.executors import Executor
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
 from symfuse.io.live import module_config, unwrap
-from symfuse.io.tensors import StoredTensors
-from symfuse.matching import match_by_activations, match_models, match_universe, nearest_to_mean, usual
-from symfuse.matching.learned import Learning, learn_universe, match_learned
+from symfuse.matching import match_universe, nearest_to_mean, usual
+from symfuse.matching.learned import Learning, learn_universe
 from symfuse.matching.learned import learn as learn_all
-from symfuse.merging import Method
-from symfuse.methods import Pending, lookup, merge_models
 from symfuse.methods import collect as collect_statistics
-from symfuse.methods import learn as learn_method
+from symfuse.methods import lookup
 from symfuse.model import Model
 from symfuse.modules import live
-from symfuse.recipes import ModelRef, Recipe, parse_recipe, read_recipes, recipe_of
-from symfuse.recipes.check import check_all
-from symfuse.recipes.record import alignment_record, merge_record, opened
-from symfuse.recipes.run import merge_recipes
-from symfuse.rewriting import Reconcile, harmonise
-from symfuse.runs import framed, recorded
+from symfuse.recipes import RECIPE_KEYS, events, named, parse_recipe, read_recipes, recipe_of_arguments
+from symfuse.recipes.align import How, match_pair, move, with_reasons
+from symfuse.recipes.check import Target
+from symfuse.recipes.events import Event, Follow, ignore
+from symfuse.recipes.run import Shown, run
+from symfuse.rewriting import Reconcile
+from symfuse.runs import framed
 from symfuse.spec import Spec
 from symfuse.stats.statistics import Statistics
 from symfuse.transporting import Transported
@@ -63,6 +59,12 @@ from symfuse.transporting import transport as transport_thing
 from symfuse.verification import Proof, Verification
 from symfuse.verification import prove as prove_alignment
 from symfuse.verification import verify as verify_checkpoints
+
+__all__ = [
+    "Aligned", "How", "Shown", "Source", "Target", "align", "barrier", "collect", "declare", "distance", "events",
+    "landscape", "match", "merge", "merge_recipe", "nearest", "prove", "run", "score", "suggest", "task", "to_module",
+    "transport", "verify",
+]  # fmt: skip
 
 # What every verb takes for a model: a folder or hub id, a live module, or an open checkpoint, which is also the way in
 # for a state dict: `symfuse.open(state_dict, config=config)`.
@@ -147,11 +149,8 @@ def match(
         **({} if scaling is None else {"scaling": scaling}),
     }
     batches = data.batches if isinstance(data, Task) else data
-    if learn is not None:
-        return match_learned(_model(source), _model(to), _learning(learn, device), batches=batches, **chosen, **options)
-    if batches is None:
-        return match_models(_model(source), _model(to), **chosen, **options)
-    return match_by_activations(_model(source), _model(to), batches, **chosen, **options)
+    learning = None if learn is None else _learning(learn, device)
+    return match_pair(_model(source), _model(to), batches=batches, learning=learning, **chosen, **options)
 
 
 @dataclass(frozen=True)
@@ -171,50 +170,76 @@ def align(
     *,
     data: Task | Iterable[Batch] | None = None,
     learn: Task | Learning | None = None,
+    start: Sequence[Alignment | None] | None = None,
     device: str = CPU,
+    prove: bool = False,
+    follow: Follow = ignore,
     **options: Any,
 ) -> Aligned:
     """Move all models onto the one numbered `anchor` (from 0); by default onto the one nearest to their mean.
 
     "universe": onto their running mean instead, until it settles, so that no model is special (`match_universe`).
     data: as in `match`; "universe" takes them only for where learning starts. learn: as in `match`, over the simplex of
-    all models at once; with "universe" all are moved, two towards each other.
-    device: as in `match`. options: those of `match_models`. With two models that are equally near, the last is the
-    anchor.
+    all models at once; with "universe" all are moved, two towards each other. start: alignments that are known, of the
+    models in order (None: to be matched), which are applied, or learning starts from.
+    device: as in `match`. prove: run each model before and after, as `symfuse.prove` does. follow: gets each event of
+    the work (`symfuse.recipes.events`). options: those of `match_models`. With two models that are equally near, the
+    last is the anchor.
     """
     models = [_model(source) for source in sources]
     if len(models) < 2:
         raise OptionError(f"an alignment needs two models at least, {len(models)} given")
+    how = How(memory=options.get("memory"), device=device, prove=prove, follow=follow)
     options["device"] = device
     batches = data.batches if isinstance(data, Task) else None if data is None else list(data)
+    learning = None if learn is None else _learning(learn, device)
+    follow(events.Working("learning" if learning is not None else "matching"))
+    began = time.perf_counter()
     if anchor == "universe":
-        if learn is not None:
-            found = learn_universe(models, _learning(learn, device), batches=batches, **options)
+        if learning is not None:
+            found = learn_universe(models, learning, batches=batches, **options)
         elif batches is not None:
             raise OptionError("a universe is matched from the weights; leave data out, or name an anchor")
         else:
             found = match_universe(models, **options).alignments
-        return Aligned(tuple(g(m.checkpoint) for g, m in zip(found, models, strict=True)), found, None)
-    asked = (options.get("axes", "auto"), options.get("groups"), options.get("frame"), options.get("variants", ()))
-    options["axes"], options["frame"], _ = usual(models, *asked)  # the same for all
+        return _towards_each_other([model.checkpoint for model in models], found, how, began)
     if anchor is not None and not 0 <= anchor < len(models):
         raise OptionError(f"anchor {anchor}: there are models 0 to {len(models) - 1}")
     anchor = nearest_to_mean([model.on(device) for model in models]) if anchor is None else anchor
-    build: dict[str, Any] = {"build": learn.build} if isinstance(learn, Learning) else {}
-    on_data = partial(match_by_activations, batches=batches, **build) if batches is not None else None
-    find: Callable[..., Alignment] = on_data or match_models
-    alignments = [None if i == anchor else find(m, models[anchor], **options) for i, m in enumerate(models)]
-    if learn is not None:
-        moved = learn_all(models, alignments, _learning(learn, device), **options)
-        alignments = [None if i == anchor else g for i, g in enumerate(moved)]
+    why: Mapping[str, Any] = {}
+    if len(models) > 2:  # axes and frame are the same for all
+        asked = (options.get("axes", "auto"), options.get("groups"), options.get("frame"), options.get("variants", ()))
+        options["axes"], options["frame"], why = usual(models, *asked)
+    build: dict[str, Any] = {"build": learning.build} if learning is not None and batches is not None else {}
+    alignments: list[Alignment | None] = list(start or [None] * len(models))
+    for i, model in enumerate(models):
+        if i != anchor and alignments[i] is None:
+            alignments[i] = match_pair(model, models[anchor], batches=batches, **build, **options)
+    if learning is not None:
+        learned = learn_all(models, alignments, learning, **options)
+        alignments = [None if i == anchor else g for i, g in enumerate(learned)]
+    alignments = [None if g is None else with_reasons(g, why) for g in alignments]
+    spent = {"seconds": time.perf_counter() - began}
+    to = models[anchor].checkpoint
     first = next(g for g in alignments if g is not None)  # the frame is the same for all
-    checkpoints, to = [], models[anchor].checkpoint
-    for g, model in zip(alignments, (m.checkpoint for m in models), strict=True):
-        if g is not None:
-            checkpoints.append(recorded(g(model), alignment_record(model, to, g)))
-        else:
-            checkpoints.append(framed(model, first) if first.frame else model)
+    unmoved = framed(to, first) if first.frame else to
+    checkpoints = [
+        unmoved if g is None else move(model.checkpoint, to, g, how, **spent)
+        for g, model in zip(alignments, models, strict=True)
+    ]
     return Aligned(tuple(checkpoints), tuple(alignments), anchor)
+
+
+def _towards_each_other(
+    models: Sequence[Checkpoint], alignments: Sequence[Alignment], how: How, began: float
+) -> Aligned:
+    """All models moved; of two each is the anchor of the other."""
+    checkpoints = [g(model) for g, model in zip(alignments, models, strict=True)]
+    spent = {"seconds": time.perf_counter() - began}
+    if len(models) == 2:
+        pairs = zip(models, models[::-1], alignments, checkpoints[::-1], strict=True)
+        checkpoints = [move(one, to, g, how, other=other, **spent) for one, to, g, other in pairs]
+    return Aligned(tuple(checkpoints), tuple(alignments), None)
 
 
 @checked
@@ -222,64 +247,64 @@ def merge(
     sources: Sequence[Source],
     *,
     method: str = "linear",
-    weights: Sequence[float] | None = None,
+    weights: Collection[float] | None = None,
     base: int | None = None,
     heads: str | int = "average",
     seed: int = 0,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     device: str = CPU,
     data: Task | Sequence[Task | None] | None = None,
     statistics: Sequence[Statistics | str | os.PathLike[str] | None] | None = None,
     force_config: bool = False,
+    follow: Follow = ignore,
     **parameters: Any,
 ) -> Checkpoint:
     """The merge of models in the frame in which they are (see `align`), as a lazy checkpoint: `.save(folder)` it.
 
-    `merge([base, a, b], method="ties", base=0, density=0.3)`; options as in `symfuse.merging.merge_models`, but that
-    the model whose head is kept has its number from 0, like base: `heads=1`. From a recipe: `merge_recipe`. device:
-    where tensors are combined, and models run, such as "cuda" (docs/gpu.md); what is read of the result is on the
-    processor.
+    `merge([base, a, b], method="ties", base=0, density=0.3)`: a recipe with these keys, which is run (`merge_recipe`
+    has those of alignment, tokenizers, slices and others).
+
+    base: the number (from 0) of the model from which names, dtypes, config and tokenizer come, by default the first;
+    task vectors start from it, and methods that need a base do not count it among the models. weights, parameters:
+    those of the method, one value for all models, or a list, tensor or array with one for each (without that base).
+    heads: what becomes of task heads: "average" (all must have the same), "drop", or the number (from 0) or name of the
+    model whose head is kept as it is; that model is then the base. seed: of random methods. dtype: of the
+    floating-point tensors, by default the base's. device: where tensors are combined, and models run, such as "cuda"
+    (docs/gpu.md); what is read of the result is on the processor.
 
     force_config: merge models whose configs compute something else, or name another type, by names and shapes, with
     the base's config; what differs stands in the notes of the merge.
 
     data: for methods that look at them (fisher, regmean, adamerging, greedy_soup, …): a task (`symfuse.task`) for all
-    models, or one for each, the base aside; they are looked at now. statistics: what `symfuse.collect` found of each,
-    or its folder, in their stead.
+    models, or one for each, the base aside; they are looked at now. statistics: what `symfuse.collect` returned of
+    each, or its folder, instead of data. follow: gets each event of the run (`symfuse.recipes.events`).
+    Raises IncompatibleError or OptionError before any weight is read.
     """
-    if isinstance(heads, int):
-        if not 0 <= heads < len(sources):
-            raise OptionError(
-                f"heads {heads}: there are models 0 to {len(sources) - 1}; or write 'average', 'drop' or a model's name"
-            )
-        heads = str(heads + 1)
-    models, notes = _reconciled(_named(sources), base, heads, force_config)
-    chosen = lookup(method)
-    given: dict[str, Any] = {"method": method, "weights": weights, "base": base, "seed": seed, "dtype": dtype}
+    if outside := sorted(RECIPE_KEYS & parameters.keys()):
+        keys = ", ".join(f"{key}: …" for key in outside)
+        raise OptionError(
+            f"merge: {', '.join(outside)}: these are keys of a recipe, not parameters of a method; write "
+            f"symfuse.merge_recipe({{merge_method: {method}, models: […], {keys}}})"
+        )
     if weights is not None and "weight" in parameters:
         raise OptionError("merge: weights and weight are one parameter; give one of them")
-    given |= {"device": device, "heads": heads, "force_config": force_config, **parameters}
-    # Whether they fit is known before any data are looked at.
-    merged = merge_models(models, **given, learned=None if chosen.learn is None else Pending())
+    known = named([_named(source) for source in sources])
+    recipe = recipe_of_arguments(
+        list(known),
+        lookup(method),
+        base,
+        parameters | ({} if weights is None else {"weight": weights}),
+        heads=heads,
+        dtype=dtype,
+        seed=seed,
+        force_config=force_config,
+    )
+    count = len(recipe.models)
+    tasks = None if data is None else [data] * count if isinstance(data, Task) else list(data)
     saved = None if statistics is None else [_statistics(one) for one in statistics]
-    apart = base if chosen.base != "unused" else None
-    others = [model for i, model in enumerate(models) if i != apart]
-    for model, one in zip(others, saved or (), strict=False):
-        if one is not None:
-            one.require(model)
-    tasks = None if data is None else [data] * len(others) if isinstance(data, Task) else list(data)
-    recipe, known = _recipe_of(models, chosen, given, parameters)
-    warned, stage = _warned((recipe,), known), opened(recipe, known)
-    stage = replace(stage, notes=(*notes, *stage.notes))
-    options: dict[str, Any] = {"base": base, "heads": heads, "seed": seed, "device": device, "parameters": parameters}
-    found = learn_method(chosen, models, tasks=tasks, statistics=saved, **options)
-    merged = merged if found is None else merge_models(found.models, **given, learned=found)
-    merged = merged.replace(notes=tuple(dict.fromkeys((*merged.notes, *notes))))
-    for note in merged.notes:
-        harmless = not force_config and "config.json differs in" in note  # dtypes, versions
-        if not harmless and not any(note in model.checkpoint.notes for model in models):
-            warn_caller(note)
-    return recorded(merged, merge_record(replace(stage, learned=found), merged, warned))
+    done = run((recipe,), known, how=How(device=device, follow=_with_warnings(follow)), shown=Shown(tasks, saved))
+    notes = (note.text for note in done.stage.notes if note.about != "model")
+    return done.checkpoint.replace(notes=tuple(dict.fromkeys((*done.checkpoint.notes, *notes))))
 
 
 @checked
@@ -302,18 +327,19 @@ def merge_recipe(
     threads: int | None = None,
     device: str = CPU,
     executor: Executor | None = None,
+    follow: Follow = ignore,
 ) -> Checkpoint:
     """The merge that a recipe describes, as a lazy checkpoint: a YAML file, or a mapping of the same form.
 
     models: those that the recipe names and that are not folders or hub ids. Of a file with several recipes the last is
     the result; those that it names are merged as they are read. options: what is let pass where models do not have the
-    same tensors. device, executor: as in `match`. Alignments that the recipe asks for are made, and not proved:
-    `prove` does that.
+    same tensors. device, executor: as in `match`. follow: gets each event of the run (`symfuse.recipes.events`).
+    Alignments that the recipe asks for are made, and not proved: `prove` does that.
     """
     recipes = (parse_recipe(recipe),) if isinstance(recipe, Mapping) else read_recipes(Path(recipe))
     known = {name: _open(source) for name, source in (models or {}).items()}
-    how: dict[str, Any] = {"options": options, "threads": threads, "device": device, "executor": executor}
-    return merge_recipes(recipes, known, **how, warnings=_warned(recipes, known, options))
+    how = How(threads=threads, device=device, executor=executor, follow=_with_warnings(follow))
+    return run(recipes, known, options=options, how=how).checkpoint
 
 
 @checked
@@ -497,54 +523,23 @@ def nearest(sources: Sequence[Source]) -> int:
     return nearest_to_mean([_model(source) for source in sources])
 
 
-def _named(sources: Sequence[Source]) -> list[Checkpoint]:
-    """The models, folders and hub ids under the names by which they are written, as on the command line."""
-    return [
-        open_checkpoint(source, name=os.fspath(source)) if isinstance(source, str | os.PathLike) else _open(source)
-        for source in sources
-    ]
+def _named(source: Source) -> Checkpoint:
+    """A model, folders and hub ids under the names by which they are written, as on the command line."""
+    return open_checkpoint(source, name=os.fspath(source)) if isinstance(source, str | os.PathLike) else _open(source)
 
 
-def _recipe_of(
-    models: Sequence[Model], method: Method, given: Mapping[str, Any], parameters: Mapping[str, Any]
-) -> tuple[Recipe, dict[str, Checkpoint]]:
-    """The recipe that arguments of `merge` amount to, and its models by the names that it calls them."""
-    known: dict[str, Checkpoint] = {}
-    for model in models:
-        same = sum(model.name == name.partition(" (copy ")[0] for name in known)
-        known[f"{model.name} (copy {same})" if same else model.name] = model.checkpoint
-    names, base, heads = list(known), given["base"], given["heads"]
-    if heads.isdigit():
-        heads = names[int(heads) - 1]
-    if base is None and heads in names and method.base != "required":
-        base = names.index(heads)
-    more = dict(parameters) | ({} if given["weights"] is None else {"weight": list(given["weights"])})
-    more = json.loads(json.dumps(more))  # without numbers and lists of other kinds
-    dtype = None if given["dtype"] is None else str(given["dtype"]).removeprefix("torch.")
-    keys = {"dtype": dtype, "heads": heads}
-    keys |= {"force_config": True} if given["force_config"] else {}
-    keys |= {"seed": given["seed"] or None}
-    marks = [f"input-{i}-of-{len(names)}" for i in range(len(names))]  # names are no paths, which recipes would read
-    keys["heads"] = marks[names.index(heads)] if heads in names else heads
-    recipe = recipe_of(marks, method, base, more, keys)
-    refs, text = {mark: ModelRef(name) for mark, name in zip(marks, names, strict=True)}, recipe.text
-    for mark, name in zip(marks, names, strict=True):
-        text = text.replace(mark, yaml.safe_dump(name, allow_unicode=True, width=10**6).removesuffix("...\n").strip())
-    listed = tuple(replace(one, model=refs[one.model.path]) for one in recipe.models)
-    apart = None if recipe.base_model is None else refs[recipe.base_model.path]
-    return replace(recipe, models=listed, base_model=apart, heads=heads, text=text), known
+def _with_warnings(follow: Follow) -> Follow:
+    """Also warns in Python of what the command line prints: differences that matter, and doubts."""
+    warned: set[str] = set()
 
+    def warn(event: Event) -> None:
+        matters = isinstance(event, events.Warned | events.Note) and getattr(event, "about", "merge") == "merge"
+        if matters and event.text not in warned:
+            warned.add(event.text)
+            warn_caller(event.text)
+        follow(event)
 
-def _warned(recipes: Sequence[Recipe], known: Mapping[str, Checkpoint], options: Reconcile | None = None) -> list[str]:
-    """What `symfuse check` warns of, which are warnings here. Models that are computed are not sampled: nothing is read
-    of them before they are saved."""
-    sample = all(isinstance(checkpoint.tensors, StoredTensors | dict) for checkpoint in known.values())
-    here = {name: checkpoint.on(CPU) for name, checkpoint in known.items()}
-    reports = check_all(recipes, options, known=here, sample=sample)
-    found = [text for report in reports for text in report.warnings]
-    for text in dict.fromkeys(found):
-        warn_caller(text)
-    return found
+    return warn
 
 
 def _runnable(source: Source) -> Checkpoint | torch.nn.Module:
@@ -576,20 +571,8 @@ def _model_of_any(source: Source) -> Model:
     return Model.of(_open(source), undeclared=True)
 
 
-def _reconciled(
-    checkpoints: list[Checkpoint], base: int | None, heads: str, force_config: bool
-) -> tuple[list[Model], list[str]]:
-    """The models to be merged, those of other types as of the base's if that is forced; and notes."""
-    notes: list[str] = []
-    if force_config and len({str(checkpoint.config.get("model_type")) for checkpoint in checkpoints}) > 1:
-        template = int(heads) - 1 if heads.isdigit() else base or 0
-        done = harmonise(checkpoints, base=template, options=Reconcile(force_config=True))
-        checkpoints, notes = done.checkpoints, done.notes
-    return [_model_of_any(checkpoint) for checkpoint in checkpoints], notes
-
-
 def _learning(given: Task | Learning, device: str) -> Learning:
-    """As it is given, of a task on the device."""
+    """Learning of a task on the device, or as it is."""
     return given if isinstance(given, Learning) else Learning(given, device=device)
 
 

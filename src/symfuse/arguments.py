@@ -34,6 +34,10 @@ def checked(function: F) -> F:
     named = [name for name, one in signature.parameters.items() if one.kind is not one.VAR_KEYWORD]
     options = [name for name in named if name not in ("self", "cls")]
     anything = len(named) < len(signature.parameters)
+    # A second positional argument, as of a list that is not written as one, is refused after the first is looked at.
+    by_place = sum(
+        one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) for one in signature.parameters.values()
+    )
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -43,10 +47,11 @@ def checked(function: F) -> F:
 
                 near = suggestion(name, options)
                 raise OptionError(f"{function.__name__} has no option {name!r}{near}; it has {', '.join(options)}")
-        for name, value in signature.bind(*args, **kwargs).arguments.items():
+        for name, value in signature.bind_partial(*args[:by_place], **kwargs).arguments.items():
             hint = _hints(function).get(name, Any)
             if name in options and not _fits(value, hint):
                 raise OptionError(f"{function.__name__}: {name} is {_found(value)}; expected {_words(hint)}")
+        signature.bind(*args, **kwargs)
         return function(*args, **kwargs)
 
     return cast(F, call)

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -59,19 +59,24 @@ Run = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Record:
-    """What a checkpoint comes from. kind: "alignment", "frame" or "merge". run: makes the document, when the checkpoint
-    is saved. made_of: from which checkpoints. alignments: by the names of the files that are saved with it. frame: in
-    which it is."""
+    """What a checkpoint comes from. kind: "alignment", "frame" or "merge". make: makes the document (`run`), once, when
+    it is asked for or the checkpoint is saved. made_of: from which checkpoints. alignments: by the names of the files
+    that are saved with it. frame: in which it is."""
 
     kind: str
-    run: Callable[[], Run]
+    make: Callable[[], Run]
     made_of: tuple[Checkpoint, ...]
     alignments: Mapping[str, Alignment] = field(default_factory=dict)
     frame: tuple[str, ...] = ()
 
+    @cached_property
+    def run(self) -> Run:
+        """The run as data, which symfuse.json holds."""
+        return self.make()
+
     def __call__(self, checkpoint: Checkpoint) -> Checkpoint:
         """The checkpoint with these files beside its weights."""
-        run = self.run()
+        run = self.run
         own = {"symfuse.json": json.dumps(run, indent=2) + "\n", "README.md": model_card(run, checkpoint)}
         files = {name: masked(text).encode() for name, text in own.items()}
         files |= {name: alignment.to_bytes() for name, alignment in self.alignments.items()}
@@ -79,7 +84,7 @@ class Record:
 
     def known(self, run: Run) -> Record:
         """The record with a document that is made already."""
-        return replace(self, run=partial(dict, run))
+        return replace(self, make=partial(dict, run))
 
 
 def record_of(checkpoint: Checkpoint) -> Record | None:
@@ -116,10 +121,14 @@ def alignment_file(path: Path) -> Path:
 
 def record_alignment(moved: Checkpoint, source: Checkpoint, alignment: Alignment) -> Checkpoint:
     """The moved source with the record of that; without one if the alignment does not come from matching."""
-    matched = {"steps", "options", "source", "anchor"} <= alignment.provenance.keys()
     run = partial(movement, source, alignment)
     record = Record("alignment", run, (source,), {FILE: alignment}, alignment.frame)
-    return recorded(moved, record if matched else None)
+    return recorded(moved, record if is_matched(alignment) else None)
+
+
+def is_matched(alignment: Alignment) -> bool:
+    """Whether an alignment comes from matching, and knows what it did."""
+    return {"steps", "options", "source", "anchor"} <= alignment.provenance.keys()
 
 
 def movement(source: Checkpoint, alignment: Alignment, verified: Run | None = None) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
 from symfuse.methods import METHODS
 from symfuse.recipes import parse_recipe
-from symfuse.recipes import run as pipeline
+from symfuse.recipes.run import run as run_recipes
 
 SEVERAL = sorted(name for name, method in METHODS.items() if method.models[1] is None or method.models[1] > 1)
 RANDOM = ["dare_linear", "dare_ties", "della", "della_linear"]
@@ -66,7 +66,7 @@ def plain(values: Mapping[str, Tensor], name: str = "x", **config: Any) -> Check
 
 
 def merge(known: Mapping[str, Checkpoint], **recipe: Any) -> Checkpoint:
-    return pipeline.merge_recipes([parse_recipe(recipe)], known)
+    return run_recipes([parse_recipe(recipe)], known).checkpoint
 
 
 def required(name: str) -> dict[str, float]:
@@ -347,7 +347,7 @@ def test_c74_the_same_bytes_however_it_is_run(name: str, folders: Path, tmp_path
 def test_c74_any_number_of_threads(threads: int, folders: Path, tmp_path: Path) -> None:
     recipe = parse_recipe(recipe_of("dare_ties", ["m1", "m2"], base="m0", density=0.3))
     known = {f"m{i}": open_checkpoint(folders / f"m{i}", name=f"m{i}") for i in range(3)}
-    merged = pipeline.merge_recipes([recipe], known)
+    merged = run_recipes([recipe], known).checkpoint
     out = merged.save(tmp_path / "out", threads=threads)
     assert_same_bits(dict(open_checkpoint(out)), dict(merged))  # which is read by one
 

@@ -18,8 +18,8 @@ from symfuse.io import open as open_checkpoint
 from symfuse.model import Model, require_same_shape
 from symfuse.model.config import differences
 from symfuse.recipes import parse_recipe
-from symfuse.recipes import run as pipeline
 from symfuse.recipes.check import check
+from symfuse.recipes.stage import open_models, prepare
 from test_undeclared import LLAMA, changed, of, tiny, unknown
 from test_undeclared import llama as declared_llama
 
@@ -225,7 +225,7 @@ def test_fields_of_another_kind(llama: Make, key: str, value: Any, words: str) -
     recipe = parse_recipe({"merge_method": "linear", "models": [{"model": "a"}, {"model": "b"}]})
     known = dict(zip("ab", pair, strict=True))
     with pytest.raises(SpecError, match=f"a: config.json: {words}"):
-        pipeline.prepare(recipe, pipeline.open_models(recipe, known))
+        prepare(recipe, open_models(recipe, known))
     problems = check(recipe, known, sample=False).problems
     assert {problem.exit_code for problem in problems} == {4}
     assert re.search(f"a: config.json: {words}", problems[0].text)

@@ -13,15 +13,15 @@ from torch import Tensor, nn
 
 from contract.tiny import GPT2, MODELS
 from contract.tiny import of as declared_of
+from merged import merge_models
 from recipes.llama import UNKNOWN
 from symfuse.errors import IncompatibleError, SpecError
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
-from symfuse.methods.models import merge_models
 from symfuse.model import Model, require_same_shape
 from symfuse.modules import live
 from symfuse.recipes import parse_recipe
-from symfuse.recipes import run as pipeline
+from symfuse.recipes.stage import open_models, prepare
 from symfuse.rewriting import Harmonised, Reconcile, harmonise, zero_biases
 from symfuse.verification import verify
 from test_undeclared import LLAMA, changed, of, tiny, unknown
@@ -218,8 +218,8 @@ def test_c11_rotary_frequencies(llama: Make) -> None:
     words = "inv_freq is not what rope_theta 10000 of config.json gives"
     assert words in of(halved).notes[-1]
     recipe = parse_recipe({"merge_method": "linear", "models": [{"model": "a"}, {"model": "b"}]})
-    known = pipeline.open_models(recipe, {"a": llama(1), "b": halved})
-    assert [words in note for note in pipeline.prepare(recipe, known).notes].count(True) == 1
+    known = open_models(recipe, {"a": llama(1), "b": halved})
+    assert [words in note.text for note in prepare(recipe, known).notes].count(True) == 1
 
 
 @pytest.mark.parametrize("prefixed", [0, 1])

@@ -23,7 +23,7 @@ from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
 from symfuse.methods import METHODS
 from symfuse.recipes import parse_recipe
-from symfuse.recipes import run as pipeline
+from symfuse.recipes.run import run as run_recipes
 
 BASE: dict[str, Any] = {
     "vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
@@ -63,7 +63,7 @@ def test_a_merge_keeps_fused_and_stacked_tensors_as_they_are_stored(case: str, t
     """Same keys and shapes; each tensor the mean; the class loads it without a missing key and computes."""
     folders = [saved(case, tmp_path / name, seed) for seed, name in enumerate("ab")]
     recipe = parse_recipe({"merge_method": "linear", "models": [{"model": str(f)} for f in folders]})
-    out = pipeline.merge_recipes([recipe]).save(tmp_path / "out")
+    out = run_recipes([recipe]).checkpoint.save(tmp_path / "out")
     a, b, found = (tensors_of(folder) for folder in (*folders, out))
     assert found.keys() == a.keys()
     for name, tensor in found.items():
@@ -94,7 +94,7 @@ def test_c30_stacks_that_no_class_has_are_refused(tmp_path: Path) -> None:
     other = stacked(b, tmp_path / "stacked")
     recipe = parse_recipe({"merge_method": "linear", "models": [{"model": str(a)}, {"model": str(other)}]})
     with pytest.raises(SymfuseError, match=r"block_sparse_moe\.experts\.") as caught:
-        pipeline.merge_recipes([recipe])
+        run_recipes([recipe])
     assert str(other) in str(caught.value)
 
 
@@ -106,7 +106,7 @@ def test_c31_the_two_deberta_generations_are_not_mixed(tmp_path: Path) -> None:
             api.merge(order)
         recipe = parse_recipe({"merge_method": "linear", "models": [{"model": str(f)} for f in order]})
         with pytest.raises(IncompatibleError, match="deberta"):
-            pipeline.merge_recipes([recipe])
+            run_recipes([recipe])
 
 
 def reordered_gpt2(checkpoint: Checkpoint) -> Checkpoint:
@@ -146,11 +146,11 @@ def test_c25_gpt2_is_aligned_in_its_own_orientation_and_merged(tmp_path: Path) -
     folders = [ours.save(tmp_path / "a"), ours.replace(tensors=tensors).save(tmp_path / "b")]
     models = [{"model": str(folder)} for folder in folders]
     plain = {"merge_method": "linear", "models": models}
-    aligned = pipeline.merge_recipes([parse_recipe(plain | {"align": {"axes": "ffn", "anchor": 1}})])
+    aligned = run_recipes([parse_recipe(plain | {"align": {"axes": "ffn", "anchor": 1}})]).checkpoint
     expected = logits(folders[0])
     torch.testing.assert_close(logits(folders[1]), expected, rtol=0, atol=1e-9)
     torch.testing.assert_close(logits(aligned.save(tmp_path / "aligned")), expected, rtol=0, atol=1e-5)
-    other = logits(pipeline.merge_recipes([parse_recipe(plain)]).save(tmp_path / "plain"))
+    other = logits(run_recipes([parse_recipe(plain)]).checkpoint.save(tmp_path / "plain"))
     assert float((other - expected).abs().max()) > 0.01
 
 
@@ -195,7 +195,7 @@ def test_merging_by_method_keeps_the_layout_of_declared_families(label: str, nam
     recipe["parameters"] = {p.name: 0.5 for p in method.parameters.values() if p.default is None}
     if method.base == "required":
         recipe["base_model"] = "m0"
-    merged = pipeline.merge_recipes([parse_recipe(recipe)], known)
+    merged = run_recipes([parse_recipe(recipe)], known).checkpoint
     assert merged.keys() == known["m0"].keys()
     for key in merged:
         assert merged[key].shape == known["m0"][key].shape

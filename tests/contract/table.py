@@ -3,7 +3,9 @@
     make table
 
 Each entry is the largest change of the outputs of the real class, relative to the largest output, in float64, when
-random elements of that symmetry act (seed 1) on a tiny random model (for SCEPTR: of a module with its tensors).
+random elements of that symmetry act (seed 1) on a tiny random model (for SCEPTR: on a module with its tensors). A dash:
+the model has no such axis. Biases: "key free", key biases may be translated; "value folded", value biases may be
+translated, and the output bias takes up the change.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ Errors = dict[str, float]
 
 
 def measure(label: str) -> tuple[str, str, Errors, set[str], str]:
-    """Family, class, the error of each column, which biases may move, and the groups by axis."""
+    """Family, class, the error of each column, which biases may be translated, and the groups by axis."""
     this = case(label)
     checkpoint, spec = this.checkpoint, this.spec
     errors = {}
@@ -80,7 +82,7 @@ def main() -> None:
         short.append([family, str(len(members)), *cells(worst, in_all_or_some([b for _, b in members]))])
     versions = f"torch {torch.__version__}, transformers {transformers.__version__}, seed 1, float64"
     text = [
-        "# Every architecture, every symmetry, measured",
+        "# Measured errors of every symmetry, by architecture",
         "",
         "Made by `make table`; do not edit. " + (__doc__ or "").split("\n\n")[-1].strip().replace("\n", " "),
         f"({versions})",
@@ -95,7 +97,8 @@ def main() -> None:
     (ROOT / "docs/families.md").write_text("\n".join(text), "utf-8")
     readme = ROOT / "README.md"
     start, end = "<!-- families: made by `make table` -->", "<!-- end of families -->"
-    note = "The worst over the classes of each family; every class and group: [docs/families.md](docs/families.md). "
+    note = "The largest error over the classes of each family; every class, and its groups: "
+    note += "[docs/families.md](docs/families.md). "
     note += f"{versions}."
     table = markdown(["model_type", "classes", *columns], short)
     summary = f"{len(short)} families, {len(full)} models, by axis"

@@ -32,7 +32,7 @@ def checkpoint(sceptr: None) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def read(name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    folder = packages.sceptr(name)
+    folder = receptors.convert(name)
     return load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
 
 

@@ -15,7 +15,7 @@ import results
 import run
 import yaml
 from config import Config
-from study import Claim, Store, Study, better, mean_error, table
+from study import STUDIES, Claim, Store, Study, better, mean_error, study_named, table
 
 from symfuse.errors import OptionError
 
@@ -46,13 +46,13 @@ def away(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def tiny(name: str) -> Study:
-    return run.study(name, Config.read(str(TINY)))
+    return study_named(name, Config.read(str(TINY)))
 
 
 @pytest.mark.parametrize("config", ["small", "paper", str(TINY)])
 def test_every_study_is_in_every_config(config: str) -> None:
     found = Config.read(config)
-    assert sorted(found.studies) == sorted(run.STUDIES)
+    assert sorted(found.studies) == sorted(STUDIES)
     for study in run.chosen(found, ()):
         parts = list(study.parts())
         assert parts, study.name
@@ -64,7 +64,7 @@ def test_every_study_is_in_every_config(config: str) -> None:
         assert len(study.about) > 80
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in run.STUDIES])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in STUDIES])
 def test_a_study_runs_and_goes_on(name: str, tmp_path: Path) -> None:
     study = tiny(name)
     store = Store.of(study, tmp_path)
@@ -141,7 +141,7 @@ def test_rows_of_models_that_were_made_otherwise_are_refused(tmp_path: Path) -> 
     config = Config.read(str(TINY))
     longer = {**config.families, "vit": {**config.families["vit"], "steps": 4}}
     with pytest.raises(OptionError, match="other options or models of zhang_layers"):
-        Store.of(run.study("zhang_layers", replace(config, families=longer)), tmp_path).rows()
+        Store.of(study_named("zhang_layers", replace(config, families=longer)), tmp_path).rows()
 
 
 def test_what_was_written_says_how_it_came_about(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def config_of(name: str) -> Config:
 def test_the_page_counts_the_claims_and_links_to_the_tables(made: Path) -> None:
     results.write(config_of("small"), [], made)
     page = (made / "results.md").read_text("utf-8")
-    assert "Of 1 claims 1 are confirmed, 0 are not so here, and 0 are undecided." in page
+    assert "Of 1 claims 1 are confirmed, 0 do not hold here, and 0 are undecided." in page
     assert "[Counting: to three](#counting-to-three) | squares grow | up to 4 | yes |" in page
     assert "| 2 | 4 |" in page
 

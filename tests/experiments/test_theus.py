@@ -21,12 +21,11 @@ import families
 import paths
 import peers
 import results
-import run
 import theus_iterations
 import theus_simplex
 import ways
 from config import Config
-from study import Store
+from study import Store, study_named
 
 TINY = Path(__file__).parent / "tiny.yml"
 LONG = ("theus_table2", "theus_simplex", "theus_widths")
@@ -207,7 +206,7 @@ def test_claims_of_table_2_follow_the_rows() -> None:
         "learned orthogonal": (0.01, 0.005, 0.02),
         "learned orthogonal, permutations too": (0.02, 0.004, 0.03),
     }
-    study = run.study("theus_table2", Config.read("small"))
+    study = study_named("theus_table2", Config.read("small"))
     found = [claim for claim in study.claims(rows_of(as_in_the_paper)) if claim.here.startswith("vit")]
     assert [claim.holds for claim in found] == [True] * 5
     assert "neurons that kept their place 97 ± 0 %" in found[-1].here
@@ -220,7 +219,7 @@ def test_claims_of_table_2_follow_the_rows() -> None:
 
 @pytest.mark.parametrize("name", LONG)
 def test_what_docs_connect_shows_is_what_the_rows_say(name: str) -> None:
-    study = run.study(name, Config.read("long"))
+    study = study_named(name, Config.read("long"))
     store = Store.of(study)
     assert all(next(study.rows(part, store.done()), None) is None for part in study.parts())  # none is missing
     text = (results.DOCS / "connect.md").read_text("utf-8")

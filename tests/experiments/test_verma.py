@@ -16,13 +16,13 @@ import finetune
 import letters
 import numpy as np
 import pytest
-import run
 import torch
 import verma_data
 import verma_table1
 import verma_table2
 from config import Config
 from scipy.optimize import linear_sum_assignment
+from study import study_named
 from verma import PLAIN, Permuted
 
 import symfuse
@@ -47,7 +47,7 @@ def away(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def study(name: str) -> Permuted:
-    found = run.study(name, Config.read(str(TINY)))
+    found = study_named(name, Config.read(str(TINY)))
     assert isinstance(found, Permuted)
     return found
 

@@ -9,13 +9,12 @@ from typing import Any
 import matchings
 import naive
 import pytest
-import run
 import torch
 import transformers
 import zhang_figure4
 import zhang_table2
 from config import Config
-from study import Study
+from study import Study, study_named
 from torch.testing import assert_close
 
 import symfuse
@@ -42,7 +41,7 @@ def bert(seed: int, kind: str = "BertModel") -> Checkpoint:
 
 
 def tiny(name: str) -> Study:
-    return run.study(name, Config.read(str(TINY)))
+    return study_named(name, Config.read(str(TINY)))
 
 
 def test_the_papers_matching_is_the_published_mathematics() -> None:

@@ -11,10 +11,11 @@ from torch import Tensor
 from torch.func import functional_call
 from tuned import case, classifier, data, inputs, models
 
+from merged import merge_models
 from symfuse.errors import CheckpointError, IncompatibleError, OptionError
 from symfuse.evaluation import Task
 from symfuse.evaluation.tasks.base import IGNORED, UNKNOWN
-from symfuse.methods import Found, learn, lookup, merge_models
+from symfuse.methods import Found, learn, lookup
 from symfuse.methods.adamerging import Mixture
 from symfuse.model import Model
 from symfuse.modules import live

@@ -9,11 +9,12 @@ import torch
 from tuned import case, classifier, data, near
 
 from evaluate.task_cases import table
+from merged import merge_models
 from symfuse.errors import OptionError
 from symfuse.evaluation import Task
 from symfuse.evaluation.tasks import make_task
 from symfuse.io import Checkpoint
-from symfuse.methods import learn, lookup, merge_models
+from symfuse.methods import learn, lookup
 from symfuse.methods.fedavg import examples
 from symfuse.model import Model
 

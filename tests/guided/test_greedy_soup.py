@@ -8,11 +8,12 @@ from guided_cases import pair
 from tuned import classifier, data, near
 
 import symfuse
+from merged import merge_models
 from symfuse.errors import CheckpointError, OptionError
 from symfuse.evaluation import Task, measure, read_records
 from symfuse.evaluation.tasks import make_task
 from symfuse.io import Checkpoint
-from symfuse.methods import Found, learn, lookup, merge_models
+from symfuse.methods import Found, learn, lookup
 from symfuse.model import Model
 from symfuse.modules import live
 

@@ -16,7 +16,7 @@ from command import done, run
 from symfuse.alignment import random_alignment
 from symfuse.errors import CheckpointError, DataError, IncompatibleError, OptionError, SymmetryError
 from symfuse.recipes import parse_recipe
-from symfuse.recipes.run import inputs_of
+from symfuse.recipes.learn import inputs_of
 
 RECIPE = """\
 merge_method: fisher

@@ -20,7 +20,7 @@ from symfuse.io import Checkpoint
 from symfuse.matching import match_models
 from symfuse.matching.chosen import ROTATABLE, choose
 from symfuse.matching.descent import Descent, Sweeper, descend
-from symfuse.matching.moved import Moved
+from symfuse.matching.workspace import Workspace
 from symfuse.model import Model
 from symfuse.rewriting import canonical
 from symfuse.spec import Axis, Instance, Spec, expand
@@ -329,12 +329,12 @@ def test_a_tied_model_is_untied_where_its_stream_is_rotated() -> None:
     assert "lm_head.weight" in back
 
 
-def sweeper(label: str, pool: ThreadPoolExecutor) -> tuple[Sweeper, Moved]:
+def sweeper(label: str, pool: ThreadPoolExecutor) -> tuple[Sweeper, Workspace]:
     chosen = choose(*unrelated(label), EVERYTHING, None, scaling=True, frame=PAIRS[label])
     spec = chosen.spec
     names = [name for name in spec.tensors if spec.shares(name, chosen.anchor.spec)]
     theirs, ours = ({name: model.read(name) for name in names} for model in (chosen.anchor, chosen.source))
-    return Sweeper(spec, theirs.__getitem__, list(chosen.groups), chosen.groups, pool, ()), Moved(spec, ours)
+    return Sweeper(spec, theirs.__getitem__, list(chosen.groups), chosen.groups, pool, ()), Workspace(spec, ours)
 
 
 @some_pairs
@@ -344,7 +344,7 @@ def test_what_a_sweep_leaves_out_would_have_gained_nothing(label: str) -> None:
         sweeps, moved = sweeper(label, pool)
         size = sweeps.distance(moved)
         for number in range(6):
-            afresh = Moved(moved.spec, dict(moved.tensors))
+            afresh = Workspace(moved.spec, dict(moved.tensors))
             gain = sweeps.sweep(afresh, random.Random(number))
             assert sweeps.sweep(moved, random.Random(number)) == pytest.approx(gain, abs=1e-12 * size)
             assert sweeps.distance(moved) == pytest.approx(sweeps.distance(afresh), abs=1e-12 * size)
@@ -417,7 +417,7 @@ def test_an_axis_twice_is_solved_again_after_its_own_step() -> None:
     )
     with ThreadPoolExecutor(1) as pool:
         sweeps = Sweeper(spec, anchor.__getitem__, [instance], {instance: Permutation()}, pool, ())
-        moved = Moved(spec, source)
+        moved = Workspace(spec, source)
         gains = [sweeps.sweep(moved, random.Random(0)) for _ in range(3)]
     assert gains[0] > gains[1] > gains[2] == 0
 

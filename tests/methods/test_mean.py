@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from symfuse.merging.mean import mean, steps, sum_to_one
+from symfuse.methods.parts.mean import mean, steps, sum_to_one
 
 SHARES = [[0.3, 0.7], [0.2, 0.5, 0.3], [1.5, -0.5], [0.0, 1.0], [1.0, 0.0, 0.0], [0.25, 0.25, 1.0, -0.5]]
 

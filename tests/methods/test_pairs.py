@@ -14,9 +14,9 @@ from torch.testing import assert_close
 
 from symfuse.errors import OptionError
 from symfuse.merging import Source, Stream
-from symfuse.merging.sparsify import kth_largest
 from symfuse.merging.stream import BLOCK
 from symfuse.methods import lookup
+from symfuse.methods.parts.sparsify import kth_largest
 
 SHAPES = [(7, 13), (5,), (), (3, 4, 5)]
 

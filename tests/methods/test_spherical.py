@@ -15,9 +15,9 @@ from torch.testing import assert_close
 
 from symfuse.errors import IncompatibleError, OptionError
 from symfuse.merging import Source, Stream
-from symfuse.merging.gram import gram, models
 from symfuse.merging.stream import BLOCK
 from symfuse.methods import lookup
+from symfuse.methods.parts.gram import gram, models
 
 SHAPES = [(7, 13), (5,), (), (3, 4, 5)]
 SMALL = 11  # elements of a block: less than a row of 13, two rows of 5

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from symfuse.errors import OptionError
-from symfuse.merging.base import lookup
-from symfuse.merging.sparsify import Cut, Largest, kth_largest
 from symfuse.merging.stream import Source, Stream
-from symfuse.methods import task_arithmetic
+from symfuse.methods import lookup
 from symfuse.methods.breadcrumbs import breadcrumbs
 from symfuse.methods.dare import STEPS, dare_linear
 from symfuse.methods.della import ascending, della_linear
+from symfuse.methods.parts import task_vectors
+from symfuse.methods.parts.sparsify import Cut, Largest, kth_largest
 from symfuse.methods.ram import ram
 from symfuse.methods.sce import sce
 from symfuse.methods.ties import ties
@@ -164,7 +164,7 @@ def compare(name: str) -> None:
 def test_a_wrong_sign_rule_is_noticed(
     name: str, wrong: Callable[[Sequence[Tensor]], Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(task_arithmetic, "majority", wrong)
+    monkeypatch.setattr(task_vectors, "majority", wrong)
     with pytest.raises(AssertionError, match="not close"):
         compare(name)
 

@@ -12,13 +12,10 @@ from typing import Any
 from torch import nn
 
 from symfuse.adapters.names import is_transposed
+from symfuse.architectures.names import LOOKED_UP
 from symfuse.io import Checkpoint
 from symfuse.io.installed import Installed, in_memory, installed
 
-# By the last part of a module's name: tables of vectors, which are looked up and not multiplied with.
-EMBEDDING = re.compile(
-    r"(.*\.)?(wte|wpe|shared|relative_attention_bias|embeddings?|embed_(in|tokens|positions)\w*|\w+_embeddings?)"
-)
 # What peft 0.21 refuses to adapt: kernels of these families read the weights without calling the layers.
 REFUSED = re.compile(r"(.*\.)?(out_proj|conv1d)")
 REFUSING = ("falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h")
@@ -50,7 +47,7 @@ class Layers:
         if self.config.get("model_type") in REFUSING and REFUSED.fullmatch(module):
             return False
         if self.known is None:
-            return not EMBEDDING.fullmatch(module)
+            return not LOOKED_UP.fullmatch(module)
         if self._named_as_expert(module):
             return self.together(module)
         part = self.parts.get(module)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
 from symfuse.architectures.base import Config as ModelConfig
+from symfuse.architectures.names import CONV1D, CONV1D_FAMILIES, HEADS
 from symfuse.errors import CheckpointError, SpecError
 from symfuse.io import Checkpoint
 from symfuse.io.installed import installed
@@ -14,9 +15,6 @@ from symfuse.messages import some
 
 T = TypeVar("T")
 WRAPPERS = ("base_model.model.", "_orig_mod.", "module.")
-# Layers of transformers that store [in, out], by the families that use them.
-CONV1D = re.compile(r"(.*\.)?(c_attn|c_proj|c_fc|q_attn)")
-CONV1D_FAMILIES = ("gpt2", "openai-gpt", "decision_transformer", "imagegpt", "clvp", "clvp_decoder")
 # Classes with a head that may be tied to the input embedding.
 VOCABULARY_HEAD = re.compile(r".*(CausalLM|LMHead|DoubleHeads|MaskedLM|PreTraining|ConditionalGeneration).*")
 
@@ -112,7 +110,7 @@ def _inner_configs(config: Mapping[str, Any]) -> list[Mapping[Any, Any]]:
 
 
 def _tied_hint(absent: Iterable[str], base: Checkpoint) -> str:
-    heads = [name for name in absent if re.fullmatch(r"(.*\.)?(lm_head|decoder|embed_out)\.(weight|bias)", name)]
+    heads = [name for name in absent if HEADS.fullmatch(name)]
     if not heads or not is_tied(base):
         return ""
     return f"{heads[0]} is a head that is tied to the embedding here; untie it in the base first. "

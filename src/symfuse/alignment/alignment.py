@@ -1,18 +1,7 @@
-"""An Alignment: one group element per axis instance, from a source to an anchor; applied, inverted, composed, saved.
-
-Elements are nested: those of an axis with `per` are indexed by other axes, which may be permuted themselves.
-An element acts on the inside first (indexed as the source is), then the outer permutation moves it along. From
-this follow, with σ the outer permutation and h the inner elements (the wreath law):
-
-    inverse:      h'[k] = h[σ(k)]⁻¹           composition (first 1, then 2):   h[k] = h₂[σ₁⁻¹(k)] h₁[k]
-
-Both re-indexings are the action of the outer elements on the batch dimensions of the inner ones.
-"""
+"""An Alignment: one group element per axis instance, from a source to an anchor; applied, inverted, composed, saved."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -21,25 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save
 from torch import Tensor
 
-from symfuse.alignment.apply import act, acting, move, shift, shifted
+from symfuse.alignment.apply import acting, move, shift, shifted
+from symfuse.alignment.compose import composed, inverse
+from symfuse.alignment.file import read, to_bytes
 from symfuse.architectures import ARCHITECTURES, resolve
 from symfuse.arguments import checked
-from symfuse.errors import CheckpointError, IncompatibleError, LayoutError, SymmetryError
-from symfuse.groups import ELEMENTS, INEXACT_ELEMENTS, Coupling, Element, Sinkhorn, compose, shapes_of, subgroups
+from symfuse.errors import IncompatibleError, SymmetryError
+from symfuse.groups import Element
 from symfuse.guard import guarded
 from symfuse.io import Checkpoint, is_finite
 from symfuse.io import open as open_checkpoint
-from symfuse.io.content import refuse_pointer
 from symfuse.io.target import write_file
-from symfuse.io.typed import require_type
-from symfuse.messages import some
 from symfuse.model import (
-    TRANSPORT,
-    VARIANTS,
     Model,
     require_floating,
     require_unread,
@@ -48,13 +32,9 @@ from symfuse.model import (
     unstacked,
     vary,
 )
-from symfuse.rewriting import REWRITES, canonical
+from symfuse.rewriting import canonical
 from symfuse.runs import record_alignment
-from symfuse.spec import Atom, Axis, Instance, Spec, Variance, bias_of
-
-FORMAT = 2
-CHECKSUM = "sha256"
-KNOWN = ("format", "symfuse", "spec", "provenance", "frame", "variants", CHECKSUM)  # what the metadata may have
+from symfuse.spec import Axis, Instance, Spec, bias_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,7 +190,7 @@ class Alignment:
 
     def inverse(self) -> Alignment:
         """The alignment that undoes this one."""
-        elements = {i: self._reindex(i, g.inverse(), self.elements) for i, g in self.elements.items()}
+        elements = {i: g for i in self.elements if (g := inverse(self.spec, self.elements, i)) is not None}
         back = replace(self, elements=elements, shifts={}, gauges={}, provenance={"inverse of": dict(self.provenance)})
         shifts = {name: -back.move(name, t) for name, t in self.shifts.items()}
         return replace(back, shifts=shifts, gauges={n: -back.move(bias_of(n), v) for n, v in self.gauges.items()})
@@ -225,16 +205,9 @@ class Alignment:
                 f"an alignment under {', '.join(self.variants) or 'no variants'} cannot follow one under "
                 f"{', '.join(first.variants) or 'none'}: their axes are not the same; make both under the same"
             )
-        self._require_same_axes(first.spec, self.spec.axes.keys() | first.spec.axes.keys(), "the first alignment")
-        undo = first.inverse().elements
-        elements = dict(first.elements)
-        for instance, element in self.elements.items():
-            if instance not in first.spec.movable:
-                continue
-            element = self._reindex(instance, element, undo)
-            if instance in elements:
-                element = compose(element, elements[instance])
-            elements[instance] = element
+        if self.spec is not first.spec:
+            self._require_same_axes(first.spec, self.spec.axes.keys() | first.spec.axes.keys(), "the first alignment")
+        elements = composed(first.spec, self.elements, first.elements)
         own = {name: t for name, t in self.shifts.items() if name in first.spec.tensors}
         shifts = _added({name: first._moved_by(self.elements, name, t) for name, t in first.shifts.items()}, own)
         gauged = {**{n: gain for n, gain in self.spec.gauges.items() if n in first.spec.tensors}, **first.spec.gauges}
@@ -248,24 +221,8 @@ class Alignment:
                 f"{', '.join(first.frame) or 'none'}"
             )
         provenance = {"first": dict(first.provenance), "then": dict(self.provenance)}
-        spec = replace(first.spec, gauges=gauged)
+        spec = first.spec if gauged == first.spec.gauges else replace(first.spec, gauges=gauged)
         return replace(first, spec=spec, elements=elements, shifts=shifts, gauges=gauges, provenance=provenance)
-
-    def _reindex(self, instance: Instance, element: Element, by: Mapping[Instance, Element]) -> Element:
-        """Let the elements of the axes that `instance` is batched over act on its batch dimensions."""
-        batch = self.spec.batch_axes(instance.axis)
-        index = self.spec.index_of(instance)
-        outer = {per: g for per in batch if (g := by.get(self.spec.instance(per, index))) is not None}
-        if not outer:
-            return element
-        atoms = tuple(Atom(per, Variance.PLAIN) for per in batch)
-        tensors = {}
-        for key, tensor in element.tensors().items():
-            for per in sorted(outer, key=self.spec.order.index):
-                dim = batch.index(per)
-                tensor = act(outer[per].forget(), tensor, dim, atoms, self.spec.batch_axes(per))
-            tensors[key] = tensor
-        return element.rebuild(tensors)
 
     @checked
     def save(self, path: str | PathLike[str]) -> Path:
@@ -277,173 +234,22 @@ class Alignment:
     def to_bytes(self) -> bytes:
         """One safetensors file: the elements, and in its metadata the declaration, the provenance, and a checksum of
         all of these."""
-        tensors = {
-            f"{instance}/{type(g).__name__.lower()}/{key}": t.contiguous()
-            for instance, g in self.elements.items()
-            for key, t in g.tensors().items()
-        }
-        tensors |= {f"shift/{name}": t.contiguous() for name, t in self.shifts.items()}
-        tensors |= {f"gauge/{name}": v.contiguous() for name, v in self.gauges.items()}
-        tensors = {key: t.clone() for key, t in tensors.items()}  # expanded identities share storage
-        meta = {"spec": self.spec.to_json(), "provenance": dict(self.provenance), "frame": list(self.frame)}
-        meta |= {"variants": list(self.variants)} if self.variants else {}
-        texts = {"format": "pt", "symfuse": str(FORMAT), **{key: json.dumps(value) for key, value in meta.items()}}
-        return _sorted_header(save(tensors, {**texts, CHECKSUM: _checksum(tensors, texts)}))
+        return to_bytes(self)
 
     @classmethod
     @checked
     def load(cls, path: str | PathLike[str]) -> Alignment:
         """Read what `save` wrote; CheckpointError if it is something else, or a byte of it has changed. Files of before
         there were checksums are read without one."""
-        refuse_pointer(Path(path))
-        try:
-            with safe_open(path, framework="pt") as file:
-                meta = file.metadata() or {}
-                tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
-        except Exception as error:
-            raise CheckpointError(f"{path}: not a readable safetensors file ({error})") from error
-        if meta.get("symfuse") != str(FORMAT):
-            raise CheckpointError(
-                f"{path}: not an alignment of this version (format {FORMAT} expected, {meta.get('symfuse')} found); "
-                "make it again with `symfuse align`"
-            )
-        if unknown := sorted(meta.keys() - KNOWN):
-            raise CheckpointError(
-                f"{path}: its metadata has {some(unknown)}, expected {', '.join(KNOWN)}: it is damaged, or of a later "
-                "version; copy the file again, or make it again with `symfuse align`"
-            )
-        if meta.pop(CHECKSUM, found := _checksum(tensors, meta)) != found:
-            raise CheckpointError(
-                f"{path}: its contents do not match the checksum in its metadata, so that it has changed since it was "
-                "written; copy the file again, or make it again with `symfuse align`"
-            )
-        try:
-            return cls._assemble(tensors, meta)
-        except (LookupError, TypeError, ValueError, RuntimeError, AttributeError, RecursionError, LayoutError) as error:
-            why = str(error) if isinstance(error, LayoutError) else f"{type(error).__name__}: {error}"
-            raise CheckpointError(
-                f"{path}: says that it is an alignment, but is damaged ({why}); make it again with `symfuse align`"
-            ) from error
-
-    @classmethod
-    def _assemble(cls, tensors: Mapping[str, Tensor], meta: Mapping[str, str]) -> Alignment:
-        spec = Spec.from_json(_entry(meta, "spec", dict[str, object]))
-        parts: dict[tuple[str, str], dict[str, Tensor]] = {}
-        vectors: dict[str, dict[str, Tensor]] = {"shift": {}, "gauge": {}}
-        kinds: dict[str, type[Element]] = {**ELEMENTS, **INEXACT_ELEMENTS}
-        for key, tensor in tensors.items():
-            head, _, rest = key.partition("/")
-            kind, _, name = rest.partition("/")
-            if head in vectors:
-                vectors[head][rest] = tensor
-            elif kind in kinds:
-                parts.setdefault((head, kind), {})[name] = tensor
-            else:
-                raise LayoutError(f"{key!r} is no name of a tensor of an alignment")
-            index = head not in vectors and name == "index"
-            if not (tensor.dtype == torch.int64 if index else tensor.is_floating_point()):
-                raise LayoutError(
-                    f"{key!r} is {str(tensor.dtype).removeprefix('torch.')}: not the dtype of such a tensor"
-                )
-            if head not in vectors:
-                _require_shape(key, tensor, spec, Instance.parse(head), kinds[kind], name)
-        elements = {}
-        for (head, kind), values in parts.items():
-            instance = Instance.parse(head)
-            if instance in elements:
-                raise LayoutError(f"there are two elements of {head!r}")
-            try:
-                elements[instance] = kinds[kind](**values)
-            except TypeError as error:
-                raise LayoutError(f"'{head}/{kind}' has the parts {', '.join(map(repr, values))} ({error})") from error
-        undeclared = [str(i) for i in elements if i not in spec.movable]
-        undeclared += [name for found in vectors.values() for name in found if name not in spec.tensors]
-        if undeclared:
-            raise LayoutError(f"{', '.join(undeclared)} not in the declaration")
-        variants = tuple(_entry({"variants": "[]", **meta}, "variants", list[str]))
-        soft = TRANSPORT in variants
-        wrong = [str(i) for i, g in elements.items() if not _belongs(g, spec, i, soft)]
-        wrong += [name for name, t in vectors["shift"].items() if not _translates(t, spec, name)]
-        wrong += [name for name, v in vectors["gauge"].items() if name not in spec.gauges or not _fits(v, spec, name)]
-        if wrong:
-            raise ValueError(f"{', '.join(wrong)}: not an element of the group of that axis, or of another size")
-        frame = tuple(_entry(meta, "frame", list[str]))
-        if unknown := [name for name in frame if name not in REWRITES]:
-            raise ValueError(f"{', '.join(map(str, unknown))}: no rewrites that this version knows")
-        if unknown := [name for name in variants if name not in [*VARIANTS, TRANSPORT]]:
-            raise ValueError(f"{', '.join(map(str, unknown))}: no variants that this version knows")
-        provenance = _entry(meta, "provenance", dict[str, object])
-        return cls(spec, elements, vectors["shift"], provenance, frame, variants, vectors["gauge"])
-
-
-def _entry(meta: Mapping[str, str], key: str, kind: Any) -> Any:
-    """The data under a key of the metadata; LayoutError, which names it, if they are not of that kind."""
-    try:
-        value = json.loads(meta[key])
-    except KeyError as error:
-        raise LayoutError(f"its metadata has no {key!r}") from error
-    except ValueError as error:
-        raise LayoutError(f"{key!r} of its metadata is no JSON: {error}") from error
-    require_type(value, kind, key)
-    return value
-
-
-def _require_shape(key: str, tensor: Tensor, spec: Spec, instance: Instance, kind: type[Element], part: str) -> None:
-    """LayoutError if a part of an element is not of the shape that it must have for its axis; of an axis, or a part,
-    that is not known, the error comes later."""
-    shapes = (
-        shapes_of(kind, spec.axes[instance.axis].size, spec.batch(instance.axis)) if instance.axis in spec.axes else {}
-    )
-    if part in shapes and tuple(tensor.shape) != shapes[part]:
-        raise LayoutError(f"{key!r} has the shape {list(tensor.shape)}, expected {list(shapes[part])} by its axis")
-
-
-def _checksum(tensors: Mapping[str, Tensor], meta: Mapping[str, str]) -> str:
-    """The sha256 of tensors and metadata, by name, but for the checksum itself."""
-    digest = hashlib.sha256(json.dumps({key: meta[key] for key in sorted(meta) if key != CHECKSUM}).encode())
-    for key in sorted(tensors):
-        tensor = tensors[key].contiguous()
-        digest.update(f"{key} {tensor.dtype} {list(tensor.shape)}".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
+        return cls(**read(Path(path)))
 
 
 def _in_words(axis: Axis | None) -> str:
     return "absent" if axis is None else f"of size {axis.size} ({axis.group.label if axis.group else 'not moved'})"
 
 
-def _belongs(element: Element, spec: Spec, instance: Instance, soft: bool) -> bool:
-    """Whether an element that was read from a file is one of its axis: then it keeps the function. soft: it may also
-    be a mean of permutations, which does not."""
-    axis = spec.axes[instance.axis]
-    if axis.group is None or (element.size, element.batch) != (axis.size, spec.batch(instance.axis)):
-        return False
-    if isinstance(element, Coupling):
-        return soft and "permutation" in subgroups(axis.group, axis.size) and Sinkhorn().contains(element, 1e-6)
-    whole = [not tensor.is_floating_point() for key, tensor in element.tensors().items() if key == "index"]
-    return all(whole) and axis.group.contains(element, 1e-6)
-
-
-def _translates(shift: Tensor, spec: Spec, name: str) -> bool:
-    return any(rule.bias == name for rule in spec.shifts) and _fits(shift, spec, name)
-
-
-def _fits(vector: Tensor, spec: Spec, name: str) -> bool:
-    """Whether a vector is finite and as long as the bias of that name, or of the weight of that name."""
-    bias = spec.tensors[name if name not in spec.gauges else bias_of(name)]
-    return tuple(vector.shape) == bias.layout.shape(spec.sizes) and bool(vector.isfinite().all())
-
-
 def _added(first: Mapping[str, Tensor], then: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {**first, **{name: first[name] + t if name in first else t for name, t in then.items()}}
-
-
-def _sorted_header(data: bytes) -> bytes:
-    """A safetensors file with its header in one order: the library writes metadata in another one each time."""
-    end = 8 + int.from_bytes(data[:8], "little")
-    header = json.dumps(json.loads(data[8:end]), sort_keys=True).encode()
-    header += b" " * (-len(header) % 8)
-    return len(header).to_bytes(8, "little") + header + data[end:]
 
 
 class _Moved(Mapping[str, Tensor]):

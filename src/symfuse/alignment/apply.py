@@ -19,11 +19,10 @@ A = TypeVar("A", bound=Action)
 
 def acting(spec: Spec, elements: Mapping[Instance, A], name: str) -> dict[str, A]:
     """The elements that move the tensor of that canonical name, by axis, in the order in which they act."""
-    declared = spec.tensors[name]
     return {
         axis: element
-        for axis in spec.order
-        if axis in declared.layout.names and (element := elements.get(spec.instance(axis, declared.index))) is not None
+        for axis, instance in spec.touched[name].items()
+        if (element := elements.get(instance)) is not None
     }
 
 
@@ -34,24 +33,23 @@ def move(spec: Spec, by: Mapping[str, Action], name: str, tensor: Tensor) -> Ten
     """
     if not by:
         return tensor
-    exact = all(element.reorders_only for element in by.values())
-    work = tensor if exact or tensor.dtype == torch.float64 else tensor.float()
-    views = list(spec.segments(name, work))
+    exact = tensor.dtype == torch.float64 or all(element.reorders_only for element in by.values())
+    work = tensor if exact else tensor.float()
+    views, parts = spec.views(name, work), spec.tensors[name].layout.parts
     if len(views) == 1:
-        moved = _act_all(spec, by, views[0].view, views[0].atoms).reshape(work.shape)
+        moved = _act_all(spec, by, views[0], parts[0]).reshape(work.shape)
         return moved.to(tensor.dtype)
     out = torch.empty_like(work, memory_format=torch.contiguous_format)
-    for view, target in zip(views, spec.segments(name, out), strict=True):
-        target.view.copy_(_act_all(spec, by, view.view, view.atoms))
+    for view, target, atoms in zip(views, spec.views(name, out), parts, strict=True):
+        target.copy_(_act_all(spec, by, view, atoms))
     return out.to(tensor.dtype)
 
 
 def _act_all(spec: Spec, by: Mapping[str, Action], view: Tensor, atoms: tuple[Atom, ...]) -> Tensor:
     for axis, element in by.items():
-        batch = spec.batch_axes(axis)
         for dim, atom in enumerate(atoms):
             if atom.name == axis:
-                view = act(element.part(atom.variance.value), view, dim, atoms, batch)
+                view = act(element.part(atom.part), view, dim, atoms, spec.batch_axes(axis))
     return view
 
 
@@ -60,9 +58,9 @@ def act(element: Action, view: Tensor, dim: int, atoms: tuple[Atom, ...], batch:
     if not batch:
         return element.act(view, dim)
     names = [atom.name for atom in atoms]
-    front = [names.index(per) for per in batch]
+    front = [*map(names.index, batch)]
     order = front + [i for i in range(view.ndim) if i not in front]
-    back = [order.index(i) for i in range(view.ndim)]
+    back = [*map(order.index, range(view.ndim))]
     return element.act(view.permute(order), order.index(dim)).permute(back)
 
 

@@ -1,99 +1,13 @@
-"""Every family that symfuse knows, one short file each."""
+"""Every family that symfuse knows, one short file each: importing the package registers them all."""
 
 from __future__ import annotations
 
-from symfuse.architectures import (
-    bart,
-    beit,
-    bert,
-    bloom,
-    clip,
-    cohere,
-    deberta_v2,
-    dinov2,
-    distilbert,
-    electra,
-    eurobert,
-    falcon,
-    gemma,
-    gpt2,
-    gpt_neox,
-    gptj,
-    llama,
-    marian,
-    mixtral,
-    modernbert,
-    mpt,
-    nomic_bert,
-    olmo,
-    olmo2,
-    olmoe,
-    opt,
-    phi3,
-    qwen_moe,
-    roberta,
-    siglip,
-    stablelm,
-    starcoder2,
-    t5,
-    torch_encoder,
-    vit,
-    whisper,
-)
-from symfuse.architectures.base import (
-    ARCHITECTURES,
-    Architecture,
-    Config,
-    Family,
-    Head,
-    architecture,
-    lookup,
-    resolve,
-)
+from importlib import import_module
+from pkgutil import iter_modules
 
-__all__ = [
-    "ARCHITECTURES",
-    "Architecture",
-    "Config",
-    "Family",
-    "Head",
-    "architecture",
-    "bart",
-    "beit",
-    "bert",
-    "bloom",
-    "clip",
-    "cohere",
-    "deberta_v2",
-    "dinov2",
-    "distilbert",
-    "electra",
-    "eurobert",
-    "falcon",
-    "gemma",
-    "gpt2",
-    "gpt_neox",
-    "gptj",
-    "llama",
-    "lookup",
-    "marian",
-    "mixtral",
-    "modernbert",
-    "mpt",
-    "nomic_bert",
-    "olmo",
-    "olmo2",
-    "olmoe",
-    "opt",
-    "phi3",
-    "qwen_moe",
-    "resolve",
-    "roberta",
-    "siglip",
-    "stablelm",
-    "starcoder2",
-    "t5",
-    "torch_encoder",
-    "vit",
-    "whisper",
-]
+from symfuse.architectures.base import ARCHITECTURES, Architecture, Config, Family, Head, architecture, lookup, resolve
+
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")
+
+__all__ = ["ARCHITECTURES", "Architecture", "Config", "Family", "Head", "architecture", "lookup", "resolve"]

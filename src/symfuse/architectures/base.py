@@ -186,13 +186,16 @@ class Family:
 @dataclass(frozen=True)
 class Architecture:
     """A registered family: its declaration, (outside `transformers`) how to build the live module, whether the
-    output head is the embedding where config.json does not say, and (outside `transformers`) an example of a config."""
+    output head is the embedding where config.json does not say, and (outside `transformers`) an example of a config.
+    float32: how the names of its classes end that compute in float32 whatever the model's dtype: norms, and attention
+    that does the softmax or the turning of planes so."""
 
     model_type: str
     declare: Callable[[Config], Family]
     build: Callable[[Mapping[str, Any]], torch.nn.Module] | None = None
     tied: bool = True
     example: Mapping[str, Any] | None = None
+    float32: tuple[str, ...] = ()
 
 
 ARCHITECTURES: dict[str, Architecture] = {}
@@ -203,12 +206,13 @@ def architecture(
     build: Callable[[Mapping[str, Any]], torch.nn.Module] | None = None,
     tied: bool = True,
     example: Mapping[str, Any] | None = None,
+    float32: tuple[str, ...] = (),
 ) -> Callable[[Callable[[Config], Family]], Callable[[Config], Family]]:
     """Register a declaration under the `model_type`s of config.json that it covers; see `Architecture`."""
 
     def register(declare: Callable[[Config], Family]) -> Callable[[Config], Family]:
         for model_type in model_types:
-            ARCHITECTURES[model_type] = Architecture(model_type, declare, build, tied, example)
+            ARCHITECTURES[model_type] = Architecture(model_type, declare, build, tied, example, float32)
         return declare
 
     return register

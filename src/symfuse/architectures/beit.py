@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import block_axes, value_shift
-from symfuse.architectures.causal import linear, norm
+from symfuse.architectures.blocks import block_axes, linear, norm, value_shift
 from symfuse.architectures.vit import ATTENTION, BIASES, LAYER, OUTPUT, READS, TENSORS, image_axes
 from symfuse.errors import SpecError
 from symfuse.spec import Axis
@@ -51,10 +50,10 @@ def beit(c: Config) -> Family:
         # The norm of the mean of all patches: of classes that pool.
         optional={"pooler": norm("pooler.layernorm")} if mean else {},
         heads={
-            "classification": Head(("ForImageClassification",), linear("classifier", "labels", "residual*")),
+            "classification": Head(("ForImageClassification",), linear("classifier", "labels")),
             "masked image": Head(
                 ("ForMaskedImageModeling",),
-                (norm(LAST) if mean else {}) | linear("lm_head", "codes", "residual*"),
+                (norm(LAST) if mean else {}) | linear("lm_head", "codes"),
             ),
         },
         buffers=("*relative_position_index",),

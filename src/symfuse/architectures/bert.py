@@ -3,55 +3,67 @@
 from __future__ import annotations
 
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import block_axes, key_shift, post_norm, value_shift
+from symfuse.architectures.blocks import (
+    attention,
+    attention_shifts,
+    block_axes,
+    dense_head,
+    linear,
+    norm,
+    post_norm,
+    projections,
+)
+from symfuse.architectures.names import LEGACY
 from symfuse.groups import Permutation, Signed
 from symfuse.spec import Axis
 
 LAYER = "encoder.layer.{l}."
 SELF = LAYER + "attention.self."
 
+NAMES = projections(LAYER + "attention.", "self.query", "self.key", "self.value", "output.dense")
 ENCODER = {
-    SELF + "query.weight": "(h qk) residual*",
-    SELF + "query.bias": "(h qk)",
-    SELF + "key.weight": "(h qk*) residual*",
-    SELF + "key.bias": "(h qk*)",
-    SELF + "value.weight": "(h v) residual*",
-    SELF + "value.bias": "(h v)",
-    LAYER + "attention.output.dense.weight": "residual (h v*)",
-    LAYER + "attention.output.dense.bias": "residual",
-    LAYER + "attention.output.LayerNorm.weight": "|residual|",
-    LAYER + "attention.output.LayerNorm.bias": "residual",
-    LAYER + "intermediate.dense.weight": "ffn residual*",
-    LAYER + "intermediate.dense.bias": "ffn",
-    LAYER + "output.dense.weight": "residual ffn*",
-    LAYER + "output.dense.bias": "residual",
-    LAYER + "output.LayerNorm.weight": "|residual|",
-    LAYER + "output.LayerNorm.bias": "residual",
+    **attention(NAMES),
+    **norm(LAYER + "attention.output.LayerNorm"),
+    **linear(LAYER + "intermediate.dense", "ffn"),
+    **linear(LAYER + "output.dense", "residual", "ffn*"),
+    **norm(LAYER + "output.LayerNorm"),
 }
+WORDS = "embeddings.word_embeddings.weight"
 EMBEDDINGS = {
-    "embeddings.word_embeddings.weight": "vocab residual",
+    WORDS: "vocab residual",
     "embeddings.position_embeddings.weight": "positions residual",
     "embeddings.token_type_embeddings.weight": "types residual",
-    "embeddings.LayerNorm.weight": "|residual|",
-    "embeddings.LayerNorm.bias": "residual",
+    **norm("embeddings.LayerNorm"),
 }
-POOLER = {"pooler.dense.weight": "pool residual*", "pooler.dense.bias": "pool"}
-SHIFTS = (key_shift(SELF + "key"), value_shift(SELF + "value", LAYER + "attention.output.dense"))
+POOLER = linear("pooler.dense", "pool")
+SHIFTS = attention_shifts(NAMES)
 BUFFERS = ("*embeddings.position_ids", "*embeddings.token_type_ids")
-LEGACY = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 OUTPUTS = {"last_hidden_state": "residual", "pooler_output": "pool"}
 
-POOLED = {"classifier.weight": "labels pool*", "classifier.bias": "labels"}
-CHOICE = Head(("ForMultipleChoice",), {"classifier.weight": "1 pool*", "classifier.bias": "1"})
-TOKEN = Head(("ForTokenClassification",), {"classifier.weight": "labels residual*", "classifier.bias": "labels"})
-QUESTION = Head(("ForQuestionAnswering",), {"qa_outputs.weight": "labels residual*", "qa_outputs.bias": "labels"})
+PREDICTIONS = "cls.predictions."
+POOLED = linear("classifier", "labels", "pool*")
+CHOICE = Head(("ForMultipleChoice",), linear("classifier", "1", "pool*"))
+TOKEN = Head(("ForTokenClassification",), linear("classifier", "labels"))
+QUESTION = Head(("ForQuestionAnswering",), linear("qa_outputs", "labels"))
+
+
+def predictions(c: Config, norm_name: str = "LayerNorm", embedding: str = "residual") -> dict[str, str]:
+    """The head of the masked language model; embedding: as of `dense_head`."""
+    transform = PREDICTIONS + "transform."
+    head = dense_head(c, transform + "dense", transform + norm_name, PREDICTIONS + "decoder", embedding)
+    return {PREDICTIONS + "bias": "vocab", **head}
+
+
+def ties(c: Config, decoder: str = PREDICTIONS + "decoder", bias: str = PREDICTIONS + "bias") -> dict[str, str]:
+    """A tied decoder is the embedding of the words, and its bias that of the head."""
+    return {decoder + ".weight": WORDS, decoder + ".bias": bias} if c.tied else {}
 
 
 def gauges(layers: int, *last: str, transform: tuple[str, str] = ("", "")) -> dict[str, str]:
     """Which norm each weight reads. last: what reads the last layer. transform: a head's norm, and what reads that."""
     own = post_norm(
         layers,
-        [f"{SELF}{name}." for name in ("query", "key", "value")],
+        [f"{NAMES[letter]}." for letter in "qkv"],
         LAYER + "intermediate.dense.",
         (LAYER + "attention.output.LayerNorm", LAYER + "output.LayerNorm"),
         "embeddings.LayerNorm",
@@ -75,49 +87,29 @@ def encoder_axes(c: Config) -> dict[str, Axis]:
 
 @architecture("bert")
 def bert(c: Config) -> Family:
-    # With a tied decoder the transform writes into the residual space of the embeddings; else into its own.
-    lm = "residual" if c.tied else "lm"
-    predictions = "cls.predictions."
     return Family(
         axes=encoder_axes(c),
         prefix="bert.",
         tensors=EMBEDDINGS | ENCODER,
         optional={"pooler": POOLER},
         heads={
-            "masked LM": Head(
-                ("ForMaskedLM", "ForPreTraining", "LMHeadModel"),
-                {
-                    predictions + "bias": "vocab",
-                    predictions + "transform.dense.weight": f"{lm} residual*",
-                    predictions + "transform.dense.bias": lm,
-                    predictions + "transform.LayerNorm.weight": f"|{lm}|",
-                    predictions + "transform.LayerNorm.bias": lm,
-                    predictions + "decoder.weight": f"vocab {lm}*",
-                    predictions + "decoder.bias": "vocab",
-                },
-            ),
+            "masked LM": Head(("ForMaskedLM", "ForPreTraining", "LMHeadModel"), predictions(c)),
             "next sentence": Head(
-                ("ForPreTraining", "ForNextSentencePrediction"),
-                {"cls.seq_relationship.weight": "2 pool*", "cls.seq_relationship.bias": "2"},
+                ("ForPreTraining", "ForNextSentencePrediction"), linear("cls.seq_relationship", "2", "pool*")
             ),
             "sequence": Head(("ForSequenceClassification",), POOLED),
             "choice": CHOICE,
             "token": TOKEN,
             "question": QUESTION,
         },
-        tied={
-            predictions + "decoder.weight": "embeddings.word_embeddings.weight",
-            predictions + "decoder.bias": predictions + "bias",
-        }
-        if c.tied
-        else {},
+        tied=ties(c),
         buffers=BUFFERS,
         legacy=LEGACY,
         shifts=SHIFTS,
         outputs=OUTPUTS,
         gauges=gauges(
             c.num_hidden_layers,
-            predictions + "transform.dense",
-            transform=(predictions + "transform.LayerNorm", predictions + "decoder"),
+            PREDICTIONS + "transform.dense",
+            transform=(PREDICTIONS + "transform.LayerNorm", PREDICTIONS + "decoder"),
         ),
     )

@@ -1,4 +1,4 @@
-"""What blocks of attention and feed-forward have in common, whatever their names: axes, free translations."""
+"""What blocks of attention and feed-forward have in common, whatever their names: maps, axes, free translations."""
 
 from __future__ import annotations
 
@@ -12,6 +12,58 @@ from symfuse.spec import Axis, Shift
 
 ROTARY = Rotary()
 ALIBI = "ALiBi: each head has the slope of its place"  # why heads stay
+
+
+def linear(name: str, out: str, read: str = "residual*", *, bias: bool = True) -> dict[str, str]:
+    """A linear map, stored [out, in]: where it writes, with its bias, and what it reads."""
+    return {name + ".weight": f"{out} {read}"} | ({name + ".bias": out} if bias else {})
+
+
+def norm(name: str, stream: str = "residual", *, bias: bool = True) -> dict[str, str]:
+    """A LayerNorm of a stream."""
+    return {name + ".weight": f"|{stream}|"} | ({name + ".bias": stream} if bias else {})
+
+
+def of_heads(part: str) -> tuple[str, str, str]:
+    """The axes of one kind of attention: heads, and of each queries and keys, and values."""
+    return (f"{part}_h", f"{part}_qk", f"{part}_v") if part else ("h", "qk", "v")
+
+
+def attention(
+    names: Mapping[str, str], part: str = "", stream: str = "residual", memory: str = "residual", *, bias: str = "qkvo"
+) -> dict[str, str]:
+    """The maps of one attention, called `names["q"]`, k, v, and o for that of the output. part: the word before its
+    axes. memory: the stream that keys and values read. bias: the letters of those with a bias."""
+    h, qk, v = of_heads(part)
+    ends = {
+        "q": (f"({h} {qk})", f"{stream}*"), "k": (f"({h} {qk}*)", f"{memory}*"), "v": (f"({h} {v})", f"{memory}*"),
+        "o": (stream, f"({h} {v}*)"),
+    }  # fmt: skip
+    return {n: t for at, (out, read) in ends.items() for n, t in linear(names[at], out, read, bias=at in bias).items()}
+
+
+def attention_shifts(names: Mapping[str, str], part: str = "", *, bias: str = "qkvo") -> tuple[Shift, ...]:
+    """Of such an attention: a key's bias is free, and a value's may move into that of the output."""
+    _, qk, v = of_heads(part)
+    value = value_shift(names["v"], names["o"], v)
+    return (Shift(names["k"] + ".bias", f"{qk}*"), value) if "k" in bias else (value,)
+
+
+def readers(names: Mapping[str, str]) -> tuple[str, ...]:
+    """The maps that read the stream."""
+    return tuple(f"{names[at]}.weight" for at in "qkv")
+
+
+def projections(at: str, *names: str) -> dict[str, str]:
+    """The maps of an attention by their letters, from their names in its order: queries, keys, values, output."""
+    return {letter: at + name for letter, name in zip("qkvo", names, strict=True)}
+
+
+def dense_head(c: Config, dense: str, norm_name: str, decoder: str, embedding: str = "residual") -> dict[str, str]:
+    """A map and its norm before the decoder of a masked language model. With a tied decoder that map writes into the
+    space of the embeddings; else into its own, `lm`."""
+    space = embedding if c.tied else "lm"
+    return linear(dense, space) | norm(norm_name, space) | linear(decoder, "vocab", f"{space}*")
 
 
 def block_axes(
@@ -67,9 +119,9 @@ def key_shift(key: str) -> Shift:
     return Shift(key + ".bias", "qk*")
 
 
-def value_shift(value: str, output: str) -> Shift:
+def value_shift(value: str, output: str, axis: str = "v") -> Shift:
     """A value bias may move through the output projection into its bias: softmax rows sum to one."""
-    return Shift(value + ".bias", "v", output + ".weight", output + ".bias")
+    return Shift(value + ".bias", axis, output + ".weight", output + ".bias")
 
 
 def post_norm(
@@ -89,11 +141,18 @@ def post_norm(
     return {f"{reader}weight": f"{norm}.weight" for reader, norm in found.items() if norm is not None}
 
 
+def replaced(text: str, pieces: Mapping[str, str]) -> str:
+    """A text with each old piece replaced, in the order of `pieces`."""
+    for old, new in pieces.items():
+        text = text.replace(old, new)
+    return text
+
+
 def renamed(tensors: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
-    """The same layouts under other names: each old piece of a name is replaced, in the order of `names`."""
-    out = {}
-    for name, layout in tensors.items():
-        for old, new in names.items():
-            name = name.replace(old, new)
-        out[name] = layout
-    return out
+    """The same layouts under other names, of which pieces are replaced."""
+    return {replaced(name, names): layout for name, layout in tensors.items()}
+
+
+def placed(tensors: Mapping[str, str], places: Mapping[str, str]) -> dict[str, str]:
+    """The same tensors with other layouts, of which pieces are replaced."""
+    return {name: replaced(layout, places) for name, layout in tensors.items()}

@@ -4,8 +4,8 @@ embedding. Through the gain of that norm the stream cannot be rotated."""
 from __future__ import annotations
 
 from symfuse.architectures.base import Config, Family, architecture
-from symfuse.architectures.blocks import ALIBI, block_axes, value_shift
-from symfuse.architectures.causal import HEADS, OUTPUTS, linear, norm
+from symfuse.architectures.blocks import ALIBI, block_axes, linear, norm, value_shift
+from symfuse.architectures.causal import HEADS, OUTPUTS
 from symfuse.spec import Axis, Shift
 
 LAYER = "h.{l}."
@@ -18,7 +18,7 @@ def _size(c: Config, name: str, other: str) -> int:
     return size
 
 
-@architecture("bloom")
+@architecture("bloom", float32=("BloomAttention",))
 def bloom(c: Config) -> Family:
     c.get("apply_residual_connection_post_layernorm", False)  # decides the function, and nothing here
     layers, heads = _size(c, "n_layer", "num_hidden_layers"), _size(c, "n_head", "num_attention_heads")
@@ -31,10 +31,10 @@ def bloom(c: Config) -> Family:
             "word_embeddings.weight": "vocab residual",
             **norm("word_embeddings_layernorm"),
             **norm(LAYER + "input_layernorm"),
-            **linear(QKV, "(h (qk + qk* + v))", "residual*"),
+            **linear(QKV, "(h (qk + qk* + v))"),
             **linear(DENSE, "residual", "(h v*)"),
             **norm(LAYER + "post_attention_layernorm"),
-            **linear(LAYER + "mlp.dense_h_to_4h", "ffn", "residual*"),
+            **linear(LAYER + "mlp.dense_h_to_4h", "ffn"),
             **linear(LAYER + "mlp.dense_4h_to_h", "residual", "ffn*"),
             **norm("ln_f"),
         },

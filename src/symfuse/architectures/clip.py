@@ -9,33 +9,28 @@ from __future__ import annotations
 from dataclasses import replace
 
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import block_axes, key_shift, value_shift
-from symfuse.architectures.causal import linear, norm
+from symfuse.architectures.blocks import attention, attention_shifts, block_axes, linear, norm, projections, readers
 from symfuse.architectures.parts import part_of, together
 from symfuse.groups import Orthogonal
 from symfuse.spec import Axis
 
 LAYER = "encoder.layers.{l}."
-ATTENTION = LAYER + "self_attn."
-QUERY, KEY, VALUE, OUT = (f"{ATTENTION}{name}_proj" for name in ("q", "k", "v", "out"))
+NAMES = projections(LAYER + "self_attn.", "q_proj", "k_proj", "v_proj", "out_proj")
 EMBEDDINGS = "embeddings."
 TEXT_LAST, VISION_LAST = "final_layer_norm", "post_layernorm"
 
 LAYERS = {
-    **linear(QUERY, "(h qk)", "residual*"),
-    **linear(KEY, "(h qk*)", "residual*"),
-    **linear(VALUE, "(h v)", "residual*"),
-    **linear(OUT, "residual", "(h v*)"),
-    **linear(LAYER + "mlp.fc1", "ffn", "residual*"),
+    **attention(NAMES),
+    **linear(LAYER + "mlp.fc1", "ffn"),
     **linear(LAYER + "mlp.fc2", "residual", "ffn*"),
     **norm(LAYER + "layer_norm1"),
     **norm(LAYER + "layer_norm2"),
 }
 READS = {
-    LAYER + "layer_norm1.weight": (QUERY + ".weight", KEY + ".weight", VALUE + ".weight"),
+    LAYER + "layer_norm1.weight": readers(NAMES),
     LAYER + "layer_norm2.weight": (LAYER + "mlp.fc1.weight",),
 }
-SHIFTS = (key_shift(KEY), value_shift(VALUE, OUT))
+SHIFTS = attention_shifts(NAMES)
 BUFFERS = ("*embeddings.position_ids",)
 OUTPUTS = {"last_hidden_state": "residual", "pooler_output": "residual"}
 SHARED = ("projection", "vocab", "channels", "patch")  # axes of one tower only, or of both

@@ -4,24 +4,15 @@ from __future__ import annotations
 
 from symfuse.architectures import bert
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import block_axes, key_shift, renamed, value_shift
+from symfuse.architectures.blocks import block_axes, key_shift, linear, norm, renamed, value_shift
 from symfuse.architectures.feed_forward import neurons
+from symfuse.architectures.names import LEGACY
 from symfuse.errors import SpecError
 from symfuse.groups import Permutation
 from symfuse.spec import Axis, Shift
 
 SELF = bert.SELF
 NAMES = {"self.query": "self.query_proj", "self.key": "self.key_proj", "self.value": "self.value_proj"}
-POSITION_KEY = {SELF + "pos_key_proj.weight": "(h qk*) residual*", SELF + "pos_key_proj.bias": "(h qk*)"}
-POSITION_QUERY = {SELF + "pos_query_proj.weight": "(h qk) residual*", SELF + "pos_query_proj.bias": "(h qk)"}
-RELATIVE = {"encoder.rel_embeddings.weight": "relative residual"}
-RELATIVE_NORM = {"encoder.LayerNorm.weight": "|residual|", "encoder.LayerNorm.bias": "residual"}
-CONVOLUTION = {
-    "encoder.conv.conv.weight": "residual residual* kernel",
-    "encoder.conv.conv.bias": "residual",
-    "encoder.conv.LayerNorm.weight": "|residual|",
-    "encoder.conv.LayerNorm.bias": "residual",
-}
 
 
 def _parts(text: str | list[str] | None) -> list[str]:
@@ -39,19 +30,19 @@ def _encoder(c: Config) -> tuple[dict[str, str], tuple[Shift, ...]]:
     own = not c.get("share_att_key", False)
     tensors = renamed(bert.ENCODER, NAMES)
     if c.get("relative_attention", False):
-        tensors |= RELATIVE
+        tensors |= {"encoder.rel_embeddings.weight": "relative residual"}
     if own and "c2p" in position:
-        tensors |= POSITION_KEY
+        tensors |= linear(SELF + "pos_key_proj", "(h qk*)")
     if own and "p2c" in position:
-        tensors |= POSITION_QUERY
+        tensors |= linear(SELF + "pos_query_proj", "(h qk)")
     if "layer_norm" in _parts(c.get("norm_rel_ebd")):
-        tensors |= RELATIVE_NORM
+        tensors |= norm("encoder.LayerNorm")
     if c.get("conv_kernel_size", 0) > 0:
-        tensors |= CONVOLUTION
+        tensors |= linear("encoder.conv.conv", "residual", "residual* kernel") | norm("encoder.conv.LayerNorm")
     # A position's key adds a constant per query, as any key does. But with p2c a content's key also meets the
     # query of the relative position, which differs along the row: then its bias is not free.
     free = [key_shift(SELF + "pos_key_proj")] + ([] if "p2c" in position else [key_shift(SELF + "key_proj")])
-    value = value_shift(SELF + "value_proj", bert.LAYER + "attention.output.dense")
+    value = value_shift(SELF + "value_proj", bert.NAMES["o"])
     return tensors, (*free, value)
 
 
@@ -89,34 +80,14 @@ def _axes(c: Config, width: int) -> dict[str, Axis]:
 def _masked_lm(c: Config, e: str) -> dict[str, Head]:
     """v2's head is BERT's; v3's multiplies with the embedding itself, tied or not. Files of v3 hold the
     discriminator's head as well, which no class reads."""
-    lm = e if c.tied else "lm"
-    v2 = {
-        "cls.predictions.bias": "vocab",
-        "cls.predictions.transform.dense.weight": f"{lm} residual*",
-        "cls.predictions.transform.dense.bias": lm,
-        "cls.predictions.transform.LayerNorm.weight": f"|{lm}|",
-        "cls.predictions.transform.LayerNorm.bias": lm,
-        "cls.predictions.decoder.weight": f"vocab {lm}*",
-        "cls.predictions.decoder.bias": "vocab",
-    }
-    v3 = {
-        "lm_predictions.lm_head.bias": "vocab",
-        "lm_predictions.lm_head.dense.weight": f"{e} residual*",
-        "lm_predictions.lm_head.dense.bias": e,
-        "lm_predictions.lm_head.LayerNorm.weight": f"|{e}|",
-        "lm_predictions.lm_head.LayerNorm.bias": e,
-    }
-    discriminator = {
-        "mask_predictions.dense.weight": "mask residual*",
-        "mask_predictions.dense.bias": "mask",
-        "mask_predictions.LayerNorm.weight": "|mask|",
-        "mask_predictions.LayerNorm.bias": "mask",
-        "mask_predictions.classifier.weight": "1 mask*",
-        "mask_predictions.classifier.bias": "1",
-    }
+    at = "lm_predictions.lm_head."
+    v3 = {at + "bias": "vocab", **linear(at + "dense", e), **norm(at + "LayerNorm", e)}
+    at = "mask_predictions."
+    discriminator = linear(at + "dense", "mask") | norm(at + "LayerNorm", "mask")
+    discriminator |= linear(at + "classifier", "1", "mask*")
     legacy = c.get("legacy", True)
     return {
-        "masked LM (v2)": Head(("ForMaskedLM",) if legacy else (), v2),
+        "masked LM (v2)": Head(("ForMaskedLM",) if legacy else (), bert.predictions(c, embedding=e)),
         "masked LM (v3)": Head(() if legacy else ("ForMaskedLM",), v3),
         "discriminator": Head((), discriminator),
     }
@@ -140,14 +111,9 @@ def deberta_v2(c: Config) -> Family:
             "token": bert.TOKEN,
             "question": bert.QUESTION,
         },
-        tied={
-            "cls.predictions.decoder.weight": "embeddings.word_embeddings.weight",
-            "cls.predictions.decoder.bias": "cls.predictions.bias",
-        }
-        if c.tied
-        else {},
+        tied=bert.ties(c),
         buffers=bert.BUFFERS,
-        legacy=bert.LEGACY,
+        legacy=LEGACY,
         shifts=shifts,
         outputs={"last_hidden_state": "residual"},
     )

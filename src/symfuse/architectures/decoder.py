@@ -67,7 +67,7 @@ WHOLE = {"c f": "qk", "c* f": "qk*"}
 NORMED = "a LayerNorm of queries and keys mixes all of a head: its sign is free"
 
 
-def decoder_axes(
+def axes(
     c: Config,
     *,
     plane: Group | None = ROTARY,
@@ -100,21 +100,11 @@ def decoder_axes(
     }
 
 
-def placed(tensors: Mapping[str, str], places: Mapping[str, str]) -> dict[str, str]:
-    """The same tensors with their planes elsewhere in a head: NEIGHBOURS, or PARTLY."""
-
-    def layout(text: str) -> str:
-        for old, new in places.items():
-            text = text.replace(old, new)
-        return text
-
-    return {name: layout(text) for name, text in tensors.items()}
-
-
-def gated(activation: str, size: int) -> dict[str, Axis]:
-    """The neurons of a gated block: up is linear, so that they may be permuted, flipped, rescaled behind any gate."""
-    neurons(activation)  # whether it acts on each by itself
-    return {"ffn": Axis(size, SignedMonomial(), per=("l",))}
+def gated(c: Config, activation: str = "") -> dict[str, Axis]:
+    """The neurons of a gated block: up is linear, so that they may be permuted, flipped, rescaled behind any gate.
+    activation: by default `hidden_act`."""
+    neurons(activation or c.get("hidden_act", "silu"))  # whether it acts on each by itself
+    return {"ffn": Axis(c.intermediate_size, SignedMonomial(), per=("l",))}
 
 
 def norm_biases(norms: Iterable[str]) -> dict[str, str]:
@@ -122,18 +112,18 @@ def norm_biases(norms: Iterable[str]) -> dict[str, str]:
     return {name.removesuffix("weight") + "bias": "residual" for name in norms}
 
 
-def decoder(
+def family(
     c: Config,
     axes: Mapping[str, Axis],
     tensors: Mapping[str, str],
     reads: Mapping[str, tuple[str, ...]] = READS,
     norm: NormKind = "rms",
 ) -> Family:
-    """Such a decoder with the heads that it may have. tensors: those of the base model, without its prefix."""
+    """Such a decoder with the heads that it may have. tensors: those of the base model besides the embedding."""
     return Family(
         axes=axes,
         prefix="model.",
-        tensors=tensors,
+        tensors=EMBEDDING | dict(tensors),
         heads=HEADS,
         tied={"lm_head.weight": "embed_tokens.weight"} if c.tied else {},
         buffers=BUFFERS,
@@ -147,7 +137,10 @@ def with_tensors(family: Family, tensors: Mapping[str, str]) -> Family:
     return replace(family, tensors={**family.tensors, **tensors})
 
 
-def biased_attention(family: Family) -> Family:
-    """The family with biases in all projections of attention. That of the values may move into the output's."""
+def biased(family: Family, biases: bool) -> Family:
+    """The family, if it has them with biases in all projections of attention. That of the values may move into the
+    output's."""
+    if not biases:
+        return family
     shifts = (value_shift(ATTENTION + "v_proj", ATTENTION + "o_proj"),)
     return replace(with_tensors(family, BIASES | OUTPUT_BIAS), shifts=shifts)

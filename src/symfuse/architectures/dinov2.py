@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import block_axes, key_shift, renamed, value_shift
-from symfuse.architectures.vit import ATTENTION, BIASES, LAYER, OUTPUT, TENSORS, image_axes
+from symfuse.architectures.blocks import attention_shifts, block_axes, linear, readers, renamed
+from symfuse.architectures.vit import BIASES, LAYER, OUTPUT, TENSORS, image_axes
+from symfuse.architectures.vit import NAMES as PROJECTIONS
 from symfuse.groups import SignedMonomial
 from symfuse.spec import Axis
 
@@ -20,10 +21,8 @@ NAMES = {
 }
 SCALES = {LAYER + "layer_scale1.lambda1": OUTPUT + ".weight", LAYER + "layer_scale2.lambda1": MLP + "fc2.weight"}
 GATED = {
-    MLP + "weights_in.weight": "(|ffn| + ffn) residual*",
-    MLP + "weights_in.bias": "(|ffn| + ffn)",
-    MLP + "weights_out.weight": "residual ffn*",
-    MLP + "weights_out.bias": "residual",
+    **linear(MLP + "weights_in", "(|ffn| + ffn)"),
+    **linear(MLP + "weights_out", "residual", "ffn*"),
 }
 MASK = {"embeddings.mask_token": "1 residual"}
 
@@ -54,14 +53,13 @@ def _family(c: Config, prefix: str, patch: int, tokens: Mapping[str, str]) -> Fa
         heads={
             # It reads the class token and the mean of the patches, side by side.
             "classification": Head(
-                ("ForImageClassification",),
-                {"classifier.weight": "labels (residual* + residual*)", "classifier.bias": "labels"},
+                ("ForImageClassification",), linear("classifier", "labels", "(residual* + residual*)")
             ),
         },
-        shifts=(key_shift(ATTENTION + "key"), value_shift(ATTENTION + "value", OUTPUT)) if biased else (),
+        shifts=attention_shifts(PROJECTIONS) if biased else (),
         outputs={"last_hidden_state": "residual", "pooler_output": "residual"},
         reads={
-            LAYER + "norm1.weight": tuple(f"{ATTENTION}{name}.weight" for name in ("query", "key", "value")),
+            LAYER + "norm1.weight": readers(PROJECTIONS),
             LAYER + "norm2.weight": (first,),
             "layernorm.weight": ("last_hidden_state", "pooler_output", "classifier.weight"),
         },

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from symfuse.architectures import bert
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import block_axes, key_shift, post_norm, renamed, value_shift
+from symfuse.architectures.blocks import (
+    attention_shifts,
+    block_axes,
+    dense_head,
+    linear,
+    post_norm,
+    projections,
+    renamed,
+)
 from symfuse.architectures.feed_forward import neurons
 from symfuse.groups import Permutation
 from symfuse.spec import Axis
 
 LAYER = "transformer.layer.{l}."
-NAMES = {
-    "attention.self.query": "attention.q_lin",
-    "attention.self.key": "attention.k_lin",
-    "attention.self.value": "attention.v_lin",
-    "attention.output.dense": "attention.out_lin",
+PROJECTIONS = projections(LAYER + "attention.", "q_lin", "k_lin", "v_lin", "out_lin")
+NAMES = dict(zip(bert.NAMES.values(), PROJECTIONS.values(), strict=True)) | {
     "attention.output.LayerNorm": "sa_layer_norm",
     "intermediate.dense": "ffn.lin1",
     "output.dense": "ffn.lin2",
@@ -25,8 +30,7 @@ NAMES = {
 
 @architecture("distilbert")
 def distilbert(c: Config) -> Family:
-    lm = "residual" if c.tied else "lm"
-    pre = {"pre_classifier.weight": "pre residual*", "pre_classifier.bias": "pre"}
+    pre = linear("pre_classifier", "pre")
     embeddings = {name: text for name, text in bert.EMBEDDINGS.items() if "token_type" not in name}
     return Family(
         axes=block_axes(c.n_layers, c.dim, c.n_heads, c.hidden_dim, c.get("activation", "gelu"))
@@ -42,33 +46,23 @@ def distilbert(c: Config) -> Family:
         heads={
             "masked LM": Head(
                 ("ForMaskedLM",),
-                {
-                    "vocab_transform.weight": f"{lm} residual*",
-                    "vocab_transform.bias": lm,
-                    "vocab_layer_norm.weight": f"|{lm}|",
-                    "vocab_layer_norm.bias": lm,
-                    "vocab_projector.weight": f"vocab {lm}*",
-                    "vocab_projector.bias": "vocab",
-                },
+                dense_head(c, "vocab_transform", "vocab_layer_norm", "vocab_projector"),
             ),
             "sequence": Head(
                 ("ForSequenceClassification",),
-                pre | {"classifier.weight": "labels pre*", "classifier.bias": "labels"},
+                pre | linear("classifier", "labels", "pre*"),
             ),
-            "choice": Head(("ForMultipleChoice",), pre | {"classifier.weight": "1 pre*", "classifier.bias": "1"}),
+            "choice": Head(("ForMultipleChoice",), pre | linear("classifier", "1", "pre*")),
             "token": bert.TOKEN,
             "question": bert.QUESTION,
         },
-        tied={"vocab_projector.weight": "embeddings.word_embeddings.weight"} if c.tied else {},
+        tied={"vocab_projector.weight": bert.WORDS} if c.tied else {},
         buffers=bert.BUFFERS,
-        shifts=(
-            key_shift(LAYER + "attention.k_lin"),
-            value_shift(LAYER + "attention.v_lin", LAYER + "attention.out_lin"),
-        ),
+        shifts=attention_shifts(PROJECTIONS),
         outputs={"last_hidden_state": "residual"},
         gauges=post_norm(
             c.n_layers,
-            [f"{LAYER}attention.{name}." for name in ("q_lin", "k_lin", "v_lin")],
+            [f"{PROJECTIONS[letter]}." for letter in "qkv"],
             LAYER + "ffn.lin1.",
             (LAYER + "sa_layer_norm", LAYER + "output_layer_norm"),
             "embeddings.LayerNorm",

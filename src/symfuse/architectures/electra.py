@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from symfuse.architectures import bert
 from symfuse.architectures.base import Config, Family, Head, architecture
+from symfuse.architectures.blocks import dense_head, linear
 from symfuse.architectures.feed_forward import neurons
+from symfuse.architectures.names import LEGACY
 from symfuse.groups import Permutation
 from symfuse.spec import Axis
 
@@ -14,12 +16,8 @@ def electra(c: Config) -> Family:
     width = c.get("embedding_size", 128)
     projected = width != c.hidden_size
     e = "embedding" if projected else "residual"
-    lm = e if c.tied else "lm"
-    project = {"embeddings_project.weight": "residual embedding*", "embeddings_project.bias": "residual"}
-    summary = {
-        "sequence_summary.summary.weight": "summary residual*",
-        "sequence_summary.summary.bias": "summary",
-    }
+    project = linear("embeddings_project", "residual", "embedding*")
+    summary = linear("sequence_summary.summary", "summary")
     return Family(
         axes=bert.encoder_axes(c)
         | {
@@ -36,42 +34,24 @@ def electra(c: Config) -> Family:
         heads={
             "generator": Head(
                 ("ForMaskedLM", "ForCausalLM"),
-                {
-                    "generator_predictions.dense.weight": f"{lm} residual*",
-                    "generator_predictions.dense.bias": lm,
-                    "generator_predictions.LayerNorm.weight": f"|{lm}|",
-                    "generator_predictions.LayerNorm.bias": lm,
-                    "generator_lm_head.weight": f"vocab {lm}*",
-                    "generator_lm_head.bias": "vocab",
-                },
+                dense_head(c, "generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head", e),
             ),
             "discriminator": Head(
                 ("ForPreTraining",),
-                {
-                    "discriminator_predictions.dense.weight": "discriminator residual*",
-                    "discriminator_predictions.dense.bias": "discriminator",
-                    "discriminator_predictions.dense_prediction.weight": "1 discriminator*",
-                    "discriminator_predictions.dense_prediction.bias": "1",
-                },
+                linear("discriminator_predictions.dense", "discriminator")
+                | linear("discriminator_predictions.dense_prediction", "1", "discriminator*"),
             ),
             "sequence": Head(
                 ("ForSequenceClassification",),
-                {
-                    "classifier.dense.weight": "head residual*",
-                    "classifier.dense.bias": "head",
-                    "classifier.out_proj.weight": "labels head*",
-                    "classifier.out_proj.bias": "labels",
-                },
+                linear("classifier.dense", "head") | linear("classifier.out_proj", "labels", "head*"),
             ),
-            "choice": Head(
-                ("ForMultipleChoice",), summary | {"classifier.weight": "1 summary*", "classifier.bias": "1"}
-            ),
+            "choice": Head(("ForMultipleChoice",), summary | linear("classifier", "1", "summary*")),
             "token": bert.TOKEN,
             "question": bert.QUESTION,
         },
-        tied={"generator_lm_head.weight": "embeddings.word_embeddings.weight"} if c.tied else {},
+        tied={"generator_lm_head.weight": bert.WORDS} if c.tied else {},
         buffers=bert.BUFFERS,
-        legacy=bert.LEGACY,
+        legacy=LEGACY,
         shifts=bert.SHIFTS,
         outputs={"last_hidden_state": "residual"},
         gauges={

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from symfuse.architectures.base import Config, Family, Head, architecture
 from symfuse.architectures.bert import TOKEN
-from symfuse.architectures.causal import linear
+from symfuse.architectures.blocks import linear
 from symfuse.architectures.feed_forward import neurons
 from symfuse.architectures.llama import llama
 from symfuse.spec import Axis
@@ -17,12 +17,12 @@ def eurobert(c: Config) -> Family:
     family = llama(c)
     # Of the two heads that have a classifier, one reads the stream by it.
     first = "classifier" if c.class_name.endswith(TOKEN.classes) else "dense"
-    pooled = linear("dense", "pre", "residual*") | linear("classifier", "labels", "pre*")
+    pooled = linear("dense", "pre") | linear("classifier", "labels", "pre*")
     return replace(
         family,
         axes={**family.axes, "pre": Axis(c.hidden_size, neurons("gelu"))},
         heads={
-            "masked LM": Head(("ForMaskedLM",), linear("lm_head", "vocab", "residual*", bias=c.get("mlp_bias", False))),
+            "masked LM": Head(("ForMaskedLM",), linear("lm_head", "vocab", bias=c.get("mlp_bias", False))),
             "sequence": Head(("ForSequenceClassification",), pooled),
             "token": TOKEN,
         },

@@ -7,18 +7,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from symfuse.architectures import decoder
 from symfuse.architectures.base import Config, Family
-from symfuse.architectures.decoder import BEFORE_MLP, MLP, READS, decoder
 from symfuse.architectures.feed_forward import neurons
 from symfuse.groups import Permutation, SignedMonomial
 from symfuse.spec import Axis
 
 EXPERTS = {
-    MLP + "gate.weight": "e residual*",  # the router
-    MLP + "experts.gate_up_proj": "e (|ffn| + ffn) residual*",
-    MLP + "experts.down_proj": "e residual ffn*",
+    decoder.MLP + "gate.weight": "e residual*",  # the router
+    decoder.MLP + "experts.gate_up_proj": "e (|ffn| + ffn) residual*",
+    decoder.MLP + "experts.down_proj": "e residual ffn*",
 }
-EXPERTS_READS = READS | {BEFORE_MLP: (MLP + "gate.weight", MLP + "experts.gate_up_proj")}
+EXPERTS_READS = decoder.READS | {
+    decoder.BEFORE_MLP: (decoder.MLP + "gate.weight", decoder.MLP + "experts.gate_up_proj")
+}
 
 
 def expert_axes(c: Config, size: int) -> dict[str, Axis]:
@@ -37,10 +39,10 @@ def mixture(
     tensors: Mapping[str, str],
     reads: Mapping[str, tuple[str, ...]] = EXPERTS_READS,
     pieces: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
-    at: str = MLP,
+    at: str = decoder.MLP,
 ) -> Family:
     """A decoder with experts, which are one stack in memory and in files mostly one tensor for each map of each.
     pieces, at: how files call the maps, and where they have them."""
     gate, up, down = (f"{at}experts.*.{piece}.weight" for piece in pieces)
-    stacks = {MLP + "experts.gate_up_proj": (gate, up), MLP + "experts.down_proj": (down,)}
-    return replace(decoder(c, axes, tensors, reads), stacks=stacks)
+    stacks = {decoder.MLP + "experts.gate_up_proj": (gate, up), decoder.MLP + "experts.down_proj": (down,)}
+    return replace(decoder.family(c, axes, tensors, reads), stacks=stacks)

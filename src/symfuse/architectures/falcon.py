@@ -4,8 +4,8 @@ rotary positions or ALiBi, whose slopes belong to the index of a head."""
 from __future__ import annotations
 
 from symfuse.architectures.base import Config, Family, architecture
-from symfuse.architectures.blocks import ALIBI, block_axes, groups_of_heads, rotary_axes, value_shift
-from symfuse.architectures.causal import HEADS, OUTPUTS, READERS, linear, norm
+from symfuse.architectures.blocks import ALIBI, block_axes, groups_of_heads, linear, norm, rotary_axes, value_shift
+from symfuse.architectures.causal import HEADS, OUTPUTS, READERS
 from symfuse.groups import Group, Invertible, Permutation
 from symfuse.spec import Axis, Shift
 
@@ -54,10 +54,10 @@ def falcon(c: Config) -> Family:
         tensors={
             "word_embeddings.weight": "vocab residual",
             **norm(before),
-            **linear(QKV, fused, "residual*", bias=bias),
+            **linear(QKV, fused, bias=bias),
             **linear(DENSE, "residual", out, bias=bias),
             **norm(between),
-            **linear(UP, "ffn", "residual*", bias=bias),
+            **linear(UP, "ffn", bias=bias),
             **linear(DOWN, "residual", "ffn*", bias=bias),
             **norm("ln_f"),
         },

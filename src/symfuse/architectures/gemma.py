@@ -4,34 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from symfuse.architectures import decoder
 from symfuse.architectures.base import Config, Family, architecture
 from symfuse.architectures.blocks import ROTARY
-from symfuse.architectures.decoder import (
-    EMBEDDING,
-    GATED,
-    LAYER,
-    NORMS,
-    NORMS_OF_HEADS,
-    PROJECTIONS,
-    READS,
-    biased_attention,
-    decoder,
-    decoder_axes,
-    gated,
-    with_tensors,
-)
 from symfuse.groups import Group, Sign
 
 TANH = "gelu_pytorch_tanh"
 # The gains of those behind a block act on what is written to the stream: there is nothing to fold them into that keeps
 # their place, and no `reads`.
-SANDWICH = {LAYER + f"{place}_feedforward_layernorm.weight": "|residual|" for place in ("pre", "post")}
+SANDWICH = {decoder.LAYER + f"{place}_feedforward_layernorm.weight": "|residual|" for place in ("pre", "post")}
 
 
 def _family(c: Config, activation: str, plane: Group = ROTARY) -> Family:
-    axes = decoder_axes(c, plane=plane, size=256) | gated(activation, c.intermediate_size)
-    family = decoder(c, axes, EMBEDDING | PROJECTIONS | GATED | NORMS, READS, "rms+1")
-    return biased_attention(family) if c.get("attention_bias", False) else family
+    axes = decoder.axes(c, plane=plane, size=256) | decoder.gated(c, activation)
+    family = decoder.family(c, axes, decoder.PROJECTIONS | decoder.GATED | decoder.NORMS, decoder.READS, "rms+1")
+    return decoder.biased(family, c.get("attention_bias", False))
 
 
 @architecture("gemma")
@@ -47,8 +34,8 @@ def gemma2(c: Config) -> Family:
 
 @architecture("gemma3_text")
 def gemma3(c: Config) -> Family:
-    return with_tensors(_sandwich(_family(c, c.get("hidden_activation", TANH), Sign())), NORMS_OF_HEADS)
+    return decoder.with_tensors(_sandwich(_family(c, c.get("hidden_activation", TANH), Sign())), decoder.NORMS_OF_HEADS)
 
 
 def _sandwich(family: Family) -> Family:
-    return replace(with_tensors(family, SANDWICH), reads={})
+    return replace(decoder.with_tensors(family, SANDWICH), reads={})

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import block_axes
+from symfuse.architectures.blocks import block_axes, norm, value_shift
+from symfuse.architectures.causal import HEADS, OUTPUTS, READERS
 from symfuse.spec import Axis, Shift
 
 LAYER = "h.{l}."
-ATTENTION = LAYER + "attn."
+ATTENTION, OUT = LAYER + "attn.c_attn", LAYER + "attn.c_proj"
+
+
+def transposed(name: str, out: str, read: str) -> dict[str, str]:
+    """A linear map that is stored [in, out]."""
+    return {name + ".weight": f"{read} {out}", name + ".bias": out}
 
 
 @architecture("gpt2")
@@ -20,46 +26,22 @@ def gpt2(c: Config) -> Family:
         tensors={
             "wte.weight": "vocab residual",
             "wpe.weight": "positions residual",
-            LAYER + "ln_1.weight": "|residual|",
-            LAYER + "ln_1.bias": "residual",
-            ATTENTION + "c_attn.weight": "residual* (h qk + h qk* + h v)",
-            ATTENTION + "c_attn.bias": "(h qk + h qk* + h v)",
-            ATTENTION + "c_proj.weight": "(h v*) residual",
-            ATTENTION + "c_proj.bias": "residual",
-            LAYER + "ln_2.weight": "|residual|",
-            LAYER + "ln_2.bias": "residual",
-            LAYER + "mlp.c_fc.weight": "residual* ffn",
-            LAYER + "mlp.c_fc.bias": "ffn",
-            LAYER + "mlp.c_proj.weight": "ffn* residual",
-            LAYER + "mlp.c_proj.bias": "residual",
-            "ln_f.weight": "|residual|",
-            "ln_f.bias": "residual",
+            **norm(LAYER + "ln_1"),
+            **transposed(ATTENTION, "(h qk + h qk* + h v)", "residual*"),
+            **transposed(OUT, "residual", "(h v*)"),
+            **norm(LAYER + "ln_2"),
+            **transposed(LAYER + "mlp.c_fc", "ffn", "residual*"),
+            **transposed(LAYER + "mlp.c_proj", "residual", "ffn*"),
+            **norm("ln_f"),
         },
-        heads={
-            "causal LM": Head(("LMHeadModel",), {"lm_head.weight": "vocab residual*"}),
-            "sequence": Head(("ForSequenceClassification",), {"score.weight": "labels residual*"}),
-            "token": Head(
-                ("ForTokenClassification",),
-                {"classifier.weight": "labels residual*", "classifier.bias": "labels"},
-            ),
-            "question": Head(("ForQuestionAnswering",), {"qa_outputs.weight": "2 residual*", "qa_outputs.bias": "2"}),
-        },
+        heads=HEADS | {"causal LM": Head(("LMHeadModel",), HEADS["causal LM"].tensors)},
         tied={"lm_head.weight": "wte.weight"} if c.tied else {},
         buffers=("*.attn.bias", "*.attn.masked_bias"),
-        shifts=(
-            Shift(ATTENTION + "c_attn.bias", "qk*"),
-            Shift(ATTENTION + "c_attn.bias", "v", ATTENTION + "c_proj.weight", ATTENTION + "c_proj.bias"),
-        ),
-        outputs={"last_hidden_state": "residual"},
+        shifts=(Shift(ATTENTION + ".bias", "qk*"), value_shift(ATTENTION, OUT)),
+        outputs=OUTPUTS,
         reads={
-            LAYER + "ln_1.weight": (ATTENTION + "c_attn.weight",),
+            LAYER + "ln_1.weight": (ATTENTION + ".weight",),
             LAYER + "ln_2.weight": (LAYER + "mlp.c_fc.weight",),
-            "ln_f.weight": (
-                "last_hidden_state",
-                "lm_head.weight",
-                "score.weight",
-                "classifier.weight",
-                "qa_outputs.weight",
-            ),
+            "ln_f.weight": READERS,
         },
     )

@@ -4,8 +4,8 @@ feed-forward on the same stream or one after the other."""
 from __future__ import annotations
 
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import block_axes, rotary_axes, value_shift
-from symfuse.architectures.causal import HEADS, OUTPUTS, READERS, linear, norm
+from symfuse.architectures.blocks import block_axes, linear, norm, rotary_axes, value_shift
+from symfuse.architectures.causal import HEADS, OUTPUTS, READERS
 from symfuse.spec import Axis, Shift
 
 LAYER = "layers.{l}."
@@ -29,10 +29,10 @@ def gpt_neox(c: Config) -> Family:
         tensors={
             "embed_in.weight": "vocab residual",
             **norm(LAYER + "input_layernorm"),
-            **linear(QKV, fused, "residual*", bias=bias),
+            **linear(QKV, fused, bias=bias),
             **linear(DENSE, "residual", "(h v*)", bias=bias),
             **norm(LAYER + "post_attention_layernorm"),
-            **linear(UP, "ffn", "residual*"),
+            **linear(UP, "ffn"),
             **linear(DOWN, "residual", "ffn*"),
             **norm("final_layer_norm"),
         },

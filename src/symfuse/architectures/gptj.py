@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import block_axes, rotary_axes
-from symfuse.architectures.causal import HEADS, OUTPUTS, READERS, linear, norm
+from symfuse.architectures.blocks import block_axes, linear, norm, rotary_axes
+from symfuse.architectures.causal import HEADS, OUTPUTS, READERS
 from symfuse.spec import Axis
 
 LAYER = "h.{l}."
@@ -19,18 +19,18 @@ def gptj(c: Config) -> Family:
     axes |= rotary_axes(axes.pop("qk").size, c.size("rotary_dim", 64), ("l", "h"))
     axes |= {"vocab": Axis(c.vocab_size), "labels": Axis(c.labels)}
     query, key = ("(h (f c + p))", "(h (f c* + p*))") if "p" in axes else ("(h f c)", "(h f c*)")
-    language = {"lm_head.weight": "vocab residual*", "lm_head.bias": "vocab"}
+    language = linear("lm_head", "vocab")
     return Family(
         axes=axes,
         prefix="transformer.",
         tensors={
             "wte.weight": "vocab residual",
             **norm(LAYER + "ln_1"),
-            **linear(ATTENTION + "q_proj", query, "residual*", bias=False),
-            **linear(ATTENTION + "k_proj", key, "residual*", bias=False),
-            **linear(ATTENTION + "v_proj", "(h v)", "residual*", bias=False),
+            **linear(ATTENTION + "q_proj", query, bias=False),
+            **linear(ATTENTION + "k_proj", key, bias=False),
+            **linear(ATTENTION + "v_proj", "(h v)", bias=False),
             **linear(ATTENTION + "out_proj", "residual", "(h v*)", bias=False),
-            **linear(UP, "ffn", "residual*"),
+            **linear(UP, "ffn"),
             **linear(DOWN, "residual", "ffn*"),
             **norm("ln_f"),
         },

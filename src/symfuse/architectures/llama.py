@@ -4,23 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from symfuse.architectures import decoder
 from symfuse.architectures.base import Config, Family, architecture
-from symfuse.architectures.blocks import ROTARY
-from symfuse.architectures.decoder import (
-    BIASES,
-    EMBEDDING,
-    GATED,
-    MLP_BIASES,
-    NORMS,
-    NORMS_OF_HEADS,
-    PROJECTIONS,
-    biased_attention,
-    decoder,
-    decoder_axes,
-    gated,
-    placed,
-    with_tensors,
-)
+from symfuse.architectures.blocks import ROTARY, placed
 from symfuse.errors import SpecError
 from symfuse.groups import Group, Invertible, Sign
 from symfuse.spec import Axis, Shift
@@ -30,19 +16,17 @@ UNTURNED = {"c f": "p", "c* f": "p*"}
 
 
 def _family(c: Config, plane: Group = ROTARY, question: str = "transformer.", size: int | None = None) -> Family:
-    """question: the prefix of the base model under a head for question answering. size: as of `decoder_axes`."""
-    axes = decoder_axes(c, plane=plane, size=size) | gated(c.get("hidden_act", "silu"), c.intermediate_size)
-    family = decoder(c, axes, EMBEDDING | PROJECTIONS | GATED | NORMS)
+    """question: the prefix of the base model under a head for question answering. size: as of `decoder.axes`."""
+    axes = decoder.axes(c, plane=plane, size=size) | decoder.gated(c)
+    family = decoder.family(c, axes, decoder.PROJECTIONS | decoder.GATED | decoder.NORMS)
     return replace(family, prefix=question) if c.class_name.endswith("ForQuestionAnswering") else family
 
 
 @architecture("llama", "granite", tied=False)
 def llama(c: Config) -> Family:
     """What Granite multiplies by numbers commutes with all of it."""
-    family = _family(c)
-    if c.get("attention_bias", False):
-        family = biased_attention(family)
-    return with_tensors(family, MLP_BIASES) if c.get("mlp_bias", False) else family
+    family = decoder.biased(_family(c), c.get("attention_bias", False))
+    return decoder.with_tensors(family, decoder.MLP_BIASES) if c.get("mlp_bias", False) else family
 
 
 @architecture("smollm3")
@@ -57,7 +41,7 @@ def smollm3(c: Config) -> Family:
     exceptions = {name.format(l=layer): layout for layer in layers for name, layout in free}
     keys = [name for name in exceptions if name.endswith("k_proj.bias")]
     return replace(
-        with_tensors(family, exceptions),
+        decoder.with_tensors(family, exceptions),
         axes={**family.axes, "p": Axis(2 * family.axes["f"].size, Invertible(), ("l", "kv"))},
         shifts=(*family.shifts, *(Shift(name, "p*") for name in keys)),
     )
@@ -79,10 +63,10 @@ def mistral(c: Config) -> Family:
 
 @architecture("qwen2", tied=False)
 def qwen2(c: Config) -> Family:
-    return with_tensors(_family(c), BIASES)
+    return decoder.with_tensors(_family(c), decoder.BIASES)
 
 
 @architecture("qwen3", tied=False)
 def qwen3(c: Config) -> Family:
-    family = with_tensors(_family(c, Sign(), size=128), NORMS_OF_HEADS)
-    return biased_attention(family) if c.get("attention_bias", False) else family
+    family = decoder.with_tensors(_family(c, Sign(), size=128), decoder.NORMS_OF_HEADS)
+    return decoder.biased(family, c.get("attention_bias", False))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from symfuse.architectures import bart, seq2seq
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.causal import linear
+from symfuse.architectures.blocks import linear
 from symfuse.spec import Axis
 
 STREAMS = ("residual", "residual")
@@ -41,7 +41,7 @@ def marian(c: Config) -> Family:
 
 @architecture("m2m_100")
 def m2m_100(c: Config) -> Family:
-    head = Head(("ForConditionalGeneration",), linear("lm_head", "vocab", "residual*", bias=False))
+    head = Head(("ForConditionalGeneration",), linear("lm_head", "vocab", bias=False))
     return Family(
         axes=seq2seq.axes(c) | seq2seq.stream_axes(c, STREAMS, None, SINES),
         prefix="model.",

@@ -3,12 +3,10 @@ normalised embeddings as they are, so that the stream cannot be rotated: the gai
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
+from symfuse.architectures import decoder
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import block_axes, rotary_axes, value_shift
-from symfuse.architectures.causal import OUTPUTS, linear, norm
-from symfuse.architectures.decoder import gated
+from symfuse.architectures.blocks import block_axes, linear, norm, rotary_axes, value_shift
+from symfuse.architectures.causal import OUTPUTS
 from symfuse.architectures.feed_forward import neurons
 from symfuse.groups import Permutation
 from symfuse.spec import Axis
@@ -19,25 +17,24 @@ UP, DOWN = LAYER + "mlp.Wi", LAYER + "mlp.Wo"
 EMBEDDING = "embeddings.tok_embeddings.weight"
 
 
-def _transform(c: Config, space: str) -> Mapping[str, str]:
+def _transform(c: Config, space: str) -> dict[str, str]:
     """A dense layer and its norm, before the decoder or the classifier."""
-    dense = linear("head.dense", space, "residual*", bias=c.get("classifier_bias", False))
-    gains = norm("head.norm", bias=c.get("norm_bias", False))
-    return dense | {name: layout.replace("residual", space) for name, layout in gains.items()}
+    dense = linear("head.dense", space, bias=c.get("classifier_bias", False))
+    return dense | norm("head.norm", space, bias=c.get("norm_bias", False))
 
 
 def _classifier(c: Config, classes: tuple[str, ...], labels: str) -> Head:
-    return Head(classes, {**_transform(c, "lm"), **linear("classifier", labels, "lm*")})
+    return Head(classes, _transform(c, "lm") | linear("classifier", labels, "lm*"))
 
 
-@architecture("modernbert")
+@architecture("modernbert", float32=("ModernBertAttention",))
 def modernbert(c: Config) -> Family:
     bias, between = c.get("attention_bias", False), c.get("mlp_bias", False)
     act = c.get("hidden_activation", "gelu")
     neurons(c.get("classifier_activation", "gelu"))  # whether the units of the head may be reordered
     axes = block_axes(c.num_hidden_layers, c.hidden_size, c.num_attention_heads, c.intermediate_size, act)
     head = axes.pop("qk").size
-    axes |= gated(act, c.intermediate_size) | rotary_axes(head, head, ("l", "h"))
+    axes |= decoder.gated(c, act) | rotary_axes(head, head, ("l", "h"))
     axes |= {"vocab": Axis(c.vocab_size), "labels": Axis(c.labels), "lm": Axis(c.hidden_size, Permutation())}
     # With a tied decoder the transform writes into the residual space of the embeddings; else into its own.
     lm = "residual" if c.tied else "lm"
@@ -51,18 +48,15 @@ def modernbert(c: Config) -> Family:
             EMBEDDING: "vocab residual",
             **gains,
             **first,
-            **linear(QKV, "(h c f + h c* f + h v)", "residual*", bias=bias),
+            **linear(QKV, "(h c f + h c* f + h v)", bias=bias),
             **linear(OUT, "residual", "(h v*)", bias=bias),
-            **linear(UP, "(|ffn| + ffn)", "residual*", bias=between),
+            **linear(UP, "(|ffn| + ffn)", bias=between),
             **linear(DOWN, "residual", "ffn*", bias=between),
         },
         heads={
             "masked LM": Head(
                 ("ForMaskedLM",),
-                {
-                    **_transform(c, lm),
-                    **linear("decoder", "vocab", f"{lm}*", bias=c.get("decoder_bias", True)),
-                },
+                _transform(c, lm) | linear("decoder", "vocab", f"{lm}*", bias=c.get("decoder_bias", True)),
             ),
             "classifier": _classifier(
                 c, ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"), "labels"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from symfuse.architectures.base import Config, Family, architecture
-from symfuse.architectures.blocks import ALIBI, block_axes
-from symfuse.architectures.causal import HEADS, OUTPUTS, READERS, linear, norm
+from symfuse.architectures.blocks import ALIBI, block_axes, linear, norm
+from symfuse.architectures.causal import HEADS, OUTPUTS, READERS
 from symfuse.groups import Signed
 from symfuse.spec import Axis
 
@@ -13,7 +13,7 @@ QKV, OUT = LAYER + "attn.Wqkv", LAYER + "attn.out_proj"
 UP, DOWN = LAYER + "ffn.up_proj", LAYER + "ffn.down_proj"
 
 
-@architecture("mpt")
+@architecture("mpt", float32=("MptAttention",))
 def mpt(c: Config) -> Family:
     axes = block_axes(c.n_layers, c.d_model, c.n_heads, 4 * c.d_model, "gelu")
     axes |= {"h": Axis(c.n_heads, why=ALIBI), "vocab": Axis(c.vocab_size), "labels": Axis(c.labels)}
@@ -26,10 +26,10 @@ def mpt(c: Config) -> Family:
         tensors={
             "wte.weight": "vocab residual",
             **norm(LAYER + "norm_1", bias=False),
-            **linear(QKV, "(h qk + h qk* + h v)", "residual*", bias=False),
+            **linear(QKV, "(h qk + h qk* + h v)", bias=False),
             **linear(OUT, "residual", "(h v*)", bias=False),
             **norm(LAYER + "norm_2", bias=False),
-            **linear(UP, "ffn", "residual*", bias=False),
+            **linear(UP, "ffn", bias=False),
             **linear(DOWN, "residual", "ffn*", bias=False),
             **norm("norm_f", bias=False),
         },

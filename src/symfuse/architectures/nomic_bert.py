@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from symfuse.architectures import bert
+from symfuse.architectures import bert, decoder
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import block_axes, rotary_axes
-from symfuse.architectures.causal import linear, norm
-from symfuse.architectures.decoder import gated
+from symfuse.architectures.blocks import block_axes, linear, norm, rotary_axes
 from symfuse.groups import Permutation, Signed
 from symfuse.spec import Axis
 
 # As they are on disk; in memory the projections are apart.
 LAYER = "encoder.layers.{l}."
-EMBEDDING, PREDICTIONS = "embeddings.word_embeddings.weight", "cls.predictions."
 
 
 @architecture("nomic_bert")
@@ -22,7 +19,7 @@ def nomic_bert(c: Config) -> Family:
         c.num_hidden_layers, c.hidden_size, c.num_attention_heads, c.intermediate_size, act, c.get("head_dim")
     )
     head = axes.pop("qk").size
-    axes |= gated(act, c.intermediate_size) | rotary_axes(head, head, ("l", "h"))
+    axes |= decoder.gated(c, act) | rotary_axes(head, head, ("l", "h"))
     axes |= {
         "vocab": Axis(c.vocab_size),
         "types": Axis(c.get("type_vocab_size", 2)),
@@ -30,21 +27,18 @@ def nomic_bert(c: Config) -> Family:
         "lm": Axis(c.hidden_size, Permutation()),
         "labels": Axis(c.labels),
     }
-    # With a tied decoder the transform writes into the residual space of the embeddings; else into its own.
-    lm = "residual" if c.tied else "lm"
-    after = {n: layout.replace("residual", lm) for n, layout in norm(PREDICTIONS + "transform.layer_norm").items()}
     return Family(
         axes=axes,
         prefix="nomic_bert.",
         tensors={
-            EMBEDDING: "vocab residual",
+            bert.WORDS: "vocab residual",
             "embeddings.token_type_embeddings.weight": "types residual",
             **norm("emb_ln"),
-            **linear(LAYER + "attn.Wqkv", "(h c f + h c* f + h v)", "residual*", bias=False),
+            **linear(LAYER + "attn.Wqkv", "(h c f + h c* f + h v)", bias=False),
             **linear(LAYER + "attn.out_proj", "residual", "(h v*)", bias=False),
             **norm(LAYER + "norm1"),
-            **linear(LAYER + "mlp.fc11", "ffn", "residual*", bias=False),
-            **linear(LAYER + "mlp.fc12", "|ffn|", "residual*", bias=False),  # the gate
+            **linear(LAYER + "mlp.fc11", "ffn", bias=False),
+            **linear(LAYER + "mlp.fc12", "|ffn|", bias=False),  # the gate
             **linear(LAYER + "mlp.fc2", "residual", "ffn*", bias=False),
             **norm(LAYER + "norm2"),
         },
@@ -52,19 +46,12 @@ def nomic_bert(c: Config) -> Family:
         heads={
             "masked LM": Head(
                 ("ForMaskedLM",),
-                {
-                    PREDICTIONS + "bias": "vocab",
-                    **linear(PREDICTIONS + "transform.dense", lm, "residual*"),
-                    **after,
-                    **linear(PREDICTIONS + "decoder", "vocab", f"{lm}*"),
-                },
+                bert.predictions(c, "layer_norm"),
             ),
             "sequence": Head(("ForSequenceClassification",), bert.POOLED),
             "token": bert.TOKEN,
         },
-        tied={PREDICTIONS + "decoder.weight": EMBEDDING, PREDICTIONS + "decoder.bias": PREDICTIONS + "bias"}
-        if c.tied
-        else {},
+        tied=bert.ties(c),
         buffers=(*bert.BUFFERS, "*rotary_emb.*inv_freq"),
         outputs=bert.OUTPUTS,
     )

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import block_axes, key_shift, value_shift
-from symfuse.architectures.causal import HEADS, linear, norm
+from symfuse.architectures.blocks import (
+    attention,
+    attention_shifts,
+    block_axes,
+    linear,
+    norm,
+    placed,
+    projections,
+    readers,
+)
+from symfuse.architectures.causal import HEADS, READERS
 from symfuse.groups import Centred, Invertible
 from symfuse.spec import Axis
 
 LAYER = "decoder.layers.{l}."
-ATTENTION = LAYER + "self_attn."
-QUERY, KEY, VALUE, OUT = (f"{ATTENTION}{name}_proj" for name in ("q", "k", "v", "out"))
+NAMES = projections(LAYER + "self_attn.", "q_proj", "k_proj", "v_proj", "out_proj")
 EMBEDDING, LAST = "decoder.embed_tokens.weight", "decoder.final_layer_norm"
 OFFSET = 2  # the first rows of the table of positions, which no position reads
-
-
-def _heads(read: str) -> dict[str, Head]:
-    names = ("causal LM", "sequence", "question")
-    return {
-        name: Head(
-            HEADS[name].classes, {n: t.replace("residual*", read) for n, t in HEADS[name].tensors.items()}
-        )
-        for name in names
-    }  # fmt: skip
 
 
 @architecture("opt")
@@ -47,8 +45,6 @@ def opt(c: Config) -> Family:
     # Of a projected stream: what it is written to, and what reads that. A tied head is the embedding: its dual is read.
     out, read = ("residual", "residual*") if not projected else ("embedding*", "embedding") if c.tied else ("lm", "lm*")
     norms = [LAYER + "self_attn_layer_norm", LAYER + "final_layer_norm", *([LAST] if last else [])]
-    heads = _heads(read)
-    readers = ("last_hidden_state", "lm_head.weight", "score.weight", "qa_outputs.weight")
     return Family(
         axes=axes,
         prefix="model.",
@@ -56,23 +52,23 @@ def opt(c: Config) -> Family:
             EMBEDDING: "vocab embedding" if projected else "vocab residual",
             "decoder.embed_positions.weight": "positions residual",
             **(linear("decoder.project_in", "residual", "embedding*", bias=False) if projected else {}),
-            **linear(QUERY, "(h qk)", "residual*", bias=bias),
-            **linear(KEY, "(h qk*)", "residual*", bias=bias),
-            **linear(VALUE, "(h v)", "residual*", bias=bias),
-            **linear(OUT, "residual", "(h v*)", bias=bias),
-            **linear(LAYER + "fc1", "ffn", "residual*", bias=bias),
+            **attention(NAMES, bias="qkvo" if bias else ""),
+            **linear(LAYER + "fc1", "ffn", bias=bias),
             **linear(LAYER + "fc2", "residual", "ffn*", bias=bias),
             **{name: layout for at in norms if gains for name, layout in norm(at).items()},
-            **(linear("decoder.project_out", out, "residual*", bias=False) if projected else {}),
+            **(linear("decoder.project_out", out, bias=False) if projected else {}),
         },
-        heads=heads,
+        heads={
+            name: Head(HEADS[name].classes, placed(HEADS[name].tensors, {"residual*": read}))
+            for name in ("causal LM", "sequence", "question")
+        },
         tied={"lm_head.weight": EMBEDDING} if c.tied else {},
-        shifts=(key_shift(KEY), value_shift(VALUE, OUT)) if bias else (),
+        shifts=attention_shifts(NAMES) if bias else (),
         outputs={"last_hidden_state": out},
         reads={
-            LAYER + "self_attn_layer_norm.weight": (QUERY + ".weight", KEY + ".weight", VALUE + ".weight"),
+            LAYER + "self_attn_layer_norm.weight": readers(NAMES),
             LAYER + "final_layer_norm.weight": (LAYER + "fc1.weight",),
-            LAST + ".weight": ("decoder.project_out.weight",) if projected else readers,
+            LAST + ".weight": ("decoder.project_out.weight",) if projected else READERS,
         }
         if gains and last
         else {},

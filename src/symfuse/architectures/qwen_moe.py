@@ -5,34 +5,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from symfuse.architectures import decoder
 from symfuse.architectures.base import Config, Family, architecture
-from symfuse.architectures.blocks import ROTARY
-from symfuse.architectures.decoder import (
-    BEFORE_MLP,
-    BIASES,
-    EMBEDDING,
-    GATED,
-    MLP,
-    NORMS,
-    NORMS_OF_HEADS,
-    PROJECTIONS,
-    READS,
-    biased_attention,
-    decoder_axes,
-    placed,
-    with_tensors,
-)
+from symfuse.architectures.blocks import ROTARY, placed
 from symfuse.architectures.experts import EXPERTS, EXPERTS_READS, expert_axes, mixture
 from symfuse.errors import SpecError
 from symfuse.groups import Group, Sign, SignedMonomial
 from symfuse.spec import Axis
 
-DENSE = placed(GATED, {"ffn": "dense_ffn"})
+DENSE = placed(decoder.GATED, {"ffn": "dense_ffn"})
 SHARED = {
-    MLP + "shared_expert.gate_proj.weight": "|shared_ffn| residual*",
-    MLP + "shared_expert.up_proj.weight": "shared_ffn residual*",
-    MLP + "shared_expert.down_proj.weight": "residual shared_ffn*",
-    MLP + "shared_expert_gate.weight": "1 residual*",
+    decoder.MLP + "shared_expert.gate_proj.weight": "|shared_ffn| residual*",
+    decoder.MLP + "shared_expert.up_proj.weight": "shared_ffn residual*",
+    decoder.MLP + "shared_expert.down_proj.weight": "residual shared_ffn*",
+    decoder.MLP + "shared_expert_gate.weight": "1 residual*",
 }
 SHARED_READERS = tuple(name for name, layout in SHARED.items() if layout.endswith("residual*"))
 
@@ -40,22 +26,24 @@ SHARED_READERS = tuple(name for name, layout in SHARED.items() if layout.endswit
 @architecture("qwen2_moe", tied=False)
 def qwen2_moe(c: Config) -> Family:
     family = _family(c, SHARED, {"shared_ffn": Axis(c.shared_expert_intermediate_size, SignedMonomial(), per=("l",))})
-    return with_tensors(family, BIASES) if c.get("qkv_bias", True) else family
+    return decoder.with_tensors(family, decoder.BIASES) if c.get("qkv_bias", True) else family
 
 
 @architecture("qwen3_moe", tied=False)
 def qwen3_moe(c: Config) -> Family:
-    family = with_tensors(_family(c, {}, {}, Sign()), NORMS_OF_HEADS)
+    family = decoder.with_tensors(_family(c, {}, {}, Sign()), decoder.NORMS_OF_HEADS)
     if c.class_name.endswith("ForQuestionAnswering"):
         family = replace(family, prefix="transformer.")
-    return biased_attention(family) if c.get("attention_bias", False) else family
+    return decoder.biased(family, c.get("attention_bias", False))
 
 
 def _family(c: Config, shared: dict[str, str], more: dict[str, Axis], plane: Group = ROTARY) -> Family:
-    axes = decoder_axes(c, plane=plane) | expert_axes(c, c.moe_intermediate_size) | more
+    axes = decoder.axes(c, plane=plane) | expert_axes(c, c.moe_intermediate_size) | more
     sparse = EXPERTS | shared
-    tensors = EMBEDDING | PROJECTIONS | sparse | NORMS
-    reads = EXPERTS_READS | {BEFORE_MLP: EXPERTS_READS[BEFORE_MLP] + SHARED_READERS + READS[BEFORE_MLP]}
+    tensors = decoder.PROJECTIONS | sparse | decoder.NORMS
+    reads = EXPERTS_READS | {
+        decoder.BEFORE_MLP: EXPERTS_READS[decoder.BEFORE_MLP] + SHARED_READERS + decoder.READS[decoder.BEFORE_MLP]
+    }
     if dense := _dense_layers(c):
         axes |= {"dense_ffn": Axis(c.intermediate_size, SignedMonomial(), per=("l",))}
         absent = {layer: sparse if layer in dense else DENSE for layer in range(c.num_hidden_layers)}

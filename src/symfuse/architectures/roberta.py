@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from symfuse.architectures import bert
 from symfuse.architectures.base import Config, Family, Head, architecture
+from symfuse.architectures.blocks import dense_head, linear
+from symfuse.architectures.names import LEGACY
 
 
 @architecture("roberta", "xlm-roberta", "camembert")
 def roberta(c: Config) -> Family:
-    lm = "residual" if c.tied else "lm"
     return Family(
         axes=bert.encoder_axes(c),
         prefix="roberta.",
@@ -19,36 +20,20 @@ def roberta(c: Config) -> Family:
                 ("ForMaskedLM", "ForCausalLM"),
                 {
                     "lm_head.bias": "vocab",
-                    "lm_head.dense.weight": f"{lm} residual*",
-                    "lm_head.dense.bias": lm,
-                    "lm_head.layer_norm.weight": f"|{lm}|",
-                    "lm_head.layer_norm.bias": lm,
-                    "lm_head.decoder.weight": f"vocab {lm}*",
-                    "lm_head.decoder.bias": "vocab",
+                    **dense_head(c, "lm_head.dense", "lm_head.layer_norm", "lm_head.decoder"),
                 },
             ),
-            "sequence": Head(
+            "sequence": Head(  # a pooler of its own: tanh again
                 ("ForSequenceClassification",),
-                {
-                    # A pooler of its own: tanh again.
-                    "classifier.dense.weight": "pool residual*",
-                    "classifier.dense.bias": "pool",
-                    "classifier.out_proj.weight": "labels pool*",
-                    "classifier.out_proj.bias": "labels",
-                },
+                linear("classifier.dense", "pool") | linear("classifier.out_proj", "labels", "pool*"),
             ),
             "choice": bert.CHOICE,
             "token": bert.TOKEN,
             "question": bert.QUESTION,
         },
-        tied={
-            "lm_head.decoder.weight": "embeddings.word_embeddings.weight",
-            "lm_head.decoder.bias": "lm_head.bias",
-        }
-        if c.tied
-        else {},
+        tied=bert.ties(c, "lm_head.decoder", "lm_head.bias"),
         buffers=bert.BUFFERS,
-        legacy=bert.LEGACY,
+        legacy=LEGACY,
         shifts=bert.SHIFTS,
         outputs=bert.OUTPUTS,
         gauges=bert.gauges(

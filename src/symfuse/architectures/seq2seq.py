@@ -6,11 +6,19 @@ queries read the decoder's stream, and whose keys and values read what the encod
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from symfuse.architectures.base import Config
-from symfuse.architectures.blocks import size_of_head
-from symfuse.architectures.causal import linear
+from symfuse.architectures.blocks import (
+    attention,
+    attention_shifts,
+    linear,
+    norm,
+    of_heads,
+    projections,
+    readers,
+    size_of_head,
+)
 from symfuse.architectures.feed_forward import neurons
 from symfuse.groups import Group, Invertible, Permutation, Signed
 from symfuse.spec import Axis, Shift
@@ -29,26 +37,9 @@ def attention_axes(
     part: str, heads: int, head: int, per: tuple[str, ...], layers: str, why: str = ""
 ) -> dict[str, Axis]:
     """The heads of one kind of attention and what is inside of them, in each of `layers`. per, why: of their order."""
-    h = f"{part}_h"
+    h, qk, v = of_heads(part)
     inside = Axis(head, Invertible(), (layers, h))
-    return {h: Axis(heads, Permutation(), per, why), f"{part}_qk": inside, f"{part}_v": inside}
-
-
-def attention(names: Mapping[str, str], part: str, stream: str, memory: str, *, bias: str = "") -> dict[str, str]:
-    """The maps of one attention, called `names["q"]` and so on. memory: the stream that keys and values read. bias: the
-    letters of those with a bias."""
-    h, qk, v = (f"{part}_{name}" for name in ("h", "qk", "v"))
-    return {
-        **linear(names["q"], f"({h} {qk})", f"{stream}*", bias="q" in bias),
-        **linear(names["k"], f"({h} {qk}*)", f"{memory}*", bias="k" in bias),
-        **linear(names["v"], f"({h} {v})", f"{memory}*", bias="v" in bias),
-        **linear(names["o"], stream, f"({h} {v}*)", bias="o" in bias),
-    }
-
-
-def norm(name: str, stream: str) -> dict[str, str]:
-    """A LayerNorm of that stream."""
-    return {name + ".weight": f"|{stream}|", name + ".bias": stream}
+    return {h: Axis(heads, Permutation(), per, why), qk: inside, v: inside}
 
 
 def axes(c: Config) -> dict[str, Axis]:
@@ -101,19 +92,15 @@ def last_norms(streams: Streams) -> dict[str, str]:
 
 def shifts(bias: str = "qkvo") -> tuple[Shift, ...]:
     """A key's bias is free, and a value's may move into that of the output, in the cross-attention too."""
-    out = []
-    for at, part in (ENCODER_SELF, DECODER_SELF, CROSS):
-        names = _names(at)
-        out += [Shift(names["k"] + ".bias", f"{part}_qk*")] if "k" in bias else []
-        out += [Shift(names["v"] + ".bias", f"{part}_v", names["o"] + ".weight", names["o"] + ".bias")]
-    return tuple(out)
+    parts = (ENCODER_SELF, DECODER_SELF, CROSS)
+    return tuple(shift for at, part in parts for shift in attention_shifts(_names(at), part, bias=bias))
 
 
 def encoder_reads(c: Config) -> dict[str, tuple[str, ...]]:
     """What reads the norms of a pre-norm encoder: the last one is read by the keys and values of all of the decoder."""
     cross = (f"{CROSS[0]}{name}_proj.weight".format(decoder_l=at) for at in range(c.decoder_layers) for name in "kv")
     return {
-        ENCODER + "self_attn_layer_norm.weight": tuple(f"{ENCODER_SELF[0]}{name}_proj.weight" for name in "qkv"),
+        ENCODER + "self_attn_layer_norm.weight": readers(_names(ENCODER_SELF[0])),
         ENCODER + "final_layer_norm.weight": (ENCODER + "fc1.weight",),
         ENCODER_LAST + ".weight": ("encoder_last_hidden_state", *cross),
     }
@@ -122,7 +109,7 @@ def encoder_reads(c: Config) -> dict[str, tuple[str, ...]]:
 def decoder_reads(*heads: str) -> dict[str, tuple[str, ...]]:
     """What reads the norms of a pre-norm decoder. heads: the weights that read the last one."""
     return {
-        DECODER + "self_attn_layer_norm.weight": tuple(f"{DECODER_SELF[0]}{name}_proj.weight" for name in "qkv"),
+        DECODER + "self_attn_layer_norm.weight": readers(_names(DECODER_SELF[0])),
         DECODER + "encoder_attn_layer_norm.weight": (CROSS[0] + "q_proj.weight",),
         DECODER + "final_layer_norm.weight": (DECODER + "fc1.weight",),
         DECODER_LAST + ".weight": ("last_hidden_state", *heads),
@@ -134,4 +121,4 @@ def outputs(streams: Streams) -> dict[str, str]:
 
 
 def _names(at: str) -> dict[str, str]:
-    return {letter: f"{at}{name}_proj" for letter, name in zip("qkvo", ("q", "k", "v", "out"), strict=True)}
+    return projections(at, "q_proj", "k_proj", "v_proj", "out_proj")

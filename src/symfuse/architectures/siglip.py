@@ -10,8 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from symfuse.architectures.base import Config, Family, architecture
-from symfuse.architectures.blocks import size_of_head
-from symfuse.architectures.causal import linear
+from symfuse.architectures.blocks import linear, norm, size_of_head
 from symfuse.architectures.clip import (
     EMBEDDINGS,
     READS,
@@ -35,8 +34,7 @@ POOLING = {
     POOL + "attention.in_proj_weight": f"{FUSED} residual*",
     POOL + "attention.in_proj_bias": FUSED,
     **linear(POOL + "attention.out_proj", "projection", "(pool_h pool_v*)"),
-    POOL + "layernorm.weight": "|projection|",
-    POOL + "layernorm.bias": "projection",
+    **norm(POOL + "layernorm", "projection"),
     **linear(POOL + "mlp.fc1", "pool_ffn", "projection*"),
     **linear(POOL + "mlp.fc2", "projection", "pool_ffn*"),
 }
@@ -57,7 +55,7 @@ def _text(c: Config) -> Family:
     tower = text_tower(c, SIZES, 32000, 64, ACT, Axis(size, Permutation()))
     return replace(
         tower,
-        tensors=dict(tower.tensors) | linear("head", "projection", "residual*"),
+        tensors=dict(tower.tensors) | linear("head", "projection"),
         outputs=OUTPUTS,
         reads=READS | {TEXT_LAST + ".weight": ("last_hidden_state", "head.weight")},
     )

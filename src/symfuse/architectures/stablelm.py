@@ -4,32 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from symfuse.architectures import decoder
 from symfuse.architectures.base import Config, Family, architecture
-from symfuse.architectures.blocks import ROTARY
-from symfuse.architectures.decoder import (
-    ATTENTION,
-    BEFORE_MLP,
-    BIASES,
-    EMBEDDING,
-    GATED,
-    NORMS,
-    PARALLEL_READS,
-    PARTLY,
-    PROJECTIONS,
-    READS,
-    WHOLE,
-    decoder,
-    decoder_axes,
-    gated,
-    norm_biases,
-    placed,
-    with_tensors,
-)
+from symfuse.architectures.blocks import ROTARY, placed
 from symfuse.groups import Permutation
 from symfuse.spec import Axis, Shift
 
 # Where positions do not turn it, a key's bias adds one number to all scores of a query, which the softmax ignores.
-UNTURNED = (Shift(ATTENTION + "k_proj.bias", "p*"),)
+UNTURNED = (Shift(decoder.ATTENTION + "k_proj.bias", "p*"),)
 NUMBERED = "each head has a norm under a name with its number"  # why heads stay
 
 
@@ -37,14 +19,14 @@ NUMBERED = "each head has a norm under a name with its number"  # why heads stay
 def stablelm(c: Config) -> Family:
     """Where queries and keys are normalised, each head has a norm under a name with its number, and heads stay."""
     normed = c.get("qk_layernorm", False)
-    axes = decoder_axes(c, plane=None if normed else ROTARY, residual=Permutation(), share=0.25)
-    axes |= gated(c.get("hidden_act", "silu"), c.intermediate_size)
+    axes = decoder.axes(c, plane=None if normed else ROTARY, residual=Permutation(), share=0.25)
+    axes |= decoder.gated(c)
     parallel = c.get("use_parallel_residual", False)
-    norms = {name: layout for name, layout in NORMS.items() if not (parallel and name == BEFORE_MLP)}
-    attention = PROJECTIONS | (BIASES if c.get("use_qkv_bias", False) else {})
-    places = WHOLE if normed else PARTLY if "p" in axes else {}
-    tensors = EMBEDDING | placed(attention, places) | GATED | norms | norm_biases(norms)
-    family = decoder(c, axes, tensors, PARALLEL_READS if parallel else READS, "layer")
+    norms = {name: layout for name, layout in decoder.NORMS.items() if not (parallel and name == decoder.BEFORE_MLP)}
+    attention = decoder.PROJECTIONS | (decoder.BIASES if c.get("use_qkv_bias", False) else {})
+    places = decoder.WHOLE if normed else decoder.PARTLY if "p" in axes else {}
+    tensors = placed(attention, places) | decoder.GATED | norms | decoder.norm_biases(norms)
+    family = decoder.family(c, axes, tensors, decoder.PARALLEL_READS if parallel else decoder.READS, "layer")
     if normed:
         return _numbered(family)
     return replace(family, shifts=UNTURNED) if "p" in axes else family
@@ -55,6 +37,6 @@ def _numbered(family: Family) -> Family:
     axes = dict(family.axes)
     kv, q = axes["kv"].size, axes["q"].size
     axes |= {"kv": Axis(kv, None, why=NUMBERED), "q": Axis(q, None, why=NUMBERED), "m": Axis(kv), "n": Axis(kv * q)}
-    norms = {f"{ATTENTION}q_layernorm.norms.{{n}}.weight": f"{axes['qk'].size}"}
-    norms |= {f"{ATTENTION}k_layernorm.norms.{{m}}.weight": f"{axes['qk'].size}"}
-    return replace(with_tensors(family, norms), axes=axes)
+    norms = {f"{decoder.ATTENTION}q_layernorm.norms.{{n}}.weight": f"{axes['qk'].size}"}
+    norms |= {f"{decoder.ATTENTION}k_layernorm.norms.{{m}}.weight": f"{axes['qk'].size}"}
+    return replace(decoder.with_tensors(family, norms), axes=axes)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from symfuse.architectures import seq2seq
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.causal import linear
+from symfuse.architectures.blocks import attention, linear
 from symfuse.architectures.feed_forward import neurons
 from symfuse.errors import SpecError
 from symfuse.groups import Signed, SignedMonomial
@@ -29,7 +29,7 @@ ONE_ORDER = "the relative bias of the first layer serves the heads of all: reord
 ENCODERS = ("EncoderModel", "ForTokenClassification")
 
 
-@architecture("t5")
+@architecture("t5", float32=("T5LayerNorm",))
 def t5(c: Config) -> Family:
     """Of v1.0 the head is the embedding, and the decoder's output is scaled before it."""
     return _family(c, scaled=c.get("scale_decoder_outputs", c.tied))
@@ -98,7 +98,7 @@ def _axes(c: Config, gated: bool, activation: str, biases_in_all: bool) -> dict[
 
 
 def _attention(at: str, part: str) -> dict[str, str]:
-    return seq2seq.attention({letter: at + letter for letter in "qkvo"}, part, "residual", "residual")
+    return attention({letter: at + letter for letter in "qkvo"}, part, bias="")
 
 
 def _self_attention(at: str, part: str, biases_in_all: bool) -> dict[str, str]:
@@ -141,11 +141,10 @@ HEADS = {
     "conditional": Head(("ForConditionalGeneration",), {HEAD: "vocab residual*"}),
     "sequence": Head(
         ("ForSequenceClassification",),
-        linear("classification_head.dense", "pool", "residual*")
-        | linear("classification_head.out_proj", "labels", "pool*"),
+        linear("classification_head.dense", "pool") | linear("classification_head.out_proj", "labels", "pool*"),
     ),
-    "token": Head(("ForTokenClassification",), linear("classifier", "labels", "residual*")),
-    "question": Head(("ForQuestionAnswering",), linear("qa_outputs", "labels", "residual*")),
+    "token": Head(("ForTokenClassification",), linear("classifier", "labels")),
+    "question": Head(("ForQuestionAnswering",), linear("qa_outputs", "labels")),
 }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import block_axes, post_norm
+from symfuse.architectures.blocks import block_axes, linear, norm, post_norm
 from symfuse.spec import Axis, Shift
 
 EXAMPLE = {"hidden_size": 64, "num_attention_heads": 8, "intermediate_size": 256, "num_hidden_layers": 3}
@@ -19,16 +19,11 @@ def layer_tensors(layer: str) -> dict[str, str]:
     return {
         layer + "self_attn.in_proj_weight": "(h qk + h qk* + h v) residual*",
         layer + "self_attn.in_proj_bias": "(h qk + h qk* + h v)",
-        layer + "self_attn.out_proj.weight": "residual (h v*)",
-        layer + "self_attn.out_proj.bias": "residual",
-        layer + "linear1.weight": "ffn residual*",
-        layer + "linear1.bias": "ffn",
-        layer + "linear2.weight": "residual ffn*",
-        layer + "linear2.bias": "residual",
-        layer + "norm1.weight": "|residual|",
-        layer + "norm1.bias": "residual",
-        layer + "norm2.weight": "|residual|",
-        layer + "norm2.bias": "residual",
+        **linear(layer + "self_attn.out_proj", "residual", "(h v*)"),
+        **linear(layer + "linear1", "ffn"),
+        **linear(layer + "linear2", "residual", "ffn*"),
+        **norm(layer + "norm1"),
+        **norm(layer + "norm2"),
     }
 
 
@@ -87,7 +82,7 @@ def torch_transformer_encoder(c: Config) -> Family:
     return Family(
         axes=layer_axes(c),
         tensors=layer_tensors("layers.{l}."),
-        optional={"final norm": {"norm.weight": "|residual|", "norm.bias": "residual"}},
+        optional={"final norm": norm("norm")},
         shifts=layer_shifts("layers.{l}."),
         # The module's input lives in the residual space as well as its output.
         outputs={"output": "residual", "src": "residual"},
@@ -119,9 +114,7 @@ def sceptr(c: Config) -> Family:
             "_self_attention_stack._initial_projector.weight": "residual features",
         }
         | layer_tensors(layer),
-        heads={
-            "masked LM": Head((), {head + "weight": "amino_acids residual*", head + "bias": "amino_acids"}),
-        },
+        heads={"masked LM": Head((), linear(head.removesuffix("."), "amino_acids"))},
         shifts=layer_shifts(layer),
         gauges=layer_gauges(c, layer, head),
     )

@@ -5,42 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import block_axes, key_shift, value_shift
+from symfuse.architectures.blocks import attention, attention_shifts, block_axes, linear, norm, projections, readers
 from symfuse.architectures.feed_forward import neurons
 from symfuse.spec import Axis
 
 LAYER = "encoder.layer.{l}."
 ATTENTION = LAYER + "attention.attention."
-OUTPUT = LAYER + "attention.output.dense"
+NAMES = projections(LAYER + "attention.", "attention.query", "attention.key", "attention.value", "output.dense")
+OUTPUT = NAMES["o"]
 
-BIASES = {
-    ATTENTION + "query.bias": "(h qk)",
-    ATTENTION + "key.bias": "(h qk*)",
-    ATTENTION + "value.bias": "(h v)",
-}
+BIASES = {name: layout for name, layout in attention(NAMES, bias="qkv").items() if name.endswith("bias")}
 TENSORS = {
     "embeddings.cls_token": "1 1 residual",
     "embeddings.position_embeddings": "1 positions residual",
-    "embeddings.patch_embeddings.projection.weight": "residual channels height width",
-    "embeddings.patch_embeddings.projection.bias": "residual",
-    ATTENTION + "query.weight": "(h qk) residual*",
-    ATTENTION + "key.weight": "(h qk*) residual*",
-    ATTENTION + "value.weight": "(h v) residual*",
-    OUTPUT + ".weight": "residual (h v*)",
-    OUTPUT + ".bias": "residual",
-    LAYER + "intermediate.dense.weight": "ffn residual*",
-    LAYER + "intermediate.dense.bias": "ffn",
-    LAYER + "output.dense.weight": "residual ffn*",
-    LAYER + "output.dense.bias": "residual",
-    LAYER + "layernorm_before.weight": "|residual|",
-    LAYER + "layernorm_before.bias": "residual",
-    LAYER + "layernorm_after.weight": "|residual|",
-    LAYER + "layernorm_after.bias": "residual",
-    "layernorm.weight": "|residual|",
-    "layernorm.bias": "residual",
+    **linear("embeddings.patch_embeddings.projection", "residual", "channels height width"),
+    **attention(NAMES, bias="o"),
+    **linear(LAYER + "intermediate.dense", "ffn"),
+    **linear(LAYER + "output.dense", "residual", "ffn*"),
+    **norm(LAYER + "layernorm_before"),
+    **norm(LAYER + "layernorm_after"),
+    **norm("layernorm"),
 }
 READS = {
-    LAYER + "layernorm_before.weight": tuple(f"{ATTENTION}{name}.weight" for name in ("query", "key", "value")),
+    LAYER + "layernorm_before.weight": readers(NAMES),
     LAYER + "layernorm_after.weight": (LAYER + "intermediate.dense.weight",),
     "layernorm.weight": (
         "last_hidden_state", "pooler.dense.weight", "classifier.weight", "decoder.0.weight", "cls_classifier.weight",
@@ -52,10 +39,7 @@ MASK = {"embeddings.mask_token": "1 1 residual"}
 
 
 def _classifier(classes: tuple[str, ...], *names: str) -> Head:
-    return Head(
-        classes,
-        {f"{n}.weight": "labels residual*" for n in names} | {f"{n}.bias": "labels" for n in names},
-    )
+    return Head(classes, {f"{n}.weight": "labels residual*" for n in names} | {f"{n}.bias": "labels" for n in names})
 
 
 def image_axes(c: Config, tokens: int, image: int = 224, patch: int = 16) -> dict[str, Axis]:
@@ -86,18 +70,15 @@ def _family(c: Config, prefix: str, tokens: Mapping[str, str], heads: Mapping[st
         prefix=prefix,
         tensors=TENSORS | dict(tokens) | (BIASES if biased else {}) | (MASK if masked else {}),
         optional={
-            "pooler": {"pooler.dense.weight": "pool residual*", "pooler.dense.bias": "pool"},
+            "pooler": linear("pooler.dense", "pool"),
             "mask token": MASK,
         },
         heads={
             "classification": _classifier(("ForImageClassification",), "classifier"),
-            "masked image": Head(
-                ("ForMaskedImageModeling",),
-                {"decoder.0.weight": "pixels residual* 1 1", "decoder.0.bias": "pixels"},
-            ),
+            "masked image": Head(("ForMaskedImageModeling",), linear("decoder.0", "pixels", "residual* 1 1")),
             **heads,
         },
-        shifts=(key_shift(ATTENTION + "key"), value_shift(ATTENTION + "value", OUTPUT)) if biased else (),
+        shifts=attention_shifts(NAMES) if biased else (),
         outputs={"last_hidden_state": "residual", "pooler_output": "pool"},
         reads=READS,
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from symfuse.architectures import seq2seq
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.causal import linear
+from symfuse.architectures.blocks import linear
 from symfuse.groups import Permutation
 from symfuse.spec import Axis
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import shlex
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,28 +18,28 @@ from symfuse.cli.app import (
     executor_of,
     executor_options,
     executor_summary,
-    groups_of,
+    import_at_once,
     main,
     match_options,
-    matched,
     matching_options,
     open_model,
-    proved,
     pushed,
     save,
     say_alignment,
     writing_options,
 )
 from symfuse.cli.evaluate import DATA_OPTIONS, data_options, task
+from symfuse.cli.events import Printer, warning
 from symfuse.cli.learning import HEARD, LEARNING_OPTIONS, learning_of, learning_options, say_learned
 from symfuse.device import CPU
 from symfuse.errors import OptionError, OutputError
-from symfuse.output import Output, warn
+from symfuse.output import Output
 
 if TYPE_CHECKING:
     from symfuse.alignment import Alignment
     from symfuse.io import Checkpoint
     from symfuse.io.remote import Place
+    from symfuse.recipes.events import Event
 
 
 @main.command()
@@ -90,19 +89,56 @@ def align(
     the squared distance over all that it touches is said: of value heads also the output bias that value biases move
     into, which `distance` counts under residual.
     """
-    from symfuse.io.remote import Remote
-    from symfuse.io.target import overlap
-    from symfuse.runs import frame_text
+    import_at_once("api", "reports")
+    from symfuse import api
+    from symfuse.runs import frame_text, record_of
 
     out = Output(as_json, quiet)
     _require_use(statistics, options | {"anchor_output": anchor_output})
     options["executor"] = executor = executor_of(out, options)
     a, b = (open_model(out, model).on(options["device"]) for model in (source, anchor))
+    _check_places(options, a, b, anchor_output)
+    start = None
+    with Printer(out) as follow:
+        if options["widen"]:
+            a, start = _widened(out, a, b, axes, options)
+        done = api.align(
+            [a, b],
+            "universe" if options["both"] else 1,
+            start=None if start is None else [start, None],
+            prove=not options["no_verify"],
+            follow=lambda event: None if isinstance(event, api.events.AlignmentDone) else follow(event),
+            **_asked(statistics, axes, options, b, follow),
+        )
+    alignment, other = done.alignments
+    assert alignment is not None
+    new, beside = (_costed(out, one) for one in done.checkpoints)
+    _save(out, new, beside, options, anchor_output)
+    record = record_of(new)
+    assert record is not None
+    say_alignment(out, record.run)
+    if "learning" in record.run:
+        say_learned(out, record.run["learning"])
+    run = {**record.run, "output": str(options["output"])} | out.cost() | executor_summary(executor)
+    out.say(f"written to {options['output']} in {run['seconds']:.1f} s")
+    if anchor_output is not None:
+        what = "moved too" if other is not None else f"in {frame_text(alignment.frame)}"
+        out.say(f"the anchor, {what}: {anchor_output}")
+    elif alignment.frame:
+        _say_frame(out, alignment.frame, anchor)
+    out.finish(run | pushed(out, options))
+
+
+def _check_places(options: dict[str, Any], source: Checkpoint, anchor: Checkpoint, anchor_output: Place | None) -> None:
+    """OutputError for places that cannot be written, or lie in each other; before any work."""
+    from symfuse.io.remote import Remote
+    from symfuse.io.target import overlap
+
     if anchor_output is not None and any(isinstance(place, Remote) for place in (options["output"], anchor_output)):
         options["overwrite"] = None  # what a store has is replaced as soon as the new one comes, and cannot be restored
-    check_place(options, a, b)
+    check_place(options, source, anchor)
     if anchor_output is not None:
-        check_place(options | {"output": anchor_output}, a, b)
+        check_place(options | {"output": anchor_output}, source, anchor)
         if relation := overlap(anchor_output, options["output"]):
             raise OutputError(
                 f"--anchor-output {anchor_output} {relation} the output {options['output']}; choose another folder"
@@ -110,36 +146,6 @@ def align(
     for folder in (options["output"], anchor_output):
         if folder is not None and options["journal"] is not None and overlap(options["journal"], folder):
             raise OutputError(f"--journal {options['journal']} lies in the output {folder}; choose another place")
-    start, found = time.perf_counter(), None
-    if options["widen"]:
-        a, found = _widened(out, a, b, axes, options)
-    alignment, other = _matched(out, a, b, axes, statistics, options, found)
-    matching = {"seconds": time.perf_counter() - start}  # the file is written before all of it is known
-    run = _run(out, a, b, alignment, options, None if other is None else other(b)) | matching
-    moved = None if other is None else _run(out, b, a, other, options, alignment(a)) | matching
-    _save(out, a, b, alignment, run, options, anchor_output, other, moved)
-    say_alignment(out, run)
-    if "learning" in run:
-        say_learned(out, run["learning"])
-    run |= {"output": str(options["output"])} | out.cost() | executor_summary(executor)
-    out.say(f"written to {options['output']} in {run['seconds']:.1f} s")
-    if anchor_output is not None:
-        what = "moved too" if other is not None else f"in {frame_text(alignment.frame)}"
-        out.say(f"the anchor, {what}: {anchor_output}")
-    elif alignment.frame:
-        _say_frame(out, alignment, anchor)
-    out.finish(run | pushed(out, options))
-
-
-def _run(
-    out: Output, source: Checkpoint, anchor: Checkpoint, alignment: Alignment, options: dict[str, Any],
-    moved: Checkpoint | None,
-) -> dict[str, Any]:  # fmt: skip
-    """What became of the source. moved: the anchor, if it was moved too."""
-    from symfuse import reports
-
-    proof = None if options["no_verify"] else proved(out, source, alignment, options["memory"])
-    return reports.alignment_run(source, anchor, alignment, proof, moved) | out.cost()
 
 
 def _widened(
@@ -156,93 +162,74 @@ def _widened(
     words = "all" if axes == "auto" else axes
     with out.progress("matching widths", None):
         pair = (Model.of(model.on(CPU)) for model in (source, anchor))
-        expanded, found = match_widths(*pair, axes=words, **chosen)
+        expanded, alignment = match_widths(*pair, axes=words, **chosen)
     if not options["no_verify"]:
         result = api.verify(source.to(torch.float64), expanded.checkpoint.to(torch.float64))
         result.raise_if_different(f"{source.name} in the widths of {anchor.name}")
         out.say(f"widened, and proved: outputs equal to {result.worst:.0e} ({result.inputs})")
-    return expanded.checkpoint.on(options["device"]), found
+    return expanded.checkpoint.on(options["device"]), alignment
 
 
-def _matched(
-    out: Output, source: Checkpoint, anchor: Checkpoint, axes: str, statistics: str, options: dict[str, Any],
-    found: Alignment | None,
-) -> tuple[Alignment, Alignment | None]:  # fmt: skip
-    """The alignment of the source, and that of the anchor if it is moved too. found: what the weights say, if known."""
+def _asked(
+    statistics: str, axes: str, options: dict[str, Any], anchor: Checkpoint, follow: Callable[[Event], None]
+) -> dict[str, Any]:
+    """The options of `symfuse.align` that the options of the command line mean."""
     from symfuse import api
 
+    asked = match_options(options, axes)
     if statistics == "weights":
-        if found is not None:
-            return found, None
-        more = {"variants": options["inexact"], "executor": options["executor"]}
-        return matched(out, source, anchor, match_options(options, axes) | more), None
+        progress = api.How(follow=follow).watch()
+        return asked | {"variants": options["inexact"], "executor": options["executor"], **progress}
+    plain = {key: asked[key] for key in ("axes", "layers", "groups", "device")}  # without scales, as by default
     if statistics == "learned":
-        return _learned(out, source, anchor, axes, options, found)
+        learning = learning_of(options, anchor, lambda text: follow(api.events.Step(text=text)))
+        if options["start"] != "activations":
+            return asked | {"learn": learning}
+        task_ = learning.task
+        return plain | {"learn": learning, "data": task_.part(task_.batches[:HEARD])}  # no more are needed
     if options["threads"]:
         import torch
 
         torch.set_num_threads(options["threads"])
-    chosen = {"axes": axes, "layers": options["layers"]}  # without scales, as by default from activations
-    chosen |= {"groups": groups_of(options), "variants": options["inexact"], "device": options["device"]}
-    return api.match(source, anchor, data=task(options, anchor), **chosen), None
+    return plain | {"variants": options["inexact"], "data": task(options, anchor)}
 
 
-def _learned(
-    out: Output, source: Checkpoint, anchor: Checkpoint, axes: str, options: dict[str, Any], found: Alignment | None
-) -> tuple[Alignment, Alignment | None]:
-    from symfuse import api
+def _costed(out: Output, checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint, with what it took so far in its record."""
+    from symfuse.runs import record_of, recorded
 
-    chosen = match_options(options, axes)
-    with out.progress("learning", None) as advance:
-        learning = learning_of(options, anchor, advance)
-        data = learning.task if options["start"] == "activations" else None
-        if data is not None:  # of which no more are needed, and which do not match from weights
-            data = data.part(data.batches[:HEARD])
-            chosen = {key: chosen[key] for key in ("axes", "layers", "groups", "device")}
-        if not options["both"]:
-            return api.match(source, anchor, learn=learning, data=data, start=found, **chosen), None
-        moved = api.align([source, anchor], "universe", data=data, learn=learning, **chosen)
-    one, other = moved.alignments
-    assert one is not None
-    return one, other
+    record = record_of(checkpoint)
+    if record is None or record.kind != "alignment":
+        return checkpoint
+    return recorded(checkpoint, record.known({**record.run, **(out.cost() | {"seconds": record.run["seconds"]})}))
 
 
 def _save(
-    out: Output, source: Checkpoint, anchor: Checkpoint, alignment: Alignment, run: dict[str, Any],
-    options: dict[str, Any], anchor_output: Place | None, other: Alignment | None, moved: dict[str, Any] | None,
-) -> None:  # fmt: skip
+    out: Output, new: Checkpoint, beside: Checkpoint, options: dict[str, Any], anchor_output: Place | None
+) -> None:
     """The moved source and, if asked for, the anchor, in its frame or moved too: both, or none."""
     from symfuse.io.target import check_space
     from symfuse.io.together import together
-    from symfuse.recipes.record import alignment_record
-    from symfuse.runs import framed, recorded
 
-    new = recorded(alignment(source), alignment_record(source, anchor, alignment).known(run))
     with together():
         if anchor_output is not None:
-            if other is None or moved is None:
-                beside = framed(anchor, alignment)
-            else:
-                beside = recorded(other(anchor), alignment_record(anchor, source, other).known(moved))
             sizes = {options["output"]: new.nbytes, anchor_output: beside.nbytes}
             check_space({place: size for place, size in sizes.items() if isinstance(place, Path)})
             save(out, beside, options | {"output": anchor_output})
         save(out, new, options)
 
 
-def _say_frame(out: Output, alignment: Alignment, anchor: str) -> None:
+def _say_frame(out: Output, frame: Sequence[str], anchor: str) -> None:
     """How to bring the anchor into the frame of the result: also with --quiet, as without it they cannot be merged."""
     from symfuse.runs import frame_text
 
     folder = Path(anchor).resolve().name + "-in-frame"
     command = shlex.join(["symfuse", "align", anchor, "--to", anchor, "--axes", "residual", "-o", folder])
-    text = (
-        f"the result is in {frame_text(alignment.frame)}. To merge it with {anchor}, run this again with "
-        f"--anchor-output FOLDER, which writes both, or bring {anchor} into the same frame: {command}"
+    warning(
+        out,
+        f"the result is in {frame_text(frame)}. To merge it with {anchor}, run this again with --anchor-output "
+        f"FOLDER, which writes both, or bring {anchor} into the same frame: {command}",
     )
-    if out.quiet or out.as_json:
-        warn(f"warning: {text}")
-    out.say(f"warning: {text}")
 
 
 def _require_use(statistics: str, options: Mapping[str, Any]) -> None:

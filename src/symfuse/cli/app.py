@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from symfuse.alignment import Alignment
     from symfuse.executors import Ray
     from symfuse.io import Checkpoint
-    from symfuse.verification import Verification
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -306,38 +305,6 @@ def matched(out: Output, source: Checkpoint, anchor: Checkpoint, options: dict[s
         )
 
 
-def proved(out: Output, source: Checkpoint, alignment: Alignment, memory: int | None = None) -> dict[str, Any]:
-    """Run source and moved model; VerificationError, before anything is written, if they differ: but of an inexact
-    alignment only how far."""
-    from symfuse import api
-
-    if alignment.variants:
-        import torch
-
-        wide = source.to(torch.float64)
-        result = api.verify(wide, alignment(wide), alignment)
-        out.say(f"outputs differ from what they were by {result.worst:.2g} ({result.inputs})")
-        return verified(result)
-    proof = api.prove(source, alignment, memory=memory)
-    out.say(
-        f"proved: outputs equal to {proof.exact.worst:.0e} before rounding; rounding to {proof.rounded_to} changes "
-        f"them by {proof.rounding:.0e} ({proof.exact.inputs})"
-    )
-    return verified(proof.exact) | {"rounding": proof.rounding, "rounded to": proof.rounded_to}
-
-
-def verified(result: Verification) -> dict[str, Any]:
-    return {
-        "equal": result.equal,
-        "errors": dict(result.errors),
-        "tolerance": result.tolerance,
-        "inputs": result.inputs,
-        "config": list(result.config),
-        "unread": list(result.unread),
-        "coverage": {name: list(counts) for name, counts in result.coverage.items()},
-    }
-
-
 def save(
     out: Output,
     checkpoint: Checkpoint,
@@ -367,7 +334,7 @@ def pushed(out: Output, options: Mapping[str, Any]) -> dict[str, Any]:
     return {"pushed": url}
 
 
-def say_alignment(out: Output, run: dict[str, Any]) -> None:
+def say_alignment(out: Output, run: Mapping[str, Any]) -> None:
     if "inexact" in run:
         out.say(f"inexact: {', '.join(run['inexact'])}: moved in a way that does not keep the function")
     if "auto" in run["options"]:

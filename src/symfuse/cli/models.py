@@ -17,7 +17,6 @@ from symfuse.cli.app import (
     matched,
     matching_options,
     open_model,
-    verified,
 )
 from symfuse.cli.results import check_draft, check_result, finish, result_option
 from symfuse.errors import CheckpointError, OptionError
@@ -172,7 +171,7 @@ def verify(before: str, after: str, tolerance: float | None, text: str | None, a
         out.say(f"  {difference}")
     if result.seen:
         out.say(f"read: {result.seen}")
-    out.finish(verified(result))
+    out.finish(reports.verified(result))
     if not result.equal:
         if quiet and not as_json:
             why = "; ".join(result.differences)

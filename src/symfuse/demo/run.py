@@ -155,7 +155,7 @@ def _planted(out: Output, work: Path) -> dict[str, Any]:
 
 def _hard(out: Output, work: Path) -> dict[str, Any]:
     out.say(f"\n3. The hard pair: {SCEPTR_PAIR[0]} and {SCEPTR_PAIR[1]}, trained independently, post-norm")
-    a, b = (open_checkpoint(packages.sceptr(name), name=name) for name in SCEPTR_PAIR)
+    a, b = (open_checkpoint(receptors.convert(name), name=name) for name in SCEPTR_PAIR)
     tokens = receptors.tokens(a.config)
     masked, targets = receptors.mask(tokens)
     hidden = targets >= 0

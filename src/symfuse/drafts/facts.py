@@ -10,9 +10,10 @@ from functools import cached_property
 from typing import Any
 
 from symfuse.architectures.base import Config
+from symfuse.architectures.names import HEAD
 from symfuse.drafts.names import Part, Shape, Templates, part, templates
 from symfuse.errors import SpecError
-from symfuse.model.undeclared import HEAD, LAYER_COUNTS, head_name, is_tied
+from symfuse.model.undeclared import LAYER_COUNTS, head_name, is_tied
 
 HIDDEN = ("hidden_size", "n_embd", "d_model", "dim", "embed_dim")
 HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads", "encoder_attention_heads")

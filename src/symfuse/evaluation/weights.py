@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from symfuse.architectures import ARCHITECTURES
+from symfuse.architectures.base import modern
+from symfuse.architectures.names import LEGACY
 from symfuse.device import require
 from symfuse.errors import CheckpointError, IncompatibleError, OptionError
 from symfuse.evaluation.compatible import most_weights, require_equal_ties, require_one_function, require_read
@@ -180,10 +181,7 @@ def _on_disk(name: str, checkpoint: Checkpoint, module: nn.Module) -> str | None
     """What a weight of the module is called in the file: the prefix of the base model may be missing, or too many."""
     prefix: Any = getattr(module, "base_model_prefix", "") or ""
     tries = [name, f"{prefix}.{name}", name.removeprefix(f"{prefix}.")]
-    tries += [
-        re.sub(r"LayerNorm\.weight$", "LayerNorm.gamma", re.sub(r"LayerNorm\.bias$", "LayerNorm.beta", t))
-        for t in tries
-    ]
+    tries += [modern(one, {new: old for old, new in LEGACY.items()}) for one in tries]
     return next((one for one in tries if one in checkpoint), None)
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, TypeVar, get_args, get_type_hints
+from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar, get_args, get_type_hints
 
 import torch
 from jaxtyping import Float, Int
@@ -36,7 +37,7 @@ class Moments:
     xx: Float[Tensor, "*b n"] | Float[Tensor, "*b n n"]
     yy: Float[Tensor, "*b n"] | Float[Tensor, "*b n n"]
 
-    @property
+    @cached_property
     def full(self) -> bool:
         """Whether xx and yy are Gram matrices rather than their diagonals."""
         return self.xx.ndim == len(self.shape)
@@ -109,7 +110,9 @@ class Action(ABC):
 
     def part(self, part: Part) -> Action:
         """How it acts on a dimension of that variance."""
-        return {"primal": lambda: self, "dual": self.dual, "plain": self.forget}[part]()
+        if part == "primal":
+            return self
+        return self.dual() if part == "dual" else self.forget()
 
     @property
     @abstractmethod
@@ -150,8 +153,9 @@ class Element(Action):
     def rebuild(self: E, tensors: Mapping[str, Tensor]) -> E:
         """The same kind of element from other tensors."""
 
-    def part(self, part: Part) -> Element:
-        return {"primal": lambda: self, "dual": self.dual, "plain": self.forget}[part]()
+    if TYPE_CHECKING:  # of an element each part is an element
+
+        def part(self, part: Part) -> Element: ...
 
     @property
     def device(self) -> torch.device:

@@ -14,9 +14,9 @@ def improve(group: Group, moments: PartMoments) -> tuple[Element, Tensor, Tensor
     identity = group.identity(best.size, best.batch).to(best.device)
     before, after = objective(identity, moments), objective(best, moments)
     # What rounding alone explains: a unit of the moments, and a few of the sums over them, which are in float64.
-    eps = max(torch.finfo(m.dtype).eps for m in moments.values()) + 16 * torch.finfo(torch.float64).eps
-    rounding = eps * sum(m.size for m in moments.values())
-    better = after < before - rounding
+    parts = list(moments.values())
+    eps = max([torch.finfo(m.dtype).eps for m in parts]) + 16 * torch.finfo(torch.float64).eps
+    better = after < before - eps * sum([m.size for m in parts])
     if not bool(better.all()):
         unit = identity.tensors()
         kept = {

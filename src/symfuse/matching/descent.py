@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 
 import torch
@@ -22,9 +23,9 @@ from symfuse.device import CPU
 from symfuse.groups import Element, Group, PartMoments, add
 from symfuse.matching.blocks import improve
 from symfuse.matching.heads import match_outer, reordered_inside
-from symfuse.matching.moved import Moved
-from symfuse.spec import Instance, Spec
-from symfuse.stats import Read, is_square, weight_moments
+from symfuse.matching.workspace import Workspace
+from symfuse.spec import Instance, Memo, Spec
+from symfuse.stats import Read, weight_moments
 from symfuse.stats.weights import require_products
 
 # Sweeps end when one lowers the squared distance by less than this share of what is left, or after so many.
@@ -74,34 +75,34 @@ def descend(
     """
     theirs, ours = (dict(zip(names, pool.map(read, names), strict=True)) for read in (anchor, source))
     sweeper = Sweeper(spec, theirs.__getitem__, instances, groups, pool, skip)
-    given = sweeper.distance(Moved(spec, ours))
+    given = sweeper.distance(Workspace(spec, ours))
     shared = [i for i in instances if spec.is_shared(i.axis)]
     tried = ["identity", *(["embeddings"] if shared else []), *(f"random {k}" for k in range(starts - 2) if shared)]
     found = []
     for number, start in enumerate(tried[: max(1, starts)]):
-        moved = Moved(spec, dict(ours))
+        work = Workspace(spec, dict(ours))
         if start == "embeddings":
             for instance in shared:
-                element = sweeper.from_fixed(instance, moved)
+                element = sweeper.from_fixed(instance, work)
                 if element is not None:
-                    moved.apply(instance, element, pool)
+                    work.apply(instance, element, pool)
         elif start != "identity":
             rng = torch.Generator().manual_seed(seed + number)
             for instance in shared:
                 element = groups[instance].random(spec.axes[instance.axis].size, (), rng)
-                moved.apply(instance, element.to(moved.device), pool)
-        found.append(_sweeps(sweeper, moved, start, given, random.Random(seed), watch))
+                work.apply(instance, element.to(work.device), pool)
+        found.append(_sweeps(sweeper, work, start, given, random.Random(seed), watch))
     return sorted(found, key=lambda descent: descent.curve[-1])
 
 
 def _sweeps(
-    sweeper: Sweeper, moved: Moved, start: str, given: float, order: random.Random, watch: Watch | None
+    sweeper: Sweeper, work: Workspace, start: str, given: float, order: random.Random, watch: Watch | None
 ) -> Descent:
-    current = given if start == "identity" else sweeper.distance(moved)
+    current = given if start == "identity" else sweeper.distance(work)
     curve = [current]
     rounding = ROUNDING * max(given, current)  # not of what is left, which may be nothing
     for number in range(SWEEPS):
-        gain = sweeper.sweep(moved, order, layers_first=number == 0 and start != "identity")
+        gain = sweeper.sweep(work, order, layers_first=number == 0 and start != "identity")
         assert gain >= -rounding, f"a sweep raised the squared distance by {-gain}"
         current -= gain
         curve.append(current)
@@ -109,8 +110,7 @@ def _sweeps(
             watch(start, current)
         if gain <= ENOUGH * abs(current):
             break
-    found = moved.alignment or Alignment(sweeper.spec, {})
-    return Descent(start, found.to(CPU), tuple(curve), given)
+    return Descent(start, Alignment(sweeper.spec, work.elements).to(CPU), tuple(curve), given)
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Sweeper:
     pool: Executor
     skip: Skip
 
-    def sweep(self, moved: Moved, order: random.Random, *, layers_first: bool = False) -> float:
+    def sweep(self, work: Workspace, order: random.Random, *, layers_first: bool = False) -> float:
         """Every block once: the shared axes (of heads that all layers share, with what is inside of them), and all
         layers at once, in random order. Returns what it gained.
 
@@ -132,74 +132,87 @@ class Sweeper:
         drawn away from it by all that is not matched yet (a rotated stream of 30 layers was not found again).
         A block is left out while nothing has moved its tensors since it was at its best.
         """
-        shared: list[Instance | None] = [i for i in self.instances if self.spec.is_shared(i.axis)]
-        blocks: list[Instance | None] = [*shared, None] if len(shared) < len(self.instances) else shared
+        blocks: list[Instance | None] = [*self.of_all_layers, *([None] if self.by_layer else [])]
         drawn = order.sample(blocks, len(blocks))
         if layers_first:
             drawn.sort(key=lambda block: block is not None)
         return sum(
-            self.layers(moved)
+            self.layers(work)
             if block is None
-            else self.solved(moved, block, self.outer if self.inner(block) else self.shared)
+            else self.solved(work, block, self.outer if self.inner[block] else self.shared)
             for block in drawn
         )
 
-    def solved(self, moved: Moved, instance: Instance, solve: Callable[[Moved, Instance], float]) -> float:
+    def solved(self, work: Workspace, instance: Instance, solve: Callable[[Workspace, Instance], float]) -> float:
         """What solving a block gains, if anything can be.
 
         Once solved it is at its best where the solution is a closed form of moments that are linear in the element; a
         block whose solution is found in steps, when it no longer moves.
         """
-        before = moved.version(instance)
-        if moved.solved.get(instance) == before:
+        before = work.version(instance)
+        if work.solved.get(instance) == before:
             return 0.0
-        gain = solve(moved, instance)
-        exact = self.groups[instance].self_dual and not self.inner(instance) and not self.square(moved, instance)
-        moved.solved[instance] = moved.version(instance) if exact else before
+        gain = solve(work, instance)
+        exact = self.groups[instance].self_dual and not self.inner[instance] and not self.square(work, instance)
+        work.solved[instance] = work.version(instance) if exact else before
         return gain
 
-    def shared(self, moved: Moved, instance: Instance) -> float:
-        moments = self.moments(instance, moved, moved.touched(instance))
-        return self.step(moved, instance, moments, self.pool) if moments else 0.0
+    def shared(self, work: Workspace, instance: Instance) -> float:
+        moments = self.moments(instance, work, work.touched(instance))
+        return self.step(work, instance, moments, self.pool) if moments else 0.0
 
-    def layers(self, moved: Moved) -> float:
+    def layers(self, work: Workspace) -> float:
         """The instances of each layer, axes that others are inside of first; layers in parallel, and beside them
         attention that is in none."""
-        by_layer: dict[tuple[int, ...], list[Instance]] = {}
-        for instance in self.instances:
-            if not self.spec.is_shared(instance.axis):
-                by_layer.setdefault(instance.index[:1], []).append(instance)
 
-        def one(instances: list[Instance]) -> tuple[float, Moved]:
-            part = moved.part(instances)
+        def one(instances: list[Instance]) -> tuple[float, Workspace]:
+            part = work.part(instances)
             gain, done = 0.0, set[Instance]()
-            for instance in sorted(instances, key=lambda i: -self.spec.order.index(i.axis)):  # outer axes first
-                inner = self.inner(instance)
+            for instance in instances:
+                inner = self.inner[instance]
                 done.update(inner)
                 if instance not in done:
                     gain += self.solved(part, instance, self.outer if inner else self.alone)
             return gain, part
 
-        found = list(self.pool.map(one, by_layer.values()))
-        moved.join([part for _, part in found])
+        found = list(self.pool.map(one, self.by_layer))
+        work.join([part for _, part in found])
         return sum(gain for gain, _ in found)
 
-    def inner(self, outer: Instance) -> list[Instance]:
-        """The instances inside of an axis of a layer, or of all layers."""
-        inside = [i for i in self.instances if outer.axis in self.spec.batch_axes(i.axis)]
-        return [i for i in inside if i.index[: len(outer.index[:1])] == outer.index[:1]]
+    @cached_property
+    def of_all_layers(self) -> list[Instance]:
+        """The instances that all layers share."""
+        return [i for i in self.instances if self.spec.is_shared(i.axis)]
 
-    def outer(self, moved: Moved, instance: Instance) -> float:
+    @cached_property
+    def by_layer(self) -> list[list[Instance]]:
+        """The others, by layer, and those of attention that is in none: axes that others are inside of first."""
+        layers: dict[tuple[int, ...], list[Instance]] = {}
+        for instance in self.instances:
+            if not self.spec.is_shared(instance.axis):
+                layers.setdefault(instance.index[:1], []).append(instance)
+        return [sorted(layer, key=lambda i: -self.spec.order.index(i.axis)) for layer in layers.values()]
+
+    @cached_property
+    def inner(self) -> Mapping[Instance, list[Instance]]:
+        """The instances inside of an axis of a layer, or of all layers."""
+
+        def inside(outer: Instance) -> list[Instance]:
+            named = [i for i in self.instances if outer.axis in self.spec.batch_axes(i.axis)]
+            return [i for i in named if i.index[: len(outer.index[:1])] == outer.index[:1]]
+
+        return Memo(inside)
+
+    def outer(self, work: Workspace, instance: Instance) -> float:
         """Reorder an axis that others are inside of (heads), each pair scored at the best inner elements, if that and
         solving the inner axes is better than solving them as they are."""
-        inner = self.inner(instance)
-        names = moved.touched(instance)
-        element = match_outer(self.spec, instance, inner, self.anchor, moved.tensors, self.groups, self.skip)
+        inner, names = self.inner[instance], work.touched(instance)
+        element = match_outer(self.spec, instance, inner, self.anchor, work.tensors, self.groups, self.skip)
         reordered = reordered_inside(self.spec, instance, names, {i: self.groups[i] for i in inner})
         if element.is_identity() and not reordered:
-            return sum(self.alone(moved, one) for one in inner)
-        before, trial = self.distance_of(moved, names), moved.trial()
-        gain = sum(self.alone(moved, one) for one in inner)
+            return sum(self.alone(work, one) for one in inner)
+        before, trial = self.distance_of(work, names), work.trial()
+        gain = sum(self.alone(work, one) for one in inner)
         trial.apply(instance, element)
         for one in inner if reordered else ():
             if one.axis not in reordered:
@@ -209,13 +222,13 @@ class Sweeper:
         better = before - self.distance_of(trial, names)
         if better <= gain:
             return gain
-        moved.take(trial)
+        work.take(trial)
         return better
 
-    def lead(self, moved: Moved, instance: Instance, reordered: AbstractSet[str]) -> None:
+    def lead(self, work: Workspace, instance: Instance, reordered: AbstractSet[str]) -> None:
         """Solve an instance by what is not of axes that are reordered beside it (planes by the keys alone): with these
         in a wrong order all of it would be led astray, and them with it."""
-        names = moved.touched(instance)
+        names = work.touched(instance)
         parts = [(name, part) for name in names for part in self.spec.tensors[name].layout.parts]
         only = {
             (name, str(atom))
@@ -224,83 +237,84 @@ class Sweeper:
             if atom.name == instance.axis and reordered.isdisjoint(one.name for one in part)
         }
         group = self.groups[instance].usual()
-        moments = self._weights(instance, moved, names, group, only) if only else {}
+        moments = self._weights(instance, work, names, group, only) if only else {}
         if moments:
-            moved.apply(instance, group.best(moments))
+            work.apply(instance, group.best(moments))
 
-    def alone(self, moved: Moved, instance: Instance) -> float:
+    def alone(self, work: Workspace, instance: Instance) -> float:
         """One instance, in this thread."""
-        moments = self._weights(instance, moved, moved.touched(instance), self.groups[instance])
-        return self.step(moved, instance, moments) if moments else 0.0
+        moments = self._weights(instance, work, work.touched(instance), self.groups[instance])
+        return self.step(work, instance, moments) if moments else 0.0
 
-    def moments(self, instance: Instance, moved: Moved, names: Sequence[str]) -> PartMoments:
+    def moments(self, instance: Instance, work: Workspace, names: Sequence[str]) -> PartMoments:
         """Of an axis that many tensors share: one layer a thread, what is outside of layers first."""
         index = {name: self.spec.tensors[name].index for name in names}
         layers = groupby(sorted(names, key=lambda name: sorted(index[name].items())), index.__getitem__)
         jobs = [list(of) for _, of in layers]
         total: PartMoments = {}
-        for part in self.pool.map(lambda of: self._weights(instance, moved, of, self.groups[instance]), jobs):
+        for part in self.pool.map(lambda of: self._weights(instance, work, of, self.groups[instance]), jobs):
             total = add(total, part)
         return total
 
     def _weights(
         self,
         instance: Instance,
-        moved: Moved,
+        work: Workspace,
         names: Sequence[str],
         group: Group,
         only: Collection[tuple[str, str]] | None = None,
     ) -> PartMoments:
-        read = moved.tensors.__getitem__
+        read = work.tensors.__getitem__
         return weight_moments(self.spec, instance, self.anchor, read, group, self.skip, only, names)
 
-    def step(self, moved: Moved, instance: Instance, moments: PartMoments, pool: Executor | None = None) -> float:
+    def step(self, work: Workspace, instance: Instance, moments: PartMoments, pool: Executor | None = None) -> float:
         """Apply the best element, if it is better than none. Where moments are linear to first order only, it is
         looked at whether it is."""
         element, before, after, better = improve(self.groups[instance], moments)
         if not bool(better.any()):
             return 0.0
-        if not self.square(moved, instance):
-            moved.apply(instance, element, pool)
+        if not self.square(work, instance):
+            work.apply(instance, element, pool)
             return float((before - after).sum())
-        trial, names = moved.trial(), moved.touched(instance)
+        trial, names = work.trial(), work.touched(instance)
         trial.apply(instance, element, pool)
-        gain = self.distance_of(moved, names) - self.distance_of(trial, names)
+        gain = self.distance_of(work, names) - self.distance_of(trial, names)
         if gain <= 0:
             return 0.0
-        moved.take(trial)
+        work.take(trial)
         return gain
 
-    def square(self, moved: Moved, instance: Instance) -> bool:
+    def square(self, work: Workspace, instance: Instance) -> bool:
         """Whether a tensor has the axis twice."""
-        return any(is_square(self.spec, instance, name) for name in moved.touched(instance))
+        squares = self.spec.squares
+        return bool(squares) and any((name, instance.axis) in squares for name in work.touched(instance))
 
-    def from_fixed(self, instance: Instance, moved: Moved) -> Element | None:
+    def from_fixed(self, instance: Instance, work: Workspace) -> Element | None:
         """The best element of a shared axis for the tensors that nothing else moves."""
-        fixed = [name for name in moved.touched(instance) if self._moved_by(name) == 1]
-        moments = self.moments(instance, moved, fixed)
+        fixed = [name for name in work.touched(instance) if self._moved_by(name) == 1]
+        moments = self.moments(instance, work, fixed)
         return self.groups[instance].best(moments) if moments else None
 
     def _moved_by(self, name: str) -> int:
         axes = self.spec.tensors[name].layout.names
         return sum(self.spec.axes[axis].group is not None for axis in axes if not axis.isdigit())
 
-    def distance(self, moved: Moved) -> float:
+    def distance(self, work: Workspace) -> float:
         """Over all tensors; CheckpointError if it overflows."""
-        total = sum(self.pool.map(lambda name: self._gap(name, moved.tensors[name]), moved.tensors))
-        names, sums = list(moved.tensors), [torch.tensor(total, dtype=torch.float64)]
-        dtype = moved.tensors[names[0]].dtype if names else torch.float64
-        require_products(self.instances[0], sums, dtype, names, self.anchor, moved.tensors.__getitem__)
+        total = sum(self.pool.map(lambda name: self._gap(name, work.tensors[name]), work.tensors))
+        names, sums = list(work.tensors), [torch.tensor(total, dtype=torch.float64)]
+        dtype = work.tensors[names[0]].dtype if names else torch.float64
+        require_products(self.instances[0], sums, dtype, names, self.anchor, work.tensors.__getitem__)
         return total
 
-    def distance_of(self, moved: Moved, names: Sequence[str]) -> float:
+    def distance_of(self, work: Workspace, names: Sequence[str]) -> float:
         """Of some tensors, in this thread."""
-        return sum(self._gap(name, moved.tensors[name]) for name in names)
+        return sum(self._gap(name, work.tensors[name]) for name in names)
 
     def _gap(self, name: str, tensor: Tensor) -> float:
         total = 0.0
-        pairs = zip(self.spec.segments(name, self.anchor(name)), self.spec.segments(name, tensor), strict=True)
-        for theirs, ours in pairs:
-            if not any((name, str(atom)) in self.skip for atom in ours.atoms):
-                total += float((theirs.view.to(ours.view.dtype) - ours.view).square().sum(dtype=torch.float64))
+        views = (self.spec.views(name, both) for both in (self.anchor(name), tensor))
+        for theirs, ours, atoms in zip(*views, self.spec.tensors[name].layout.parts, strict=True):
+            if not self.skip or not any((name, str(atom)) in self.skip for atom in atoms):
+                total += float((theirs.to(ours.dtype) - ours).square().sum(dtype=torch.float64))
         return total

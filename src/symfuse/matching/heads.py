@@ -5,7 +5,7 @@ from activations)."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 from jaxtyping import Float
@@ -57,18 +57,18 @@ def match_outer(
 
     for instance in (one for axis in insides for one in matched[axis]):
         parts = [
-            (name, atom, x, y)
+            (name, at.atom, x, y)
             for name in names
             if name in spec.movable[instance]
-            for part, atom, (x, y) in _features(spec, instance, name, anchor(name), source[name])
-            if (name, str(atom)) not in skip and reordered.isdisjoint(one.name for one in part)
+            for at, (x, y) in features(spec, instance, name, anchor(name), source[name])
+            if (name, str(at.atom)) not in skip and reordered.isdisjoint(one.name for one in at.atoms)
         ]
         if parts:
             total += _worth(groups[instance], parts, checked)
     for name in names:
         solved = {one.axis for one in inner if name in spec.movable[one]}
-        for part, _, (x, y) in _features(spec, outer, name, anchor(name), source[name]):
-            if all((name, str(one)) not in skip and one.name not in solved for one in part):
+        for at, (x, y) in features(spec, outer, name, anchor(name), source[name]):
+            if all((name, str(one)) not in skip and one.name not in solved for one in at.atoms):
                 total += checked(x.double() @ y.double().T, name)
     return Monomial(assign_batch(total))
 
@@ -99,15 +99,6 @@ def _worth(group: Group, parts: Sequence[Scored], checked: Callable[[Tensor, str
             worth = group.reach(felt, plain)
             out[i : i + step, j : j + step] = worth.flatten(2).sum(-1) if worth.ndim > 2 else worth
     return out
-
-
-def _features(
-    spec: Spec, instance: Instance, name: str, *tensors: Tensor
-) -> Iterator[tuple[tuple[Atom, ...], Atom, tuple[Tensor, ...]]]:
-    """As `features`, with the atoms of each part."""
-    parts = [p for p in spec.tensors[name].layout.parts if any(atom.name == instance.axis for atom in p)]
-    for part, (atom, found) in zip(parts, features(spec, instance, name, *tensors), strict=True):
-        yield part, atom, found
 
 
 def _pairs(x: Float[Tensor, "h *rest n k"], y: Float[Tensor, "h *rest n k"]) -> Float[Tensor, "h h *rest n n"]:

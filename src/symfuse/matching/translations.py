@@ -64,8 +64,8 @@ def _over(linear: Alignment, instance: Instance, rule: Shift, source: Read, bias
         for name in spec.movable[instance]:
             parts = spec.tensors[name].layout.parts
             if name not in (rule.weight, rule.bias) and any(str(atom) == rule.axis for part in parts for atom in part):
-                for atom, (moved,) in features(spec, instance, name, linear.move(name, source(name))):
-                    if str(atom) == rule.axis:
+                for at, (moved,) in features(spec, instance, name, linear.move(name, source(name))):
+                    if str(at.atom) == rule.axis:
                         square += torch.linalg.vector_norm(moved, dim=(-2, -1), dtype=torch.float64).square()
         size = square.sqrt()
     return torch.where(length == 0, 0.0, (length / (LONGEST * size)).nan_to_num(torch.inf))
@@ -74,7 +74,7 @@ def _over(linear: Alignment, instance: Instance, rule: Shift, source: Read, bias
 def _variance(spec: Spec, instance: Instance, rule: Shift) -> Part:
     """How an element acts on what a rule translates."""
     atoms = (atom for part in spec.tensors[rule.bias].layout.parts for atom in part)
-    return next(a.variance.value for a in atoms if str(a) == rule.axis and a.name == instance.axis)
+    return next(a.part for a in atoms if str(a) == rule.axis and a.name == instance.axis)
 
 
 def _least(

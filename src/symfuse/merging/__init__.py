@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from symfuse.merging.base import Method, Parameter, PerModel, method
+from symfuse.merging.base import Method, Parameter, PerModel
 from symfuse.merging.engine import Merged, Output, Slice, Term, merge_slices
 from symfuse.merging.stream import Block, Source, Stream
 
 __all__ = [
     "Block", "Merged", "Method", "Output", "Parameter", "PerModel", "Slice", "Source", "Stream", "Term", "merge_slices",
-    "method",
 ]  # fmt: skip

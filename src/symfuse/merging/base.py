@@ -15,7 +15,6 @@ from torch import Tensor
 
 from symfuse.errors import OptionError
 from symfuse.merging.stream import Stream
-from symfuse.messages import suggestion
 
 # The annotation of a parameter that has one value for each tensor of a block (which the base is not one of). A default
 # has one value, for each: `weight: PerModel = (1.0,)`.
@@ -70,8 +69,8 @@ class Method:
     label: str
     paper: str
     function: Merge
-    base: Base
-    models: tuple[int, int | None]
+    base: Base = "unused"
+    models: tuple[int, int | None] = (1, None)
     ignored: tuple[str, ...] = ()
     learn: Learn | None = None
     statistics: str | None = None
@@ -108,40 +107,3 @@ def _parameters(function: Callable[..., Any]) -> dict[str, Parameter]:
         else:
             out[name] = Parameter(name, hints[key], False, default)
     return out
-
-
-METHODS: dict[str, Method] = {}
-
-
-def method(
-    name: str,
-    *,
-    label: str,
-    paper: str,
-    base: Base = "unused",
-    models: tuple[int, int | None] = (1, None),
-    ignored: tuple[str, ...] = (),
-    learn: Learn | None = None,
-    statistics: str | None = None,
-    data_required: bool = True,
-    unlabelled: Unlabelled = lambda _parameters: False,
-) -> Callable[[Merge], Merge]:
-    """Register a merge method under the name that recipes and the command line use."""
-
-    def register(function: Merge) -> Merge:
-        required = data_required and learn is not None
-        METHODS[name] = Method(
-            name, label, paper, function, base, models, ignored, learn, statistics, required, unlabelled
-        )
-        return function
-
-    return register
-
-
-def lookup(name: str) -> Method:
-    """The method of that name; OptionError, with the nearest names, if there is none."""
-    if name not in METHODS:
-        raise OptionError(
-            f"merge method {name!r} is not known{suggestion(name, METHODS)}; choose from {', '.join(sorted(METHODS))}"
-        )
-    return METHODS[name]

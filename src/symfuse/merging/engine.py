@@ -16,6 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from symfuse.architectures.names import BEFORE_LAYERS
 from symfuse.device import CPU, require
 from symfuse.errors import IncompatibleError, OptionError
 from symfuse.io import Checkpoint, TensorInfo, is_finite, scan
@@ -318,7 +319,10 @@ def _places(
     models: Sequence[Model], slices: Sequence[Slice], template: int, layer: Callable[[Spec, str], int | None]
 ) -> Iterator[tuple[Slice, str, int, float]]:
     """Every output tensor: the slice it is in, its canonical name in the slice's reference model, by how many layers it
-    moves from there, and how deep in the slice it is (from 0 to 1)."""
+    moves from there, and how deep in the slice it is (from 0 to 1).
+
+    Where slices come from different models: what stands before the layers comes from the first slice, the rest from the
+    last."""
 
     def stored(part: Slice) -> Iterator[tuple[str, int | None]]:
         model = models[part.models[_reference(part, template)]]
@@ -328,7 +332,7 @@ def _places(
 
     def is_embedding(part: Slice, name: str) -> bool:
         index = models[part.models[_reference(part, template)]].spec.tensors[name].index
-        return _EMBEDDING.search(name) is not None and BEHIND not in index
+        return BEFORE_LAYERS.search(name) is not None and BEHIND not in index
 
     first, last = slices[0], slices[-1]
     yield from ((first, name, 0, 0.0) for name, at in stored(first) if at is None and is_embedding(first, name))
@@ -353,11 +357,6 @@ def _places(
 def _behind(spec: Spec, of: Spec, name: str) -> int:
     """How many layers of a model are before a tensor behind the last one; 0 for all that is in no such layer."""
     return spec.depth if BEHIND in of.tensors[name].index else 0
-
-
-# Where slices come from different models: what stands before the layers comes from the first slice, the rest from the
-# last.
-_EMBEDDING = re.compile(r"embed|wte|wpe|word_embeddings|shared")
 
 
 def _shifted(name: str, by: int) -> str:

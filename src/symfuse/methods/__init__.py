@@ -1,17 +1,18 @@
-"""The merge methods: one file each, which registers it. METHODS, lookup: all of them, whatever is imported first."""
+"""The merge methods, one file each. METHODS, lookup: all of them by name, in its order."""
 
 from __future__ import annotations
 
 from importlib import import_module
 from pkgutil import iter_modules
 
-from symfuse.merging.base import METHODS, lookup
 from symfuse.methods.collect import collect
 from symfuse.methods.data import Inputs, Learned
-from symfuse.methods.learn import Found, Pending, learn
-from symfuse.methods.models import merge_models
+from symfuse.methods.learn import Found, learn
+from symfuse.methods.registry import METHODS, lookup
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
+for _name in sorted(METHODS):
+    METHODS[_name] = METHODS.pop(_name)
 
-__all__ = ["METHODS", "Found", "Inputs", "Learned", "Pending", "collect", "learn", "lookup", "merge_models"]
+__all__ = ["METHODS", "Found", "Inputs", "Learned", "collect", "learn", "lookup"]

@@ -14,10 +14,11 @@ from symfuse.errors import CheckpointError, IncompatibleError, OptionError
 from symfuse.evaluation import Batch
 from symfuse.evaluation.tasks.base import IGNORED
 from symfuse.evaluation.tasks.predicting import Predicting
-from symfuse.merging.base import PerModel, method
+from symfuse.merging.base import PerModel
 from symfuse.merging.stream import Stream
 from symfuse.messages import suggestion
 from symfuse.methods.data import Inputs, Learned, running
+from symfuse.methods.registry import method
 from symfuse.methods.task_arithmetic import task_arithmetic
 from symfuse.model import Model
 from symfuse.model.stacks import piece_of

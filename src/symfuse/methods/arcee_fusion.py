@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from symfuse.merging.base import method
-from symfuse.merging.sparsify import kth_largest
 from symfuse.merging.stream import Block, Stream
+from symfuse.methods.parts.sparsify import kth_largest
+from symfuse.methods.registry import method
 
 
 @method(

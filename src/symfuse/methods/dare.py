@@ -3,63 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from symfuse.merging.base import PerModel, method
-from symfuse.merging.compare import as_factors
-from symfuse.merging.sparsify import Sparsifier, per_model
+from symfuse.merging.base import Merge, PerModel
 from symfuse.merging.stream import Block, Stream
-from symfuse.methods.task_arithmetic import merged
+from symfuse.methods.parts.compare import as_factors
+from symfuse.methods.parts.sparsify import Sparsifier
+from symfuse.methods.parts.task_vectors import combined
+from symfuse.methods.registry import method
 
 PAPER = "Yu et al. 2024, Language models are super Mario, arXiv 2311.03099"
 STEPS = 2**16  # probabilities are multiples of 1 / STEPS
 Steps = np.ndarray[tuple[int], np.dtype[np.uint16]]
 
 
-@method("dare_linear", label="DARE", paper=PAPER, base="required")
-def dare_linear(
-    stream: Stream,
-    *,
-    weight: PerModel = (1.0,),
-    density: PerModel = (1.0,),
-    normalize: bool = False,
-    rescale: bool = True,
-    lambda_: float = 1.0,
-    int8_mask: bool = False,  # noqa: ARG001
-) -> Iterator[Tensor]:
-    """Each entry of a task vector is kept with probability `density`, and divided by it if `rescale` (`Drop`); the
-    vectors are weighed and summed: see `merged`."""
-    densities = per_model(stream, "density", density, 0.0, 1.0)
-    drop = Drop(stream, densities, rescale)
-    return merged(stream, weight, densities, drop, vote=False, normalize=normalize, scale=lambda_)
+def _dare(*, vote: bool) -> Merge:
+    def merge(
+        stream: Stream,
+        *,
+        weight: PerModel = (1.0,),
+        density: PerModel = (1.0,),
+        normalize: bool = False,
+        rescale: bool = True,
+        lambda_: float = 1.0,
+        int8_mask: bool = False,  # noqa: ARG001
+    ) -> Iterator[Tensor]:
+        """Each entry of a task vector is kept with probability `density`, and divided by it if `rescale` (`Drop`); the
+        vectors are weighed and summed: see `combined`."""
+        drop = partial(Drop, rescale=rescale)
+        return combined(stream, weight, density, drop, vote=vote, normalize=normalize, scale=lambda_)
 
-
-@method("dare_ties", label="DARE with TIES", paper=PAPER, base="required")
-def dare_ties(
-    stream: Stream,
-    *,
-    weight: PerModel = (1.0,),
-    density: PerModel = (1.0,),
-    normalize: bool = False,
-    rescale: bool = True,
-    lambda_: float = 1.0,
-    int8_mask: bool = False,  # noqa: ARG001
-) -> Iterator[Tensor]:
-    """`dare_linear`, and only entries of the majority's sign are summed: see `merged`."""
-    densities = per_model(stream, "density", density, 0.0, 1.0)
-    drop = Drop(stream, densities, rescale)
-    return merged(stream, weight, densities, drop, vote=True, normalize=normalize, scale=lambda_)
+    return merge
 
 
 class Randomly(Sparsifier):
     """What drops entries by random numbers, which depend on the stream's seed, the names of tensor and model, and the
     stretch."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream, rescale: bool) -> None:
         self._stream = stream
+        self._rescale = rescale
         self._drawn: dict[int, tuple[int, Steps]] = {}  # of each model the stretch that its last block is of
 
     def random(self, model: int, block: Block) -> Steps:
@@ -79,9 +66,8 @@ class Drop(Randomly):
     """
 
     def __init__(self, stream: Stream, densities: Sequence[float], rescale: bool) -> None:
-        super().__init__(stream)
+        super().__init__(stream, rescale)
         self._steps = [max(1, round(density * STEPS)) for density in densities]
-        self._rescale = rescale
 
     def __call__(self, model: int, block: Block, delta: Tensor) -> Tensor:
         steps = self._steps[model]
@@ -96,3 +82,7 @@ def random_steps(seed: int, count: int) -> Steps:
     """Whole numbers, uniform from 0 to STEPS - 1: the raw bits of a generator, which numpy promises not to change."""
     raw = np.random.SFC64(seed).random_raw(-(-count // 4))
     return raw.astype("<u8", copy=False).view("<u2")[:count]
+
+
+dare_linear = method("dare_linear", label="DARE", paper=PAPER, base="required")(_dare(vote=False))
+method("dare_ties", label="DARE with TIES", paper=PAPER, base="required")(_dare(vote=True))

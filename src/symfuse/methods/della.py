@@ -3,58 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from symfuse.errors import OptionError
-from symfuse.merging.base import PerModel, method
-from symfuse.merging.compare import as_factors
-from symfuse.merging.sparsify import per_model
+from symfuse.merging.base import Merge, PerModel
 from symfuse.merging.stream import Block, Stream
 from symfuse.methods.dare import STEPS, Randomly
-from symfuse.methods.task_arithmetic import merged
+from symfuse.methods.parts.compare import as_factors
+from symfuse.methods.parts.sparsify import per_model
+from symfuse.methods.parts.task_vectors import combined
+from symfuse.methods.registry import method
 
 PAPER = "Deep et al. 2024, DELLA-Merging, arXiv 2406.11617"
 
 
-@method("della", label="DELLA", paper=PAPER, base="required")
-def della(
-    stream: Stream,
-    *,
-    weight: PerModel = (1.0,),
-    density: PerModel = (1.0,),
-    epsilon: PerModel = (0.15,),
-    normalize: bool = True,
-    rescale: bool = True,
-    lambda_: float = 1.0,
-    int8_mask: bool = False,  # noqa: ARG001
-) -> Iterator[Tensor]:
-    """Entries of a task vector are kept with probabilities that rise with their rank from density - epsilon to
-    density + epsilon in each row, and divided by them if `rescale` (`RankedDrop`); of the weighed vectors those of the
-    majority's sign are summed: see `merged`."""
-    densities = per_model(stream, "density", density, 0.0, 1.0)
-    drop = RankedDrop(stream, densities, epsilon, rescale)
-    return merged(stream, weight, densities, drop, vote=True, normalize=normalize, scale=lambda_)
+def _della(*, vote: bool) -> Merge:
+    def merge(
+        stream: Stream,
+        *,
+        weight: PerModel = (1.0,),
+        density: PerModel = (1.0,),
+        epsilon: PerModel = (0.15,),
+        normalize: bool = vote,
+        rescale: bool = True,
+        lambda_: float = 1.0,
+        int8_mask: bool = False,  # noqa: ARG001
+    ) -> Iterator[Tensor]:
+        """Entries of a task vector are kept with probabilities that rise with their rank from density - epsilon to
+        density + epsilon in each row, and divided by them if `rescale` (`RankedDrop`); the vectors are weighed and
+        summed: see `combined`."""
+        drop = partial(RankedDrop, epsilon=epsilon, rescale=rescale)
+        return combined(stream, weight, density, drop, vote=vote, normalize=normalize, scale=lambda_)
 
-
-@method("della_linear", label="DELLA without a vote", paper=PAPER, base="required")
-def della_linear(
-    stream: Stream,
-    *,
-    weight: PerModel = (1.0,),
-    density: PerModel = (1.0,),
-    epsilon: PerModel = (0.15,),
-    normalize: bool = False,
-    rescale: bool = True,
-    lambda_: float = 1.0,
-    int8_mask: bool = False,  # noqa: ARG001
-) -> Iterator[Tensor]:
-    """`della`, but all vectors are summed."""
-    densities = per_model(stream, "density", density, 0.0, 1.0)
-    drop = RankedDrop(stream, densities, epsilon, rescale)
-    return merged(stream, weight, densities, drop, vote=False, normalize=normalize, scale=lambda_)
+    return merge
 
 
 class RankedDrop(Randomly):
@@ -67,8 +52,7 @@ class RankedDrop(Randomly):
     """
 
     def __init__(self, stream: Stream, densities: Sequence[float], epsilon: Sequence[float], rescale: bool) -> None:
-        super().__init__(stream)
-        self._rescale = rescale
+        super().__init__(stream, rescale)
         self._steps = []  # of each model, by rank
         rank = np.linspace(-1, 1, stream.columns) if stream.columns != 1 else np.zeros(1)
         for density, width in zip(densities, per_model(stream, "epsilon", epsilon, 0.0, 1.0), strict=True):
@@ -100,3 +84,7 @@ def ascending(values: Tensor) -> Tensor:
     keys = (values.view(torch.int32).long() << 32).add_(torch.arange(values.shape[1])).numpy()
     keys.sort(axis=1)
     return torch.from_numpy(keys).bitwise_and_(2**32 - 1)
+
+
+method("della", label="DELLA", paper=PAPER, base="required")(_della(vote=True))
+della_linear = method("della_linear", label="DELLA without a vote", paper=PAPER, base="required")(_della(vote=False))

@@ -9,11 +9,12 @@ from torch import Tensor
 
 from symfuse.errors import OptionError
 from symfuse.evaluation import Task
-from symfuse.merging.base import PerModel, method
-from symfuse.merging.sparsify import per_model
+from symfuse.merging.base import PerModel
 from symfuse.merging.stream import Stream
 from symfuse.methods.data import Inputs, Learned
 from symfuse.methods.linear import linear
+from symfuse.methods.parts.sparsify import per_model
+from symfuse.methods.registry import method
 
 
 def learn(inputs: Inputs) -> Learned:

@@ -18,11 +18,13 @@ from symfuse.errors import OptionError
 from symfuse.evaluation import Batch
 from symfuse.evaluation.tasks.base import IGNORED, NOT_INPUTS
 from symfuse.evaluation.tasks.predicting import Predicting
-from symfuse.merging.base import PerModel, method
+from symfuse.merging.base import PerModel
 from symfuse.merging.stream import Stream
-from symfuse.merging.weights import normalized
 from symfuse.methods.data import Inputs, Learned, examples_of, running, statistics_of
 from symfuse.methods.linear import linear
+from symfuse.methods.parts.task_vectors import where_equal
+from symfuse.methods.parts.weights import normalized
+from symfuse.methods.registry import method
 from symfuse.model import Model
 from symfuse.modules import canonical_names
 from symfuse.stats.fisher import fisher_diagonal
@@ -88,11 +90,7 @@ def fisher(stream: Stream, *, weight: PerModel = (1.0,), floor: float = 1e-6, sc
             top.addcmul_(importance, tensor)
             bottom.add_(importance)
             plain.add_(tensor, alpha=share)
-        out = torch.where(bottom > 0, top / bottom, plain)
-        agree = torch.ones_like(out, dtype=torch.bool)
-        for tensor in block.tensors[1:]:
-            agree &= tensor == block.tensors[0]
-        yield torch.where(agree, block.tensors[0], out)  # without rounding
+        yield where_equal(block.tensors, torch.where(bottom > 0, top / bottom, plain))
 
 
 def fisher_of(

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from symfuse.errors import CheckpointError, OptionError
 from symfuse.evaluation import Score, Task, measure
-from symfuse.merging.base import PerModel, method
+from symfuse.merging.base import PerModel
 from symfuse.merging.stream import Stream
 from symfuse.messages import suggestion
 from symfuse.methods.data import Inputs, Learned, running
 from symfuse.methods.linear import linear
+from symfuse.methods.registry import method
 
 
 def learn(inputs: Inputs, *, metric: str = "accuracy") -> Learned:

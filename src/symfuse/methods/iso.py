@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from symfuse.errors import OptionError
-from symfuse.merging.base import method
 from symfuse.merging.stream import Stream
+from symfuse.methods.registry import method
 from symfuse.methods.tsv import of_matrices, polar, singular
 
 PAPER = "Marczak et al. 2025, No Task Left Behind: Isotropic Model Merging, arXiv 2502.04959"

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from symfuse.errors import OptionError
-from symfuse.merging.base import method
-from symfuse.merging.gram import PARALLEL, combine, cosines, gram, inverse, models, norms
 from symfuse.merging.stream import Stream
+from symfuse.methods.parts.gram import PARALLEL, combine, cosines, gram, inverse, models, norms
+from symfuse.methods.registry import method
 
 
 @method("karcher", label="Karcher mean", paper="arXiv 2603.04972; Karcher 1977, Riemannian center of mass")

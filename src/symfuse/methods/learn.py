@@ -43,16 +43,6 @@ class Found:
         return None if found is None else found.of(name, self.models[model].spec)
 
 
-class Pending:
-    """What is not learned yet: to see whether models fit together, before it is."""
-
-    def value(self, parameter: str, model: int, name: str) -> None:
-        """As it was given."""
-
-    def statistic(self, model: int, name: str) -> None:
-        """None."""
-
-
 def learn(
     method: Method,
     models: Sequence[Model],

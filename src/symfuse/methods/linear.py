@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from symfuse.merging.base import PerModel, method
-from symfuse.merging.mean import mean, steps, sum_to_one
+from symfuse.merging.base import PerModel
 from symfuse.merging.stream import Stream
-from symfuse.merging.weights import normalized
+from symfuse.methods.parts.mean import mean, steps, sum_to_one
+from symfuse.methods.parts.weights import normalized
+from symfuse.methods.registry import method
 
 
 @method("linear", label="Linear", paper="Wortsman et al. 2022, Model soups, arXiv 2203.05482")

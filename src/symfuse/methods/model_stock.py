@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from symfuse.merging.base import method
-from symfuse.merging.gram import combine, cosines, deltas, gram
 from symfuse.merging.stream import Stream
+from symfuse.methods.parts.gram import combine, cosines, deltas, gram
+from symfuse.methods.registry import method
 
 
 @method(

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from symfuse.errors import IncompatibleError, OptionError
-from symfuse.merging.base import PerModel, method
-from symfuse.merging.gram import PARALLEL, centred, combine, gram, norms
+from symfuse.merging.base import PerModel
 from symfuse.merging.stream import Stream
-from symfuse.merging.weights import normalized
+from symfuse.methods.parts.gram import PARALLEL, centred, combine, gram, norms
+from symfuse.methods.parts.weights import normalized
+from symfuse.methods.registry import method
 
 
 @method(

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from symfuse.errors import OptionError
-from symfuse.merging.base import method
 from symfuse.merging.stream import Stream
+from symfuse.methods.registry import method
 
 
 @method(

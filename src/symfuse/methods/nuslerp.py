@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from symfuse.merging.base import PerModel, method
-from symfuse.merging.gram import PARALLEL, arc, centred, combine, gram
+from symfuse.merging.base import PerModel
 from symfuse.merging.stream import Block, Stream
+from symfuse.methods.parts.gram import PARALLEL, arc, centred, combine, gram
+from symfuse.methods.registry import method
 
 
 @method(

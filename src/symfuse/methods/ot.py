@@ -10,10 +10,11 @@ from symfuse.errors import OptionError, UnknownArchitectureError
 from symfuse.groups import Sinkhorn
 from symfuse.matching import nearest_to_mean
 from symfuse.matching.fusion import ot_alignment
-from symfuse.merging.base import PerModel, method
+from symfuse.merging.base import PerModel
 from symfuse.merging.stream import Stream
 from symfuse.methods.data import Inputs, Learned
 from symfuse.methods.linear import linear
+from symfuse.methods.registry import method
 from symfuse.model import Model
 
 

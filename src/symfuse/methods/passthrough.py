@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from symfuse.merging.base import PerModel, method
+from symfuse.merging.base import PerModel
 from symfuse.merging.stream import Stream
+from symfuse.methods.registry import method
 
 
 @method("passthrough", label="Passthrough", paper="no source: a copy", models=(1, 1))

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from symfuse.errors import OptionError
-from symfuse.merging.base import method
-from symfuse.merging.sparsify import repeatable
 from symfuse.merging.stream import Block, Stream
+from symfuse.methods.parts.sparsify import repeatable
+from symfuse.methods.registry import method
 
 PAPER = "Yuan et al. 2026, Behavior knowledge merge in reinforced agentic models, arXiv 2601.13572"
 
@@ -19,8 +19,9 @@ PAPER = "Yuan et al. 2026, Behavior knowledge merge in reinforced agentic models
 def ram(stream: Stream, *, epsilon: float = 1e-5) -> Iterator[Tensor]:
     """A model changes an entry if its task vector is larger than `epsilon` there. What one model alone changes is
     added to the base, of what several change their mean. OptionError if epsilon is negative."""
-    _require(stream, "epsilon", epsilon)
-    return (_merged(block, epsilon, [1.0] * stream.count) for block in stream)
+    _require(stream, epsilon=epsilon)
+    for block in stream:
+        yield _merged(block, epsilon, [1.0] * stream.count)
 
 
 @method("ramplus_tl", label="RAM+ (tensor-local)", paper=PAPER, base="required")
@@ -28,12 +29,7 @@ def ramplus_tl(stream: Stream, *, r: float = 0.1, alpha: float = 0.2, epsilon: f
     """`ram`, but what a model alone changes is multiplied by 1 + r·min(alpha, s/u), where s and u are how many entries
     of this tensor it changes with others and alone (s/u is 0 if it changes none). OptionError if alpha or epsilon is
     negative."""
-    _require(stream, "epsilon", epsilon)
-    _require(stream, "alpha", alpha)
-    return _ramplus(stream, r, alpha, epsilon)
-
-
-def _ramplus(stream: Stream, r: float, alpha: float, epsilon: float) -> Iterator[Tensor]:
+    _require(stream, epsilon=epsilon, alpha=alpha)
     shared, alone = [0] * stream.count, [0] * stream.count
     blocks = repeatable(stream)
     for block in blocks:
@@ -71,6 +67,7 @@ def _changes(block: Block, epsilon: float) -> tuple[list[Tensor], list[Tensor], 
     return deltas, changes, number
 
 
-def _require(stream: Stream, name: str, value: float) -> None:
-    if not value >= 0:
-        raise OptionError(f"{stream.name}: {name} is {value}, expected 0 or more")
+def _require(stream: Stream, **values: float) -> None:
+    for name, value in values.items():
+        if not value >= 0:
+            raise OptionError(f"{stream.name}: {name} is {value}, expected 0 or more")

@@ -14,11 +14,12 @@ from symfuse.device import CPU
 from symfuse.errors import IncompatibleError, OptionError
 from symfuse.evaluation import Task
 from symfuse.evaluation.tasks.base import readable
-from symfuse.merging.base import PerModel, method
+from symfuse.merging.base import PerModel
 from symfuse.merging.stream import Stream
-from symfuse.merging.weights import normalized
 from symfuse.methods.data import Inputs, Learned, examples_of, running, statistics_of
 from symfuse.methods.linear import linear
+from symfuse.methods.parts.weights import normalized
+from symfuse.methods.registry import method
 from symfuse.model import Model
 from symfuse.stats.gram import gram_matrices
 from symfuse.stats.statistics import Statistics

@@ -9,18 +9,13 @@ import torch
 from torch import Tensor
 
 from symfuse.errors import OptionError
-from symfuse.merging.base import method
-from symfuse.merging.sparsify import Cut, Largest, kth_largest, repeatable
 from symfuse.merging.stream import Block, Stream
-from symfuse.methods.task_arithmetic import agreed, majority, where_equal
+from symfuse.methods.parts.sparsify import Cut, Largest, kth_largest, repeatable
+from symfuse.methods.parts.task_vectors import agreed, majority, where_equal
+from symfuse.methods.registry import method
 
 
-@method(
-    "sce",
-    label="SCE",
-    paper="Wan et al. 2024, FuseChat, arXiv 2408.07990",
-    base="required",
-)
+@method("sce", label="SCE", paper="Wan et al. 2024, FuseChat, arXiv 2408.07990", base="required")
 def sce(
     stream: Stream,
     *,
@@ -34,13 +29,9 @@ def sce(
     that have the sign of the unweighed sum are averaged. OptionError if select_topk is not between 0 and 1."""
     if not 0 <= select_topk <= 1:
         raise OptionError(f"{stream.name}: select_topk is {select_topk}, expected 0 to 1")
-    return _sce(stream, select_topk)
-
-
-def _sce(stream: Stream, share: float) -> Iterator[Tensor]:
     blocks = repeatable(stream)
-    cut = _cut(blocks, share, stream.dtype) if share < 1 else None
-    if share < 1 and cut is None:  # nothing is selected
+    cut = _cut(blocks, select_topk, stream.dtype) if select_topk < 1 else None
+    if select_topk < 1 and cut is None:  # nothing is selected
         yield from (block.origin for block in blocks)
         return
     energy = [0.0] * stream.count

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from symfuse.merging.base import method
-from symfuse.merging.gram import arc, base_and_models, combine, gram
 from symfuse.merging.stream import Stream
+from symfuse.methods.parts.gram import arc, base_and_models, combine, gram
+from symfuse.methods.registry import method
 
 # The cosine above which mergekit, too, interpolates on the straight line.
 STRAIGHT = 0.9995

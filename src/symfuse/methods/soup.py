@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from symfuse.merging.base import method
 from symfuse.merging.stream import Stream
 from symfuse.methods.linear import linear
+from symfuse.methods.registry import method
 
 
 @method("soup", label="Uniform soup", paper="Wortsman et al. 2022, Model soups, arXiv 2203.05482")

@@ -6,18 +6,14 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from symfuse.merging.base import PerModel, method
-from symfuse.merging.sparsify import Trim, per_model
+from symfuse.merging.base import PerModel
 from symfuse.merging.stream import Stream
-from symfuse.methods.task_arithmetic import merged
+from symfuse.methods.parts.sparsify import Trim
+from symfuse.methods.parts.task_vectors import combined
+from symfuse.methods.registry import method
 
 
-@method(
-    "ties",
-    label="TIES",
-    paper="Yadav et al. 2023, TIES-merging, arXiv 2306.01708",
-    base="required",
-)
+@method("ties", label="TIES", paper="Yadav et al. 2023, TIES-merging, arXiv 2306.01708", base="required")
 def ties(
     stream: Stream,
     *,
@@ -30,9 +26,11 @@ def ties(
 ) -> Iterator[Tensor]:
     """Of each model's task vector the `density` largest entries are kept, max(1, int(density·n)) exactly (the first of
     equal ones; as they are if density is 1, none if it is 0), then weighed and summed where they have the majority's
-    sign: see `merged`. rescale: the l1 norm of each vector stays what it was (`Trim`)."""
-    densities = per_model(stream, "density", density, 0.0, 1.0)
-    size = stream.rows * stream.columns
-    kept = [max(1, int(share * size)) for share in densities]
-    trim = Trim(stream, [0] * len(kept), kept, rescale)
-    return merged(stream, weight, densities, trim, vote=True, normalize=normalize, scale=lambda_)
+    sign: see `combined`. rescale: the l1 norm of each vector stays what it was (`Trim`)."""
+
+    def largest(stream: Stream, densities: list[float]) -> Trim:
+        size = stream.rows * stream.columns
+        kept = [max(1, int(share * size)) for share in densities]
+        return Trim(stream, [0] * len(kept), kept, rescale)
+
+    return combined(stream, weight, density, largest, vote=True, normalize=normalize, scale=lambda_)

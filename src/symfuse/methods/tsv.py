@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from symfuse.merging.base import method
 from symfuse.merging.stream import Stream
+from symfuse.methods.registry import method
 
 
 @method(

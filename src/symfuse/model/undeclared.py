@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from symfuse.architectures.names import EMBEDDING, HEAD, HEAD_OF, OWN_HEADS, SHARED, SHARING, TABLE, TIED_BY_DEFAULT
 from symfuse.errors import SpecError
 from symfuse.io import Checkpoint, TensorInfo
 from symfuse.messages import some
@@ -16,42 +17,13 @@ from symfuse.model.config import text_config
 from symfuse.spec import Axis, Declared, Spec
 from symfuse.spec.layout import Atom, Layout
 
-EMBEDDING = re.compile(
-    r"((.*\.)?(embed_tokens|wte|word_embeddings?|shared|tok_embeddings|tokens_embed|embed_in)|"
-    r"(backbone|rwkv|transformer)\.embeddings)\.weight"
-)
-HEAD = re.compile(
-    r"(.*\.)?(lm_head|embed_out|cls\.predictions|vocab_projector)(\.decoder)?\.(weight|bias)|"
-    r"(model\.)?(output|proj_out|head|pred_layer\.proj)\.weight"
-)
 OTHER_MODALITY = re.compile(r"(.*\.)?(vision|visual|audio|image|speech|multi_?modal|mm_|connector)\w*(\..*)?")
-
-# The embeddings that encoder and decoder share in some families, under the name before the first of these.
-SHARED = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
-SHARING = {
-    "t5", "mt5", "umt5", "longt5", "switch_transformers", "bart", "mbart", "plbart", "mvp", "led", "pegasus", "m2m_100",
-    "blenderbot", "blenderbot-small", "bigbird_pegasus", "nllb-moe", "pop2piano",
-}  # fmt: skip
-
-# Families whose head is the embedding where config.json does not say (transformers 5.24, its config classes).
-TIED_BY_DEFAULT = SHARING | {
-    "bert", "bert-generation", "big_bird", "biogpt", "bloom", "camembert", "cohere", "cohere2", "cohere2_moe", "ctrl",
-    "data2vec-text", "electra", "ernie", "ernie4_5", "ernie4_5_moe", "falcon", "falcon_mamba", "gemma", "gemma2",
-    "gemma3", "gemma3_text", "gemma3n", "gemma3n_text", "gemma4", "gemma4_text", "gpt2", "gpt-sw3", "gpt_bigcode",
-    "gpt_neo", "gpt_neox_japanese", "jetmoe", "lfm2", "lfm2_moe", "mamba", "marian", "megatron-bert", "minicpm3",
-    "modernbert-decoder", "mpt", "openai-gpt", "opt", "pegasus_x", "prophetnet", "recurrent_gemma", "roberta",
-    "roformer", "smollm3", "starcoder2", "t5gemma", "trocr", "vaultgemma", "whisper", "xglm", "xlm", "xlm-roberta",
-    "xlnet", "xmod", "zamba", "zamba2", "albert", "convbert", "deberta", "deberta-v2", "distilbert", "esm", "flaubert",
-    "fnet", "funnel", "ibert", "layoutlm", "longformer", "luke", "mobilebert", "modernbert", "mpnet", "mra",
-    "nomic_bert", "nystromformer", "roberta-prelayernorm", "squeezebert", "visual_bert", "xlm-roberta-xl", "yoso",
-}  # fmt: skip
 
 LAYER_COUNTS = ("encoder_layers", "num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_encoder_layers")
 LISTS = {"layers", "layer", "h", "block", "blocks"}
 PREDICTORS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")  # layers after the last, that guess more tokens
 
 LAYER = re.compile(r"(.*?)(?<![^.])(\d+)\.")  # a name up to the number of the layer
-TABLE = re.compile(r".*\.(global_)?relative_attention_bias\.weight")
 BEHIND = "next"  # the index of the tensors of layers behind the last
 MASK = re.compile(r".*\b(attn|attention)\.bias")
 PARTITIONED = (
@@ -140,7 +112,7 @@ def head_name(config: Mapping[str, Any], names: Iterable[str]) -> str | None:
     class_name = str((config.get("architectures") or [""])[0])
     if not class_name.endswith(("ForCausalLM", "LMHeadModel")) and config.get("model_type") not in SHARING:
         return None
-    return "embed_out.weight" if config.get("model_type") == "gpt_neox" else "lm_head.weight"
+    return OWN_HEADS.get(str(config.get("model_type")), HEAD_OF)
 
 
 def _ties(config: Mapping[str, Any], names: list[str]) -> tuple[dict[str, str], dict[str, str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from symfuse.recipes.documents import read_recipes
 from symfuse.recipes.effect import without_effect
-from symfuse.recipes.options import recipe_of
+from symfuse.recipes.options import RECIPE_KEYS, named, recipe_of, recipe_of_arguments
 from symfuse.recipes.parser import parse_recipe
 from symfuse.recipes.schema import (
     Align,
@@ -21,20 +21,7 @@ from symfuse.recipes.schema import (
 from symfuse.recipes.settings import Case, Setting
 
 __all__ = [
-    "Align",
-    "Case",
-    "Data",
-    "Input",
-    "ModelRef",
-    "Module",
-    "Recipe",
-    "Setting",
-    "Slice",
-    "TokenSource",
-    "Tokenizer",
-    "parse_recipe",
-    "read_recipes",
-    "recipe_of",
-    "settings_for",
+    "RECIPE_KEYS", "Align", "Case", "Data", "Input", "ModelRef", "Module", "Recipe", "Setting", "Slice", "TokenSource",
+    "Tokenizer", "named", "parse_recipe", "read_recipes", "recipe_of", "recipe_of_arguments", "settings_for",
     "without_effect",
-]
+]  # fmt: skip

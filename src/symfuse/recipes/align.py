@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from symfuse.alignment import Alignment
 from symfuse.device import CPU
 from symfuse.errors import OptionError, UnknownArchitectureError
-from symfuse.evaluation import Task, make_task, read_records
+from symfuse.evaluation import Batch, Task, make_task, read_records
 from symfuse.executors import Executor, one_torch_thread
 from symfuse.io import Checkpoint
 from symfuse.matching import (
-    Step,
     choose_groups,
     choose_layers,
     match_by_activations,
@@ -24,17 +26,38 @@ from symfuse.matching import (
     usual,
 )
 from symfuse.matching.axes import NO_GROUP, limited
-from symfuse.matching.descent import Watch
 from symfuse.matching.learned import Learning, match_learned
 from symfuse.messages import some
 from symfuse.methods import lookup
 from symfuse.model import Model
-from symfuse.recipes import Align, ModelRef, Recipe
-from symfuse.recipes.record import alignment_record
-from symfuse.recipes.stage import Stage
+from symfuse.recipes.events import AlignmentDone, Anchored, Follow, Proved, Step, Working, ignore
+from symfuse.recipes.record import alignment_record, verified
+from symfuse.recipes.schema import Align, ModelRef, Recipe
+from symfuse.recipes.stage import Stage, require_one_frame
 from symfuse.rewriting import canonical
-from symfuse.runs import recorded
+from symfuse.runs import framed, is_matched, recorded
 from symfuse.spec import Spec
+from symfuse.verification import Proof, Verification, prove, verify
+
+
+@dataclass(frozen=True)
+class How:
+    """How models are moved: nothing of it changes the result. threads, memory, device, executor: as of `match_models`.
+    prove: run each model before and after. follow: gets each event of the work."""
+
+    threads: int | None = None
+    memory: int | None = None
+    device: str = CPU
+    executor: Executor | None = None
+    prove: bool = False
+    follow: Follow = ignore
+
+    def watch(self) -> dict[str, Any]:
+        """The options of matching that report its progress."""
+        return {
+            "progress": lambda _step, total: self.follow(Step(total)),
+            "watch": lambda start, value: self.follow(Step(text=f"sweeps from {start}: squared distance {value:.5g}")),
+        }
 
 
 def anchor_of(stage: Stage) -> ModelRef | None:
@@ -130,80 +153,128 @@ def groups_of(recipe: Recipe, spec: Spec) -> dict[str, str]:
         recipe.refuse(error, "align.groups")
 
 
-def match_model(
-    stage: Stage,
-    ref: ModelRef,
-    anchor: ModelRef,
-    matching: Matching,
-    *,
-    threads: int | None = None,
-    memory: int | None = None,
-    device: str = CPU,
-    executor: Executor | None = None,
-    progress: Callable[[Step, int], None] | None = None,
-    watch: Watch | None = None,
-) -> Alignment:
-    """The alignment of one model onto the anchor. matching: that of the stage (`matching_of`). device: where it is
-    found. executor: who finds it, from weights."""
-    align = stage.recipe.align
-    assert align is not None
-    source, to = (Model.of(stage.models[one]) for one in (ref, anchor))
-    same: dict[str, Any] = {"axes": matching.axes, "frame": matching.frame, "layers": align.layers}
-    same |= {"device": device, "groups": align.groups} | ({} if align.scaling is None else {"scaling": align.scaling})
-    own: dict[str, Any] = {"one_pass": align.one_pass, "biases": align.biases, "threads": threads, "memory": memory}
-    own |= {"progress": progress, "watch": watch}
-    if matching.data is None:
-        found = match_models(source, to, **same, **own, executor=executor)
-    else:
-        with one_torch_thread() if threads == 1 else nullcontext():
-            if align.source == "learned":
-                given = {"seed": stage.recipe.seed, "device": device, **settings_of(align)}
-                learning = Learning(matching.data, matching.validation, **given)
-                found = match_learned(source, to, learning, **same, **own)
-            else:
-                found = match_by_activations(source, to, matching.data.batches, **same)
-    options = {**found.provenance["options"], **matching.why}
-    return replace(found, provenance={**found.provenance, "options": options})
-
-
 def data_of(align: Align, model: Checkpoint) -> tuple[Task | None, Task | None]:
     """What the models are run on, and what learning is validated on, as a model reads it. DataError, OptionError or
     CheckpointError if it cannot."""
     options = {} if align.limit is None else {"limit": align.limit}
-    found = [
+    data, validation = (
         None if file is None else make_task(None, read_records(file), model, **options)
         for file in (align.data, align.validation)
-    ]
-    if align.source == "learned" and found[0] is not None:
-        Learning(found[0], found[1], **settings_of(align))  # whether they fit
-    return found[0], found[1]
+    )
+    if align.source == "learned" and data is not None:
+        Learning(data, validation, **settings_of(align))  # whether they fit
+    return data, validation
 
 
 def settings_of(align: Align) -> dict[str, Any]:
-    """What is said of learning."""
-    given = {"steps": align.steps, "rate": align.rate, "distil": align.distil}
-    return {key: value for key, value in given.items() if value is not None}
+    """The settings of learning that the recipe names."""
+    settings = {"steps": align.steps, "rate": align.rate, "distil": align.distil}
+    return {key: value for key, value in settings.items() if value is not None}
 
 
-def aligned(stage: Stage, anchor: ModelRef, alignments: Mapping[ModelRef, Alignment], *, device: str = CPU) -> Stage:
-    """The stage with its models moved, on the device: what is moved is read to there."""
-    models = dict(stage.models)
-    for ref, alignment in alignments.items():
-        moved = alignment(models[ref].on(device)).replace(name=models[ref].name)
-        models[ref] = recorded(moved, alignment_record(stage.models[ref], stage.models[anchor], alignment))
-        if alignment.frame:  # the same for all
-            models[anchor] = alignment.in_frame(stage.models[anchor].on(device))
-    return replace(stage, models=models, anchor=anchor, alignments=dict(alignments))
+def match_pair(
+    source: Model,
+    anchor: Model,
+    *,
+    batches: Iterable[Batch] | None = None,
+    learning: Learning | None = None,
+    **options: Any,
+) -> Alignment:
+    """The alignment that moves `source` towards `anchor`: from the weights, with `batches` from activations, with
+    `learning` learned from there. options: of `match_models`, `match_by_activations` or `match_learned`."""
+    if learning is not None:
+        return match_learned(source, anchor, learning, batches=batches, **options)
+    if batches is not None:
+        return match_by_activations(source, anchor, batches, **options)
+    return match_models(source, anchor, **options)
 
 
-def align_all(
-    stage: Stage, *, threads: int | None = None, device: str = CPU, executor: Executor | None = None
-) -> Stage:
-    """All models moved onto the anchor, if the recipe says so."""
+def with_reasons(alignment: Alignment, why: Mapping[str, Any]) -> Alignment:
+    """The alignment, with the reasons for its axes and frame (`usual`) in its provenance."""
+    if not why:
+        return alignment
+    options = {**alignment.provenance["options"], **why}
+    return replace(alignment, provenance={**alignment.provenance, "options": options})
+
+
+def align(stage: Stage, how: How) -> Stage:
+    """The stage with all models moved onto the anchor, if the recipe asks for that; they must be in one frame, unless
+    the alignment brings all into it."""
     anchor = anchor_of(stage)
-    if anchor is None:
+    matching = None if anchor is None else matching_of(stage, anchor)
+    if matching is None or not matching.frame:
+        stage = require_one_frame(stage, how.follow)
+    if anchor is None or matching is None:
         return stage
-    matching, others = matching_of(stage, anchor), [ref for ref in stage.models if ref != anchor]
-    how: dict[str, Any] = {"threads": threads, "device": device, "executor": executor}
-    moved = {ref: match_model(stage, ref, anchor, matching, **how) for ref in others}
-    return aligned(stage, anchor, moved, device=device)
+    how.follow(Anchored(str(anchor)))
+    models, alignments = dict(stage.models), dict[ModelRef, Alignment]()
+    for ref, source in stage.models.items():
+        if ref != anchor:
+            start = time.perf_counter()
+            how.follow(Working("matching"))
+            alignments[ref] = _match(stage, ref, anchor, matching, how)
+            spent = {"seconds": time.perf_counter() - start}
+            done = move(source, stage.models[anchor], alignments[ref], how, device=how.device, **spent)
+            models[ref] = done.replace(name=source.name)
+    first = next(iter(alignments.values()), None)  # the frame is the same for all
+    if first is not None and first.frame:
+        models[anchor] = framed(models[anchor].on(how.device), first).replace(name=models[anchor].name)
+    return replace(stage, models=models, anchor=anchor, alignments=alignments)
+
+
+def _match(stage: Stage, ref: ModelRef, anchor: ModelRef, matching: Matching, how: How) -> Alignment:
+    """The alignment of one model onto the anchor."""
+    recipe, settings = stage.recipe, stage.recipe.align
+    assert settings is not None
+    options: dict[str, Any] = {"axes": matching.axes, "frame": matching.frame, "layers": settings.layers}
+    options |= {"device": how.device, "groups": settings.groups}
+    options |= {} if settings.scaling is None else {"scaling": settings.scaling}
+    if settings.source != "activations":
+        options |= {"one_pass": settings.one_pass, "biases": settings.biases, "threads": how.threads}
+        options |= {"memory": how.memory, **how.watch()}
+    if settings.source == "weights":
+        options["executor"] = how.executor
+    elif settings.source == "activations" and matching.data is not None:
+        options["batches"] = matching.data.batches
+    elif matching.data is not None:
+        drawn = {"seed": recipe.seed, "device": how.device, **settings_of(settings)}
+        options["learning"] = Learning(matching.data, matching.validation, **drawn)
+    with one_torch_thread() if how.threads == 1 and matching.data is not None else nullcontext():
+        alignment = match_pair(*(Model.of(stage.models[one]) for one in (ref, anchor)), **options)
+    return with_reasons(alignment, matching.why)
+
+
+def move(
+    source: Checkpoint,
+    anchor: Checkpoint,
+    alignment: Alignment,
+    how: How,
+    *,
+    other: Checkpoint | None = None,
+    device: str | None = None,
+    **more: Any,
+) -> Checkpoint:
+    """The source, moved, proved if that is asked for, with the record of that. other: the anchor, if it is moved too.
+    device: where it is read to. more: for the record. VerificationError if a proof fails."""
+    proof = None
+    if how.prove:
+        how.follow(Working("proving"))
+        proof = _proof(source, alignment, how)
+    moved = alignment(source if device is None else source.on(device))
+    if not is_matched(alignment):  # there is nothing to record
+        return moved
+    record = alignment_record(source, anchor, alignment, proof, other, **more)
+    how.follow(AlignmentDone(record))
+    return recorded(moved, record)
+
+
+def _proof(source: Checkpoint, alignment: Alignment, how: How) -> dict[str, Any]:
+    """The outputs before and after, as data: of an inexact alignment how far they are apart."""
+    result: Proof | Verification
+    if alignment.variants:
+        wide = source.to(torch.float64)
+        result = verify(wide, alignment(wide), alignment)
+    else:
+        result = prove(source, alignment, memory=how.memory)
+    how.follow(Proved(result))
+    return verified(result)

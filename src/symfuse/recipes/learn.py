@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from symfuse.device import CPU
 from symfuse.errors import IncompatibleError, OptionError, SymmetryError
 from symfuse.evaluation import Records, Task, make_task, read_records
 from symfuse.io import Checkpoint
@@ -14,8 +13,9 @@ from symfuse.merging import Method
 from symfuse.methods import learn as learn_method
 from symfuse.methods import lookup
 from symfuse.model import Model
-from symfuse.recipes import Data, Input, ModelRef, Recipe
-from symfuse.recipes.plan import plan_recipe
+from symfuse.recipes.align import How
+from symfuse.recipes.events import LearningDone, Note, Step, Working
+from symfuse.recipes.schema import Data, Input, ModelRef, Recipe
 from symfuse.recipes.stage import Stage
 from symfuse.runs import record_of, recorded
 from symfuse.stats.statistics import Statistics
@@ -75,34 +75,39 @@ def task_of_data(data: Data, records: Records, checkpoint: Checkpoint, *, unlabe
     return make_task(data.task, records, checkpoint, **columns, **data.options, unlabelled=unlabelled)
 
 
-def statistics_of(stage: Stage) -> list[Statistics | None]:
-    """The saved statistics of each of `inputs_of`, moved with its model if that was aligned.
+def statistics_of(stage: Stage, saved: Sequence[Statistics | None] | None = None) -> list[Statistics | None]:
+    """The saved statistics of each of `inputs_of`, moved with its model if that was aligned. saved: instead of those
+    that the recipe names.
 
     IncompatibleError if they are of another model; SymmetryError if they cannot be moved.
     """
+    inputs = inputs_of(stage.recipe)
+    if saved is None:
+        saved = [None if one.statistics is None else Statistics.load(one.statistics) for one in inputs]
+    return [
+        one if one is None or number >= len(inputs) else _followed(stage, inputs[number], one)
+        for number, one in enumerate(saved)
+    ]
+
+
+def _followed(stage: Stage, listed: Input, statistics: Statistics) -> Statistics:
     from symfuse.transporting.statistics import moved_statistics
 
-    found: list[Statistics | None] = []
-    for given in inputs_of(stage.recipe):
-        if given.statistics is None:
-            found.append(None)
-            continue
-        statistics = Statistics.load(given.statistics)
-        statistics.require(Model.of(stage.opened[given.model], undeclared=True))
-        if why := _rewritten(stage, given.model):
-            raise IncompatibleError(
-                f"{given.statistics}: {given.model} is rewritten before the merge ({why}), and statistics of it as it "
-                "was do not fit any more; leave them out, and give data"
-            )
-        alignment = stage.alignments.get(given.model)
-        framed = next((a.frame for a in stage.alignments.values()), ())
-        if alignment is None and framed:
-            raise SymmetryError(
-                f"{given.statistics}: the alignment brings {given.model} into another frame ({', '.join(framed)}), in "
-                "which these statistics were not taken; leave them out, and give data"
-            )
-        found.append(statistics if alignment is None else moved_statistics(statistics, alignment, known=True))
-    return found
+    ref, what = listed.model, listed.statistics or f"statistics of {listed.model}"
+    statistics.require(Model.of(stage.opened[ref], undeclared=True))
+    if why := _rewritten(stage, ref):
+        raise IncompatibleError(
+            f"{what}: {ref} is rewritten before the merge ({why}), and statistics of it as it was do not fit any more; "
+            "leave them out, and give data"
+        )
+    alignment = stage.alignments.get(ref)
+    framed = next((a.frame for a in stage.alignments.values()), ())
+    if alignment is None and framed:
+        raise SymmetryError(
+            f"{what}: the alignment brings {ref} into another frame ({', '.join(framed)}), in which these statistics "
+            "were not taken; leave them out, and give data"
+        )
+    return statistics if alignment is None else moved_statistics(statistics, alignment, known=True)
 
 
 def _rewritten(stage: Stage, ref: ModelRef) -> str | None:
@@ -117,47 +122,41 @@ def _rewritten(stage: Stage, ref: ModelRef) -> str | None:
 
 
 def learn(
-    stage: Stage,
-    *,
-    memory: int | None = None,
-    device: str = CPU,
-    report: Callable[[str], None] = lambda _line: None,
+    stage: Stage, how: How, tasks: Sequence[Task | None] | None, saved: Sequence[Statistics | None] | None = None
 ) -> Stage:
-    """The stage with what its method finds out of data, and its models as it moves them; as it is, for others. device:
-    where models are run."""
-    recipe = stage.recipe
-    method, inputs = lookup(recipe.merge_method), inputs_of(recipe)
-    if method.learn is None:
-        return stage
-    refs = list(stage.models)
-    models = [Model.of(checkpoint, undeclared=True) for checkpoint in stage.models.values()]
-    named = dict(zip(refs, models, strict=True))
-    plan_recipe(
-        recipe, named, stage.kept, fields=stage.config, before=stage.before
-    )  # whether they fit, before any data
-    apart = method.base != "unused" and recipe.base_model is not None
-    tasks, parameters = tasks_of(recipe, [stage.models[given.model] for given in inputs]), _parameters(recipe, method)
+    """The stage with what its method learns from data, and its models as it moves them; as it is, for others. tasks: of
+    each of `inputs_of`; saved: as in `statistics_of`."""
+    recipe, method, refs = stage.recipe, lookup(stage.recipe.merge_method), list(stage.models)
+    apart = recipe.base_model if method.base != "unused" else None
+    if method.learn is not None:
+        how.follow(Working("looking at data"))
     try:
         found = learn_method(
             method,
-            models,
-            of=[refs.index(given.model) for given in inputs],
-            base=refs.index(recipe.base_model) if apart and recipe.base_model is not None else None,
+            [Model.of(checkpoint, undeclared=True) for checkpoint in stage.models.values()],
+            of=[refs.index(listed.model) for listed in inputs_of(recipe)],
+            base=None if apart is None else refs.index(apart),
             tasks=tasks,
-            statistics=statistics_of(stage),
-            parameters=parameters,
+            statistics=statistics_of(stage, saved),
+            parameters=_parameters(recipe, method),
             heads=recipe.heads,
             seed=recipe.seed,
-            memory=memory,
-            device=device,
-            report=report,
+            memory=how.memory,
+            device=how.device,
+            report=lambda line: how.follow(Step(text=line)),
         )
     except OptionError as error:
         recipe.refuse(error, "merge_method")
-    assert found is not None
+    if found is None:
+        return stage
+    if found.learned.summary:
+        how.follow(LearningDone(found.learned.summary))
+    notes = [Note(text) for text in found.learned.notes]
+    for note in notes:
+        how.follow(note)
     pairs = zip(stage.models.items(), found.models, strict=True)
     moved = {ref: recorded(model.checkpoint, record_of(before)) for (ref, before), model in pairs}
-    return replace(stage, models=moved, learned=found, notes=(*stage.notes, *found.learned.notes))
+    return replace(stage, models=moved, learned=found, notes=(*stage.notes, *notes))
 
 
 def _parameters(recipe: Recipe, method: Method) -> dict[str, Any]:

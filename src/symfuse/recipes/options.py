@@ -6,21 +6,29 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from symfuse.errors import OptionError
+from symfuse.io import Checkpoint
 from symfuse.merging import Method
 from symfuse.recipes.parser import parse_recipe
-from symfuse.recipes.schema import Recipe
+from symfuse.recipes.schema import COPY, Recipe
+
+# Keys of recipes that are no parameters of a method, and that `symfuse.merge` has no argument for.
+RECIPE_KEYS = frozenset({
+    "align", "base_model", "chat_template", "foreign", "merge_method", "missing_bias", "models", "modules", "name",
+    "out_dtype", "slices", "tokenizer", "tokenizer_source",
+})  # fmt: skip
 
 
 def recipe_of(
-    models: Sequence[str],
+    models: Sequence[Any],
     method: Method,
     base: int | None,
     parameters: Mapping[str, Any],
     keys: Mapping[str, Any],
     own: Sequence[Mapping[str, Any]] = (),
 ) -> Recipe:
-    """base: the number of a model. parameters: one value for all models, or a list with one for each, the base aside if
-    the method has one. keys: others of the recipe; None is left out. own: more keys of each model."""
+    """models: as recipes write them. base: the number of one. parameters: one value for all models, or a list with one
+    for each, the base aside if the method has one. keys: others of the recipe; None is left out. own: more keys of each
+    model."""
     listed = [model for i, model in enumerate(models) if method.base == "unused" or i != base]
     shared, each = _split(parameters, len(listed))
     blocks = [{"model": m} | ({"parameters": each[i]} if each[i] else {}) for i, m in enumerate(listed)]
@@ -32,6 +40,71 @@ def recipe_of(
         **keys,
     }
     return parse_recipe({key: value for key, value in recipe.items() if value not in (None, {})}, "the options")
+
+
+def named(checkpoints: Sequence[Checkpoint]) -> dict[str, Checkpoint]:
+    """The models by the names that a recipe calls them: of several with one name, the others are copies."""
+    known: dict[str, Checkpoint] = {}
+    for checkpoint in checkpoints:
+        name = checkpoint.name if checkpoint.name.strip() else "model"
+        same = sum(name == other.partition(COPY)[0] for other in known)
+        known[f"{name}{COPY}{same})" if same else name] = checkpoint
+    return known
+
+
+def recipe_of_arguments(
+    names: Sequence[str],
+    method: Method,
+    base: int | None,
+    parameters: Mapping[str, Any],
+    *,
+    heads: str | int,
+    dtype: object,
+    seed: int,
+    force_config: bool,
+) -> Recipe:
+    """The recipe that arguments of `symfuse.merge` amount to, of models by name."""
+    if not names:
+        raise OptionError("a merge needs models; none are given")
+    if base is not None and not 0 <= base < len(names):
+        raise OptionError(f"base {base}: there are models 0 to {len(names) - 1}")
+    head = _head(heads, names)
+    if base is None and head in names and method.base != "required":
+        base = names.index(head)
+    keys = {
+        "dtype": None if dtype is None else str(dtype).removeprefix("torch."),
+        "heads": head,
+        "force_config": force_config or None,
+        "seed": seed or None,
+    }
+    values = {name: _plain(value) for name, value in parameters.items()}
+    return recipe_of([_written(name) for name in names], method, base, values, keys)
+
+
+def _head(heads: str | int, names: Sequence[str]) -> str:
+    """The name of the model whose head is kept; "average" and "drop" as they are."""
+    if isinstance(heads, int):
+        if 0 <= heads < len(names):
+            return names[heads]
+        raise OptionError(
+            f"heads {heads}: there are models 0 to {len(names) - 1}; or write 'average', 'drop' or a model's name"
+        )
+    meant = [name for number, name in enumerate(names, 1) if heads in (name, str(number))]
+    if heads not in ("average", "drop") and len(meant) != 1:
+        listed = ", ".join(f"{number} ({name})" for number, name in enumerate(names, 1))
+        raise OptionError(f"heads {heads!r}: write average, drop, or the number or name of one model: {listed}")
+    return heads if heads in ("average", "drop") else meant[0]
+
+
+def _written(name: str) -> Any:
+    """A model as a recipe writes it: a name in which + or @ stand for themselves, or spaces around it, as a path."""
+    return {"model": {"path": name}} if set("+@") & set(name) or name != name.strip() else name
+
+
+def _plain(value: Any) -> Any:
+    """A tensor, an array or a number of these as Python's own, a tuple as a list."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def _split(parameters: Mapping[str, Any], count: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:

@@ -17,12 +17,12 @@ from symfuse.io.installed import resolved
 from symfuse.merging import Merged, Method, Output, Parameter, Slice, Term, merge_slices
 from symfuse.merging.engine import Learnt, typed
 from symfuse.methods import lookup
-from symfuse.methods.models import head_model, merged_checkpoint, require_same_heads, template_config
+from symfuse.methods.models import merged_checkpoint, require_same_heads, template_config
 from symfuse.model import Model
 from symfuse.model.config import with_fields
 from symfuse.model.undeclared import BEHIND, LAYER, LAYER_COUNTS, OTHER_MODALITY, other_modality, serves_all
-from symfuse.recipes import Input, ModelRef, Module, Recipe, settings_for
-from symfuse.recipes import Slice as RecipeSlice
+from symfuse.recipes.schema import Input, ModelRef, Module, Recipe, settings_for
+from symfuse.recipes.schema import Slice as RecipeSlice
 from symfuse.rules import Layer, Stack, inside, rearranged, require_same_rules
 from symfuse.spec import Spec, layer_of
 
@@ -118,16 +118,13 @@ def plan_recipe(
     method = lookup(recipe.merge_method)
     order = list(models)
     opened = [models[ref] for ref in order]
-    try:
-        of_head = head_model(recipe.heads, opened)
-    except OptionError as error:
-        recipe.refuse(error, "heads")
+    _require_head(recipe, order)
     template = order.index(template_of(recipe))
     opened = [model.as_in(opened[template].spec) for model in opened]
     spec = opened[template].spec
     if recipe.heads == "average":
         require_same_heads(opened)
-    copy = frozenset() if of_head is None else spec.heads
+    copy = frozenset() if recipe.heads in ("average", "drop") else spec.heads
     dropped = spec.heads if recipe.heads == "drop" else frozenset()
     dtype = _dtype(recipe)
     outputs: dict[str, Output] = {}
@@ -162,6 +159,15 @@ def plan_recipe(
     config = with_fields(config, fields or {})
     require_same_rules(config, stacks)
     return merged_checkpoint(opened, template, merged, config, recipe.name, before, kept or ())
+
+
+def _require_head(recipe: Recipe, order: Sequence[ModelRef]) -> None:
+    """OptionError, with the place in the recipe, if `heads` names no model, or several."""
+    meant = [ref for number, ref in enumerate(order, 1) if recipe.heads in (str(ref), str(number))]
+    if recipe.heads not in ("average", "drop") and len(meant) != 1:
+        names = ", ".join(f"{number} ({ref})" for number, ref in enumerate(order, 1))
+        error = f"heads {recipe.heads!r}: write average, drop, or the number or name of one model: {names}"
+        recipe.refuse(OptionError(error), "heads")
 
 
 def _layers(part: _Part, piece: Slice, models: Sequence[Model], template: int, at: int) -> tuple[Layer, ...]:

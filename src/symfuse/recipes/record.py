@@ -11,7 +11,7 @@ from typing import Any
 
 from symfuse import __version__
 from symfuse.alignment import Alignment
-from symfuse.errors import SymfuseError, warn_caller
+from symfuse.errors import SymfuseError
 from symfuse.evaluation import Distance, distance
 from symfuse.io import Checkpoint
 from symfuse.io.companions import is_of_tokenizer
@@ -19,12 +19,12 @@ from symfuse.merging import Merged
 from symfuse.merging.engine import effective_weights
 from symfuse.methods import lookup
 from symfuse.model import Model
-from symfuse.recipes import Recipe
+from symfuse.recipes.events import Note
 from symfuse.recipes.plan import why_template
-from symfuse.recipes.stage import Stage, open_models, prepare
-from symfuse.rewriting import Reconcile
+from symfuse.recipes.stage import Stage
 from symfuse.rewriting.vocabulary import compare
 from symfuse.runs import FILE, SUFFIX, Record, lineage, movement, record_of
+from symfuse.verification import Proof, Verification
 
 
 def merge_record(stage: Stage, merged: Checkpoint, warned: Sequence[str] = ()) -> Record:
@@ -39,7 +39,7 @@ def merge_record(stage: Stage, merged: Checkpoint, warned: Sequence[str] = ()) -
 
 
 def _merge_run(stage: Stage, merged: Checkpoint, moved: Sequence[Record], warned: Sequence[str]) -> dict[str, Any]:
-    recipe, alignments = stage.recipe, [record.run() for record in moved]
+    recipe, alignments = stage.recipe, [record.run for record in moved]
     first = alignments[0] if alignments else None
     return {
         "kind": "merge",
@@ -60,7 +60,7 @@ def _merge_run(stage: Stage, merged: Checkpoint, moved: Sequence[Record], warned
         "align": None if first is None else _resolved(first),
         **({} if stage.learned is None else {"learned": stage.learned.to_json()}),
         "alignments": alignments,
-        "notes": list(stage.notes),
+        "notes": [note.text for note in stage.notes],
         "warnings": list(warned),
     }
 
@@ -105,20 +105,37 @@ def alignment_run(
     source: Checkpoint,
     anchor: Checkpoint,
     alignment: Alignment,
-    verified: Mapping[str, Any] | None = None,
+    proof: Mapping[str, Any] | None = None,
     moved: Checkpoint | None = None,
+    **more: Any,
 ) -> dict[str, Any]:
-    """What an alignment did (`movement`), and the distances before and after. moved: the anchor, if it moved too."""
+    """What an alignment did (`movement`), the distances before and after, and `more`. moved: the anchor, if it moved
+    too."""
     start, end = alignment.in_frame(source), alignment.in_frame(anchor)  # distances are between models in one frame
     pairs = ((start, end), (alignment(source), moved or end))
     before, after = (distance(*(Model.of(checkpoint) for checkpoint in pair)) for pair in pairs)
-    return {**movement(source, alignment, verified), "distance": distances(before, after)}
+    return {**movement(source, alignment, proof), "distance": distances(before, after), **more}
 
 
-def alignment_record(source: Checkpoint, anchor: Checkpoint, alignment: Alignment) -> Record:
-    """What a source that was moved onto an anchor is saved with."""
-    run = partial(alignment_run, source, anchor, alignment)
-    return Record("alignment", run, (source,), {FILE: alignment}, alignment.frame)
+def alignment_record(source: Checkpoint, anchor: Checkpoint, alignment: Alignment, *about: Any, **more: Any) -> Record:
+    """What a source that was moved onto an anchor is saved with. about, more: further arguments of `alignment_run`."""
+    make = partial(alignment_run, source, anchor, alignment, *about, **more)
+    return Record("alignment", make, (source,), {FILE: alignment}, alignment.frame)
+
+
+def verified(result: Proof | Verification) -> dict[str, Any]:
+    """A comparison of outputs as data; of a proof also what rounding changes."""
+    if isinstance(result, Proof):
+        return verified(result.exact) | {"rounding": result.rounding, "rounded to": result.rounded_to}
+    return {
+        "equal": result.equal,
+        "errors": dict(result.errors),
+        "tolerance": result.tolerance,
+        "inputs": result.inputs,
+        "config": list(result.config),
+        "unread": list(result.unread),
+        "coverage": {name: list(counts) for name, counts in result.coverage.items()},
+    }
 
 
 def distances(before: Distance, after: Distance) -> dict[str, Any]:
@@ -157,19 +174,6 @@ def _finite(number: float) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def opened(recipe: Recipe, known: Mapping[str, Checkpoint], options: Reconcile | None = None) -> Stage:
-    """The recipe's models, brought to the same tensors; what they differ in are warnings, as the command line notes."""
-    stage = with_tokenizer_notes(prepare(recipe, open_models(recipe, known), options))
-    own = tuple(f"{checkpoint.name}: " for checkpoint in stage.opened.values())  # which is no difference
-    maps = [checkpoint.config.get("id2label") or {} for checkpoint in stage.opened.values()]
-    same = all({str(k): v for k, v in one.items()} == {str(k): v for k, v in maps[0].items()} for one in maps)
-    for note in stage.notes:
-        harmless = same and not recipe.force_config and "config.json differs in" in note  # dtypes, versions
-        if not note.startswith(own) and not harmless:
-            warn_caller(note)
-    return stage
-
-
 def with_tokenizer_notes(stage: Stage) -> Stage:
     """The stage with what a user should know of tokenizers that differ, if they are not brought together: those of the
     base are taken, and row i of an embedding is merged with row i, whatever token that is."""
@@ -183,9 +187,9 @@ def with_tokenizer_notes(stage: Stage) -> Stage:
         if differ := sorted(name for name in ours.keys() & theirs.keys() if ours[name] != theirs[name]):
             notes.append(f"{', '.join(differ)} of {checkpoint.name} and {taken} differ; those of {taken} are taken")
             with suppress(SymfuseError):  # a tokenizer that cannot be read is none of the merge's
-                found = compare([base, checkpoint])
-                notes += [str(d) for d in found if d and not d.warning]  # else the merge warns of it
-    return replace(stage, notes=(*stage.notes, *notes))
+                differences = compare([base, checkpoint])
+                notes += [str(d) for d in differences if d and not d.warning]  # else the merge warns of it
+    return replace(stage, notes=(*stage.notes, *map(Note, notes)))
 
 
 def _tokenizer_files(checkpoint: Checkpoint) -> dict[str, bytes]:

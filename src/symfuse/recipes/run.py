@@ -1,73 +1,88 @@
-"""A recipe from folders to the merged checkpoint: open, reconcile, one vocabulary, align, learn from data, plan.
+"""A recipe from folders to the merged checkpoint: open, reconcile, one vocabulary, plan, align, learn from data.
 
 Every stage goes from checkpoints to checkpoints that are computed when they are read; no tensor is read before the
-alignment, and none is kept.
+alignment, and none is kept. `run` is the one way through them: the command line prints its events, `symfuse.merge` is
+a recipe too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from symfuse.device import CPU
 from symfuse.errors import OptionError
-from symfuse.executors import Executor
+from symfuse.evaluation import Task
 from symfuse.io import Checkpoint
-from symfuse.model import Model
-from symfuse.recipes import Recipe
-from symfuse.recipes.align import (
-    align_all,
-    aligned,
-    anchor_of,
-    axes_of,
-    data_of,
-    groups_of,
-    layers_of,
-    match_model,
-    matching_of,
-)
-from symfuse.recipes.learn import inputs_of, learn, statistics_of, tasks_of
-from symfuse.recipes.plan import plan_recipe
-from symfuse.recipes.record import merge_record, opened, with_tokenizer_notes
-from symfuse.recipes.stage import SHARED_ROWS, Stage, files_in, open_models, prepare, reconcile_of, vocabulary_tensors
-from symfuse.rewriting import Reconcile, require_same_frame
-from symfuse.rewriting.vocabulary import with_chat_template
+from symfuse.io.tensors import StoredTensors
+from symfuse.recipes.align import How, align
+from symfuse.recipes.check import Target, report_of
+from symfuse.recipes.events import Planned, Warned
+from symfuse.recipes.learn import inputs_of, learn, tasks_of
+from symfuse.recipes.record import merge_record, with_tokenizer_notes
+from symfuse.recipes.schema import Recipe
+from symfuse.recipes.stage import Stage, open_models, plan, prepare
+from symfuse.rewriting import Reconcile
 from symfuse.runs import recorded
-
-__all__ = [
-    "SHARED_ROWS", "Stage", "align_all", "aligned", "anchor_of", "axes_of", "data_of", "finish", "groups_of",
-    "inputs_of", "layers_of", "learn", "match_model", "matching_of", "merge_recipes", "merge_record", "open_models",
-    "prepare", "reconcile_of", "require_one_frame", "statistics_of", "tasks_of", "vocabulary_tensors", "with_text",
-    "with_tokenizer_notes",
-]  # fmt: skip
+from symfuse.stats.statistics import Statistics
 
 
-def require_one_frame(stage: Stage) -> Stage:
-    """`require_same_frame` of what is to be merged, which reads gains of norms, with its notes; layers may be stacked
-    as they are, and with force_config gains may be 1 for want of training."""
-    if stage.recipe.merge_method == "passthrough" or stage.options.force_config:
-        return stage
-    notes = require_same_frame([Model.of(checkpoint, undeclared=True) for checkpoint in stage.models.values()])
-    return replace(stage, notes=(*stage.notes, *notes))
+@dataclass(frozen=True)
+class Shown:
+    """What a method is shown that looks at data, instead of what the recipe names: of each model that it learns from,
+    in the order of the recipe. None: nothing."""
+
+    tasks: Sequence[Task | None] | None = None
+    statistics: Sequence[Statistics | None] | None = None
 
 
-def finish(stage: Stage, *, device: str = CPU) -> Checkpoint:
-    """The merged checkpoint, with the files that go beside it; nothing is read. device: where blocks are combined."""
-    models = {ref: Model.of(checkpoint, undeclared=True) for ref, checkpoint in stage.models.items()}
-    merged = plan_recipe(
-        stage.recipe,
-        models,
-        stage.kept,
-        fields=stage.config,
-        before=stage.before,
-        device=device,
-        learned=stage.learned,
-    )
-    template = list(stage.models.values())[stage.template]
-    files = dict(template.companions()) if stage.vocabulary is None else files_in(stage.vocabulary, template)
-    if stage.recipe.chat_template is not None:
-        files = with_chat_template(files, stage.recipe.chat_template, list(stage.models.values()))
-    return merged.replace(files=files)
+@dataclass(frozen=True)
+class Merge:
+    """A recipe that was run. stage: its models, aligned, and what was learned. checkpoint: the merge, which is saved
+    with its record."""
+
+    stage: Stage
+    checkpoint: Checkpoint
+
+
+def run(
+    recipes: Sequence[Recipe],
+    known: Mapping[str, Checkpoint] | None = None,
+    *,
+    options: Reconcile | None = None,
+    how: How | None = None,
+    target: Target | None = None,
+    shown: Shown | None = None,
+) -> Merge:
+    """The last of these recipes, for which those before it are merged as they are read. known: models in memory, by
+    the names that the recipes call them. options: instead of the recipes' own. how: resources, and who follows the
+    events. target: where the result is to be, for its check. shown: data in memory.
+
+    Each recipe's models are opened once, prepared once and planned, and checked by that plan, before any work; what
+    was moved or learned is planned again at the end. Raises SymfuseError.
+    """
+    how, results, warnings = how or How(), dict[str, Checkpoint](), list[str]()
+    if not recipes:
+        raise OptionError("a merge needs a recipe; none is given")
+    for recipe in recipes:
+        last = recipe is recipes[-1]
+        there = {**(known or {}), **results}
+        stage = with_tokenizer_notes(prepare(recipe, open_models(recipe, there), options))
+        merged, place = plan(stage, device=how.device), target if last else None
+        report = report_of(stage, merged, place, results=results, sample=_is_stored(recipe, there))
+        how.follow(Planned(stage, merged, report, last))
+        for text in report.warnings if report.possible else ():
+            warnings.append(text)
+            how.follow(Warned(text))
+        for note in stage.notes:
+            how.follow(note)
+        tasks, saved = (_tasks(stage), None) if shown is None else (shown.tasks, shown.statistics or ())
+        stage = learn(align(stage, how), how, tasks, saved)
+        merged = plan(stage, device=how.device) if stage.changed else merged
+        done = with_text(stage, recipes) if last else stage
+        merged = recorded(merged, merge_record(done, merged, warnings if last else ()))
+        if recipe.name is not None:
+            results[recipe.name] = merged
+    return Merge(stage, merged)
 
 
 def with_text(stage: Stage, recipes: Sequence[Recipe]) -> Stage:
@@ -76,27 +91,11 @@ def with_text(stage: Stage, recipes: Sequence[Recipe]) -> Stage:
     return replace(stage, recipe=replace(stage.recipe, text=text))
 
 
-def merge_recipes(
-    recipes: Sequence[Recipe],
-    known: Mapping[str, Checkpoint] | None = None,
-    *,
-    options: Reconcile | None = None,
-    threads: int | None = None,
-    device: str = CPU,
-    executor: Executor | None = None,
-    warnings: Sequence[str] = (),
-) -> Checkpoint:
-    """The result of the last recipe, for which those before it are merged as they are read. device: where models are
-    matched, run and combined. executor: who matches them from weights. warnings: those to record."""
-    results = dict(known or {})
-    merged = None
-    for recipe in recipes:
-        stage = align_all(opened(recipe, results, options), threads=threads, device=device, executor=executor)
-        stage = learn(require_one_frame(stage), device=device)
-        merged = finish(stage, device=device)
-        merged = recorded(merged, merge_record(with_text(stage, recipes), merged, warnings))
-        if recipe.name is not None:
-            results[recipe.name] = merged
-    if merged is None:
-        raise OptionError("a merge needs a recipe; none is given")
-    return merged
+def _is_stored(recipe: Recipe, known: Mapping[str, Checkpoint]) -> bool:
+    """Whether its models are stored: nothing is read of those that are computed, before they are saved."""
+    used = [known[str(ref)] for ref in recipe.models_used() if str(ref) in known]
+    return all(isinstance(checkpoint.tensors, StoredTensors | dict) for checkpoint in used)
+
+
+def _tasks(stage: Stage) -> list[Task | None]:
+    return tasks_of(stage.recipe, [stage.models[listed.model] for listed in inputs_of(stage.recipe)])

@@ -9,6 +9,8 @@ from typing import Literal, NoReturn
 from symfuse.errors import OptionError
 from symfuse.recipes.settings import Settings
 
+COPY = " (copy "  # after the name of a model in memory, of which there are several with this name
+
 
 @dataclass(frozen=True)
 class ModelRef:
@@ -162,6 +164,11 @@ class Recipe:
         those that give tokens.)"""
         anchor = self.align.anchor if self.align and isinstance(self.align.anchor, ModelRef) else None
         return _unique([self.base_model, *self._inputs(), anchor])
+
+    @property
+    def whole(self) -> bool:
+        """Whether whole models are merged, not slices of their layers."""
+        return not self.slices and not any(module.slices for module in self.modules.values())
 
     def refuse(self, error: OptionError, *keys: str) -> NoReturn:
         """The error after the places of these keys, by the ends of their paths, as far as they are known."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from symfuse import adapters
 from symfuse.alignment import Alignment
+from symfuse.device import CPU
 from symfuse.errors import OptionError
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
@@ -18,11 +19,21 @@ from symfuse.messages import some
 from symfuse.methods import Found
 from symfuse.model import Model, require_same_shape
 from symfuse.model.undeclared import LAYER
-from symfuse.recipes import ModelRef, Recipe, without_effect
-from symfuse.recipes import TokenSource as RecipeToken
-from symfuse.recipes.plan import require_layers, template_of
-from symfuse.rewriting import Reconcile, harmonise
-from symfuse.rewriting.vocabulary import TokenSource, Vocabulary, build, has_tokenizer, rewrite, shared_rows
+from symfuse.recipes.effect import without_effect
+from symfuse.recipes.events import Follow, Note
+from symfuse.recipes.plan import plan_recipe, require_layers, template_of
+from symfuse.recipes.schema import COPY, ModelRef, Recipe
+from symfuse.recipes.schema import TokenSource as RecipeToken
+from symfuse.rewriting import Reconcile, harmonise, require_same_frame
+from symfuse.rewriting.vocabulary import (
+    TokenSource,
+    Vocabulary,
+    build,
+    has_tokenizer,
+    rewrite,
+    shared_rows,
+    with_chat_template,
+)
 
 SHARED_ROWS = "shared-rows"  # of `tokenizer_source`: rows with equal numbers mean the same
 
@@ -38,7 +49,7 @@ class Stage:
     models: Mapping[ModelRef, Checkpoint]
     opened: Mapping[ModelRef, Checkpoint]
     options: Reconcile = field(default_factory=Reconcile)
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     kept: Mapping[str, tuple[Checkpoint, str]] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
     vocabulary: Vocabulary | None = None
@@ -79,7 +90,7 @@ def open_models(recipe: Recipe, known: Mapping[str, Checkpoint] | None = None) -
 
 def _open(ref: ModelRef, known: Mapping[str, Checkpoint]) -> Checkpoint:
     if str(ref) in known:
-        return known[str(ref)].replace(name=str(ref))
+        return known[str(ref)].replace(name=str(ref).partition(COPY)[0])
     # A folder that has a + or an @ in its name; os.path's isdir is false for what is no path at all.
     if os.path.isdir(str(ref)):  # noqa: PTH112
         return _open_folder(str(ref), str(ref))
@@ -118,17 +129,12 @@ def prepare(recipe: Recipe, models: Mapping[ModelRef, Checkpoint], options: Reco
     Raises IncompatibleError where neither says how.
     """
     options = options or reconcile_of(recipe)
-    listed = [given.model for given in recipe.models]  # their numbers are what people count
-    refs = [ref for ref in dict.fromkeys([*listed, *models]) if ref in recipe.models_used()]
+    refs = order_of(recipe, models)
     used = {ref: models[ref] for ref in refs}
     stage = Stage(recipe, used, used, options)
-    notes = list(recipe.notes)
-    for checkpoint in stage.models.values():
-        notes += [f"{checkpoint.name}: {note}" for note in checkpoint.notes]
-    done = harmonise(list(stage.models.values()), base=stage.template, options=options)
-    checkpoints = done.checkpoints
-    notes += done.notes
-    vocabulary = None
+    own = [Note(f"{checkpoint.name}: {note}", "model") for checkpoint in used.values() for note in checkpoint.notes]
+    done = harmonise(list(used.values()), base=stage.template, options=options)
+    checkpoints, vocabulary, notes = done.checkpoints, None, list(done.notes)
     if recipe.tokenizer is not None:
         vocabulary = _vocabulary(recipe, refs, checkpoints, models, stage.template)
         checkpoints = [
@@ -137,20 +143,64 @@ def prepare(recipe: Recipe, models: Mapping[ModelRef, Checkpoint], options: Reco
         notes += vocabulary.report.lines()
     opened = [Model.of(checkpoint, undeclared=True) for checkpoint in checkpoints]
     notes += [note for model in opened for note in model.notes]
-    whole = not recipe.slices and not any(module.slices for module in recipe.modules.values())
     notes += _module_notes(checkpoints, stage.template)
-    notes += require_same_shape(opened, force_config=options.force_config, layers=whole)
+    configs = require_same_shape(opened, force_config=options.force_config, layers=recipe.whole)
+    matter = options.force_config or not _same_labels(used.values())
     require_layers(recipe, dict(zip(refs, opened, strict=True)))
-    notes += without_effect(recipe, _names(recipe, opened))
-    named = dict(zip(refs, checkpoints, strict=True))
+    every = [*map(Note, recipe.notes), *own, *map(Note, notes)]
+    every += [Note(text, "merge" if matter else "harmless") for text in configs]
+    every += map(Note, without_effect(recipe, _names(recipe, opened)))
+    first = {note.text: note for note in reversed(every)}  # of several with one text
     return replace(
         stage,
-        models=named,
-        notes=tuple(dict.fromkeys(notes)),
+        models=dict(zip(refs, checkpoints, strict=True)),
+        notes=tuple(first[text] for text in dict.fromkeys(note.text for note in every)),
         kept=done.kept,
         config=done.config,
         vocabulary=vocabulary,
     )
+
+
+def order_of(recipe: Recipe, models: Collection[ModelRef]) -> list[ModelRef]:
+    """The models that are merged, those listed under `models` first: their numbers are what people count."""
+    listed = [given.model for given in recipe.models]
+    return [ref for ref in dict.fromkeys([*listed, *models]) if ref in recipe.models_used()]
+
+
+def _same_labels(models: Iterable[Checkpoint]) -> bool:
+    """Whether all models name the labels of a classifier alike."""
+    names = [{str(k): v for k, v in (model.config.get("id2label") or {}).items()} for model in models]
+    return all(one == names[0] for one in names)
+
+
+def plan(stage: Stage, *, device: str = CPU) -> Checkpoint:
+    """The merged checkpoint, with the files that go beside it; nothing is read. device: where blocks are combined."""
+    merged = plan_recipe(
+        stage.recipe,
+        {ref: Model.of(checkpoint, undeclared=True) for ref, checkpoint in stage.models.items()},
+        stage.kept,
+        fields=stage.config,
+        before=stage.before,
+        device=device,
+        learned=stage.learned,
+    )
+    template = list(stage.models.values())[stage.template]
+    files = dict(template.companions()) if stage.vocabulary is None else files_in(stage.vocabulary, template)
+    if stage.recipe.chat_template is not None:
+        files = with_chat_template(files, stage.recipe.chat_template, list(stage.models.values()))
+    return merged.replace(files=files)
+
+
+def require_one_frame(stage: Stage, follow: Follow) -> Stage:
+    """`require_same_frame` of what is to be merged, which reads gains of norms, with its notes; layers may be stacked
+    as they are, and with force_config gains may be 1 for want of training."""
+    if stage.recipe.merge_method == "passthrough" or stage.options.force_config:
+        return stage
+    models = [Model.of(checkpoint, undeclared=True) for checkpoint in stage.models.values()]
+    notes = [Note(text) for text in require_same_frame(models)]
+    for note in notes:
+        follow(note)
+    return replace(stage, notes=(*stage.notes, *notes))
 
 
 def _reading(checkpoint: Checkpoint, vocabulary: Vocabulary) -> Checkpoint:

@@ -105,12 +105,14 @@ def markdown(found: Sequence[Mapping[str, Any]]) -> str:
 
     return "\n".join(
         [
-            "# What is moved of each family, what not, and why",
+            "# What is aligned in each family, what is not, and why",
             "",
-            "Made by `make moved` from the declarations, each on its family's usual config; do not edit. The same as",
-            "`symfuse inspect --families`. Options of a config may change it: `symfuse inspect MODEL` says it of one",
-            "model. How exactly each holds is measured in [families.md](families.md), and why it does is proved in",
-            "[symmetries.md](symmetries.md).",
+            "Made by `make moved` from the declarations, each on its family's usual config; do not edit.",
+            "`symfuse inspect --families` prints the same. Other settings of a config may change it:",
+            "`symfuse inspect MODEL` shows one model. Measured errors: [families.md](families.md). Proofs:",
+            "[symmetries.md](symmetries.md). Words: [glossary.md](glossary.md).",
+            "",
+            '"moved" lists the axes that an alignment may transform, with the largest group that may act on each.',
             "",
             table(ROWS, rows(found)),
             "",

@@ -10,13 +10,14 @@ from typing import Any, Literal
 import torch
 
 from symfuse.architectures.base import resolve
+from symfuse.architectures.names import HEAD
 from symfuse.errors import IncompatibleError
 from symfuse.io import Checkpoint, TensorInfo
 from symfuse.io.names import COUNTER, counts_batches
 from symfuse.messages import some
 from symfuse.model.config import of_text, rope_theta, text_config, with_fields
 from symfuse.model.model import under_file_names
-from symfuse.model.undeclared import HEAD, PREDICTORS, depth_said, disagreeing_frequencies, is_derived, predicts_more
+from symfuse.model.undeclared import PREDICTORS, depth_said, disagreeing_frequencies, is_derived, predicts_more
 from symfuse.rewriting.names import (
     declared_names,
     has_inside,

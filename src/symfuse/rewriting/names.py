@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 from symfuse.architectures.base import resolve
+from symfuse.architectures.names import LEGACY
 from symfuse.errors import IncompatibleError, SymfuseError
 from symfuse.io import Checkpoint
 from symfuse.io.installed import installed
@@ -25,8 +26,7 @@ WRAPPED = {
 }  # fmt: skip
 BASE_PREFIXES = ("model.", "transformer.", "backbone.", "gpt_neox.")  # and the model type's own
 OLD_ENDINGS = {
-    "LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias",
-    "weight_g": "parametrizations.weight.original0", "weight_v": "parametrizations.weight.original1",
+    **LEGACY, "weight_g": "parametrizations.weight.original0", "weight_v": "parametrizations.weight.original1",
 }  # fmt: skip
 
 

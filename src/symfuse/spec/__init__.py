@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from symfuse.spec.layout import Atom, Layout, Segment, Variance, parse
+from symfuse.spec.layout import Atom, Layout, Segment, Variance, cut, parse
 from symfuse.spec.spec import (
     Axis,
     Declared,
     Instance,
+    Memo,
     NormKind,
+    Occurrence,
     Shift,
     Spec,
     anatomy,
@@ -18,20 +20,6 @@ from symfuse.spec.spec import (
 )
 
 __all__ = [
-    "Atom",
-    "Axis",
-    "Declared",
-    "Instance",
-    "Layout",
-    "NormKind",
-    "Segment",
-    "Shift",
-    "Spec",
-    "Variance",
-    "anatomy",
-    "bias_of",
-    "expand",
-    "indices",
-    "layer_of",
-    "parse",
-]
+    "Atom", "Axis", "Declared", "Instance", "Layout", "Memo", "NormKind", "Occurrence", "Segment", "Shift", "Spec", "Variance",
+    "anatomy", "bias_of", "cut", "expand", "indices", "layer_of", "parse",
+]  # fmt: skip

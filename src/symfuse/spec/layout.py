@@ -44,7 +44,16 @@ class Atom:
     variance: Variance = Variance.PRIMAL
 
     def __str__(self) -> str:
-        return {"primal": self.name, "dual": f"{self.name}*", "plain": f"|{self.name}|"}[self.variance.value]
+        return self._text
+
+    @cached_property
+    def _text(self) -> str:
+        return {"primal": self.name, "dual": f"{self.name}*", "plain": f"|{self.name}|"}[self.part]
+
+    @cached_property
+    def part(self) -> Part:
+        """The value of the variance: which moments the dimension belongs to, and how elements act on it."""
+        return self.variance.value
 
 
 @dataclass(frozen=True)
@@ -129,8 +138,12 @@ class Layout:
     def segments(self, tensor: Tensor, sizes: Mapping[str, int]) -> Iterator[Segment]:
         """Views that together cover `tensor`, each with one dimension per atom: concatenations are cut,
         products are split. Writing into the views of an output writes the output."""
-        for view, atoms in zip(_views(tensor, self.dims, sizes), self.parts, strict=True):
-            yield Segment(view, atoms)
+        for cuts, atoms in zip(self.cuts(sizes), self.parts, strict=True):
+            yield Segment(cut(tensor, cuts), atoms)
+
+    def cuts(self, sizes: Mapping[str, int]) -> tuple[Cuts, ...]:
+        """How to come from a tensor to each of its parts (see `cut`)."""
+        return tuple(_cuts(self.dims, sizes))
 
 
 def _atoms(nodes: tuple[Node, ...]) -> Iterator[Atom]:
@@ -171,23 +184,39 @@ def _size(node: Node, sizes: Mapping[str, int]) -> int:
     return product
 
 
-def _views(view: Tensor, nodes: tuple[Node, ...], sizes: Mapping[str, int]) -> Iterator[Tensor]:
+# One step to a part: the dimension, and either the lengths that it is split into, or the first index and the length of
+# the range that is taken of it.
+Cuts = tuple[tuple[int, tuple[int, ...] | None, int, int], ...]
+
+
+def _cuts(nodes: tuple[Node, ...], sizes: Mapping[str, int]) -> Iterator[Cuts]:
     for dim, node in enumerate(nodes):
         if isinstance(node, Atom):
             continue
         before, after = nodes[:dim], nodes[dim + 1 :]
-        lengths = [_size(part, sizes) for part in node.parts]
+        lengths = tuple(_size(part, sizes) for part in node.parts)
         if isinstance(node, Product):
-            split = view.view(*view.shape[:dim], *lengths, *view.shape[dim + 1 :])
-            yield from _views(split, (*before, *node.parts, *after), sizes)
+            for rest in _cuts((*before, *node.parts, *after), sizes):
+                yield (dim, lengths, 0, 0), *rest
         else:
             start = 0
             for part, length in zip(node.parts, lengths, strict=True):
-                # One at a time: where autograd looks on, views of `split` may not be written to.
-                yield from _views(view.narrow(dim, start, length), (*before, part, *after), sizes)
+                for rest in _cuts((*before, part, *after), sizes):
+                    yield (dim, None, start, length), *rest
                 start += length
         return
-    yield view
+    yield ()
+
+
+def cut(tensor: Tensor, cuts: Cuts) -> Tensor:
+    """The view of a part of a tensor. Ranges are taken one by one: where autograd records, views that `split` makes may
+    not be written to."""
+    for dim, lengths, start, length in cuts:
+        if lengths is None:
+            tensor = tensor.narrow(dim, start, length)
+        else:
+            tensor = tensor.view(*tensor.shape[:dim], *lengths, *tensor.shape[dim + 1 :])
+    return tensor
 
 
 # A name or number ends at white space or a sign: `2a` and `a*b` are slips of the pen, not products.

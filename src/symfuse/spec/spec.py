@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,8 +16,9 @@ from symfuse.errors import LayoutError, SpecError
 from symfuse.groups import GROUPS, Group
 from symfuse.io.typed import require_type
 from symfuse.messages import some
-from symfuse.spec.layout import Atom, Concat, Layout, Segment, Variance, parse
+from symfuse.spec.layout import Atom, Concat, Cuts, Layout, Segment, Variance, cut, parse
 
+K, V = TypeVar("K"), TypeVar("V")
 # LayerNorm, RMSNorm, and RMSNorm whose gain is stored less 1.
 NormKind = Literal["layer", "rms", "rms+1"]
 _OFFSETS: dict[NormKind, float] = {"layer": 0.0, "rms": 0.0, "rms+1": 1.0}
@@ -50,12 +52,11 @@ def layer_of(index: Mapping[str, int]) -> int | None:
     return next((number for key, number in index.items() if anatomy(key) == "l"), None)
 
 
-@dataclass(frozen=True, order=True)
-class Instance:
-    """One axis at one place: `ffn[3]` is the feed-forward space of layer 3."""
+class Instance(NamedTuple):
+    """One axis at one place: `ffn[3]` is the feed-forward space of layer 3. A tuple, which is a fast key of tables."""
 
     axis: str
-    index: tuple[int, ...] = ()
+    index: tuple[int, ...] = ()  # type: ignore[assignment]  # tuple.index is not needed
 
     def __str__(self) -> str:
         return self.axis + (f"[{','.join(map(str, self.index))}]" if self.index else "")
@@ -77,6 +78,19 @@ class Declared:
 
 
 @dataclass(frozen=True)
+class Occurrence:
+    """One place of an axis in one part of a tensor. atoms: those of the part, atom: that of the axis. cuts: how to come
+    to the part (see `cut`); order: of its dimensions, the first `front` of them being the axes that elements are
+    batched over, and then the axis itself."""
+
+    atom: Atom
+    atoms: tuple[Atom, ...]
+    cuts: Cuts
+    order: tuple[int, ...]
+    front: int
+
+
+@dataclass(frozen=True)
 class Shift:
     """A bias that may be translated, t being any vector: one more symmetry, beside the linear ones.
 
@@ -94,6 +108,17 @@ class Shift:
         names = (None if name is None else name.format(**index) for name in (self.bias, self.weight, self.into))
         bias, weight, into = names
         return Shift(bias or "", self.axis, weight, into)
+
+
+class Memo(dict[K, V]):
+    """Values that are made when they are asked for, and kept: of a model's many tensors few are looked at."""
+
+    def __init__(self, make: Callable[[K], V]) -> None:
+        self._make = make
+
+    def __missing__(self, key: K) -> V:
+        value = self[key] = self._make(key)
+        return value
 
 
 @dataclass(frozen=True)
@@ -164,15 +189,25 @@ class Spec:
 
     def index_of(self, instance: Instance) -> dict[str, int]:
         """The template indices of the tensors that an axis instance touches, as far as it depends on them."""
-        keys = [per for per in self.axes[instance.axis].per if per in self.index_axes]
-        return dict(zip(keys, instance.index, strict=True))
+        return dict(zip(self._index_keys[instance.axis], instance.index, strict=True))
+
+    @cached_property
+    def _index_keys(self) -> dict[str, tuple[str, ...]]:
+        """By axis the axes that it is `per` which are template indices of names."""
+        return {name: tuple(per for per in axis.per if per in self.index_axes) for name, axis in self.axes.items()}
 
     def is_shared(self, axis: str) -> bool:
         """Whether an axis is of the whole model, as its stream is; else it is of one layer, or it belongs to attention
         that is in no layer, as that of a pooling head: heads around other axes, or what is inside of them."""
-        per = self.axes[axis].per
-        inside = [other for other in self.axes.values() if other.group is not None and axis in other.per]
-        return not per and (not inside or any(set(other.per) & self.index_axes for other in inside))
+        return axis in self._shared
+
+    @cached_property
+    def _shared(self) -> frozenset[str]:
+        def shared(name: str) -> bool:
+            inside = [axis for axis in self.axes.values() if axis.group is not None and name in axis.per]
+            return not inside or any(set(axis.per) & self.index_axes for axis in inside)
+
+        return frozenset(name for name, axis in self.axes.items() if not axis.per and shared(name))
 
     def read_dim(self, reader: str) -> int:
         """Which stored dimension of a weight in `gauges` reads the norm."""
@@ -186,10 +221,19 @@ class Spec:
 
     def batch_axes(self, axis: str) -> tuple[str, ...]:
         """The axes over whose indices the elements of an instance are batched (the others are in its index)."""
-        return tuple(per for per in self.axes[axis].per if per not in self.index_axes)
+        return self._batches[axis][0]
 
     def batch(self, axis: str) -> tuple[int, ...]:
-        return tuple(self.axes[per].size for per in self.batch_axes(axis))
+        """The sizes of `batch_axes`."""
+        return self._batches[axis][1]
+
+    @cached_property
+    def _batches(self) -> dict[str, tuple[tuple[str, ...], tuple[int, ...]]]:
+        batches = {}
+        for name, axis in self.axes.items():
+            pers = tuple(per for per in axis.per if per not in self.index_axes)
+            batches[name] = pers, tuple(self.axes[per].size for per in pers)
+        return batches
 
     @cached_property
     def index_axes(self) -> frozenset[str]:
@@ -207,6 +251,25 @@ class Spec:
         return {instance: tuple(names) for instance, names in out.items()}
 
     @cached_property
+    def squares(self) -> frozenset[tuple[str, str]]:
+        """The tensors a part of which has an axis twice (a square map of a space to itself), with that axis."""
+        return frozenset(
+            (name, axis)
+            for name, declared in self.tensors.items()
+            for part in declared.layout.parts
+            for axis, count in Counter(atom.name for atom in part).items()
+            if count > 1
+        )
+
+    @cached_property
+    def touched(self) -> dict[str, dict[str, Instance]]:
+        """By tensor the instances on which a group acts that it touches, by axis, in the order in which they act."""
+        return {
+            name: {axis: self.instance(axis, t.index) for axis in self.order if axis in t.layout.names}
+            for name, t in self.tensors.items()
+        }
+
+    @cached_property
     def order(self) -> tuple[str, ...]:
         """Axes on which a group acts, those that depend on others (`per`) first: the order of acting."""
         moved = [name for name, axis in self.axes.items() if axis.group is not None]
@@ -217,7 +280,34 @@ class Spec:
         return tuple(sorted(moved, key=lambda name: -depth(name)))
 
     def segments(self, name: str, tensor: Tensor) -> Iterator[Segment]:
-        return self.tensors[name].layout.segments(tensor, self.sizes)
+        """The parts of a tensor (see `Layout.segments`)."""
+        for view, atoms in zip(self.views(name, tensor), self.tensors[name].layout.parts, strict=True):
+            yield Segment(view, atoms)
+
+    def views(self, name: str, tensor: Tensor) -> list[Tensor]:
+        """The views of `segments`, one for each of the layout's `parts`."""
+        return [cut(tensor, cuts) for cuts in self.cuts[name]]
+
+    @cached_property
+    def cuts(self) -> Mapping[str, tuple[Cuts, ...]]:
+        """How each tensor is cut into its parts."""
+        return Memo(lambda name: self.tensors[name].layout.cuts(self.sizes))
+
+    @cached_property
+    def occurrences(self) -> Mapping[tuple[str, str], list[Occurrence]]:
+        """Where a tensor has an axis, by (tensor, axis), in the order of its parts."""
+        return Memo(lambda key: [*self._occurrences(*key)])
+
+    def _occurrences(self, name: str, axis: str) -> Iterator[Occurrence]:
+        for cuts, atoms in zip(self.cuts[name], self.tensors[name].layout.parts, strict=True):
+            names = [atom.name for atom in atoms]
+            for at in (i for i, other in enumerate(names) if other == axis):
+                front = (*map(names.index, self.batch_axes(axis)), at)
+                order = front + tuple(i for i in range(len(names)) if i not in front)
+                yield Occurrence(atoms[at], atoms, cuts, order, len(front))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {one.name: getattr(self, one.name) for one in fields(self)}  # what is cached is made again where it goes
 
     def part(self, name: str, tensor: Tensor, atom: str) -> Segment:
         """The part of a tensor in which an atom, as written, occurs; LayoutError if it is in none."""

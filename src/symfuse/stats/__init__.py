@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from symfuse.stats.weights import Read, features, is_square, weight_moments, workspace
+from symfuse.stats.weights import Read, features, weight_moments, workspace
 
-__all__ = ["Read", "features", "is_square", "weight_moments", "workspace"]
+__all__ = ["Read", "features", "weight_moments", "workspace"]

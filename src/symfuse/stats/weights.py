@@ -15,32 +15,27 @@ from torch import Tensor
 from symfuse.errors import CheckpointError
 from symfuse.groups import Group, Moments, Part, PartMoments, assignment
 from symfuse.io import is_finite
-from symfuse.spec import Atom, Instance, Spec, Variance
+from symfuse.spec import Instance, Occurrence, Spec, Variance, cut
 
 Read = Callable[[str], Tensor]
 
 
-def features(spec: Spec, instance: Instance, name: str, *tensors: Tensor) -> Iterator[tuple[Atom, tuple[Tensor, ...]]]:
-    """What each part of a tensor says of the units of an axis: its atom there, and a view [*b, n, k] of each tensor.
+def features(
+    spec: Spec, instance: Instance, name: str, *tensors: Tensor
+) -> Iterator[tuple[Occurrence, tuple[Tensor, ...]]]:
+    """What each part of a tensor says of the units of an axis: where the axis is in it, and a view [*b, n, k] of each
+    tensor.
 
     Where the axis occurs twice in one part (a square map of a space to itself) moments are quadratic in the element.
     Then it comes once for each, the other held as it is: the moments are linear in the element, to first order around
     the identity, and whether an element is better must be looked at.
     """
-    batch = spec.batch_axes(instance.axis)
-    for segments in zip(*(spec.segments(name, t) for t in tensors), strict=True):
-        atoms = segments[0].atoms
-        names = [atom.name for atom in atoms]
-        for at in (i for i, axis in enumerate(names) if axis == instance.axis):
-            front = [*map(names.index, batch), at]
-            order = front + [i for i in range(len(names)) if i not in front]
-            views = (s.view.permute(order).reshape(*(s.view.shape[i] for i in front), -1) for s in segments)
-            yield atoms[at], tuple(views)
-
-
-def is_square(spec: Spec, instance: Instance, name: str) -> bool:
-    """Whether a part of a tensor has the axis twice."""
-    return any([atom.name for atom in part].count(instance.axis) > 1 for part in spec.tensors[name].layout.parts)
+    for at in spec.occurrences[name, instance.axis]:
+        views = []
+        for tensor in tensors:
+            view = cut(tensor, at.cuts).permute(at.order)
+            views.append(view.reshape(*view.shape[: at.front], -1))
+        yield at, tuple(views)
 
 
 def weight_moments(
@@ -68,10 +63,11 @@ def weight_moments(
     wide = Widened()
     for name in names:
         parts = features(spec, instance, name, anchor(name), source(name))
-        for number, (atom, (fx, fy)) in enumerate(parts):
-            if (name, str(atom)) in skip or (only is not None and (name, str(atom)) not in only):
+        for number, (at, (fx, fy)) in enumerate(parts):
+            atom = at.atom
+            if (skip and (name, str(atom)) in skip) or (only is not None and (name, str(atom)) not in only):
                 continue
-            part: Part = "primal" if group.self_dual and atom.variance is Variance.DUAL else atom.variance.value
+            part: Part = "primal" if group.self_dual and atom.variance is Variance.DUAL else atom.part
             if streams:
                 here = Streamed.of(partial(_numbered, spec, instance, name, number, anchor, source), fx, fy)
                 out[part] = out[part] + here if part in out else here
@@ -81,14 +77,14 @@ def weight_moments(
                 *batch, n, _ = fx.shape
                 own = (n, n) if group.gram else (n,)
                 dtype = reduce(torch.promote_types, (fx.dtype, fy.dtype), group.moments_dtype)
-                norms = (fx.new_zeros(*batch, *own, dtype=dtype) for _ in range(2))
-                out[part] = Moments(fx.new_empty(*batch, n, n, dtype=dtype), *norms)
+                xx, yy = fx.new_zeros(*batch, *own, dtype=dtype), fx.new_zeros(*batch, *own, dtype=dtype)
+                out[part] = Moments(fx.new_empty(*batch, n, n, dtype=dtype), xx, yy)
             _add(out[part], fx, fy, wide, first=first)
     for m in out.values():
         # Solvers multiply two moments with each other, in float64. No entry of xy is larger than the norms are.
         x, y = m.x_norms.double(), m.y_norms.double()
         fits = streams or bool((x.sum() * y.sum()).sqrt() < torch.finfo(m.dtype).max / 2)
-        products = (x**2, y**2) if fits else (m.xy, x**2, y**2)
+        products = (x * x, y * y) if fits else (m.xy, x * x, y * y)
         require_products(instance, products, m.dtype, names, *(scanned or (anchor, source)))
     return out
 
@@ -221,14 +217,15 @@ class Widened:
 def _add(m: Moments, fx: Tensor, fy: Tensor, wide: Widened, *, first: bool) -> None:
     """Add the moments of features [*b, n, k] in place, a block at a time; of the first what is in xy is overwritten."""
     n, k = fx.shape[-2:]
-    own = (n, n) if m.full else (n,)
-    columns = COLUMNS if fx.is_cpu and {fx.dtype, fy.dtype} != {m.dtype} else max(1, k)
+    own, dtype = m.xx.shape[fx.ndim - 2 :], m.dtype
+    columns = COLUMNS if fx.is_cpu and {fx.dtype, fy.dtype} != {dtype} else max(1, k)
     units = max(1, ENTRIES // max(1, n * min(k, columns))) if fx.is_cpu else max(1, math.prod(fx.shape[:-2]))
     sums = m.xy.view(-1, n, n), m.xx.view(-1, *own), m.yy.view(-1, *own), fx.reshape(-1, n, k), fy.reshape(-1, n, k)
-    for xy, xx, yy, x, y in zip(*(torch.split(t, units) for t in sums), strict=True):
+    blocks = [sums] if units >= sums[0].shape[0] else zip(*(torch.split(t, units) for t in sums), strict=True)
+    for xy, xx, yy, x, y in blocks:
         beta = 0 if first else 1
         for pair in zip(*(torch.split(t, columns, -1) for t in (x, y)), strict=True) if k > columns else ((x, y),):
-            a, b = (wide(side, t, m.dtype) for side, t in enumerate(pair))
+            a, b = (wide(side, t, dtype) for side, t in enumerate(pair))
             xy.baddbmm_(a, b.mT, beta=beta)
             beta = 1
             for moment, block in ((xx, a), (yy, b)):

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from symfuse.alignment import Alignment
+from symfuse.architectures import ARCHITECTURES
 from symfuse.errors import CheckpointError, IncompatibleError, OptionError, SpecError, VerificationError
 from symfuse.io import Checkpoint, TensorInfo
 from symfuse.io.memory import budget
@@ -34,12 +35,8 @@ Outputs = Mapping[str, Tensor]
 # precision this can hide small mistakes: `prove` looks at an alignment before it is rounded.
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 
-# How the names of norms end that `transformers` computes in float32 whatever the model's dtype, and of attention in
-# which it does the softmax or the turning of planes.
-IN_FLOAT32 = (
-    "RMSNorm", "T5LayerNorm", "CohereLayerNorm", "OlmoLayerNorm", "BloomAttention", "MptAttention",
-    "ModernBertAttention",
-)  # fmt: skip
+# How the names of classes end that `transformers` computes in float32 whatever the model's dtype.
+IN_FLOAT32 = ("RMSNorm", *sorted({name for one in ARCHITECTURES.values() for name in one.float32}))
 
 
 # What models with a head put out beside it of the base model, whose basis is nobody's concern.

@@ -15,25 +15,12 @@ from symfuse.model import Model
 from symfuse.model.config import differences
 from symfuse.model.model import WIDTHS, let_pass, require_same_sizes, require_same_tensors
 from symfuse.model.undeclared import LAYER_COUNTS
-from symfuse.recipes import Align, Input, ModelRef, Recipe
+from symfuse.recipes.align import anchor_of, axes_of, data_of, groups_of, layers_of
 from symfuse.recipes.check.report import Alignment
+from symfuse.recipes.learn import inputs_of, statistics_of, tasks_of
 from symfuse.recipes.plan import plan_recipe, template_of
-from symfuse.recipes.run import (
-    SHARED_ROWS,
-    Stage,
-    anchor_of,
-    axes_of,
-    data_of,
-    finish,
-    groups_of,
-    inputs_of,
-    layers_of,
-    open_models,
-    prepare,
-    reconcile_of,
-    statistics_of,
-    tasks_of,
-)
+from symfuse.recipes.schema import Align, Input, ModelRef, Recipe
+from symfuse.recipes.stage import SHARED_ROWS, Stage, open_models, order_of, prepare, reconcile_of
 from symfuse.rewriting import Reconcile, harmonise
 
 P = ParamSpec("P")
@@ -112,24 +99,17 @@ def data(stage: Stage, found: Found) -> None:
     found.attempt(statistics_of, stage)
 
 
-def merged(stage: Stage, found: Found) -> Checkpoint | None:
-    return found.attempt(finish, stage)
-
-
 def _compare(recipe: Recipe, models: Mapping[ModelRef, Checkpoint], options: Reconcile, found: Found) -> None:
     """Each model by itself, then the first with each of the others."""
-    listed = [given.model for given in recipe.models]
-    refs = [ref for ref in dict.fromkeys([*listed, *models]) if ref in recipe.models_used()]
     template = models[template_of(recipe)]
     checkpoints = {}
-    for ref in refs:  # names are compared as they will be, foreign tensors left out
+    for ref in order_of(recipe, models):  # names are compared as they will be, foreign tensors left out
         both = [template, models[ref]]
         found.attempt(harmonise, both, options=options)
         done = Found().attempt(harmonise, both, options=replace(LENIENT, force_config=options.force_config))
         checkpoints[ref] = models[ref] if done is None else done.checkpoints[1]
     tries = [found.attempt(Model.of, c, undeclared=True) for c in checkpoints.values()]
     opened = [model for model in tries if model is not None]
-    whole = not recipe.slices and not any(module.slices for module in recipe.modules.values())
     for other in opened[1:]:
         first = opened[0]
         if first.spec.family != other.spec.family:
@@ -137,15 +117,15 @@ def _compare(recipe: Recipe, models: Mapping[ModelRef, Checkpoint], options: Rec
         pair = f"{first.name} and {other.name}"
         sizes = Found()
         for one, two in _by_axis(first, other, without_rows=recipe.tokenizer is not None):
-            sizes.attempt(require_same_sizes, one, two, pair, whole, options.force_config)
+            sizes.attempt(require_same_sizes, one, two, pair, recipe.whole, options.force_config)
         for error in sizes.errors:
             found.add(error)
         fields = found.attempt(differences, first.checkpoint, other.checkpoint) or []
         others = [d for d in fields if d.field not in SIZES]
-        found.attempt(let_pass, others, pair, options.force_config, whole)
+        found.attempt(let_pass, others, pair, options.force_config, recipe.whole)
         rows = [model.spec.sizes.get("vocab") for model in (first, other)]
         if not sizes.errors and rows[0] == rows[1]:  # else these follow from the sizes
-            found.attempt(require_same_tensors, first, other, pair, whole)
+            found.attempt(require_same_tensors, first, other, pair, recipe.whole)
             if recipe.heads == "average":
                 found.attempt(require_same_heads, [first, other])
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from symfuse.device import CPU
 from symfuse.io import Checkpoint, check_target
 from symfuse.io.companions import code_notes
 from symfuse.io.remote import Place
@@ -13,12 +14,12 @@ from symfuse.io.target import check_space, free_space, output_place
 from symfuse.merging import Merged
 from symfuse.methods import lookup
 from symfuse.model import Model
-from symfuse.recipes import Input, ModelRef, Recipe
 from symfuse.recipes.check import cost, facts, problems, relation
 from symfuse.recipes.check.problems import Found
 from symfuse.recipes.check.report import Problem, Report
 from symfuse.recipes.plan import template_of, why_template
-from symfuse.recipes.run import Stage, require_one_frame
+from symfuse.recipes.schema import Input, ModelRef, Recipe
+from symfuse.recipes.stage import Stage, plan, require_one_frame
 from symfuse.rewriting import Reconcile
 from symfuse.rewriting.rewritten import drop
 
@@ -48,7 +49,7 @@ def check(
     are read but rotary frequencies and counters, a few numbers each. known: as for `open_models`. options: instead of
     the recipe's. Raises nothing for what is wrong with models or recipe: that is in `problems`.
     """
-    return _checked(recipe, known or {}, {}, options, target or Target(), sample)[0]
+    return _checked(recipe, known or {}, {}, options, target, sample)[0]
 
 
 def check_all(
@@ -63,7 +64,7 @@ def check_all(
     target: of the last."""
     out, results = [], dict[str, Checkpoint]()
     for number, recipe in enumerate(recipes, 1):
-        place = target if number == len(recipes) and target is not None else Target()
+        place = target if number == len(recipes) else None
         report, merged = _checked(recipe, known or {}, results, options, place, sample)
         out.append(report)
         if merged is None:
@@ -73,12 +74,24 @@ def check_all(
     return out
 
 
+def report_of(
+    stage: Stage, merged: Checkpoint, target: Target | None, *, results: Collection[str], sample: bool
+) -> Report:
+    """The report of models that are prepared and planned already: what a run says before it begins. results: the names
+    of models that are merges themselves. sample: whether some of the weights are read."""
+    found, report = Found(), Report(stage.recipe.merge_method, stage.recipe.name)
+    _describe(report, stage.recipe, stage.opened)
+    _complete(report, stage, merged, target, results, sample, found)
+    report.problems += map(Problem.of, found.errors)
+    return report
+
+
 def _checked(
     recipe: Recipe,
     known: Mapping[str, Checkpoint],
     results: Mapping[str, Checkpoint],
     options: Reconcile | None,
-    target: Target,
+    target: Target | None,
     sample: bool,
 ) -> tuple[Report, Checkpoint | None]:
     found, report = Found(), Report(recipe.merge_method, recipe.name)
@@ -91,22 +104,35 @@ def _checked(
         bare = {ref: _bare(checkpoint, found, sample) for ref, checkpoint in opened.items()}
         stage = problems.prepared(recipe, bare, options, found)
         if stage is not None:
-            report.notes += stage.notes
-            report.tokenizer = stage.tokenizer
+            report.notes += [note.text for note in stage.notes]
             if recipe.align is not None:
                 report.alignment = problems.alignment(stage, recipe.align, found)
             problems.data(stage, found)
-            moved = _moved(stage, results)
-            merged = problems.merged(stage, found)
-            if merged is not None:
-                _say_output(report, stage, merged, moved, target, found)
-            if sample:
-                if recipe.align is None:
-                    framed = found.attempt(require_one_frame, stage) or stage
-                    report.notes += framed.notes[len(stage.notes) :]
-                found.attempt(_relate, report, stage, moved)
+            merged = found.attempt(plan, stage)
+            _complete(report, stage, merged, target, results, sample, found)
     report.problems += map(Problem.of, found.errors)
     return report, merged if report.possible else None
+
+
+def _complete(
+    report: Report,
+    stage: Stage,
+    merged: Checkpoint | None,
+    target: Target | None,
+    results: Collection[str],
+    sample: bool,
+    found: Found,
+) -> None:
+    """What follows from the plan, and from a sample of the weights. results: whose tensors are computed whole, as are
+    those of models with an adapter."""
+    report.tokenizer = stage.tokenizer
+    computed = {ref: str(ref) in results or facts.adapter_of(ref) is not None for ref in stage.models}
+    if merged is not None:
+        _say_output(report, stage, merged, computed, target or Target(), found)
+    if sample:
+        if stage.recipe.align is None:
+            found.attempt(require_one_frame, stage, lambda note: report.notes.append(note.text))
+        found.attempt(_relate, report, stage, computed)
 
 
 def _describe(report: Report, recipe: Recipe, models: Mapping[ModelRef, Checkpoint]) -> None:
@@ -154,11 +180,6 @@ def _bare(checkpoint: Checkpoint, found: Found, sample: bool) -> Checkpoint:
     return drop(checkpoint, aliases)
 
 
-def _moved(stage: Stage, results: Mapping[str, Checkpoint]) -> dict[ModelRef, bool]:
-    """Which models have tensors that are computed whole: results of other merges, and those with an adapter."""
-    return {ref: str(ref) in results or facts.adapter_of(ref) is not None for ref in stage.models}
-
-
 def _say_output(
     report: Report,
     stage: Stage,
@@ -194,7 +215,7 @@ def _plan(merged: Checkpoint) -> Merged:
 
 
 def _relate(report: Report, stage: Stage, computed: Mapping[ModelRef, bool]) -> None:
-    models = [Model.of(checkpoint, undeclared=True) for checkpoint in stage.models.values()]
+    models = [Model.of(checkpoint.on(CPU), undeclared=True) for checkpoint in stage.models.values()]
     align = stage.recipe.align is not None
     found = relation.related(models, stage.template, list(computed.values()), align=align)
     if found is None:

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn.functional import hardshrink
 
 from symfuse.errors import OptionError
-from symfuse.merging.compare import chosen, count
 from symfuse.merging.stream import Block, Stream
+from symfuse.methods.parts.compare import chosen, count
 
 DIGIT = 16  # bits of a float that one pass tells apart
 
@@ -119,6 +119,9 @@ def _next_digit(histogram: Tensor, prefix: int, k: int) -> tuple[int, int]:
 class Sparsifier:
     """Drops entries of task vectors. `prepare` is called once, for the models that it is to be used on; then the
     object itself, with each block of each in order."""
+
+    def __init__(self, stream: Stream, densities: Sequence[float]) -> None:
+        """densities: of each model, the share of its entries that is kept."""
 
     def prepare(self, blocks: Iterable[Block], models: Sequence[int]) -> None:
         """Look at all blocks, as often as needed."""

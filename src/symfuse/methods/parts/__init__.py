@@ -1,0 +1,1 @@
+"""What merge methods are made of: means, Gram matrices, sparse task vectors."""
