@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from _harness import Benchmark, Call, Case, Goal, Plan, one_thread_each
 from _models import gpt2, pair, roberta
+from symfuse.matching.moved import Moved
 from torch import Tensor
 
 from symfuse.groups import nuclear_norms
 from symfuse.groups.assignment import assign
 from symfuse.matching.chosen import Chosen, choose
 from symfuse.matching.descent import Sweeper
-from symfuse.matching.moved import Moved
 from symfuse.model import Model
 from symfuse.spec import Instance
 from symfuse.stats import features

@@ -17,7 +17,7 @@ from symfuse.alignment import Alignment
 from symfuse.evaluation import barrier
 from symfuse.matching.chosen import choose
 from symfuse.matching.descent import Sweeper
-from symfuse.matching.moved import Moved
+from symfuse.matching.workspace import Workspace
 from symfuse.model import Model
 
 FEW = 5  # sweeps
@@ -124,7 +124,7 @@ def swept(apart: Apart, start: str, sweeps: int) -> Row:
     frame = Alignment(found.spec, {}, frame=found.frame)
     with ThreadPoolExecutor(1) as pool:
         sweeper = Sweeper(found.spec, found.anchor.read, list(found.groups), found.groups, pool, ())
-        state = Moved(found.spec, {name: found.source.read(name) for name in found.spec.tensors})
+        state = Workspace(found.spec, {name: found.source.read(name) for name in found.spec.tensors})
         order = random.Random(SEED)
         given, from_embeddings = sweeper.distance(state), start == STARTS[1]
         for instance in found.groups if from_embeddings else ():
