@@ -63,10 +63,10 @@ from symfuse.verification import verify as verify_checkpoints
 from symfuse.widths import match_widths
 
 __all__ = [
-    "METHODS", "Aligned", "How", "Shown", "Source", "Target", "Verification", "align", "barrier", "check_all", "collect",
-    "declare", "distance", "events", "landscape", "lookup", "match", "merge", "merge_recipe", "nearest", "parse_recipe", "prove",
-    "read_recipes", "read_value", "recipe_of", "run", "score", "suggest", "task", "to_module", "transport", "verify",
-    "widen",
+    "METHODS", "Aligned", "How", "Shown", "Source", "Target", "Verification", "align", "barrier", "check_all",
+    "collect", "declare", "distance", "events", "landscape", "lookup", "match", "merge", "merge_recipe", "nearest",
+    "parse_recipe", "prove", "read_recipes", "read_value", "recipe_of", "run", "score", "suggest", "task",
+    "to_module", "transport", "verify", "widen",
 ]  # fmt: skip
 
 # What every verb takes for a model: a folder or hub id, a live module, or an open checkpoint, which is also the way in
