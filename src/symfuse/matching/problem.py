@@ -1,0 +1,265 @@
+"""What is to be matched, whatever the moments come from: two models in one frame, and the groups of their axes; and
+what an alignment came to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from symfuse import __version__
+from symfuse.alignment import Alignment
+from symfuse.errors import OptionError, SymmetryError
+from symfuse.groups import Conformal, Element, Group, Permutation, Sinkhorn, sinkhorn, subgroups
+from symfuse.matching.auto import SAME_BASIS, auto_axes
+from symfuse.matching.axes import (
+    ALIASES,
+    NO_GROUP,
+    axes_of,
+    choose_axes,
+    choose_groups,
+    choose_layers,
+    limited,
+    may_transport,
+)
+from symfuse.model import (
+    TRANSPORT,
+    Model,
+    require_floating,
+    require_same_shape,
+    require_unread,
+    require_variants,
+    vary,
+    with_split,
+)
+from symfuse.rewriting import canonical
+from symfuse.rewriting.ties import tied_heads
+from symfuse.spec import Instance, Spec, layer_of
+
+# What makes a pre-norm residual stream rotatable, in place.
+ROTATABLE = ("untie", "fold_norms", "centre", "drop_gauges")
+
+
+def rotatable(spec: Spec) -> tuple[str, ...]:
+    """ROTATABLE, before it the LayerScales folded where there are any."""
+    return ("fold_scales", *ROTATABLE) if spec.scales else ROTATABLE
+
+
+@dataclass(frozen=True)
+class Problem:
+    """source, anchor: in the frame, their declarations under the variants. groups: each instance to match, with the
+    group to use. lineage: of both models as they were given, for the provenance. auto: why these axes and this frame,
+    if nobody said."""
+
+    source: Model
+    anchor: Model
+    frame: tuple[str, ...]
+    axes: tuple[str, ...]
+    layers: frozenset[int]
+    groups: Mapping[Instance, Group]
+    lineage: Mapping[str, Any]
+    variants: tuple[str, ...] = ()
+    auto: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def spec(self) -> Spec:
+        return self.source.spec
+
+    @property
+    def hard(self) -> Mapping[Instance, Group]:
+        """The groups, with permutations in the place of transport."""
+        return {i: Permutation() if isinstance(group, Sinkhorn) else group for i, group in self.groups.items()}
+
+    def alignment(
+        self, found: Alignment, origin: str, options: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], **more: Any
+    ) -> Alignment:
+        """What was found, in the frame and with its provenance. origin: what the moments came from."""
+        options = {"axes": list(self.axes), "layers": sorted(self.layers), **self.auto, **options}
+        options |= {"variants": list(self.variants)} if self.variants else {}
+        about = {"from": origin, "options": options, "steps": steps, **more}
+        provenance = {"symfuse": __version__, **self.lineage, **about}
+        return replace(found, provenance=provenance, frame=self.frame, variants=self.variants)
+
+
+def problem_of(
+    source: Model,
+    anchor: Model,
+    axes: str | tuple[str, ...],
+    layers: str | int | tuple[int, ...] | None,
+    *,
+    scaling: bool,
+    frame: Sequence[str] | None,
+    groups: Mapping[str, str] | None = None,
+    variants: Sequence[str] = (),
+    one_pass: bool = False,
+) -> Problem:
+    """Both models in the frame, by default the `usual` one of the two.
+
+    groups: by word the group that an axis is matched with, if not the usual one of its axis; such an axis is matched
+    also if `axes` does not name it, or not matched ("none"). scaling: False stands for the subgroups that keep norms,
+    where `groups` says nothing. variants: read the declarations under these (`symfuse.architectures.vary`), which is
+    inexact; TRANSPORT comes of itself with a group `sinkhorn`, and stands for it where `groups` says nothing. Raises
+    IncompatibleError, OptionError, SpecError or CheckpointError unless one may be moved onto the other.
+    """
+    require_same_shape(_alike_tied(source, anchor))
+    for model in (source, anchor):
+        require_floating(model)
+    axes, frame, auto = usual([source, anchor], axes, groups, frame, variants)
+    lineage = {"source": source.checkpoint.lineage(), "anchor": anchor.checkpoint.lineage()}
+    soft = TRANSPORT in variants
+    variants = require_variants([*variants, *(TRANSPORT for name in (groups or {}).values() if sinkhorn(name))])
+    source, anchor = (canonical(model, frame) for model in (source, anchor))
+    require_same_shape([source, anchor])  # once more: without a frame, ties still differ
+    asked, chosen = select(source.spec, axes, groups)  # untied, one stream may be two
+    require_unread(source.checkpoint, source.spec, chosen)
+    source, anchor = (replace(model, spec=vary(model.spec, variants)) for model in (source, anchor))
+    spec = source.spec
+    kept = choose_layers(layers, spec.depth)
+    in_kept = {None, *kept}  # what is in no layer is always matched
+    if gone := sorted(asked.keys() - {*with_split(asked, spec).values()}):
+        raise OptionError(f"groups: {', '.join(gone)}: no such axis under {', '.join(variants)}; leave one of them out")
+    split = with_split(chosen, spec)
+    chosen = tuple(split)
+    moved = {
+        axis: _group(spec, axis, asked.get(of), scaling, one_pass, soft)
+        for axis, of in split.items()
+        if axis in spec.order
+    }
+    by_instance = {
+        instance: moved[instance.axis]
+        for instance in spec.movable
+        if instance.axis in chosen and layer_of(spec.index_of(instance)) in in_kept
+    }
+    return Problem(source, anchor, tuple(frame), chosen, kept, by_instance, lineage, variants, auto)
+
+
+def _alike_tied(source: Model, anchor: Model) -> list[Model]:
+    """Both untied, if one is: of encoders with decoders that is more than the head."""
+    models = [source, anchor]
+    if len({bool(tied_heads(model)) for model in models}) == 1:
+        return models
+    return [canonical(model, ("untie",)) for model in models]
+
+
+def usual(
+    models: Sequence[Model],
+    axes: str | tuple[str, ...],
+    groups: Mapping[str, str] | None = None,
+    frame: Sequence[str] | None = None,
+    variants: Sequence[str] = (),
+) -> tuple[str | tuple[str, ...], tuple[str, ...], dict[str, Any]]:
+    """Axes and frame for matching models with each other, the same for all of them, and why, where nobody said: axes as
+    of `auto_axes`; ROTATABLE where the residual stream of pre-norm models is matched by more than it allows as it is,
+    if all of them can be rewritten so, else no frame."""
+    axes, least = auto_axes(axes, models)
+    why: dict[str, Any] = {} if least is None else {"auto": {"cosine": least, "same basis": least >= SAME_BASIS}}
+    if frame is not None:
+        return axes, tuple(frame), why
+    spec = models[0].spec
+    asked, chosen = select(spec, axes, groups)
+    if not spec.reads or not _is_turned(spec, chosen, asked, "sinkhorn" if TRANSPORT in variants else ""):
+        return axes, (), why
+    reasons = [reason for model in models if (reason := _not_rotatable(model)) is not None]
+    if reasons and (named := axes_of("residual", asked)):
+        raise OptionError(f"groups: {named[0]} by {asked[named[0]]}: {reasons[0]}")
+    return axes, () if reasons else rotatable(spec), why | ({"not rotated": reasons[0]} if reasons else {})
+
+
+def select(
+    spec: Spec, axes: str | tuple[str, ...], groups: Mapping[str, str] | None
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The groups that are asked for, by axis; and the axes that are chosen by them or by name. OptionError if a model
+    has none of them, or all are taken out."""
+    asked = choose_groups(groups or {}, spec)
+    named = dict.fromkeys([*choose_axes(axes, spec), *asked])
+    movable = {instance.axis for instance in spec.movable}
+    if not movable.intersection(named):
+        words = axes if isinstance(axes, str) else ", ".join(axes)
+        has = ", ".join(axis for axis in axes_of("all", spec.axes) if axis in movable)
+        raise OptionError(
+            f"axes {words}: this {spec.family} has no such axis, so that there is nothing to match; it has {has}"
+        )
+    chosen = tuple(axis for axis in named if asked.get(axis) != NO_GROUP)
+    if not movable.intersection(chosen):
+        raise OptionError("groups: every axis is taken out, so that there is nothing to match")
+    return asked, chosen
+
+
+def _not_rotatable(model: Model) -> str | None:
+    """Why the residual stream cannot be rotated in place; None if it can."""
+    try:
+        canonical(model, rotatable(model.spec))
+    except SymmetryError as error:
+        return str(error)
+    return None
+
+
+def _is_turned(spec: Spec, chosen: Collection[str], asked: Mapping[str, str], default: str) -> bool:
+    """Whether a residual stream that norms read is matched, and neither by what may act on it as it is nor transported.
+    default: the name of the group of an axis of which none is asked for."""
+    pre_norm = {axis for gain in spec.reads for axis in spec.tensors[gain].layout.names}
+    groups = {axis: spec.axes[axis].group for axis in axes_of("residual", chosen) if axis in pre_norm}
+    for axis, group in groups.items():
+        name = asked.get(axis, default)
+        if group is not None and sinkhorn(name) is None and ALIASES.get(name, name) not in subgroups(group):
+            return True
+    return False
+
+
+def _group(spec: Spec, axis: str, name: str | None, scaling: bool, one_pass: bool, soft: bool) -> Group:
+    declared = spec.axes[axis].group
+    assert declared is not None
+    if name is None and soft and may_transport(axis, declared, spec.axes[axis].size):
+        name = "sinkhorn"
+    if name is None:
+        usual = declared.usual()
+        name = (usual if scaling else usual.without_scaling()).name
+    group = limited(axis, declared, spec.axes[axis].size, name)
+    return replace(group, one_pass=True) if one_pass and isinstance(group, Conformal) else group
+
+
+def steps_of(problem: Problem, found: Alignment) -> list[dict[str, Any]]:
+    """What an alignment over axes that meet did to each of them: over the tensors that it touches, before and after all
+    of it."""
+    spec, instances = problem.spec, list(problem.groups)
+    touched = dict.fromkeys(name for instance in instances for name in spec.movable[instance])
+    gaps = _gaps(problem, found, [name for name in touched if spec.shares(name, problem.anchor.spec)])
+    steps = []
+    for instance in instances:
+        parts = [gaps[name] for name in spec.movable[instance] if name in gaps]
+        group, element = problem.groups[instance], found.elements.get(instance)
+        steps.append(
+            {
+                "instance": str(instance),
+                "group": group.label,
+                "before": sum(before for before, _ in parts),
+                "after": sum(after for _, after in parts),
+                "units": math.prod(spec.batch(instance.axis)),
+                "moved": 0 if element is None else _not_identity(element, group),
+            }
+        )
+    return steps
+
+
+def _gaps(problem: Problem, found: Alignment, names: Collection[str]) -> dict[str, tuple[float, float]]:
+    """The squared distance of each tensor to the anchor's, before and after: once for all axes that touch it."""
+    moved = Model(found.on(problem.source), problem.spec)
+    gaps = {}
+    for name in names:
+        x = problem.anchor.read(name).double()
+        before, after = ((x - model.read(name)).square().sum() for model in (problem.source, moved))
+        gaps[name] = (float(before), float(after))
+    return gaps
+
+
+def _not_identity(element: Element, group: Group) -> int:
+    """How many elements of a batch are not the identity."""
+    unit = group.identity(element.size, element.batch).tensors()
+    differ = torch.zeros(element.batch, dtype=torch.bool)
+    for key, tensor in element.tensors().items():
+        same = tensor == unit.get(key, torch.ones_like(tensor))
+        differ |= ~same.reshape(*element.batch, -1).all(-1)
+    return int(differ.sum())

@@ -1,0 +1,98 @@
+"""From recorded activations of an axis the element that moves the source's units onto the anchor's."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import torch
+from torch import Tensor
+
+from symfuse.device import CPU
+from symfuse.groups import Element, Group, Linear, Moments, Monomial, Part, PartMoments, Scaling, Sinkhorn
+from symfuse.groups.scale import LIMIT
+from symfuse.matching.blocks import improve
+from symfuse.spec import Instance, Spec
+from symfuse.stats.activations import Covariances, inverse_deviations, moments_of
+from symfuse.stats.taps import Tap
+
+
+def best(
+    spec: Spec, instance: Instance, recorded: Mapping[Tap, Covariances], group: Group, kind: str, device: torch.device
+) -> Element:
+    """The best element: where units are rescaled the permutation or rotation first, and then the anchor's deviations.
+
+    What activations gain by a scale takes no account of the weights that read the unit. device: where it is solved;
+    what is recorded, and the element, are on the processor.
+    """
+    moments = {part: m.to(device) for part, m in alike(spec, instance, recorded, group, kind).items()}
+    return _best(spec, instance, recorded, group, moments).to(CPU)
+
+
+def _best(
+    spec: Spec, instance: Instance, recorded: Mapping[Tap, Covariances], group: Group, moments: PartMoments
+) -> Element:
+    if isinstance(group, Sinkhorn):  # soft also where that is not nearer than the source as it is
+        return group.best(moments)
+    if not _rescales(group):
+        return improve(group, moments)[0]
+    if isinstance(group, Scaling):  # what is left of it without scales is the identity
+        xy = next(iter(moments.values())).xy
+        found: Element = group.identity(xy.shape[-1], tuple(xy.shape[:-2])).to(xy.device)
+    else:
+        found = improve(group.without_scaling(), moments)[0]
+    covariances = moments_of(spec, instance, recorded, group, "covariance")
+    scale = _scale(found, {part: m.to(found.device) for part, m in covariances.items()})
+    tensors = dict(found.tensors())
+    return found.rebuild(tensors | {"scale": scale * tensors.get("scale", 1)})  # which has signs
+
+
+def _rescales(group: Group) -> bool:
+    """Whether its elements are scales after a permutation or rotation."""
+    if isinstance(group.identity(1, ()), Linear):
+        return False
+    return isinstance(group, Scaling) or group.without_scaling() != group
+
+
+def alike(
+    spec: Spec,
+    instance: Instance,
+    recorded: Mapping[Tap, Covariances],
+    group: Group,
+    kind: str,
+    *,
+    pairs: str | None = None,
+    without: Collection[str] = (),
+) -> PartMoments:
+    """The moments from which an element follows up to its scales; pairs, without: as in `moments_of`.
+
+    A rotation with a scale turns the anchor's way what has its norm. So queries and keys have the same say, however
+    either model shares the norm of its scores among them, and so has each head.
+    """
+    moments = moments_of(spec, instance, recorded, group, kind, pairs=pairs, without=without)
+    if isinstance(group.identity(1, ()), Monomial) or not _rescales(group):
+        return moments
+    out: dict[Part, Moments] = {}
+    for part, m in moments.items():
+        sx, sy = (inverse_deviations(norms.mean(-1, keepdim=True)) for norms in (m.x_norms, m.y_norms))
+        out[part] = Moments(m.xy * (sx * sy)[..., None], m.x_norms * sx.square(), m.y_norms * sy.square())
+    return out
+
+
+def _scale(found: Element, moments: PartMoments) -> Tensor:
+    """The ratio of deviations of each unit, or of all that a rotation mixes: the geometric mean over the parts, of
+    which the dual one goes the other way, and 1 where there is none in which both change.
+
+    Swapping the models inverts it. The slope of least squares is that times the correlation: of units that are alike
+    and not the same it is too small, in both directions.
+    """
+    logs = []
+    for part, m in moments.items():
+        if part == "plain":  # does not feel scales
+            continue
+        by_unit = isinstance(found, Monomial)
+        x, y = (m.x_norms, found.forget().act(m.y_norms, -1)) if by_unit else (m.x_norms.sum(-1), m.y_norms.sum(-1))
+        ratio = inverse_deviations(y) / inverse_deviations(x)
+        logs.append(-ratio.log() if part == "dual" else ratio.log())
+    each = torch.stack(logs)
+    mean = each.where(each.isfinite(), 0).sum(0) / each.isfinite().sum(0).clamp_min(1)
+    return mean.exp().clamp(1 / LIMIT, LIMIT)

@@ -1,0 +1,158 @@
+"""Where a live module has the activations of the units of axes, and recording them while it runs.
+
+Where that is follows from the layouts. A weight that reads an axis (`axis*` in its input dimension) has the units'
+activations as its module's input; where no module with hooks reads it, the outputs of the weights that
+write it are taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from symfuse.io.live import names_in_memory
+from symfuse.io.names import class_prefix
+from symfuse.spec import Instance, Layout, Spec
+
+
+@dataclass(frozen=True)
+class Tap:
+    """A place of activations: the input ("in") or the output ("out") of the module that owns a weight.
+
+    layout: of the features, without the positions in front.
+    """
+
+    weight: str
+    side: Literal["in", "out"]
+    layout: Layout
+
+    def __str__(self) -> str:
+        return f"{self.weight.rpartition('.')[0]}.{self.side}"
+
+
+def taps(
+    spec: Spec,
+    module: nn.Module,
+    instances: Iterable[Instance],
+    without: Collection[str] = (),
+    *,
+    written: bool = False,
+) -> dict[Instance, tuple[Tap, ...]]:
+    """The taps of each axis instance: every input that has its units, else every output. without:
+    axes that a tap must not have beside them. written: at the outputs, whatever reads them."""
+    owners = owners_of(spec.tensors, module)
+    return {instance: _taps(spec, owners, instance, without, written) for instance in instances}
+
+
+def _taps(
+    spec: Spec, owners: Mapping[str, nn.Module], instance: Instance, without: Collection[str], written: bool
+) -> tuple[Tap, ...]:
+    found: dict[str, list[Tap]] = {"in": [], "out": []}
+    for name in spec.movable[instance]:
+        if name not in owners:
+            continue
+        inputs, outputs = _sides(owners[name], spec.tensors[name].layout)
+        if inputs is not None and _has(inputs, instance.axis, without):
+            found["in"].append(Tap(name, "in", inputs))
+        if outputs is not None and _has(outputs, instance.axis, without):
+            found["out"].append(Tap(name, "out", outputs))
+    reads = _of_one_input(found["in"], owners)
+    return tuple(found["out"] if written else reads or found["out"])
+
+
+def _has(layout: Layout, axis: str, without: Collection[str]) -> bool:
+    parts = ({atom.name for atom in part} for part in layout.parts)
+    return any(axis in part and part.isdisjoint(without) for part in parts)
+
+
+def _sides(owner: nn.Module, layout: Layout) -> tuple[Layout | None, Layout | None]:
+    """The layouts of the input and the output of the module that owns a weight; None where it is not a linear map."""
+    if len(layout.dims) != 2:
+        return None, None
+    dims, at = [Layout((dim,)) for dim in layout.dims], input_dim(owner)
+    return (None, None) if at is None else (dims[at], dims[1 - at])
+
+
+def input_dim(owner: nn.Module) -> int | None:
+    """The dimension of the weight of a linear map that reads its input; None of other modules."""
+    if isinstance(owner, nn.Linear | nn.MultiheadAttention):
+        return 1
+    return 0 if type(owner).__name__ == "Conv1D" else None  # of transformers: stored the other way round
+
+
+def owners_of(names: Iterable[str], module: nn.Module) -> dict[str, nn.Module]:
+    """The module that owns each weight of those names, and is called with its input."""
+    modules = _by_weight(module)
+    prefix = class_prefix(module)
+    found = {}
+    for name in names:
+        for one in (name, prefix + name, name.removeprefix(prefix)):
+            owner = modules.get(one)
+            # Of torch's attention the input projection is called as the module itself, and the output one not at all.
+            if owner is not None and type(owner).__name__ != "NonDynamicallyQuantizableLinear":
+                found[name] = owner
+                break
+    return found
+
+
+def _by_weight(module: nn.Module) -> dict[str, nn.Module]:
+    """The module that owns each weight, by the weight's name in memory, and by that on disk, which may be another."""
+    names = dict(module.named_parameters(remove_duplicate=False))
+    owners = {name: module.get_submodule(name.rpartition(".")[0]) for name in names}
+    return {disk: owners[name] for disk, name in names_in_memory(module).items() if name in owners} | owners
+
+
+def _of_one_input(reads: Sequence[Tap], owners: Mapping[str, nn.Module]) -> list[Tap]:
+    """Of several weights that read one and the same input (query, key, value) the first: those of one kind of module
+    inside of one other."""
+    found: dict[tuple[str, ...], Tap] = {}
+    for tap in reads:
+        path = tap.weight.rpartition(".")[0]
+        inside = path.rpartition(".")[0]
+        found.setdefault((inside, type(owners[tap.weight]).__name__) if inside else (path,), tap)
+    return list(found.values())
+
+
+@contextmanager
+def recording(spec: Spec, module: nn.Module, wanted: Iterable[Tap]) -> Iterator[dict[Tap, Tensor]]:
+    """While a module runs, the activations at each tap."""
+    owners = owners_of(spec.tensors, module)
+    recorded: dict[Tap, Tensor] = {}
+    handles = []
+    for tap in wanted:
+        owner = owners[tap.weight]
+
+        def hook(called: Any, args: Any, output: Any, tap: Tap = tap) -> None:
+            given: Tensor = args[0]
+            if tap in recorded:  # called again, as DeBERTa's projections are with the relative positions
+                return
+            if tap.side == "in":
+                recorded[tap] = given
+            elif isinstance(called, nn.MultiheadAttention):
+                recorded[tap] = nn.functional.linear(given, called.in_proj_weight, called.in_proj_bias)
+            else:
+                recorded[tap] = output
+
+        handles.append(owner.register_forward_hook(hook))
+    try:
+        yield recorded
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def unfused() -> Iterator[None]:
+    """Without gradients, and without torch's fused encoder layer, which calls none of its modules."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
