@@ -41,8 +41,7 @@ def extract_lora(
     exclude: tuple[str, ...],
     save_rest: bool,
     dtype: str,
-    as_json: bool,
-    quiet: bool,
+    out: Output,
 ) -> None:
     """Extract what FINETUNED changed, as a LoRA adapter.
 
@@ -55,7 +54,6 @@ def extract_lora(
     from symfuse.io import check_target
     from symfuse.messages import some
 
-    out = Output(as_json, quiet)
     tuned, start = open_model(out, finetuned), open_model(out, base)
     check_target(output, overwrite=None, inputs=(*start.sources, *tuned.sources))  # before the work
     adapter = adapters.extract(

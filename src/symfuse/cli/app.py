@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import wraps
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -121,11 +122,20 @@ def main() -> None:
     """Align transformers by their symmetries, prove that nothing changed, and merge them."""
 
 
-common = grouped(
-    "Output",
-    click.option("--quiet", "-q", is_flag=True, help="Print errors and warnings only."),
-    click.option("--json", "as_json", is_flag=True, help="Print one JSON document."),
-)
+def common(function: F) -> F:
+    """What every verb has: its function gets an `Output` as `out`."""
+
+    @wraps(function)
+    def verb(*args: Any, as_json: bool, quiet: bool, **options: Any) -> Any:
+        return function(*args, out=Output(as_json, quiet), **options)
+
+    return grouped(
+        "Output",
+        click.option("--quiet", "-q", is_flag=True, help="Print errors and warnings only."),
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON document."),
+    )(verb)  # type: ignore[return-value]
+
+
 device_option = grouped(
     "Resources",
     click.option(

@@ -22,7 +22,7 @@ from symfuse.output import Output, warn
 @click.option("--output", "-o", required=True, type=NEW_FOLDER, help="The new folder.")
 @device_option
 @common
-def collect(model: str, kind: str, output: Path, as_json: bool, quiet: bool, **options: Any) -> None:
+def collect(model: str, kind: str, output: Path, out: Output, **options: Any) -> None:
     """Collect statistics of MODEL on data, for merges.
 
     For `symfuse merge --statistics`. fisher: the mean squared gradient of the likelihood, by entry, for merges by
@@ -32,7 +32,6 @@ def collect(model: str, kind: str, output: Path, as_json: bool, quiet: bool, **o
     from symfuse import api
     from symfuse.io import check_target
 
-    out = Output(as_json, quiet)
     own: dict[str, Any] = {"fisher": {"labels": options["labels"]}, "gram": {"memory": options["memory"]}}
     for other in own.keys() - {kind}:
         for name, value in own[other].items():

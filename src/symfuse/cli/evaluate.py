@@ -111,16 +111,13 @@ def _reading(checkpoint: Checkpoint) -> tuple[object, ...]:
 @device_option
 @result_option
 @common
-def evaluate(
-    models: tuple[str, ...], ensemble: bool, output: Path | None, as_json: bool, quiet: bool, **options: Any
-) -> None:
+def evaluate(models: tuple[str, ...], ensemble: bool, output: Path | None, out: Output, **options: Any) -> None:
     """Measure loss and metrics of MODELS on the same data.
 
     The data are read by the tokenizer or image processor of the first.
     """
     from symfuse import api
 
-    out = Output(as_json, quiet)
     check_result(output, "evaluation", models)
     if ensemble and len(models) < 2:
         raise OptionError("--ensemble: an ensemble is of two models at least; name another, or leave it out")
@@ -160,8 +157,8 @@ def evaluate(
 @result_option
 @common
 def barrier(
-    a: str, b: str, alignments: tuple[str, ...], points: int, refine: int, output: Path | None, as_json: bool,
-    quiet: bool, **options: Any,
+    a: str, b: str, alignments: tuple[str, ...], points: int, refine: int, output: Path | None, out: Output,
+    **options: Any,
 ) -> None:  # fmt: skip
     """Measure the loss on the straight path from B to A.
 
@@ -171,7 +168,6 @@ def barrier(
     """
     from symfuse import api
 
-    out = Output(as_json, quiet)
     check_result(output, "barrier", (a, b))
     asked = _asked(alignments or ("auto",))
     source, anchor = open_model(out, a), open_model(out, b)
@@ -315,8 +311,8 @@ def _alignment(
 @result_option
 @common
 def landscape(
-    a: str, b: str, c: str | None, what: str | None, steps: int, margin: float, output: Path | None, as_json: bool,
-    quiet: bool, **options: Any,
+    a: str, b: str, c: str | None, what: str | None, steps: int, margin: float, output: Path | None, out: Output,
+    **options: Any,
 ) -> None:  # fmt: skip
     """Measure the loss on the plane through three models.
 
@@ -325,7 +321,6 @@ def landscape(
     """
     from symfuse import api
 
-    out = Output(as_json, quiet)
     names = [model for model in (a, b, c) if model is not None]
     check_result(output, "landscape", names)
     if len(set(names)) < len(names):

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 @click.argument("model", required=False)
 @click.option("--families", is_flag=True, help="Every family that symfuse declares, instead of one model.")
 @common
-def inspect(model: str | None, families: bool, as_json: bool, quiet: bool) -> None:
+def inspect(model: str | None, families: bool, out: Output) -> None:
     """List what of MODEL can be matched, what not, and why.
 
     By axes, with their symmetry groups and sizes. Of a family without a declaration, which can be merged and not
@@ -39,7 +39,6 @@ def inspect(model: str | None, families: bool, as_json: bool, quiet: bool) -> No
     from symfuse.architectures import ARCHITECTURES
     from symfuse.reports import inspection
 
-    out = Output(as_json, quiet)
     if families == (model is not None):
         raise OptionError("inspect looks at one MODEL, or at all declared families (--families): give one of the two")
     if model is None:
@@ -123,7 +122,7 @@ def _undeclared(checkpoint: Checkpoint) -> dict[str, Any]:
     help="Of the random weights and elements.",
 )
 @common
-def suggest(model: str, output: Path | None, no_run: bool, seed: int, as_json: bool, quiet: bool) -> None:
+def suggest(model: str, output: Path | None, no_run: bool, seed: int, out: Output) -> None:
     """Draft a declaration for the family of MODEL.
 
     From names, shapes and config.json. Where transformers has the class it is run with random weights: each axis gets
@@ -131,7 +130,6 @@ def suggest(model: str, output: Path | None, no_run: bool, seed: int, as_json: b
     """
     from symfuse import api
 
-    out = Output(as_json, quiet)
     if output is not None:
         check_draft(output, model)
     draft = api.suggest(open_model(out, model), run=not no_run, seed=seed)
@@ -153,7 +151,7 @@ def suggest(model: str, output: Path | None, no_run: bool, seed: int, as_json: b
 @click.option("--tolerance", type=float, help="Largest relative difference allowed. Default: by dtype.")
 @click.option("--text", type=click.Path(exists=True, dir_okay=False), help="Lines to run, with the model's tokenizer.")
 @common
-def verify(before: str, after: str, tolerance: float | None, text: str | None, as_json: bool, quiet: bool) -> None:
+def verify(before: str, after: str, tolerance: float | None, text: str | None, out: Output) -> None:
     """Verify that two models compute the same, by running them.
 
     Both on the same inputs; configs and tables are compared too. Prints how many rows of tables and how many
@@ -161,7 +159,6 @@ def verify(before: str, after: str, tolerance: float | None, text: str | None, a
     """
     from symfuse import api, reports
 
-    out = Output(as_json, quiet)
     a, b = open_model(out, before), open_model(out, after)
     inputs = None if text is None else reports.text_inputs(a, Path(text))
     result = api.verify(a, b, inputs=inputs, tolerance=tolerance)
@@ -173,7 +170,7 @@ def verify(before: str, after: str, tolerance: float | None, text: str | None, a
         out.say(f"read: {result.seen}")
     out.finish(result.to_dict())
     if not result.equal:
-        if quiet and not as_json:
+        if out.quiet and not out.as_json:
             why = "; ".join(result.differences)
             warn(f"{before} and {after} are different: {why} ({result.inputs})")
         sys.exit(7)
@@ -187,14 +184,13 @@ def verify(before: str, after: str, tolerance: float | None, text: str | None, a
 @device_option
 @result_option
 @common
-def distance(a: str, b: str, axes: str, output: Path | None, as_json: bool, quiet: bool, **options: Any) -> None:
+def distance(a: str, b: str, axes: str, output: Path | None, out: Output, **options: Any) -> None:
     """Measure how far A is from B, before and after alignment.
 
     By axis and layer. Each number of a model counts once, under the innermost axis that acts on it.
     """
     from symfuse import api, reports
 
-    out = Output(as_json, quiet)
     check_result(output, "distance", (a, b))
     source, anchor = (open_model(out, model).on(options["device"]) for model in (a, b))
     alignment = matched(out, source, anchor, match_options(options, axes))
@@ -233,11 +229,11 @@ def distance(a: str, b: str, axes: str, output: Path | None, as_json: bool, quie
     help="The page that shows it all.",
 )
 @common
-def demo(work: Path | None, page: Path, as_json: bool, quiet: bool) -> None:
+def demo(work: Path | None, page: Path, out: Output) -> None:
     """Run all of it on real models, in minutes.
 
     On those that registry packages carry.
     """
     from symfuse.demo.run import run_demo
 
-    run_demo(Output(as_json, quiet), work, page)
+    run_demo(out, work, page)

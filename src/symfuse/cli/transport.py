@@ -35,7 +35,7 @@ KINDS = ("adapter", "vector", "probe", "sae", "moments", "statistics")
 @click.option("--names", type=click.Path(path_type=Path), help="The parameters in the optimizer's order, one a line.")
 @common
 def transport(
-    thing: Path, alignment: Path, output: Path, base: str | None, names: Path | None, as_json: bool, quiet: bool,
+    thing: Path, alignment: Path, output: Path, base: str | None, names: Path | None, out: Output,
     **options: Any,
 ) -> None:  # fmt: skip
     """Move THING, which belongs to a model, to its aligned form.
@@ -47,14 +47,13 @@ def transport(
     from symfuse.io import check_target
     from symfuse.reports import transport_card, transport_run
 
-    out = Output(as_json, quiet)
     model_of = transporting.moved_model(alignment)
     inputs = (thing, alignment, *(Path(folder) for folder in (base, model_of) if folder))
     check_target(output, overwrite=None, inputs=[path for path in inputs if path.exists()])
     model = None if base is None else open_model(out, base)
     moved = transporting.transport(thing, alignment, base=model, names=_lines(names), **options)
     run = transport_run(moved, thing, alignment)
-    for note in () if quiet else moved.notes:
+    for note in () if out.quiet else moved.notes:
         warn(f"note: {note}")
     moved.save(output, {"symfuse.json": json.dumps(run, indent=2) + "\n", "README.md": transport_card(run)})
     out.say(f"{moved.kind} of {len(moved.tensors)} tensors moved by {alignment}, written to {output}")
