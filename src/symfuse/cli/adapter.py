@@ -17,19 +17,21 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 @main.command("extract-lora", cls=Extracting)
 @click.argument("finetuned")
-@click.option("--base", required=True, help="The model that it was tuned from.")
-@click.option("--output", "-o", required=True, type=NEW_FOLDER, help="The new folder.")
-@click.option("--rank", type=click.IntRange(1), default=128, show_default=True, help="Of each matrix, at most.")
-@click.option("--alpha", type=click.IntRange(1), help="lora_alpha. Default: the rank, a scale of one.")
+@click.option("--base", required=True, help="The model that FINETUNED was tuned from.")
+@click.option("--output", "-o", required=True, type=NEW_FOLDER, help="Write this new folder.")
+@click.option("--rank", type=click.IntRange(1), default=128, show_default=True, help="Limit the rank of each matrix.")
+@click.option("--alpha", type=click.IntRange(1), help="Set lora_alpha. Default: the rank (a scale of one).")
 @click.option(
     "--module",
     "modules",
     multiple=True,
-    help="Only these layers: ends of names, or patterns; several with commas, or given again.",
+    help="Take only these layers: ends of names, or patterns, with commas. Repeatable.",
 )
-@click.option("--exclude", multiple=True, help="Not these; likewise.")
+@click.option("--exclude", multiple=True, help="Leave these layers out; written as for --module.")
 @click.option("--save-rest", is_flag=True, help="Keep what has no low rank (embeddings, norms) as whole tensors.")
-@click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True, help="Of the adapter.")
+@click.option(
+    "--dtype", type=click.Choice(DTYPES), default="float32", show_default=True, help="The dtype of the adapter."
+)
 @common
 def extract_lora(
     finetuned: str,
@@ -45,8 +47,8 @@ def extract_lora(
 ) -> None:
     """Extract what FINETUNED changed, as a LoRA adapter.
 
-    In the format of peft, by truncated singular value decomposition. Where a difference has a lower rank than asked,
-    its adapter has that.
+    Writes the format of peft, by truncated singular value decomposition. Where a difference has a lower rank than
+    --rank, its adapter has that rank.
     """
     import torch
 

@@ -52,8 +52,8 @@ def data_options(function: F, required: bool = True, several: bool = False) -> F
 
 
 def task(options: Mapping[str, Any], checkpoint: Checkpoint, *others: Checkpoint, unlabelled: bool = False) -> Task:
-    """The task that the options name, on their data as that checkpoint reads them, with labels or without. Whoever else
-    is evaluated on it and would read them otherwise is warned of."""
+    """The task that the options name, on data that the checkpoint's tokenizer or image processor reads. Warns of each
+    of the other models that would read them differently. unlabelled: do not read labels."""
     from symfuse.evaluation import make_task, read_records
 
     columns = {f"{role}_column": name for role, name in columns_of(options).items()}
@@ -72,14 +72,14 @@ def task(options: Mapping[str, Any], checkpoint: Checkpoint, *others: Checkpoint
             same, reason = False, str(error)
         if not same:
             warn(
-                f"warning: {other.name} reads these data otherwise than {checkpoint.name} ({reason}); it is given what "
-                f"{checkpoint.name} reads"
+                f"warning: {other.name} would read these data differently from {checkpoint.name} ({reason}); it gets "
+                f"what {checkpoint.name} reads"
             )
     return made
 
 
 def columns_of(options: Mapping[str, Any]) -> dict[str, str]:
-    """What --column says, by role."""
+    """The columns of --column, by role."""
     columns: dict[str, str] = {}
     for text in options["columns"]:
         role, equals, name = text.partition("=")
@@ -107,14 +107,14 @@ def _reading(checkpoint: Checkpoint) -> tuple[object, ...]:
 @main.command()
 @click.argument("models", nargs=-1, required=True)
 @data_options
-@click.option("--ensemble", is_flag=True, help="One more row: the mean of the models' predicted probabilities.")
+@click.option("--ensemble", is_flag=True, help="Add the mean of the models' predicted probabilities.")
 @device_option
 @result_option
 @common
 def evaluate(models: tuple[str, ...], ensemble: bool, output: Path | None, out: Output, **options: Any) -> None:
     """Measure loss and metrics of MODELS on the same data.
 
-    The data are read by the tokenizer or image processor of the first.
+    The tokenizer or image processor of the first reads the data.
     """
     from symfuse import api
 
@@ -132,7 +132,7 @@ def evaluate(models: tuple[str, ...], ensemble: bool, output: Path | None, out: 
             score = api.score(source, loss, device=options["device"])
             if not math.isfinite(score.loss):
                 raise CheckpointError(
-                    f"{name}: the loss on {loss.source} is {score.loss}, so it says nothing; numbers may "
+                    f"{name}: the loss on {loss.source} is {score.loss}, which cannot be compared; numbers may "
                     "have overflowed (look for very large weights), or a text may be degenerate"
                 )
             result.append({"name": name, **score.to_dict(), "seconds": time.perf_counter() - start})
@@ -150,9 +150,23 @@ def evaluate(models: tuple[str, ...], ensemble: bool, output: Path | None, out: 
 @click.argument("a")
 @click.argument("b")
 @data_options
-@click.option("--align", "alignments", multiple=True, metavar="WHAT", help="See above. Default: auto. May be repeated.")
-@click.option("--points", type=click.IntRange(3), default=11, show_default=True, help="Evenly spaced λ, ends included.")
-@click.option("--refine", type=click.IntRange(0), default=2, show_default=True, help="Halvings around the maximum.")
+@click.option(
+    "--align", "alignments", multiple=True, metavar="WHAT", help="Align by this (see above). Default: auto. Repeatable."
+)
+@click.option(
+    "--points",
+    type=click.IntRange(3),
+    default=11,
+    show_default=True,
+    help="Measure at so many evenly spaced λ, ends included.",
+)
+@click.option(
+    "--refine",
+    type=click.IntRange(0),
+    default=2,
+    show_default=True,
+    help="Halve the intervals around the maximum so often.",
+)
 @device_option
 @result_option
 @common
@@ -162,9 +176,9 @@ def barrier(
 ) -> None:  # fmt: skip
     """Measure the loss on the straight path from B to A.
 
-    As they are and aligned. WHAT is auto (attention,ffn of models in one basis, else all axes), permutation (of
-    neurons), rotation (and of heads), scaling (and their scales), axes such as attention, or NAME=FOLDER for an
-    alignment that `symfuse align` wrote (its folder, or the file in it).
+    Of the models as they are, and aligned. WHAT is auto (attention,ffn of models in one basis, else all axes),
+    permutation (of neurons), rotation (and of heads), scaling (and their scales), axes such as attention, or
+    NAME=FOLDER for an alignment that `symfuse align` wrote (its folder, or the file in it).
     """
     from symfuse import api
 
@@ -211,8 +225,8 @@ def say_barrier(out: Output, result: Barrier) -> None:
 
 
 def _asked(texts: Sequence[str]) -> dict[str, Alignment | dict[str, Any]]:
-    """By name, the alignments read from files, and how the others are to be made. What is wrong with them is known
-    before the work."""
+    """By name, the alignments that are read from files, and the options of those that are to be computed. Raises before
+    any work."""
     from symfuse.alignment import Alignment
     from symfuse.matching.axes import AUTO, WORDS, require_axes
     from symfuse.messages import suggestion
@@ -226,7 +240,7 @@ def _asked(texts: Sequence[str]) -> dict[str, Alignment | dict[str, Any]]:
             missing = "the name is missing" if equals and file else "the folder is missing" if equals else "it is empty"
             raise OptionError(f"--align {text!r}: {missing}; {known}")
         if name == "none" or name in result:
-            what = "the models as they are, always shown" if name == "none" else "given twice"
+            what = "the models as they are, always shown" if name == "none" else "named twice"
             raise OptionError(f"--align {text!r}: {name!r} is {what}; choose another name")
         if equals:
             try:
@@ -283,7 +297,8 @@ def _traced(result: Barrier, alignments: Mapping[str, Alignment]) -> dict[str, A
 def _alignment(
     out: Output, what: Alignment | dict[str, Any], source: Checkpoint, anchor: Checkpoint, device: str
 ) -> Alignment:
-    """Made, or as it was read, if it fits the source. A warning if it was made for other models."""
+    """The alignment: computed by these options, or the one that was read, if it fits the source. Warns if that was
+    computed for other models."""
     from symfuse.io import is_other
 
     if isinstance(what, dict):
@@ -304,9 +319,17 @@ def _alignment(
 @click.argument("b")
 @click.argument("c", required=False)
 @data_options
-@click.option("--align", "what", help="As in barrier, without a third model. Default: auto.")
-@click.option("--steps", type=click.IntRange(2), default=21, show_default=True, help="Grid points a side.")
-@click.option("--margin", type=click.FloatRange(0), default=0.25, show_default=True, help="Around the models.")
+@click.option("--align", "what", help="Align A by this, as in barrier; not with a third model. Default: auto.")
+@click.option(
+    "--steps", type=click.IntRange(2), default=21, show_default=True, help="Measure so many grid points a side."
+)
+@click.option(
+    "--margin",
+    type=click.FloatRange(0),
+    default=0.25,
+    show_default=True,
+    help="Extend the grid by this share around the models.",
+)
 @device_option
 @result_option
 @common
@@ -316,8 +339,8 @@ def landscape(
 ) -> None:  # fmt: skip
     """Measure the loss on the plane through three models.
 
-    Through A, A aligned to B, and B; or through A, B and C. With -o each point is kept as it is done, in
-    DIR/landscape.jsonl; the same command goes on from there if it was interrupted.
+    The models are A, A aligned to B, and B; or A, B and C. With -o each point is kept in DIR/landscape.jsonl as soon as
+    it is measured: run the same command again to continue after an interruption.
     """
     from symfuse import api
 
