@@ -91,7 +91,7 @@ class Curve:
 
     @property
     def rounding(self) -> float:
-        """A barrier up to this is none that could be told from rounding: 8 eps of the dtype times the largest loss in
+        """A barrier up to this cannot be distinguished from rounding: 8 eps of the dtype times the largest loss in
         size. (Where logits are far larger than the loss, their rounding may exceed it.)"""
         return _ROUNDING * torch.finfo(self.dtype).eps * max(abs(point.score.loss) for point in self.points)
 
@@ -113,7 +113,7 @@ class Curve:
 class Barrier:
     """Curves over the same batches. task: what was evaluated. baselines: for a curve what to compare it with: the plain
     one in its own parametrisation, then the plain one of the models as they are. renewed: from how many batches the
-    statistics of batch normalisation were taken anew at inner points; 0 where they were interpolated."""
+    statistics of batch normalisation were recomputed at inner points; 0 where they were interpolated."""
 
     source: str
     anchor: str
@@ -176,7 +176,7 @@ def barrier(
     models that `transformers` does not have. device: where it is run (`open_space`). progress: called with the curve,
     the point that is done, and the number of all points: the most that may be needed, which falls to the number of
     calls by the last of them. renew: batches of module inputs from which the running statistics of batch normalisation
-    are taken anew at the inner points; by default they are interpolated like weights, and the ends always keep their
+    are recomputed at the inner points; by default they are interpolated like weights, and the ends always keep their
     own. inexact: by pair, as in `Curve`. One module is in memory; A and B are read from their files at each point.
     Raises OptionError for arguments that make no sense, before anything is measured.
     """
@@ -223,7 +223,7 @@ def _require_sense(
 
 
 def _renew(module: nn.Module, batches: Sequence[Batch]) -> bool:
-    """Take the statistics of batch normalisation anew, if the module has any; OptionError for batches that it does not
+    """Recompute the statistics of batch normalisation, if the module has any; OptionError for batches that it does not
     take."""
     try:
         return bool(renew_statistics(module, batches))

@@ -1,4 +1,4 @@
-"""Whether one module, given the weights of each of several models in turn, computes what each of them does."""
+"""Whether one module with the weights of each of several models in turn computes what each of them does."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def require_one_function(
         if wrong := [key for key in ours | theirs if ours.get(key, _ABSENT)[0] != theirs.get(key, _ABSENT)[0]]:
             key = wrong[0]
             here, there = ours.get(key, _ABSENT)[1], theirs.get(key, _ABSENT)[1]
-            said = "is another" if here == there else f"is {here} in one and {there} in the other"
+            how = "is another" if here == there else f"is {here} in one and {there} in the other"
             raise IncompatibleError(
-                f"{first_name} and {name}: {key} {said}, so that no one module is both; a path leads between models "
+                f"{first_name} and {name}: {key} {how}, so that no one module is both; a path leads between models "
                 "that differ in their weights alone (give `build`, which makes the module, if this does not matter)"
             )
 

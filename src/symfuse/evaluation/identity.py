@@ -1,4 +1,4 @@
-"""What tells one model, or one loss, from another of the same name: a sha256 that is the same in every process."""
+"""The identity of a model or a loss, beyond its name: a sha256 that is the same in every process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from symfuse.errors import OutputError
 
 _EMPTY = CellType()
 
-# What its text says all of.
+# Types whose repr is all of the value.
 _Written = (
     None | bool | int | float | complex | str | bytes | bytearray | range | slice | PurePath | Decimal | Enum
     | torch.dtype | torch.device | np.ufunc

@@ -78,7 +78,7 @@ class Task(ABC):
 
     @abstractmethod
     def totals(self, module: nn.Module, batch: Batch) -> Totals:
-        """Loss and metrics of one batch, summed; keeps the graph, for whoever wants gradients."""
+        """Loss and metrics of one batch, summed; keeps the graph, so that gradients can be taken."""
 
     def __call__(self, module: nn.Module) -> Score:
         return mean(self.totals(module, batch) for batch in self.batches)

@@ -152,7 +152,7 @@ def _tiles(values: Sequence[Run], height: int, across: Spec, down: Spec, **encod
 
 
 def curve_metrics(barrier: Run) -> dict[str, str]:
-    """All metrics of its points, with their titles beside what else is said of a point."""
+    """All metrics of its points, with titles that differ from the other columns of a point."""
     scores = (point["metrics"] for curve in barrier["curves"] for point in curve["points"])
     return metric_titles(scores, taken=("alignment", "λ", "loss", "loss (nats)"))
 
@@ -222,7 +222,7 @@ def curve_chart(barrier: Run, metric: str | None = None) -> Spec:
 
 
 def reordering_chart(reorderings: Sequence[Reordering]) -> Spec:
-    """Which units of the source (across) became which of the anchor (down); one place at a time, to be chosen."""
+    """Which units of the source (across) became which of the anchor (down); one place at a time, by a menu."""
     side = bins(tuple(reorderings))
     size, noun = reorderings[0].size, unit_of(reorderings[0].axis)
     values = []

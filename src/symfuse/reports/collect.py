@@ -1,7 +1,7 @@
 """Reads runs: the JSON documents and alignments that the other verbs leave in a folder.
 
-A document says of what kind it is. The kinds, and who writes them: `alignment` (align), `merge` (merge; holds the
-alignment of each model), `distance`, `barrier`, `landscape`, `evaluation`.
+The key `kind` of a document is one of these (in parentheses the verb that writes it): `alignment` (align),
+`merge` (merge; holds the alignment of each model), `distance`, `barrier`, `landscape`, `evaluation`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FILES = ("symfuse.json", "distance.json", "barrier.json", "landscape.json", "eva
 
 @dataclass(frozen=True)
 class Collected:
-    """What runs hold, in the order in which they were given; documents by their kind, alignments by their file."""
+    """What runs hold, in the order of the arguments; documents by their kind, alignments by their file."""
 
     documents: Mapping[str, Sequence[Document]]
     elements: Mapping[Path, Alignment]

@@ -55,8 +55,8 @@ class Table:
 
 @dataclass(frozen=True)
 class Chart:
-    """spec: Vega-Lite, without colours (the page has them). text: what it shows, for whoever does not see it. numbers:
-    the data. size: "wide", or "half" of the page."""
+    """spec: Vega-Lite, without colours (the page has them). text: what it shows, for readers who cannot see it.
+    numbers: the data. size: "wide", or "half" of the page."""
 
     title: str
     text: str

@@ -18,7 +18,7 @@ def families() -> list[dict[str, Any]]:
     not have a small example): by axis the group, and why no larger one acts; what biases may do; of pre-norm models
     what may be done to the residual stream once the gains are folded.
 
-    Options of a config may change what is moved: `symfuse inspect MODEL` says it of one model.
+    Options of a config may change what is moved: `symfuse inspect MODEL` lists it for one model.
     """
     return [_family(name) for name in sorted(ARCHITECTURES)]
 
@@ -79,7 +79,7 @@ def rows(result: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 
 def reasons(result: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Axis, what it is, group and why, each once, with the families of which it is said."""
+    """Axis, what it is, group and why, each once, with the families that it holds for."""
     by: dict[tuple[str, str, str, str], list[str]] = {}
     having: dict[str, set[str]] = {}
     for one in result:

@@ -1,4 +1,4 @@
-"""What a page says of the models: their names and metrics, what they took, and where they come from."""
+"""The models on a page: names and metrics, time and memory, folders and hashes."""
 
 from __future__ import annotations
 

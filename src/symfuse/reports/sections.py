@@ -1,4 +1,4 @@
-"""What the page says of runs, section by section, in the order in which it is read."""
+"""The sections of the page of runs, in reading order."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from symfuse.reports.paths import barrier_parts, barriers_text, inexact_curves, 
 
 
 def sections(collected: Collected) -> list[Section]:
-    """Those that there is something to say in."""
+    """All sections that are not empty."""
     made = [
         _done(collected),
         Section("What was matched, and how exactly", [part for run in collected.alignments for part in _matched(run)]),
@@ -50,7 +50,7 @@ def sections(collected: Collected) -> list[Section]:
 def _done(collected: Collected) -> Section:
     """A sentence for each run; before them all, which of the alignments and of the paths are not exact."""
     documents = collected.documents
-    said: list[Part] = [
+    parts: list[Part] = [
         *(Alert(_proof(run)) for run in collected.alignments if not _is_equal(run)),
         *(alert for run in documents["barrier"] for alert in inexact_curves(run)),
         *map(_merge_text, documents["merge"]),
@@ -59,7 +59,7 @@ def _done(collected: Collected) -> Section:
         *map(landscape_text, documents["landscape"]),
         *(f"{count(len(r['models']), 'model')} evaluated: {task(r)}." for r in documents["evaluation"]),
     ]
-    return Section("What was done", said)
+    return Section("What was done", parts)
 
 
 def _merge_text(run: Document) -> str:
@@ -132,12 +132,12 @@ def _matched(run: Document) -> list[Part]:
         "axis": "", "group": "", "moved": ",", "of": ",", "squared distance": ".4g", "after": ".4g", "left": SHARE,
     }  # fmt: skip
     biases = run.get("translated_biases")
-    said = [f"{count(biases, 'bias vector')} translated."] if biases else []
+    shifted = [f"{count(biases, 'bias vector')} translated."] if biases else []
     swept = [_descent(descents)] if (descents := run.get("descents")) else []
     swept += [_learning(learning["history"])] if (learning := run.get("learning")) else []
     if not _is_equal(run):
-        return [Alert(_proof(run)), Table(pair(run), columns, rows), *said, *swept]
-    return [Table(pair(run), columns, rows), " ".join([_proof(run), *said]), *swept]
+        return [Alert(_proof(run)), Table(pair(run), columns, rows), *shifted, *swept]
+    return [Table(pair(run), columns, rows), " ".join([_proof(run), *shifted]), *swept]
 
 
 def _descent(descents: Document) -> Chart:

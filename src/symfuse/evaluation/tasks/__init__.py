@@ -105,7 +105,7 @@ def _kind(name: str) -> Any:
 
 
 def task_of(checkpoint: Checkpoint) -> str:
-    """The task that a checkpoint is made for, by the class in its config. OptionError if that says nothing of it."""
+    """The task that a checkpoint is made for, by the class in its config. OptionError if no task has that class."""
     named = str((checkpoint.config.get("architectures") or ["none"])[0])
     for end, kind in _HEADS.items():
         if named.endswith(end):

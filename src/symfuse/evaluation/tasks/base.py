@@ -28,7 +28,7 @@ UNKNOWN = -1
 
 READ_WITHOUT = "these data were read without their labels, so they have no loss; read them with labels"
 
-# The fields of batches that are not given to the module.
+# The fields of batches that are no inputs of the module.
 NOT_INPUTS = ("labels", "role")
 
 

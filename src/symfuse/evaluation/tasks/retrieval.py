@@ -33,7 +33,8 @@ class Retrieval(Task):
     The loss of a query is −log of the softmax mass, over all candidates, of those with its label: of pairs, its second
     text (van den Oord et al. 2018); of labelled texts, all other texts of its class (Goldberger et al. 2004). Metrics:
     of pairs, the mean reciprocal rank and how often the first is right, equal likenesses counted as wrong; of labelled
-    texts, accuracy by the nearest neighbour. In a batch, labels say what belongs together, role what a text is for.
+    texts, accuracy by the nearest neighbour. In a batch, texts with equal
+    labels belong together, and role is _QUERY, _CANDIDATE or both.
     """
 
     name = "retrieval"
@@ -53,8 +54,8 @@ class Retrieval(Task):
     @classmethod
     def prepare(cls, data: Data) -> Retrieval:
         """Pairs of texts that belong together; or, if label_column is given, texts and their classes, without
-        repetitions; or, unlabelled, texts alone, for whoever runs models on them. pooling: by default what
-        1_Pooling/config.json beside the weights says, else the mean. batch_size: of pairs, or texts."""
+        repetitions; or, unlabelled, texts alone, as inputs of models. pooling: default: that of
+        1_Pooling/config.json beside the weights, else the mean. batch_size: of pairs, or texts."""
         records, checkpoint, size = data.records, data.checkpoint, data.batch_size
         encoder = Encoder.of(checkpoint, data.max_length)
         pooling = pooling_of(checkpoint) if data.pooling is None else data.pooling
@@ -172,7 +173,7 @@ def _of_labelled(encoder: Encoder, labelled: dict[str, str], batch_size: int) ->
 
 
 def pooling_of(checkpoint: Checkpoint) -> str:
-    """What the files of sentence-transformers say, in either of the forms that they have had."""
+    """The pooling in the files of sentence-transformers, in either of their forms."""
     file = "1_Pooling/config.json"
     data = checkpoint.companions().get(file)
     if data is None:
