@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import warnings
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -115,3 +116,16 @@ def test_an_old_name_of_an_option_prints_the_new_one(old: str, form: list[str]) 
     result = CliRunner().invoke(main, ["merge", "no-a", "no-b", "-o", "out", *words, "--layers", "tail:1"])
     assert f"note: {old} is now called {OLD_NAMES[old]}" in result.stderr
     assert "note: --layers tail:1 is now written last:1" in result.stderr
+
+
+def test_documents_of_earlier_versions_are_read(tmp_path: Path) -> None:
+    from symfuse.reports.collect import read
+
+    curve = BARRIER.curves["none"].to_dict() | {"left_of": {"none": None}}
+    document = BARRIER.to_dict() | {"curves": [curve]}
+    old = {name: {"barrier_over_mean": "barrier over mean", "left_of": "left of"}.get(name, name) for name in curve}
+    earlier = document | {"curves": [{old[name]: value for name, value in curve.items()}], "peak memory": 5}
+    earlier["curves"][0]["at over mean"] = earlier["curves"][0].pop("at_over_mean")
+    for name, data in (("old.json", earlier), ("new.json", document | {"peak_memory": 5})):
+        (tmp_path / name).write_text(json.dumps(data), "utf-8")
+    assert read(tmp_path / "old.json") == read(tmp_path / "new.json")
