@@ -337,7 +337,7 @@ def test_an_alignment_of_other_models_is_neither_applied_nor_composed(what: str)
 def saved(tmp_path: Path, change: Callable[[dict[str, Tensor]], object]) -> Path:
     """An alignment file in which tensors were changed."""
     path = symfuse.match(model(seed=1), to=model(seed=2)).save(tmp_path / "alignment.safetensors")
-    with symfuse.alignment.alignment.safe_open(path, "pt") as file:
+    with symfuse.alignment.file.safe_open(path, "pt") as file:
         meta = {key: value for key, value in file.metadata().items() if key != "sha256"}  # as before checksums
     tensors = load_file(path)
     change(tensors)

@@ -9,7 +9,7 @@ from typing import Any
 from symfuse.alignment import Alignment
 from symfuse.errors import SymmetryError
 from symfuse.matching import match_models
-from symfuse.matching.chosen import rotatable
+from symfuse.matching.problem import rotatable
 from symfuse.model import Model
 from symfuse.rewriting import canonical
 from symfuse.rewriting.ties import tied_heads
