@@ -63,10 +63,10 @@ from symfuse.verification import verify as verify_checkpoints
 from symfuse.widths import match_widths
 
 __all__ = [
-    "METHODS", "Aligned", "How", "Shown", "Source", "Target", "align", "barrier", "check_all", "collect", "declare",
-    "distance", "events", "landscape", "lookup", "match", "merge", "merge_recipe", "nearest", "parse_recipe", "prove",
-    "read_recipes", "read_value", "recipe_of", "run", "score", "suggest", "task", "to_module", "transport", "verify",
-    "widen",
+    "METHODS", "Aligned", "How", "Shown", "Source", "Target", "Verification", "align", "barrier", "check_all",
+    "collect", "declare", "distance", "events", "landscape", "lookup", "match", "merge", "merge_recipe", "nearest",
+    "parse_recipe", "prove", "read_recipes", "read_value", "recipe_of", "run", "score", "suggest", "task",
+    "to_module", "transport", "verify", "widen",
 ]  # fmt: skip
 
 # What every verb takes for a model: a folder or hub id, a live module, or an open checkpoint, which is also the way in
@@ -230,12 +230,12 @@ def align(
         learned = learn_all(models, alignments, learning, **options)
         alignments = [None if i == anchor else g for i, g in enumerate(learned)]
     alignments = [None if g is None else with_reasons(g, why) for g in alignments]
-    spent = {"seconds": time.perf_counter() - began}
+    spent = time.perf_counter() - began
     to = models[anchor].checkpoint
     first = next(g for g in alignments if g is not None)  # the frame is the same for all
     unmoved = framed(to, first) if first.frame else to
     checkpoints = [
-        unmoved if g is None else move(model.checkpoint, to, g, how, **spent)
+        unmoved if g is None else move(model.checkpoint, to, g, how, seconds=spent)
         for g, model in zip(alignments, models, strict=True)
     ]
     return Aligned(tuple(checkpoints), tuple(alignments), anchor)
@@ -246,10 +246,10 @@ def _towards_each_other(
 ) -> Aligned:
     """All models moved; of two each is the anchor of the other."""
     checkpoints = [g(model) for g, model in zip(alignments, models, strict=True)]
-    spent = {"seconds": time.perf_counter() - began}
+    spent = time.perf_counter() - began
     if len(models) == 2:
         pairs = zip(models, models[::-1], alignments, checkpoints[::-1], strict=True)
-        checkpoints = [move(one, to, g, how, other=other, **spent) for one, to, g, other in pairs]
+        checkpoints = [move(one, to, g, how, other=other, seconds=spent) for one, to, g, other in pairs]
     return Aligned(tuple(checkpoints), tuple(alignments), None)
 
 
@@ -546,10 +546,11 @@ def _with_warnings(follow: Follow) -> Follow:
     warned: set[str] = set()
 
     def warn(event: Event) -> None:
-        matters = isinstance(event, events.Warned | events.Note) and getattr(event, "about", "merge") == "merge"
-        if matters and event.text not in warned:
-            warned.add(event.text)
-            warn_caller(event.text)
+        if isinstance(event, events.Warned | events.Note):
+            matters = getattr(event, "about", "merge") == "merge"
+            if matters and event.text not in warned:
+                warned.add(event.text)
+                warn_caller(event.text)
         follow(event)
 
     return warn

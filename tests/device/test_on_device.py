@@ -16,15 +16,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from canonical.kit import ALL, SCALED
 from command import done
 from contract.tiny import MODELS
 from device import pretend
 from device.pretend import CUDA, DeviceError, Moves, on_both, pretended
-from guided.guided_cases import write
-from guided.tuned import classifier, data, near
-from learning import learning_cases
+from matching.learned import learning_cases
+from methods.guided_cases import write
 from methods.test_devices import merged
+from methods.tuned import classifier, data, near
+from rewriting.kit import ALL, SCALED
 from symfuse import api
 from symfuse.alignment import Alignment
 from symfuse.groups import GROUPS, Element, Moments, PartMoments, Permutation, compose, objective, scaled

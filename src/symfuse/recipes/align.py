@@ -194,8 +194,8 @@ def align(stage: Stage, how: How) -> Stage:
             start = time.perf_counter()
             how.follow(Working("matching"))
             alignments[ref] = _match(stage, ref, anchor, matching, how)
-            spent = {"seconds": time.perf_counter() - start}
-            done = move(source, stage.models[anchor], alignments[ref], how, device=how.device, **spent)
+            spent = time.perf_counter() - start
+            done = move(source, stage.models[anchor], alignments[ref], how, device=how.device, seconds=spent)
             models[ref] = done.replace(name=source.name)
     first = next(iter(alignments.values()), None)  # the frame is the same for all
     if first is not None and first.frame:
@@ -233,10 +233,10 @@ def move(
     *,
     other: Checkpoint | None = None,
     device: str | None = None,
-    **more: Any,
+    seconds: float,
 ) -> Checkpoint:
     """The source, moved, proved if that is asked for, with the record of that. other: the anchor, if it is moved too.
-    device: where it is read to. more: for the record. VerificationError if a proof fails."""
+    device: where it is read to. seconds: spent on matching, for the record. VerificationError if a proof fails."""
     proof = None
     if how.prove:
         how.follow(Working("proving"))
@@ -244,7 +244,7 @@ def move(
     moved = alignment(source if device is None else source.on(device))
     if not is_matched(alignment):  # there is nothing to record
         return moved
-    record = alignment_record(source, anchor, alignment, proof, other, **more)
+    record = alignment_record(source, anchor, alignment, proof, other, seconds=seconds)
     how.follow(AlignmentDone(record))
     return recorded(moved, record)
 

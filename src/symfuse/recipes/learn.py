@@ -130,6 +130,10 @@ def learn(
     apart, numbers = recipe.base_model, [refs.index(entry.model) for entry in inputs_of(recipe)]
     parameters = _parameters(recipe, method)
     how.follow(Working("looking at data"))
+
+    def report(line: str) -> None:
+        how.follow(Step(text=line))
+
     with recipe.blaming("merge_method"):
         result = learn_method(
             method,
@@ -143,7 +147,7 @@ def learn(
             seed=recipe.seed,
             memory=how.memory,
             device=how.device,
-            report=lambda line: how.follow(Step(text=line)),
+            report=report,
         )
     if result is None:
         return stage

@@ -17,6 +17,7 @@ from symfuse.model import Model
 from symfuse.recipes.check import cost, facts, problems, relation
 from symfuse.recipes.check.problems import Errors
 from symfuse.recipes.check.report import Problem, Report
+from symfuse.recipes.events import Event, Note
 from symfuse.recipes.plan import template_of, why_template
 from symfuse.recipes.schema import Input, ModelRef, Recipe
 from symfuse.recipes.stage import Stage, plan, require_one_frame
@@ -129,8 +130,12 @@ class _Check:
             self._output(stage, merged, computed)
         if self.sample:
             if self.recipe.align is None:
-                self.errors.attempt(require_one_frame, stage, lambda note: self._report.notes.append(note.text))
+                self.errors.attempt(require_one_frame, stage, self._note)
             self.errors.attempt(self._relate, stage, computed)
+
+    def _note(self, event: Event) -> None:
+        if isinstance(event, Note):
+            self._report.notes.append(event.text)
 
     def describe(self, models: Mapping[ModelRef, Checkpoint]) -> None:
         """The models, and what differs between them."""
