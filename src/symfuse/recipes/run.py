@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from symfuse.errors import OptionError
 from symfuse.evaluation import Task
 from symfuse.io import Checkpoint
-from symfuse.io.lazy import Held, StoredTensors
 from symfuse.recipes.align import How, align
 from symfuse.recipes.check import Target, report_of
 from symfuse.recipes.events import Planned, Warned
@@ -93,8 +92,7 @@ def with_text(stage: Stage, recipes: Sequence[Recipe]) -> Stage:
 
 def _is_stored(recipe: Recipe, known: Mapping[str, Checkpoint]) -> bool:
     """Whether its models are in files or dictionaries: of others nothing is read before they are saved."""
-    used = [known[str(ref)].tensors for ref in recipe.models_used() if str(ref) in known]
-    return all(isinstance(t.tensors if isinstance(t, Held) else t, StoredTensors | dict) for t in used)
+    return all(known[str(ref)].at_hand for ref in recipe.models_used() if str(ref) in known)
 
 
 def _tasks(stage: Stage) -> list[Task | None]:
