@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from symfuse.errors import OptionError, SymmetryError
-from symfuse.groups.base import Element, Group, PartMoments, multiply, total
+from symfuse.groups.base import Dense, Element, Group, PartMoments, total
 from symfuse.groups.monomial import Monomial, Permutation, random_index
 
 # Of Sinkhorn's iterations: the most, and the error of a marginal, as a share of it, at which they end. What is left of
@@ -28,7 +28,7 @@ LEAST = 1e-9  # regularisation, below which exp(−C/ε) is nothing but zeros an
 
 
 @dataclass(frozen=True, eq=False)
-class Coupling(Element):
+class Coupling(Dense):
     """w → M w with M ≥ 0 whose rows sum to one: n times a transport plan, anchor units × source units.
 
     Its dual is itself: what reads the units is moved by the same map, W Mᵀ (Singh & Jaggi, Algorithm 1). For a
@@ -36,17 +36,6 @@ class Coupling(Element):
     """
 
     matrix: Float[Tensor, "*b n n"]
-
-    @property
-    def size(self) -> int:
-        return self.matrix.shape[-1]
-
-    @property
-    def batch(self) -> tuple[int, ...]:
-        return tuple(self.matrix.shape[:-2])
-
-    def act(self, w: Tensor, dim: int) -> Tensor:
-        return multiply(self.matrix, w, dim)
 
     def dual(self) -> Coupling:
         return self
@@ -63,31 +52,11 @@ class Coupling(Element):
     def __matmul__(self, other: Coupling) -> Coupling:
         return Coupling(self.matrix @ other.matrix)
 
-    def inner(self, c: Tensor) -> Tensor:
-        return (self.matrix.double() * c.double()).sum((-2, -1))
-
-    def gain(self, yy: Tensor) -> Tensor:
-        if yy.ndim == len(self.batch) + 1:
-            raise SymmetryError("what a transport makes of |Y|² needs Y Yᵀ; form the moments for a group with `gram`")
-        matrix = self.matrix.to(yy.dtype)
-        return ((matrix @ yy) * matrix).sum((-2, -1))
-
     def tensors(self) -> dict[str, Tensor]:
         return {"matrix": self.matrix}
 
     def rebuild(self, tensors: Mapping[str, Tensor]) -> Coupling:
         return Coupling(tensors["matrix"])
-
-    @property
-    def reorders_only(self) -> bool:
-        return False
-
-    def condition(self) -> Tensor:
-        """1: nothing is divided by, and a mean is no larger than what it is of, so that no rounding error grows."""
-        return torch.ones(self.batch, dtype=torch.float64, device=self.device)
-
-    def is_identity(self) -> bool:
-        return bool((self.matrix == torch.eye(self.size, dtype=self.matrix.dtype, device=self.device)).all())
 
 
 def coupling(g: Element) -> Coupling:
