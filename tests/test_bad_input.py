@@ -234,7 +234,7 @@ def test_c09_a_stored_alias_that_is_another_tensor(tmp_path: Path) -> None:
     paths = [str(tmp_path / name) for name in ("a", "b", "out")]
     words = f"a: {alias} is bert.embeddings.word_embeddings.weight by config.json"
     refused(tmp_path, 4, words, "merge", *paths[:2], "-o", paths[2])
-    words = f"a: config.json says that {alias} is bert.embeddings.word_embeddings.weight"
+    words = f"a: {alias} is bert.embeddings.word_embeddings.weight by config.json"
     refused(tmp_path, 4, words, "align", paths[0], "--to", paths[1], "-o", paths[2])
 
 

@@ -184,6 +184,9 @@ class Family:
     gauges: Mapping[str, str] = field(default_factory=dict)
 
 
+Declare = Callable[[Config], Family]
+
+
 @dataclass(frozen=True, eq=False)
 class Architecture:
     """A registered family: its declaration, (outside `transformers`) how to build the live module, whether the
@@ -192,7 +195,7 @@ class Architecture:
     that does the softmax or the turning of planes so."""
 
     model_type: str
-    declare: Callable[[Config], Family]
+    declare: Declare
     build: Callable[[Mapping[str, Any]], torch.nn.Module] | None = None
     tied: bool = True
     example: Mapping[str, Any] | None = None
@@ -202,18 +205,12 @@ class Architecture:
 ARCHITECTURES: dict[str, Architecture] = {}
 
 
-def architecture(
-    *model_types: str,
-    build: Callable[[Mapping[str, Any]], torch.nn.Module] | None = None,
-    tied: bool = True,
-    example: Mapping[str, Any] | None = None,
-    float32: tuple[str, ...] = (),
-) -> Callable[[Callable[[Config], Family]], Callable[[Config], Family]]:
-    """Register a declaration under the `model_type`s of config.json that it covers; see `Architecture`."""
+def architecture(*model_types: str, **fields: Any) -> Callable[[Declare], Declare]:
+    """Register a declaration under the `model_type`s of config.json that it covers. fields: of `Architecture`."""
 
-    def register(declare: Callable[[Config], Family]) -> Callable[[Config], Family]:
+    def register(declare: Declare) -> Declare:
         for model_type in model_types:
-            ARCHITECTURES[model_type] = Architecture(model_type, declare, build, tied, example, float32)
+            ARCHITECTURES[model_type] = Architecture(model_type, declare, **fields)
         return declare
 
     return register

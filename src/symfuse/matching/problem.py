@@ -36,7 +36,7 @@ from symfuse.model import (
     with_split,
 )
 from symfuse.rewriting import canonical
-from symfuse.rewriting.untie import tied_heads
+from symfuse.rewriting.ties import tied_heads
 from symfuse.spec import Instance, Spec, layer_of
 
 # What makes a pre-norm residual stream rotatable, in place.

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from symfuse.io.live import names_in_memory
+from symfuse.io.names import class_prefix
 from symfuse.spec import Instance, Layout, Spec
 
 
@@ -87,10 +88,10 @@ def input_dim(owner: nn.Module) -> int | None:
 def owners_of(names: Iterable[str], module: nn.Module) -> dict[str, nn.Module]:
     """The module that owns each weight of those names, and is called with its input."""
     modules = _by_weight(module)
-    prefix: Any = getattr(module, "base_model_prefix", "") or ""
+    prefix = class_prefix(module)
     found = {}
     for name in names:
-        for one in (name, f"{prefix}.{name}", name.removeprefix(f"{prefix}.")):
+        for one in (name, prefix + name, name.removeprefix(prefix)):
             owner = modules.get(one)
             # Of torch's attention the input projection is called as the module itself, and the output one not at all.
             if owner is not None and type(owner).__name__ != "NonDynamicallyQuantizableLinear":

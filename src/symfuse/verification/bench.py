@@ -12,6 +12,7 @@ from torch import Tensor
 from symfuse.alignment import Alignment
 from symfuse.errors import CheckpointError, IncompatibleError
 from symfuse.io import Checkpoint, TensorInfo
+from symfuse.io.lazy import Rewritten, Rule
 from symfuse.io.memory import budget
 from symfuse.messages import first_line, some
 from symfuse.model import Model, as_declared
@@ -26,26 +27,10 @@ WORDS = 2048
 LAYERWISE = ", layer by layer"
 
 
-class _FirstRows(Mapping[str, Tensor]):
-    """The tensors of a model, some without their last rows. infos: what they are."""
-
-    def __init__(self, whole: Checkpoint, infos: Mapping[str, TensorInfo]) -> None:
-        self.whole = whole
-        self.infos = infos
-
-    def __getitem__(self, name: str) -> Tensor:
-        info = self.infos[name]
-        return self.whole[name] if info == self.whole.info(name) else self.wide(name).to(info.dtype)
-
-    def wide(self, name: str) -> Tensor:
-        info = self.infos[name]
-        return self.whole.part(name, 0, info.numel).reshape(info.shape)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.infos)
-
-    def __len__(self) -> int:
-        return len(self.infos)
+def _first_rows(whole: Checkpoint, name: str, rows: int) -> Rule:
+    """A tensor without its last rows."""
+    info = TensorInfo(whole.info(name).dtype, (rows, *whole.info(name).shape[1:]))
+    return Rule(info, lambda: whole.part(name, 0, info.numel).reshape(info.shape))
 
 
 class Bench:
@@ -95,10 +80,9 @@ class Bench:
             return checkpoint
         self.what += f", on {WORDS} of a vocabulary of {size}"
         ids = {key: n % WORDS for key, n in checkpoint.config.items() if key.endswith("_token_id") and type(n) is int}
-        infos = {name: checkpoint.info(name) for name in checkpoint}
-        infos |= {file: TensorInfo(infos[file].dtype, (WORDS, *infos[file].shape[1:])) for file in of if file in infos}
+        rules = {name: _first_rows(checkpoint, name, WORDS) if name in of else name for name in checkpoint}
         config = {**checkpoint.config, **ids, "vocab_size": WORDS}
-        return checkpoint.replace(tensors=_FirstRows(checkpoint, infos), config=config, infos=infos)
+        return checkpoint.replace(tensors=Rewritten(checkpoint, rules), config=config)
 
     def run(self, checkpoint: Checkpoint, alignment: Alignment | None = None) -> list[Outputs]:
         """The outputs of a checkpoint on each of the inputs; of a moved one on inputs that are moved along."""

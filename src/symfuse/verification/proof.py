@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +14,8 @@ from torch import Tensor
 from symfuse.alignment import Alignment
 from symfuse.errors import VerificationError
 from symfuse.io import Checkpoint
+from symfuse.io.lazy import Rewritten, Rule
+from symfuse.messages import shown
 from symfuse.verification.bench import Bench, moved
 from symfuse.verification.comparison import TOLERANCE, Verification
 from symfuse.verification.outputs import Outputs, worst
@@ -25,6 +29,19 @@ class Proof:
     exact: Verification
     rounding: float
     rounded_to: str
+
+    __repr__, _repr_html_ = shown(
+        lambda self: {
+            "largest relative difference": float(self.exact.worst),
+            "rounding": float(self.rounding),
+            "rounded to": self.rounded_to,
+            "inputs": self.exact.inputs,
+        }
+    )
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON: the exact comparison, and what rounding changes."""
+        return self.exact.to_dict() | {"rounding": self.rounding, "rounded_to": self.rounded_to}
 
 
 def prove(
@@ -50,7 +67,7 @@ def prove(
     errors = worst(expected, bench.run(alignment(wide), alignment))
     exact = Verification(errors, TOLERANCE[bench.computed_in], bench.what)
     if not exact.equal:
-        nudged = bench.run(wide.replace(tensors=_Nudged(wide)))
+        nudged = bench.run(_nudged(wide))
         own = worst(expected, [moved(outputs, alignment) for outputs in nudged])[exact.worst_output]
         raise VerificationError(f"{exact.difference(f'{source.name} after alignment')}{_hint(exact.worst, own)}")
     stored = Verification(worst(expected, bench.run(alignment(source), alignment)), math.inf, bench.what)
@@ -62,25 +79,19 @@ def prove(
 _MAGNIFIED = 100
 
 
-class _Nudged(Mapping[str, Tensor]):
-    """The tensors of a model in float64 with the last bit of every weight changed at random."""
+def _nudged(wide: Checkpoint) -> Checkpoint:
+    """A model in float64 with the last bit of every weight changed at random."""
 
-    def __init__(self, wide: Checkpoint) -> None:
-        self.wide = wide
-        self.seeds = {name: seed for seed, name in enumerate(wide)}
-
-    def __getitem__(self, name: str) -> Tensor:
-        t = self.wide[name]
-        if not t.is_floating_point():
-            return t
-        rng = torch.Generator().manual_seed(self.seeds[name])
+    def nudged(name: str, seed: int) -> Tensor:
+        t = wide[name]
+        rng = torch.Generator().manual_seed(seed)
         return t * (1 + torch.finfo(t.dtype).eps * torch.randint(-1, 2, t.shape, generator=rng, dtype=t.dtype))
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.seeds)
-
-    def __len__(self) -> int:
-        return len(self.seeds)
+    rules = {
+        name: Rule(info, partial(nudged, name, seed)) if info.dtype.is_floating_point else name
+        for seed, (name, info) in enumerate(wide.infos.items())
+    }
+    return wide.replace(tensors=Rewritten(wide, rules))
 
 
 def _hint(found: float, own: float) -> str:
