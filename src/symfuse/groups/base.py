@@ -272,7 +272,7 @@ class Group(ABC):
         return hash(self.name)
 
     def usual(self) -> Group:
-        """The subgroup from which matching takes elements, unless it is told which."""
+        """The subgroup from which matching takes elements by default."""
         return self
 
     def without_scaling(self) -> Group:
