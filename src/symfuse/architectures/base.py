@@ -182,6 +182,10 @@ class Family:
     stacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     gauges: Mapping[str, str] = field(default_factory=dict)
 
+    def plus(self, **more: Mapping[str, Any]) -> Family:
+        """The family with more axes, tensors, reads and so on, which replace those of the same names."""
+        return replace(self, **{name: {**getattr(self, name), **fields} for name, fields in more.items()})
+
 
 Declare = Callable[[Config], Family]
 
