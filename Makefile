@@ -29,10 +29,10 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 table: $(READY) moved
-	$(TEST_ENV) $(BIN)/python tests/contract/table.py
+	$(TEST_ENV) PYTHONPATH=tests $(BIN)/python -m contract.table
 
 moved: $(READY)
-	$(TEST_ENV) $(BIN)/python tests/contract/moved.py
+	$(TEST_ENV) PYTHONPATH=tests $(BIN)/python -m contract.moved
 
 # Every benchmark's data are kept as it is done; some of them: make bench NAMES="attention merging"
 bench: $(READY)

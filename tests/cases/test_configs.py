@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import MODELS, case, real
 
+from contract.tiny import MODELS, case, real
 from symfuse import api
 from symfuse.errors import IncompatibleError, LayoutError, SpecError
 from symfuse.io import Checkpoint

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from tiny import GPT2, MODELS
-from tiny import of as declared_of
 from torch import Tensor, nn
 
+from contract.tiny import GPT2, MODELS
+from contract.tiny import of as declared_of
 from merged import merge_models
 from recipes.llama import UNKNOWN
 from symfuse.errors import IncompatibleError, SpecError

@@ -14,9 +14,9 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from tiny import DECODER, MODELS, VISION, case, model_of, real
 
 from command import done
+from contract.tiny import DECODER, MODELS, VISION, case, model_of, real
 from symfuse import adapters
 from symfuse.architectures import ARCHITECTURES
 from symfuse.io import open as open_checkpoint

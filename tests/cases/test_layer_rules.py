@@ -12,11 +12,11 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from tiny import DECODER, GEMMA, QWEN_MIXTURE, T5, randomise
 from torch import nn
 
 import symfuse
 from command import run as command
+from contract.tiny import DECODER, GEMMA, QWEN_MIXTURE, T5, randomise
 from symfuse.errors import IncompatibleError, SymfuseError
 
 ORDER = [0, 1, 1, 2, 3]  # of slices [0, 2] and [1, 4]

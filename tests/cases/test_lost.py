@@ -17,7 +17,6 @@ import torch
 import symfuse
 from cases.disks import small_disk
 from command import everything, run
-from recipes.llama import llama
 from symfuse.cli.results import check_result
 from symfuse.errors import CheckpointError, OutputError
 from symfuse.evaluation.landscape import _Journal
@@ -31,14 +30,6 @@ ALIGN = ("align", "a", "--to", "b", "-o", "out", "--axes", "residual", "--anchor
 
 def model(value: float = 1.0, rows: int = 3) -> Checkpoint:
     return Checkpoint({f"w{i}": torch.full((rows, 5), value + i) for i in range(4)}, {"model_type": "x"}, name="x")
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("lost")
-    llama(root / "a", 0)
-    llama(root / "b", 1)
-    return root
 
 
 @pytest.fixture

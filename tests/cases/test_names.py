@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from tiny import DEBERTA, ELECTRA, TEXT, VISION, case, encoder, hf
 from torch import Tensor
 
+from contract.tiny import DEBERTA, ELECTRA, TEXT, VISION, case, encoder, hf
 from symfuse.alignment import Alignment, random_alignment
 from symfuse.architectures import resolve
 from symfuse.errors import (

@@ -15,20 +15,11 @@ import pytest
 import torch
 
 from command import everything, run
-from recipes.llama import llama
 from symfuse import signals
 from symfuse.executors import Threads
-from symfuse.io import Checkpoint
+from symfuse.io import Checkpoint, readahead
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("signals")
-    llama(root / "a", 0)
-    llama(root / "b", 1)
-    return root
 
 
 def child(code: str, *args: str) -> subprocess.CompletedProcess[str]:
@@ -244,7 +235,7 @@ def test_d44_reading_ahead_is_optional(models: Path, tmp_path: Path, monkeypatch
     monkeypatch.setattr(
         threading.Thread, "start", lambda self: (no_thread if self.name == "read ahead" else start)(self)
     )
-    assert ahead.read_ahead([str(models / "a")]) is None
+    assert readahead.read_ahead([str(models / "a")]) is None
     result = run("merge", str(models / "a"), str(models / "b"), "-o", str(tmp_path / "out"), "-q")
     assert result.exit_code == 0, result.output
 

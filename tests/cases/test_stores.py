@@ -19,27 +19,17 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 import symfuse
 from command import done, everything, run
-from recipes.llama import llama
 from symfuse.errors import CheckpointError, OptionError, SymfuseError, masked
 from symfuse.io.remote import Remote
 
 SECRET = "pa55-w0rd"
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("stores")
-    for seed, name in enumerate("ab"):
-        llama(root / name, seed)
-    symfuse.open(root / "a").save(root / "shards", max_shard_size="60KB")
-    return root
-
-
 @pytest.fixture
-def store(models: Path) -> Iterator[MemoryFileSystem]:
+def store(sharded: Path) -> Iterator[MemoryFileSystem]:
     store = MemoryFileSystem()
     for name in "ab":
-        for path in (models / name).iterdir():
+        for path in (sharded / name).iterdir():
             store.pipe_file(f"/{SECRET}@host/{name}/{path.name}", path.read_bytes())
     yield store
     store.rm("/", recursive=True)
@@ -96,9 +86,9 @@ def served(folder: Path, handler: type[WholeFiles]) -> Iterator[str]:
 
 @pytest.mark.parametrize("handler", [Ranges, Unlisted])
 @pytest.mark.parametrize("name", ["a", "shards"])
-def test_d33_a_model_on_a_web_server(models: Path, handler: type[WholeFiles], name: str) -> None:
-    with served(models, handler) as url:
-        there, here = symfuse.open(f"{url}/{name}"), symfuse.open(models / name)
+def test_d33_a_model_on_a_web_server(sharded: Path, handler: type[WholeFiles], name: str) -> None:
+    with served(sharded, handler) as url:
+        there, here = symfuse.open(f"{url}/{name}"), symfuse.open(sharded / name)
         assert list(there) == list(here)
         for one in here:
             assert torch.equal(there[one], here[one])
@@ -106,12 +96,12 @@ def test_d33_a_model_on_a_web_server(models: Path, handler: type[WholeFiles], na
         assert there.companions() == here.companions()
 
 
-def test_d33_a_merge_from_a_web_server(models: Path, tmp_path: Path) -> None:
+def test_d33_a_merge_from_a_web_server(sharded: Path, tmp_path: Path) -> None:
     """The URL has a password and a token, which nobody sees."""
-    with served(models, Unlisted) as url:
+    with served(sharded, Unlisted) as url:
         given = url.replace("http://", f"http://user:{SECRET}@") + f"/a?token={SECRET}"
-        result = done("merge", given, str(models / "b"), "-o", str(tmp_path / "out"))
-    done("merge", str(models / "a"), str(models / "b"), "-o", str(tmp_path / "same"), "-q")
+        result = done("merge", given, str(sharded / "b"), "-o", str(tmp_path / "out"))
+    done("merge", str(sharded / "a"), str(sharded / "b"), "-o", str(tmp_path / "same"), "-q")
     name = "model.safetensors"
     assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "same" / name).read_bytes()
     assert SECRET not in result.output
@@ -119,19 +109,19 @@ def test_d33_a_merge_from_a_web_server(models: Path, tmp_path: Path) -> None:
     assert "***@127.0.0.1" in (tmp_path / "out" / "symfuse.json").read_text()
 
 
-def test_d33_a_server_that_ignores_ranges(models: Path, tmp_path: Path) -> None:
-    with served(models, WholeFiles) as url:
+def test_d33_a_server_that_ignores_ranges(sharded: Path, tmp_path: Path) -> None:
+    with served(sharded, WholeFiles) as url:
         with pytest.raises(CheckpointError, match=r"model\.safetensors.* range") as caught:
             symfuse.open(f"{url}/a")
         assert "struct" not in str(caught.value)
         assert "download it first" in str(caught.value)
         assert "block_size" not in str(caught.value)
-        result = run("merge", f"{url}/a", str(models / "b"), "-o", str(tmp_path / "out"))
+        result = run("merge", f"{url}/a", str(sharded / "b"), "-o", str(tmp_path / "out"))
         assert result.exit_code == 3
         with pytest.raises(CheckpointError, match="does not exist; check the URL"):
             symfuse.open(f"{url}/nobody")
         with pytest.raises(OptionError, match="nothing can be written to a web server"):
-            symfuse.open(models / "a").save(f"{url}/out")
+            symfuse.open(sharded / "a").save(f"{url}/out")
     with pytest.raises(SymfuseError, match=r"cannot be read: .*Cannot connect"):
         symfuse.open(f"{url}/a")
 
@@ -158,29 +148,29 @@ class Endless(Unlisted):
 
 
 @pytest.mark.parametrize("endless", ["/a/config.json", "/a/tokenizer.json", "/a/"])
-def test_d33_a_file_without_end(models: Path, monkeypatch: pytest.MonkeyPatch, endless: str) -> None:
+def test_d33_a_file_without_end(sharded: Path, monkeypatch: pytest.MonkeyPatch, endless: str) -> None:
     """It is read to the limit, here of 2 MB, whichever file of the model it is; what is no larger is read."""
     monkeypatch.setattr("symfuse.io.remote.LARGEST", 2_000_000)
     handler = type("Handler", (Endless,), {"endless": endless})
-    with served(models, handler) as url:
+    with served(sharded, handler) as url:
         if endless == "/a/":  # then the usual names are asked for
-            assert list(symfuse.open(f"{url}/a")) == list(symfuse.open(models / "a"))
+            assert list(symfuse.open(f"{url}/a")) == list(symfuse.open(sharded / "a"))
         elif endless == "/a/config.json":
             with pytest.raises(CheckpointError, match=r"config\.json has more than 2 MB.*download it first"):
                 symfuse.open(f"{url}/a")
         else:
             with pytest.raises(OSError, match=r"tokenizer\.json has more than 2 MB.*download it first"):
                 (Remote(f"{url}/a") / "tokenizer.json").read_bytes()
-        monkeypatch.setattr("symfuse.io.remote.LARGEST", (models / "a" / "config.json").stat().st_size)
-        assert (Remote(f"{url}/b") / "config.json").read_bytes() == (models / "b" / "config.json").read_bytes()
-        monkeypatch.setattr("symfuse.io.remote.LARGEST", (models / "a" / "config.json").stat().st_size - 1)
+        monkeypatch.setattr("symfuse.io.remote.LARGEST", (sharded / "a" / "config.json").stat().st_size)
+        assert (Remote(f"{url}/b") / "config.json").read_bytes() == (sharded / "b" / "config.json").read_bytes()
+        monkeypatch.setattr("symfuse.io.remote.LARGEST", (sharded / "a" / "config.json").stat().st_size - 1)
         with pytest.raises(OSError, match=r"config\.json has more than"):
             (Remote(f"{url}/b") / "config.json").read_bytes()
     assert handler.sent < 50_000_000
 
 
 @pytest.mark.parametrize(("status", "words"), [(500, "500"), (503, "503"), (302, "TooManyRedirects")])
-def test_d33_a_server_that_fails_is_not_said_to_lack_the_model(models: Path, status: int, words: str) -> None:
+def test_d33_a_server_that_fails_is_not_said_to_lack_the_model(sharded: Path, status: int, words: str) -> None:
     class Failing(Unlisted):
         def send_head(self) -> None:
             self.send_response(status)
@@ -190,13 +180,13 @@ def test_d33_a_server_that_fails_is_not_said_to_lack_the_model(models: Path, sta
         def do_GET(self) -> None:
             self.send_head()
 
-    with served(models, Failing) as url, pytest.raises(CheckpointError, match=f"cannot be read: .*{words}") as caught:
+    with served(sharded, Failing) as url, pytest.raises(CheckpointError, match=f"cannot be read: .*{words}") as caught:
         symfuse.open(f"{url}/a")
     assert "does not exist" not in str(caught.value)
     assert f"{url}/a" in str(caught.value)
 
 
-def test_d33_a_server_that_is_silent(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_d33_a_server_that_is_silent(sharded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ended = threading.Event()
 
     class Silent(Unlisted):
@@ -207,7 +197,7 @@ def test_d33_a_server_that_is_silent(models: Path, monkeypatch: pytest.MonkeyPat
             self.do_GET()
 
     monkeypatch.setattr("symfuse.io.remote.SILENCE", 0.2)
-    with served(models, Silent) as url:
+    with served(sharded, Silent) as url:
         try:
             with pytest.raises(CheckpointError, match=f"{url}/a cannot be read: .*imeout"):
                 symfuse.open(f"{url}/a")

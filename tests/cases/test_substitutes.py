@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from command import everything, run
-from recipes.llama import llama
 from symfuse.alignment import Alignment
 from symfuse.errors import CheckpointError, DataError
 from symfuse.evaluation.data.reading import read_records
@@ -24,18 +23,9 @@ from symfuse.transporting.files import read_arrays
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"4" * 64 + b"\nsize 17209920\n"
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("substitutes")
-    for seed, name in enumerate("ab"):
-        llama(root / name, seed)
-    open_checkpoint(root / "a").save(root / "shards", max_shard_size="60KB")
-    return root
-
-
 @pytest.fixture
-def place(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    shutil.copytree(models, tmp_path, dirs_exist_ok=True)
+def place(sharded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copytree(sharded, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import torch
 import transformers
-from tiny import MODELS, case
 
+from contract.tiny import MODELS, case
 from symfuse.alignment import random_alignment
 from symfuse.spec import anatomy
 

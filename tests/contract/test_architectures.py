@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from tiny import EXACT, MODELS, Case, case, marked, model_of, moving
 
+from contract.tiny import EXACT, MODELS, Case, case, marked, model_of, moving
 from symfuse.alignment import Alignment, random_alignment
 from symfuse.architectures import ARCHITECTURES, resolve
 from symfuse.errors import SpecError

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from moved import PAGE
-from tiny import MODELS, case, marked
 
 from command import done, run
+from contract.moved import PAGE
+from contract.tiny import MODELS, case, marked
 from symfuse.architectures import ARCHITECTURES
 from symfuse.reports.families import families, markdown, reasons, rows
 

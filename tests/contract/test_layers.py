@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-import tiny
 from torch import nn
 
+from contract import tiny
 from symfuse import api
 from symfuse.errors import IncompatibleError
 from symfuse.io import Checkpoint

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny import EXACT, Case, case
 from torch import Tensor
 
+from contract.tiny import EXACT, Case, case
 from symfuse.alignment import Alignment, random_alignment
 from symfuse.architectures.feed_forward import neurons
 from symfuse.errors import IncompatibleError, SpecError, SymmetryError

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 from test_must_fail import BROKEN, acting, applied, changed, rewritten
-from tiny import EXACT, Case, case, moving
 
+from contract.tiny import EXACT, Case, case, moving
 from symfuse.alignment import Alignment
 from symfuse.errors import IncompatibleError, SymmetryError
 from symfuse.groups import (

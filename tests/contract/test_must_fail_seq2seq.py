@@ -9,8 +9,8 @@ import pytest
 import torch
 import transformers
 from test_must_fail import BROKEN, acting, undeclared
-from tiny import EXACT, case, moving
 
+from contract.tiny import EXACT, case, moving
 from symfuse.alignment import Alignment
 from symfuse.groups import Orthogonal, Permutation, Scaling, Signed
 from symfuse.io import Checkpoint

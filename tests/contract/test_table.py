@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from table import COLUMNS, cells, in_all_or_some, measure
-from tiny import MODELS, case
+from contract.table import COLUMNS, cells, in_all_or_some, measure
+from contract.tiny import MODELS, case
 
 
 def test_every_axis_of_the_columns_is_moved_in_some_model() -> None:

@@ -463,6 +463,18 @@ def test_c74_masks_of_blocks_and_models_differ(name: str) -> None:
     assert not torch.equal(*twice)
 
 
+@pytest.mark.parametrize("name", RANDOM)
+def test_masks_of_two_models_of_one_name_differ(name: str) -> None:
+    """They are told apart by their places: else all that one keeps is what the other keeps."""
+    ones = torch.ones(8, 64)
+    names, zeros = ("checkpoint", "checkpoint"), torch.zeros(8, 64)
+    kept = [
+        run(name, zeros, [ones, ones], names=names, density=[0.5, 0.5], weight=weight)
+        for weight in ([1.0, 0.0], [0.0, 1.0])
+    ]
+    assert not torch.equal(*kept)
+
+
 # ---- limits
 
 PLAIN = ["task_arithmetic", *TRIMMED, *RANDOM]

@@ -13,8 +13,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny import Case, case, marked, model_of, moving, real
 
+from contract.tiny import MODELS as ALL
+from contract.tiny import Case, case, marked, model_of, moving, real
 from symfuse.alignment import Alignment
 from symfuse.groups import Group
 from symfuse.model import Model
@@ -195,8 +196,6 @@ def test_every_slip_is_noticed(label: str) -> None:
 
 
 def test_every_family_is_mutated() -> None:
-    from tiny import MODELS as ALL
-
     assert {model_of(label).spec.family for label in ALL} - {model_of(label).spec.family for label in MODELS} == {
         "xlm-roberta",  # declared as roberta, by the same function
         "camembert",

@@ -591,6 +591,15 @@ def test_sign_against_both() -> None:
     assert found == {-1.0, 1.0}
 
 
+@pytest.mark.parametrize("group", [Sign(), Signed()], ids=["sign", "signed"])
+def test_what_speaks_for_neither_sign_keeps_it(group: Group) -> None:
+    """Dead units, whose cross-Gram is zero: none is flipped."""
+    none = torch.zeros(2, 4, 4, dtype=torch.float64)
+    found = group.best({"primal": Moments(none, none, none)})
+    assert isinstance(found, Monomial)
+    assert found.scale is None or bool((found.scale == 1).all())
+
+
 def best_pair(features: Features, i: int, j: int, sign: float = 1.0) -> float:
     """The least cost of putting source unit j in the place of unit i of the anchor, over all scales of that sign."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -65,14 +66,39 @@ def llama(
     rows: int = VOCABULARY,
     **options: Any,
 ) -> Path:
-    """A Llama with random weights in a folder, with tokenizer, chat template and generation config."""
+    """A Llama with random weights in a folder, with tokenizer, chat template and generation config. What is asked for
+    again is copied."""
+    asked = (seed, layers, dtype, tuple(pieces), tuple(added), template, rows, repr(sorted(options.items())))
+    if asked not in MADE:
+        with TemporaryDirectory() as made:
+            _write(Path(made), seed, layers, dtype, pieces, added, template, rows, options)
+            MADE[asked] = {path.name: path.read_bytes() for path in Path(made).iterdir()}
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, data in MADE[asked].items():
+        (folder / name).write_bytes(data)
+    return folder
+
+
+MADE: dict[tuple[object, ...], dict[str, bytes]] = {}
+
+
+def _write(
+    folder: Path,
+    seed: int,
+    layers: int,
+    dtype: torch.dtype,
+    pieces: Sequence[str],
+    added: Sequence[str],
+    template: str | None,
+    rows: int,
+    options: Mapping[str, Any],
+) -> None:
     config = transformers.LlamaConfig(**{**SIZES, "num_hidden_layers": layers, "vocab_size": rows, **options})
     model = transformers.LlamaForCausalLM(config)
     randomise(model, seed)
     model.generation_config.max_new_tokens = 7 + seed
     model.to(dtype).save_pretrained(folder)
     write_tokenizer(folder, pieces, added, template)
-    return folder
 
 
 def unknown(folder: Path, seed: int, **options: Any) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,11 @@ import pytest
 import torch
 from torch import nn
 
+from contract.tiny import MODELS
 from symfuse import api
 from symfuse.alignment import Alignment, random_alignment
 from symfuse.evaluation import Score, barrier, landscape
 from symfuse.reports import alignment_run
-
-sys.path.append(str(Path(__file__).parents[1] / "contract"))
 
 EVIL = "</script><script>alert(1)</script>"
 
@@ -39,8 +37,6 @@ A, MOVED, B = Vector(2, 0, 0), Vector(2, 0.5, 1), Vector(0, 0, 0)
 
 @pytest.fixture(scope="session")
 def alignment() -> Alignment:
-    from tiny import MODELS
-
     source, anchor = MODELS["bert"](0), MODELS["bert"](1)
     found = api.match(source, anchor, axes="attention,ffn")
     return Alignment(found.spec, found.elements, found.shifts, dict(found.provenance))
@@ -49,8 +45,6 @@ def alignment() -> Alignment:
 @pytest.fixture(scope="session")
 def documents(alignment: Alignment) -> dict[str, dict[str, Any]]:
     """By kind, what the verbs write."""
-    from tiny import MODELS
-
     source, anchor = MODELS["bert"](0), MODELS["bert"](1)
     proof = {
         "equal": True,

@@ -18,7 +18,7 @@ from symfuse import api
 from symfuse.alignment import random_alignment
 from symfuse.errors import CheckpointError
 from symfuse.evaluation.distance import Distance, Gap, Piece
-from symfuse.matching.chosen import ROTATABLE
+from symfuse.matching.problem import ROTATABLE
 from symfuse.model import Model
 from symfuse.reports import distances
 from symfuse.reports.charts import curve_chart, distance_bars, reordering_chart, share_map, turn_chart

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 from click.testing import CliRunner
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from PIL import Image
 
 from report.reading import broken
@@ -43,10 +38,11 @@ def test_all_figures_of_a_run(runs: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("form", "magic"), [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")])
 def test_formats_and_that_files_are_the_same_each_time(runs: Path, tmp_path: Path, form: str, magic: bytes) -> None:
-    (first,) = [path for path in plot([runs / "barrier.json"], tmp_path / "1", form) if path.stem == "barrier"]
-    again = [path for path in plot([runs / "barrier.json"], tmp_path / "2", form) if path.stem == "barrier"]
+    inputs = [runs / "barrier.json", runs / "landscape.json"]
+    written, again = (plot(inputs, tmp_path / name, form) for name in "12")
+    first = next(path for path in written if path.stem == "barrier")
     assert first.read_bytes().startswith(magic)
-    assert first.read_bytes() == again[0].read_bytes()
+    assert [path.read_bytes() for path in written] == [path.read_bytes() for path in again]
     if form == "png":
         with Image.open(first) as image:
             assert image.width == pytest.approx(COLUMN * 300, abs=2)
@@ -68,46 +64,40 @@ def test_errors(runs: Path, tmp_path: Path) -> None:
         plot([runs / "barrier.json"], tmp_path / "file", "svg")
 
 
-# -- what they show --------------------------------------------------------------------------------
+# -- what they show: of what these share with the page, the tests are there ---------------------------
 
 Documents = dict[str, dict[str, Any]]
+Values = list[dict[str, Any]]
 
 
 def of(run: dict[str, Any]) -> Collected:
     return Collected({kind: [run] if kind == run["kind"] else [] for kind in SHAPES}, {})
 
 
-def drawn(found: Collected, name: str) -> Axes:
-    """The axes of a figure, with a way to look at them."""
-    draw = next(draw for one, _, draw in figures(found) if one == name)
-    axes: Axes = Figure().add_subplot()
-    draw(axes)
-    return axes
+def drawn(found: Collected, name: str) -> dict[str, Any]:
+    return next(spec for one, spec in figures(found) if one == name)
 
 
-def heights(ax: Axes) -> list[list[float]]:
-    return [[bar.get_height() for bar in container] for container in ax.containers]  # type: ignore[attr-defined]
+def values(found: Collected, name: str) -> Values:
+    data: Values = drawn(found, name)["data"]["values"]
+    return data
 
 
 @pytest.mark.parametrize("key", ["axis", "layer"])
 def test_bars(key: str, documents: Documents) -> None:
     rows = documents["distance"][f"by_{key}"]
-    ax = drawn(of(documents["distance"]), f"distance-by-{key}")
-    assert heights(ax) == [[row["before"] for row in rows], [row["after"] for row in rows]]
-    assert [container.get_label() for container in ax.containers] == ["before", "after"]
-    assert [text.get_text() for text in ax.get_xticklabels()] == [str(row[key]).replace("-1", "none") for row in rows]
+    bars = values(of(documents["distance"]), f"distance-by-{key}")
+    assert [(bar["part"], bar["when"], bar["value"]) for bar in bars] == [
+        (str(row[key]).replace("-1", "none"), when, row[when]) for row in rows for when in ("before", "after")
+    ]
 
 
 def test_shares_are_at_their_places(documents: Documents) -> None:
-    ax = drawn(of(documents["distance"]), "distance-left")
-    grid = ax.images[0].get_array()
-    layers = [text.get_text() for text in ax.get_xticklabels()]
-    axes = [text.get_text() for text in ax.get_yticklabels()]
+    tiles = values(of(documents["distance"]), "distance-left")
     rows = documents["distance"]["by_layer_and_axis"]
-    for row in rows:
-        place = axes.index(row["axis"]), layers.index("none" if row["layer"] == -1 else str(row["layer"]))
-        assert grid[place] == row["share"]
-    assert np.isfinite(np.ma.filled(grid, np.nan)).sum() == len(rows)
+    assert {(tile["axis"], tile["layer"]): tile["share"] for tile in tiles} == {
+        (row["axis"], "none" if row["layer"] == -1 else str(row["layer"])): row["share"] for row in rows
+    }
 
 
 @pytest.mark.parametrize("empty", ["by_axis", "by_layer", "by_layer_and_axis"])
@@ -122,62 +112,55 @@ def test_curves_run_from_the_anchor_to_the_source(documents: Documents) -> None:
         ("barrier", lambda point: point["loss"]),
         ("barrier-accuracy", lambda point: point["metrics"]["accuracy"]),
     ):
-        lines = {line.get_label(): line for line in drawn(of(run), name).lines}
+        points = values(of(run), name)
         for curve in run["curves"]:
-            line = lines[curve["name"]]
-            assert list(line.get_xdata()) == [point["at"] for point in curve["points"]]
-            assert list(line.get_ydata()) == [value(point) for point in curve["points"]]
-            assert line.get_ydata()[0] != line.get_ydata()[-1]
+            line = [(one["at"], one["value"]) for one in points if one["alignment"] == curve["name"]]
+            assert line == [(point["at"], value(point)) for point in curve["points"]]
+            assert line[0][1] != line[-1][1]
 
 
 def test_every_metric_of_any_curve_has_its_figure(documents: Documents) -> None:
     points = [{**point, "metrics": {"loss": point["at"]}} for point in documents["barrier"]["curves"][1]["points"]]
     found = of(broken(documents["barrier"], "curves", 1, "points", value=points))
-    assert {name for name, _, _ in figures(found)} == {"barrier", "barrier-accuracy", "barrier-b-f1--b", "barrier-loss"}
-    ax = drawn(found, "barrier-loss")
-    assert (ax.get_ylabel(), drawn(found, "barrier").get_ylabel()) == ("metric loss", "loss (nats)")
-    first, second = ax.lines
-    assert np.isnan(first.get_ydata()).all()
-    assert list(second.get_ydata()) == [point["at"] for point in points]
+    assert {name for name, _ in figures(found)} == {"barrier", "barrier-accuracy", "barrier-b-f1--b", "barrier-loss"}
+    titles = [drawn(found, name)["encoding"]["y"]["title"] for name in ("barrier-loss", "barrier")]
+    assert titles == ["metric loss", "loss (nats)"]
+    first, second = (curve["name"] for curve in documents["barrier"]["curves"])
+    line = [(one["alignment"], one["value"]) for one in values(found, "barrier-loss")]
+    assert {value for name, value in line if name == first} == {None}
+    assert [value for name, value in line if name == second] == [point["at"] for point in points]
 
 
-def test_the_plane_is_not_turned(documents: Documents) -> None:
-    run = copy.deepcopy(documents["landscape"])
-    run["ys"], run["loss"] = run["ys"][:5], run["loss"][:5]
-    run["metrics"] = {}
-    ax = drawn(of(run), "landscape")
-    mesh = ax.collections[0]
-    assert np.array_equal(np.ma.filled(mesh.get_array(), np.nan), np.array(run["loss"]))
-    corners = mesh.get_coordinates()  # type: ignore[attr-defined]
-    assert np.allclose(corners[0, :-1, 0] + corners[0, 1:, 0], 2 * np.array(run["xs"]))
-    assert np.allclose(corners[:-1, 0, 1] + corners[1:, 0, 1], 2 * np.array(run["ys"]))
-    marks = [line.get_xydata()[0].tolist() for line in ax.lines]
-    assert marks == [[model["x"], model["y"]] for model in run["models"]]
-
-
-def test_lines_are_where_their_losses_are(documents: Documents) -> None:
-    run = copy.deepcopy(documents["landscape"])
-    run["loss"] = [[x + 0.5 * y for x in run["xs"]] for y in run["ys"]]
-    run["metrics"] = {}
-    lines = drawn(of(run), "landscape").collections[1]
-    found = 0
-    for level, path in zip(lines.levels, lines.get_paths(), strict=True):  # type: ignore[attr-defined]
-        assert np.allclose(path.vertices[:, 0] + 0.5 * path.vertices[:, 1], level)
-        found += len(path.vertices)
-    assert found > 20
+def test_the_models_of_a_plane_are_named_below_it(documents: Documents) -> None:
+    run = documents["landscape"]
+    spec = drawn(of(run), "landscape")
+    names = [f"{key}: {one['name']}" for key, one in zip("BC", run["models"][1:], strict=True)]
+    assert spec["title"]["text"][1:] == names
+    models = spec["layer"][-1]["data"]["values"]
+    assert [(one["key"], one["x"], one["y"]) for one in models] == [
+        (key, one["x"], one["y"]) for key, one in zip("ABC", run["models"], strict=True)
+    ]
 
 
 def test_permutations_and_rotations_are_at_their_places(runs: Path) -> None:
     found = collect([runs / "alignment-2.safetensors"])
     one = correspondence(next(iter(found.elements.values())))
-    index = one.reorderings["ffn"][1].index
-    ax = drawn(found, "permutation-ffn-layer-1")
-    assert (ax.get_xlabel(), ax.get_ylabel()) == ("neuron of the source", "neuron of the anchor")
-    image = ax.images[0]
-    assert np.array_equal(np.argwhere(image.get_array())[:, 1], index.numpy())
-    assert list(image.get_extent()) == [0, 29, 29, 0]  # the first of the anchor is at the top
-    assert not torch.equal(index[index], torch.arange(len(index)))
-    ax = drawn(found, "rotation-qk")
-    assert (ax.get_xlabel(), ax.get_ylabel()) == ("head", "layer")
-    for turn in one.turns["qk"]:
-        assert ax.images[0].get_array()[turn.layer, int(turn.at)] == turn.degrees
+    reordering = one.reorderings["ffn"][1]
+    spec = drawn(found, "permutation-ffn-layer-1")
+    assert spec["title"] == f"Neurons (ffn), layer 1: {reordering.moved} of 29 moved"
+    assert spec["encoding"]["y"]["scale"]["reverse"]  # the first of the anchor is at the top
+    places = {cell["y"]: cell["x"] for cell in spec["data"]["values"]}
+    assert places == dict(enumerate(reordering.index.tolist()))
+    turned = drawn(found, "rotation-qk")
+    assert turned["title"] == "Queries and keys (qk)"
+    tiles = {(tile["layer"], tile["at"]): tile["degrees"] for tile in turned["data"]["values"]}
+    assert tiles == {(str(turn.layer), turn.at): turn.degrees for turn in one.turns["qk"]}
+
+
+@pytest.mark.parametrize("name", ["landscape", "barrier"])
+def test_the_look_of_the_page_is_the_look_of_the_figure(runs: Path, tmp_path: Path, name: str) -> None:
+    plot([runs / f"{name}.json"], tmp_path, "svg")
+    text = (tmp_path / f"{name}.svg").read_text("utf-8")
+    assert 'width="237.6pt"' in text
+    assert {"landscape": "#d55e00", "barrier": "#0072b2"}[name] in text  # of the page's style sheet
+    assert "$" not in re.sub(r">[^<]*<", "", text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
+import threading
 from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -190,7 +191,7 @@ class Family:
 Declare = Callable[[Config], Family]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Architecture:
     """A registered family: its declaration, (outside `transformers`) how to build the live module, whether the
     output head is the embedding where config.json does not say, and (outside `transformers`) an example of a config.
@@ -246,10 +247,25 @@ def declaration(config: Mapping[str, Any], names: Collection[str], where: str) -
 
 
 def resolve(config: Mapping[str, Any], names: Iterable[str], where: str = "checkpoint") -> Spec:
-    """The Spec of a checkpoint with these config and tensor names (its shapes are checked by Spec.check)."""
+    """The Spec of a checkpoint with these config and tensor names (its shapes are checked by Spec.check): the same
+    object where both are the same, so that what it works out is worked out once."""
     names = list(names)
-    family, class_name = declaration(config, names, where)
-    return bind(family, str(config["model_type"]), class_name, names, where)
+    key = lookup(config, where), repr(config), tuple(names)
+    with _lock:
+        spec = _resolved.pop(key, None)
+    if spec is None:
+        family, class_name = declaration(config, names, where)
+        spec = bind(family, str(config["model_type"]), class_name, names, where)
+    with _lock:
+        _resolved[key] = spec  # the last one
+        while len(_resolved) > RESOLVED:
+            del _resolved[next(iter(_resolved))]
+    return spec
+
+
+RESOLVED = 32  # specs that are kept: those of a merge, and of what its models are rewritten to
+_resolved: dict[tuple[Architecture, str, tuple[str, ...]], Spec] = {}
+_lock = threading.Lock()
 
 
 def bind(family: Family, model_type: str, class_name: str, names: list[str], where: str = "checkpoint") -> Spec:

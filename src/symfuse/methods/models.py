@@ -40,7 +40,7 @@ def merged_checkpoint(
     name = name or describe(merged.outputs)
     sources = [folder for model in models for folder in model.checkpoint.sources]
     checkpoint = recorded(models[template].checkpoint, None)  # what is recorded of the template is not of the merge
-    out = checkpoint.replace(tensors=merged, infos=merged.infos, config=config, name=name, sources=sources, device=CPU)
+    out = checkpoint.replace(tensors=merged, config=config, name=name, sources=sources, device=CPU)
     out = guarded(out, opened or [checkpoint, *(model.checkpoint for model in models)], kept)
     return out.before_save[0](out)
 

@@ -33,7 +33,7 @@ def page(runs: Sequence[str | Path], title: str | None = None) -> str:
     Raises CheckpointError for runs that cannot be read, OptionError if what draws the charts is not installed.
     """
     found = collect(runs)
-    scripts = {"library": _library(), "script": _asset("page.js")}
+    scripts = {"library": _library(), "script": _filled(asset("page.js"), {"theme": asset("theme.json").strip()})}
     if title is None:
         named = [*found.alignments, *found.documents["barrier"], *found.documents["distance"]]
         merged = [run["merged"] for run in found.documents["merge"]]
@@ -42,12 +42,12 @@ def page(runs: Sequence[str | Path], title: str | None = None) -> str:
     charts = [part.spec for section in made for part in section.parts if isinstance(part, Chart)]
     numbers = iter(range(len(charts)))
     return _filled(
-        _asset("page.html"),
+        asset("page.html"),
         {
             "title": escape(title),
             "heading": _words(title),
             "policy": " ".join(f"'sha256-{_sha256(script)}'" for script in scripts.values()),
-            "style": _asset("page.css"),
+            "style": asset("page.css"),
             "contents": "".join(f'<li><a href="#part-{i}">{escape(s.title)}</a></li>' for i, s in enumerate(made) if i),
             "sections": "\n".join(_section(i, section, numbers) for i, section in enumerate(made)),
             "charts": _json(charts),
@@ -64,14 +64,20 @@ def write_page(runs: Sequence[str | Path], target: Path, title: str | None = Non
 
 @cache  # it takes a second to make
 def _library() -> str:
+    return str(converter("the page").javascript_bundle(_LIBRARY))
+
+
+def converter(what: str) -> Any:
+    """vl-convert, which `what` needs; OptionError if it is not installed."""
     try:
         import vl_convert
     except ImportError as error:
-        raise OptionError("the page needs vl-convert-python: pip install 'symfuse[report]'") from error
-    return str(vl_convert.javascript_bundle(_LIBRARY))
+        raise OptionError(f"vl-convert-python is missing: {what} needs it; pip install 'symfuse[report]'") from error
+    return vl_convert
 
 
-def _asset(name: str) -> str:
+@cache
+def asset(name: str) -> str:
     return resources.files("symfuse.reports").joinpath("assets", name).read_text("utf-8")
 
 

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
@@ -88,6 +88,11 @@ class Occurrence:
     cuts: Cuts
     order: tuple[int, ...]
     front: int
+
+    def unfold(self, tensor: Tensor) -> Tensor:
+        """The part of the tensor as [*b, n, k]: a row for each unit of the axis."""
+        view = (cut(tensor, self.cuts) if self.cuts else tensor).permute(self.order)
+        return view.reshape(*view.shape[: self.front], -1)
 
 
 @dataclass(frozen=True)
@@ -286,7 +291,7 @@ class Spec:
 
     def views(self, name: str, tensor: Tensor) -> list[Tensor]:
         """The views of `segments`, one for each of the layout's `parts`."""
-        return [cut(tensor, cuts) for cuts in self.cuts[name]]
+        return [*map(partial(cut, tensor), self.cuts[name])]
 
     @cached_property
     def cuts(self) -> Mapping[str, tuple[Cuts, ...]]:

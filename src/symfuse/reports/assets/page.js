@@ -5,32 +5,13 @@
 
   const variable = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
-  // What the charts look like, from the variables of the style sheet, which has a light and a dark set.
+  // What the charts look like: "$name" is a variable of the style sheet, which has a light and a dark set; of several
+  // colours a list.
+  const theme = {{theme}};
   function config() {
-    const [ink, soft, line, halo] = ["ink", "soft", "line", "halo"].map(variable);
-    const range = (name) => variable(name).split(/\s+/);
-    const text = { labelColor: soft, titleColor: soft, labelFontSize: 11, titleFontSize: 11, titleFontWeight: "normal" };
-    return {
-      background: "transparent",
-      font: getComputedStyle(document.body).fontFamily,
-      view: { stroke: null },
-      axis: { ...text, gridColor: line, domainColor: line, tickColor: line, labelOverlap: true, tickCount: 6 },
-      legend: { ...text, labelColor: ink, symbolOpacity: 1 },
-      range: { category: range("category"), ordinal: range("ordinal"), ramp: range("ramp"), heatmap: range("ramp") },
-      rule: { color: soft },
-      style: {
-        tile: { stroke: variable("paper"), strokeWidth: 1.5 },
-        field: { strokeWidth: 0 },
-        unit: { color: variable("accent") },
-        "line-on-low": { color: variable("on-low"), strokeWidth: 1, opacity: 0.5 },
-        "line-on-high": { color: variable("on-high"), strokeWidth: 1, opacity: 0.5 },
-        "text-on-low": { color: variable("on-low"), fontSize: 10 },
-        "text-on-high": { color: variable("on-high"), fontSize: 10 },
-        model: { filled: true, size: 90, color: variable("model"), stroke: halo, strokeWidth: 1.5, opacity: 1 },
-        "model-label": { color: ink, fontSize: 12, fontWeight: 600 },
-        "model-halo": { color: halo, stroke: halo, strokeWidth: 4, fontSize: 12, fontWeight: 600, opacity: 0.85 },
-      },
-    };
+    const value = (name) => (/\s/.test(variable(name)) ? variable(name).split(/\s+/) : variable(name));
+    const filled = JSON.parse(JSON.stringify(theme), (_, one) => (/^\$/.test(one) ? value(one.slice(1)) : one));
+    return { ...filled, font: getComputedStyle(document.body).fontFamily };
   }
 
   const height = (spec, box) => Math.round(Math.min(560, (box.clientWidth - 60) * spec.usermeta.aspect));
