@@ -49,7 +49,7 @@ def together(*parts: Family) -> Family:
 
     def both(one: Family, other: Family) -> Family:
         names = ("axes", "tensors", "reads", "scales", "gauges")
-        found = one.plus(**{name: getattr(other, name) for name in names})
-        return replace(found, buffers=one.buffers + other.buffers, shifts=one.shifts + other.shifts)
+        whole = one.plus(**{name: getattr(other, name) for name in names})
+        return replace(whole, buffers=one.buffers + other.buffers, shifts=one.shifts + other.shifts)
 
     return reduce(both, parts)
