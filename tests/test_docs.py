@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from contract.tiny import TEXT, of
-from evaluate.task_cases import table, wordpiece
+from evaluation.task_cases import table, wordpiece
 
 PAGE = Path(__file__).parents[1] / "docs" / "evaluation.md"
 

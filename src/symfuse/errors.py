@@ -5,10 +5,15 @@ A message says what is wrong, where (file, tensor, key), what was expected and f
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 import warnings
 from typing import ClassVar
+
+# Notes and warnings also go here; nothing is printed of it unless the program that imports symfuse sets it up.
+LOGGER = logging.getLogger("symfuse")
+LOGGER.addHandler(logging.NullHandler())
 
 # In URLs: who logs in and how, and what follows a question mark (tokens, signatures).
 SECRETS = re.compile(r"""(://)(?!\*\*\*@)[^\s/?#"'<>]*@|(://[^\s?#"'<>]*\?)[^\s#"'<>),;\]\\]+""")
@@ -33,6 +38,7 @@ def warn_caller(text: str) -> None:
         "beartype",
     ):
         depth, frame = depth + 1, frame.f_back
+    LOGGER.warning("%s", printable(text))
     warnings.warn(text, SymfuseWarning, stacklevel=depth)
 
 

@@ -155,7 +155,7 @@ def movement(source: Checkpoint, alignment: Alignment, verified: Run | None = No
         "paper": PAPERS.get(found.get("from", ""), PAPERS["weights"]),
         "matched": list(matched.values()),
         **{key: found[key] for key in ("descents", "learning") if key in found},
-        "translated biases": len(alignment.shifts),
+        "translated_biases": len(alignment.shifts),
         "frame": list(alignment.frame),
         **({"inexact": list(alignment.variants)} if alignment.variants else {}),
         "verified": verified,

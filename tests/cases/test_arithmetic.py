@@ -16,7 +16,7 @@ from torch import Tensor
 
 from contract.tiny import MODELS
 from covering import covering
-from evaluate.task_cases import files, wordpiece
+from evaluation.task_cases import files, wordpiece
 from recipes.llama import SIZES, adapted, adapter, llama, randomise, word_level
 from symfuse.cli import main
 from symfuse.errors import CheckpointError, OptionError, SymfuseError

@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from contract.tiny import MODELS, case, real
+from model.test_undeclared import LLAMA, changed, of, tiny, unknown
+from model.test_undeclared import llama as declared_llama
 from symfuse import api
 from symfuse.errors import IncompatibleError, LayoutError, SpecError
 from symfuse.io import Checkpoint
@@ -20,8 +22,6 @@ from symfuse.model.config import differences
 from symfuse.recipes import parse_recipe
 from symfuse.recipes.check import check
 from symfuse.recipes.stage import open_models, prepare
-from test_undeclared import LLAMA, changed, of, tiny, unknown
-from test_undeclared import llama as declared_llama
 
 Make = Callable[..., Checkpoint]
 

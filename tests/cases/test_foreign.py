@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from contract.tiny import GPT2, MODELS
 from contract.tiny import of as declared_of
 from merged import merge_models
+from model.test_undeclared import LLAMA, changed, of, tiny, unknown
+from model.test_undeclared import llama as declared_llama
 from recipes.llama import UNKNOWN
 from symfuse.errors import IncompatibleError, SpecError
 from symfuse.io import Checkpoint
@@ -24,8 +26,6 @@ from symfuse.recipes import parse_recipe
 from symfuse.recipes.stage import open_models, prepare
 from symfuse.rewriting import Harmonised, Reconcile, harmonise, zero_biases
 from symfuse.verification import verify
-from test_undeclared import LLAMA, changed, of, tiny, unknown
-from test_undeclared import llama as declared_llama
 
 Make = Callable[..., Checkpoint]
 

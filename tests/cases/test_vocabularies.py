@@ -11,12 +11,12 @@ import transformers
 from torch.testing import assert_close
 
 from allocations import counted
+from rewriting.test_vocabulary import COMMON, EMBED, HEAD, ids, model, rows_of, saved
 from symfuse.errors import CheckpointError, IncompatibleError
 from symfuse.io import Checkpoint
 from symfuse.io import open as symfuse_open
 from symfuse.rewriting import vocabulary
 from symfuse.rewriting.vocabulary import rows
-from test_vocabulary import COMMON, EMBED, HEAD, ids, model, rows_of, saved
 
 SIXTY_FOUR = [*COMMON, *(f"u{i}" for i in range(11))]
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_must_fail import BROKEN, acting, applied, changed, rewritten
 
+from contract.test_must_fail import BROKEN, acting, applied, changed, rewritten
 from contract.tiny import EXACT, Case, case, moving
 from symfuse.alignment import Alignment
 from symfuse.errors import IncompatibleError, SymmetryError

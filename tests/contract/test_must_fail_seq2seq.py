@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from test_must_fail import BROKEN, acting, undeclared
 
+from contract.test_must_fail import BROKEN, acting, undeclared
 from contract.tiny import EXACT, case, moving
 from symfuse.alignment import Alignment
 from symfuse.groups import Orthogonal, Permutation, Scaling, Signed

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from contract.tiny import MODELS
 from device.pretend import pretended
-from guided.tuned import classifier, data, near
-from learning import learning_cases
+from matching.learned import learning_cases
 from methods.test_devices import ELEMENTWISE, merged
+from methods.tuned import classifier, data, near
 from symfuse import api
 from symfuse.alignment import Alignment
 from symfuse.groups import GROUPS, Element, Moments, PartMoments, objective

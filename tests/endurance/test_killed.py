@@ -18,7 +18,7 @@ import pytest
 
 from contract.tiny import TEXT, of
 from endurance.long_runs import Child, Forks, contents, models, nothing, save_small, save_until
-from evaluate.task_cases import wordpiece
+from evaluation.task_cases import wordpiece
 from symfuse.errors import OutputError
 
 RESUME = {"resume": True, "fingerprint": "f"}

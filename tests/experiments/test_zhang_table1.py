@@ -14,7 +14,7 @@ from study import Row
 
 import symfuse
 from contract.tiny import TEXT, of
-from evaluate.task_cases import text, wordpiece
+from evaluation.task_cases import text, wordpiece
 
 DOMAINS = ("first", "second", "third", "rest")
 

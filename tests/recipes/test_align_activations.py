@@ -10,7 +10,7 @@ import torch
 
 import symfuse
 from command import done, run
-from evaluate.task_cases import CASES
+from evaluation.task_cases import CASES
 from symfuse.alignment import random_alignment
 from symfuse.errors import OptionError
 from symfuse.recipes import parse_recipe

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 import symfuse
-from evaluate.task_cases import task
-from guided.guided_cases import pair
+from evaluation.task_cases import task
+from methods.guided_cases import pair
 from symfuse.demo.packages import FUSION_BENCH, available, fetch
 from symfuse.evaluation.tasks.predicting import Predicting
 from symfuse.io import Checkpoint

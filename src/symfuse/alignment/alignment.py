@@ -24,6 +24,7 @@ from symfuse.io import Checkpoint, is_finite
 from symfuse.io import open as open_checkpoint
 from symfuse.io.lazy import Rewritten, Rule
 from symfuse.io.target import write_file
+from symfuse.messages import shown
 from symfuse.model import (
     Model,
     require_floating,
@@ -153,11 +154,15 @@ class Alignment:
         shifts, gauges = vectors
         return replace(self, elements={i: g.to(device) for i, g in self.elements.items()}, shifts=shifts, gauges=gauges)
 
-    def __repr__(self) -> str:
-        inexact = f", inexact: {', '.join(self.variants)}" if self.variants else ""
-        counts = f"{len(self.elements)} elements, {len(self.shifts)} translated biases"
-        counts += f", {len(self.gauges)} gauges" if self.gauges else ""
-        return f"Alignment({self.spec.family}, {counts}{inexact})"
+    __repr__, _repr_html_ = shown(
+        lambda self: {
+            "family": self.spec.family,
+            "elements": len(self.elements),
+            "translated biases": len(self.shifts),
+            **({"gauges": len(self.gauges)} if self.gauges else {}),
+            **({"variants": f"inexact: {', '.join(self.variants)}"} if self.variants else {}),
+        }
+    )
 
     def move(self, name: str, tensor: Tensor) -> Tensor:
         """The tensor of that canonical name moved by the linear part (no translation); its dtype is kept.

@@ -30,22 +30,22 @@ LINES = 6  # of one kind, for people; --json has all
 @click.option("--no-sample", is_flag=True, help="Read no weights: do not say how related the models are.")
 @common
 def check(models: tuple[str, ...], as_json: bool, quiet: bool, **options: Any) -> None:
-    """Whether a merge can be done, and what it takes.
+    """Check whether a merge can be done, and what it takes.
 
     Of RECIPE.yml, or MODELS as the options say (as for `symfuse merge`): what differs, how related they are, what is
     aligned, what it costs. Nothing is written. Headers, configs, tokenizers and a sample of the weights are read (with
     --no-sample, no weights). The exit code is 0, or that with which the merge would end, as far as that shows: NaN,
     infinity and results that do not fit into the output's dtype are found when all is read.
     """
-    from symfuse.recipes.check import Target, check_all
+    from symfuse import api
 
     out = Output(as_json, quiet)
     recipes, folder = recipes_of(models, options)
-    target = Target(folder, options["overwrite"], options["max_shard_size"], options["threads"])
-    reports = check_all(recipes, target=target, sample=not options["no_sample"])
+    target = api.Target(folder, options["overwrite"], options["max_shard_size"], options["threads"])
+    reports = api.check_all(recipes, target=target, sample=not options["no_sample"])
     for report in reports:
         _say(out, report)
-    out.finish({"recipes": [report.to_json() for report in reports]})
+    out.finish({"recipes": [report.to_dict() for report in reports]})
     code = next((report.exit_code for report in reports if not report.possible), 0)
     if code:
         sys.exit(code)
@@ -91,9 +91,7 @@ def _say(out: Output, report: Report) -> None:
         return
     out.say("can be merged: " + report.summary()[0])
     if report.cost is not None:
-        from symfuse.recipes.check.report import cost_text
-
-        out.say(cost_text(report.cost))
+        out.say(str(report.cost))
 
 
 def alignment_text(alignment: Alignment) -> str:

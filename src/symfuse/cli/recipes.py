@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from symfuse.cli.app import F, groups_of
+from symfuse.cli.app import groups_of
+from symfuse.cli.command import F, grouped
 from symfuse.cli.evaluate import columns_of, data_options
 from symfuse.errors import OptionError
 
@@ -19,74 +20,72 @@ if TYPE_CHECKING:
     from symfuse.recipes import Recipe
 
 
-def reconcile_options(function: F) -> F:
-    for option in reversed(
-        [
-            click.option(
-                "--foreign",
-                type=click.Choice(["refuse", "drop", "keep"]),
-                help="Tensors that only some models have. Default: as the recipe says, or refuse.",
-            ),
-            click.option(
-                "--missing-bias",
-                type=click.Choice(["refuse", "zero"]),
-                help="Biases that only some models have. Default: as the recipe says, or refuse.",
-            ),
-            click.option("--force-config", is_flag=True, help="Merge although configs compute something else."),
-        ]
-    ):
-        function = option(function)
-    return function
+reconcile_options = grouped(
+    "Models that differ",
+    click.option(
+        "--foreign",
+        type=click.Choice(["refuse", "drop", "keep"]),
+        help="Tensors that only some models have. Default: as the recipe says, or refuse.",
+    ),
+    click.option(
+        "--missing-bias",
+        type=click.Choice(["refuse", "zero"]),
+        help="Biases that only some models have. Default: as the recipe says, or refuse.",
+    ),
+    click.option("--force-config", is_flag=True, help="Merge although configs compute something else."),
+)
+_recipe_options = grouped(
+    "Merging",
+    click.option("--method", help="How tensors are combined. Default: linear. `symfuse methods` lists them."),
+    click.option("--weights", help="One per model, in order: 0.3,0.7. Default: equal."),
+    click.option("--no-normalize", is_flag=True, help="Take the weights as they are."),
+    click.option(
+        "--set",
+        "settings",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="A parameter of the method: density=0.5, or one value per model: density=0.3,0.5.",
+    ),
+    click.option(
+        "--base",
+        help="Number (from 1) or path of the model whose config, dtypes and tokenizer it has, and which task "
+        "vectors start from (methods that need one have no default). Default: 1, or that of --task-heads.",
+    ),
+    click.option(
+        "--statistics",
+        multiple=True,
+        metavar="FOLDER",
+        help="Saved statistics (symfuse collect) of each model, for methods that look at data.",
+    ),
+    click.option(
+        "--task-heads", "heads", help="Keep their average (default), none (drop), or those of a model (its number)."
+    ),
+    click.option("--seed", type=int, help="Of random methods. Default: as the recipe says, or 0."),
+    click.option("--dtype", help="Of the result: float32, bfloat16, … Default: the base's, by tensor."),
+    click.option("--tokenizer", help="union, base, shared-rows, or a model (its path, or number from 1)."),
+    click.option("--align", "axes", metavar="AXES", help="Align first: auto, attention, ffn, all, …"),
+    click.option(
+        "--anchor",
+        help="Number (from 1) or path of the model to align to. Default: the base of task "
+        "vectors, else that nearest to the mean.",
+    ),
+)
 
 
 def recipe_options(function: F) -> F:
     """What a recipe says, for models on the command line. Models are numbered from 1."""
-    function = data_options(function, required=False, several=True)
-    for option in reversed(
-        [
-            click.option("--method", help="How tensors are combined. Default: linear. `symfuse methods` lists them."),
-            click.option("--weights", help="One per model, in order: 0.3,0.7. Default: equal."),
-            click.option("--no-normalize", is_flag=True, help="Take the weights as they are."),
-            click.option(
-                "--set",
-                "settings",
-                multiple=True,
-                metavar="NAME=VALUE",
-                help="A parameter of the method: density=0.5, or one value per model: density=0.3,0.5.",
-            ),
-            click.option(
-                "--base",
-                help="Number (from 1) or path of the model whose config, dtypes and tokenizer it has, and which task "
-                "vectors start from (methods that need one have no default). Default: 1, or that of --heads.",
-            ),
-            click.option(
-                "--statistics",
-                multiple=True,
-                metavar="FOLDER",
-                help="Saved statistics (symfuse collect) of each model, for methods that look at data.",
-            ),
-            click.option("--heads", help="Task heads: average (default), drop, or a model's number (from 1)."),
-            click.option("--seed", type=int, help="Of random methods. Default: as the recipe says, or 0."),
-            click.option("--dtype", help="Of the result: float32, bfloat16, … Default: the base's, by tensor."),
-            click.option("--tokenizer", help="union, base, shared-rows or a model: where vocabularies differ."),
-            click.option("--align", "axes", metavar="AXES", help="Align first: auto, attention, ffn, all, …"),
-            click.option("--anchor", help="Number (from 1) or path of the model to align to. Default: the base of task "
-                "vectors, else that nearest to the mean."),
-        ]
-    ):  # fmt: skip
-        function = option(function)
-    return function
+    return _recipe_options(data_options(function, required=False, several=True))
 
 
 def recipes_of(models: Sequence[str], options: Mapping[str, Any]) -> tuple[tuple[Recipe, ...], Place | None]:
     """The recipes that the arguments mean, and the folder to write if one is named; OptionError for arguments that
     clash."""
+    from symfuse import api
     from symfuse.io.remote import place_of
-    from symfuse.recipes import read_recipes
 
     if not is_recipe(models):
         return (_recipe_of_options(models, options),), options["output"]
-    names = {"axes": "align", "settings": "set", "columns": "column"}
+    names = {"axes": "align", "settings": "set", "columns": "column", "heads": "task_heads"}
     given = {
         "--" + names.get(key, key).replace("_", "-"): place
         for key, place in _OF_RECIPE.items()
@@ -99,7 +98,7 @@ def recipes_of(models: Sequence[str], options: Mapping[str, Any]) -> tuple[tuple
     if "" in models:
         raise OptionError("the name of the folder to write is empty; name one: symfuse merge recipe.yml OUT")
     target = place_of(models[1]) if len(models) == 2 else options["output"]
-    return tuple(_completed(recipe, options) for recipe in read_recipes(Path(models[0]))), target
+    return tuple(_completed(recipe, options) for recipe in api.read_recipes(Path(models[0]))), target
 
 
 def is_recipe(models: Sequence[str]) -> bool:
@@ -140,25 +139,25 @@ def _completed(recipe: Recipe, options: Mapping[str, Any]) -> Recipe:
     """The recipe with what the options say besides, in its text too, so that the recorded one is what was run."""
     import yaml
 
-    from symfuse.recipes import parse_recipe
-    from symfuse.recipes.yaml_reader import read_value
+    from symfuse import api
 
     keys = {key: value for key, value in _reconciling(options).items() if getattr(recipe, key) != value}
     if not keys:
         return recipe
     text = f"{recipe.text.rstrip()}\n{yaml.safe_dump(keys)}"
     try:
-        parse_recipe(text)
+        api.parse_recipe(text)
     except OptionError:  # in one line of braces, or with one of the keys
-        text = yaml.safe_dump({**read_value(recipe.text, "the recipe"), **keys}, sort_keys=False, allow_unicode=True)
+        text = yaml.safe_dump(
+            {**api.read_value(recipe.text, "the recipe"), **keys}, sort_keys=False, allow_unicode=True
+        )
     return replace(recipe, text=text, **keys)
 
 
 def _recipe_of_options(models: Sequence[str], options: Mapping[str, Any]) -> Recipe:
-    from symfuse.methods import lookup
-    from symfuse.recipes import recipe_of
+    from symfuse import api
 
-    method = lookup(options["method"] or "linear")
+    method = api.lookup(options["method"] or "linear")
     heads = options["heads"] or "average"
     base = _base(options["base"], heads, models, method)
     if options["axes"] is None:
@@ -175,13 +174,18 @@ def _recipe_of_options(models: Sequence[str], options: Mapping[str, Any]) -> Rec
     data, own = _data(options, listed)
     keys = {
         "dtype": options["dtype"],
-        "tokenizer_source": options["tokenizer"],
+        "tokenizer_source": _tokenizer(options["tokenizer"], models),
         "data": data,
         "heads": models[int(heads) - 1] if heads.isdigit() and 0 < int(heads) <= len(models) else heads,
         "align": None if options["axes"] is None else _align(options, models),
         **_reconciling(options),
     }
-    return recipe_of(models, method, base, _parameters(options, method), keys, own)
+    return api.recipe_of(models, method, base, _parameters(options, method), keys, own)
+
+
+def _tokenizer(text: str | None, models: Sequence[str]) -> str | None:
+    """A word or a path, or that of the model with this number."""
+    return text if text is None or not text.isdecimal() else models[_number("--tokenizer", text, models)]
 
 
 def _align(options: Mapping[str, Any], models: Sequence[str]) -> dict[str, Any]:
@@ -235,7 +239,7 @@ def _data(options: Mapping[str, Any], models: Sequence[str]) -> tuple[dict[str, 
 
 def _setting(text: str, method: Method) -> tuple[str, Any]:
     """A parameter and its value, or a list of those of each model: where commas stand, unless it is one text."""
-    from symfuse.recipes.yaml_reader import read_value
+    from symfuse import api
 
     name, equals, value = text.partition("=")
     if not equals or not value:
@@ -243,21 +247,21 @@ def _setting(text: str, method: Method) -> tuple[str, Any]:
     known = method.parameters.get(name)
     if known is not None and known.kind is str and not known.per_model:
         return name, value
-    values = [read_value(part, f"--set {text[:60]!r}") for part in value.split(",")]
+    values = [api.read_value(part, f"--set {text[:60]!r}") for part in value.split(",")]
     return name, values if len(values) > 1 else values[0]
 
 
 def _base(text: str | None, heads: str, models: Sequence[str], method: Method) -> int | None:
     """The number of the model that the result is named and typed after: the one whose head is kept, if that is said;
     what task vectors start from is to be named."""
-    kept = None if heads in ("average", "drop") else _number("--heads", heads, models)
+    kept = None if heads in ("average", "drop") else _number("--task-heads", heads, models)
     if text is None and method.base == "required":
         return None
     base = kept if text is None else _number("--base", text, models)
     if kept is not None and base != kept:
         raise OptionError(
-            f"--base {text} and --heads {heads}: whose head is kept is also the base, as its config names the class; "
-            "leave --base out, or name the same model"
+            f"--base {text} and --task-heads {heads}: whose head is kept is also the base, as its config names the "
+            "class; leave --base out, or name the same model"
         )
     return base
 

@@ -26,6 +26,7 @@ from symfuse.io.stamp import Stamp
 from symfuse.io.target import output_place
 from symfuse.io.tensors import TensorInfo, is_finite, scan
 from symfuse.io.writer import write
+from symfuse.messages import shown
 
 __all__ = ["Checkpoint", "TensorInfo", "is_finite", "is_other", "scan"]
 
@@ -69,8 +70,7 @@ class Checkpoint(Lazy):
         self.before_save = before_save
         self.sources = tuple(dict.fromkeys(sources if folder is None else (folder, *sources)))
 
-    def __repr__(self) -> str:
-        return f"Checkpoint({self.name!r}, {len(self)} tensors)"
+    __repr__, _repr_html_ = shown(lambda self: {"name": repr(self.name), "tensors": len(self)})
 
     @property
     def nbytes(self) -> int:

@@ -60,8 +60,8 @@ def require_same_heads(models: Sequence[Model]) -> None:
         if ours and clash:
             raise IncompatibleError(
                 f"the task heads of {first.name} and {other.name} are of different labels: {clash}. Reorder the rows "
-                "of one head, or choose `heads` (--heads): the number or name of the model whose head is to be kept, "
-                "or drop"
+                "of one head, or choose `heads` (--task-heads): the number or name of the model whose head is to be "
+                "kept, or drop"
             )
 
 

@@ -15,10 +15,11 @@ from torch import Tensor
 from symfuse.errors import LayoutError, SpecError
 from symfuse.groups import GROUPS, Group
 from symfuse.io.typed import require_type
-from symfuse.messages import some
+from symfuse.messages import shown, some
 from symfuse.spec.layout import Atom, Concat, Cuts, Layout, Segment, Variance, cut, parse
 
-K, V = TypeVar("K"), TypeVar("V")
+K = TypeVar("K")
+V = TypeVar("V")
 # LayerNorm, RMSNorm, and RMSNorm whose gain is stored less 1.
 NormKind = Literal["layer", "rms", "rms+1"]
 _OFFSETS: dict[NormKind, float] = {"layer": 0.0, "rms": 0.0, "rms+1": 1.0}
@@ -158,6 +159,10 @@ class Spec:
     names: Mapping[str, str] = field(default_factory=dict)
     buffers: frozenset[str] = frozenset()
     gauges: Mapping[str, str] = field(default_factory=dict)
+
+    __repr__, _repr_html_ = shown(
+        lambda self: {"family": self.family, "tensors": len(self.tensors), "axes": ", ".join(self.axes)}
+    )
 
     @cached_property
     def sizes(self) -> dict[str, int]:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from torch import Tensor
 from symfuse.alignment import Alignment
 from symfuse.errors import IncompatibleError, OptionError, SpecError, VerificationError
 from symfuse.io import Checkpoint
-from symfuse.messages import some
+from symfuse.messages import SCHEMA, shown, some
 from symfuse.model import as_declared
 from symfuse.model.config import OF_HEADS, differences, text_config
 from symfuse.modules import with_defaults
@@ -62,6 +63,28 @@ class Verification:
 
     def __bool__(self) -> bool:
         return self.equal
+
+    __repr__, _repr_html_ = shown(
+        lambda self: {
+            "result": "equal" if self.equal else "different",
+            "largest relative difference": float(self.worst),
+            "tolerance": float(self.tolerance),
+            "inputs": self.inputs,
+        }
+    )
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON: what `symfuse verify --json` prints."""
+        return {
+            "schema": SCHEMA,
+            "equal": self.equal,
+            "errors": dict(self.errors),
+            "tolerance": self.tolerance,
+            "inputs": self.inputs,
+            "config": list(self.config),
+            "unread": list(self.unread),
+            "coverage": {name: list(counts) for name, counts in self.coverage.items()},
+        }
 
     @property
     def differences(self) -> list[str]:

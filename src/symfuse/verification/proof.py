@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from symfuse.alignment import Alignment
 from symfuse.errors import VerificationError
 from symfuse.io import Checkpoint
 from symfuse.io.lazy import Rewritten, Rule
+from symfuse.messages import shown
 from symfuse.verification.bench import Bench, moved
 from symfuse.verification.comparison import TOLERANCE, Verification
 from symfuse.verification.outputs import Outputs, worst
@@ -27,6 +29,19 @@ class Proof:
     exact: Verification
     rounding: float
     rounded_to: str
+
+    __repr__, _repr_html_ = shown(
+        lambda self: {
+            "largest relative difference": float(self.exact.worst),
+            "rounding": float(self.rounding),
+            "rounded to": self.rounded_to,
+            "inputs": self.exact.inputs,
+        }
+    )
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON: the exact comparison, and what rounding changes."""
+        return self.exact.to_dict() | {"rounding": self.rounding, "rounded_to": self.rounded_to}
 
 
 def prove(
