@@ -185,7 +185,8 @@ class Family:
 
     def plus(self, **more: Mapping[str, Any]) -> Family:
         """The family with more axes, tensors, reads and so on, which replace those of the same names."""
-        return replace(self, **{name: {**getattr(self, name), **fields} for name, fields in more.items()})
+        fields: dict[str, Any] = {name: {**getattr(self, name), **added} for name, added in more.items()}
+        return replace(self, **fields)
 
 
 Declare = Callable[[Config], Family]
