@@ -19,7 +19,7 @@ from symfuse.recipes.events import Planned, Warned
 from symfuse.recipes.learn import inputs_of, learn, tasks_of
 from symfuse.recipes.record import merge_record, with_tokenizer_notes
 from symfuse.recipes.schema import Recipe
-from symfuse.recipes.stage import Stage, open_models, plan, prepare
+from symfuse.recipes.stage import Stage, open_models, plan, prepare, require_one_frame
 from symfuse.rewriting import Reconcile
 from symfuse.runs import recorded
 from symfuse.stats.statistics import Statistics
@@ -67,6 +67,7 @@ def run(
         there = {**(known or {}), **results}
         stage = with_tokenizer_notes(prepare(recipe, open_models(recipe, there), options))
         merged, place = plan(stage, device=how.device), target if last else None
+        stage = require_one_frame(stage) if recipe.align is None else stage
         tasks, saved = (_tasks(stage), None) if shown is None else (shown.tasks, shown.statistics or ())
         report = report_of(stage, merged, place, results=results, sample=_is_stored(recipe, there))
         how.follow(Planned(stage, merged, report, last))
