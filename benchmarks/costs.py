@@ -26,7 +26,7 @@ from torch import Tensor
 from symfuse.groups import Conformal, Orthogonal
 from symfuse.io import Checkpoint, TensorInfo
 from symfuse.io.shards import parse_size, plan_shards
-from symfuse.matching.chosen import Chosen, choose
+from symfuse.matching.problem import Problem, problem_of
 from symfuse.merging.stream import PIECE
 from symfuse.model import Model
 from symfuse.recipes.check.cost import COPIES
@@ -165,11 +165,11 @@ class Unmade(Mapping[str, Tensor]):
 
 
 @cache
-def declared(shape: Shape) -> tuple[Model, Chosen]:
+def declared(shape: Shape) -> tuple[Model, Problem]:
     """The model, and what `--axes attention,ffn` solves in it."""
     infos = shape.infos
     model = Model.of(Checkpoint(Unmade(infos), shape.config(), name=shape.kind, infos=infos))
-    return model, choose(model, model, ("attention", "ffn"), None, scaling=True, frame=())
+    return model, problem_of(model, model, ("attention", "ffn"), None, scaling=True, frame=())
 
 
 # ---- work
@@ -188,9 +188,9 @@ class Task:
 def matching(shape: Shape, c: Constants, related: bool) -> list[Task]:
     """A task for each axis of each layer. related: one is a fine-tune of the other, of whose units most can be read off
     their scores; else an assignment is to be solved."""
-    model, chosen = declared(shape)
+    model, problem = declared(shape)
     tasks = []
-    for instance, group in chosen.groups.items():
+    for instance, group in problem.groups.items():
         n, batch = model.spec.axes[instance.axis].size, math.prod(model.spec.batch(instance.axis))
         numel = [_numel(model, name) for name in model.spec.movable[instance]]
         streams = group.streams(n) and batch == 1
@@ -199,7 +199,7 @@ def matching(shape: Shape, c: Constants, related: bool) -> list[Task]:
             seconds += batch * c.svd * (n / 128) ** 3
         elif not related and n > 2:
             seconds += batch * c.assigned * (n / c.units) ** c.power
-        tasks.append(Task(seconds, workspace(chosen.source.spec, instance, group), 2 * 2 * sum(numel)))
+        tasks.append(Task(seconds, workspace(problem.source.spec, instance, group), 2 * 2 * sum(numel)))
     return tasks
 
 

@@ -21,7 +21,6 @@ from symfuse.evaluation.tasks.image_classification import ImageClassification
 from symfuse.evaluation.tasks.masked_lm import MaskedLM
 from symfuse.groups import Group
 from symfuse.io import Checkpoint
-from symfuse.matching.chosen import rotatable
 from symfuse.matching.learned import Learning
 from symfuse.matching.learned.journal import Run
 from symfuse.matching.learned.latents import Latents
@@ -29,6 +28,7 @@ from symfuse.matching.learned.loop import _step
 from symfuse.matching.learned.objective import Objective
 from symfuse.matching.learned.path import Path as Between
 from symfuse.matching.learned.settings import Permutations
+from symfuse.matching.problem import rotatable
 from symfuse.model import Model
 from symfuse.rewriting import canonical
 from symfuse.spec import Instance

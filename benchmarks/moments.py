@@ -14,12 +14,12 @@ from torch import nn
 from symfuse.architectures import resolve
 from symfuse.groups import Group
 from symfuse.spec import Instance, Spec
-from symfuse.stats.activations import listen, moments_of
-from symfuse.stats.places import Place, places
+from symfuse.stats.activations import moments_of, record
+from symfuse.stats.taps import Tap, taps
 
 WORDS = 1000
 FORWARD, PRODUCTS = "forward passes", "Gram products alone"
-LISTENING, OURS = "forward passes with listening", "moments of all axes"
+LISTENING, OURS = "forward passes with recording", "moments of all axes"
 
 
 def gpt2(width: int, layers: int, seed: int) -> Any:
@@ -47,8 +47,8 @@ def rows(plan: Plan, sizes: Mapping[str, int], kind: str, threads: int) -> dict[
     anchor, source = modules
     batches = texts(WORDS, 2, *((2, 8) if plan.quick else (16, 64)))
     spec, groups = declared(anchor)
-    where = places(spec, anchor, groups)
-    wanted: list[Place] = list(dict.fromkeys(place for found in where.values() for place in found))
+    where = taps(spec, anchor, groups)
+    wanted: list[Tap] = list(dict.fromkeys(tap for found in where.values() for tap in found))
     positions = batches[0]["input_ids"].numel()
     ready = {p.layout.shape(spec.sizes)[0]: torch.randn(positions, p.layout.shape(spec.sizes)[0]) for p in wanted}
 
@@ -60,19 +60,19 @@ def rows(plan: Plan, sizes: Mapping[str, int], kind: str, threads: int) -> dict[
 
     def products() -> None:
         for _ in batches:
-            for place in wanted:
-                x = ready[place.layout.shape(spec.sizes)[0]]
+            for tap in wanted:
+                x = ready[tap.layout.shape(spec.sizes)[0]]
                 torch.mm(x.T, x)
 
     def moments() -> None:
-        heard = listen(spec, anchor, source, batches, wanted)
+        recorded = record(spec, anchor, source, batches, wanted)
         for instance, found in where.items():
-            moments_of(spec, instance, {place: heard[place] for place in found}, groups[instance])
+            moments_of(spec, instance, {tap: recorded[tap] for tap in found}, groups[instance])
 
     return {
         FORWARD: forward,
         PRODUCTS: products,
-        LISTENING: lambda: listen(spec, anchor, source, batches, wanted),
+        LISTENING: lambda: record(spec, anchor, source, batches, wanted),
         OURS: moments,
     }
 

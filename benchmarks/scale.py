@@ -249,7 +249,8 @@ def measure(work: Path, shape: Shape, kind: str, options: Sequence[str]) -> dict
 def table(rows: Sequence[Mapping[str, Any]], c: Constants) -> Iterator[str]:
     yield (
         "| pair | width | layers | GB each | wall s | of which matching | CPU s | predicted | × | peak GB | predicted "
-        "| neurons recovered | error of factors, of rotations | distance left | proved to | rounding |\n|---|" + "--:|" * 15
+        "| neurons recovered | error of factors, of rotations | distance left | proved to | rounding |\n|---|"
+        + "--:|" * 15
     )  # fmt: skip
     for row in rows:
         check, proof = row["recovered"], row["verified"]

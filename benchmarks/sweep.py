@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from _harness import Benchmark, Call, Case, Goal, Plan, one_thread_each
 from _models import gpt2, pair, roberta
-from symfuse.matching.moved import Moved
 from torch import Tensor
 
 from symfuse.groups import nuclear_norms
 from symfuse.groups.assignment import assign
-from symfuse.matching.chosen import Chosen, choose
 from symfuse.matching.descent import Sweeper
+from symfuse.matching.problem import Problem, problem_of
+from symfuse.matching.workspace import Workspace
 from symfuse.model import Model
 from symfuse.spec import Instance
 from symfuse.stats import features
@@ -31,21 +31,21 @@ FLOOR, OURS = "products and solves", "sweep"
 
 @dataclass(frozen=True)
 class Ready:
-    """A chosen pair in its frame, in memory."""
+    """A pair in its frame, in memory."""
 
-    chosen: Chosen
+    problem: Problem
     anchor: Mapping[str, Tensor]
     source: Mapping[str, Tensor]
 
     @classmethod
     def of(cls, source: Model, anchor: Model) -> Ready:
-        chosen = choose(source, anchor, AXES, None, scaling=True, frame=None)
-        names = [name for name in chosen.spec.tensors if chosen.spec.shares(name, chosen.anchor.spec)]
-        return cls(chosen, *({name: m.read(name) for name in names} for m in (chosen.anchor, chosen.source)))
+        problem = problem_of(source, anchor, AXES, None, scaling=True, frame=None)
+        names = [name for name in problem.spec.tensors if problem.spec.shares(name, problem.anchor.spec)]
+        return cls(problem, *({name: m.read(name) for name in names} for m in (problem.anchor, problem.source)))
 
     def slices(self, instance: Instance, dtype: torch.dtype, names: list[str] | None = None) -> tuple[Tensor, Tensor]:
         """The features [*b, n, k] of an axis, all of them side by side."""
-        spec = self.chosen.spec
+        spec = self.problem.spec
         touched = [name for name in spec.movable[instance] if name in self.source] if names is None else names
         found = [
             views
@@ -58,12 +58,12 @@ class Ready:
 
 def sweep(ready: Ready, threads: int) -> Call:
     """From the unmoved source."""
-    spec, groups = ready.chosen.spec, ready.chosen.groups
+    spec, groups = ready.problem.spec, ready.problem.groups
 
     def run() -> None:
         with one_thread_each(threads) as pool:
             sweeper = Sweeper(spec, ready.anchor.__getitem__, list(groups), groups, pool, ())
-            sweeper.sweep(Moved(spec, dict(ready.source)), random.Random(0))
+            sweeper.sweep(Workspace(spec, dict(ready.source)), random.Random(0))
 
     return run
 
@@ -71,7 +71,7 @@ def sweep(ready: Ready, threads: int) -> Call:
 def floor(ready: Ready, threads: int) -> Call:
     """The Gram products, from slices that lie ready in the groups' dtypes, and the solves: for a permutation the
     assignment, for rotations one SVD, for the order of heads nuclear norms of all pairs and the assignment."""
-    groups = ready.chosen.groups
+    groups = ready.problem.groups
     shared = [_shared(ready, instance) for instance in groups if not instance.index]
     layers: dict[int, list[Callable[[], object]]] = {}
     for instance in groups:
@@ -93,7 +93,7 @@ def floor(ready: Ready, threads: int) -> Call:
 
 def _shared(ready: Ready, instance: Instance) -> Callable[[Executor], object]:
     """An axis that all layers share: the products of each layer in a worker, one solve."""
-    spec, group = ready.chosen.spec, ready.chosen.groups[instance]
+    spec, group = ready.problem.spec, ready.problem.groups[instance]
     touched = [name for name in spec.movable[instance] if name in ready.source]
     by_layer = groupby(touched, lambda name: spec.tensors[name].index.get("l"))
     slices = [ready.slices(instance, group.moments_dtype, list(names)) for _, names in by_layer]
@@ -111,7 +111,7 @@ def _shared(ready: Ready, instance: Instance) -> Callable[[Executor], object]:
 
 def _inside(ready: Ready, instance: Instance) -> Callable[[], object]:
     """An axis of one layer."""
-    group = ready.chosen.groups[instance]
+    group = ready.problem.groups[instance]
     if instance.axis == "h":
         inner = [ready.slices(Instance(axis, instance.index), torch.float32) for axis in BATCHED]
         return lambda: assign(sum(nuclear_norms(_pairs(x.flatten(0, 1), y.flatten(0, 1), len(x))) for x, y in inner))

@@ -29,7 +29,7 @@ from symfuse.demo import page, receptors
 from symfuse.evaluation import Loss
 from symfuse.io import Checkpoint
 from symfuse.matching import match_models, match_universe
-from symfuse.matching.chosen import ROTATABLE
+from symfuse.matching.problem import ROTATABLE
 from symfuse.matching.universe import spread
 from symfuse.model import Model
 

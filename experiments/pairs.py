@@ -36,7 +36,7 @@ from symfuse.demo import packages, page, receptors, sentences
 from symfuse.evaluation import Barrier, Curve, Loss
 from symfuse.io import Checkpoint
 from symfuse.matching import choose_axes, match_by_activations, match_models
-from symfuse.matching.chosen import ROTATABLE
+from symfuse.matching.problem import ROTATABLE
 from symfuse.model import Model
 from symfuse.stats.activations import Batch
 

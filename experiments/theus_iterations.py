@@ -15,8 +15,8 @@ from ways import OPTIONS, SEED, WAYS, Apart, moved, places_kept
 
 from symfuse.alignment import Alignment
 from symfuse.evaluation import barrier
-from symfuse.matching.chosen import choose
 from symfuse.matching.descent import Sweeper
+from symfuse.matching.problem import problem_of
 from symfuse.matching.workspace import Workspace
 from symfuse.model import Model
 
@@ -120,7 +120,7 @@ def swept(apart: Apart, start: str, sweeps: int) -> Row:
     the models as they are."""
     source, anchor = map(Model.of, apart.models)
     usual = {"scaling": True, "groups": None, "variants": (), "frame": None, "one_pass": False}
-    found = choose(source, anchor, "all", None, **usual)
+    found = problem_of(source, anchor, "all", None, **usual)
     frame = Alignment(found.spec, {}, frame=found.frame)
     with ThreadPoolExecutor(1) as pool:
         sweeper = Sweeper(found.spec, found.anchor.read, list(found.groups), found.groups, pool, ())
@@ -130,11 +130,11 @@ def swept(apart: Apart, start: str, sweeps: int) -> Row:
         for instance in found.groups if from_embeddings else ():
             if found.spec.is_shared(instance.axis) and (element := sweeper.from_fixed(instance, state)) is not None:
                 state.apply(instance, element, pool)
-        alignments, distances = [state.alignment @ frame if state.alignment else frame], [sweeper.distance(state)]
+        alignments, distances = [Alignment(found.spec, state.elements) @ frame], [sweeper.distance(state)]
         for number in range(sweeps):
             sweeper.sweep(state, order, layers_first=from_embeddings and number == 0)
             distances.append(sweeper.distance(state))
-            alignments.append(state.alignment @ frame if state.alignment else frame)
+            alignments.append(Alignment(found.spec, state.elements) @ frame)
     task = apart.family.task("test")
     paths = {str(k): (g(source.checkpoint), frame.in_frame(anchor.checkpoint)) for k, g in enumerate(alignments)}
     curves = barrier(paths, task, refine=0, build=apart.family.build).curves

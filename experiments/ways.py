@@ -25,8 +25,8 @@ from symfuse.evaluation import barrier
 from symfuse.evaluation.tasks.predicting import Predicting
 from symfuse.groups import Monomial
 from symfuse.io import Checkpoint
-from symfuse.matching.chosen import ROTATABLE
 from symfuse.matching.learned import Learning, learn_universe
+from symfuse.matching.problem import ROTATABLE
 from symfuse.model import Model
 
 VERSION = 2  # of what is kept in the cache folder

@@ -234,7 +234,7 @@ def test_c09_a_stored_alias_that_is_another_tensor(tmp_path: Path) -> None:
     paths = [str(tmp_path / name) for name in ("a", "b", "out")]
     words = f"a: {alias} is bert.embeddings.word_embeddings.weight by config.json"
     refused(tmp_path, 4, words, "merge", *paths[:2], "-o", paths[2])
-    words = f"a: config.json says that {alias} is bert.embeddings.word_embeddings.weight"
+    words = f"a: {alias} is bert.embeddings.word_embeddings.weight by config.json"
     refused(tmp_path, 4, words, "align", paths[0], "--to", paths[1], "-o", paths[2])
 
 
@@ -337,7 +337,7 @@ def test_an_alignment_of_other_models_is_neither_applied_nor_composed(what: str)
 def saved(tmp_path: Path, change: Callable[[dict[str, Tensor]], object]) -> Path:
     """An alignment file in which tensors were changed."""
     path = symfuse.match(model(seed=1), to=model(seed=2)).save(tmp_path / "alignment.safetensors")
-    with symfuse.alignment.alignment.safe_open(path, "pt") as file:
+    with symfuse.alignment.file.safe_open(path, "pt") as file:
         meta = {key: value for key, value in file.metadata().items() if key != "sha256"}  # as before checksums
     tensors = load_file(path)
     change(tensors)

@@ -124,7 +124,7 @@ def match(
 
     axes: what to match: "attention" (per-head rotations of query/key and value/output; Zhang et al. 2025, Theorem
     4.1, Algorithm 1), "ffn" (neurons, exact assignment), "heads", "residual", "pooler", single axes, or "all";
-    "auto": attention and ffn of models in one basis (a fine-tune), else all. layers: which, as "0-4" or "tail:3".
+    "auto": attention and ffn of models in one basis (a fine-tune), else all. layers: which, as "0-4" or "last:3".
     scaling: also rescale (Eq. 11–12), by default only from the weights. groups: by axis the name of the group to
     match with, {"qk": "orthogonal", "residual": "permutation"}, or "none"; it must be a subgroup of what is declared,
     and its axis is matched also if `axes` does not name it. variants: inexact ones, by which the moved model computes

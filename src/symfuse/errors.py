@@ -1,26 +1,19 @@
 """Every error that symfuse raises on purpose, and the exit code with which the command line ends.
 
-    SymfuseError                 1
-    ├── CheckpointError          3   a file, an index or a config that cannot be read as it stands
-    ├── LayoutError              4   a declaration that does not parse, or does not fit a tensor
-    ├── SpecError                4   a checkpoint whose tensors are not those that its family declares
-    ├── UnknownArchitectureError 4   a family that symfuse has no declaration for
-    ├── IncompatibleError        5   models that cannot be aligned or merged with each other
-    ├── SymmetryError            6   an operation that a symmetry group does not allow
-    ├── VerificationError        7   two models that should compute the same thing and do not
-    ├── OutputError              8   a target that cannot be written
-    ├── DataError                9   texts, tables or images that cannot be read, or that a task cannot use
-    └── OptionError              2   an option or argument that makes no sense
-
 A message says what is wrong, where (file, tensor, key), what was expected and found, and the way out.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 import warnings
 from typing import ClassVar
+
+# Notes and warnings also go here; nothing is printed of it unless the program that imports symfuse sets it up.
+LOGGER = logging.getLogger("symfuse")
+LOGGER.addHandler(logging.NullHandler())
 
 # In URLs: who logs in and how, and what follows a question mark (tokens, signatures).
 SECRETS = re.compile(r"""(://)(?!\*\*\*@)[^\s/?#"'<>]*@|(://[^\s?#"'<>]*\?)[^\s#"'<>),;\]\\]+""")
@@ -45,6 +38,7 @@ def warn_caller(text: str) -> None:
         "beartype",
     ):
         depth, frame = depth + 1, frame.f_back
+    LOGGER.warning("%s", printable(text))
     warnings.warn(text, SymfuseWarning, stacklevel=depth)
 
 
@@ -67,67 +61,50 @@ class SymfuseError(Exception):
 
     exit_code: ClassVar[int] = 1
 
+    def __init_subclass__(cls, *, exit_code: int = 1) -> None:
+        cls.exit_code = exit_code
+
     def __init__(self, message: str = "") -> None:
         shown = printable(message)
         half = LONGEST // 2
         super().__init__(shown if len(shown) <= LONGEST else f"{shown[: half - 2]} … {shown[1 - half :]}")
 
 
-class CheckpointError(SymfuseError):
-    """A file, an index or a config cannot be read as it stands."""
-
-    exit_code: ClassVar[int] = 3
-
-
-class LayoutError(SymfuseError):
-    """A layout does not parse, or does not fit the tensor that it declares."""
-
-    exit_code: ClassVar[int] = 4
-
-
-class SpecError(SymfuseError):
-    """The tensors of a checkpoint are not those that its family declares."""
-
-    exit_code: ClassVar[int] = 4
-
-
-class UnknownArchitectureError(SymfuseError):
-    """symfuse has no declaration for this family of models."""
-
-    exit_code: ClassVar[int] = 4
-
-
-class IncompatibleError(SymfuseError):
-    """These models cannot be aligned or merged with each other."""
-
-    exit_code: ClassVar[int] = 5
-
-
-class SymmetryError(SymfuseError):
-    """A symmetry group does not allow this operation."""
-
-    exit_code: ClassVar[int] = 6
-
-
-class VerificationError(SymfuseError):
-    """Two models that should compute the same thing do not."""
-
-    exit_code: ClassVar[int] = 7
-
-
-class OutputError(SymfuseError):
-    """The target cannot be written."""
-
-    exit_code: ClassVar[int] = 8
-
-
-class DataError(SymfuseError):
-    """Texts, tables or images to evaluate on cannot be read, or are not what a task needs."""
-
-    exit_code: ClassVar[int] = 9
-
-
-class OptionError(SymfuseError):
+class OptionError(SymfuseError, exit_code=2):
     """An option or argument makes no sense, or contradicts another."""
 
-    exit_code: ClassVar[int] = 2
+
+class CheckpointError(SymfuseError, exit_code=3):
+    """A file, an index or a config cannot be read as it stands."""
+
+
+class LayoutError(SymfuseError, exit_code=4):
+    """A layout does not parse, or does not fit the tensor that it declares."""
+
+
+class SpecError(SymfuseError, exit_code=4):
+    """The tensors of a checkpoint are not those that its family declares."""
+
+
+class UnknownArchitectureError(SymfuseError, exit_code=4):
+    """symfuse has no declaration for this family of models."""
+
+
+class IncompatibleError(SymfuseError, exit_code=5):
+    """These models cannot be aligned or merged with each other."""
+
+
+class SymmetryError(SymfuseError, exit_code=6):
+    """A symmetry group does not allow this operation."""
+
+
+class VerificationError(SymfuseError, exit_code=7):
+    """Two models that should compute the same thing do not."""
+
+
+class OutputError(SymfuseError, exit_code=8):
+    """The target cannot be written."""
+
+
+class DataError(SymfuseError, exit_code=9):
+    """Texts, tables or images to evaluate on cannot be read, or are not what a task needs."""

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import html
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+SCHEMA = 1  # the version of the keys of documents: it rises when one of them gets another meaning
 
 
 def some(names: Iterable[str], limit: int = 5) -> str:
@@ -28,3 +32,23 @@ def suggestion(word: str, known: Iterable[str]) -> str:
     """` (did you mean …?)` for a misspelt word, or nothing if no known one is near."""
     near = nearest(word, known)
     return f" (did you mean {near!r}?)" if near else ""
+
+
+def shown(summary: Callable[[Any], Mapping[str, object]]) -> tuple[Callable[[Any], str], Callable[[Any], str]]:
+    """`__repr__` (one line) and `_repr_html_` (a small table, which notebooks print) of a class, from what is to be
+    shown of an object, by title: counts with their title behind them, other numbers with it before, words alone."""
+
+    def text(title: str, value: object) -> str:
+        if isinstance(value, float):
+            return f"{title} {value:.4g}"
+        return f"{value:,} {title}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+    def short(self: Any) -> str:
+        return f"{type(self).__name__}({', '.join(text(*item) for item in summary(self).items())})"
+
+    def table(self: Any) -> str:
+        cells = {key: f"{one:.4g}" if isinstance(one, float) else str(one) for key, one in summary(self).items()}
+        rows = [f"<tr><th>{html.escape(key)}</th><td>{html.escape(cell)}</td></tr>" for key, cell in cells.items()]
+        return f"<table><caption>{type(self).__name__}</caption>{''.join(rows)}</table>"
+
+    return short, table

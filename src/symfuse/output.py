@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from symfuse.errors import printable
+from symfuse.errors import LOGGER, printable
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -27,8 +28,13 @@ def _started(stack: ExitStack) -> Progress | None:
     return None
 
 
+def log(text: str) -> None:
+    LOGGER.log(logging.INFO if text.startswith("note:") else logging.WARNING, "%s", printable(text))
+
+
 def warn(text: str) -> None:
-    """A line on stderr, also with --quiet and --json."""
+    """A line on stderr, also with --quiet and --json, and in the log."""
+    log(text)
     click.echo(f"symfuse: {printable(text)}", err=True)
 
 
@@ -45,6 +51,8 @@ class Output:
         self._advance: Callable[..., None] | None = None  # the bar that there is now
 
     def say(self, text: str) -> None:
+        if text.startswith(("note:", "warning:")):
+            log(text)
         if not self.as_json and not self.quiet:
             click.echo(printable(text))
 
@@ -78,7 +86,7 @@ class Output:
             import resource
 
             unit = 1 if sys.platform == "darwin" else 1024
-            spent["peak memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+            spent["peak_memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
         return spent
 
     def finish(self, data: dict[str, Any]) -> None:

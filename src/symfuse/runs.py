@@ -145,7 +145,7 @@ def movement(source: Checkpoint, alignment: Alignment, verified: Run | None = No
         elements = [element for instance, element in alignment.elements.items() if instance.axis == axis]
         row["condition"] = max((float(element.condition().max()) for element in elements), default=1.0)
     found = alignment.provenance
-    computed = hasattr(source.tensors, "wide")  # then its lineage is no more than its name
+    computed = source.tensors.computed  # then its lineage is no more than its name
     return {
         "kind": "alignment",
         "symfuse": __version__,
@@ -155,7 +155,7 @@ def movement(source: Checkpoint, alignment: Alignment, verified: Run | None = No
         "paper": PAPERS.get(found.get("from", ""), PAPERS["weights"]),
         "matched": list(matched.values()),
         **{key: found[key] for key in ("descents", "learning") if key in found},
-        "translated biases": len(alignment.shifts),
+        "translated_biases": len(alignment.shifts),
         "frame": list(alignment.frame),
         **({"inexact": list(alignment.variants)} if alignment.variants else {}),
         "verified": verified,

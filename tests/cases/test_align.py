@@ -10,7 +10,7 @@ import torch
 from click.testing import CliRunner
 from torch import Tensor
 
-from contract.tiny import MODELS, marked, model_of
+from contract.tiny import MODELS, marked, model_of, of_all_families
 from matched import match
 from symfuse import api, reports
 from symfuse.alignment import Alignment, random_alignment
@@ -24,7 +24,7 @@ from symfuse.spec import Instance, anatomy
 # `transformers` computes some norms and logits in float32, whatever the dtype of the model.
 SINGLE = {"cohere-lm", "bloom", "modernbert-mlm"}
 # One model of each family; SCEPTR's is the first under another name, XLM-RoBERTa and CamemBERT are RoBERTa's.
-FAMILIES = [
+FAMILIES = of_all_families([
     "torch-relu-post", "bert-mlm", "roberta-mlm", "xlm-roberta-token", "camembert-mlm", "distilbert-mlm",
     "electra-discriminator", "deberta-mlm-v3", "vit-classification", "deit-classification", "gpt2-lm", "llama",
     "mistral-lm", "granite-lm", "smollm3-lm", "qwen2-lm", "qwen3-lm", "gemma-lm", "gemma2-lm", "gemma3-lm", "phi3-lm",
@@ -34,7 +34,8 @@ FAMILIES = [
     "qwen3-mixture-lm", "olmoe-lm", "clip", "clip-text", "clip-vision", "siglip", "siglip-text", "siglip-vision",
     "dinov2-classification", "dinov2-registers-classification", "beit-classification", "modernbert-mlm", "nomic-mlm",
     "eurobert-mlm",
-]  # fmt: skip
+])  # fmt: skip
+FAMILIES.remove("sceptr")
 
 
 def matched(a: Checkpoint) -> set[str]:

@@ -224,7 +224,7 @@ def test_d16_labels_that_overlap_and_differ_are_refused(other: tuple[str, ...], 
     with pytest.raises(IncompatibleError) as caught:
         symfuse.merge([a, b])
     assert says in str(caught.value)
-    assert "--heads" in str(caught.value)
+    assert "--task-heads" in str(caught.value)
     assert "drop" in str(caught.value)
     refused = run("merge", str(tmp_path / "a"), str(tmp_path / "b"), "-o", str(tmp_path / "out"))
     assert (refused.exit_code, (tmp_path / "out").exists()) == (5, False)

@@ -16,7 +16,6 @@ from torch import Tensor
 import symfuse
 from attacks import kinds
 from command import run
-from symfuse import adapters
 from symfuse.adapters.patterns import module_pattern
 from symfuse.errors import LONGEST, CheckpointError, OptionError, SymfuseError, printable
 from symfuse.io import Checkpoint
@@ -276,12 +275,9 @@ def test_d32_a_layer_whose_squares_overflow(which: int) -> None:
 @pytest.mark.parametrize("key", ["rank_pattern", "alpha_pattern"])
 @pytest.mark.parametrize("pattern", ["(a+)+x", "((.|.)*)*x", "(?:(?:e?)*)*x", ".*.*.*.*.*.*.*.*.*x", r"(\w+\.?)+x"])
 def test_d36_patterns_that_never_end(folder: Path, key: str, pattern: str) -> None:
-    """`re` needs hours for each of these; that no name matches them leaves the usual rank."""
-    given = json.loads((folder / "adapter/adapter_config.json").read_text("utf-8"))[key]
-    before = adapters.apply(symfuse.open("a"), "adapter")
-    edit("adapter/adapter_config.json", **{key: {pattern: 5, **given}})
-    after = adapters.apply(symfuse.open("a"), "adapter")
-    assert all(torch.equal(before[name], after[name]) for name in before)
+    """`re` needs hours for each of these."""
+    edit("adapter/adapter_config.json", **{key: {pattern: 5}})
+    refused(3, f"adapter_config.json: {key}: the pattern", "merge", "a+adapter", "b", "-o", "out")
 
 
 @pytest.mark.parametrize(

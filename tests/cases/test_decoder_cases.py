@@ -20,7 +20,7 @@ from symfuse.alignment import Alignment, random_alignment
 from symfuse.errors import OptionError, SymmetryError, UnknownArchitectureError
 from symfuse.groups import Monomial, Orthogonal, PositiveMonomial, Rotary, Sign, SignedMonomial
 from symfuse.io import Checkpoint
-from symfuse.matching.chosen import ROTATABLE
+from symfuse.matching.problem import ROTATABLE
 from symfuse.model import Model
 from symfuse.rewriting import canonical
 from symfuse.spec import Instance

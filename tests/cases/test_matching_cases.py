@@ -22,7 +22,7 @@ from symfuse import api, reports
 from symfuse.alignment import Alignment, random_alignment
 from symfuse.errors import SymfuseError
 from symfuse.io import Checkpoint
-from symfuse.matching.chosen import ROTATABLE
+from symfuse.matching.problem import ROTATABLE
 from symfuse.model import Model
 from symfuse.rewriting import canonical
 from symfuse.verification import random_inputs

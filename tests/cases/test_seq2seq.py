@@ -17,7 +17,7 @@ from symfuse.errors import OptionError, SpecError
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
 from symfuse.matching.axes import choose_axes
-from symfuse.matching.chosen import rotatable
+from symfuse.matching.problem import rotatable
 from symfuse.model import Model
 from symfuse.modules import live
 from symfuse.rewriting import canonical

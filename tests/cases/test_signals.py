@@ -17,7 +17,7 @@ import torch
 from command import everything, run
 from symfuse import signals
 from symfuse.executors import Threads
-from symfuse.io import Checkpoint
+from symfuse.io import Checkpoint, readahead
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -235,7 +235,7 @@ def test_d44_reading_ahead_is_optional(models: Path, tmp_path: Path, monkeypatch
     monkeypatch.setattr(
         threading.Thread, "start", lambda self: (no_thread if self.name == "read ahead" else start)(self)
     )
-    assert ahead.read_ahead([str(models / "a")]) is None
+    assert readahead.read_ahead([str(models / "a")]) is None
     result = run("merge", str(models / "a"), str(models / "b"), "-o", str(tmp_path / "out"), "-q")
     assert result.exit_code == 0, result.output
 

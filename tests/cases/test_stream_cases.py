@@ -31,7 +31,7 @@ from symfuse.groups import (
     Signed,
 )
 from symfuse.io import Checkpoint
-from symfuse.matching.chosen import ROTATABLE
+from symfuse.matching.problem import ROTATABLE
 from symfuse.model import Model
 from symfuse.rewriting import canonical
 from symfuse.spec import Instance

@@ -21,7 +21,7 @@ from symfuse.groups import Centred, Monomial, Permutation, Similarity
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
 from symfuse.matching import choose_axes
-from symfuse.matching.chosen import ROTATABLE, rotatable
+from symfuse.matching.problem import ROTATABLE, rotatable
 from symfuse.model import Model
 from symfuse.modules import live
 from symfuse.rewriting import canonical, fold_norms, fold_scales

@@ -119,8 +119,8 @@ def test_align(models: Path) -> None:
     before = everything(models)
     run_ = data("align", "a", "--to", "b", "-o", "out", "--axes", "attention,ffn")
     assert set(run_) == {
-        "kind", "symfuse", "source", "anchor", "options", "paper", "matched", "translated biases", "distance",
-        "verified", "frame", "output", "seconds", "peak memory",
+        "kind", "symfuse", "source", "anchor", "options", "paper", "matched", "translated_biases", "distance",
+        "verified", "frame", "output", "seconds", "peak_memory",
     }  # fmt: skip
     assert run_["output"] == "out"
     for key, name in (("source", "a"), ("anchor", "b")):
@@ -142,7 +142,7 @@ def test_align(models: Path) -> None:
         "model.safetensors", "config.json", "symfuse.json", "README.md", "alignment.symfuse",
     }  # fmt: skip
     written = json.loads((out / "symfuse.json").read_text("utf-8"))
-    cost = ("seconds", "peak memory")  # in the file that of matching
+    cost = ("seconds", "peak_memory")  # in the file that of matching
     assert {key: value for key, value in written.items() if key not in cost} == {
         key: value for key, value in run_.items() if key not in ("output", *cost)
     }
@@ -222,7 +222,7 @@ def test_distance(models: Path) -> None:
     found = data("distance", "a", "b")
     assert set(found) == {
         "kind", "source", "anchor", "before", "after", "left", "relative", "cosine", "by_axis", "by_layer",
-        "by_layer_and_axis", "by_tensor", "seconds", "peak memory",
+        "by_layer_and_axis", "by_tensor", "seconds", "peak_memory",
     }  # fmt: skip
     assert found["left"] == pytest.approx(found["after"] / found["before"])
     before = api.distance("a", "b")
@@ -246,7 +246,7 @@ def test_merge(models: Path) -> None:
         "kind", "symfuse", "method", "paper", "recipe", "merged", "models", "inputs", "weights", "base", "why base",
         "tokenizer",
         "heads", "seed", "anchor", "align", "alignments", "notes", "warnings", "output", "seconds",
-        "peak memory",
+        "peak_memory",
     }  # fmt: skip
     assert (run_["models"], run_["weights"], run_["anchor"], run_["alignments"]) == (
         ["a", "b"],

@@ -86,7 +86,7 @@ PLANE = ("--data", "t.txt", "--steps", "2")
 
 def test_evaluate(place: Path) -> None:
     found = data("evaluate", "a", "b", "--data", "t.txt", "-o", "run")
-    assert set(found) == {"kind", "task", "models", "seconds", "peak memory"}
+    assert set(found) == {"kind", "task", "models", "seconds", "peak_memory"}
     assert read(Path("run/evaluation.json")) == found
     assert (found["task"]["task"], found["task"]["data"]) == ("masked-lm", "t.txt")
     task = api.task(None, "t.txt", "a")
@@ -94,7 +94,7 @@ def test_evaluate(place: Path) -> None:
         score = api.score(name, task)
         assert (one["name"], one["loss"], one["metrics"]) == (name, score.loss, dict(score.metrics))
         assert 0 < one["seconds"] <= found["seconds"]
-    assert found["peak memory"] > 2**20
+    assert found["peak_memory"] > 2**20
     text = done("evaluate", "a", "b", "--data", "t.txt").stdout
     assert all(f"{one['loss']:.4f}" in text for one in found["models"])
     assert done("evaluate", "a", "--data", "t.txt", "--quiet", "-o", "again").output == ""
@@ -120,7 +120,7 @@ def test_barrier(place: Path) -> None:
     found = data("barrier", "a", "b", *PATH, *(word for name in names for word in ("--align", name)), "-o", "run")
     assert read(Path("run/barrier.json")) == found
     assert (found["kind"], found["source"], found["anchor"]) == ("barrier", "a", "b")
-    assert {"seconds", "peak memory"} <= set(found)
+    assert {"seconds", "peak_memory"} <= set(found)
     curves = {curve["name"]: curve for curve in found["curves"]}
     assert list(curves) == ["none", "permutation", "rotation", "scaling", "qk,v", "mine"]
     task = api.task(None, "t.txt", "b")
@@ -141,7 +141,7 @@ def test_models_are_compared_in_the_frame_of_the_alignment(place: Path) -> None:
     found = data("barrier", "gpt2", "gpt2-b", *PATH, "--align", "residual")
     plain, aligned, folded = found["curves"]
     assert (plain["name"], aligned["name"]) == ("none", "residual")
-    assert list(aligned["left of"]) == [folded["name"], "none"]
+    assert list(aligned["left_of"]) == [folded["name"], "none"]
     assert aligned["distance"] < folded["distance"]
     for end in (0, -1):
         losses = [curve["points"][end]["loss"] for curve in (plain, aligned, folded)]
@@ -238,7 +238,7 @@ def test_symfuse_json_says_what_matching_took(place: Path) -> None:
     done("align", "a", "--to", "b", "-o", "moved", "-q")
     found = json.loads(Path("moved/symfuse.json").read_text("utf-8"))
     assert 0 < found["seconds"] < data("align", "a", "--to", "b", "-o", "again")["seconds"] + 60
-    assert found["peak memory"] > 2**20
+    assert found["peak_memory"] > 2**20
     done("merge", "a", "b", "-o", "merged", "--align", "all", "-q")
     (one,) = json.loads(Path("merged/symfuse.json").read_text("utf-8"))["alignments"]
     assert one["seconds"] > 0

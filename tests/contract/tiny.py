@@ -8,13 +8,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import Any
 
 import pytest
 import torch
 import transformers
 from torch import Tensor
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from symfuse.alignment import Alignment, random_alignment
 from symfuse.architectures.torch_encoder import build
@@ -157,17 +158,17 @@ def randomise(module: torch.nn.Module, seed: int) -> torch.nn.Module:
     return module.double().eval()
 
 
-def own_head(make: Callable[..., Checkpoint]) -> Callable[..., Checkpoint]:
+def own_head(make: Any) -> Callable[..., Checkpoint]:
     """T5 v1.1 as it was published, with a head of its own, which `transformers` 5 takes if the file has one."""
 
-    def with_head(seed: int = 0) -> Checkpoint:
+    def with_head(seed: int = 0, **_config: object) -> Checkpoint:
         tied = make(seed)
         shape, rng = tied["shared.weight"].shape, torch.Generator().manual_seed(seed + 1000)
         head = torch.randn(shape, generator=rng, dtype=torch.float64) * 0.3
         config = {**tied.config, "tie_word_embeddings": False}
         return tied.replace(tensors={**tied, "lm_head.weight": head}, config=config)
 
-    return with_head
+    return partial(with_head, config_class=make.keywords["config_class"])
 
 
 def hf(class_name: str, config: transformers.PreTrainedConfig, seed: int = 0) -> Checkpoint:
@@ -234,10 +235,11 @@ def real(checkpoint: Checkpoint) -> torch.nn.Module:
 
 
 def of(class_name: str, config_class: str, base: dict[str, object], **options: object) -> Callable[..., Checkpoint]:
-    def make(seed: int = 0) -> Checkpoint:
-        return hf(class_name, getattr(transformers, config_class)(**(base | options)), seed)
+    return partial(_of, class_name=class_name, config_class=config_class, fields=base | options)
 
-    return make
+
+def _of(seed: int = 0, *, class_name: str, config_class: str, fields: dict[str, object]) -> Checkpoint:
+    return hf(class_name, getattr(transformers, config_class)(**fields), seed)
 
 
 # label → a function from a seed to a checkpoint. Every contract test runs over this table.
@@ -538,6 +540,27 @@ OTHER_HEADS = {
     "electra-token", "electra-question", "deberta", "deberta-mlm-untied", "deberta-sequence-c2p-shared",
     "deberta-choice", "deit-masked", "gpt2", "gpt2-sequence", "gpt2-question",
 }  # fmt: skip
+
+
+# model_type by class of configs, of which none is imported for it.
+CONFIGS = {config: model_type for model_type, config in CONFIG_MAPPING_NAMES.items()}
+
+
+def family(label: str) -> str:
+    """The `model_type` of a tiny model, without making it."""
+    make: Any = MODELS[label]
+    if not isinstance(make, partial):
+        return "sceptr" if make is sceptr else "torch_transformer_encoder"
+    return CONFIGS[make.keywords["config_class"]]
+
+
+def of_all_families(labels: Iterable[str]) -> list[str]:
+    """The labels, and of families that none of them is of the last one of each: new families take part without being
+    named."""
+    named = list(labels)
+    others = {family(label): label for label in MODELS}
+    there = {family(label) for label in named}
+    return [*named, *(label for name, label in others.items() if name not in there)]
 
 
 def marked(labels: Iterable[str]) -> list[Any]:

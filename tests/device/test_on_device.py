@@ -296,10 +296,10 @@ def test_the_next_block_is_on_its_way_while_one_is_used() -> None:
 # ---- running models
 
 TASKS: dict[str, Callable[[Sequence[Checkpoint], Any, str], Any]] = {
-    "score": lambda m, t, device: api.score(m[1], t, device=device).to_json(),
-    "ensemble": lambda m, t, device: api.score(m, t, device=device).to_json(),
-    "barrier": lambda m, t, device: api.barrier(m[1], m[2], t, points=3, refine=0, device=device).to_json(),
-    "landscape": lambda m, t, device: api.landscape({c.name: c for c in m}, t, steps=2, device=device).to_json(),
+    "score": lambda m, t, device: api.score(m[1], t, device=device).to_dict(),
+    "ensemble": lambda m, t, device: api.score(m, t, device=device).to_dict(),
+    "barrier": lambda m, t, device: api.barrier(m[1], m[2], t, points=3, refine=0, device=device).to_dict(),
+    "landscape": lambda m, t, device: api.landscape({c.name: c for c in m}, t, steps=2, device=device).to_dict(),
     "fisher": lambda m, t, device: values(api.collect(m[1], t, "fisher", device=device).tensors),
     "gram": lambda m, t, device: values(api.collect(m[1], t, "gram", device=device).tensors),
     "fisher merge": lambda m, t, device: values(api.merge(m[1:], method="fisher", data=t, device=device)),

@@ -103,7 +103,7 @@ def without_times(found: dict[str, bytes]) -> dict[str, object]:
 
     def kept(value: Any) -> Any:
         if isinstance(value, dict):
-            return {key: kept(one) for key, one in value.items() if key not in ("seconds", "peak memory")}
+            return {key: kept(one) for key, one in value.items() if key not in ("seconds", "peak_memory")}
         return [kept(one) for one in value] if isinstance(value, list) else value
 
     return {**found, "symfuse.json": kept(json.loads(found["symfuse.json"]))}

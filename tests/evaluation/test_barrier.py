@@ -139,7 +139,7 @@ def test_each_definition_is_refined_beside_its_own_maximum(slope: float) -> None
     assert found.peak_over_mean.at == pytest.approx(top, abs=1e-3)
     mean = (1 - 0.09 + 1 - 0.49 + slope) / 2
     assert found.barrier_over_mean == pytest.approx(1 - (top - 0.3) ** 2 + slope * top - mean, abs=1e-6)
-    assert (found.to_json()["at"], found.to_json()["at over mean"]) == (found.peak.at, found.peak_over_mean.at)
+    assert (found.to_dict()["at"], found.to_dict()["at_over_mean"]) == (found.peak.at, found.peak_over_mean.at)
 
 
 @pytest.mark.parametrize("refine", [0, 1, 3])
@@ -218,7 +218,7 @@ def test_of_a_barrier_within_rounding_nothing_can_be_left(dtype: torch.dtype) ->
     assert [found.share("g", base) for base in ("within", "last digit", "level")] == [None] * 3
     assert found.share("g", "g") == 1.0
     assert found.share("level", "g") == 0.0
-    assert found.to_json()["curves"][-1]["left of"]["last digit"] is None
+    assert found.to_dict()["curves"][-1]["left_of"]["last digit"] is None
 
 
 def test_the_dtype_of_the_evaluation_says_what_rounding_is() -> None:
@@ -257,7 +257,7 @@ def test_the_baseline_is_taken_in_both_parametrisations() -> None:
         pairs, lambda m: math.sin(next(m.parameters()).item()), baselines={"g": ("none, folded", "none")}, refine=0
     )
     assert found.share("g", "none") == found.curves["g"].barrier / found.curves["none"].barrier
-    assert list(found.to_json()["curves"][2]["left of"]) == ["none, folded", "none"]
+    assert list(found.to_dict()["curves"][2]["left_of"]) == ["none, folded", "none"]
 
 
 def test_live_modules_stay_as_they_are_and_an_unrounded_midpoint_is_the_mean() -> None:
@@ -404,7 +404,7 @@ def test_batches_for_statistics_may_come_one_by_one_and_are_counted_only_if_they
     assert once.curves["none"].points[1] != once.curves["none"].points[0]
     numbers = barrier({"none": (Number(0.0), Number(1.0))}, well, points=3, refine=0, renew=iter(batches))
     assert numbers.renewed == 0
-    assert "batch statistics" not in numbers.to_json()
+    assert "batch_statistics" not in numbers.to_dict()
     with pytest.raises(OptionError, match="renew: Normed does not take"):
         barrier(pair, loss, points=3, refine=0, renew=[*batches, {"x": torch.zeros(4, 2)}])
 

@@ -295,8 +295,8 @@ def test_c57_batch_statistics_are_taken_anew_at_inner_points_only_and_only_if_th
     torch.testing.assert_close(seen[middle][0], (a.norm.bias + b.norm.bias).detach() / 2, rtol=0, atol=1e-5)
     torch.testing.assert_close(seen[middle][1], gain.detach(), rtol=0.02, atol=0)
     assert float((old[middle][1] - gain).detach().abs().max()) > 0.2  # interpolated they are wrong
-    assert renewed.to_json()["batch statistics"] == "taken anew from 4 batches at inner points"
-    assert "batch statistics" not in plain.to_json()
+    assert renewed.to_dict()["batch_statistics"] == "taken anew from 4 batches at inner points"
+    assert "batch_statistics" not in plain.to_dict()
     assert a.norm.momentum == 0.1
     with pytest.raises(OptionError, match="no batches to take the statistics"):
         barrier({"none": (a, b)}, loss, points=3, refine=0, renew=[])

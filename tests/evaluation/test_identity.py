@@ -245,7 +245,7 @@ def test_it_is_the_same_in_every_process() -> None:
 from pathlib import Path
 import torch
 from torch import nn
-from symfuse.evaluate.identity import identity
+from symfuse.evaluation.identity import identity
 def loss(module, names=frozenset(["b", "a", "c"])):
     return {"x", "y", "z"} | names
 class Own:

@@ -60,7 +60,7 @@ def test_the_plane_keeps_all_distances_and_the_loss_is_that_of_the_point() -> No
         for j, x in enumerate(found.xs):
             point = vectors[0] + x * first + y * second
             assert found.scores[i][j].loss == pytest.approx((point @ point).item(), rel=1e-12)
-            assert found.to_json()["loss"][i][j] == found.scores[i][j].loss
+            assert found.to_dict()["loss"][i][j] == found.scores[i][j].loss
     assert found.scores[0][-1].loss != pytest.approx(found.scores[-1][0].loss, rel=0.1)  # rows are not columns
     assert [score.loss for score in found.corners] == [bowl(m) for m in MODELS.values()]
     for axis, ticks in enumerate((found.xs, found.ys)):
@@ -71,7 +71,7 @@ def test_the_plane_keeps_all_distances_and_the_loss_is_that_of_the_point() -> No
 
 def test_the_metrics_stand_where_the_losses_do() -> None:
     found = landscape(MODELS, lambda m: Score(bowl(m), {"twice": 2 * bowl(m)}, 1), steps=3, margin=0.1)
-    document = found.to_json()
+    document = found.to_dict()
     assert document["metrics"]["twice"] == [[2 * loss for loss in row] for row in document["loss"]]
 
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +23,7 @@ from symfuse.errors import CheckpointError, OptionError, OutputError, SymfuseErr
 from symfuse.executors import Ray
 from symfuse.executors import ray as module
 from symfuse.io import Checkpoint, TensorInfo
+from symfuse.io.lazy import Lazy
 from symfuse.model import Model
 
 Ray()  # which tells Ray, before it is imported, what not to print
@@ -67,21 +68,24 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: place / name for name in "ab"}
 
 
-class Slow(Mapping[str, Tensor]):
+INFOS = {f"t{n}": TensorInfo(torch.float32, (50, 40)) for n in range(6)}
+
+
+class Slow(Lazy):
     """Tensors that take their time, and note in a folder who made them; at one of them something happens."""
 
-    infos: ClassVar = {f"t{n}": TensorInfo(torch.float32, (50, 40)) for n in range(6)}
     size = 50 * 40 * 4  # bytes of a tensor, which is a shard
 
     def __init__(
         self, notes: Path, seconds: float = 0.2, at: str = "", happens: Callable[[Path], Any] | None = None
     ) -> None:
+        super().__init__(INFOS)
         self.notes, self.seconds, self.at, self.happens = notes, seconds, at, happens
 
-    def __getitem__(self, name: str) -> Tensor:
+    def wide(self, name: str) -> Tensor:
         return torch.randn(50, 40, generator=torch.Generator().manual_seed(int(name[1:])))
 
-    def blocks(self, name: str) -> Iterator[Tensor]:
+    def saved(self, name: str) -> Iterator[Tensor]:
         with (self.notes / name).open("a") as file:
             file.write(f"{os.getpid()}\n")
         first, second = self[name].split(25)
@@ -91,12 +95,6 @@ class Slow(Mapping[str, Tensor]):
         time.sleep(self.seconds)
         yield second
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.infos)
-
-    def __len__(self) -> int:
-        return len(self.infos)
-
     def made(self) -> dict[str, list[int]]:
         """By tensor, the processes that began it."""
         return {path.name: [int(line) for line in path.read_text().split()] for path in sorted(self.notes.iterdir())}
@@ -105,7 +103,7 @@ class Slow(Mapping[str, Tensor]):
 def slow(place: Path, **how: Any) -> tuple[Slow, Checkpoint]:
     place.mkdir()
     tensors = Slow(place, **how)
-    return tensors, Checkpoint(tensors, {"model_type": "none"}, name="slow", infos=tensors.infos)
+    return tensors, Checkpoint(tensors, {"model_type": "none"}, name="slow")
 
 
 @pytest.fixture(scope="module")
@@ -236,11 +234,11 @@ def test_what_is_finished_is_not_made_again(
         checkpoint.save(tmp_path / "out", executor=ray if first == "ray" else None, **how)
     [folder] = hidden(tmp_path)
     done = set((tmp_path / folder / ".journal").read_text().replace('"', "").split()[1:])
-    assert set() < done <= set(Slow.infos) - {"t3"}  # it began when one of the first three had ended
+    assert set() < done <= set(INFOS) - {"t3"}  # it began when one of the first three had ended
     rest, checkpoint = slow(tmp_path / "rest", seconds=0.0)
     out = checkpoint.save(tmp_path / "out", executor=None if first == "ray" else ray, **how)
     assert everything(out) == expected  # type: ignore[arg-type]
-    assert rest.made().keys() == Slow.infos.keys() - done
+    assert rest.made().keys() == INFOS.keys() - done
     assert hidden(tmp_path) == []
 
 

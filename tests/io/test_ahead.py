@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from symfuse.io import readahead
+
 Read = list[tuple[str, int, int]]
 
 
@@ -22,7 +24,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Read:
         return count
 
     monkeypatch.setattr(os, "sendfile", sendfile)
-    monkeypatch.setattr(ahead, "PIECE", 10)
+    monkeypatch.setattr(readahead, "PIECE", 10)
     return asked
 
 
@@ -34,7 +36,7 @@ def model(folder: Path, **sizes: int) -> Path:
 
 
 def begin(*sources: str | Path) -> None:
-    thread = ahead.read_ahead(map(str, sources))
+    thread = readahead.read_ahead(map(str, sources))
     assert thread is not None
     thread.join()
 
@@ -51,7 +53,7 @@ def test_no_more_than_a_share_of_memory(tmp_path: Path, read: Read, monkeypatch:
     a = model(tmp_path / "a", x_safetensors=1000)
     monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 40, "SC_PAGE_SIZE": 10}.__getitem__)
     begin(a)
-    assert sum(count for _, _, count in read) == 400 // ahead.SHARE
+    assert sum(count for _, _, count in read) == 400 // readahead.SHARE
 
 
 @pytest.mark.parametrize(("limit", "most"), [("200\n", 200), ("800\n", 400), ("max\n", 400)])
@@ -60,10 +62,10 @@ def test_nor_of_what_the_control_group_may_have(
 ) -> None:
     a = model(tmp_path / "a", x_safetensors=1000)
     monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 40, "SC_PAGE_SIZE": 10}.__getitem__)
-    monkeypatch.setattr(ahead, "GROUP", tmp_path / "memory.max")
-    ahead.GROUP.write_text(limit)
+    monkeypatch.setattr(readahead, "GROUP", tmp_path / "memory.max")
+    readahead.GROUP.write_text(limit)
     begin(a)
-    assert sum(count for _, _, count in read) == most // ahead.SHARE
+    assert sum(count for _, _, count in read) == most // readahead.SHARE
 
 
 def test_the_system_does_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +106,7 @@ def test_the_models_of_a_recipe_and_adapters(tmp_path: Path, read: Read) -> None
 
 
 def test_nothing_to_read(tmp_path: Path) -> None:
-    assert ahead.read_ahead(["no/such", "", "a\0b", str(tmp_path), str(tmp_path / "r.yml")]) is None
+    assert readahead.read_ahead(["no/such", "", "a\0b", str(tmp_path), str(tmp_path / "r.yml")]) is None
 
 
 def test_systems_that_cannot_are_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ from symfuse.errors import CheckpointError, IncompatibleError, OptionError, Outp
 from symfuse.executors import Threads
 from symfuse.executors import threads as executor_module
 from symfuse.io import Checkpoint, check_target
+from symfuse.io.lazy import Held
 from symfuse.io.objects import UNFINISHED, Old
 from symfuse.io.remote import Remote, RemoteFile, place_of
 from symfuse.io.safetensors_file import read_safetensors
@@ -376,10 +377,10 @@ def test_urls_of_files(tmp_path: Path) -> None:
             place_of(source)
 
 
-class Failing(dict[str, Tensor]):
+class Failing(Held):
     """Fails when the last of its tensors is asked for, or another."""
 
-    def blocks(self, name: str) -> Iterator[Tensor]:
+    def saved(self, name: str) -> Iterator[Tensor]:
         if name == list(self)[self.at]:
             raise self.error
         yield self[name]
@@ -482,8 +483,8 @@ def test_what_a_killed_run_has_left_is_replaced_if_asked(
     model, left = symfuse.open(folder), {}  # type: Checkpoint, dict[str, bytes]
     target = url if there else "memory://out"
 
-    class Watched(dict[str, Tensor]):
-        def blocks(self, name: str) -> Iterator[Tensor]:
+    class Watched(Held):
+        def saved(self, name: str) -> Iterator[Tensor]:
             if name == list(self)[-1]:
                 left.update(objects(store, target))
             yield self[name]
@@ -611,8 +612,8 @@ def test_an_upload_that_cannot_be_stopped_is_removed_when_it_ends(
 
     uploads.before_it_is_there["/out/model-00001-of-00002.safetensors"] = last
 
-    class Two(dict[str, Tensor]):
-        def blocks(self, name: str) -> Iterator[Tensor]:
+    class Two(Held):
+        def saved(self, name: str) -> Iterator[Tensor]:
             if name == "t1":
                 assert reached.wait(60)
                 raise CheckpointError("damaged")

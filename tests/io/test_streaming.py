@@ -8,7 +8,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from symfuse.errors import CheckpointError, OutputError
-from symfuse.io import Checkpoint, TensorInfo, write
+from symfuse.io import Checkpoint, TensorInfo, lazy, write
 from symfuse.io import direct as direct_module
 from symfuse.io import open as open_checkpoint
-from symfuse.io import tensors as tensors_module
+from symfuse.io.lazy import Lazy
 from symfuse.io.safetensors_file import read_safetensors
 from symfuse.io.tensors import DTYPES, flat_part
 
@@ -34,33 +34,29 @@ def model(**more: Tensor) -> Checkpoint:
     return Checkpoint(weights | more, {"a": 1}, name="model")
 
 
-class Computed(Mapping[str, Tensor]):
+class Computed(Lazy):
     """Tensors that are not exact in the dtype that they are announced in."""
 
-    def __init__(self, blocks: bool = False) -> None:
-        self.infos = {f"c{n}": TensorInfo(torch.bfloat16, (30, 7)) for n in range(3)}
-        self.computed: list[str] = []
-        if blocks:
-            self.blocks = lambda name: iter(self.wide(name).split(11))
+    def __init__(self, streams: bool = False) -> None:
+        super().__init__({f"c{n}": TensorInfo(torch.bfloat16, (30, 7)) for n in range(3)})
+        self.read_names: list[str] = []
+        self.streams = streams
 
     def wide(self, name: str) -> Tensor:
-        self.computed.append(name)
+        self.read_names.append(name)
         return torch.randn(30, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(int(name[1:])))
 
-    def __getitem__(self, name: str) -> Tensor:
-        return self.wide(name).to(torch.bfloat16)
+    def blocks(self, name: str) -> Iterator[Tensor]:
+        return iter(self.wide(name).split(11)) if self.streams else super().blocks(name)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.infos)
-
-    def __len__(self) -> int:
-        return len(self.infos)
+    def saved(self, name: str) -> Iterator[Tensor]:
+        return self.blocks(name) if self.streams else super().saved(name)
 
 
 def computed(blocks: bool = False) -> tuple[Checkpoint, Computed]:
     tensors = Computed(blocks)
-    checkpoint = Checkpoint(tensors, {}, name="computed", infos=tensors.infos)
-    tensors.computed.clear()  # the type checks of the tests look at a value
+    checkpoint = Checkpoint(tensors, {}, name="computed")
+    tensors.read_names.clear()  # the type checks of the tests look at a value
     return checkpoint, tensors
 
 
@@ -159,12 +155,12 @@ def test_flat_parts(turned: bool) -> None:
 def test_computed_parts_are_unrounded_and_computed_once_for_consecutive_ones() -> None:
     checkpoint, tensors = computed()
     parts = [checkpoint.part("c1", start, start + 70) for start in (0, 70, 140)]
-    assert tensors.computed == ["c1"]
+    assert tensors.read_names == ["c1"]
     assert torch.equal(torch.cat(parts), tensors.wide("c1").reshape(-1))
-    tensors.computed.clear()
+    tensors.read_names.clear()
     checkpoint.part("c2", 0, 3)
     checkpoint.part("c1", 0, 3)
-    assert tensors.computed == ["c2", "c1"]  # one is kept, not all
+    assert tensors.read_names == ["c2", "c1"]  # one is kept, not all
 
 
 def test_threads_do_not_take_each_others_computed_tensors() -> None:
@@ -189,7 +185,7 @@ def test_threads_do_not_take_each_others_computed_tensors() -> None:
 
 def test_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stored = open_checkpoint(model().save(tmp_path / "out"))
-    monkeypatch.setattr(tensors_module, "BLOCK", 1000)
+    monkeypatch.setattr(lazy, "BLOCK", 1000)
     blocks = list(stored.blocks("w1"))
     assert [block.numel() for block in blocks] == [1000] * 408 + [630]
     assert torch.equal(torch.cat(blocks), stored["w1"].reshape(-1))
@@ -202,7 +198,7 @@ def test_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_casting_streams_and_still_refuses_nan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensors_module, "BLOCK", 1000)
+    monkeypatch.setattr(lazy, "BLOCK", 1000)
     stored = open_checkpoint(model().save(tmp_path / "out"))
     cast = stored.to(torch.float32)
     assert len(list(cast.blocks("w1"))) == 409
@@ -246,7 +242,7 @@ def test_the_bytes_do_not_depend_on_the_way(
     monkeypatch.setattr(direct_module, "LEAST", 4096)
     stored = open_checkpoint(tmp_path / "expected")
     for block in (997, 2**21):
-        monkeypatch.setattr(tensors_module, "BLOCK", block)
+        monkeypatch.setattr(lazy, "BLOCK", block)
         options = {"threads": threads, "direct": direct, "max_shard_size": "2MB"}
         assert contents(stored.save(tmp_path / f"out {block}", **options)) == expected  # type: ignore[arg-type]
 

@@ -18,8 +18,8 @@ from symfuse.errors import OptionError
 from symfuse.groups import Group, Monomial, Permutation
 from symfuse.io import Checkpoint
 from symfuse.matching import match_models
-from symfuse.matching.chosen import ROTATABLE, choose
 from symfuse.matching.descent import Descent, Sweeper, descend
+from symfuse.matching.problem import ROTATABLE, problem_of
 from symfuse.matching.workspace import Workspace
 from symfuse.model import Model
 from symfuse.rewriting import canonical
@@ -330,11 +330,11 @@ def test_a_tied_model_is_untied_where_its_stream_is_rotated() -> None:
 
 
 def sweeper(label: str, pool: ThreadPoolExecutor) -> tuple[Sweeper, Workspace]:
-    chosen = choose(*unrelated(label), EVERYTHING, None, scaling=True, frame=PAIRS[label])
-    spec = chosen.spec
-    names = [name for name in spec.tensors if spec.shares(name, chosen.anchor.spec)]
-    theirs, ours = ({name: model.read(name) for name in names} for model in (chosen.anchor, chosen.source))
-    return Sweeper(spec, theirs.__getitem__, list(chosen.groups), chosen.groups, pool, ()), Workspace(spec, ours)
+    problem = problem_of(*unrelated(label), EVERYTHING, None, scaling=True, frame=PAIRS[label])
+    spec = problem.spec
+    names = [name for name in spec.tensors if spec.shares(name, problem.anchor.spec)]
+    theirs, ours = ({name: model.read(name) for name in names} for model in (problem.anchor, problem.source))
+    return Sweeper(spec, theirs.__getitem__, list(problem.groups), problem.groups, pool, ()), Workspace(spec, ours)
 
 
 @some_pairs

@@ -8,7 +8,7 @@ import torch
 import symfuse
 from contract.tiny import case
 from symfuse.alignment import random_alignment
-from symfuse.matching.chosen import ROTATABLE
+from symfuse.matching.problem import ROTATABLE
 from symfuse.model import Model
 from symfuse.rewriting import canonical
 

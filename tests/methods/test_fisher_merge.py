@@ -22,7 +22,7 @@ from symfuse.evaluation import Task
 from symfuse.evaluation.tasks import TASKS, make_task
 from symfuse.evaluation.tasks.base import IGNORED
 from symfuse.io import Checkpoint
-from symfuse.io.tensors import StoredTensors
+from symfuse.io.lazy import StoredTensors
 from symfuse.methods.fisher import fisher_of, log_likelihood, sampled, uniforms
 from symfuse.model import Model
 from symfuse.modules import canonical_names, live

@@ -14,7 +14,7 @@ from evaluation.task_cases import task
 from methods.guided_cases import pair, write
 from symfuse.alignment import random_alignment
 from symfuse.errors import IncompatibleError, OptionError, SymmetryError
-from symfuse.matching.chosen import ROTATABLE
+from symfuse.matching.problem import ROTATABLE
 from symfuse.methods.regmean import gram_of, regmean
 from symfuse.model import Model
 from symfuse.transporting.statistics import moved_statistics

@@ -12,7 +12,7 @@ from symfuse.errors import CheckpointError, VerificationError
 from symfuse.io import Checkpoint
 from symfuse.modules import live
 from symfuse.modules.paging import paged
-from symfuse.verification import outputs as verification
+from symfuse.verification import bench as verification
 from symfuse.verification import random_inputs, run
 
 LABELS = ["llama-lm", "gpt2-lm", "bert-mlm", "vit-classification", "mixtral-lm"]

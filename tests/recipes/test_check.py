@@ -474,7 +474,7 @@ def test_several_recipes_and_json(tmp_path: Path) -> None:
     assert [report.possible for report in reports] == [True, True]
     assert reports[1].models[0].name == "ab"
     for report in reports:
-        data = report.to_json()
+        data = report.to_dict()
         assert json.loads(json.dumps(data)) == data
         assert data["cost"]["tensors"] == 21
         assert data["summary"] == report.summary()

@@ -12,7 +12,7 @@ from contract.tiny import Case, case, real
 from symfuse.alignment import Alignment, random_alignment
 from symfuse.io import Checkpoint
 from symfuse.matching import match_models
-from symfuse.matching.chosen import rotatable
+from symfuse.matching.problem import rotatable
 from symfuse.model import Model
 from symfuse.rewriting import canonical
 from symfuse.verification import Outputs, run

@@ -20,7 +20,7 @@ from symfuse.errors import CheckpointError, IncompatibleError, SymmetryError
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
 from symfuse.matching import match_models
-from symfuse.matching.chosen import ROTATABLE
+from symfuse.matching.problem import ROTATABLE
 from symfuse.model import Model
 from symfuse.rewriting import canonical
 from symfuse.spec import Instance

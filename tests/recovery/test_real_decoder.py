@@ -11,7 +11,7 @@ import symfuse
 from symfuse.alignment import random_alignment
 from symfuse.demo import packages
 from symfuse.io import Checkpoint
-from symfuse.matching.chosen import ROTATABLE
+from symfuse.matching.problem import ROTATABLE
 from symfuse.model import Model
 from symfuse.rewriting import canonical
 

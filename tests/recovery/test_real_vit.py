@@ -15,7 +15,7 @@ import symfuse
 from symfuse.alignment import random_alignment
 from symfuse.demo import packages
 from symfuse.io import Checkpoint
-from symfuse.matching.chosen import rotatable
+from symfuse.matching.problem import rotatable
 from symfuse.model import Model
 from symfuse.rewriting import canonical
 

@@ -21,8 +21,8 @@ from symfuse.matching import match_by_activations
 from symfuse.matching.activations import match_activations
 from symfuse.model import Model
 from symfuse.spec import Instance
-from symfuse.stats.activations import listen
-from symfuse.stats.places import places
+from symfuse.stats.activations import record
+from symfuse.stats.taps import taps
 from symfuse.verification import prove
 
 LABELS = [
@@ -97,7 +97,7 @@ def test_units_that_never_fire_are_not_told_apart(label: str, axis: str) -> None
     found = matched(plant, label)[instance].tensors()
     wanted = random_alignment(plant.home.spec, 3).inverse().elements[instance].tensors()
     spec, *modules = plant.home.spec, real(plant.home.checkpoint), real(plant.moved)
-    ((_, heard),) = listen(spec, *modules, batches(label), places(spec, modules[0], [instance])[instance]).items()
+    ((_, heard),) = record(spec, *modules, batches(label), taps(spec, modules[0], [instance])[instance]).items()
     fires = heard.xx > 1e-12
     assert 0 < int((~fires).sum()) < 6
     assert torch.equal(found["index"][fires], wanted["index"][fires])
@@ -305,7 +305,7 @@ def test_a_head_that_one_of_them_has_not(one: str, other: str) -> None:
 
 
 def test_tokens_that_do_not_count() -> None:
-    """Of what is said with them there is nothing left: another token in their place gives the same."""
+    """Of what is said with them there is nothing left: another token in their tap gives the same."""
     plant = planted("bert-mlm", axes=frozenset({"ffn"}))
     source, anchor = Model.of(plant.moved), Model.of(MODELS["bert-mlm"](seed=9))
     options: dict[str, Any] = {"axes": "ffn", "build": build}

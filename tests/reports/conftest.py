@@ -53,11 +53,11 @@ def documents(alignment: Alignment) -> dict[str, dict[str, Any]]:
         "inputs": "random",
         "rounding": 0.0,
     }
-    run = alignment_run(source, anchor, alignment, proof) | {"seconds": 1.25, "peak memory": 300 * 2**20}
+    run = alignment_run(source, anchor, alignment, proof) | {"seconds": 1.25, "peak_memory": 300 * 2**20}
     run["source"] = run["source"] | {"name": EVIL}
     curves = barrier({"none": (A, B), EVIL: (MOVED, B)}, bumpy, names=("A", EVIL), dtype=torch.float64)
     plane = landscape({EVIL: A, "A (aligned)": MOVED, "B": B}, bumpy, steps=9, dtype=torch.float64)
-    models = [{"name": name, **bumpy(m).to_json(), "seconds": 0.5} for name, m in ((EVIL, A), ("half", MOVED))]
+    models = [{"name": name, **bumpy(m).to_dict(), "seconds": 0.5} for name, m in ((EVIL, A), ("half", MOVED))]
     merge = {
         "kind": "merge", "symfuse": "0.1.0", "method": "linear", "merged": "merge",
         "inputs": [run["source"], run["anchor"]], "alignments": [run],
@@ -66,8 +66,8 @@ def documents(alignment: Alignment) -> dict[str, dict[str, Any]]:
         "alignment": run,
         "merge": merge,
         "distance": {"kind": "distance", "source": "A", "anchor": "B", **run["distance"]},
-        "barrier": curves.to_json(),
-        "landscape": plane.to_json(),
+        "barrier": curves.to_dict(),
+        "landscape": plane.to_dict(),
         "evaluation": {"kind": "evaluation", "task": {"task": "masked-lm", "sha256": "ab" * 32}, "models": models},
     }
 

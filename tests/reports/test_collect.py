@@ -83,7 +83,7 @@ def test_a_broken_alignment_is_named(tmp_path: Path) -> None:
         ("barrier", ("curves", 1, "points", 0, "loss"), "high", "it['curves'][1]['points'][0]['loss'] is str"),
         ("barrier", ("curves", 0, "points", 2, "metrics", "accuracy"), None, "['accuracy'] is null"),
         ("barrier", ("curves", 0, "at"), True, "['at'] is bool, expected int or float"),
-        ("barrier", ("curves", 0, "at over mean"), "x", "it['curves'][0]['at over mean'] is str"),
+        ("barrier", ("curves", 0, "at_over_mean"), "x", "it['curves'][0]['at_over_mean'] is str"),
         ("barrier", ("seconds",), [1.0], "it['seconds'] is list, expected int or float"),
         ("barrier", ("task", "data"), ["a"], "it['task']['data'] is list, expected str"),
         ("landscape", ("loss",), [[1.0, 2.0]], "it['loss'] has length 1, expected 9 as of 'ys'"),
@@ -95,11 +95,11 @@ def test_a_broken_alignment_is_named(tmp_path: Path) -> None:
         ("landscape", ("xs",), [1.0], "it['xs'] has length 1, expected 2 at least"),
         ("landscape", ("models", 0), "a", "it['models'][0] is str, expected an object"),
         ("alignment", ("distance", "by_axis"), {}, "it['distance']['by_axis'] is dict, expected a list"),
-        ("alignment", ("distance", "by_axis", 0, "of whole"), [0.5], "['of whole'] has length 1, expected 2 at least"),
+        ("alignment", ("distance", "by_axis", 0, "of_whole"), [0.5], "['of_whole'] has length 1, expected 2 at least"),
         ("alignment", ("verified",), {"errors": [1]}, "it['verified']['errors'] is list, expected an object"),
         ("alignment", ("verified", "errors", "x"), "y", "it['verified']['errors']['x'] is str"),
         ("alignment", ("verified", "equal"), 1, "it['verified']['equal'] is int, expected bool"),
-        ("alignment", ("translated biases",), "3", "it['translated biases'] is str, expected int"),
+        ("alignment", ("translated_biases",), "3", "it['translated_biases'] is str, expected int"),
         ("merge", ("alignments", 0, "matched", 0, "units"), 1.5, "['units'] is float, expected int"),
         ("distance", ("before",), 10**400, "it['before'] is more than float64 can hold"),
         ("evaluation", ("task",), {}, "it['task'] has no 'task'"),
@@ -121,7 +121,7 @@ def test_damage_is_found_where_it_is(
 def test_what_older_runs_lack_may_be_missing_or_null(missing: bool, documents: Documents) -> None:
     run = json.loads(json.dumps(documents["alignment"]))
     for part in run["distance"]["by_axis"]:
-        part.pop("of whole")
-    keys = ("verified", "seconds", "peak memory", "translated biases", "symfuse")
+        part.pop("of_whole")
+    keys = ("verified", "seconds", "peak_memory", "translated_biases", "symfuse")
     run = {key: value for key, value in run.items() if key not in keys} | ({} if missing else dict.fromkeys(keys))
     assert misfit(run, SHAPES["alignment"]) is None

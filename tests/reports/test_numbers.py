@@ -18,7 +18,7 @@ from symfuse import api
 from symfuse.alignment import random_alignment
 from symfuse.errors import CheckpointError
 from symfuse.evaluation.distance import Distance, Gap, Piece
-from symfuse.matching.chosen import ROTATABLE
+from symfuse.matching.problem import ROTATABLE
 from symfuse.model import Model
 from symfuse.reports import distances
 from symfuse.reports.charts import curve_chart, distance_bars, reordering_chart, share_map, turn_chart
@@ -97,7 +97,7 @@ def test_distances_and_their_parts_of_the_whole(key: str, tmp_path: Path, docume
 def test_runs_without_parts_of_the_whole(tmp_path: Path, documents: Documents) -> None:
     run = copy.deepcopy(documents["distance"])
     for row in run["by_axis"]:
-        del row["of whole"]
+        del row["of_whole"]
     table = shown(tmp_path, run).table("Squared distances by axis")
     assert set(table.column("of whole")) == set(table.column("of whole, after")) == {"–"}
     assert table.column("before") == [row["before"] for row in run["by_axis"]]
@@ -110,9 +110,9 @@ def test_parts_of_the_whole() -> None:
         )
 
     rows = distances(found(3.0, 1.0), found(1.0, 1.0))["by_axis"]
-    assert [row["of whole"] for row in rows] == [[0.75, 0.5], [0.25, 0.5]]
+    assert [row["of_whole"] for row in rows] == [[0.75, 0.5], [0.25, 0.5]]
     assert [(row["before"], row["after"], row["share"]) for row in rows] == [(3.0, 1.0, 1 / 3), (1.0, 1.0, 1.0)]
-    assert distances(found(3.0, 1.0), found(0.0, 0.0))["by_axis"][0]["of whole"] == [0.75, None]
+    assert distances(found(3.0, 1.0), found(0.0, 0.0))["by_axis"][0]["of_whole"] == [0.75, None]
 
 
 def test_pictures_of_distances(documents: Documents) -> None:
@@ -125,7 +125,7 @@ def test_pictures_of_distances(documents: Documents) -> None:
         for i, when in enumerate(("before", "after")):
             one = [value for value in values if value["when"] == when]
             assert [value["value"] for value in one] == [row[when] for row in rows]
-            assert [value["of whole"] for value in one] == [row["of whole"][i] for row in rows]
+            assert [value["of whole"] for value in one] == [row["of_whole"][i] for row in rows]
     both = run["by_layer_and_axis"]
     tiles = share_map(both)["data"]["values"]
     for row, tile in zip(both, tiles, strict=True):
@@ -160,18 +160,18 @@ def test_the_table_of_barriers(tmp_path: Path, barrier: dict[str, Any]) -> None:
     assert table.column("loss at λ = 0") == [line[0] for line in losses]
     assert table.column("at λ = 1") == [line[-1] for line in losses]
     for title, key in (
-        ("distance", "distance"), ("barrier", "barrier"), ("over the mean", "barrier over mean"),
+        ("distance", "distance"), ("barrier", "barrier"), ("over the mean", "barrier_over_mean"),
         ("λ of the maximum", "at"),
     ):  # fmt: skip
         assert table.column(title) == [curve[key] for curve in curves]
-    assert table.column("share of none")[1] == curves[1]["left of"]["none"]
-    lowest = [min(range(2), key=lambda i: curves[i][key]) for key in ("barrier", "barrier over mean")]
+    assert table.column("share of none")[1] == curves[1]["left_of"]["none"]
+    lowest = [min(range(2), key=lambda i: curves[i][key]) for key in ("barrier", "barrier_over_mean")]
     assert table.best == set(zip(lowest, ("barrier", "over the mean"), strict=True))
 
 
 def test_where_the_loss_is_highest_over_the_mean(tmp_path: Path, barrier: dict[str, Any]) -> None:
-    run = broken(barrier, "curves", 0, "at over mean", value=0.375)
-    run["curves"][1].pop("at over mean", None)  # as in older runs
+    run = broken(barrier, "curves", 0, "at_over_mean", value=0.375)
+    run["curves"][1].pop("at_over_mean", None)  # as in older runs
     table = barriers(shown(tmp_path, run))
     assert table.column("λ of this maximum") == [0.375, "–"]
     head = table.head
@@ -185,7 +185,7 @@ def test_a_maximum_that_is_only_rounding_has_no_place_and_is_not_the_best(
     third = copy.deepcopy(run["curves"][1]) | {"name": "third"}
     run["curves"].append(third)
     for curve, height in zip(run["curves"], (3e-8, 2e-8, 0.5), strict=True):
-        heights = {"barrier": height, "barrier over mean": height, "at": 0.8, "at over mean": 0.7}
+        heights = {"barrier": height, "barrier_over_mean": height, "at": 0.8, "at_over_mean": 0.7}
         curve |= heights | {"rounding": 1e-7}
     found = shown(tmp_path, run)
     table = barriers(found)
@@ -390,7 +390,7 @@ def test_a_path_under_an_inexact_alignment_is_marked(tmp_path: Path) -> None:
     source, anchor = (MODELS["bert"](seed) for seed in (0, 1))
     inexact = api.match(source, anchor, axes="attention", variants=("heads-ignored",))
     exact = api.match(source, anchor, axes="ffn")
-    curves = api.barrier(source, anchor, lambda _: 0.0, {"mixed": inexact, "ffn": exact}, points=3).to_json()
+    curves = api.barrier(source, anchor, lambda _: 0.0, {"mixed": inexact, "ffn": exact}, points=3).to_dict()
     assert [curve.get("inexact") for curve in curves["curves"]] == [None, ["heads-ignored"], None]
     found = shown(tmp_path, curves)
     assert found.texts[0] == found.alerts[0] == found.alerts[1]

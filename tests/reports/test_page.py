@@ -83,7 +83,7 @@ def test_sections_without_data_are_left_out(runs: Path) -> None:
 
 def test_the_tables_hold_the_numbers_in_full(text: str, documents: dict[str, dict[str, Any]]) -> None:
     for curve in documents["barrier"]["curves"]:
-        for key in ("barrier", "barrier over mean", "distance"):
+        for key in ("barrier", "barrier_over_mean", "distance"):
             assert f'data-value="{curve[key]!r}"' in text
     for row in documents["alignment"]["distance"]["by_tensor"]:
         assert f'data-value="{row["after"]!r}"' in text

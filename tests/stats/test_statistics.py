@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from symfuse.errors import CheckpointError, IncompatibleError, OptionError, Outp
 from symfuse.groups import Monomial
 from symfuse.io import Checkpoint, TensorInfo
 from symfuse.io import open as open_checkpoint
+from symfuse.io.lazy import Lazy
 from symfuse.model import Model
 from symfuse.stats.statistics import Input, Statistics
 from symfuse.transporting import transport
@@ -229,23 +230,17 @@ def test_the_mean_and_the_norm_are_of_the_tensors(tmp_path: Path) -> None:
         assert one.values == pytest.approx({"count": 3, "mean": every.mean().item(), "norm": every.norm().item()})
 
 
-class Computed(Mapping[str, Tensor]):
+class Computed(Lazy):
     """Tensors that count how often they are computed."""
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
+        super().__init__({name: TensorInfo.of(tensor) for name, tensor in tensors.items()})
         self.tensors = tensors
-        self.infos = {name: TensorInfo.of(tensor) for name, tensor in tensors.items()}
         self.count = 0
 
-    def __getitem__(self, name: str) -> Tensor:
+    def wide(self, name: str) -> Tensor:
         self.count += 1
         return self.tensors[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.infos)
-
-    def __len__(self) -> int:
-        return len(self.infos)
 
 
 def test_what_is_computed_is_computed_once_for_all_its_parts() -> None:

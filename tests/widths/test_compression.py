@@ -9,7 +9,7 @@ import torch
 
 from contract.tiny import GPT2, MODELS, TEXT, case, of, real
 from symfuse.errors import IncompatibleError, SymfuseError
-from symfuse.matching.chosen import rotatable
+from symfuse.matching.problem import rotatable
 from symfuse.model import Model
 from symfuse.rewriting import canonical
 from symfuse.spec import Instance

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from contract.tiny import GPT2, MODELS, TEXT, case, hf, of, real
 from symfuse.errors import CheckpointError, IncompatibleError, OptionError, SpecError, SymmetryError
 from symfuse.io import open as open_checkpoint
-from symfuse.matching.chosen import rotatable
+from symfuse.matching.problem import rotatable
 from symfuse.model import Model
 from symfuse.modules import live
 from symfuse.rewriting import canonical

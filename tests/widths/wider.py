@@ -11,7 +11,7 @@ from torch import Tensor
 
 from contract.tiny import Case, case, real
 from symfuse.architectures import resolve
-from symfuse.matching.chosen import rotatable
+from symfuse.matching.problem import rotatable
 from symfuse.model import Model
 from symfuse.rewriting import canonical
 from symfuse.spec import Instance

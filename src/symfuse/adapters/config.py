@@ -13,8 +13,9 @@ from symfuse.adapters.patterns import module_pattern
 from symfuse.errors import CheckpointError
 from symfuse.io import TensorInfo
 from symfuse.io.folder import read_json
+from symfuse.io.lazy import StoredTensors
 from symfuse.io.safetensors_file import read_safetensors
-from symfuse.io.tensors import DTYPE_NAMES, StoredTensors
+from symfuse.io.tensors import DTYPE_NAMES
 from symfuse.io.torch_file import read_torch_file
 from symfuse.messages import first_line
 

@@ -213,12 +213,12 @@ def _linear(base: Checkpoint, heads: Sequence[str], layers: Layers) -> list[str]
 def _chosen(linear: Sequence[str], modules: Sequence[str], exclude: Sequence[str]) -> set[str]:
     def matching(pattern: str) -> set[str]:
         try:
-            found = set(filter(module_pattern(pattern), linear))
+            result = set(filter(module_pattern(pattern), linear))
         except ValueError as error:
             raise OptionError(str(error)) from error
-        if not found:
+        if not result:
             raise OptionError(f"{pattern!r} matches no linear layer, such as {some(linear, 3)}")
-        return found
+        return result
 
     taken = set(linear) if not modules else set().union(*map(matching, modules))
     return taken.difference(*map(matching, exclude))
@@ -247,18 +247,18 @@ def _refused(
     tied = {_owner(name) for name, shared in tensors.items() if shared or name not in base}
     tied |= {_owner(name) for name in base if name.endswith(".weight") and is_vocabulary(name, base) and is_tied(base)}
     containers = {module for module, part in layers.parts.items() if isinstance(part, CONTAINERS)}
-    found = {}
+    result = {}
     for module in modules:
         same = {one for one in (*owners, *layers.parts) if one.endswith(module)}
         if same & tied:
-            found[module] = "a weight of its module is tied to that of another"
+            result[module] = "a weight of its module is tied to that of another"
         elif same & outer:
-            found[module] = "peft saves no parameters of a module that has others inside"
+            result[module] = "peft saves no parameters of a module that has others inside"
         elif same & factors.keys():
-            found[module] = "peft would also save layers of low rank, whose names end alike"
+            result[module] = "peft would also save layers of low rank, whose names end alike"
         elif same & containers or (layers.parts and module not in layers.parts):
-            found[module] = "peft does not save a module of its kind"
-    return found
+            result[module] = "peft does not save a module of its kind"
+    return result
 
 
 def _saved(

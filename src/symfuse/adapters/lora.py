@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from symfuse.errors import CheckpointError, IncompatibleError
 from symfuse.io import Checkpoint, TensorInfo, is_finite, scan
 from symfuse.io import open as open_checkpoint
 from symfuse.io.installed import Installed, as_saved, in_memory, installed
-from symfuse.io.tensors import StoredTensors
+from symfuse.io.lazy import Rewritten, Rule, StoredTensors
 from symfuse.messages import some
 
 FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<factor>A\.weight|B\.weight|B\.bias|embedding_A|embedding_B)")
@@ -52,76 +52,25 @@ class Change:
         return torch.addmm(flat, left.to(dtype), right.to(dtype), alpha=self.scale).reshape(new.shape)
 
 
-class _Changed(Mapping[str, Tensor]):
-    """The tensors of a base that an adapter changes, computed when they are read."""
+def _rule(base: Checkpoint, folder: Path, adapter: Mapping[str, Tensor], name: str, change: Change) -> Rule:
+    """A tensor of the base as an adapter changes it: before it is rounded in float32 at least."""
 
-    def __init__(
-        self, base: Checkpoint, folder: Path, adapter: Mapping[str, Tensor], changes: Mapping[str, Change]
-    ) -> None:
-        self.base = base
-        self.folder = folder
-        self.adapter = adapter
-        self.changes = changes
+    def read(key: str) -> Tensor:
+        tensor = adapter[key]
+        scan(key, tensor, str(folder))
+        return tensor if tensor.dtype == torch.float64 else tensor.float()
 
-    def __getitem__(self, name: str) -> Tensor:
-        dtype = self.base.info(name).dtype
-        return self._fitting(name, self.wide(name).to(dtype))
-
-    def wide(self, name: str) -> Tensor:
-        """The tensor before it is rounded to the dtype of the base: float32 at least."""
-        return self._fitting(name, self.changes[name].of(self.base.read(name), self._read))
-
-    def _fitting(self, name: str, values: Tensor) -> Tensor:
+    def changed() -> Tensor:
+        values = change.of(base.read(name), read)
         if not is_finite(values):  # the parts are finite
             raise IncompatibleError(
-                f"{name}: the tensor with the adapter {self.folder} added does not fit in {values.dtype}; convert "
-                f"{self.base.name} to a wider dtype first, or use an adapter with smaller numbers"
+                f"{name}: {what} does not fit in {values.dtype}; convert {base.name} to a wider dtype first, or use an "
+                "adapter with smaller numbers"
             )
         return values
 
-    def _read(self, key: str) -> Tensor:
-        tensor = self.adapter[key]
-        scan(key, tensor, str(self.folder))
-        return tensor if tensor.dtype == torch.float64 else tensor.float()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.changes)
-
-    def __len__(self) -> int:
-        return len(self.changes)
-
-
-class _Adapted(Mapping[str, Tensor]):
-    """The tensors of a base with some of them changed; the others are read as the base reads them, in parts too."""
-
-    def __init__(self, base: Checkpoint, changed: Checkpoint) -> None:
-        self.base = base
-        self.changed = changed
-
-    def _holder(self, name: str) -> Checkpoint:
-        return self.changed if name in self.changed else self.base
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._holder(name)[name]
-
-    def wide(self, name: str) -> Tensor:
-        return self._holder(name).read(name)
-
-    def part(self, name: str, start: int, stop: int) -> Tensor:
-        return self._holder(name).part(name, start, stop)
-
-    def blocks(self, name: str) -> Iterator[Tensor]:
-        return self._holder(name).blocks(name)
-
-    def where(self, name: str) -> str | None:
-        """The file that holds the tensor as it is, if one does."""
-        return None if name in self.changed else self.base.file_of(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.base)
-
-    def __len__(self) -> int:
-        return len(self.base)
+    what = f"the tensor with the adapter {folder} added"
+    return Rule(base.info(name), changed, what=what)
 
 
 def apply(base: Checkpoint, adapter: str | Path) -> Checkpoint:
@@ -145,7 +94,7 @@ def apply(base: Checkpoint, adapter: str | Path) -> Checkpoint:
 
 def _splitting(tensors: StoredTensors, base: Checkpoint) -> Installed | None:
     """The class of the base, if it has in several tensors what the file has in one, and the adapter changes these."""
-    modules = [found["module"] for key in tensors if (found := FACTOR.fullmatch(target_name(key) or ""))]
+    modules = [match["module"] for key in tensors if (match := FACTOR.fullmatch(target_name(key) or ""))]
     known = None if all(f"{module}.weight" in base for module in modules) else installed(base.config)
     if known is None:
         return None
@@ -162,16 +111,9 @@ def _added(
     notes += tuple(f"adapter {folder.name}: {note}" for note in notes_read)
     if config.unknown:
         notes += (f"adapter {folder.name}: options not known here, taken to be of training: {some(config.unknown)}",)
-    infos, name = {tensor: base.info(tensor) for tensor in base}, f"{base.name}+{folder.name}"
-    changed = Checkpoint(
-        _Changed(base, folder, tensors, changes),
-        base.config,
-        name=name,
-        infos={tensor: infos[tensor] for tensor in changes},
-    )
-    return base.replace(
-        tensors=_Adapted(base, changed), name=name, infos=infos, notes=base.notes + notes, sources=(folder,)
-    )
+    rules = {name: _rule(base, folder, tensors, name, changes[name]) if name in changes else name for name in base}
+    name = f"{base.name}+{folder.name}"
+    return base.replace(tensors=Rewritten(base, rules), name=name, notes=base.notes + notes, sources=(folder,))
 
 
 def open_adapter(folder: str | Path, base: str | Path | Checkpoint | None = None) -> Checkpoint:

@@ -42,9 +42,9 @@ def match(names: Collection[str], base: Checkpoint, adapter: str) -> dict[str, s
         return {name: name for name in names}
     if (known := installed(base.config)) is not None:
         files = {one: file for name, file in known.plan(base)[0].items() for one in (file, name)}
-        found = {name: files[one] for name in names if (one := known.spelt(name, files)) is not None}
-        if len(found) == len(names):
-            return found
+        result = {name: files[one] for name in names if (one := known.spelt(name, files)) is not None}
+        if len(result) == len(names):
+            return result
     candidates = [pair for pair in _prefixes(names, base) if all(_moved(name, *pair) in base for name in names)]
     if len(candidates) == 1:
         return {name: _moved(name, *candidates[0]) for name in names}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,13 @@ from symfuse.alignment.file import read, to_bytes
 from symfuse.architectures import ARCHITECTURES, resolve
 from symfuse.arguments import checked
 from symfuse.errors import IncompatibleError, SymmetryError
-from symfuse.groups import Element
+from symfuse.groups import Coupling, Element
 from symfuse.guard import guarded
 from symfuse.io import Checkpoint, is_finite
 from symfuse.io import open as open_checkpoint
+from symfuse.io.lazy import Rewritten, Rule
 from symfuse.io.target import write_file
+from symfuse.messages import shown
 from symfuse.model import (
     Model,
     require_floating,
@@ -102,9 +104,7 @@ class Alignment:
         bound = self._bound(source, declared)
         require_unread(source, bound.spec, {instance.axis for instance in self.elements})
         whole = stacked(source, bound.spec)
-        files = [f for name in bound.spec.tensors if (f := bound.spec.file_name(name)) in whole]
-        infos = {name: whole.info(name) for name in files}
-        moved = whole.replace(tensors=_Moved(bound, whole), infos=infos, name=f"{source.name} (aligned)")
+        moved = whole.replace(tensors=_moved(bound, whole), name=f"{source.name} (aligned)")
         found = unstacked(moved, bound.spec)
         return guarded(found, [source]) if source.config.get("model_type") in list(ARCHITECTURES) else found
 
@@ -154,11 +154,15 @@ class Alignment:
         shifts, gauges = vectors
         return replace(self, elements={i: g.to(device) for i, g in self.elements.items()}, shifts=shifts, gauges=gauges)
 
-    def __repr__(self) -> str:
-        inexact = f", inexact: {', '.join(self.variants)}" if self.variants else ""
-        counts = f"{len(self.elements)} elements, {len(self.shifts)} translated biases"
-        counts += f", {len(self.gauges)} gauges" if self.gauges else ""
-        return f"Alignment({self.spec.family}, {counts}{inexact})"
+    __repr__, _repr_html_ = shown(
+        lambda self: {
+            "family": self.spec.family,
+            "elements": len(self.elements),
+            "translated biases": len(self.shifts),
+            **({"gauges": len(self.gauges)} if self.gauges else {}),
+            **({"variants": f"inexact: {', '.join(self.variants)}"} if self.variants else {}),
+        }
+    )
 
     def move(self, name: str, tensor: Tensor) -> Tensor:
         """The tensor of that canonical name moved by the linear part (no translation); its dtype is kept.
@@ -207,6 +211,9 @@ class Alignment:
             )
         if self.spec is not first.spec:
             self._require_same_axes(first.spec, self.spec.axes.keys() | first.spec.axes.keys(), "the first alignment")
+        for element in first.elements.values():
+            if isinstance(element, Coupling):
+                element.inverse()  # which raises: nothing follows a transport
         elements = composed(first.spec, self.elements, first.elements)
         own = {name: t for name, t in self.shifts.items() if name in first.spec.tensors}
         shifts = _added({name: first._moved_by(self.elements, name, t) for name, t in first.shifts.items()}, own)
@@ -252,56 +259,43 @@ def _added(first: Mapping[str, Tensor], then: Mapping[str, Tensor]) -> dict[str,
     return {**first, **{name: first[name] + t if name in first else t for name, t in then.items()}}
 
 
-class _Moved(Mapping[str, Tensor]):
+def _moved(alignment: Alignment, source: Checkpoint) -> Rewritten:
     """The tensors of a checkpoint, each moved when it is read; those that nothing moves, which may be the largest, are
     not widened."""
+    move, spec = _Move(alignment.to(source.device), source), alignment.spec
+    files = {file: name for name in spec.tensors if (file := spec.file_name(name)) in source}
+    return Rewritten(source, {file: move.rule(name, file) for file, name in files.items()})
 
-    def __init__(self, alignment: Alignment, source: Checkpoint) -> None:
-        self.alignment = alignment.to(source.device)
-        self.source = source
-        self.canonical = {alignment.spec.file_name(name): name for name in alignment.spec.tensors}
 
-    def _stays(self, name: str) -> bool:
-        return name not in self.alignment.shifted and not self.alignment.acting(name)
+@dataclass(frozen=True)
+class _Move:
+    """alignment: on the device of the source."""
 
-    def __getitem__(self, file_name: str) -> Tensor:
-        name = self.canonical[file_name]
-        if self._stays(name):
-            return self.source.scanned(file_name).to(self.source.info(file_name).dtype)
-        if name in self.alignment.shifted:
-            moved = self.wide(file_name).to(self.source.info(file_name).dtype)
-        else:
-            moved = self.alignment.move(name, self.source.read(file_name)).to(self.source.info(file_name).dtype)
-        if not is_finite(moved):
-            self.wide(file_name)  # which raises if it is not the rounding
-            dtype = str(moved.dtype).removeprefix("torch.")
-            raise IncompatibleError(
-                f"{file_name}: the moved tensor does not fit in {dtype}, the dtype of {self.source.name}; convert that "
-                "model to a wider dtype first"
-            )
-        return moved
+    alignment: Alignment
+    source: Checkpoint
 
-    def wide(self, file_name: str) -> Tensor:
-        """The moved tensor in float64, before it is rounded to the dtype of the source; as it is where it stays."""
-        name = self.canonical[file_name]
-        if self._stays(name):
-            return self.source.scanned(file_name)
+    def rule(self, name: str, file: str) -> Rule:
+        info, shifted = self.source.info(file), name in self.alignment.shifted
+        if not shifted and not self.alignment.acting(name):
+            return Rule(info, partial(self.source.scanned, file))
+        short = None if shifted else partial(self._short, name, file)
+        return Rule(info, partial(self._wide, name, file), short, what="the moved tensor")
+
+    def _short(self, name: str, file: str) -> Tensor:
+        return self.alignment.move(name, self.source.read(file))
+
+    def _wide(self, name: str, file: str) -> Tensor:
+        """The moved tensor in float64."""
         moved = self.alignment.shift(name, self._linear(name), self._linear)
         if not is_finite(moved):
             raise IncompatibleError(
-                f"{file_name}: the moved tensor holds NaN or infinity before it is rounded, so the alignment is at "
+                f"{file}: the moved tensor holds NaN or infinity before it is rounded, so the alignment is at "
                 "fault, not the model; make it again with `symfuse align`"
             )
         return moved
 
     def _linear(self, name: str) -> Tensor:
         return self.alignment.move(name, self.source.read(self.alignment.spec.file_name(name)).double())
-
-    def __iter__(self) -> Iterator[str]:
-        return (name for name in self.canonical if name in self.source)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
 
 
 def random_alignment(spec: Spec, seed: int, axes: Collection[str] | None = None, *, largest: bool = False) -> Alignment:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
+import threading
 from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -183,7 +184,10 @@ class Family:
     gauges: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+Declare = Callable[[Config], Family]
+
+
+@dataclass(frozen=True, eq=False)
 class Architecture:
     """A registered family: its declaration, (outside `transformers`) how to build the live module, whether the
     output head is the embedding where config.json does not say, and (outside `transformers`) an example of a config.
@@ -191,7 +195,7 @@ class Architecture:
     that does the softmax or the turning of planes so."""
 
     model_type: str
-    declare: Callable[[Config], Family]
+    declare: Declare
     build: Callable[[Mapping[str, Any]], torch.nn.Module] | None = None
     tied: bool = True
     example: Mapping[str, Any] | None = None
@@ -201,18 +205,12 @@ class Architecture:
 ARCHITECTURES: dict[str, Architecture] = {}
 
 
-def architecture(
-    *model_types: str,
-    build: Callable[[Mapping[str, Any]], torch.nn.Module] | None = None,
-    tied: bool = True,
-    example: Mapping[str, Any] | None = None,
-    float32: tuple[str, ...] = (),
-) -> Callable[[Callable[[Config], Family]], Callable[[Config], Family]]:
-    """Register a declaration under the `model_type`s of config.json that it covers; see `Architecture`."""
+def architecture(*model_types: str, **fields: Any) -> Callable[[Declare], Declare]:
+    """Register a declaration under the `model_type`s of config.json that it covers. fields: of `Architecture`."""
 
-    def register(declare: Callable[[Config], Family]) -> Callable[[Config], Family]:
+    def register(declare: Declare) -> Declare:
         for model_type in model_types:
-            ARCHITECTURES[model_type] = Architecture(model_type, declare, build, tied, example, float32)
+            ARCHITECTURES[model_type] = Architecture(model_type, declare, **fields)
         return declare
 
     return register
@@ -245,10 +243,25 @@ def declaration(config: Mapping[str, Any], names: Collection[str], where: str) -
 
 
 def resolve(config: Mapping[str, Any], names: Iterable[str], where: str = "checkpoint") -> Spec:
-    """The Spec of a checkpoint with these config and tensor names (its shapes are checked by Spec.check)."""
+    """The Spec of a checkpoint with these config and tensor names (its shapes are checked by Spec.check): the same
+    object where both are the same, so that what it works out is worked out once."""
     names = list(names)
-    family, class_name = declaration(config, names, where)
-    return bind(family, str(config["model_type"]), class_name, names, where)
+    key = lookup(config, where), repr(config), tuple(names)
+    with _lock:
+        spec = _resolved.pop(key, None)
+    if spec is None:
+        family, class_name = declaration(config, names, where)
+        spec = bind(family, str(config["model_type"]), class_name, names, where)
+    with _lock:
+        _resolved[key] = spec  # the last one
+        while len(_resolved) > RESOLVED:
+            del _resolved[next(iter(_resolved))]
+    return spec
+
+
+RESOLVED = 32  # specs that are kept: those of a merge, and of what its models are rewritten to
+_resolved: dict[tuple[Architecture, str, tuple[str, ...]], Spec] = {}
+_lock = threading.Lock()
 
 
 def bind(family: Family, model_type: str, class_name: str, names: list[str], where: str = "checkpoint") -> Spec:

@@ -44,7 +44,7 @@ def extract_lora(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """What FINETUNED changed of its base, as a LoRA adapter.
+    """Extract what FINETUNED changed, as a LoRA adapter.
 
     In the format of peft, by truncated singular value decomposition. Where a difference has a lower rank than asked,
     its adapter has that.

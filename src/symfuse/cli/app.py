@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from symfuse import __version__
+from symfuse.cli.command import Command, F, grouped
 from symfuse.cli.verbs import VERBS, Verbs
 from symfuse.device import CPU, require
 from symfuse.errors import OptionError, SymfuseError, SymfuseWarning, masked
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from symfuse.alignment import Alignment
     from symfuse.executors import Ray
     from symfuse.io import Checkpoint
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _NewFolder(click.Path):
@@ -59,6 +58,8 @@ NEW_PLACE = _NewFolder(url=True)
 class _Group(click.Group):
     """Turns a SymfuseError, and an interrupt, into one message on stderr and an exit code; lists verbs, and imports
     none of them for that."""
+
+    command_class = Command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         width = formatter.width - 6 - max(map(len, VERBS))
@@ -113,27 +114,28 @@ def _say_notes(error: BaseException) -> None:
 @click.group(
     cls=_Group,
     commands=Verbs(),
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 79},
 )
 @click.version_option(__version__, prog_name="symfuse")
 def main() -> None:
     """Align transformers by their symmetries, prove that nothing changed, and merge them."""
 
 
-def common(function: F) -> F:
-    function = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")(function)
-    return click.option("--quiet", "-q", is_flag=True, help="Print errors and warnings only.")(function)
-
-
-def device_option(function: F) -> F:
-    """Where it is computed: a device that is here, or OptionError before any work."""
-    return click.option(
+common = grouped(
+    "Output",
+    click.option("--quiet", "-q", is_flag=True, help="Print errors and warnings only."),
+    click.option("--json", "as_json", is_flag=True, help="Print one JSON document."),
+)
+device_option = grouped(
+    "Resources",
+    click.option(
         "--device",
         default=CPU,
         show_default=True,
-        callback=lambda _ctx, _param, value: require(value),
-        help="Where it is computed: cpu, cuda, or cuda:1 for the second GPU.",
-    )(function)
+        callback=lambda _ctx, _param, value: require(value),  # OptionError before any work
+        help="Compute on cpu, cuda, or cuda:1 (the second GPU).",
+    ),
+)
 
 
 def memory_option(text: str) -> Callable[[F], F]:
@@ -149,59 +151,63 @@ def memory_option(text: str) -> Callable[[F], F]:
             raise OptionError(f"--memory {value} is {size} bytes, too little for anything; give a unit: 6GB")
         return size
 
-    return click.option("--memory", metavar="SIZE", callback=read, help=text)
+    return grouped("Resources", click.option("--memory", metavar="SIZE", callback=read, help=text))
+
+
+def _layers(text: str | None) -> str | None:
+    """The range in today's words; a note for old ones."""
+    if text is None:
+        return None
+    now = text.replace("head:", "first:").replace("tail:", "last:")
+    if now != text:
+        warn(f"note: --layers {text} is now written {now}")
+    return now
 
 
 def matching_options(function: F) -> F:
-    for option in reversed(
-        [
-            click.option("--layers", metavar="RANGE", help="Which layers: 0-4, 3, -1, 0-2,5, tail:3, head:3."),
-            click.option("--no-scaling", is_flag=True, help="Rotate and permute only."),
-            click.option(
-                "--group",
-                multiple=True,
-                metavar="AXIS=GROUP",
-                help="Match an axis with a smaller or larger group, such as qk=orthogonal. May be repeated.",
-            ),
-            click.option("--one-pass", is_flag=True, help="Rotation, then scale, once (as in the paper)."),
-            click.option("--no-biases", is_flag=True, help="Do not translate key and value biases."),
-            click.option("--threads", type=click.IntRange(1), help="Worker threads. Default: all cores."),
-            memory_option("What matching and proof may take, such as 6GB."),
-        ]
-    ):
-        function = option(function)
-    return function
+    resources = grouped(
+        "Resources", click.option("--threads", type=click.IntRange(1), help="Worker threads. Default: all cores.")
+    )
+    matching = grouped(
+        "Matching",
+        click.option(
+            "--layers",
+            metavar="RANGE",
+            callback=lambda _ctx, _param, value: _layers(value),
+            help="Match these layers: 0-4, 3, -1, 0-2,5, first:3, last:3.",
+        ),
+        click.option("--no-scaling", is_flag=True, help="Rotate and permute only."),
+        click.option(
+            "--group",
+            multiple=True,
+            metavar="AXIS=GROUP",
+            help="Match an axis with a smaller or larger group: qk=orthogonal. Repeatable.",
+        ),
+        click.option("--one-pass", is_flag=True, help="Rotate, then scale, once (as in the paper)."),
+        click.option("--no-biases", is_flag=True, help="Do not translate key and value biases."),
+    )
+    return matching(resources(memory_option("Limit the memory of matching and proof, such as 6GB.")(function)))
 
 
-def writing_options(function: F) -> F:
-    for option in reversed(
-        [
-            click.option("--overwrite", is_flag=True, help="Replace the target if it exists."),
-            click.option("--max-shard-size", default="5GB", show_default=True, help="The largest weight file."),
-            click.option("--push", metavar="ORG/NAME", help="Upload the folder to the Hugging Face hub."),
-            click.option("--private", is_flag=True, help="Make the repository of --push a private one."),
-            click.option("--no-verify", is_flag=True, help="Do not run the models to prove that nothing changed."),
-        ]
-    ):
-        function = option(function)
-    return function
-
-
-def executor_options(function: F) -> F:
-    for option in reversed(
-        [
-            click.option(
-                "--executor",
-                type=click.Choice(["local", "ray"]),
-                default="local",
-                show_default=True,
-                help="Who matches and writes: threads of this process, or a Ray cluster (docs/distributed.md).",
-            ),
-            click.option("--address", help="Of the Ray cluster. Default: one is begun on this machine."),
-        ]
-    ):
-        function = option(function)
-    return function
+writing_options = grouped(
+    "Writing",
+    click.option("--overwrite", is_flag=True, help="Replace the target if it exists."),
+    click.option("--max-shard-size", default="5GB", show_default=True, help="The largest weight file."),
+    click.option("--push", metavar="ORG/NAME", help="Upload the folder to the Hugging Face hub."),
+    click.option("--private", is_flag=True, help="Make the repository of --push a private one."),
+    click.option("--no-verify", is_flag=True, help="Do not run the models to prove that nothing changed."),
+)
+executor_options = grouped(
+    "Resources",
+    click.option(
+        "--executor",
+        type=click.Choice(["local", "ray"]),
+        default="local",
+        show_default=True,
+        help="Match and write in threads of this process, or on a Ray cluster (docs/distributed.md).",
+    ),
+    click.option("--address", help="The address of the Ray cluster. Default: start one on this machine."),
+)
 
 
 def executor_of(out: Output, options: Mapping[str, Any]) -> Ray | None:

@@ -30,7 +30,7 @@ LINES = 6  # of one kind, for people; --json has all
 @click.option("--no-sample", is_flag=True, help="Read no weights: do not say how related the models are.")
 @common
 def check(models: tuple[str, ...], as_json: bool, quiet: bool, **options: Any) -> None:
-    """Whether a merge can be done, and what it takes.
+    """Check whether a merge can be done, and what it takes.
 
     Of RECIPE.yml, or MODELS as the options say (as for `symfuse merge`): what differs, how related they are, what is
     aligned, what it costs. Nothing is written. Headers, configs, tokenizers and a sample of the weights are read (with
@@ -45,7 +45,7 @@ def check(models: tuple[str, ...], as_json: bool, quiet: bool, **options: Any) -
     reports = check_all(recipes, target=target, sample=not options["no_sample"])
     for report in reports:
         _say(out, report)
-    out.finish({"recipes": [report.to_json() for report in reports]})
+    out.finish({"recipes": [report.to_dict() for report in reports]})
     code = next((report.exit_code for report in reports if not report.possible), 0)
     if code:
         sys.exit(code)

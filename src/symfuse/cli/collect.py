@@ -23,7 +23,7 @@ from symfuse.output import Output, warn
 @device_option
 @common
 def collect(model: str, kind: str, output: Path, as_json: bool, quiet: bool, **options: Any) -> None:
-    """Statistics of MODEL on data, for merges.
+    """Collect statistics of MODEL on data, for merges.
 
     For `symfuse merge --statistics`. fisher: the mean squared gradient of the likelihood, by entry, for merges by
     fisher. gram: the second moments of what linear maps read, for merges by regmean. `symfuse transport` moves them

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from symfuse.cli.app import F, common, device_option, main, matched, open_model
+from symfuse.cli.app import common, device_option, main, matched, open_model
+from symfuse.cli.command import F, grouped
 from symfuse.cli.results import check_result, finish, result_option
 from symfuse.errors import CheckpointError, OptionError, SymfuseError
 from symfuse.output import Output, warn
@@ -34,27 +35,20 @@ def data_options(function: F, required: bool = True, several: bool = False) -> F
     """What a task needs. required: whether there is nothing to do without data. several: one file for all models, or
     one for each, of a verb that has a seed of its own."""
     what = "Text, CSV, TSV, JSON (lines), Parquet, or a folder of images."
-    each = " May be repeated: one for each model." if several else ""
-    seed = click.option("--seed", type=int, help="Of masks and of rows that are drawn. Default: 0.")
-    for option in reversed(
-        [
-            click.option("--data", required=required, multiple=several, help=what + each),
-            click.option("--task", help="causal-lm, masked-lm, … Default: what the model's head is made for."),
-            click.option(
-                "--column", "columns", multiple=True, metavar="ROLE=NAME", help="Where a column is called otherwise."
-            ),
-            click.option("--encoding", help="Of text files. Default: utf-8."),
-            click.option("--limit", type=click.IntRange(1), help="How many rows, drawn by the seed. Default: all."),
-            click.option("--batch-size", type=click.IntRange(1), help="Texts or images in a batch. Default: 16."),
-            click.option(
-                "--max-length", type=click.IntRange(2), help="Tokens in a text. Default: 256, or the model's."
-            ),
-            click.option("--pooling", type=click.Choice(["mean", "cls", "max"]), help="Of embeddings (retrieval)."),
-            *([] if several else [seed]),
-        ]
-    ):
-        function = option(function)
-    return function
+    each = " Repeatable: one for each model." if several else ""
+    seed = click.option("--seed", type=int, help="Seed masks and rows that are drawn. Default: 0.")
+    return grouped(
+        "Data",
+        click.option("--data", required=required, multiple=several, help=what + each),
+        click.option("--task", help="causal-lm, masked-lm, … Default: by the model's head."),
+        click.option("--column", "columns", multiple=True, metavar="ROLE=NAME", help="Name a column: text=sentence."),
+        click.option("--encoding", help="The encoding of text files. Default: utf-8."),
+        click.option("--limit", type=click.IntRange(1), help="Take so many rows, drawn by the seed. Default: all."),
+        click.option("--batch-size", type=click.IntRange(1), help="Texts or images in a batch. Default: 16."),
+        click.option("--max-length", type=click.IntRange(2), help="Tokens in a text. Default: 256, or the model's."),
+        click.option("--pooling", type=click.Choice(["mean", "cls", "max"]), help="Pool embeddings so (retrieval)."),
+        *([] if several else [seed]),
+    )(function)
 
 
 def task(options: Mapping[str, Any], checkpoint: Checkpoint, *others: Checkpoint, unlabelled: bool = False) -> Task:
@@ -120,7 +114,7 @@ def _reading(checkpoint: Checkpoint) -> tuple[object, ...]:
 def evaluate(
     models: tuple[str, ...], ensemble: bool, output: Path | None, as_json: bool, quiet: bool, **options: Any
 ) -> None:
-    """Loss and metrics of MODELS on the same data.
+    """Measure loss and metrics of MODELS on the same data.
 
     The data are read by the tokenizer or image processor of the first.
     """
@@ -144,7 +138,7 @@ def evaluate(
                     f"{name}: the loss on {loss.source} is {score.loss}, so it says nothing; numbers may "
                     "have overflowed (look for very large weights), or a text may be degenerate"
                 )
-            found.append({"name": name, **score.to_json(), "seconds": time.perf_counter() - start})
+            found.append({"name": name, **score.to_dict(), "seconds": time.perf_counter() - start})
             advance(None)
     metrics = list(found[0]["metrics"])
     rows = [
@@ -169,7 +163,7 @@ def barrier(
     a: str, b: str, alignments: tuple[str, ...], points: int, refine: int, output: Path | None, as_json: bool,
     quiet: bool, **options: Any,
 ) -> None:  # fmt: skip
-    """The loss on the straight path from B to A.
+    """Measure the loss on the straight path from B to A.
 
     As they are and aligned. WHAT is auto (attention,ffn of models in one basis, else all axes), permutation (of
     neurons), rotation (and of heads), scaling (and their scales), axes such as attention, or NAME=FOLDER for an
@@ -278,7 +272,7 @@ def _file(place: Path) -> Path:
 
 def _traced(result: Barrier, alignments: Mapping[str, Alignment]) -> dict[str, Any]:
     """The document of a barrier, with what the models of each curve were aligned by; None: they are as they were."""
-    document = result.to_json()
+    document = result.to_dict()
     frames = {result.baselines[name][0]: list(found.frame) for name, found in alignments.items() if found.frame}
     for curve in document["curves"]:
         name = curve["name"]
@@ -324,7 +318,7 @@ def landscape(
     a: str, b: str, c: str | None, what: str | None, steps: int, margin: float, output: Path | None, as_json: bool,
     quiet: bool, **options: Any,
 ) -> None:  # fmt: skip
-    """The loss on the plane through three models.
+    """Measure the loss on the plane through three models.
 
     Through A, A aligned to B, and B; or through A, B and C. With -o each point is kept as it is done, in
     DIR/landscape.jsonl; the same command goes on from there if it was interrupted.
@@ -364,4 +358,4 @@ def landscape(
     out.table(["model", "x", "y", "loss"], rows, f"{loss.name} on {loss.source}: the plane")
     losses = [score.loss for row in result.scores for score in row]
     out.say(f"{len(losses)} points, loss {min(losses):.4f} to {max(losses):.4f}")
-    finish(out, result.to_json(), output)
+    finish(out, result.to_dict(), output)

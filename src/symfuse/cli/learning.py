@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from symfuse.cli.app import F
+from symfuse.cli.command import grouped
 from symfuse.cli.evaluate import task
 from symfuse.output import Output
 
@@ -22,56 +22,50 @@ LEARNING_OPTIONS = ("validation", "both", "start", *_SETTINGS)
 HEARD = 32  # batches of activations to start from
 
 
-def learning_options(function: F) -> F:
-    for option in reversed(
-        [
-            click.option(
-                "--validation", help="Data on which the barrier decides when to stop. Default: some of --data."
-            ),
-            click.option("--steps", type=click.IntRange(1), help="Of learning, at most. Default: 2000."),
-            click.option("--rate", type=float, help="Of learning. Default: 0.01."),
-            click.option(
-                "--spread", type=float, help="The share of the path, around its middle, that is learned. Default: 0.8."
-            ),
-            click.option(
-                "--distil",
-                type=float,
-                help="How much of the loss is the distance to what the models predict, 0 to 1 (no labels). Default: 0.",
-            ),
-            click.option(
-                "--teacher",
-                callback=lambda _ctx, _param, value: int(value) - 1 if str(value).isdecimal() else value,
-                help="Whose predictions those are: 1 (SOURCE), 2 (the anchor) or another model. Default: their mean.",
-            ),
-            click.option(
-                "--keep",
-                callback=lambda _ctx, _param, value: _point(value),
-                help="The step that is kept: of the least barrier (default), or loss at the midpoint or at a λ: 0.3.",
-            ),
-            click.option(
-                "--start",
-                type=click.Choice(["weights", "activations"]),
-                help="What learning starts from; activations (on --data) for post-norm models. Default: weights.",
-            ),
-            click.option(
-                "--permutations",
-                type=click.Choice(["kept", "straight-through", "annealed", "soft"]),
-                help="Whether permutations are learned, and how; soft ones are inexact. Default: kept.",
-            ),
-            click.option("--both", is_flag=True, help="Move the anchor too (dual learning); needs --anchor-output."),
-            click.option("--journal", type=click.Path(path_type=Path), help="A file from which a stopped run goes on."),
-        ]
-    ):
-        function = option(function)
-    return function
-
-
 def _point(value: str | None) -> str | float | None:
     """A number where it is one."""
     try:
         return value if value is None else float(value)
     except ValueError:
         return value
+
+
+learning_options = grouped(
+    "Learning",
+    click.option("--validation", help="Stop by the barrier on these data. Default: some of --data."),
+    click.option("--steps", type=click.IntRange(1), help="Take so many steps at most. Default: 2000."),
+    click.option("--rate", type=float, help="The learning rate. Default: 0.01."),
+    click.option("--spread", type=float, help="Learn on this share of the path, around its middle. Default: 0.8."),
+    click.option(
+        "--distil",
+        type=float,
+        help="Weigh the distance to what the models predict so much, 0 to 1 (no labels). Default: 0.",
+    ),
+    click.option(
+        "--teacher",
+        callback=lambda _ctx, _param, value: int(value) - 1 if str(value).isdecimal() else value,
+        help="Predictions to learn from: 1 (SOURCE), 2 (the anchor) or another model. Default: their mean.",
+    ),
+    click.option(
+        "--keep",
+        callback=lambda _ctx, _param, value: _point(value),
+        help="Keep the step of the least barrier (default), or loss at the midpoint or at a λ: 0.3.",
+    ),
+    click.option(
+        "--start",
+        type=click.Choice(["weights", "activations"]),
+        help="Start from a match of weights or of activations (for post-norm models). Default: weights.",
+    ),
+    click.option(
+        "--permutations",
+        type=click.Choice(["kept", "straight-through", "annealed", "soft"]),
+        help="Learn permutations so; soft ones are inexact. Default: kept.",
+    ),
+    click.option("--both", is_flag=True, help="Move the anchor too (dual learning); needs --anchor-output."),
+    click.option(
+        "--journal", type=click.Path(path_type=Path), help="Keep each step in this file; run again to continue."
+    ),
+)
 
 
 def learning_of(options: Mapping[str, Any], anchor: Checkpoint, advance: Any) -> Learning:

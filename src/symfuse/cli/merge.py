@@ -129,7 +129,7 @@ def say_merge(out: Output, run: Mapping[str, Any]) -> None:
 @main.command()
 @common
 def methods(as_json: bool, quiet: bool) -> None:
-    """The merge methods, with their parameters and papers."""
+    """List the merge methods, with their parameters and papers."""
     from symfuse.methods import METHODS
 
     out = Output(as_json, quiet)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import click
 
+from symfuse.cli.command import Command
 from symfuse.device import CPU, require
 from symfuse.errors import OptionError
 
@@ -95,7 +96,7 @@ OF_EXTRACTION: Mapping[str, Spelling] = {
 }
 
 
-class ForMergekit(click.Command):
+class ForMergekit(Command):
     """A command that also takes the options of mergekit's."""
 
     spellings: Mapping[str, Spelling] = OF_MERGES

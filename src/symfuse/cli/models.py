@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 @click.option("--families", is_flag=True, help="Every family that symfuse declares, instead of one model.")
 @common
 def inspect(model: str | None, families: bool, as_json: bool, quiet: bool) -> None:
-    """What of MODEL can be matched, what not, and why.
+    """List what of MODEL can be matched, what not, and why.
 
     By axes, with their symmetry groups and sizes. Of a family without a declaration, which can be merged and not
     aligned, what its files say. With --families no MODEL is read: what is moved of every family.
@@ -124,7 +124,7 @@ def _undeclared(checkpoint: Checkpoint) -> dict[str, Any]:
 )
 @common
 def suggest(model: str, output: Path | None, no_run: bool, seed: int, as_json: bool, quiet: bool) -> None:
-    """A draft of a declaration for the family of MODEL.
+    """Draft a declaration for the family of MODEL.
 
     From names, shapes and config.json. Where transformers has the class it is run with random weights: each axis gets
     the largest group that leaves its outputs. MODEL is not changed, and its weights are not read.
@@ -154,7 +154,7 @@ def suggest(model: str, output: Path | None, no_run: bool, seed: int, as_json: b
 @click.option("--text", type=click.Path(exists=True, dir_okay=False), help="Lines to run, with the model's tokenizer.")
 @common
 def verify(before: str, after: str, tolerance: float | None, text: str | None, as_json: bool, quiet: bool) -> None:
-    """Whether two models compute the same, by running them.
+    """Verify that two models compute the same, by running them.
 
     Both on the same inputs; configs and tables are compared too. Prints how many rows of tables and how many
     positions were run. Exit code 7 if they differ.
@@ -171,7 +171,7 @@ def verify(before: str, after: str, tolerance: float | None, text: str | None, a
         out.say(f"  {difference}")
     if result.seen:
         out.say(f"read: {result.seen}")
-    out.finish(reports.verified(result))
+    out.finish(result.to_dict())
     if not result.equal:
         if quiet and not as_json:
             why = "; ".join(result.differences)
@@ -188,7 +188,7 @@ def verify(before: str, after: str, tolerance: float | None, text: str | None, a
 @result_option
 @common
 def distance(a: str, b: str, axes: str, output: Path | None, as_json: bool, quiet: bool, **options: Any) -> None:
-    """How far A is from B, before and after alignment.
+    """Measure how far A is from B, before and after alignment.
 
     By axis and layer. Each number of a model counts once, under the innermost axis that acts on it.
     """
@@ -210,7 +210,7 @@ def distance(a: str, b: str, axes: str, output: Path | None, as_json: bool, quie
                 f"{r['before']:.4g}",
                 f"{r['after']:.4g}",
                 f"{r['share']:.1%}" if r["before"] else "-",
-                ", ".join("-" if share is None else f"{share:.1%}" for share in r["of whole"]),
+                ", ".join("-" if share is None else f"{share:.1%}" for share in r["of_whole"]),
                 *("-" if cosine is None else f"{cosine:.4f}" for cosine in r["cosine"]),
             ]
             for r in data[f"by_{part}"]
@@ -234,7 +234,7 @@ def distance(a: str, b: str, axes: str, output: Path | None, as_json: bool, quie
 )
 @common
 def demo(work: Path | None, page: Path, as_json: bool, quiet: bool) -> None:
-    """All of it, on real models, in minutes.
+    """Run all of it on real models, in minutes.
 
     On those that registry packages carry.
     """

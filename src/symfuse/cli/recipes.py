@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from symfuse.cli.app import F, groups_of
+from symfuse.cli.app import groups_of
+from symfuse.cli.command import F, grouped
 from symfuse.cli.evaluate import columns_of, data_options
 from symfuse.errors import OptionError
 
@@ -19,63 +20,61 @@ if TYPE_CHECKING:
     from symfuse.recipes import Recipe
 
 
-def reconcile_options(function: F) -> F:
-    for option in reversed(
-        [
-            click.option(
-                "--foreign",
-                type=click.Choice(["refuse", "drop", "keep"]),
-                help="Tensors that only some models have. Default: as the recipe says, or refuse.",
-            ),
-            click.option(
-                "--missing-bias",
-                type=click.Choice(["refuse", "zero"]),
-                help="Biases that only some models have. Default: as the recipe says, or refuse.",
-            ),
-            click.option("--force-config", is_flag=True, help="Merge although configs compute something else."),
-        ]
-    ):
-        function = option(function)
-    return function
+reconcile_options = grouped(
+    "Models that differ",
+    click.option(
+        "--foreign",
+        type=click.Choice(["refuse", "drop", "keep"]),
+        help="Tensors that only some models have. Default: as the recipe says, or refuse.",
+    ),
+    click.option(
+        "--missing-bias",
+        type=click.Choice(["refuse", "zero"]),
+        help="Biases that only some models have. Default: as the recipe says, or refuse.",
+    ),
+    click.option("--force-config", is_flag=True, help="Merge although configs compute something else."),
+)
+_recipe_options = grouped(
+    "Merging",
+    click.option("--method", help="How tensors are combined. Default: linear. `symfuse methods` lists them."),
+    click.option("--weights", help="One per model, in order: 0.3,0.7. Default: equal."),
+    click.option("--no-normalize", is_flag=True, help="Take the weights as they are."),
+    click.option(
+        "--set",
+        "settings",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="A parameter of the method: density=0.5, or one value per model: density=0.3,0.5.",
+    ),
+    click.option(
+        "--base",
+        help="Number (from 1) or path of the model whose config, dtypes and tokenizer it has, and which task "
+        "vectors start from (methods that need one have no default). Default: 1, or that of --task-heads.",
+    ),
+    click.option(
+        "--statistics",
+        multiple=True,
+        metavar="FOLDER",
+        help="Saved statistics (symfuse collect) of each model, for methods that look at data.",
+    ),
+    click.option(
+        "--task-heads", "heads", help="Keep their average (default), none (drop), or those of a model (its number)."
+    ),
+    click.option("--seed", type=int, help="Of random methods. Default: as the recipe says, or 0."),
+    click.option("--dtype", help="Of the result: float32, bfloat16, … Default: the base's, by tensor."),
+    click.option("--tokenizer", help="union, base, shared-rows or a model: where vocabularies differ."),
+    click.option("--align", "axes", metavar="AXES", help="Align first: auto, attention, ffn, all, …"),
+    click.option(
+        "--anchor",
+        help="Number (from 1) or path of the model to align to. Default: the base of task "
+        "vectors, else that nearest to the mean.",
+    ),
+)
 
 
 def recipe_options(function: F) -> F:
     """What a recipe says, for models on the command line. Models are numbered from 1."""
-    function = data_options(function, required=False, several=True)
-    for option in reversed(
-        [
-            click.option("--method", help="How tensors are combined. Default: linear. `symfuse methods` lists them."),
-            click.option("--weights", help="One per model, in order: 0.3,0.7. Default: equal."),
-            click.option("--no-normalize", is_flag=True, help="Take the weights as they are."),
-            click.option(
-                "--set",
-                "settings",
-                multiple=True,
-                metavar="NAME=VALUE",
-                help="A parameter of the method: density=0.5, or one value per model: density=0.3,0.5.",
-            ),
-            click.option(
-                "--base",
-                help="Number (from 1) or path of the model whose config, dtypes and tokenizer it has, and which task "
-                "vectors start from (methods that need one have no default). Default: 1, or that of --heads.",
-            ),
-            click.option(
-                "--statistics",
-                multiple=True,
-                metavar="FOLDER",
-                help="Saved statistics (symfuse collect) of each model, for methods that look at data.",
-            ),
-            click.option("--heads", help="Task heads: average (default), drop, or a model's number (from 1)."),
-            click.option("--seed", type=int, help="Of random methods. Default: as the recipe says, or 0."),
-            click.option("--dtype", help="Of the result: float32, bfloat16, … Default: the base's, by tensor."),
-            click.option("--tokenizer", help="union, base, shared-rows or a model: where vocabularies differ."),
-            click.option("--align", "axes", metavar="AXES", help="Align first: auto, attention, ffn, all, …"),
-            click.option("--anchor", help="Number (from 1) or path of the model to align to. Default: the base of task "
-                "vectors, else that nearest to the mean."),
-        ]
-    ):  # fmt: skip
-        function = option(function)
-    return function
+    return _recipe_options(data_options(function, required=False, several=True))
 
 
 def recipes_of(models: Sequence[str], options: Mapping[str, Any]) -> tuple[tuple[Recipe, ...], Place | None]:
@@ -86,7 +85,7 @@ def recipes_of(models: Sequence[str], options: Mapping[str, Any]) -> tuple[tuple
 
     if not is_recipe(models):
         return (_recipe_of_options(models, options),), options["output"]
-    names = {"axes": "align", "settings": "set", "columns": "column"}
+    names = {"axes": "align", "settings": "set", "columns": "column", "heads": "task_heads"}
     given = {
         "--" + names.get(key, key).replace("_", "-"): place
         for key, place in _OF_RECIPE.items()
@@ -250,14 +249,14 @@ def _setting(text: str, method: Method) -> tuple[str, Any]:
 def _base(text: str | None, heads: str, models: Sequence[str], method: Method) -> int | None:
     """The number of the model that the result is named and typed after: the one whose head is kept, if that is said;
     what task vectors start from is to be named."""
-    kept = None if heads in ("average", "drop") else _number("--heads", heads, models)
+    kept = None if heads in ("average", "drop") else _number("--task-heads", heads, models)
     if text is None and method.base == "required":
         return None
     base = kept if text is None else _number("--base", text, models)
     if kept is not None and base != kept:
         raise OptionError(
-            f"--base {text} and --heads {heads}: whose head is kept is also the base, as its config names the class; "
-            "leave --base out, or name the same model"
+            f"--base {text} and --task-heads {heads}: whose head is kept is also the base, as its config names the "
+            "class; leave --base out, or name the same model"
         )
     return base
 

@@ -16,7 +16,7 @@ from symfuse.output import Output
 @click.option("--title", help="Of the page. Default: the models' names.")
 @common
 def report(runs: tuple[str, ...], output: Path, title: str | None, as_json: bool, quiet: bool) -> None:
-    """One HTML page that shows each RUN.
+    """Write one HTML page that shows each RUN.
 
     A RUN is a folder that a verb wrote, or one JSON file of it. The page is complete in itself: it needs no network.
     """
@@ -37,7 +37,7 @@ def report(runs: tuple[str, ...], output: Path, title: str | None, as_json: bool
 )
 @common
 def plot(runs: tuple[str, ...], output: Path, form: str, as_json: bool, quiet: bool) -> None:
-    """Figures of each RUN for a paper.
+    """Draw figures of each RUN for a paper.
 
     One column wide: distances, barriers, landscapes, correspondences.
     """

@@ -198,7 +198,7 @@ def _hard(out: Output, work: Path) -> dict[str, Any]:
         )
     run = reports.alignment_run(a, b, alignment, {"errors": dict(proof.exact.errors), "inputs": proof.exact.inputs})
     run["seconds"] = seconds
-    page.write_run(work / "run-hard", alignment, run, barrier, plane.to_json() | {"seconds": spent})
+    page.write_run(work / "run-hard", alignment, run, barrier, plane.to_dict() | {"seconds": spent})
     return {
         "models": SCEPTR_PAIR, "match_seconds": seconds, "verified": proof.exact.worst,
         "distance": reports.distances(before, after), "scores": scores,
@@ -227,7 +227,7 @@ def _barrier(
         f"{plain.barrier:.3f} as they are, {aligned.barrier:.3f} aligned (loss of the two: {plain.ends[0]:.3f}, "
         f"{plain.ends[1]:.3f})"
     )
-    return found.to_json() | {"seconds": seconds}
+    return found.to_dict() | {"seconds": seconds}
 
 
 def _sentence_scores(folder: Path) -> dict[str, float]:

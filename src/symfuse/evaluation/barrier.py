@@ -24,7 +24,7 @@ from symfuse.evaluation.statistics import renew_statistics
 from symfuse.evaluation.task import Batch, Loss, Score, describe, measure
 from symfuse.evaluation.weights import Build, WeightSpace, name_of, open_space
 from symfuse.io import Checkpoint
-from symfuse.messages import first_line
+from symfuse.messages import SCHEMA, first_line, shown
 
 Source = Checkpoint | nn.Module
 PLAIN = "none"
@@ -95,15 +95,15 @@ class Curve:
         size. (Where logits are far larger than the loss, their rounding may exceed it.)"""
         return _ROUNDING * torch.finfo(self.dtype).eps * max(abs(point.score.loss) for point in self.points)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         return {
             "name": self.name,
-            "points": [{"at": p.at, **p.score.to_json()} for p in self.points],
+            "points": [{"at": p.at, **p.score.to_dict()} for p in self.points],
             "distance": self.distance,
             "barrier": self.barrier,
-            "barrier over mean": self.barrier_over_mean,
+            "barrier_over_mean": self.barrier_over_mean,
             "at": self.peak.at,
-            "at over mean": self.peak_over_mean.at,
+            "at_over_mean": self.peak_over_mean.at,
             "rounding": self.rounding,
             **({"inexact": list(self.inexact)} if self.inexact else {}),
         }
@@ -127,18 +127,28 @@ class Barrier:
         plain = self.curves[baseline]
         return self.curves[name].barrier / plain.barrier if plain.barrier > plain.rounding else None
 
-    def to_json(self) -> dict[str, Any]:
+    __repr__, _repr_html_ = shown(
+        lambda self: {
+            "models": f"{self.source} to {self.anchor}",
+            "task": str(self.task["task"]),
+            **{f"barrier {name}": float(curve.barrier) for name, curve in self.curves.items()},
+        }
+    )
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON: what `symfuse barrier --json` prints."""
         curves = [
-            curve.to_json() | {"left of": {base: self.share(name, base) for base in self.baselines.get(name, ())}}
+            curve.to_dict() | {"left_of": {base: self.share(name, base) for base in self.baselines.get(name, ())}}
             for name, curve in self.curves.items()
         ]
         return {
             "kind": "barrier",
+            "schema": SCHEMA,
             "source": self.source,
             "anchor": self.anchor,
             "task": dict(self.task),
             "curves": curves,
-            **({"batch statistics": f"taken anew from {self.renewed} batches at inner points"} if self.renewed else {}),
+            **({"batch_statistics": f"taken anew from {self.renewed} batches at inner points"} if self.renewed else {}),
         }
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from symfuse.executors import one_torch_thread
+from symfuse.messages import SCHEMA, shown
 from symfuse.model import Model, require_same_shape
 from symfuse.spec import Spec, layer_of
 
@@ -95,6 +97,28 @@ class Distance:
         models (Zhang et al. 2025, Figures 3 and 4)."""
         whole = self.whole.squared
         return {key: gap.squared / whole if whole else math.nan for key, gap in self.by(*keys).items()}
+
+    __repr__, _repr_html_ = shown(
+        lambda self: {"euclidean": self.euclidean, "relative": self.relative, "cosine": self.cosine}
+    )
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON; parts by axis, layer and tensor are squared distances, which add up. No number is null."""
+
+        def parts(key: str) -> list[dict[str, Any]]:
+            shares = self.shares(key)
+            return [
+                {key: part, "squared": gap.squared, "of_whole": finite(shares[part]), "cosine": finite(gap.cosine)}
+                for part, gap in self.by(key).items()
+            ]
+
+        whole = {name: finite(getattr(self, name)) for name in ("euclidean", "relative", "cosine")}
+        return {"schema": SCHEMA, **whole} | {f"by_{key}": parts(key) for key in ("axis", "layer", "tensor")}
+
+
+def finite(number: float) -> float | None:
+    """None for a number that is none, as of the angle to a zero vector: JSON has no NaN."""
+    return number if math.isfinite(number) else None
 
 
 def distance(a: Model, b: Model) -> Distance:

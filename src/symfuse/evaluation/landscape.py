@@ -24,6 +24,7 @@ from symfuse.evaluation.task import Loss, Score, describe, measure
 from symfuse.evaluation.weights import Build, WeightSpace, open_space
 from symfuse.io import Checkpoint
 from symfuse.io.target import write_text
+from symfuse.messages import SCHEMA
 
 # A third model this near to the line of the others, relative to its distance, spans no plane with them.
 _COLLINEAR = 1e-6
@@ -76,13 +77,15 @@ class Landscape:
     corners: tuple[Score, Score, Score]
     task: Mapping[str, Any]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON: what `symfuse landscape --json` prints."""
         models = [
-            {"name": name, "x": x, "y": y, **score.to_json()}
+            {"name": name, "x": x, "y": y, **score.to_dict()}
             for name, (x, y), score in zip(self.names, self.plane.corners, self.corners, strict=True)
         ]
         return {
             "kind": "landscape",
+            "schema": SCHEMA,
             "task": dict(self.task),
             "models": models,
             "xs": list(self.xs),
@@ -201,7 +204,7 @@ class _Journal:
         self.scores[number] = score
         if self.path is not None:
             with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps([number, score.to_json()]) + "\n")
+                file.write(json.dumps([number, score.to_dict()]) + "\n")
 
 
 def _read_point(text: str, count: int) -> tuple[int, Score]:
@@ -210,7 +213,7 @@ def _read_point(text: str, count: int) -> tuple[int, Score]:
     if not (isinstance(data, list) and len(data) == 2 and type(data[0]) is int and 0 <= data[0] < count):
         raise ValueError(f"expected the number of a point, 0 to {count - 1}, and its score")
     number, score = data
-    if not isinstance(score, dict) or score.keys() != Score(0.0).to_json().keys():
+    if not isinstance(score, dict) or score.keys() != Score(0.0).to_dict().keys():
         raise ValueError("expected a score of loss, metrics and count")
     loss, metrics, of = score["loss"], score["metrics"], score["count"]
     if type(loss) not in (int, float) or not math.isfinite(loss):

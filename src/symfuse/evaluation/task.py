@@ -31,7 +31,7 @@ class Score:
     metrics: Mapping[str, float] = field(default_factory=dict)
     count: int = 0
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 

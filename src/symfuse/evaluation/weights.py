@@ -6,8 +6,9 @@ import copy
 import itertools
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +22,9 @@ from symfuse.evaluation.compatible import most_weights, require_equal_ties, requ
 from symfuse.evaluation.task import Loss, Score, Task, measure
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
+from symfuse.io.lazy import Held, Rewritten, Rule, StoredTensors
 from symfuse.io.live import module_config, names_in_memory
-from symfuse.io.names import counts_batches
-from symfuse.io.tensors import StoredTensors
+from symfuse.io.names import class_prefix, counts_batches, spelt
 from symfuse.messages import some
 from symfuse.model import as_declared
 from symfuse.modules import build_module, live
@@ -159,7 +160,7 @@ def _by_memory_name(
     checkpoint: Checkpoint, module: nn.Module, scratch: Path, wide: torch.dtype
 ) -> Mapping[str, Tensor]:
     """The tensors of a checkpoint by the module's names, from files; those that are computed in `wide`."""
-    if not isinstance(checkpoint.tensors, StoredTensors | dict):  # computed
+    if not isinstance(checkpoint.tensors, StoredTensors | Held):  # computed
         checkpoint = open_checkpoint(checkpoint.to(wide).save(scratch), name=checkpoint.name)
     for name in checkpoint:
         checkpoint.read(name)  # whether all is finite
@@ -169,36 +170,26 @@ def _by_memory_name(
         name: _on_disk(disk.get(name, name), checkpoint, module) or _on_disk(name, checkpoint, module)
         for name in module.state_dict()
     }
-    found = _Renamed(checkpoint, {ours: theirs for ours, theirs in names.items() if theirs is not None})
+    stored = {ours: theirs for ours, theirs in names.items() if theirs is not None}
+    found = Rewritten(checkpoint, {ours: _single(checkpoint, theirs) for ours, theirs in stored.items()})
     declared = str(checkpoint.config.get("model_type")) in ARCHITECTURES or not hasattr(module, "base_model_prefix")
     if declared or all(name in found for name, _ in module.named_parameters()):
-        require_read(module, list(checkpoint), set(found.names.values()), checkpoint.name)
+        require_read(module, list(checkpoint), set(stored.values()), checkpoint.name)
         return found  # what is missing is reported by name
     return dict(live(checkpoint, wide, type(module)).state_dict())  # names that transformers converts
 
 
+def _single(checkpoint: Checkpoint, name: str) -> str | Rule:
+    """A tensor of half precision in float32, any other as it is."""
+    info = checkpoint.info(name)
+    half = info.dtype.is_floating_point and info.dtype.itemsize < 4
+    return Rule(replace(info, dtype=torch.float32), partial(checkpoint.__getitem__, name)) if half else name
+
+
 def _on_disk(name: str, checkpoint: Checkpoint, module: nn.Module) -> str | None:
     """What a weight of the module is called in the file: the prefix of the base model may be missing, or too many."""
-    prefix: Any = getattr(module, "base_model_prefix", "") or ""
-    tries = [name, f"{prefix}.{name}", name.removeprefix(f"{prefix}.")]
-    tries += [modern(one, {new: old for old, new in LEGACY.items()}) for one in tries]
-    return next((one for one in tries if one in checkpoint), None)
-
-
-class _Renamed(Mapping[str, Tensor]):
-    def __init__(self, checkpoint: Checkpoint, names: Mapping[str, str]) -> None:
-        self.checkpoint = checkpoint
-        self.names = names
-
-    def __getitem__(self, name: str) -> Tensor:
-        tensor = self.checkpoint[self.names[name]]  # that all is finite was looked at when it was opened
-        return tensor.float() if tensor.is_floating_point() and tensor.dtype.itemsize < 4 else tensor
-
-    def __iter__(self) -> Any:
-        return iter(self.names)
-
-    def __len__(self) -> int:
-        return len(self.names)
+    prefix, old = class_prefix(module), modern(name, {new: old for old, new in LEGACY.items()})
+    return spelt(name, prefix, checkpoint) or spelt(old, prefix, checkpoint)
 
 
 def _persistent_buffers(module: nn.Module) -> dict[str, Tensor]:

@@ -4,17 +4,6 @@ from __future__ import annotations
 
 from symfuse.executors.base import Done, Executor, Running, Work
 from symfuse.executors.ray import Ray
-from symfuse.executors.threads import Budget, Threads, Workers, keep_freed_memory, one_torch_thread
+from symfuse.executors.threads import Budget, Threads, keep_freed_memory, one_torch_thread
 
-__all__ = [
-    "Budget",
-    "Done",
-    "Executor",
-    "Ray",
-    "Running",
-    "Threads",
-    "Work",
-    "Workers",
-    "keep_freed_memory",
-    "one_torch_thread",
-]
+__all__ = ["Budget", "Done", "Executor", "Ray", "Running", "Threads", "Work", "keep_freed_memory", "one_torch_thread"]

@@ -21,7 +21,6 @@ from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from queue import SimpleQueue
-from types import TracebackType
 from typing import Any, Generic, NamedTuple
 
 import torch
@@ -32,10 +31,8 @@ from symfuse.executors.threads import GRACE, keep_freed_memory, one_torch_thread
 from symfuse.signals import interruptible
 
 RETRIES = 3  # for how many lost workers the same item is tried again
+LOST = ("WorkerCrashed", "NodeDied", "OutOfMemory", "ObjectLost")  # errors of Ray after which an item is tried again
 MATTERS = ("symfuse", "torch", "numpy", "scipy", "numba")  # packages that results may depend on
-
-
-def _silent(_text: str) -> None: ...
 
 
 class Ray:
@@ -54,8 +51,8 @@ class Ray:
         *,
         workers: int | None = None,
         gpus: int = 0,
-        say: Callable[[str], None] = _silent,
-        follow: Callable[[str], None] = _silent,
+        say: Callable[[str], None] = lambda _text: None,
+        follow: Callable[[str], None] = lambda _text: None,
     ) -> None:
         # What Ray would print of lost workers is said here, by `say`, and not on standard output.
         os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
@@ -83,15 +80,18 @@ class Ray:
             return
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster begun here tells nobody
         own: dict[str, Any] = {} if self.address else {"num_cpus": self.workers, "include_dashboard": False}
-        with _own_handler(signal.SIGTERM):
-            try:
-                ray.init(self.address or "local", log_to_driver=False, logging_level=logging.ERROR, **own)
-            except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-                where = f"at {self.address!r}" if self.address else "on this machine"
-                raise OptionError(
-                    f"there is no Ray cluster {where} ({error}); `ray status` on its head says whether it runs; leave "
-                    "the address out to begin one on this machine"
-                ) from error
+        before = signal.getsignal(signal.SIGTERM)  # which Ray replaces in the main thread
+        try:
+            ray.init(self.address or "local", log_to_driver=False, logging_level=logging.ERROR, **own)
+        except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+            where = f"at {self.address!r}" if self.address else "on this machine"
+            raise OptionError(
+                f"there is no Ray cluster {where} ({error}); `ray status` on its head says whether it runs; leave "
+                "the address out to begin one on this machine"
+            ) from error
+        finally:
+            with suppress(ValueError):  # in another thread
+                signal.signal(signal.SIGTERM, before)
         self._begun = True
         there: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
         for kind, need in (("CPU", 1), ("GPU", self.gpus)):
@@ -101,9 +101,7 @@ class Ray:
     def __enter__(self) -> Ray:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         """Leave the cluster, and end it if it was begun here."""
         import ray
 
@@ -121,9 +119,9 @@ class Ray:
 
     def summary(self) -> dict[str, Any]:
         """workers: the processes that did something; retried: tasks that were done again, as their worker was lost."""
-        machines = {machine for machine, _ in self._tasks}
-        found: dict[str, Any] = {"name": "ray", "workers": len(self._tasks), "machines": len(machines)}
-        return found | {"tasks": self._tasks.total(), "retried": self.retried}
+        machines = len({machine for machine, _ in self._tasks})
+        counts = {"machines": machines, "tasks": self._tasks.total(), "retried": self.retried}
+        return {"name": "ray", "workers": len(self._tasks), **counts}
 
     def heard(self, item: object, worker: Worker) -> str:
         """An item is done; where, in words."""
@@ -172,6 +170,8 @@ class _Tasks(Generic[Item, Result]):
     def __iter__(self) -> Iterator[Done[Item, Result]]:
         import ray
 
+        # The errors of a worker, a machine or a result that is gone.
+        lost = tuple(getattr(ray.exceptions, f"{name}Error") for name in LOST)
         with _failures():
             for number in range(len(self._items)):
                 self._submit(number)
@@ -184,7 +184,7 @@ class _Tasks(Generic[Item, Result]):
                 except ray.exceptions.RayTaskError as error:
                     cause = error.cause if isinstance(error.cause, BaseException) else error
                     raise cause from None if isinstance(cause, SymfuseError) else error
-                except _lost() as error:
+                except lost as error:
                     self._again(number, error)
                     continue
                 if worker is None:
@@ -244,18 +244,6 @@ class _Tasks(Generic[Item, Result]):
             self._left = ray.wait(self._left, num_returns=len(self._left), timeout=seconds)[1]
 
 
-def _lost() -> tuple[type[Exception], ...]:
-    """The errors of a worker, a machine or a result that is gone."""
-    from ray import exceptions
-
-    return (
-        exceptions.WorkerCrashedError,
-        exceptions.NodeDiedError,
-        exceptions.OutOfMemoryError,
-        exceptions.ObjectLostError,
-    )
-
-
 @contextmanager
 def _failures() -> Iterator[None]:
     """What fails in Ray itself as SymfuseError; the errors of the work stay as they are."""
@@ -300,15 +288,12 @@ def _task() -> Callable[..., Any]:
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """On what the bits of a result depend, beside the processor."""
-    return {name: _version(name) for name in MATTERS}
-
-
-def _version(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return "missing"
+    """On what the bits of a result depend, beside the processor: versions of packages, those that are here."""
+    found = dict.fromkeys(MATTERS, "missing")
+    for name in MATTERS:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
 
 
 _unpacked: tuple[str, Any] = ("", None)  # the parcel that this worker opened last, and what was in it
@@ -362,14 +347,3 @@ def packed(value: Any) -> bytes:
 
 def _cached(function: Callable[..., Any], how: dict[str, Any]) -> Any:
     return functools.lru_cache(**how)(function)
-
-
-@contextmanager
-def _own_handler(number: signal.Signals) -> Iterator[None]:
-    """Keep the handler of a signal, where the block would put another in its place."""
-    before = signal.getsignal(number)
-    try:
-        yield
-    finally:
-        with suppress(ValueError):  # in another thread than the main one, and there nothing is put in its place
-            signal.signal(number, before)

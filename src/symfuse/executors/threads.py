@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from queue import SimpleQueue
 from typing import Any, Generic
@@ -30,20 +31,20 @@ class Threads:
 
     def start(
         self, work: Work[Item, Result], items: Sequence[Item], *, memory: Callable[[Item], int] | None = None
-    ) -> Workers[Item, Result]:
+    ) -> _Workers[Item, Result]:
         """Begin, when what is done is iterated over; who does that holds `one_torch_thread`."""
         budget = self._budget
 
         def room(item: Item) -> AbstractContextManager[None]:
             return nullcontext() if budget is None or memory is None else budget.hold(memory(item))
 
-        return Workers(items, work, min(len(items), self.threads), room)
+        return _Workers(items, work, min(len(items), self.threads), room)
 
     def summary(self) -> dict[str, Any]:
         return {"name": "local", "workers": self.threads}
 
 
-class Workers(Generic[Item, Result]):
+class _Workers(Generic[Item, Result]):
     """`work(item, stop)` for each item, in threads that take the next one in order; iterate over what is finished.
 
     `work` returns early if `stop` is set. What it raises, an interrupt included, is raised by the iteration. room: what
@@ -52,47 +53,40 @@ class Workers(Generic[Item, Result]):
 
     def __init__(
         self,
-        items: Iterable[Item],
+        items: Sequence[Item],
         work: Work[Item, Result],
         threads: int,
         room: Callable[[Item], AbstractContextManager[None]],
     ) -> None:
-        self._items = iter(items)
+        self._left = deque(items)
         self._work = work
         self._room = room
-        self._taking = threading.Lock()
         self._stop = threading.Event()
         self._results: SimpleQueue[Done[Item, Result] | BaseException | None] = SimpleQueue()
-        # A thread inside a long computation cannot be interrupted; the interpreter does not wait for daemons.
-        self._threads = [threading.Thread(target=self._run, name=f"worker {n}", daemon=True) for n in range(threads)]
+        self._most = threads
+        self._threads: list[threading.Thread] = []
 
     def _run(self) -> None:
         try:
-            while (taken := self._take()) is not None and (done := self._do(taken[0])) is not None:
-                self._results.put(done)
+            while not self._stop.is_set() and (taken := self._take()):
+                with self._room(taken[0]):
+                    if self._stop.is_set():
+                        break
+                    try:
+                        done = Done(taken[0], self._work(taken[0], self._stop))
+                    except BaseException:
+                        self._stop.set()  # before another has the room
+                        raise
+                if not self._stop.is_set():
+                    self._results.put(done)
             self._results.put(None)
         except BaseException as error:
             self._results.put(error)
 
-    def _do(self, item: Item) -> Done[Item, Result] | None:
-        """None if all are to stop."""
-        with self._room(item):
-            if self._stop.is_set():
-                return None
-            try:
-                done = Done(item, self._work(item, self._stop))
-            except BaseException:
-                self._stop.set()  # before another has the room
-                raise
-        return None if self._stop.is_set() else done
-
     def _take(self) -> tuple[Item] | None:
-        with self._taking:
-            if self._stop.is_set():
-                return None
-            for item in self._items:
-                return (item,)
-            return None
+        with suppress(IndexError):
+            return (self._left.popleft(),)
+        return None
 
     def __iter__(self) -> Iterator[Done[Item, Result]]:
         running = self._started()
@@ -108,7 +102,9 @@ class Workers(Generic[Item, Result]):
 
     def _started(self) -> int:
         """How many workers there are: fewer, but one at least, where the system starts no more threads."""
-        for number, thread in enumerate(self._threads):
+        for number in range(self._most):
+            # A thread inside a long computation cannot be interrupted; the interpreter does not wait for daemons.
+            thread = threading.Thread(target=self._run, name=f"worker {number}", daemon=True)
             try:
                 thread.start()
             except RuntimeError as error:
@@ -116,7 +112,8 @@ class Workers(Generic[Item, Result]):
                     raise SymfuseError(
                         f"no worker thread can be started ({error}); end other programs, or raise the limit (ulimit -u)"
                     ) from error
-                return number
+                break
+            self._threads.append(thread)
         return len(self._threads)
 
     def stop(self) -> bool:
@@ -124,8 +121,7 @@ class Workers(Generic[Item, Result]):
         self._stop.set()
         deadline = time.monotonic() + GRACE
         for thread in self._threads:
-            if thread.ident is not None:
-                thread.join(max(0.0, deadline - time.monotonic()))
+            thread.join(max(0.0, deadline - time.monotonic()))
         return not any(thread.is_alive() for thread in self._threads)
 
     def when_ended(self, then: Callable[[], None]) -> None:
@@ -133,8 +129,7 @@ class Workers(Generic[Item, Result]):
 
         def wait() -> None:
             for thread in self._threads:
-                if thread.ident is not None:
-                    thread.join()
+                thread.join()
             then()
 
         with suppress(RuntimeError):  # of no more threads; then the files are closed with the process

@@ -9,7 +9,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar, get_args, get_type_hints
 
 import torch
@@ -37,20 +36,20 @@ class Moments:
     xx: Float[Tensor, "*b n"] | Float[Tensor, "*b n n"]
     yy: Float[Tensor, "*b n"] | Float[Tensor, "*b n n"]
 
-    @cached_property
+    @property
     def full(self) -> bool:
         """Whether xx and yy are Gram matrices rather than their diagonals."""
-        return self.xx.ndim == len(self.shape)
+        return self.xx.ndim == self.xy.ndim
 
     @property
     def x_norms(self) -> Float[Tensor, "*b n"]:
         """The squared norms of the rows of X."""
-        return self.xx.diagonal(dim1=-2, dim2=-1) if self.full else self.xx
+        return self.xx.diagonal(dim1=-2, dim2=-1) if self.xx.ndim == self.xy.ndim else self.xx
 
     @property
     def y_norms(self) -> Float[Tensor, "*b n"]:
         """The squared norms of the rows of Y."""
-        return self.yy.diagonal(dim1=-2, dim2=-1) if self.full else self.yy
+        return self.yy.diagonal(dim1=-2, dim2=-1) if self.yy.ndim == self.xy.ndim else self.yy
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -44,23 +44,25 @@ def best_scale(
     the anchor dwarfs the source.
     """
     with np.errstate(all="ignore"):
-        found = _best(*torch.stack([t.double().reshape(-1) for t in (p, q, r, s)]).cpu().numpy())
+        found = _best(torch.stack([t.double().reshape(-1) for t in (p, q, s, r)]).cpu().numpy())
     return torch.as_tensor(found, device=p.device).reshape(p.shape)
 
 
-def _best(p: Reals, q: Reals, r: Reals, s: Reals) -> Reals:
-    """For dozens of steps on small arrays NumPy takes half the time. The roots are LAPACK's, matrix by matrix."""
-    inverted = r > p
-    terms = np.where(inverted, (r, s, q, p), (p, q, s, r))
-    rest = np.minimum(np.maximum(terms[1:] / np.where(terms[0] > 0, terms[0], 1), -1e60), 1e60)
-    companion = np.zeros((*p.shape, 4, 4))
-    companion[..., (1, 2, 3), (0, 1, 2)] = 1
-    for row, sign, entry in zip((3, 1, 0), (1, -1, 1), rest, strict=True):
-        companion[..., row, 3] = sign * entry
+def _best(terms: Reals) -> Reals:
+    """terms: p, q, s, r. For dozens of steps on small arrays NumPy takes half the time. The roots are LAPACK's, matrix
+    by matrix."""
+    p, q, s, r = terms
+    inverted, leading = r > p, terms.copy()
+    leading[:, inverted] = terms[::-1, inverted]
+    rest = leading[1:] / np.where(leading[0] > 0, leading[0], 1)
+    companion = np.zeros((len(p), 4, 4))
+    companion[:, (1, 2, 3), (0, 1, 2)] = 1
+    for row, sign, entry in zip((3, 1, 0), (1, -1, 1), np.minimum(np.maximum(rest, -1e60), 1e60), strict=True):
+        companion[:, row, 3] = sign * entry
     roots = torch.linalg.eigvals(torch.from_numpy(companion)).numpy()
     real = (np.abs(roots.imag) <= 1e-6 * np.abs(roots.real)) & (roots.real > 0)
     roots = np.where(real, roots.real, 1.0)
-    roots = np.where(inverted[..., None], 1 / roots, roots)
+    roots[inverted] = 1 / roots[inverted]
     candidates = np.empty((len(p), 8))
     candidates[:, :3] = 1, LIMIT, 1 / LIMIT
     candidates[:, 3] = np.where(q * s > 0, np.sqrt(np.abs(s / q)), 1.0)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import math
 import os
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,17 +14,19 @@ from torch import Tensor
 
 from symfuse.arguments import checked
 from symfuse.device import CPU, require
-from symfuse.errors import CheckpointError, OptionError, OutputError
+from symfuse.errors import CheckpointError, OptionError
 from symfuse.executors import Executor
 from symfuse.io.companions import read_companions
 from symfuse.io.folder import weight_stem
 from symfuse.io.hub import require_upload, upload
+from symfuse.io.lazy import Held, Lazy, Rewritten, Rule
 from symfuse.io.remote import Place, Remote, entries
 from symfuse.io.sentence import behind, module_weights, readers
 from symfuse.io.stamp import Stamp
 from symfuse.io.target import output_place
-from symfuse.io.tensors import StoredTensors, TensorInfo, flat_part, is_finite
+from symfuse.io.tensors import TensorInfo, is_finite, scan
 from symfuse.io.writer import write
+from symfuse.messages import shown
 
 __all__ = ["Checkpoint", "TensorInfo", "is_finite", "is_other", "scan"]
 
@@ -36,14 +36,13 @@ SAMPLED = "the first, middle and last 64 numbers of each tensor"
 NAMED = "the name, as its numbers are computed"
 
 
-class Checkpoint(Mapping[str, Tensor]):
+class Checkpoint(Lazy):
     """A model as data: its tensors (read lazily), and its config.
 
-    `infos`, if given, are the dtypes and shapes of all tensors, so that `tensors[name]` may compute; tensors
-    that are read from files know their own. `folder` is where tokenizer and other companion files come from, unless
-    `files` are given in their place; `notes` are messages for the user. `device`: see `on`. `before_save`:
-    functions that `save` applies in order before it writes anything; each returns the checkpoint, with another config
-    or other files if need be, or raises.
+    tensors: a `Lazy`, or any mapping; of one that computes, `infos` says the dtypes and shapes. `folder` is where
+    tokenizer and other companion files come from, unless `files` are given in their place; `notes` are messages for the
+    user. `device`: see `on`. `before_save`: functions that `save` applies in order before it writes anything; each
+    returns the checkpoint, with another config or other files if need be, or raises.
     """
 
     def __init__(
@@ -60,8 +59,8 @@ class Checkpoint(Mapping[str, Tensor]):
         device: str = CPU,
         before_save: tuple[Callable[[Checkpoint], Checkpoint], ...] = (),
     ) -> None:
-        self._tensors = tensors
-        self._infos = tensors.infos if infos is None and isinstance(tensors, StoredTensors) else infos
+        self.tensors = tensors if isinstance(tensors, Lazy) else Held(tensors, infos)
+        super().__init__(self.tensors.infos)
         self.config: Mapping[str, Any] = copy.deepcopy(dict(config))
         self.name = name
         self.folder = folder
@@ -70,114 +69,57 @@ class Checkpoint(Mapping[str, Tensor]):
         self.device = device
         self.before_save = before_save
         self.sources = tuple(dict.fromkeys(sources if folder is None else (folder, *sources)))
-        self._last = threading.local()
 
-    @property
-    def tensors(self) -> Mapping[str, Tensor]:
-        """What holds, or computes, the tensors."""
-        return self._tensors
-
-    @property
-    def _names(self) -> Mapping[str, Any]:
-        return self._tensors if self._infos is None else self._infos
-
-    def __getitem__(self, name: str) -> Tensor:
-        """Read, or compute, this tensor only."""
-        return self._there(self._tensors[name].detach())
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._names  # Mapping's own would read the tensor
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    # Comparing two models tensor by tensor is not what `==` should cost.
-    __eq__ = object.__eq__
-    __hash__ = object.__hash__
-
-    def __repr__(self) -> str:
-        return f"Checkpoint({self.name!r}, {len(self)} tensors)"
-
-    def info(self, name: str) -> TensorInfo:
-        """The dtype and shape of a tensor; no tensor data is read, unless only the tensor itself can tell."""
-        return TensorInfo.of(self._tensors[name]) if self._infos is None else self._infos[name]
+    __repr__, _repr_html_ = shown(lambda self: {"name": repr(self.name), "tensors": len(self)})
 
     @property
     def nbytes(self) -> int:
         """The bytes of all tensors."""
-        return sum(self.info(name).nbytes for name in self)
+        return sum(info.nbytes for info in self.infos.values())
 
-    def file_of(self, name: str) -> str | None:
-        """The file that holds a tensor as it is; None if it is computed, or in memory."""
-        where = getattr(self._tensors, "where", None)
-        found: str | None = None if where is None else where(name)
-        return found
+    def __getitem__(self, name: str) -> Tensor:
+        return self._on_device(self.tensors[name])
 
-    def where(self, name: str) -> str:
-        """`file_of`, or else the checkpoint's name: for messages."""
-        return self.file_of(name) or self.name
-
-    def read(self, name: str) -> Tensor:
-        """This tensor for arithmetic: float32 at least, and not yet rounded to `info(name).dtype` if it is computed.
-
-        CheckpointError, naming the model and its file, if it has NaN or infinity.
-        """
-        tensor = self.scanned(name)
-        return tensor.to(torch.promote_types(tensor.dtype, torch.float32)) if tensor.is_floating_point() else tensor
-
-    def scanned(self, name: str) -> Tensor:
-        """As `read`, in the dtype in which it comes."""
-        tensor, file = self.unrounded(name), self.file_of(name)
-        scan(name, tensor, self.name if file is None else f"{self.name}/{file}")
-        return tensor
+    def wide(self, name: str) -> Tensor:
+        return self._on_device(self.tensors.wide(name))
 
     def part(self, name: str, start: int, stop: int) -> Tensor:
-        """The elements from start to stop of a tensor as flat: in its stored dtype, read without the rest where the
-        file allows it; unrounded if it is computed, as a whole that each thread keeps until it asks for another."""
-        part = getattr(self._tensors, "part", None)
-        found: Tensor = flat_part(self._whole(name), start, stop) if part is None else part(name, start, stop)
-        return self._there(found.detach())
+        return self._on_device(self.tensors.part(name, start, stop))
 
     def blocks(self, name: str) -> Iterator[Tensor]:
-        """A tensor in blocks whose elements, flat and one after the other, are its own: unrounded if it is computed,
-        and in one block unless its mapping has `blocks(name)`."""
-        blocks = getattr(self._tensors, "blocks", None)
-        if blocks is not None:
-            yield from (self._there(block) for block in blocks(name))
-        else:
-            yield self.unrounded(name)
+        return map(self._on_device, self.tensors.blocks(name))
 
-    def unrounded(self, name: str) -> Tensor:
-        """As `scanned`, for who finds NaN and infinity in what is made of it."""
-        wide = getattr(self._tensors, "wide", None)  # of mappings whose tensors are computed
-        return self[name] if wide is None else self._there(wide(name))
+    def saved(self, name: str) -> Iterator[Tensor]:
+        return self.tensors.saved(name)
 
-    def _there(self, tensor: Tensor) -> Tensor:
-        """On the device; a tensor that is a shape alone has no data to bring there."""
-        return tensor if tensor.is_meta else tensor.to(self.device)
+    def file_of(self, name: str) -> str | None:
+        return self.tensors.file_of(name)
 
-    def _whole(self, name: str) -> Tensor:
-        """`unrounded`, but computed once for all parts of it that a thread asks for, one after the other."""
-        if isinstance(self._tensors, dict):
-            held: Tensor = self._tensors[name]
-            return held
-        if getattr(self._last, "name", None) != name:
-            self._last.name = self._last.tensor = None  # gone before the next is computed
-            self._last.tensor = self.unrounded(name)
-            self._last.name = name
-        tensor: Tensor = self._last.tensor
-        return tensor
+    def _on_device(self, tensor: Tensor) -> Tensor:
+        """A tensor that is a shape alone has no data to bring there."""
+        return tensor.detach() if tensor.is_meta else tensor.detach().to(self.device)
 
     def to(self, dtype: torch.dtype) -> Checkpoint:
         """The same model with its floating-point tensors in another dtype, cast when they are read."""
-        infos = {
-            name: TensorInfo(dtype, info.shape) if (info := self.info(name)).dtype.is_floating_point else info
-            for name in self
+        rules = {
+            name: self._cast(name, dtype if i.dtype.is_floating_point else i.dtype) for name, i in self.infos.items()
         }
-        return self.replace(tensors=_Cast(self, infos), infos=infos)
+        tensors = Rewritten(self, rules)
+        tensors.computed = False
+        return self.replace(tensors=tensors)
+
+    def _cast(self, name: str, dtype: torch.dtype) -> Rule:
+        def finite(values: Tensor) -> Tensor:
+            if not is_finite(values):
+                self.read(name)  # raises, with the counts of the whole tensor
+            return values
+
+        return Rule(
+            TensorInfo(dtype, self.info(name).shape),
+            lambda: self.read(name).to(dtype),
+            part=lambda start, stop: finite(self.part(name, start, stop)).to(dtype),
+            blocks=lambda: map(finite, self.blocks(name)),
+        )
 
     def on(self, device: str) -> Checkpoint:
         """The same model, read to a device, such as "cuda": each tensor is taken there, in its stored dtype, when it is
@@ -191,14 +133,14 @@ class Checkpoint(Mapping[str, Tensor]):
         or with `compute` its numbers too: the sha256 is then that of the model when it is saved. "sha256 of" says which
         numbers: two models that differ in others alone have the same.
         """
-        computed = hasattr(self._tensors, "wide") and not compute
+        computed = self.tensors.computed and not compute
         digest = hashlib.sha256(self.name.encode() if computed else b"")
         here = self.on(CPU)
         for name in sorted(self):
             info = self.info(name)
             digest.update(f"{name} {info.dtype} {info.shape}".encode())
             if not computed:
-                for start, stop in _samples(math.prod(info.shape)):
+                for start, stop in _samples(info.numel):
                     numbers = here.part(name, start, stop)  # a computed one is rounded as it is saved
                     digest.update(numbers.to(info.dtype).double().numpy().tobytes())
         local = [folder for folder in self.sources if isinstance(folder, Path)]  # as adapters are
@@ -232,11 +174,11 @@ class Checkpoint(Mapping[str, Tensor]):
         """The same model with other tensors, config, name, device or notes; its folder stays. sources: folders that
         the tensors are read from, beside its own; `save` never writes into any."""
         return Checkpoint(
-            self._tensors if tensors is None else tensors,
+            self.tensors if tensors is None else tensors,
             self.config if config is None else config,
             name=self.name if name is None else name,
             folder=self.folder,
-            infos=self._infos if tensors is None and infos is None else infos,
+            infos=infos,
             notes=self.notes if notes is None else notes,
             sources=(*self.sources, *sources),
             files=self.files if files is None else files,
@@ -288,15 +230,15 @@ class Checkpoint(Mapping[str, Tensor]):
 
         target: a path, or a URL of a store. executor: who writes (`symfuse.executors`), instead of threads. resume:
         see there; fingerprint: what it needs to tell this model from another, OptionError without one.
-        What is written is `self[name]`, streamed by the mapping's own `blocks(name)` if it has that.
+        What is written is `saved(name)`, rounded to the dtypes of `infos`.
         """
         if resume and not fingerprint:
             raise OptionError("resume needs a fingerprint of what is written, so that two models are never mixed")
         finished = self.finished()
         return write(
             target,
-            {name: finished.info(name) for name in finished},
-            getattr(finished.tensors, "blocks", finished._in_one_block),
+            finished.infos,
+            finished.saved,
             config=finished.config,
             companions=finished.companions() | finished.module_weights(),
             overwrite=overwrite,
@@ -334,12 +276,6 @@ class Checkpoint(Mapping[str, Tensor]):
         assert isinstance(place, Path)
         return upload(place, repo_id, private=private, token=token)
 
-    def _in_one_block(self, name: str) -> Iterator[Tensor]:
-        tensor, info = self[name], self.info(name)
-        if TensorInfo.of(tensor) != info:
-            raise OutputError(f"{name!r} was announced as {info} and came as {TensorInfo.of(tensor)}")
-        return iter((tensor,))
-
 
 def is_other(lineage: Mapping[str, Any], than: Mapping[str, Any]) -> bool:
     """Whether two lineages are of different models, as far as both say: their sha256 is over the same, and differs."""
@@ -352,48 +288,3 @@ def _samples(count: int) -> list[tuple[int, int]]:
     if count <= 3 * 64:
         return [(0, count)]
     return [(start, start + 64) for start in (0, count // 2 - 32, count - 64)]
-
-
-class _Cast(Mapping[str, Tensor]):
-    """The tensors of a checkpoint in the dtypes of `infos`, from their values before rounding."""
-
-    def __init__(self, source: Checkpoint, infos: Mapping[str, TensorInfo]) -> None:
-        self.source = source
-        self.infos = infos
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self.source.read(name).to(self.infos[name].dtype)
-
-    def part(self, name: str, start: int, stop: int) -> Tensor:
-        return self._finite(name, self.source.part(name, start, stop)).to(self.infos[name].dtype)
-
-    def blocks(self, name: str) -> Iterator[Tensor]:
-        """As the source has them: who writes them rounds them, once."""
-        return (self._finite(name, block) for block in self.source.blocks(name))
-
-    def _finite(self, name: str, values: Tensor) -> Tensor:
-        if not is_finite(values):
-            self.source.read(name)  # raises, with the counts of the whole tensor
-        return values
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.infos)
-
-    def __len__(self) -> int:
-        return len(self.infos)
-
-
-def scan(name: str, tensor: Tensor, where: str | None = None) -> None:
-    """Raise CheckpointError, with the counts, if a tensor that was just read holds NaN or infinity.
-
-    `where` is the file, as `Checkpoint.where` gives it.
-    """
-    if is_finite(tensor):
-        return
-    values = tensor.detach().float() if tensor.dtype.itemsize == 1 else tensor.detach()
-    nan, inf = int(values.isnan().sum()), int(values.isinf().sum())
-    file = f" of {where}" if where else ""
-    raise CheckpointError(
-        f"{name!r}{file} holds {nan} NaN and {inf} infinite values among {tensor.numel()}, "
-        "expected none. The model was damaged in training or saving; use an earlier checkpoint."
-    )

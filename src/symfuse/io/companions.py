@@ -98,12 +98,12 @@ def names_code(file: str, settings: Mapping[str, Any]) -> str | None:
 
 def code_notes(folder: Place) -> list[str]:
     """`names_code` of each companion file that is a config."""
-    found = []
+    result = []
     for path, data in read_companions(folder, whole=True).items():
         settings = _with_auto_map(PurePosixPath(path), data)
         if settings is not None and (note := names_code(path, settings)):
-            found.append(note)
-    return found
+            result.append(note)
+    return result
 
 
 def is_of_tokenizer(name: str) -> bool:

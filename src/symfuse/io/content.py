@@ -27,8 +27,8 @@ def substitute(head: bytes) -> str:
     if not head:
         return "empty: copy or download the file again"
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
-    found = next((what for start, what in STARTS.items() if head.startswith(start) or text.startswith(start)), "")
-    return found or ("text" if all(32 <= byte < 127 or byte in b"\t\r\n" for byte in head) else "")
+    result = next((what for start, what in STARTS.items() if head.startswith(start) or text.startswith(start)), "")
+    return result or ("text" if all(32 <= byte < 127 or byte in b"\t\r\n" for byte in head) else "")
 
 
 def refuse_pointer(path: Place, error: type[SymfuseError] = CheckpointError) -> None:

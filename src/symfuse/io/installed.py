@@ -6,18 +6,19 @@ from __future__ import annotations
 import copy
 import importlib.util
 import json
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from symfuse.io.checkpoint import Checkpoint
+from symfuse.io.lazy import Latest, Rewritten, Rule
 from symfuse.io.live import as_on_disk
-from symfuse.io.tensors import TensorInfo, flat_part
+from symfuse.io.names import class_prefix, spelt
+from symfuse.io.tensors import TensorInfo
 
 Convert = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 
@@ -35,7 +36,7 @@ class Installed:
         self.module = module
         self.tensors: dict[str, Tensor] = module.state_dict()
         self.parts: dict[str, nn.Module] = dict(module.named_modules())
-        self.prefix = f"{getattr(module, 'base_model_prefix', '')}."
+        self.prefix = class_prefix(module)
         transforms = get_model_conversion_mapping(self.module)
         self._renamings = [one for one in transforms if isinstance(one, WeightRenaming)]
         self._converters = [one for one in transforms if isinstance(one, WeightConverter)]
@@ -55,10 +56,9 @@ class Installed:
         found = self.spelt(name, self.tensors)
         return (file, None) if found is None else (found, pattern)
 
-    def spelt(self, name: str, there: Iterable[str]) -> str | None:
+    def spelt(self, name: str, there: Container[str]) -> str | None:
         """A name as it is among others, which may have the prefix of the base model, or lack it."""
-        tries = (name, self.prefix + name, name.removeprefix(self.prefix))
-        return next((one for one in tries if one in there), None)
+        return spelt(name, self.prefix, there)
 
     def plan(self, files: Iterable[str]) -> tuple[dict[str, str], list[tuple[str, ...]]]:
         """Name in memory → name in the file, of those that are whole in both; and the others, in groups."""
@@ -116,10 +116,10 @@ def resolved(config: Mapping[str, Any]) -> dict[str, Any] | None:
 def _resolved(config: str) -> dict[str, Any] | None:
     try:
         with quiet():
-            found: dict[str, Any] = class_config(json.loads(config)).to_dict()
+            result: dict[str, Any] = class_config(json.loads(config)).to_dict()
     except Exception:  # whatever a class may raise
         return None
-    return found
+    return result
 
 
 @contextmanager
@@ -165,8 +165,20 @@ def _built(config: str) -> Installed | None:
     kind: Any = getattr(transformers, str((values.get("architectures") or [""])[0]), None)
     if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
         kind = transformers.MODEL_MAPPING[transformers.CONFIG_MAPPING[model_type]]
-    with quiet(), torch.device("meta"):
-        return Installed(kind._from_config(class_config(values)))
+    return Installed(meta_module(kind, config))
+
+
+@lru_cache(maxsize=8)
+def meta_module(kind: Any, config: str) -> nn.Module:
+    """A module of a class of `transformers` on the meta device: its structure without numbers. config: as JSON. It is
+    made once and shared: not to be changed. Raises whatever the class raises."""
+    from transformers.initialization import no_init_weights
+
+    with quiet(), no_init_weights(), torch.device("meta"):
+        module: Any = kind._from_config(class_config(json.loads(config)))
+        module.tie_weights()  # which is part of the initial values that are left out
+    found: nn.Module = module
+    return found
 
 
 def in_memory(checkpoint: Checkpoint, known: Installed) -> Checkpoint:
@@ -178,8 +190,7 @@ def in_memory(checkpoint: Checkpoint, known: Installed) -> Checkpoint:
 
 def as_saved(checkpoint: Checkpoint, like: Checkpoint, known: Installed) -> Checkpoint:
     """A checkpoint with the names of memory, with those of a file that it is like: the inverse of `in_memory`."""
-    files = {name: like.info(name) for name in like}
-    return _saved(checkpoint, files, *_matrices(like, known), known)
+    return _saved(checkpoint, like.infos, *_matrices(like, known), known)
 
 
 def on_disk(checkpoint: Checkpoint) -> Checkpoint:
@@ -189,7 +200,7 @@ def on_disk(checkpoint: Checkpoint) -> Checkpoint:
     if known is None or any(known.spelt(name, (known.name(name),)) is None for name in checkpoint):
         return checkpoint
     try:
-        files = _infos({name: checkpoint.info(name) for name in checkpoint}, known.save)
+        files = _infos(checkpoint.infos, known.save)
         return _saved(checkpoint, files, *known.plan(files), known)
     except Exception:  # tensors of other shapes than their class has, which is an error when they are read
         return checkpoint
@@ -233,68 +244,16 @@ def _infos(infos: Mapping[str, TensorInfo], convert: Convert) -> dict[str, Tenso
 def _regrouped(
     source: Checkpoint, whole: Mapping[str, str], groups: Iterable[tuple[str, ...]], convert: Convert
 ) -> Checkpoint:
-    infos = {new: source.info(old) for new, old in whole.items()}
-    group_of: dict[str, tuple[str, ...]] = {}
+    rules: dict[str, str | Rule] = dict(whole)
+    last = Latest[tuple[str, ...], dict[str, Tensor]]()  # read one by one, all tensors of a group are of one conversion
+
+    def wide(group: tuple[str, ...], name: str) -> Tensor:
+        def converted() -> dict[str, Tensor]:
+            return convert({one: source.scanned(one) for one in group})
+
+        return last.get(group, converted)[name].contiguous()
+
     for group in groups:
         made = _infos({name: source.info(name) for name in group}, convert)
-        infos |= made
-        group_of |= dict.fromkeys(made, group)
-    return source.replace(tensors=_Regrouped(source, whole, group_of, convert, infos), infos=infos)
-
-
-class _Regrouped(Mapping[str, Tensor]):
-    """Tensors of a checkpoint under other names, and what is made of groups of them. Of these the last that was made
-    is kept, so that all its tensors, read one after the other, are of one conversion."""
-
-    def __init__(
-        self,
-        source: Checkpoint,
-        whole: Mapping[str, str],
-        groups: Mapping[str, tuple[str, ...]],
-        convert: Convert,
-        infos: Mapping[str, TensorInfo],
-    ) -> None:
-        self.source = source
-        self.whole = whole
-        self.groups = groups
-        self.convert = convert
-        self.infos = infos
-        self._lock = threading.Lock()
-        self._last: tuple[tuple[str, ...], dict[str, Tensor]] | None = None
-
-    def __getitem__(self, name: str) -> Tensor:
-        if name in self.whole:
-            return self.source[self.whole[name]]
-        return self.wide(name).to(self.infos[name].dtype)
-
-    def wide(self, name: str) -> Tensor:
-        """Not yet rounded, where it is computed."""
-        if name in self.whole:
-            return self.source.scanned(self.whole[name])
-        group = self.groups[name]
-        with self._lock:
-            if self._last is None or self._last[0] != group:
-                self._last = None  # gone before the next is computed
-                self._last = (group, self.convert({one: self.source.scanned(one) for one in group}))
-            return self._last[1][name].contiguous()
-
-    def part(self, name: str, start: int, stop: int) -> Tensor:
-        if name in self.whole:
-            return self.source.part(self.whole[name], start, stop)
-        return flat_part(self.wide(name), start, stop)
-
-    def blocks(self, name: str) -> Iterator[Tensor]:
-        if name in self.whole:
-            yield from self.source.blocks(self.whole[name])
-        else:
-            yield self.wide(name)
-
-    def where(self, name: str) -> str | None:
-        """The file that holds the tensor as it is, if one does."""
-        return self.source.file_of(self.whole[name]) if name in self.whole else None
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.infos)
-
-    def __len__(self) -> int:
-        return len(self.infos)
+        rules |= {name: Rule(info, partial(wide, group, name)) for name, info in made.items()}
+    return source.replace(tensors=Rewritten(source, rules))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from symfuse.errors import CheckpointError
 
@@ -14,6 +14,16 @@ WRAPPER_PREFIXES = ("_orig_mod.", "module.")  # of torch.compile and of data-par
 COUNTER = "num_batches_tracked"
 
 Key = tuple[int, tuple[int, ...], tuple[int, ...]]
+
+
+def class_prefix(module: nn.Module) -> str:
+    """What names of a base model are preceded by in its class with a head; "." if the class has no such name."""
+    return f"{getattr(module, 'base_model_prefix', '')}."
+
+
+def spelt(name: str, prefix: str, there: Container[str]) -> str | None:
+    """A name as it is among others, which may have the prefix of the base model, or lack it."""
+    return next((one for one in (name, prefix + name, name.removeprefix(prefix)) if one in there), None)
 
 
 def memory(tensor: Tensor) -> Key:

@@ -46,13 +46,13 @@ def refuse_quantised(name: str, config: Mapping[str, Any], infos: Mapping[str, T
 
 
 def _evidence(infos: Mapping[str, TensorInfo]) -> list[tuple[str, str]]:
-    found = [(scheme, tensor) for tensor in infos for scheme, names in PACKED.items() if names.fullmatch(tensor)]
+    result = [(scheme, tensor) for tensor in infos for scheme, names in PACKED.items() if names.fullmatch(tensor)]
     # MXFP4's blocks are bytes that come with scales; a module may well be called "…_blocks".
-    found = [(s, t) for s, t in found if s != "MXFP4" or t.removesuffix("_blocks") + "_scales" in infos]
+    result = [(s, t) for s, t in result if s != "MXFP4" or t.removesuffix("_blocks") + "_scales" in infos]
     for tensor in infos:
         if tensor.endswith(".qweight"):
-            found.append((_gptq_or_awq(tensor.removesuffix("qweight"), infos), tensor))
-    return found
+            result.append((_gptq_or_awq(tensor.removesuffix("qweight"), infos), tensor))
+    return result
 
 
 def _gptq_or_awq(prefix: str, infos: Mapping[str, TensorInfo]) -> str:

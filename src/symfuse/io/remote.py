@@ -30,36 +30,21 @@ SILENCE = 60  # seconds that a web server may send nothing
 INDEX = ".safetensors.index.json"  # after the stem of the weight files
 # What is asked for where a server lists nothing.
 USUAL = (
-    *(
-        CONFIG,
-        f"model{INDEX}",
-        "model.safetensors",
-        "generation_config.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
-    ),
-    *("special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "tokenizer.model"),
-    *("spiece.model", "chat_template.jinja", "preprocessor_config.json", "processor_config.json", "modules.json"),
-    *("adapter_config.json", "adapter_model.safetensors", "LICENSE"),
-)
+    CONFIG, f"model{INDEX}", "model.safetensors", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
+    "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "tokenizer.model",
+    "spiece.model", "chat_template.jinja", "preprocessor_config.json", "processor_config.json", "modules.json",
+    "adapter_config.json", "adapter_model.safetensors", "LICENSE",
+)  # fmt: skip
 # What stores say of an object that changes with its content; `created` is all that fsspec's memory says.
 _MARKS = (
-    "Last-Modified",
-    "ETag",
-    "etag",
-    "generation",
-    "md5Hash",
-    "blob_id",
-    "mtime",
-    "LastModified",
-    "last_modified",
+    "Last-Modified", "ETag", "etag", "generation", "md5Hash", "blob_id", "mtime", "LastModified", "last_modified",
     "created",
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True, order=True)
 class Remote:
-    """A file, or a folder, by its URL. What its store says is an OSError, whatever it raises. Shown, it has no
+    """A file, or a folder, by its URL. Whatever its store raises becomes an OSError. Shown, it has no
     credentials."""
 
     url: str
@@ -101,7 +86,7 @@ class Remote:
         return Remote(f"{kind}://{host}{posixpath.normpath('/' + path.lstrip('/'))}")
 
     @property
-    def passing(self) -> bool:
+    def of_process(self) -> bool:
         """Whether what is there is in the memory of this process, and so ends with it."""
         return self.resolve().url.startswith("memory://")
 
@@ -212,7 +197,7 @@ class Remote:
             raise OptionError(
                 f"{self.url} cannot be opened: {first_line(error)}; expected one such as s3://…"
             ) from error
-        with _said_of(self.url):
+        with _as_os_error(self.url):
             yield store, path
 
 
@@ -231,12 +216,12 @@ class RemoteFile:
     def write(self, position: int, data: memoryview) -> None:
         """The next bytes; position: how many there were before."""
         assert position == self._position, "objects are written in order"
-        file = self._begun()
-        with _said_of(self._place.url):
+        file = self._opened()
+        with _as_os_error(self._place.url):
             file.write(data)
         self._position += len(data)
 
-    def _begun(self) -> Any:
+    def _opened(self) -> Any:
         if self._file is None:
             if self._before is not None:
                 self._before()
@@ -247,17 +232,17 @@ class RemoteFile:
 
     def close(self) -> None:
         """Return when it is there."""
-        file = self._begun()
-        with _said_of(self._place.url):
+        file = self._opened()
+        with _as_os_error(self._place.url):
             file.close()
         self._there = True
 
     def discard(self) -> None:
         """Leave nothing of it, if the store lets us. What is not closed is given up, so that what another has put under
-        the same name stays; but some stores (memory, sftp) have put it in its place as soon as it was begun."""
+        the same name stays; but some stores (memory, sftp) have put it in its place as soon as it was opened."""
         from fsspec.spec import AbstractBufferedFile  # type: ignore[import-untyped]
 
-        with suppress(OSError), _said_of(self._place.url):
+        with suppress(OSError), _as_os_error(self._place.url):
             if isinstance(self._file, AbstractBufferedFile) and not self._there:
                 try:
                     if self._file.offset is not None:  # something was sent
@@ -270,8 +255,8 @@ class RemoteFile:
 
 
 @contextmanager
-def _said_of(url: str) -> Iterator[None]:
-    """What a store's package raises, as OSError."""
+def _as_os_error(url: str) -> Iterator[None]:
+    """Raise what the package of a store raises as OSError, with the URL."""
     try:
         yield
     except FileNotFoundError as error:

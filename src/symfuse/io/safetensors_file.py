@@ -20,9 +20,10 @@ from torch import Tensor
 
 from symfuse.errors import CheckpointError, LayoutError
 from symfuse.io.content import substitute_in
+from symfuse.io.lazy import StoredTensor
 from symfuse.io.remote import Place, Remote, read_range
 from symfuse.io.stamp import Stamp
-from symfuse.io.tensors import DTYPES, StoredTensor, TensorInfo
+from symfuse.io.tensors import DTYPES, TensorInfo
 from symfuse.io.typed import require_type
 
 _ENTRY = {"dtype": str, "shape": list[int], "data_offsets": tuple[int, int]}

@@ -26,7 +26,7 @@ def module_weights(folder: Place) -> dict[str, bytes]:
     Those of torch.save are read as data only. CheckpointError if a module keeps weights in other files, which would be
     missed.
     """
-    found: dict[str, bytes] = {}
+    result: dict[str, bytes] = {}
     for module in behind(folder):
         files = _weights(module)
         own = {below(module, path).as_posix(): path for path in files}
@@ -36,11 +36,11 @@ def module_weights(folder: Place) -> dict[str, bytes]:
                 f"and {PICKLED}. Save that module again by sentence-transformers, or take it out of {MODULES}"
             )
         if SAFE in own:
-            found[f"{module.name}/{SAFE}"] = own[SAFE].read_bytes()
+            result[f"{module.name}/{SAFE}"] = own[SAFE].read_bytes()
         elif PICKLED in own:
             tensors = {name: stored.read().contiguous() for name, stored in read_torch_file(own[PICKLED])[0].items()}
-            found[f"{module.name}/{SAFE}"] = save(tensors)
-    return found
+            result[f"{module.name}/{SAFE}"] = save(tensors)
+    return result
 
 
 def readers(folder: Place) -> list[str]:

@@ -17,16 +17,8 @@ from symfuse.io.direct import PIECE, Buffer, DirectFile
 from symfuse.io.tensors import DTYPE_NAMES, TensorInfo, flat_part, is_finite, require_fit
 
 UNITS = {
-    "": 1,
-    "B": 1,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
-    "KIB": 2**10,
-    "MIB": 2**20,
-    "GIB": 2**30,
-}
+    "": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30,
+}  # fmt: skip
 RANK = {dtype: rank for rank, dtype in enumerate(DTYPE_NAMES)}
 
 
@@ -87,7 +79,7 @@ class Layout:
         return cls(header, {name: len(header) + start for name, start in starts.items()}, len(header) + position)
 
 
-def begun(path: Path, layout: Layout, *, direct: bool) -> DirectFile:
+def new_file(path: Path, layout: Layout, *, direct: bool) -> DirectFile:
     """A file with its space reserved and its header written; if that fails it is closed."""
     file = DirectFile(path, direct=direct)
     try:
@@ -105,7 +97,7 @@ class ShardFile:
     def __init__(self, path: Path, infos: Mapping[str, TensorInfo], layout: Layout, *, direct: bool = True) -> None:
         self._infos = infos
         self._layout = layout
-        self._file = begun(path, layout, direct=direct)
+        self._file = new_file(path, layout, direct=direct)
 
     def slot(self, name: str) -> Slot:
         """The place of one tensor."""

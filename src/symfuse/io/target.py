@@ -39,7 +39,7 @@ def check_target(
         if isinstance(place, Remote):
             if resume:
                 raise OptionError(f"{place}: nothing is kept of what is unfinished at a URL; leave resume out")
-            if lasting and place.passing:
+            if lasting and place.of_process:
                 raise OptionError(
                     f"{place} is in the memory of one process, which no other sees, and ends with it; name a folder, "
                     "or a store such as s3://bucket/model"
@@ -191,12 +191,12 @@ Identity = tuple[int, int, tuple[str, ...]]  # device and inode of a folder, and
 def _identities(path: Path) -> list[Identity]:
     """Of a path and of all above it, the nearest first."""
     real = Path(os.path.realpath(path))  # a loop is left as it is
-    found = []
+    result = []
     for one in (real, *real.parents):
         there = next(parent for parent in (one, *one.parents) if os.path.lexists(parent))
         status = there.lstat()
-        found.append((status.st_dev, status.st_ino, one.relative_to(there).parts))
-    return found
+        result.append((status.st_dev, status.st_ino, one.relative_to(there).parts))
+    return result
 
 
 def _inside(folder: Path) -> set[Identity]:

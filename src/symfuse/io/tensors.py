@@ -1,16 +1,16 @@
-"""What a tensor is before anyone reads it: its dtype, its shape, the file that holds it, how to read it."""
+"""What a tensor is before anyone reads it, its dtype and shape; and checks of its values."""
 
 from __future__ import annotations
 
 import cmath
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from symfuse.errors import IncompatibleError
+from symfuse.errors import CheckpointError, IncompatibleError
 
 # The names of dtypes in safetensors headers, in the order by which that format sorts tensors (last first):
 # wide dtypes come first in a file, so that each tensor starts at a multiple of its item size.
@@ -70,53 +70,6 @@ def flat_part(tensor: Tensor, start: int, stop: int) -> Tensor:
     return tensor[first:last].reshape(-1)[start - first * row : stop - first * row]
 
 
-@dataclass(frozen=True)
-class StoredTensor:
-    """One tensor of a file, and how to read it: whole, or the elements from `start` to `stop` of it as flat."""
-
-    info: TensorInfo
-    file: str
-    read: Callable[[], Tensor]
-    part: Callable[[int, int], Tensor]
-
-
-class StoredTensors(Mapping[str, Tensor]):
-    """The tensors of a folder's weight files by name; each is read when it is asked for, and not kept."""
-
-    def __init__(self, stored: Mapping[str, StoredTensor]) -> None:
-        self._stored = dict(stored)
-        self.infos: Mapping[str, TensorInfo] = {name: one.info for name, one in self._stored.items()}
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._stored[name].read()
-
-    def part(self, name: str, start: int, stop: int) -> Tensor:
-        """Elements of a tensor, flat, read without the rest where the file's format allows it."""
-        return self._stored[name].part(start, stop)
-
-    def blocks(self, name: str) -> Iterator[Tensor]:
-        """A tensor in parts of about BLOCK elements."""
-        part, numel = self._stored[name].part, self.infos[name].numel
-        return (part(start, min(start + BLOCK, numel)) for start in range(0, numel, BLOCK))
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._stored
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._stored)
-
-    def __len__(self) -> int:
-        return len(self._stored)
-
-    def where(self, name: str) -> str:
-        """The name of the file that holds this tensor."""
-        return self._stored[name].file
-
-    def renamed(self, old_names: Mapping[str, str]) -> StoredTensors:
-        """The tensors under new names: `old_names` gives each new name's present one."""
-        return StoredTensors({new: self._stored[old] for new, old in old_names.items()})
-
-
 def is_finite(tensor: Tensor) -> bool:
     """Whether a tensor holds neither NaN nor infinity; integers never do.
 
@@ -127,6 +80,22 @@ def is_finite(tensor: Tensor) -> bool:
         return True
     values = tensor.detach().float() if tensor.dtype.itemsize == 1 else tensor.detach()
     return cmath.isfinite(values.sum().item()) or bool(values.isfinite().all())
+
+
+def scan(name: str, tensor: Tensor, where: str | None = None) -> None:
+    """Raise CheckpointError, with the counts, if a tensor that was just read holds NaN or infinity.
+
+    `where` is the file, as `Checkpoint.where` gives it.
+    """
+    if is_finite(tensor):
+        return
+    values = tensor.detach().float() if tensor.dtype.itemsize == 1 else tensor.detach()
+    nan, inf = int(values.isnan().sum()), int(values.isinf().sum())
+    file = f" of {where}" if where else ""
+    raise CheckpointError(
+        f"{name!r}{file} holds {nan} NaN and {inf} infinite values among {tensor.numel()}, "
+        "expected none. The model was damaged in training or saving; use an earlier checkpoint."
+    )
 
 
 def require_fit(name: str, values: Tensor, dtype: torch.dtype) -> None:

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from symfuse.errors import CheckpointError
 from symfuse.io.content import PICKLE, ZIP, substitute_in
+from symfuse.io.lazy import StoredTensor
 from symfuse.io.remote import Place, Remote
 from symfuse.io.stamp import Stamp
-from symfuse.io.tensors import StoredTensor, TensorInfo, flat_part
+from symfuse.io.tensors import TensorInfo, flat_part
 from symfuse.messages import first_line, some
 
 WRAPPERS = ("state_dict", "model", "module")  # the keys under which trainers nest the weights

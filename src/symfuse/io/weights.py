@@ -13,11 +13,11 @@ import secrets
 import shutil
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -28,7 +28,7 @@ from symfuse.io.journal import Journal
 from symfuse.io.objects import Upload
 from symfuse.io.partial import Partial, system_errors
 from symfuse.io.remote import Place, Remote, RemoteFile
-from symfuse.io.shards import Layout, ShardFile, Slot, begun
+from symfuse.io.shards import Layout, ShardFile, Slot, new_file
 from symfuse.io.tensors import TensorInfo
 
 Shards = Mapping[str, Mapping[str, TensorInfo]]  # file → its tensors
@@ -38,45 +38,80 @@ SCRATCH = ".writing"  # the folder, in that of the output, of files that are not
 ARRIVES = 5.0  # seconds until a file that another machine wrote is seen here
 
 
-@runtime_checkable
-class Growing(Protocol):
-    """The weight files of an output, piece by piece. opened: closed once nobody writes any more."""
+class Growing(ABC):
+    """The weight files of an output, piece by piece. opened: closed once nobody writes any more. make: the work of a
+    worker, one piece. partial: None in a store. fingerprint: of a run that can be resumed."""
 
-    opened: ExitStack
+    make: Callable[[str, threading.Event], None]
+
+    def __init__(self, place: Place, partial: Partial | None, shards: Shards, fingerprint: str | None) -> None:
+        self.opened = ExitStack()
+        self._place = place
+        self._partial = partial
+        self._shards = shards
+        self._layouts = {shard: Layout.of(part) for shard, part in shards.items()}
+        self._journal: Journal | None = None
+        if partial is not None:
+            if fingerprint is not None:
+                self._journal = Journal(partial.folder, fingerprint, self._layouts)
+                self.opened.callback(self._journal.close)
+            partial.keep = bool(self._safe)
 
     @property
     def names(self) -> Sequence[str]:
         """All tensors."""
+        return [name for part in self._shards.values() for name in part]
 
     @property
+    def _safe(self) -> Set[str]:
+        """The tensors that the journal has, from an earlier run or this one."""
+        return set() if self._journal is None else self._journal.done
+
+    @property
+    @abstractmethod
     def done(self) -> Set[str]:
-        """Those that are safe already, from an earlier run or this one."""
+        """The tensors that need not be made again."""
 
     @property
+    @abstractmethod
     def pieces(self) -> Sequence[str]:
         """What is left to be made."""
 
-    def make(self, piece: str, stop: threading.Event) -> None:
-        """In a worker."""
-
+    @abstractmethod
     def note(self, piece: str) -> Sequence[str]:
         """A piece is finished; its tensors."""
 
+    def _sync(self, shard: str) -> None:  # noqa: B027 - for those whose workers have not waited for it
+        """Return when the data of a file is on the disk."""
+
+    def _add(self, shard: str, names: Iterable[str]) -> None:
+        """Note finished tensors of a file in the journal."""
+        if self._journal is not None:
+            for name in names:
+                self._journal.add(name, shard, self._shards[shard][name].nbytes, self._sync)
+
     def keep(self) -> None:
-        """The run ends early: keep what is finished, if it can be gone on from."""
+        """The run ends early: note what is finished, and keep the folder if that is anything."""
+        if self._journal is not None and self._partial is not None:
+            with suppress(OSError):  # the error that ends the run comes first
+                self._journal.flush(self._sync)
+            self._partial.keep = bool(self._safe)
 
     def finish(self) -> None:
         """All pieces are finished."""
+        if self._journal is not None and self._partial is not None:
+            self._journal.remove()
+            self._partial.keep = False  # for nobody could resume from it
 
 
-def fill(output: Growing, executor: Executor, told: Callable[[Iterable[str]], None]) -> None:
-    """Make what is left; `told` is called with the tensors that are finished, in this thread."""
-    told(output.done)
+def fill(output: Growing, executor: Executor, report: Callable[[Iterable[str]], None]) -> None:
+    """Make what is left; `report` is called with the tensors that are finished, in this thread."""
+    report(output.done)
     running = executor.start(output.make, output.pieces)
     with one_torch_thread():
         try:
             for done in running:
-                told(output.note(done.item))
+                report(output.note(done.item))
         finally:
             if not running.stop():
                 running.when_ended(output.opened.pop_all().close)
@@ -89,42 +124,34 @@ class _Local(threading.local):
         self.buffer = Buffer()
 
 
-class ByTensor:
+class ByTensor(Growing):
     """Files in a partial folder that are all open; a tensor is made by one worker, so that one that is much larger than
     the rest, and last, keeps the others waiting."""
 
     def __init__(
         self, place: Path, partial: Partial, shards: Shards, blocks: Blocks, *, direct: bool, fingerprint: str | None
     ) -> None:
-        self.opened = ExitStack()
-        self._place = place
-        self._partial = partial
+        super().__init__(place, partial, shards, fingerprint)
+        self.make = self._make
         self._blocks = blocks
         self._local = _Local()
         self._shard_of = {name: shard for shard, part in shards.items() for name in part}
-        self._infos = {name: info for part in shards.values() for name, info in part.items()}
+        self._files: dict[str, ShardFile] = {}
         with self.opened as opened:
-            layouts = {shard: Layout.of(part) for shard, part in shards.items()}
-            self._journal = _journal(partial, fingerprint, layouts, opened)
-            self._files: dict[str, ShardFile] = {}
             for shard, part in shards.items():
-                self._files[shard] = ShardFile(partial.folder / shard, part, layouts[shard], direct=direct)
+                self._files[shard] = ShardFile(partial.folder / shard, part, self._layouts[shard], direct=direct)
                 opened.callback(self._files[shard].close)
             self.opened = opened.pop_all()
 
     @property
-    def names(self) -> Sequence[str]:
-        return list(self._shard_of)
-
-    @property
     def done(self) -> Set[str]:
-        return set() if self._journal is None else self._journal.done
+        return self._safe
 
     @property
     def pieces(self) -> Sequence[str]:
         return [name for name in self._shard_of if name not in self.done]
 
-    def make(self, piece: str, stop: threading.Event) -> None:
+    def _make(self, piece: str, stop: threading.Event) -> None:
         slot = self._files[self._shard_of[piece]].slot(piece)
         for block in self._blocks(piece):
             if stop.is_set():
@@ -135,27 +162,23 @@ class ByTensor:
         slot.finish()
 
     def note(self, piece: str) -> Sequence[str]:
-        if self._journal is not None:
-            with system_errors(self._place):
-                self._journal.add(piece, self._shard_of[piece], self._infos[piece].nbytes, self._sync)
+        with system_errors(self._place):
+            self._add(self._shard_of[piece], (piece,))
         return (piece,)
-
-    def keep(self) -> None:
-        _keep(self._partial, self._journal, self._sync)
 
     def finish(self) -> None:
         """Wait for the disk."""
-        for file in self._files.values():
-            file.sync()
-        _finish(self._partial, self._journal)
+        for shard in self._files:
+            self._sync(shard)
+        super().finish()
 
     def _sync(self, shard: str) -> None:
         self._files[shard].sync()
 
 
-class ByShard:
-    """Files that are made whole, in a partial folder that all machines see, or in a store (partial: None; upload: what
-    becomes of it there)."""
+class ByShard(Growing):
+    """Files that are made whole, by a worker that waits for the disk, in a partial folder that all machines see, or in
+    a store (partial: None; upload: what becomes of it there)."""
 
     def __init__(
         self,
@@ -168,15 +191,9 @@ class ByShard:
         fingerprint: str | None = None,
         upload: Upload | None = None,
     ) -> None:
-        self.opened = ExitStack()
-        self._place = place
-        self._partial = partial
-        self._shards = shards
-        self._layouts = {shard: Layout.of(part) for shard, part in shards.items()}
-        self._journal: Journal | None = None
+        super().__init__(place, partial, shards, fingerprint)
         with self.opened as opened:
             if partial is not None:
-                self._journal = _journal(partial, fingerprint, self._layouts, opened)
                 (partial.folder / SCRATCH).mkdir()
             if upload is not None:
                 opened.enter_context(upload.going_on())
@@ -185,36 +202,26 @@ class ByShard:
         self.make = WriteShard(place, folder, shards, blocks, direct, before)
 
     @property
-    def names(self) -> Sequence[str]:
-        return [name for part in self._shards.values() for name in part]
-
-    @property
     def done(self) -> Set[str]:
         return {name for shard in self._shards.keys() - self.pieces for name in self._shards[shard]}
 
     @property
     def pieces(self) -> Sequence[str]:
-        safe = set() if self._journal is None else self._journal.done
+        safe = self._safe
         return [shard for shard, part in self._shards.items() if not part.keys() <= safe]
 
     def note(self, piece: str) -> Sequence[str]:
         with system_errors(self._place):
             if self._partial is not None:
                 _require_here(self._partial.folder / piece, self._layouts[piece].size)
-            if self._journal is not None:
-                for name, info in self._shards[piece].items():
-                    self._journal.add(name, piece, info.nbytes, _is_synced)
+            self._add(piece, self._shards[piece])
         return list(self._shards[piece])
-
-    def keep(self) -> None:
-        if self._partial is not None:
-            _keep(self._partial, self._journal, _is_synced)
 
     def finish(self) -> None:
         """From here on a worker that was given up, and still writes, finds no folder to write in."""
         if self._partial is not None:
             shutil.rmtree(self._partial.folder / SCRATCH)
-            _finish(self._partial, self._journal)
+        super().finish()
 
 
 @dataclass(frozen=True)
@@ -268,7 +275,7 @@ class _Scratch:
         self._path = path
         self._own = path.parent / SCRATCH / f"{path.name}.{secrets.token_hex(4)}"
         try:
-            self._file = begun(self._own, layout, direct=direct)
+            self._file = new_file(self._own, layout, direct=direct)
         except BaseException:
             self._own.unlink(missing_ok=True)
             raise
@@ -288,36 +295,6 @@ class _Scratch:
             self._file.close()
         with suppress(OSError):
             self._own.unlink()
-
-
-def _journal(
-    partial: Partial, fingerprint: str | None, layouts: Mapping[str, Layout], opened: ExitStack
-) -> Journal | None:
-    """The journal of a run that can be gone on from: one with a fingerprint."""
-    journal = None
-    if fingerprint is not None:
-        journal = Journal(partial.folder, fingerprint, layouts)
-        opened.callback(journal.close)
-    partial.keep = journal is not None and bool(journal.done)
-    return journal
-
-
-def _keep(partial: Partial, journal: Journal | None, sync: Callable[[str], None]) -> None:
-    """Note what is finished, and keep the folder if that is anything."""
-    if journal is not None:
-        with suppress(OSError):  # the error that ends the run comes first
-            journal.flush(sync)
-        partial.keep = bool(journal.done)
-
-
-def _finish(partial: Partial, journal: Journal | None) -> None:
-    if journal is not None:
-        journal.remove()
-        partial.keep = False  # for nobody could go on from it
-
-
-def _is_synced(_shard: str) -> None:
-    """Whoever wrote it has waited for the disk."""
 
 
 def _require_here(path: Path, size: int) -> None:

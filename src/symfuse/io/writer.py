@@ -70,7 +70,7 @@ def write(
     executor = executor or Threads(threads or max(2, os.cpu_count() or 1))
     check_target(place, overwrite=overwrite, inputs=inputs, resume=resume, lasting=executor.elsewhere)
 
-    def told(names: Iterable[str]) -> None:
+    def report(names: Iterable[str]) -> None:
         for name in names:
             if progress is not None:
                 progress(name, infos[name].nbytes)
@@ -104,7 +104,7 @@ def write(
                 for name, data in files.items():
                     (partial.folder / name).parent.mkdir(exist_ok=True)
                     _write_file(partial.folder / name, data)
-        fill(output, executor, told)
+        fill(output, executor, report)
         with system_errors(place):
             output.finish()
     return place
@@ -112,7 +112,7 @@ def write(
 
 @contextmanager
 def _saying_what_is_left(place: Path, partial: Partial, output: Growing | None) -> Iterator[None]:
-    """If the run ends early, keep what can be resumed, and say how. output: None until it is begun."""
+    """If the run ends early, keep what can be resumed, and say how. output: None until its files are made."""
     try:
         yield
     except BaseException as error:

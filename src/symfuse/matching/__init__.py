@@ -5,9 +5,9 @@ from __future__ import annotations
 from symfuse.matching.activations import match_by_activations
 from symfuse.matching.anchor import nearest_to_mean
 from symfuse.matching.axes import MATCHABLE, choose_axes, choose_groups, choose_layers, word_of
-from symfuse.matching.chosen import select, usual
 from symfuse.matching.coordinate import Step, match_models
 from symfuse.matching.fusion import ot_alignment
+from symfuse.matching.problem import select, usual
 from symfuse.matching.universe import Universe, match_universe
 
 __all__ = [

@@ -21,16 +21,16 @@ from symfuse.groups import Element, Group, Monomial, Permutation
 from symfuse.groups.assignment import assign_batch
 from symfuse.groups.base import total
 from symfuse.io import Checkpoint
-from symfuse.matching.chosen import choose, steps_of
-from symfuse.matching.heard import alike, best
+from symfuse.matching.problem import problem_of, steps_of
 from symfuse.matching.transport import POLICIES, along_the_stream
+from symfuse.matching.units import alike, best
 from symfuse.model import TRANSPORT, Model
 from symfuse.modules import live
 from symfuse.spec import Instance, Spec
-from symfuse.stats.activations import Batch, Heard, listen, present, require_kind
-from symfuse.stats.places import Place, places
+from symfuse.stats.activations import Batch, Covariances, present, record, require_kind
+from symfuse.stats.taps import Tap, taps
 
-# Which of the places where an axis that all layers share is heard count.
+# Which taps of an axis that all layers share count.
 RESIDUAL = {"first": slice(1), "last": slice(-1, None), "all": slice(None)}
 
 
@@ -64,10 +64,10 @@ def match_by_activations(
     """
     variants = [*variants, "separate-residual", TRANSPORT] if residual in POLICIES else variants
     source, anchor = (model.on(device) for model in (source, anchor))
-    chosen = choose(source, anchor, axes, layers, scaling=scaling, groups=groups, variants=variants, frame=frame)
+    problem = problem_of(source, anchor, axes, layers, scaling=scaling, groups=groups, variants=variants, frame=frame)
     live_anchor, live_source = (
         (build or _live)(model.checkpoint.on(CPU)).to(model.checkpoint.device)
-        for model in (chosen.anchor, chosen.source)
+        for model in (problem.anchor, problem.source)
     )
     if "decoder_input_ids" in inspect.signature(live_anchor.forward).parameters:
         raise OptionError(
@@ -87,15 +87,15 @@ def match_by_activations(
 
     again = list(batches) if residual in POLICIES else []
     elements = match_activations(
-        chosen.spec, live_anchor, live_source, again or batches, list(chosen.groups), chosen.groups, kind=kind,
+        problem.spec, live_anchor, live_source, again or batches, list(problem.groups), problem.groups, kind=kind,
         residual="all" if residual in POLICIES else residual, keep=keep if without else None,
     )  # fmt: skip
     if residual in POLICIES:
-        elements |= along_the_stream(chosen, live_anchor, live_source, again, elements, residual, kind)
+        elements |= along_the_stream(problem, live_anchor, live_source, again, elements, residual, kind)
     options = {"scaling": scaling, "kind": kind, "residual": residual, "without": sorted(without)}
     options |= {"groups": dict(groups)} if groups else {}
-    found = Alignment(chosen.spec, elements)
-    return chosen.alignment(found, "activations", options, steps_of(chosen, found))
+    found = Alignment(problem.spec, elements)
+    return problem.alignment(found, "activations", options, steps_of(problem, found))
 
 
 def _live(checkpoint: Checkpoint) -> nn.Module:
@@ -117,36 +117,36 @@ def match_activations(
     """The best element of each axis instance for the activations of two live modules on the same batches: solved where
     the anchor is, and kept on the processor.
 
-    residual: which places of an axis that all layers share count: the "first", the "last", or "all". kind: as in
-    `moments_of`. keep: as in `listen`. An instance that is heard nowhere is left out.
+    residual: which taps of an axis that all layers share count: the "first", the "last", or "all". kind: as in
+    `moments_of`. keep: as in `record`. An instance without a tap is left out.
     """
     require_kind(kind)
     if residual not in RESIDUAL:
         raise OptionError(f"residual is {residual!r}; expected {', '.join([*RESIDUAL, *POLICIES])}")
-    where = places(spec, anchor, instances)
+    where = taps(spec, anchor, instances)
     where |= {i: found[RESIDUAL[residual]] for i, found in where.items() if not i.index}
     where = {i: found for i, found in where.items() if found}
     inside = _inside(where, groups)
     later = {outer: {i.axis for i in inner if i in inside} for outer, inner in inside.items()}
     apart = {
-        outer: places(spec, anchor, inner, without=later[outer]) if later[outer] else {i: where[i] for i in inner}
+        outer: taps(spec, anchor, inner, without=later[outer]) if later[outer] else {i: where[i] for i in inner}
         for outer, inner in inside.items()
     }
     of = [(i, found) for each in (where, *apart.values()) for i, found in each.items() if found]
-    wanted = list(dict.fromkeys(place for _, found in of for place in found))
-    full = {place for i, found in of if groups[i].gram for place in found}
-    heard = listen(spec, anchor, source, batches, wanted, keep=keep, gram=full)
+    wanted = list(dict.fromkeys(tap for _, found in of for tap in found))
+    full = {tap for i, found in of if groups[i].gram for tap in found}
+    recorded = record(spec, anchor, source, batches, wanted, keep=keep, gram=full)
     for instance, found in of:
-        _require_heard(instance, found, heard)
+        _require_recorded(instance, found, recorded)
 
-    def at(places: Mapping[Instance, Collection[Place]]) -> dict[Instance, dict[Place, Heard]]:
-        return {i: {place: heard[place] for place in found if place in heard} for i, found in places.items()}
+    def at(where: Mapping[Instance, Collection[Tap]]) -> dict[Instance, dict[Tap, Covariances]]:
+        return {i: {tap: recorded[tap] for tap in found if tap in recorded} for i, found in where.items()}
 
     device = next((p.device for p in anchor.parameters()), torch.device(CPU))
     orders: dict[Instance, Tensor] = {}
     for outer in sorted(inside, key=lambda i: -spec.order.index(i.axis)):  # axes that others are inside of first
         orders[outer] = _order(spec, outer, at(apart[outer]), groups, kind, later[outer], device)
-        heard = {place: _reordered(spec, outer, place, one, orders[outer]) for place, one in heard.items()}
+        recorded = {tap: _reordered(spec, outer, tap, one, orders[outer]) for tap, one in recorded.items()}
     elements: dict[Instance, Element] = {}
     for instance, there in at(where).items():
         ordered = Monomial(orders[instance]) if instance in orders else None
@@ -155,25 +155,23 @@ def match_activations(
     return {instance: element for instance, element in elements.items() if not element.is_identity()}
 
 
-def _require_heard(instance: Instance, found: Collection[Place], heard: Mapping[Place, Heard]) -> None:
-    """OptionError if all places of an axis instance are silent."""
-    if not any(place in heard for place in found):
+def _require_recorded(instance: Instance, found: Collection[Tap], recorded: Mapping[Tap, Covariances]) -> None:
+    """OptionError if nothing was recorded at any tap of an axis instance."""
+    if not any(tap in recorded for tap in found):
         raise OptionError(
-            f"nothing is heard of {instance} at {', '.join(map(str, found))}: no batch makes the models call that "
+            f"no activations of {instance} at {', '.join(map(str, found))}: no batch makes the models call that "
             "module, or they call its .forward, past its hooks; leave that axis out (axes=), or give build= a module "
             "that calls its parts as module(x)"
         )
 
 
-def _inside(
-    at: Mapping[Instance, Collection[Place]], groups: Mapping[Instance, Group]
-) -> dict[Instance, list[Instance]]:
+def _inside(at: Mapping[Instance, Collection[Tap]], groups: Mapping[Instance, Group]) -> dict[Instance, list[Instance]]:
     """Each axis that is reordered and has others inside of it (heads; the query heads that share a key), with those:
-    they are heard where it is, faster than it."""
+    their units are at its taps, and vary faster than its own."""
     found: dict[Instance, list[Instance]] = {}
     for outer in at:
         for inner, where in at.items() if isinstance(groups[outer], Permutation) else ():
-            parts = ([atom.name for atom in part] for place in where for part in place.layout.parts)
+            parts = ([atom.name for atom in part] for tap in where for part in tap.layout.parts)
             if inner.index[: len(outer.index)] == outer.index and any(_is_in(inner, outer, part) for part in parts):
                 found.setdefault(outer, []).append(inner)
     return found
@@ -186,7 +184,7 @@ def _is_in(inner: Instance, outer: Instance, part: Sequence[str]) -> bool:
 def _order(
     spec: Spec,
     outer: Instance,
-    inner: Mapping[Instance, Mapping[Place, Heard]],
+    inner: Mapping[Instance, Mapping[Tap, Covariances]],
     groups: Mapping[Instance, Group],
     kind: str,
     later: Collection[str],
@@ -197,31 +195,31 @@ def _order(
     later: axes inside of it whose order is not known yet; what has them is not looked at. device: where it is solved.
     """
     worth, pairs = list[Tensor](), len(spec.batch_axes(outer.axis)) + 2
-    for instance, heard in inner.items():
-        moments = alike(spec, instance, heard, groups[instance], kind, pairs=outer.axis, without=later)
+    for instance, recorded in inner.items():
+        moments = alike(spec, instance, recorded, groups[instance], kind, pairs=outer.axis, without=later)
         if moments:
             each = groups[instance].reach(total(moments).xy.to(device)).cpu()
             worth.append(each.flatten(pairs).sum(-1) if each.ndim > pairs else each)
     return assign_batch(torch.stack(worth).sum(0))
 
 
-def _reordered(spec: Spec, outer: Instance, place: Place, heard: Heard, index: Tensor) -> Heard:
-    """What would be heard if the units of an axis of the source stood in that order."""
-    here = spec.instance(outer.axis, spec.tensors[place.weight].index)
-    if here != outer or outer.axis not in place.layout.names:
-        return heard
+def _reordered(spec: Spec, outer: Instance, tap: Tap, recorded: Covariances, index: Tensor) -> Covariances:
+    """What would have been recorded if the units of an axis of the source stood in that order."""
+    here = spec.instance(outer.axis, spec.tensors[tap.weight].index)
+    if here != outer or outer.axis not in tap.layout.names:
+        return recorded
     axes = (*spec.batch_axes(outer.axis), outer.axis)
-    order = torch.arange(place.layout.shape(spec.sizes)[0])
+    order = torch.arange(tap.layout.shape(spec.sizes)[0])
     moved = order.clone()
-    segments = (place.layout.segments(numbers, spec.sizes) for numbers in (order, moved))
+    segments = (tap.layout.segments(numbers, spec.sizes) for numbers in (order, moved))
     for segment, target in zip(*segments, strict=True):
         names = [atom.name for atom in segment.atoms]
         if outer.axis in names:
             by_place = index.permute(sorted(range(len(axes)), key=lambda i: names.index(axes[i])))
             shape = [spec.sizes[name] if name in axes else 1 for name in names]
             target.view.copy_(segment.view.take_along_dim(by_place.reshape(shape), names.index(outer.axis)))
-    yy = heard.yy[moved][:, moved] if heard.yy.ndim == 2 else heard.yy[moved]
-    return Heard(heard.xy[:, moved], heard.xx, yy)
+    yy = recorded.yy[moved][:, moved] if recorded.yy.ndim == 2 else recorded.yy[moved]
+    return Covariances(recorded.xy[:, moved], recorded.xx, yy)
 
 
 def _as_source(spec: Spec, instance: Instance, element: Element, orders: Mapping[Instance, Tensor]) -> Element:

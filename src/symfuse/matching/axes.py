@@ -127,8 +127,9 @@ def may_transport(axis: str, declared: Group, n: int) -> bool:
 
 
 def choose_layers(text: str | int | Sequence[int] | None, layers: int) -> frozenset[int]:
-    """The layers named by "0-4", "3", "-1" (the last), "0-2,5", "tail:3" or "head:3"; None: all. Ranges include
-    both ends. layers: how many there are; in a model of several parts in the deepest, and each has those that it has.
+    """The layers named by "0-4", "3", "-1" (the last), "0-2,5", "first:3" or "last:3" (earlier "head:3", "tail:3");
+    None: all. Ranges include both ends. layers: how many there are; in a model of several parts in the deepest, and
+    each has those that it has.
     OptionError for what is out of range or does not parse."""
     if text is None:
         return frozenset(range(layers))
@@ -150,8 +151,7 @@ def _range(part: str, layers: int) -> range:
         return range(int(part), int(part) + 1)
     if match := re.fullmatch(r"-(\d+)", part):
         return range(layers - int(match[1]), layers - int(match[1]) + 1)
-    if match := re.fullmatch(r"(tail|head):(\d+)", part):
-        n = int(match[2])
-        n = min(n, layers + 1)
-        return range(layers - n, layers) if match[1] == "tail" else range(n)
-    raise OptionError(f"layers {part!r} does not parse; write 0-4, 3, -1, 0-2,5, tail:3 or head:3")
+    if match := re.fullmatch(r"(first|last|head|tail):(\d+)", part):
+        n = min(int(match[2]), layers + 1)
+        return range(n) if match[1] in ("first", "head") else range(layers - n, layers)
+    raise OptionError(f"layers {part!r} does not parse; write 0-4, 3, -1, 0-2,5, first:3 or last:3")

@@ -2,7 +2,7 @@
 
 Attention and feed-forward axes do not meet each other in any tensor part, so with the residual stream and the order of
 heads fixed one pass in any order is the optimum; the instances are solved in parallel threads, one BLAS thread each.
-Where axes that meet are chosen too, that pass comes after a descent over all of them (`descend`).
+Where axes that meet are matched too, that pass comes after a descent over all of them (`descend`).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from symfuse.executors import Executor, Threads, one_torch_thread
 from symfuse.groups import Element, Group, PartMoments, Permutation, Sinkhorn, add, objective
 from symfuse.io.memory import budget
 from symfuse.matching.blocks import improve
-from symfuse.matching.chosen import choose, steps_of
 from symfuse.matching.descent import Watch, descend
+from symfuse.matching.problem import problem_of, steps_of
 from symfuse.matching.translations import translate
 from symfuse.matching.transport import soften
 from symfuse.model import Model
@@ -108,11 +108,11 @@ def match_models(
         raise OptionError(f"starts {starts}: at least one is needed, the identity")
     device = require(device)
     source, anchor = (model.on(device) for model in (source, anchor))
-    chosen = choose(
+    problem = problem_of(
         source, anchor, axes, layers, scaling=scaling, groups=groups, variants=variants, frame=frame, one_pass=one_pass
     )
-    source, anchor, spec, instances = chosen.source, chosen.anchor, chosen.spec, list(chosen.groups)
-    hard, soft = chosen.hard, any(isinstance(group, Sinkhorn) for group in chosen.groups.values())
+    source, anchor, spec, instances = problem.source, problem.anchor, problem.spec, list(problem.groups)
+    hard, soft = problem.hard, any(isinstance(group, Sinkhorn) for group in problem.groups.values())
     rules: dict[Instance, list[Shift]] = {}
     for rule in spec.shifts if biases else ():
         rules.setdefault(spec.instance(rule.axis.strip("*"), spec.tensors[rule.bias].index), []).append(rule)
@@ -146,15 +146,15 @@ def match_models(
             if not meeting or settled or not inner.shifts:
                 break
         if soft:
-            total = soften(chosen, total, pool)
+            total = soften(problem, total, pool)
         if meeting or soft:
-            steps = steps_of(chosen, total)
+            steps = steps_of(problem, total)
     options: dict[str, Any] = {"scaling": scaling, "one_pass": one_pass, "biases": biases}
     options |= {"groups": dict(groups)} if groups else {}
     options |= {"starts": starts, "seed": seed} if meeting else {}
     elements = {i: g for i, g in total.elements.items() if not g.is_identity()}  # there and back again
     more = {"descents": curves} if meeting else {}
-    return chosen.alignment(replace(total, elements=elements), "weights", options, steps, **more)
+    return problem.alignment(replace(total, elements=elements), "weights", options, steps, **more)
 
 
 def _meeting(spec: Spec, groups: Mapping[Instance, Group]) -> set[str]:

@@ -23,7 +23,7 @@ from symfuse.device import CPU
 from symfuse.groups import Element, Group, PartMoments, add
 from symfuse.matching.blocks import improve
 from symfuse.matching.heads import match_outer, reordered_inside
-from symfuse.matching.workspace import Workspace
+from symfuse.matching.workspace import Workspace, each
 from symfuse.spec import Instance, Memo, Spec
 from symfuse.stats import Read, weight_moments
 from symfuse.stats.weights import require_products
@@ -31,6 +31,7 @@ from symfuse.stats.weights import require_products
 # Sweeps end when one lowers the squared distance by less than this share of what is left, or after so many.
 ENOUGH = 1e-4
 SWEEPS = 30
+SMALL = 1 << 18  # numbers in a model, up to which threads would take longer to start than to do their work
 ROUNDING = 1e-6  # of the squared distance: moved weights are rounded to float32, and distances summed anew
 
 Skip = Collection[tuple[str, str]]
@@ -59,7 +60,7 @@ def descend(
     source: Read,
     instances: Sequence[Instance],
     groups: Mapping[Instance, Group],
-    pool: Executor,
+    pool: Executor | None,
     *,
     names: Sequence[str],
     skip: Skip = (),
@@ -73,7 +74,8 @@ def descend(
     names: the tensors that both models have, which are kept in memory meanwhile. instances: what to match, with the
     group to use for each. skip: parts (name, atom) that do not count, such as biases that may be translated.
     """
-    theirs, ours = (dict(zip(names, pool.map(read, names), strict=True)) for read in (anchor, source))
+    theirs, ours = (dict(zip(names, each(pool, read, names), strict=True)) for read in (anchor, source))
+    pool = pool if sum(tensor.numel() for tensor in ours.values()) > SMALL else None
     sweeper = Sweeper(spec, theirs.__getitem__, instances, groups, pool, skip)
     given = sweeper.distance(Workspace(spec, ours))
     shared = [i for i in instances if spec.is_shared(i.axis)]
@@ -121,7 +123,7 @@ class Sweeper:
     anchor: Read
     instances: Sequence[Instance]
     groups: Mapping[Instance, Group]
-    pool: Executor
+    pool: Executor | None
     skip: Skip
 
     def sweep(self, work: Workspace, order: random.Random, *, layers_first: bool = False) -> float:
@@ -175,7 +177,7 @@ class Sweeper:
                     gain += self.solved(part, instance, self.outer if inner else self.alone)
             return gain, part
 
-        found = list(self.pool.map(one, self.by_layer))
+        found = each(self.pool, one, self.by_layer)
         work.join([part for _, part in found])
         return sum(gain for gain, _ in found)
 
@@ -252,7 +254,7 @@ class Sweeper:
         layers = groupby(sorted(names, key=lambda name: sorted(index[name].items())), index.__getitem__)
         jobs = [list(of) for _, of in layers]
         total: PartMoments = {}
-        for part in self.pool.map(lambda of: self._weights(instance, work, of, self.groups[instance]), jobs):
+        for part in each(self.pool, lambda of: self._weights(instance, work, of, self.groups[instance]), jobs):
             total = add(total, part)
         return total
 
@@ -301,7 +303,7 @@ class Sweeper:
 
     def distance(self, work: Workspace) -> float:
         """Over all tensors; CheckpointError if it overflows."""
-        total = sum(self.pool.map(lambda name: self._gap(name, work.tensors[name]), work.tensors))
+        total = sum(each(self.pool, lambda name: self._gap(name, work.tensors[name]), work.tensors))
         names, sums = list(work.tensors), [torch.tensor(total, dtype=torch.float64)]
         dtype = work.tensors[names[0]].dtype if names else torch.float64
         require_products(self.instances[0], sums, dtype, names, self.anchor, work.tensors.__getitem__)
@@ -313,8 +315,8 @@ class Sweeper:
 
     def _gap(self, name: str, tensor: Tensor) -> float:
         total = 0.0
-        views = (self.spec.views(name, both) for both in (self.anchor(name), tensor))
-        for theirs, ours, atoms in zip(*views, self.spec.tensors[name].layout.parts, strict=True):
+        parts, views = self.spec.tensors[name].layout.parts, self.spec.views
+        for theirs, ours, atoms in zip(views(name, self.anchor(name)), views(name, tensor), parts, strict=True):
             if not self.skip or not any((name, str(atom)) in self.skip for atom in atoms):
                 total += float((theirs.to(ours.dtype) - ours).square().sum(dtype=torch.float64))
         return total

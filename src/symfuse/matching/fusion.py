@@ -10,8 +10,8 @@ from symfuse.errors import OptionError
 from symfuse.groups import Sinkhorn
 from symfuse.matching.activations import RESIDUAL, match_by_activations
 from symfuse.matching.axes import choose_axes, may_transport
-from symfuse.matching.chosen import usual
 from symfuse.matching.coordinate import match_models
+from symfuse.matching.problem import usual
 from symfuse.matching.transport import POLICIES
 from symfuse.model import TRANSPORT, Model
 from symfuse.stats.activations import Batch

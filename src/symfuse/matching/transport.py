@@ -19,35 +19,35 @@ from symfuse.device import CPU
 from symfuse.errors import OptionError
 from symfuse.groups import Coupling, Element, Sinkhorn
 from symfuse.groups.coupling import coupling
-from symfuse.matching.chosen import Chosen
+from symfuse.matching.problem import Problem
 from symfuse.model import Model
 from symfuse.spec import Instance, Spec
 from symfuse.stats import weight_moments
-from symfuse.stats.activations import Batch, listen, magnitudes, moments_of
-from symfuse.stats.places import Place, places
+from symfuse.stats.activations import Batch, magnitudes, moments_of, record
+from symfuse.stats.taps import Tap, taps
 
 # What the map of a point of the residual stream is made of: those of the stream before it and of the branch that is
 # added there (the residual policies of Imfeld et al.).
 POLICIES = ("branch", "mean", "weighted-scalar", "weighted-matrix")
 
 
-def soften(chosen: Chosen, found: Alignment, pool: Executor) -> Alignment:
+def soften(problem: Problem, found: Alignment, pool: Executor) -> Alignment:
     """Transport in the place of the permutations that were found in its place: of each axis the best plan, all others
     as they were found. So the plans of axes that meet do not blur each other, and without entropy they are what was
     found.
     """
-    spec, moved = chosen.spec, Model(found.on(chosen.source), chosen.spec)
+    spec, moved = problem.spec, Model(found.on(problem.source), problem.spec)
 
     def one(instance: Instance, group: Sinkhorn) -> Element:
-        return group.best(weight_moments(spec, instance, chosen.anchor.read, moved.read, group)).to(CPU)
+        return group.best(weight_moments(spec, instance, problem.anchor.read, moved.read, group)).to(CPU)
 
-    soft = {i: group for i, group in chosen.groups.items() if isinstance(group, Sinkhorn)}
+    soft = {i: group for i, group in problem.groups.items() if isinstance(group, Sinkhorn)}
     plans = dict(zip(soft, pool.map(one, soft, soft.values()), strict=True))
     return Alignment(spec, plans) @ found
 
 
 def along_the_stream(
-    chosen: Chosen,
+    problem: Problem,
     anchor: nn.Module,
     source: nn.Module,
     batches: Sequence[Batch],
@@ -61,27 +61,27 @@ def along_the_stream(
     "branch": 0. "mean": 1/2. "weighted-scalar": the mean |activation| of the anchor's stream over the sum of that and
     the branch's. "weighted-matrix": the same of each unit by itself; then rows sum to one, and columns need not.
     """
-    spec = chosen.spec
-    points = [i for i in chosen.groups if i.axis.partition("_")[0] == "residual"]
+    spec = problem.spec
+    points = [i for i in problem.groups if i.axis.partition("_")[0] == "residual"]
     points.sort(key=lambda i: int(i.axis.partition("_")[2] or 0))
     if not points:
         raise OptionError(f"residual is {policy!r}, and the residual stream is not matched; name it among the axes")
     skips = {point: _skip(spec, anchor, point) for point in points[:-1]}
-    writers = places(spec, anchor, points[1:], written=True)
-    branches = [place for found in writers.values() for place in found]
-    heard = listen(spec, anchor, source, batches, branches)
-    sizes: Mapping[Place, Tensor] = {}
+    writers = taps(spec, anchor, points[1:], written=True)
+    branches = [tap for found in writers.values() for tap in found]
+    recorded = record(spec, anchor, source, batches, branches)
+    sizes: Mapping[Tap, Tensor] = {}
     if policy.startswith("weighted"):
         sizes = magnitudes(spec, anchor, batches, [*skips.values(), *branches])
     n = spec.axes[points[0].axis].size
     maps = {points[0]: coupling(elements.get(points[0], Sinkhorn().identity(n, ())))}
     for before, point in pairwise(points):
-        group = chosen.groups[point]
-        added = {place: heard[place] for place in writers[point]}
+        group = problem.groups[point]
+        added = {tap: recorded[tap] for tap in writers[point]}
         branch = coupling(group.best(moments_of(spec, point, added, group, kind))).matrix
         share = torch.tensor(0.0 if policy == "branch" else 0.5, dtype=torch.float64)
         if sizes:
-            stream, own = sizes[skips[before]], torch.stack([sizes[place] for place in added]).sum(0)
+            stream, own = sizes[skips[before]], torch.stack([sizes[tap] for tap in added]).sum(0)
             if policy == "weighted-scalar":
                 stream, own = stream.mean(), own.mean()
             share = (stream / (stream + own)).nan_to_num(0.5)[..., None]  # of a unit that never does anything
@@ -89,9 +89,9 @@ def along_the_stream(
     return maps
 
 
-def _skip(spec: Spec, module: nn.Module, point: Instance) -> Place:
-    """Where the stream at a point is heard as it goes round the next sublayer: before the norm, where there is one."""
-    found = places(spec, module, [point])[point]
-    reader = min(found, key=lambda place: not spec.tensors[place.weight].index)  # a tied decoder is in no layer
+def _skip(spec: Spec, module: nn.Module, point: Instance) -> Tap:
+    """Where the stream at a point is recorded as it bypasses the next sublayer: before the norm, where there is one."""
+    found = taps(spec, module, [point])[point]
+    reader = min(found, key=lambda tap: not spec.tensors[tap.weight].index)  # a tied decoder is in no layer
     gain = next((gain for gain, readers in spec.reads.items() if reader.weight in readers), None)
-    return reader if gain is None else Place(gain, "in", spec.tensors[gain].layout)
+    return reader if gain is None else Tap(gain, "in", spec.tensors[gain].layout)

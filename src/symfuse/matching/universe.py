@@ -16,8 +16,8 @@ from symfuse.errors import OptionError
 from symfuse.io import Checkpoint
 from symfuse.matching.anchor import nearest_to_mean
 from symfuse.matching.axes import AUTO
-from symfuse.matching.chosen import usual
 from symfuse.matching.coordinate import match_models
+from symfuse.matching.problem import usual
 from symfuse.model import Model
 
 ROUNDS = 10

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +15,13 @@ from symfuse.alignment.compose import composed
 from symfuse.device import CPU
 from symfuse.groups import Element
 from symfuse.spec import Instance, Spec
+
+A, B = TypeVar("A"), TypeVar("B")
+
+
+def each(pool: Executor | None, work: Callable[[A], B], items: Iterable[A]) -> list[B]:
+    """What the work makes of each item, one a thread of the pool; without a pool in this thread."""
+    return list(map(work, items) if pool is None else pool.map(work, items))
 
 
 @dataclass
@@ -27,7 +35,7 @@ class Workspace:
     tensors: dict[str, Tensor]
     elements: dict[Instance, Element] = field(default_factory=dict)
     moves: dict[str, int] = field(default_factory=dict)
-    solved: dict[Instance, Sequence[int]] = field(default_factory=dict)
+    solved: dict[Instance, Sequence[int | None]] = field(default_factory=dict)
 
     @property
     def device(self) -> torch.device:
@@ -36,10 +44,11 @@ class Workspace:
 
     def touched(self, instance: Instance) -> list[str]:
         """The names of the tensors, of those that are here, that an instance moves."""
-        return [name for name in self.spec.movable[instance] if name in self.tensors]
+        return [*filter(self.tensors.__contains__, self.spec.movable[instance])]
 
-    def version(self, instance: Instance) -> Sequence[int]:
-        return [self.moves.get(name, 0) for name in self.touched(instance)]
+    def version(self, instance: Instance) -> Sequence[int | None]:
+        """How often each of them was moved; None for never."""
+        return [*map(self.moves.get, self.touched(instance))]
 
     def apply(self, instance: Instance, element: Element, pool: Executor | None = None) -> None:
         """Move all that the instance touches: one tensor a thread of the pool, if there is one."""
@@ -49,7 +58,7 @@ class Workspace:
             self.tensors[name] = move(self.spec, by, name, self.tensors[name])
             self.moves[name] = self.moves.get(name, 0) + 1
 
-        list((map if pool is None else pool.map)(one, self.touched(instance)))
+        each(pool, one, self.touched(instance))
         self.then({instance: element})
 
     def then(self, elements: Mapping[Instance, Element]) -> None:

@@ -20,6 +20,7 @@ from symfuse.architectures.names import BEFORE_LAYERS
 from symfuse.device import CPU, require
 from symfuse.errors import IncompatibleError, OptionError
 from symfuse.io import Checkpoint, TensorInfo, is_finite, scan
+from symfuse.io.lazy import Lazy
 from symfuse.io.names import counts_batches
 from symfuse.io.tensors import require_fit
 from symfuse.merging.base import Method, Parameter
@@ -103,23 +104,14 @@ class Output:
         return self.terms if self.base is None else (*self.terms, self.base)
 
 
-class Merged(Mapping[str, Tensor]):
+class Merged(Lazy):
     """The merged tensors by name, in order; `blocks` streams one, unrounded. device: where blocks are combined."""
 
     def __init__(self, outputs: Mapping[str, Output], *, seed: int = 0, device: str = CPU) -> None:
+        super().__init__({name: output.info for name, output in outputs.items()})
         self.outputs = dict(outputs)
-        self.infos = {name: output.info for name, output in outputs.items()}
         self.seed = seed
         self.device = require(device)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.outputs)
-
-    def __len__(self) -> int:
-        return len(self.outputs)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.outputs
 
     def __getitem__(self, name: str) -> Tensor:
         wide, dtype = self.wide(name), self.infos[name].dtype
@@ -142,6 +134,9 @@ class Merged(Mapping[str, Tensor]):
                 yield block
         else:
             yield from self._merged(name, output, output.method)
+
+    def saved(self, name: str) -> Iterator[Tensor]:
+        return self.blocks(name)
 
     def _merged(self, name: str, output: Output, method: Method) -> Iterator[Tensor]:
         """By the method: in float64, or first in float32 if all is of half precision. A block that is not finite there,

@@ -40,7 +40,7 @@ def merged_checkpoint(
     name = name or describe(merged.outputs)
     sources = [folder for model in models for folder in model.checkpoint.sources]
     checkpoint = recorded(models[template].checkpoint, None)  # what is recorded of the template is not of the merge
-    out = checkpoint.replace(tensors=merged, infos=merged.infos, config=config, name=name, sources=sources, device=CPU)
+    out = checkpoint.replace(tensors=merged, config=config, name=name, sources=sources, device=CPU)
     out = guarded(out, opened or [checkpoint, *(model.checkpoint for model in models)], kept)
     return out.before_save[0](out)
 
@@ -60,8 +60,8 @@ def require_same_heads(models: Sequence[Model]) -> None:
         if ours and clash:
             raise IncompatibleError(
                 f"the task heads of {first.name} and {other.name} are of different labels: {clash}. Reorder the rows "
-                "of one head, or choose `heads` (--heads): the number or name of the model whose head is to be kept, "
-                "or drop"
+                "of one head, or choose `heads` (--task-heads): the number or name of the model whose head is to be "
+                "kept, or drop"
             )
 
 

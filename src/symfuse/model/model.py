@@ -76,7 +76,7 @@ class Model:
 
     def unrounded(self, name: str) -> Tensor:
         """As `scanned`, for who finds NaN and infinity in what is made of it."""
-        return self.whole.unrounded(self.spec.file_name(name))
+        return self.whole.wide(self.spec.file_name(name))
 
     @cached_property
     def whole(self) -> Checkpoint:
@@ -156,7 +156,8 @@ def require_same_shape(models: Sequence[Model], *, force_config: bool = False, l
     they compute. layers: whether the numbers of layers must agree. Returns notes: the differences that are let pass.
     """
     for model in models:
-        _require_equal_ties(model)
+        for alias, name in model.spec.tied.items():
+            require_equal(model.checkpoint, model.spec.file_name(alias), model.spec.file_name(name))
     first = models[0]
     notes: list[str] = []
     for other in models[1:]:
@@ -268,18 +269,16 @@ def require_floating(model: Model) -> None:
         )
 
 
-def _require_equal_ties(model: Model) -> None:
-    """SpecError if a file holds a tied tensor beside the one that it should equal, and they differ."""
-    for alias, name in model.spec.tied.items():
-        file, other = model.spec.file_name(alias), model.spec.file_name(name)
-        if file not in model.checkpoint:
-            continue
-        one, two = model.checkpoint[file], model.checkpoint[other]
-        if one.dtype != two.dtype or not torch.equal(one, two):
-            raise SpecError(
-                f"{model.name}: config.json says that {file} is {other} (tie_word_embeddings), and the stored tensors "
-                "differ; set tie_word_embeddings to false if both are meant, or remove the first"
-            )
+def require_equal(checkpoint: Checkpoint, alias: str, name: str) -> None:
+    """SpecError if a tensor is stored that stands for another one by config.json or its family, and they differ."""
+    if alias not in checkpoint:
+        return
+    one, other = checkpoint[alias], checkpoint[name]
+    if one.dtype != other.dtype or not torch.equal(one, other):
+        raise SpecError(
+            f"{checkpoint.name}: {alias} is {name} by config.json (tie_word_embeddings) or its family, and the stored "
+            "tensors differ; set tie_word_embeddings to false if both are meant, or remove the first"
+        )
 
 
 def _base_axes(spec: Spec) -> dict[str, Axis]:

@@ -9,15 +9,15 @@ a stack is its pieces one after the other (`Spec.stored`).
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 
 import torch
 from torch import Tensor
 
 from symfuse.io import Checkpoint, TensorInfo
+from symfuse.io.lazy import Latest, Rewritten, Rule
 from symfuse.spec import Layout, Spec
 from symfuse.spec.spec import pieces_of
 
@@ -29,20 +29,20 @@ def stacked(checkpoint: Checkpoint, spec: Spec) -> Checkpoint:
     stacks = {spec.file_name(name): list(spec.stored(name)) for name in names}
     if not stacks:
         return checkpoint
-    whole = checkpoint.tensors.source if isinstance(checkpoint.tensors, _Pieces) else None
-    if whole is not None and all(name in whole for name in stacks):  # what these pieces were cut from
-        return checkpoint.replace(tensors=whole.tensors, infos={name: whole.info(name) for name in whole})
+    if isinstance(checkpoint.tensors, _Pieces):
+        whole = checkpoint.tensors.whole
+        if all(name in whole for name in stacks):  # what these pieces were cut from
+            return checkpoint.replace(tensors=whole.tensors)
     shapes = {spec.file_name(name): spec.tensors[name].layout.shape(spec.sizes) for name in names}
     stack_of = {piece: stack for stack, pieces in stacks.items() for piece in pieces}
-    infos: dict[str, TensorInfo] = {}
+    rules: dict[str, str | Rule] = {}
     for name in checkpoint:
         stack = stack_of.get(name)
         if stack is None:
-            infos[name] = checkpoint.info(name)
-        elif stack not in infos:
-            dtypes = (checkpoint.info(piece).dtype for piece in stacks[stack])
-            infos[stack] = TensorInfo(reduce(torch.promote_types, dtypes), shapes[stack])
-    return checkpoint.replace(tensors=_Stacks(checkpoint, stacks, infos), infos=infos)
+            rules[name] = name
+        elif stack not in rules:
+            rules[stack] = _Stack(checkpoint, stacks[stack], shapes[stack]).rule()
+    return checkpoint.replace(tensors=Rewritten(checkpoint, rules))
 
 
 def unstacked(checkpoint: Checkpoint, spec: Spec) -> Checkpoint:
@@ -56,12 +56,7 @@ def unstacked(checkpoint: Checkpoint, spec: Spec) -> Checkpoint:
             start += piece.numel
     if not pieces:
         return checkpoint
-    infos: dict[str, TensorInfo] = {}
-    for name in checkpoint:
-        info = checkpoint.info(name)
-        infos |= {file: TensorInfo(info.dtype, p.shape) for file, p in pieces.get(name, {}).items()} or {name: info}
-    every = {file: piece for own in pieces.values() for file, piece in own.items()}
-    return checkpoint.replace(tensors=_Pieces(checkpoint, every, infos), infos=infos)
+    return checkpoint.replace(tensors=_Pieces(checkpoint, pieces))
 
 
 def piece_of(name: str, spec: Spec) -> Piece | None:
@@ -92,109 +87,77 @@ class Piece:
         return math.prod(self.shape)
 
 
-class _Stacks(Mapping[str, Tensor]):
-    """Tensors of a checkpoint, and stacks of others, which are put together when they are read."""
+class _Stack:
+    """A stack that is put together of the pieces of a source when it is read."""
 
-    def __init__(self, source: Checkpoint, stacks: Mapping[str, list[str]], infos: Mapping[str, TensorInfo]) -> None:
+    def __init__(self, source: Checkpoint, pieces: Sequence[str], shape: tuple[int, ...]) -> None:
+        dtypes = (source.info(piece).dtype for piece in pieces)
         self.source = source
-        self.stacks = stacks
-        self.infos = infos
+        self.pieces = pieces
+        self.info = TensorInfo(reduce(torch.promote_types, dtypes), shape)
 
-    def __getitem__(self, name: str) -> Tensor:
-        if name not in self.stacks:
-            return self.source[name]
-        info = self.infos[name]
-        out = torch.empty(info.shape, dtype=info.dtype, device=self.source.device)
-        return self._filled(out, (self.source[piece] for piece in self.stacks[name]))
+    def rule(self) -> Rule:
+        return Rule(self.info, self.wide, self.value, self.part, self.blocks)
 
-    def wide(self, name: str) -> Tensor:
+    def value(self) -> Tensor:
+        out = torch.empty(self.info.shape, dtype=self.info.dtype, device=self.source.device)
+        return _filled(out, (self.source[piece] for piece in self.pieces))
+
+    def wide(self) -> Tensor:
         """Not yet rounded, where pieces are computed."""
-        if name not in self.stacks:
-            return self.source.scanned(name)
-        pieces = (self.source.scanned(piece) for piece in self.stacks[name])
+        pieces = (self.source.scanned(piece) for piece in self.pieces)
         first = next(pieces)
-        out = first.new_empty(self.infos[name].shape, dtype=torch.promote_types(first.dtype, self.infos[name].dtype))
-        return self._filled(out, (piece for part in ((first,), pieces) for piece in part))
+        out = first.new_empty(self.info.shape, dtype=torch.promote_types(first.dtype, self.info.dtype))
+        return _filled(out, (piece for part in ((first,), pieces) for piece in part))
 
-    def _filled(self, out: Tensor, pieces: Iterator[Tensor]) -> Tensor:
-        flat, start = out.view(-1), 0
-        for piece in pieces:
-            flat[start : start + piece.numel()] = piece.reshape(-1)
-            start += piece.numel()
-        return out
-
-    def part(self, name: str, start: int, stop: int) -> Tensor:
-        if name not in self.stacks:
-            return self.source.part(name, start, stop)
+    def part(self, start: int, stop: int) -> Tensor:
         parts, at = [], 0
-        for piece in self.stacks[name]:
+        for piece in self.pieces:
             size = self.source.info(piece).numel
             low, high = max(start - at, 0), min(stop - at, size)
             if low < high:
                 parts.append(self.source.part(piece, low, high))
             at += size
-        return torch.cat(parts) if parts else torch.empty(0, dtype=self.infos[name].dtype)
+        return torch.cat(parts) if parts else torch.empty(0, dtype=self.info.dtype)
 
-    def blocks(self, name: str) -> Iterator[Tensor]:
-        for piece in self.stacks.get(name, [name]):
+    def blocks(self) -> Iterator[Tensor]:
+        for piece in self.pieces:
             yield from self.source.blocks(piece)
 
-    def where(self, name: str) -> str | None:
-        """The file that holds the tensor as it is, if one does."""
-        return None if name in self.stacks else self.source.file_of(name)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.infos)
-
-    def __len__(self) -> int:
-        return len(self.infos)
+def _filled(out: Tensor, pieces: Iterable[Tensor]) -> Tensor:
+    flat, start = out.view(-1), 0
+    for piece in pieces:
+        flat[start : start + piece.numel()] = piece.reshape(-1)
+        start += piece.numel()
+    return out
 
 
-class _Pieces(Mapping[str, Tensor]):
-    """Tensors of a checkpoint, and pieces of its stacks. Of these the last that was read is kept, so that all its
-    pieces, read one after the other by whichever threads, are of one computation."""
+class _Pieces(Rewritten):
+    """Tensors of a checkpoint, and pieces of its stacks, by stack and name. Of the stacks the last that was read is
+    kept, so that all its pieces, read one after the other by whichever threads, are of one computation."""
 
-    def __init__(self, source: Checkpoint, pieces: Mapping[str, Piece], infos: Mapping[str, TensorInfo]) -> None:
-        self.source = source
-        self.pieces = pieces
-        self.infos = infos
-        self._lock = threading.Lock()
-        self._last: tuple[str, bool, Tensor] | None = None
+    def __init__(self, whole: Checkpoint, pieces: Mapping[str, Mapping[str, Piece]]) -> None:
+        self.whole = whole
+        self._stacks = Latest[tuple[str, bool], Tensor]()
+        rules: dict[str, str | Rule] = {}
+        for name in whole:
+            if name in pieces:
+                rules |= {file: self._rule(piece) for file, piece in pieces[name].items()}
+            else:
+                rules[name] = name
+        super().__init__(whole, rules)
 
-    def __getitem__(self, name: str) -> Tensor:
-        piece = self.pieces.get(name)
-        return self.source[name] if piece is None else self._cut(piece, wide=False)
+    def _rule(self, piece: Piece) -> Rule:
+        info = TensorInfo(self.whole.info(piece.stack).dtype, piece.shape)
+        return Rule(info, partial(self._cut, piece, True), partial(self._cut, piece, False), partial(self._part, piece))
 
-    def wide(self, name: str) -> Tensor:
-        """Not yet rounded, where the stack is computed."""
-        piece = self.pieces.get(name)
-        return self.source.scanned(name) if piece is None else self._cut(piece, wide=True)
-
-    def part(self, name: str, start: int, stop: int) -> Tensor:
-        piece = self.pieces.get(name)
-        if piece is None:
-            return self.source.part(name, start, stop)
-        if self.source.file_of(piece.stack) is None:
-            return self._cut(piece, wide=True).reshape(-1)[start:stop]
-        return self.source.part(piece.stack, piece.start + start, piece.start + stop)
-
-    def _cut(self, piece: Piece, *, wide: bool) -> Tensor:
-        flat = self._stack(piece.stack, wide).reshape(-1)
+    def _cut(self, piece: Piece, wide: bool) -> Tensor:
+        read = self.whole.scanned if wide else self.whole.__getitem__
+        flat = self._stacks.get((piece.stack, wide), partial(read, piece.stack)).reshape(-1)
         return flat[piece.start : piece.start + piece.numel].view(piece.shape)
 
-    def _stack(self, name: str, wide: bool) -> Tensor:
-        with self._lock:
-            if self._last is None or self._last[:2] != (name, wide):
-                self._last = None  # gone before the next is computed
-                self._last = (name, wide, self.source.scanned(name) if wide else self.source[name])
-            return self._last[2]
-
-    def where(self, name: str) -> str | None:
-        """The file that holds the tensor as it is, if one does."""
-        return None if name in self.pieces else self.source.file_of(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.infos)
-
-    def __len__(self) -> int:
-        return len(self.infos)
+    def _part(self, piece: Piece, start: int, stop: int) -> Tensor:
+        if self.whole.file_of(piece.stack) is None:
+            return self._cut(piece, True).reshape(-1)[start:stop]
+        return self.whole.part(piece.stack, piece.start + start, piece.start + stop)

@@ -41,7 +41,7 @@ def undeclared(checkpoint: Checkpoint) -> Spec:
     config.json.
     """
     config, where = checkpoint.config, checkpoint.name
-    infos = {name: checkpoint.info(name) for name in checkpoint}
+    infos = checkpoint.infos
     buffers = frozenset(name for name, info in infos.items() if is_derived(name, info))
     names = [name for name in infos if name not in buffers]
     vocab = text_config(config).get("vocab_size", config.get("vocab_size"))

@@ -16,9 +16,10 @@ from torch import Tensor
 from symfuse.architectures import ARCHITECTURES
 from symfuse.device import CPU
 from symfuse.errors import CheckpointError
-from symfuse.io import Checkpoint, scan
-from symfuse.io.installed import class_config, quiet
+from symfuse.io import Checkpoint, TensorInfo, scan
+from symfuse.io.installed import class_config, meta_module, quiet
 from symfuse.io.live import names_in_memory
+from symfuse.io.names import class_prefix
 from symfuse.messages import first_line
 from symfuse.model import Model
 
@@ -64,8 +65,8 @@ def build_module(checkpoint: Checkpoint, dtype: torch.dtype, auto: str | None = 
                 **({"add_pooling_layer": False} if bare else {}),
             )
             module.tie_weights()  # which is part of what was left out
-    found: torch.nn.Module = module.eval()
-    return found
+    result: torch.nn.Module = module.eval()
+    return result
 
 
 def skeleton(checkpoint: Checkpoint) -> torch.nn.Module | None:
@@ -76,16 +77,10 @@ def skeleton(checkpoint: Checkpoint) -> torch.nn.Module | None:
         with torch.device("meta"):
             return architecture.build(checkpoint.config)
     kind = _installed(checkpoint)
-    return None if kind is None else _skeleton(kind, json.dumps(checkpoint.config, default=str))
-
-
-@lru_cache(maxsize=8)
-def _skeleton(kind: Any, config: str) -> torch.nn.Module:
-    read = json.loads(config)
-    with _reporting(Checkpoint({}, read, name="config.json")), quiet(), _without_initial_values():
-        with torch.device("meta"):
-            module: torch.nn.Module = kind._from_config(class_config(read))
-        return module
+    if kind is None:
+        return None
+    with _reporting(checkpoint):
+        return meta_module(kind, json.dumps(checkpoint.config, default=str))
 
 
 def unloadable(checkpoint: Checkpoint) -> dict[str, set[str]] | None:
@@ -95,14 +90,22 @@ def unloadable(checkpoint: Checkpoint) -> dict[str, set[str]] | None:
     kind = _installed(checkpoint)
     if kind is None or importlib.util.find_spec("accelerate") is None:
         return None
-    infos = {name: checkpoint.info(name) for name in checkpoint}
-    empty = {name: torch.empty(info.shape, dtype=info.dtype, device="meta") for name, info in infos.items()}
+    with _reporting(checkpoint):
+        report = _unloadable(kind, json.dumps(checkpoint.config, default=str), tuple(checkpoint.infos.items()))
+    return {key: set(names) for key, names in report.items()}
+
+
+@lru_cache(maxsize=8)
+def _unloadable(kind: Any, config: str, infos: tuple[tuple[str, TensorInfo], ...]) -> Mapping[str, frozenset[str]]:
+    """config: as JSON."""
+    read = json.loads(config)
+    empty = {name: torch.empty(info.shape, dtype=info.dtype, device="meta") for name, info in infos}
     options: dict[str, Any] = {"device_map": "meta", "ignore_mismatched_sizes": True}
-    if not checkpoint.config.get("architectures") and "add_pooling_layer" in inspect.signature(kind).parameters:
+    if not read.get("architectures") and "add_pooling_layer" in inspect.signature(kind).parameters:
         options["add_pooling_layer"] = False
-    with _reporting(checkpoint), quiet():
-        _, report = _load(kind, checkpoint.config, empty, torch.float32, **options)
-    return {key: {str(n[0] if isinstance(n, tuple) else n) for n in report[key]} for key in _PROBLEMS}
+    with quiet():
+        _, report = _load(kind, read, empty, torch.float32, **options)
+    return {key: frozenset(str(n[0] if isinstance(n, tuple) else n) for n in report[key]) for key in _PROBLEMS}
 
 
 _PROBLEMS = ("missing_keys", "unexpected_keys", "mismatched_keys")
@@ -232,17 +235,17 @@ def canonical_names(model: Model, module: torch.nn.Module) -> dict[str, str]:
     """The canonical name of each parameter of a live module of that model, by its name there; of those it declares."""
     in_memory = names_in_memory(module)
     own = dict(module.named_parameters())
-    prefix: Any = getattr(module, "base_model_prefix", "") or ""
-    found: dict[str, str] = {}
+    prefix = class_prefix(module)
+    result: dict[str, str] = {}
     for name in model.spec.tensors:
         if name in model.spec.tied:
             continue
         for one in (name, model.spec.file_name(name)):
-            tries = (one, f"{prefix}.{one}", one.removeprefix(f"{prefix}."))
+            tries = (one, prefix + one, one.removeprefix(prefix))
             if hit := next((t for t in (*tries, *map(in_memory.get, tries)) if t in own), None):
-                found[hit] = name
+                result[hit] = name
                 break
-    return found
+    return result
 
 
 def stored_names(module: torch.nn.Module, checkpoint: Checkpoint) -> dict[tuple[int, str], str]:
@@ -250,7 +253,7 @@ def stored_names(module: torch.nn.Module, checkpoint: Checkpoint) -> dict[tuple[
     Of tied ones each has its own, if the file has it: it may be another tensor (T5 v1.1), and else that of the others.
     """
     disk = {memory: name for name, memory in names_in_memory(module).items()}
-    prefix = f"{getattr(module, 'base_model_prefix', '')}."
+    prefix = class_prefix(module)
     saved = module.state_dict(keep_vars=True)
     owners = {
         f"{at}.{leaf}".lstrip("."): (id(owner), leaf)

@@ -31,7 +31,7 @@ from symfuse.messages import some
 from symfuse.methods import lookup
 from symfuse.model import Model
 from symfuse.recipes.events import AlignmentDone, Anchored, Follow, Proved, Step, Working, ignore
-from symfuse.recipes.record import alignment_record, verified
+from symfuse.recipes.record import alignment_record
 from symfuse.recipes.schema import Align, ModelRef, Recipe
 from symfuse.recipes.stage import Stage, require_one_frame
 from symfuse.rewriting import canonical
@@ -277,4 +277,4 @@ def _proof(source: Checkpoint, alignment: Alignment, how: How) -> dict[str, Any]
     else:
         result = prove(source, alignment, memory=how.memory)
     how.follow(Proved(result))
-    return verified(result)
+    return result.to_dict()

@@ -116,8 +116,9 @@ def _split(parameters: Mapping[str, Any], count: int) -> tuple[dict[str, Any], l
             shared[name] = value
             continue
         if len(value) != count:
-            found = f"{len(value)} {name}{'' if len(value) == 1 else 's'} for {count} model{'' if count == 1 else 's'}"
-            raise OptionError(f"{found}; give one for each, in the same order")
+            names = name if len(value) == 1 or name.endswith("s") else f"{name}s"
+            models = f"{count} model{'' if count == 1 else 's'}"
+            raise OptionError(f"{len(value)} {names} for {models}; give one for each, in the same order")
         for block, one in zip(each, value, strict=True):
             block[name] = one
     return shared, each

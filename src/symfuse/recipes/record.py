@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -13,6 +12,7 @@ from symfuse import __version__
 from symfuse.alignment import Alignment
 from symfuse.errors import SymfuseError
 from symfuse.evaluation import Distance, distance
+from symfuse.evaluation.distance import finite
 from symfuse.io import Checkpoint
 from symfuse.io.companions import is_of_tokenizer
 from symfuse.merging import Merged
@@ -24,7 +24,6 @@ from symfuse.recipes.plan import why_template
 from symfuse.recipes.stage import Stage
 from symfuse.rewriting.vocabulary import compare
 from symfuse.runs import FILE, SUFFIX, Record, lineage, movement, record_of
-from symfuse.verification import Proof, Verification
 
 
 def merge_record(stage: Stage, merged: Checkpoint, warned: Sequence[str] = ()) -> Record:
@@ -123,21 +122,6 @@ def alignment_record(source: Checkpoint, anchor: Checkpoint, alignment: Alignmen
     return Record("alignment", make, (source,), {FILE: alignment}, alignment.frame)
 
 
-def verified(result: Proof | Verification) -> dict[str, Any]:
-    """A comparison of outputs as data; of a proof also what rounding changes."""
-    if isinstance(result, Proof):
-        return verified(result.exact) | {"rounding": result.rounding, "rounded to": result.rounded_to}
-    return {
-        "equal": result.equal,
-        "errors": dict(result.errors),
-        "tolerance": result.tolerance,
-        "inputs": result.inputs,
-        "config": list(result.config),
-        "unread": list(result.unread),
-        "coverage": {name: list(counts) for name, counts in result.coverage.items()},
-    }
-
-
 def distances(before: Distance, after: Distance) -> dict[str, Any]:
     """Euclidean distances and cosines before and after an alignment; by axis, layer, both and tensor squared distances,
     which add up, with the share that is left, and of the whole squared distance the part's share before and after."""
@@ -150,8 +134,8 @@ def distances(before: Distance, after: Distance) -> dict[str, Any]:
                 "before": a.squared,
                 "after": b.squared,
                 "share": b.squared / a.squared if a.squared else 1.0,
-                "of whole": [_finite(share[key]) for share in shares],
-                "cosine": [_finite(a.cosine), _finite(b.cosine)],
+                "of_whole": [finite(share[key]) for share in shares],
+                "cosine": [finite(a.cosine), finite(b.cosine)],
             }
             found.append(dict(zip(keys, values, strict=True)) | part)
         return found
@@ -161,17 +145,12 @@ def distances(before: Distance, after: Distance) -> dict[str, Any]:
         "after": after.euclidean,
         "left": after.euclidean / before.euclidean if before.euclidean else 1.0,
         "relative": [before.relative, after.relative],
-        "cosine": [_finite(before.cosine), _finite(after.cosine)],
+        "cosine": [finite(before.cosine), finite(after.cosine)],
         "by_axis": rows("axis"),
         "by_layer": rows("layer"),
         "by_layer_and_axis": rows("layer", "axis"),
         "by_tensor": rows("tensor"),
     }
-
-
-def _finite(number: float) -> float | None:
-    """None for a number that is none, as of the angle to a zero vector: JSON has no NaN."""
-    return number if math.isfinite(number) else None
 
 
 def with_tokenizer_notes(stage: Stage) -> Stage:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from symfuse.errors import OptionError
 from symfuse.evaluation import Task
 from symfuse.io import Checkpoint
-from symfuse.io.tensors import StoredTensors
+from symfuse.io.lazy import Held, StoredTensors
 from symfuse.recipes.align import How, align
 from symfuse.recipes.check import Target, report_of
 from symfuse.recipes.events import Planned, Warned
@@ -94,7 +94,7 @@ def with_text(stage: Stage, recipes: Sequence[Recipe]) -> Stage:
 def _is_stored(recipe: Recipe, known: Mapping[str, Checkpoint]) -> bool:
     """Whether its models are stored: nothing is read of those that are computed, before they are saved."""
     used = [known[str(ref)] for ref in recipe.models_used() if str(ref) in known]
-    return all(isinstance(checkpoint.tensors, StoredTensors | dict) for checkpoint in used)
+    return all(isinstance(checkpoint.tensors, StoredTensors | Held) for checkpoint in used)
 
 
 def _tasks(stage: Stage) -> list[Task | None]:

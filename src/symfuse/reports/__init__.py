@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from symfuse.recipes.record import alignment_run, distances, verified
+from symfuse.recipes.record import alignment_run, distances
 from symfuse.reports.page import write_page
 from symfuse.reports.run import inspection, text_inputs
 from symfuse.reports.transported import transport_card, transport_run
 
 __all__ = [
-    "alignment_run", "distances", "inspection", "text_inputs", "transport_card", "transport_run", "verified",
-    "write_page",
+    "alignment_run", "distances", "inspection", "text_inputs", "transport_card", "transport_run", "write_page",
 ]  # fmt: skip

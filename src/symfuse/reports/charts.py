@@ -50,7 +50,7 @@ def distance_bars(rows: Sequence[Run], key: str) -> Spec:
     values = []
     for row in rows:
         name = layer_name(row[key]) if key == "layer" else row[key]
-        whole = row.get("of whole") or (None, None)
+        whole = row.get("of_whole") or (None, None)
         values += [
             {"part": name, "when": when, "value": row[when], "of whole": of, "share": row["share"]}
             for when, of in zip(("before", "after"), whole, strict=True)

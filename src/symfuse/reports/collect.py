@@ -19,6 +19,13 @@ from symfuse.runs import SUFFIX, SUFFIXES, alignments_in
 
 Document = Mapping[str, Any]
 
+# What keys were called in earlier versions.
+_NOW = {
+    "at over mean": "at_over_mean", "barrier over mean": "barrier_over_mean", "left of": "left_of",
+    "of whole": "of_whole", "peak memory": "peak_memory", "translated biases": "translated_biases",
+    "rounded to": "rounded_to", "batch statistics": "batch_statistics",
+}  # fmt: skip
+
 FILES = ("symfuse.json", "distance.json", "barrier.json", "landscape.json", "evaluation.json")
 
 
@@ -84,9 +91,10 @@ def read(path: Path) -> Document:
 
 
 def _printable(data: Any) -> Any:
-    """A document whose texts, keys too, are fit for a page: they come from names of models, tensors and labels."""
+    """A document with today's keys, whose texts (and keys) are fit for a page: they come from names of models, tensors
+    and labels."""
     if isinstance(data, str):
         return printable(data)
     if isinstance(data, dict):
-        return {printable(key): _printable(value) for key, value in data.items()}
+        return {_NOW.get(key, printable(key)): _printable(value) for key, value in data.items()}
     return [_printable(value) for value in data] if isinstance(data, list) else data

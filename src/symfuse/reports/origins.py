@@ -55,8 +55,8 @@ def _subject(run: Document) -> str:
 
 
 def _mib(run: Document) -> float | None:
-    """peak memory: in bytes."""
-    peak = run.get("peak memory")
+    """peak_memory: in bytes."""
+    peak = run.get("peak_memory")
     return None if peak is None else peak / 2**20
 
 

@@ -43,7 +43,7 @@ def _barrier_text(run: Document) -> str:
     for curve in run["curves"]:
         place = _place(curve, "barrier", "at")
         at = "" if place is None else f" at λ = {place:.4g}"
-        left = [f"{write(v, SHARE)} of {base}" for base, v in curve["left of"].items() if v is not None]
+        left = [f"{write(v, SHARE)} of {base}" for base, v in curve["left_of"].items() if v is not None]
         said.append(f"{curve['name']} {curve['barrier']:.4f} nats{at}" + (f" ({listed(left)})" if left else ""))
     return f"The loss barrier between {' and '.join(names(run))} ({task(run)}): {'; '.join(said)}."
 
@@ -77,7 +77,7 @@ def barrier_parts(run: Document) -> list[Part]:
 
 def _barriers(run: Document) -> Table:
     curves = run["curves"]
-    bases = list(dict.fromkeys(base for curve in curves for base in curve["left of"]))
+    bases = list(dict.fromkeys(base for curve in curves for base in curve["left_of"]))
     columns = {
         "alignment": "", "distance": ".4g", "loss at λ = 0": ".4f", "at λ = 1": ".4f", "barrier": ".4f",
         "λ of the maximum": ".4g", "over the mean": ".4f", "λ of this maximum": ".4g",
@@ -85,8 +85,8 @@ def _barriers(run: Document) -> Table:
     rows: list[list[Cell]] = [
         [
             c["name"], c["distance"], c["points"][0]["loss"], c["points"][-1]["loss"], c["barrier"],
-            _place(c, "barrier", "at"), c["barrier over mean"], _place(c, "barrier over mean", "at over mean"),
-            *(c["left of"].get(base) for base in bases),
+            _place(c, "barrier", "at"), c["barrier_over_mean"], _place(c, "barrier_over_mean", "at_over_mean"),
+            *(c["left_of"].get(base) for base in bases),
         ]
         for c in curves
     ]  # fmt: skip

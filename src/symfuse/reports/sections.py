@@ -131,7 +131,7 @@ def _matched(run: Document) -> list[Part]:
     columns = {
         "axis": "", "group": "", "moved": ",", "of": ",", "squared distance": ".4g", "after": ".4g", "left": SHARE,
     }  # fmt: skip
-    biases = run.get("translated biases")
+    biases = run.get("translated_biases")
     said = [f"{count(biases, 'bias vector')} translated."] if biases else []
     swept = [_descent(descents)] if (descents := run.get("descents")) else []
     swept += [_learning(learning["history"])] if (learning := run.get("learning")) else []
@@ -206,7 +206,7 @@ def _parts(rows: Sequence[Document], *keys: str) -> Table:
     cells: list[list[Cell]] = []
     for row in rows:
         names = [layer_name(row[key]) if key == "layer" else row[key] for key in keys]
-        start, end = row.get("of whole") or (None, None)
+        start, end = row.get("of_whole") or (None, None)
         cells.append([*names, row["before"], start, row["after"], end, row["share"] if row["before"] else None])
     return Table(f"Squared distances by {listed(keys)}", columns, cells)
 

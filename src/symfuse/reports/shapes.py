@@ -32,9 +32,9 @@ class Maybe:
 # one of the two above. None of them forbids more keys.
 NUMBER = (int, float)
 _NUMBERS = {...: NUMBER}
-_RUN = {"symfuse": Maybe(str), "seconds": Maybe(NUMBER), "peak memory": Maybe(NUMBER)}
+_RUN = {"symfuse": Maybe(str), "seconds": Maybe(NUMBER), "peak_memory": Maybe(NUMBER)}
 _MODEL = {"name": str, "folder": Maybe(str), "sha256": Maybe(str), "sha256 of": Maybe(str)}
-_PART = {"before": NUMBER, "after": NUMBER, "share": NUMBER, "of whole": Maybe(Some(Maybe(NUMBER), least=2))}
+_PART = {"before": NUMBER, "after": NUMBER, "share": NUMBER, "of_whole": Maybe(Some(Maybe(NUMBER), least=2))}
 _DISTANCE = {
     "before": NUMBER,
     "after": NUMBER,
@@ -56,7 +56,7 @@ _ALIGNMENT = {
     "source": _MODEL,
     "anchor": _MODEL,
     "matched": [{"axis": str, "group": str, "units": int, "moved": int, "before": NUMBER, "after": NUMBER}],
-    "translated biases": Maybe(int),
+    "translated_biases": Maybe(int),
     "inexact": Maybe([str]),
     "descents": Maybe({...: Some(NUMBER)}),
     "learning": Maybe({"history": Some({"step": int, "loss": Maybe(NUMBER), "barrier": NUMBER})}),
@@ -69,12 +69,12 @@ _CURVE = {
     "points": Some({"at": NUMBER, **_SCORE}),
     "distance": NUMBER,
     "barrier": NUMBER,
-    "barrier over mean": NUMBER,
+    "barrier_over_mean": NUMBER,
     "at": NUMBER,
-    "at over mean": Maybe(NUMBER),
+    "at_over_mean": Maybe(NUMBER),
     "rounding": Maybe(NUMBER),
     "inexact": Maybe([str]),
-    "left of": {...: Maybe(NUMBER)},
+    "left_of": {...: Maybe(NUMBER)},
 }
 _TASK = {"task": str, "data": Maybe(str), "sha256": Maybe(str)}
 _TICKS = Some(NUMBER, least=2, rising=True)

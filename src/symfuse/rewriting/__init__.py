@@ -10,7 +10,7 @@ from symfuse.rewriting.harmonise import Harmonised, Reconcile, harmonise
 from symfuse.rewriting.residual import centre, drop_gauges, fold_norms
 from symfuse.rewriting.rewritten import drop, renamed, zero_biases
 from symfuse.rewriting.scales import fold_scales
-from symfuse.rewriting.untie import untie
+from symfuse.rewriting.ties import untie
 
 __all__ = [
     "REWRITES", "Harmonised", "Reconcile", "balance", "canonical", "centre", "drop", "drop_gauges", "fold_norms",

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from symfuse.groups import Conformal, Element, Group, Invertible, Linear, Monomial, PositiveMonomial, SignedMonomial
 from symfuse.model import Model
-from symfuse.rewriting.computed import Read, Rule, computed, reader
+from symfuse.rewriting.computed import Formula, Read, computed, reader
 from symfuse.spec import Atom, Instance, Spec, Variance
 
 # Of the largest singular value of a head's circuit: what is below it, is rounding, and becomes zero.
@@ -40,7 +40,7 @@ def balance(model: Model) -> Model:
                 if any(atom.name == instance.axis and atom.variance is not PLAIN for atom in atoms):
                     rules.setdefault(name, []).append(instance)
 
-    def rule(name: str, instances: list[Instance]) -> Rule:
+    def rule(name: str, instances: list[Instance]) -> Formula:
         return lambda read: _moved(spec, name, read(name), {i: find(i) for i in instances})
 
     return computed(model, {name: rule(name, instances) for name, instances in rules.items()})

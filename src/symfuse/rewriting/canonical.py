@@ -10,7 +10,7 @@ from symfuse.model import Model, require_floating
 from symfuse.rewriting.balance import balance
 from symfuse.rewriting.residual import centre, drop_gauges, fold_norms
 from symfuse.rewriting.scales import fold_scales
-from symfuse.rewriting.untie import untie
+from symfuse.rewriting.ties import untie
 
 # In the order in which they are applied: each needs those before it, as far as it needs any.
 REWRITES: Mapping[str, Callable[[Model], Model]] = {

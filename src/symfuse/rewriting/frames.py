@@ -14,6 +14,7 @@ from symfuse.messages import some
 from symfuse.model import Model
 from symfuse.rewriting.computed import reader
 from symfuse.rewriting.residual import fold_rules, norms_of
+from symfuse.runs import record_of
 
 NORMS = 8  # that are compared, so that not all weights are read
 RELATED = 0.1  # a cosine of weights that is no chance
@@ -50,9 +51,8 @@ def require_same_frame(models: Sequence[Model]) -> tuple[str, ...]:
 
 def _recorded_frame(checkpoint: Checkpoint) -> Sequence[str]:
     """The frame that is recorded of a model that symfuse made, or wrote into the folder that it is read from."""
-    for step in checkpoint.before_save:
-        if found := getattr(step, "frame", ()):
-            return tuple(found)
+    if (record := record_of(checkpoint)) is not None and record.frame:
+        return tuple(record.frame)
     if checkpoint.folder is not None:
         with suppress(SymfuseError):  # none, or a file of somebody else
             run = read_json(checkpoint.folder / "symfuse.json")

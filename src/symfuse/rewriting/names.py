@@ -12,6 +12,7 @@ from symfuse.architectures.names import LEGACY
 from symfuse.errors import IncompatibleError, SymfuseError
 from symfuse.io import Checkpoint
 from symfuse.io.installed import installed
+from symfuse.io.names import spelt
 from symfuse.messages import some
 from symfuse.model.undeclared import is_tied, other_modality
 from symfuse.rewriting.rewritten import drop, renamed
@@ -129,14 +130,14 @@ def _names(checkpoint: Checkpoint, target: Checkpoint) -> dict[str, str]:
     types = {str(c.config.get("model_type")) for c in (checkpoint, target)}
     prefixes = ["", *BASE_PREFIXES, *(f"{t.replace('-', '_')}." for t in sorted(types))]
 
-    def spelt(name: str, prefix: str) -> str | None:
-        tries = (plain(name), prefix + plain(name), plain(name).removeprefix(prefix))
-        return next((there[word] for word in tries if word in there), None)
+    def there_as(name: str, prefix: str) -> str | None:
+        word = spelt(plain(name), prefix, there)
+        return None if word is None else there[word]
 
-    prefix = max(prefixes, key=lambda p: sum(spelt(name, p) is not None for name in checkpoint))
+    prefix = max(prefixes, key=lambda p: sum(there_as(name, p) is not None for name in checkpoint))
     new: dict[str, str] = {}
     for name in checkpoint:
-        word = spelt(name, prefix) or name
+        word = there_as(name, prefix) or name
         new[name if word in new else word] = name
     return new
 

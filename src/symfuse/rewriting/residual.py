@@ -17,9 +17,9 @@ from symfuse.errors import SymmetryError
 from symfuse.groups import Centred, Orthogonal
 from symfuse.messages import some
 from symfuse.model import Model
-from symfuse.rewriting.computed import Rule, computed, reader
+from symfuse.rewriting.computed import Formula, computed, reader
 from symfuse.rewriting.scales import unfolded_scales
-from symfuse.rewriting.untie import require_untied
+from symfuse.rewriting.ties import require_untied
 from symfuse.spec import Atom, Declared, Spec, Variance, bias_of, parse
 from symfuse.spec.layout import Concat
 
@@ -58,7 +58,7 @@ def fold_norms(model: Model) -> Model:
             f"{model.name}: modules of sentence-transformers (modules.json) read the output of its final norm, whose "
             "gain would be folded into its head; leave 'fold_norms' out and permute the residual stream only"
         )
-    rules: dict[str, Rule] = {}
+    rules: dict[str, Formula] = {}
     tensors = dict(model.spec.tensors)
     axes = dict(model.spec.axes)
     for norm in norms:
@@ -75,12 +75,12 @@ def fold_norms(model: Model) -> Model:
     return computed(model, rules, replace(model.spec, tensors=tensors, axes=axes)) if norms else model
 
 
-def fold_rules(model: Model, norm: Norm) -> dict[str, Rule]:
+def fold_rules(model: Model, norm: Norm) -> dict[str, Formula]:
     """The rules for one norm; what needs a look at its values is decided now, not when tensors are read."""
     bias = norm.bias
     dims = {weight: _place(model.spec, weight, Atom(norm.axis, Variance.DUAL)) for weight in norm.readers}
     offset = model.spec.offset
-    rules: dict[str, Rule] = {norm.gain: lambda read: torch.full_like(read(norm.gain), 1 - offset)}
+    rules: dict[str, Formula] = {norm.gain: lambda read: torch.full_like(read(norm.gain), 1 - offset)}
     rules |= {weight: _scaled(weight, norm.gain, dim, offset) for weight, dim in dims.items()}
     if bias is None:
         return rules
@@ -159,7 +159,7 @@ def drop_gauges(model: Model) -> Model:
             f"{model.name}: the gain of {some(unfolded)} is not folded, and what it puts out has a mean, which is "
             "read; fold first (the rewrite 'fold_norms')"
         )
-    rules: dict[str, Rule] = {}
+    rules: dict[str, Formula] = {}
     for norm in norms:
         if norm.bias is None or not bool(reader(model)(norm.bias).any()):
             dual = Atom(norm.axis, Variance.DUAL)
@@ -224,17 +224,17 @@ def _parts(w: Tensor, place: Place) -> Tensor:
     return w.reshape(*w.shape[:-1], times, -1)
 
 
-def _scaled(weight: str, gain: str, place: Place, offset: float) -> Rule:
+def _scaled(weight: str, gain: str, place: Place, offset: float) -> Formula:
     """W diag(γ)."""
     return lambda read: _whole(_parts(read(weight), place) * (offset + read(gain)), place)
 
 
-def _taking(own: str, weight: str, bias: str, place: Place) -> Rule:
+def _taking(own: str, weight: str, bias: str, place: Place) -> Formula:
     """b + W β."""
     return lambda read: (b := read(own)) + (_parts(read(weight), place) @ read(bias)).sum(-1).reshape(b.shape)
 
 
-def _centred(name: str, place: Place) -> Rule:
+def _centred(name: str, place: Place) -> Formula:
     """W without its mean over that axis."""
     return lambda read: _whole((w := _parts(read(name), place)) - w.mean(-1, keepdim=True), place)
 

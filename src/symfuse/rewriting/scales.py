@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from symfuse.model import Model
-from symfuse.rewriting.computed import Rule, computed
+from symfuse.rewriting.computed import Formula, computed
 from symfuse.spec import Declared, Spec, Variance, parse
 
 
@@ -17,7 +17,7 @@ def fold_scales(model: Model) -> Model:
     A gain moves with the stream by permutations alone; once it is one, it is no longer of that axis, and what is left
     is an ordinary block. A model without LayerScale stays as it is.
     """
-    rules: dict[str, Rule] = {}
+    rules: dict[str, Formula] = {}
     tensors = dict(model.spec.tensors)
     for gain in unfolded_scales(model.spec):
         weight = model.spec.scales[gain]
@@ -38,10 +38,10 @@ def unfolded_scales(spec: Spec) -> list[str]:
     return [gain for gain in spec.scales if any(not a.name.isdigit() for a in spec.tensors[gain].layout.atoms)]
 
 
-def _ones(gain: str) -> Rule:
+def _ones(gain: str) -> Formula:
     return lambda read: torch.ones_like(read(gain))
 
 
-def _scaled(name: str, gain: str, dim: int) -> Rule:
+def _scaled(name: str, gain: str, dim: int) -> Formula:
     """diag(λ) W."""
     return lambda read: (read(name).movedim(dim, -1) * read(gain)).movedim(-1, dim)

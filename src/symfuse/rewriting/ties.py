@@ -1,15 +1,25 @@
-"""Output heads that are the embedding, beside models whose head is their own."""
+"""Output heads that are the embedding: beside models whose head is their own, and where a rotation, or a gain folded
+into the head, must not reach the embedding."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from symfuse.architectures.base import ARCHITECTURES, Config, Family, declaration, resolve
+from symfuse.errors import SymmetryError
 from symfuse.io import Checkpoint
+from symfuse.io.lazy import Rule
 from symfuse.messages import some
+from symfuse.model import Model
+from symfuse.model.config import SCALED
+from symfuse.model.model import require_equal
 from symfuse.model.undeclared import embedding, head_name, is_tied, undeclared
-from symfuse.rewriting.rewritten import drop, require_equal, untie
+from symfuse.rewriting.rewritten import drop, rewritten
 
 
 def match_ties(checkpoints: Sequence[Checkpoint]) -> tuple[list[Checkpoint], list[str]]:
@@ -22,7 +32,7 @@ def match_ties(checkpoints: Sequence[Checkpoint]) -> tuple[list[Checkpoint], lis
     for checkpoint in checkpoints:
         heads = _aliases(checkpoint, owner) if owner is not None and _is_tied(checkpoint) else {}
         if heads and owner is not None:
-            checkpoint = untie(checkpoint, heads)
+            checkpoint = with_heads(checkpoint, heads)
             notes.append(
                 f"{checkpoint.name}: the tie of {some(heads)} to {some(heads.values())} is broken, because "
                 f"{owner.name} has a head of its own; config.json says tie_word_embeddings false"
@@ -81,3 +91,80 @@ def _breakable(checkpoint: Checkpoint) -> dict[str, str]:
 def _declare(config: Mapping[str, Any]) -> Family:
     model_type = str(config["model_type"])
     return ARCHITECTURES[model_type].declare(Config(config, model_type))
+
+
+def untie(model: Model) -> Model:
+    """The model with an output head of its own, tie_word_embeddings false, and a note; as it is without a tied head.
+
+    SpecError if a stored head differs from the embedding that it should equal by the config.
+    """
+    heads = tied_heads(model)
+    if not heads:
+        return model
+    note = (
+        f"{model.name}: the tie of {some(heads)} to {some(dict.fromkeys(heads.values()))} is broken; config.json says "
+        "tie_word_embeddings false"
+    )
+    return replace(Model.of(with_heads(model.checkpoint, heads)), notes=(*model.notes, note))
+
+
+def tied_heads(model: Model) -> dict[str, str]:
+    """The tied tensors of the model's head, and what else is tied with it, → the tensors that they equal, by names in
+    the file.
+
+    A bare base model has none, though its config says that they would be tied.
+    """
+    checkpoint, spec = model.checkpoint, model.spec
+    family, class_name = declaration(checkpoint.config, list(checkpoint), model.name)
+    heads = [head for head in family.heads.values() if class_name.endswith(head.classes)]
+    own = {name for head in heads for name in head.tensors}
+    if own:  # an encoder's embedding, as BART has it
+        own |= family.tensors.keys()
+    names = {spec.file_name(alias) for alias in family.tied if alias in own or spec.file_name(alias) in checkpoint}
+    return {alias: name for alias, name in declared_ties(checkpoint).items() if alias in names}
+
+
+def require_untied(model: Model, what: str) -> None:
+    """SymmetryError if a head of the model is tied."""
+    if heads := tied_heads(model):
+        raise SymmetryError(
+            f"{model.name}: {some(heads)} is {some(dict.fromkeys(heads.values()))} (tie_word_embeddings), so that "
+            f"{what} would change both; untie them first (the rewrite 'untie')"
+        )
+
+
+def with_heads(checkpoint: Checkpoint, heads: Mapping[str, str]) -> Checkpoint:
+    """The same function with an output head of its own. heads: new tensor → the stored one that it copies.
+
+    Families that scale the output of a tied decoder get the head scaled instead. SpecError if the head is stored
+    already and differs from the embedding, though config.json says that they are tied.
+    """
+    config = dict(checkpoint.config)
+    factor = 1.0
+    if str(config.get("model_type")) in SCALED:
+        scaled = config.get("scale_decoder_outputs", config.get("tie_word_embeddings") is not False)
+        factor = float(config["d_model"]) ** -0.5 if scaled else 1.0
+        config["scale_decoder_outputs"] = False
+    for head, name in heads.items():
+        require_equal(checkpoint, head, name)
+    config["tie_word_embeddings"] = False
+    if isinstance(inner := config.get("text_config"), Mapping) and "tie_word_embeddings" in inner:
+        config["text_config"] = {**inner, "tie_word_embeddings": False}
+    rules = {name: name for name in checkpoint} | {h: _scaled(checkpoint, name, factor) for h, name in heads.items()}
+    return rewritten(checkpoint, rules).replace(config=config)
+
+
+def _scaled(checkpoint: Checkpoint, name: str, factor: float) -> str | Rule:
+    """A tensor of the checkpoint times a factor."""
+    if factor == 1.0:
+        return name
+
+    def scale(tensor: Tensor) -> Tensor:
+        return tensor.to(torch.promote_types(tensor.dtype, torch.float32)) * factor
+
+    return Rule(
+        checkpoint.info(name),
+        lambda: scale(checkpoint.read(name)),
+        part=lambda start, stop: scale(checkpoint.part(name, start, stop)),
+        blocks=lambda: map(scale, checkpoint.blocks(name)),
+    )

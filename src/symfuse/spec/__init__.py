@@ -20,6 +20,6 @@ from symfuse.spec.spec import (
 )
 
 __all__ = [
-    "Atom", "Axis", "Declared", "Instance", "Layout", "Memo", "NormKind", "Occurrence", "Segment", "Shift", "Spec", "Variance",
-    "anatomy", "bias_of", "cut", "expand", "indices", "layer_of", "parse",
+    "Atom", "Axis", "Declared", "Instance", "Layout", "Memo", "NormKind", "Occurrence", "Segment", "Shift", "Spec",
+    "Variance", "anatomy", "bias_of", "cut", "expand", "indices", "layer_of", "parse",
 ]  # fmt: skip

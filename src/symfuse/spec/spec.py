@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from symfuse.errors import LayoutError, SpecError
 from symfuse.groups import GROUPS, Group
 from symfuse.io.typed import require_type
-from symfuse.messages import some
+from symfuse.messages import shown, some
 from symfuse.spec.layout import Atom, Concat, Cuts, Layout, Segment, Variance, cut, parse
 
 K, V = TypeVar("K"), TypeVar("V")
@@ -89,6 +89,11 @@ class Occurrence:
     order: tuple[int, ...]
     front: int
 
+    def unfold(self, tensor: Tensor) -> Tensor:
+        """The part of the tensor as [*b, n, k]: a row for each unit of the axis."""
+        view = (cut(tensor, self.cuts) if self.cuts else tensor).permute(self.order)
+        return view.reshape(*view.shape[: self.front], -1)
+
 
 @dataclass(frozen=True)
 class Shift:
@@ -153,6 +158,10 @@ class Spec:
     names: Mapping[str, str] = field(default_factory=dict)
     buffers: frozenset[str] = frozenset()
     gauges: Mapping[str, str] = field(default_factory=dict)
+
+    __repr__, _repr_html_ = shown(
+        lambda self: {"family": self.family, "tensors": len(self.tensors), "axes": ", ".join(self.axes)}
+    )
 
     @cached_property
     def sizes(self) -> dict[str, int]:
@@ -286,7 +295,7 @@ class Spec:
 
     def views(self, name: str, tensor: Tensor) -> list[Tensor]:
         """The views of `segments`, one for each of the layout's `parts`."""
-        return [cut(tensor, cuts) for cuts in self.cuts[name]]
+        return [*map(partial(cut, tensor), self.cuts[name])]
 
     @cached_property
     def cuts(self) -> Mapping[str, tuple[Cuts, ...]]:

@@ -1,7 +1,8 @@
 """Moments of an axis from activations: the units of two models on the same inputs, centred, or correlated (Verma &
 Elbayad 2024, Section 3; Theus et al. 2025, Section 4.2).
 
-Moments stream: only those of one batch of one model are kept beside the sums. Where to listen: `symfuse.stats.places`.
+Moments stream: only the activations of one batch of one model are kept beside the sums. Where they are recorded:
+`symfuse.stats.taps`.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from torch import Tensor, nn
 from symfuse.errors import OptionError
 from symfuse.groups import Coupling, Group, Moments, Monomial, Part, PartMoments
 from symfuse.spec import Instance, Spec, Variance
-from symfuse.stats.places import Place, listening, plainly
+from symfuse.stats.taps import Tap, recording, unfused
 
 Batch = Mapping[str, Tensor]
 KINDS = ("pearson", "covariance")
 
 
 @dataclass(frozen=True)
-class Heard:
-    """What two models' units at one place have in common, all with all: xy[i, j] of the anchor's unit i and the
+class Covariances:
+    """What two models' units at one tap have in common, all with all: xy[i, j] of the anchor's unit i and the
     source's unit j, [width, width]; xx and yy of each model with itself, or their diagonals. Covariances, float64."""
 
     xy: Tensor
@@ -31,68 +32,66 @@ class Heard:
     yy: Tensor
 
 
-def listen(
+def record(
     spec: Spec,
     anchor: nn.Module,
     source: nn.Module,
     batches: Iterable[Batch],
-    wanted: Collection[Place],
+    wanted: Collection[Tap],
     *,
     keep: Callable[[Batch], Tensor] | None = None,
-    gram: Collection[Place] = (),
-) -> dict[Place, Heard]:
-    """What is heard at each place over all positions of all batches.
+    gram: Collection[Tap] = (),
+) -> dict[Tap, Covariances]:
+    """The covariances of both models' units at each tap, over all positions of all batches.
 
     anchor, source: live modules in evaluation mode, run on the same batches. keep: the positions [batch, length] of a
     batch that count, by default those that its mask does not call padding. gram: where xx and yy are wanted in full.
-    What is heard is multiplied where the modules are, place by place, and summed on the processor.
+    Activations are multiplied where the modules are, tap by tap, and summed on the processor.
 
-    A place whose module is called in no batch is left out, as that of a head is which a model calls by `.forward`, past
-    its hooks. OptionError if it is called in some batches only, or nothing is left to listen to.
+    A tap whose module is called in no batch is left out, as that of a head is which a model calls by `.forward`, past
+    its hooks. OptionError if it is called in some batches only, or no position is left.
     """
-    sums = {place: _Sums(place in gram) for place in wanted}
+    sums = {tap: _Sums(tap in gram) for tap in wanted}
     count = 0  # of batches
-    with listening(spec, anchor, wanted) as theirs, listening(spec, source, wanted) as ours, plainly():
+    with recording(spec, anchor, wanted) as theirs, recording(spec, source, wanted) as ours, unfused():
         for batch in batches:
             count += 1
             mask = keep(batch) if keep is not None else present(batch)
             for module in (anchor, source):
                 module(**inputs_of(module, batch))
-            for place in theirs.keys() & ours.keys():
-                sums[place].add(*(rows(said.pop(place), mask) for said in (theirs, ours)))
+            for tap in theirs.keys() & ours.keys():
+                sums[tap].add(*(rows(recorded.pop(tap), mask) for recorded in (theirs, ours)))
             theirs.clear()
             ours.clear()
     if not count and wanted:
         raise OptionError("there are no batches to take activations from")
-    heard = {place: one for place, one in sums.items() if one.batches}
-    for place, one in heard.items():
+    called = {tap: one for tap, one in sums.items() if one.batches}
+    for tap, one in called.items():
         if one.batches < count:
             raise OptionError(
-                f"{place} is heard in {one.batches} of {count} batches: a model does not call that module in the "
+                f"{tap} runs in {one.batches} of {count} batches: a model does not call that module in the "
                 "others; give batches of one kind"
             )
         if one.count == 0:
             raise OptionError(
                 "of the batches no positions are left to take activations from: all are masked, or left out"
             )
-    return {place: one.heard() for place, one in heard.items()}
+    return {tap: one.covariances() for tap, one in called.items()}
 
 
-def magnitudes(
-    spec: Spec, module: nn.Module, batches: Iterable[Batch], wanted: Collection[Place]
-) -> dict[Place, Tensor]:
-    """The mean |activation| of each unit at each place over all positions that are no padding, [width], float64."""
-    sums: dict[Place, Tensor] = {}
+def magnitudes(spec: Spec, module: nn.Module, batches: Iterable[Batch], wanted: Collection[Tap]) -> dict[Tap, Tensor]:
+    """The mean |activation| of each unit at each tap over all positions that are no padding, [width], float64."""
+    sums: dict[Tap, Tensor] = {}
     counts = dict.fromkeys(wanted, 0)
-    with listening(spec, module, wanted) as heard, plainly():
+    with recording(spec, module, wanted) as recorded, unfused():
         for batch in batches:
             module(**inputs_of(module, batch))
-            for place, said in heard.items():
-                units = rows(said, present(batch)).abs().double()
-                sums[place] = sums.get(place, torch.zeros(())) + units.sum(0).cpu()
-                counts[place] += len(units)
-            heard.clear()
-    return {place: total / counts[place] for place, total in sums.items()}
+            for tap, activations in recorded.items():
+                units = rows(activations, present(batch)).abs().double()
+                sums[tap] = sums.get(tap, torch.zeros(())) + units.sum(0).cpu()
+                counts[tap] += len(units)
+            recorded.clear()
+    return {tap: total / counts[tap] for tap, total in sums.items()}
 
 
 def present(batch: Batch) -> Tensor | None:
@@ -152,13 +151,13 @@ class _Sums:
         else:
             self.sums = [one.double() for one in new]
 
-    def heard(self) -> Heard:
+    def covariances(self) -> Covariances:
         xy, xx, yy, x, y = self.sums
         n = self.count
         grams = [torch.addr(xy, x, y, beta=1 / n, alpha=-1 / n**2)]
         for g, t in ((xx, x), (yy, y)):
             grams.append(torch.addr(g, t, t, beta=1 / n, alpha=-1 / n**2) if self.full else g / n - (t / n).square())
-        return Heard(*grams)
+        return Covariances(*grams)
 
 
 def inverse_deviations(variances: Tensor) -> Tensor:
@@ -175,14 +174,14 @@ def require_kind(kind: str) -> None:
 def moments_of(
     spec: Spec,
     instance: Instance,
-    heard: Mapping[Place, Heard],
+    recorded: Mapping[Tap, Covariances],
     group: Group,
     kind: str = "pearson",
     *,
     pairs: str | None = None,
     without: Collection[str] = (),
 ) -> PartMoments:
-    """The moments of one axis instance, summed over the places where it is heard.
+    """The moments of one axis instance, summed over its taps.
 
     kind: covariances, or correlations ("pearson"), in which every unit has the same say; of units that a group rotates
     always covariances, as no rotation of units leaves their deviations what they are. pairs: an axis that this one is
@@ -194,8 +193,8 @@ def moments_of(
     outer = (*spec.batch_axes(pairs), pairs) if pairs else ()
     front, at = (*outer, *(axis for axis in spec.batch_axes(instance.axis) if axis not in outer)), len(outer) - 1
     out: dict[Part, Moments] = {}
-    for place, found in heard.items():
-        for variance, index in _units(spec, instance, place, front, without):
+    for tap, found in recorded.items():
+        for variance, index in _units(spec, instance, tap, front, without):
             part: Part = "primal" if group.self_dual and variance is Variance.DUAL else variance.value
             i = j = index
             if pairs:
@@ -215,31 +214,31 @@ def moments_of(
 
 
 def _units(
-    spec: Spec, instance: Instance, place: Place, batch: Sequence[str], without: Collection[str]
+    spec: Spec, instance: Instance, tap: Tap, batch: Sequence[str], without: Collection[str]
 ) -> Iterator[tuple[Variance, Tensor]]:
-    """Which entries of a place are the units of an axis: numbers [*batch, n, rest], with how they transform: an input
+    """Which entries of a tap are the units of an axis: numbers [*batch, n, rest], with how they transform: an input
     as g, whatever the variance of the dimension that reads it. Parts that have not all of these axes, or one that is
     not wanted, are left out."""
-    width = place.layout.shape(spec.sizes)[0]
-    for segment in place.layout.segments(torch.arange(width), spec.sizes):
+    width = tap.layout.shape(spec.sizes)[0]
+    for segment in tap.layout.segments(torch.arange(width), spec.sizes):
         names = [atom.name for atom in segment.atoms]
         if not {instance.axis, *batch} <= {*names} or {*without} & {*names}:
             continue
         at = names.index(instance.axis)
         front = [*map(names.index, batch), at]
         view = segment.view.permute(*front, *(i for i in range(len(names)) if i not in front))
-        variance = Variance.PRIMAL if place.side == "in" else segment.atoms[at].variance
+        variance = Variance.PRIMAL if tap.side == "in" else segment.atoms[at].variance
         yield variance, view.reshape(*view.shape[: len(front)], -1)
 
 
-def rows(heard: Tensor, mask: Tensor | None) -> Tensor:
+def rows(activations: Tensor, mask: Tensor | None) -> Tensor:
     """[…, width] as [positions, width], without those that are masked out; float32 at least. What is pooled, and what
     is of no positions of the batch, is taken as it is."""
     if mask is not None:
         mask = mask.reshape(-1, mask.shape[-1])  # of a choice among several the body sees each as a row
-        if heard.ndim == 2 and len(heard) == mask.numel():  # laid flat, as routers of experts read
-            heard = heard.reshape(*mask.shape, -1)
-        if heard.ndim == 3 and heard.shape[:2] == mask.shape:
-            heard = heard[mask.to(heard.device).bool()]
-    flat = heard.reshape(-1, heard.shape[-1])
+        if activations.ndim == 2 and len(activations) == mask.numel():  # laid flat, as routers of experts read
+            activations = activations.reshape(*mask.shape, -1)
+        if activations.ndim == 3 and activations.shape[:2] == mask.shape:
+            activations = activations[mask.to(activations.device).bool()]
+    flat = activations.reshape(-1, activations.shape[-1])
     return flat.to(torch.promote_types(flat.dtype, torch.float32))

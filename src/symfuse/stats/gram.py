@@ -19,12 +19,12 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from symfuse.errors import CheckpointError, OptionError
 from symfuse.io import TensorInfo, is_finite
+from symfuse.io.lazy import StoredTensor, StoredTensors
 from symfuse.io.outputs import write_tensors
 from symfuse.io.safetensors_file import read_safetensors
-from symfuse.io.tensors import StoredTensor, StoredTensors
 from symfuse.stats.activations import Batch, inputs_of, present, rows
-from symfuse.stats.places import input_dim, owners_of, plainly
 from symfuse.stats.statistics import Input, Statistics
+from symfuse.stats.taps import input_dim, owners_of, unfused
 
 # Columns that are multiplied at a time with those from there on: of a symmetric matrix half is enough, and the product
 # in float32 stays small beside the sums.
@@ -68,8 +68,8 @@ def gram_matrices(
     for number, group in enumerate(groups):
         report = partial(_report, progress, number * len(batches), len(groups) * len(batches))
         sums = {entry: _Sums(maps[entry].width) for entry in group}
-        hearing = _Hearing({entry: shared[entry] for entry in group}, fixed, sums)
-        examples = _run(module, batches, maps, hearing, keep, report)
+        recorder = _Recorder({entry: shared[entry] for entry in group}, fixed, sums)
+        examples = _run(module, batches, maps, recorder, keep, report)
         called = {entry: one for entry, one in sums.items() if one.calls}
         inputs |= {name: Input(e, maps[name].dim, one.positions) for e, one in called.items() for name in shared[e]}
         tensors = {f"{e}.{key}": partial(one.read, e, key) for e, one in called.items() for key in ("gram", "sum")}
@@ -115,10 +115,10 @@ def _shared(
     of the batch has more positions then."""
     one = {key: field[:1] for key, field in batch.items()}
     alone, twice = _Calls(), _Calls()
-    with _listening(maps, alone), plainly():
+    with _recording(maps, alone), unfused():
         module(**inputs_of(module, one))
-    # A model that takes one example only has mostly been heard when it says so.
-    with suppress(RuntimeError, ValueError), _listening(maps, twice), plainly():
+    # A model that takes one example only has mostly been recorded when it says so.
+    with suppress(RuntimeError, ValueError), _recording(maps, twice), unfused():
         module(**inputs_of(module, {key: torch.cat([field, field]) for key, field in one.items()}))
     found: dict[tuple[int, ...], list[str]] = defaultdict(list)
     fixed: dict[str, set[int]] = {}
@@ -167,27 +167,27 @@ def _run(
     module: nn.Module,
     batches: Sequence[Batch],
     maps: Mapping[str, _Map],
-    hearing: _Hearing,
+    recorder: _Recorder,
     keep: Callable[[Batch], Tensor] | None,
     report: Callable[[int], None],
 ) -> int:
     """Add what is read in all batches; how many examples these are."""
     examples = 0
-    with _listening({name: maps[name] for name in hearing.entries}, hearing), plainly():
+    with _recording({name: maps[name] for name in recorder.entries}, recorder), unfused():
         for number, batch in enumerate(batches):
             inputs = inputs_of(module, batch)
             examples += len(next(iter(inputs.values())))
-            hearing.start(keep(batch) if keep is not None else present(batch))
+            recorder.start(keep(batch) if keep is not None else present(batch))
             module(**inputs)
             report(number + 1)
-    if any(one.calls and not one.positions for one in hearing.sums.values()):
+    if any(one.calls and not one.positions for one in recorder.sums.values()):
         raise OptionError(
             "of the batches no positions are left to take Gram matrices from: all are masked, or left out"
         )
     return examples
 
 
-class _Hearing:
+class _Recorder:
     """What is read in one run of the module: the first of the weights of an entry adds it, the others are looked at.
     fixed: by weight, the calls that do not count."""
 
@@ -202,12 +202,12 @@ class _Hearing:
     def start(self, mask: Tensor | None) -> None:
         self.mask = mask
         self.read: dict[str, list[weakref.ref[Tensor]]] = defaultdict(list)
-        self.heard: Counter[str] = Counter()
+        self.seen: Counter[str] = Counter()
         self.calls: Counter[str] = Counter()  # of these, those that count
 
     def __call__(self, name: str, x: Tensor) -> None:
-        self.heard[name] += 1
-        if self.heard[name] - 1 in self.fixed.get(name, ()):
+        self.seen[name] += 1
+        if self.seen[name] - 1 in self.fixed.get(name, ()):
             return
         entry = self.entries[name]
         read = self.read[entry]
@@ -263,15 +263,15 @@ class _Sums:
 
 
 @contextmanager
-def _listening(maps: Mapping[str, _Map], hear: Callable[[str, Tensor], None]) -> Iterator[None]:
-    """While a module runs, `hear` is told what each weight reads."""
+def _recording(maps: Mapping[str, _Map], record: Callable[[str, Tensor], None]) -> Iterator[None]:
+    """While a module runs, `record` gets what each weight reads."""
     handles = []
     for name, one in maps.items():
 
         def hook(owner: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
             x = _read(owner, args, kwargs)
             if x is not None:
-                hear(name, x)
+                record(name, x)
 
         handles.append(one.owner.register_forward_pre_hook(hook, with_kwargs=True))
     try:

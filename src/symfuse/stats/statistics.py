@@ -25,10 +25,10 @@ from symfuse.arguments import checked
 from symfuse.errors import CheckpointError, IncompatibleError, LayoutError, OptionError
 from symfuse.io import TensorInfo, is_other, scan
 from symfuse.io.folder import read_json
+from symfuse.io.lazy import Held, Lazy, StoredTensors
 from symfuse.io.outputs import output_folder, write_tensors
 from symfuse.io.remote import Place
 from symfuse.io.safetensors_file import read_safetensors
-from symfuse.io.tensors import StoredTensors, flat_part
 from symfuse.io.typed import require_type
 from symfuse.messages import some
 from symfuse.model import Model
@@ -79,17 +79,19 @@ class Statistics:
     inputs: Mapping[str, Input] = field(default_factory=dict)
     name: str = "statistics"
     sources: tuple[Place, ...] = ()
-    _last: threading.local = field(default_factory=threading.local, init=False, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def __repr__(self) -> str:
         return f"Statistics({self.kind!r}, {self.name!r}, {len(self.infos)} tensors, {self.count} examples)"
 
     @cached_property
+    def _lazy(self) -> Lazy:
+        return self.tensors if isinstance(self.tensors, Lazy) else Held(self.tensors)
+
+    @property
     def infos(self) -> Mapping[str, TensorInfo]:
         """Dtype and shape of each tensor."""
-        known: Mapping[str, TensorInfo] | None = getattr(self.tensors, "infos", None)
-        return {name: TensorInfo.of(t) for name, t in self.tensors.items()} if known is None else known
+        return self._lazy.infos
 
     @property
     def totals(self) -> Mapping[str, float]:
@@ -118,24 +120,10 @@ class Statistics:
     def part(self, name: str, start: int, stop: int) -> Tensor:
         """The elements from start to stop of a tensor as flat, read without the rest where they are in a file; of one
         that is computed each thread keeps the whole until it asks for another."""
-        if isinstance(self.tensors, StoredTensors):
-            return self._checked(name, self.tensors.part(name, start, stop))
-        return self._checked(name, flat_part(self._whole(name), start, stop))
-
-    def _whole(self, name: str) -> Tensor:
-        tensor: Tensor
-        if isinstance(self.tensors, dict):
-            tensor = self.tensors[name]
-            return tensor
-        if getattr(self._last, "name", None) != name:
-            self._last.name = self._last.tensor = None  # gone before the next is computed
-            self._last.tensor = self.tensors[name]
-            self._last.name = name
-        tensor = self._last.tensor
-        return tensor
+        return self._checked(name, self._lazy.part(name, start, stop))
 
     def _checked(self, name: str, tensor: Tensor) -> Tensor:
-        where = f"{self.name}/{self.tensors.where(name)}" if isinstance(self.tensors, StoredTensors) else self.name
+        where = "/".join(filter(None, (self.name, self._lazy.file_of(name))))
         scan(name, tensor, where)
         if self.kind == "fisher" and tensor.numel() and (least := tensor.float().amin().item()) < 0:
             raise CheckpointError(

@@ -6,7 +6,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial, reduce
-from itertools import islice
+from operator import attrgetter
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -15,7 +16,7 @@ from torch import Tensor
 from symfuse.errors import CheckpointError
 from symfuse.groups import Group, Moments, Part, PartMoments, assignment
 from symfuse.io import is_finite
-from symfuse.spec import Instance, Occurrence, Spec, Variance, cut
+from symfuse.spec import Instance, Occurrence, Spec, Variance
 
 Read = Callable[[str], Tensor]
 
@@ -31,11 +32,7 @@ def features(
     the identity, and whether an element is better must be looked at.
     """
     for at in spec.occurrences[name, instance.axis]:
-        views = []
-        for tensor in tensors:
-            view = cut(tensor, at.cuts).permute(at.order)
-            views.append(view.reshape(*view.shape[: at.front], -1))
-        yield at, tuple(views)
+        yield at, tuple(at.unfold(tensor) for tensor in tensors)
 
 
 def weight_moments(
@@ -62,14 +59,15 @@ def weight_moments(
     streams = group.streams(spec.axes[instance.axis].size) and not spec.batch_axes(instance.axis)
     wide = Widened()
     for name in names:
-        parts = features(spec, instance, name, anchor(name), source(name))
-        for number, (at, (fx, fy)) in enumerate(parts):
+        tensors = anchor(name), source(name)
+        for at in spec.occurrences[name, instance.axis]:
             atom = at.atom
             if (skip and (name, str(atom)) in skip) or (only is not None and (name, str(atom)) not in only):
                 continue
             part: Part = "primal" if group.self_dual and atom.variance is Variance.DUAL else atom.part
+            fx, fy = map(at.unfold, tensors)
             if streams:
-                here = Streamed.of(partial(_numbered, spec, instance, name, number, anchor, source), fx, fy)
+                here = Streamed.of(partial(_read, at, name, anchor, source), fx, fy)
                 out[part] = out[part] + here if part in out else here
                 continue
             first = part not in out
@@ -102,12 +100,9 @@ def workspace(spec: Spec, instance: Instance, group: Group) -> int:
     return len(variances) * moments + max(2 * max(read), 3 * moments)
 
 
-def _numbered(
-    spec: Spec, instance: Instance, name: str, number: int, anchor: Read, source: Read
-) -> tuple[Tensor, Tensor]:
+def _read(at: Occurrence, name: str, anchor: Read, source: Read) -> tuple[Tensor, Tensor]:
     """The features of one part of a tensor, read anew."""
-    _, (x, y) = next(islice(features(spec, instance, name, anchor(name), source(name)), number, None))
-    return x, y
+    return at.unfold(anchor(name)), at.unfold(source(name))
 
 
 class Streamed(Moments):
@@ -115,6 +110,8 @@ class Streamed(Moments):
     asked for and not kept. pairs: each reads the features X and Y, [n, k], of one part."""
 
     pairs: Sequence[Callable[[], tuple[Tensor, Tensor]]]
+    full: ClassVar[bool] = False
+    x_norms, y_norms = property(attrgetter("xx")), property(attrgetter("yy"))
 
     def __init__(self, pairs: Sequence[Callable[[], tuple[Tensor, Tensor]]], xx: Tensor, yy: Tensor) -> None:
         for key, value in {"pairs": pairs, "xx": xx, "yy": yy}.items():
@@ -217,19 +214,21 @@ class Widened:
 def _add(m: Moments, fx: Tensor, fy: Tensor, wide: Widened, *, first: bool) -> None:
     """Add the moments of features [*b, n, k] in place, a block at a time; of the first what is in xy is overwritten."""
     n, k = fx.shape[-2:]
-    own, dtype = m.xx.shape[fx.ndim - 2 :], m.dtype
-    columns = COLUMNS if fx.is_cpu and {fx.dtype, fy.dtype} != {dtype} else max(1, k)
+    own, dtype, full = m.xx.shape[fx.ndim - 2 :], m.dtype, m.full
+    as_is = fx.dtype == fy.dtype == dtype
+    columns = COLUMNS if fx.is_cpu and not as_is else max(1, k)
     units = max(1, ENTRIES // max(1, n * min(k, columns))) if fx.is_cpu else max(1, math.prod(fx.shape[:-2]))
     sums = m.xy.view(-1, n, n), m.xx.view(-1, *own), m.yy.view(-1, *own), fx.reshape(-1, n, k), fy.reshape(-1, n, k)
     blocks = [sums] if units >= sums[0].shape[0] else zip(*(torch.split(t, units) for t in sums), strict=True)
     for xy, xx, yy, x, y in blocks:
         beta = 0 if first else 1
-        for pair in zip(*(torch.split(t, columns, -1) for t in (x, y)), strict=True) if k > columns else ((x, y),):
-            a, b = (wide(side, t, dtype) for side, t in enumerate(pair))
+        for a, b in zip(*(torch.split(t, columns, -1) for t in (x, y)), strict=True) if k > columns else ((x, y),):
+            if not as_is:
+                a, b = wide(0, a, dtype), wide(1, b, dtype)
             xy.baddbmm_(a, b.mT, beta=beta)
             beta = 1
             for moment, block in ((xx, a), (yy, b)):
-                if m.full:
+                if full:
                     moment.baddbmm_(block, block.mT)
                 elif block.stride(-1) == 1:
                     norms = torch.linalg.vector_norm(block, dim=-1)

@@ -24,14 +24,14 @@ from symfuse.alignment import Alignment
 from symfuse.errors import CheckpointError, SymmetryError
 from symfuse.io import Checkpoint, TensorInfo
 from symfuse.io.folder import read_json
-from symfuse.io.tensors import StoredTensors
+from symfuse.io.lazy import StoredTensors
 from symfuse.messages import some
 from symfuse.spec import Atom, Axis, Declared, Layout, Shift, bias_of
 from symfuse.spec.layout import Node
 from symfuse.transporting.base import Base
 from symfuse.transporting.declared import WITHOUT, require_alone, require_exact, with_tensors
 from symfuse.transporting.frames import Frame, Rewrite
-from symfuse.transporting.result import Moved, Transported, wide
+from symfuse.transporting.result import Transported, computed, wide
 
 
 def transport_adapter(
@@ -45,7 +45,7 @@ def transport_adapter(
     cannot be moved exactly.
     """
     require_exact(alignment)
-    config, (tensors, told) = Config.read(folder), read_tensors(folder)
+    config, (tensors, read_notes) = Config.read(folder), read_tensors(folder)
     ground = Base.of(alignment, base, tensors, read_json(folder / CONFIG).get("task_type"))
     changes = changes_of(folder.name, config, tensors, ground.framed.checkpoint)
     files = {ground.framed.spec.file_name(name): name for name in ground.framed.spec.tensors}
@@ -57,7 +57,7 @@ def transport_adapter(
     named = {files[file]: change for file, change in changes.items() if file in files}
     moving = _Moving(folder, tensors, ground.with_whole(named, tensors), named)
     infos, compute = moving.outputs()
-    notes = tuple(f"{folder.name}: {note}" for note in told) + moving.notes + ground.notes
+    notes = tuple(f"{folder.name}: {note}" for note in read_notes) + moving.notes + ground.notes
     written = read_json(folder / CONFIG)
     if new_base is not None:
         written |= {"base_model_name_or_path": new_base, "revision": None}
@@ -69,7 +69,7 @@ def transport_adapter(
     details |= {"modules": len(moving.factors), "whole tensors": len(moving.whole), "lora_bias": moving.lora_bias}
     return Transported(
         "adapter",
-        Moved(folder.name, infos, compute),
+        computed(folder.name, infos, compute),
         SAFETENSORS,
         {CONFIG: text.encode()},
         notes,
@@ -130,7 +130,7 @@ class _Moving:
         self.lora_bias = bool(biases) or any(
             f.needs_bias and self._bias_of(name) not in self.whole.values() for name, f in self.factors.items()
         )
-        self.notes = self._told(had=bool(biases))
+        self.notes = self._bias_notes(had=bool(biases))
         self.alignment = self._declared()
 
     def _require_one_value(self, changes: Mapping[str, Change]) -> None:
@@ -155,7 +155,7 @@ class _Moving:
         shift = alignment.shifts.get(rule.bias)
         return shift is not None and bool(alignment.spec.part(rule.bias, shift, rule.axis).view.any())
 
-    def _told(self, had: bool) -> tuple[str, ...]:
+    def _bias_notes(self, had: bool) -> tuple[str, ...]:
         if not self.lora_bias or had:
             return ()
         moved = [name for name, f in self.factors.items() if f.needs_bias]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -15,8 +15,8 @@ from symfuse.adapters.names import target_name
 from symfuse.alignment import Alignment
 from symfuse.architectures import Config, lookup
 from symfuse.errors import CheckpointError, OptionError
-from symfuse.io import Checkpoint, TensorInfo, scan
-from symfuse.io.tensors import StoredTensors
+from symfuse.io import Checkpoint, TensorInfo
+from symfuse.io.lazy import Rewritten, Rule, StoredTensors
 from symfuse.model import Model
 from symfuse.rewriting import canonical
 from symfuse.rewriting.ties import declared_ties
@@ -64,9 +64,9 @@ class Base:
         files = {self.framed.spec.file_name(name): c.whole for name, c in changes.items() if c.whole is not None}
         if not files:
             return self
-        held = _Held(checkpoint, {name: _reading(adapter, key) for name, key in files.items()})
-        infos = {name: checkpoint.info(name) for name in checkpoint}
-        model = replace(self.model, checkpoint=checkpoint.replace(tensors=held, infos=infos))
+        rules: dict[str, str | Rule] = {name: name for name in checkpoint}
+        rules |= {name: _whole(adapter, key) for name, key in files.items() if name in checkpoint}
+        model = replace(self.model, checkpoint=checkpoint.replace(tensors=Rewritten(checkpoint, rules)))
         framed = canonical(model, self.alignment.frame) if self.alignment.frame else model
         return replace(self, model=model, framed=framed)
 
@@ -85,28 +85,6 @@ class Base:
         return self.alignment.move(name, self.framed.read(name).double())
 
 
-class _Held(Mapping[str, Tensor]):
-    """The tensors of a checkpoint, some of them from elsewhere."""
-
-    def __init__(self, base: Checkpoint, held: Mapping[str, Callable[[], Tensor]]) -> None:
-        self.base = base
-        self.held = held
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self.held[name]() if name in self.held else self.base[name]
-
-    def wide(self, name: str) -> Tensor:
-        """The tensor before it is rounded to the dtype of the base."""
-        return self.held[name]() if name in self.held else self.base.read(name)
-
-    def __iter__(self) -> Iterator[str]:
-        yield from self.held
-        yield from (name for name in self.base if name not in self.held)
-
-    def __len__(self) -> int:
-        return len({*self.held, *self.base})
-
-
 def described(alignment: Alignment) -> Checkpoint:
     """The model of an alignment, as far as its declaration says it: names and shapes, tensors without data."""
     spec = alignment.spec
@@ -117,13 +95,9 @@ def described(alignment: Alignment) -> Checkpoint:
     return Checkpoint(empty, {"model_type": spec.family}, name=f"{name}, as the alignment has it", infos=infos)
 
 
-def _reading(adapter: StoredTensors, key: str) -> Callable[[], Tensor]:
-    def read() -> Tensor:
-        tensor = adapter[key]
-        scan(key, tensor)
-        return tensor
-
-    return read
+def _whole(adapter: StoredTensors, key: str) -> Rule:
+    """A tensor that an adapter holds as a whole."""
+    return Rule(adapter.info(key), partial(adapter.scanned, key))
 
 
 def _with_heads(base: Checkpoint, adapter: StoredTensors, task: object) -> tuple[Checkpoint, tuple[str, ...]]:
@@ -158,11 +132,7 @@ def _joined(
     adapter: StoredTensors,
     config: Mapping[str, Any],
 ) -> Checkpoint:
-    read: dict[str, Callable[[], Tensor]] = {prefix + name: partial(base.read, name) for name in base}
-    read |= {alias: partial(base.read, name) for alias, name in aliases.items()}
-    read |= {name: _reading(adapter, key) for name, key in heads.items()}
-    infos = {prefix + name: base.info(name) for name in base}
-    infos |= {alias: base.info(name) for alias, name in aliases.items()}
-    infos |= {name: adapter.infos[key] for name, key in heads.items()}
-    held = _Held(base, read)
-    return Checkpoint(held, config, name=base.name, folder=base.folder, infos=infos, sources=base.sources)
+    rules: dict[str, str | Rule] = {prefix + name: name for name in base}
+    rules |= aliases
+    rules |= {name: _whole(adapter, key) for name, key in heads.items()}
+    return Checkpoint(Rewritten(base, rules), config, name=base.name, folder=base.folder, sources=base.sources)

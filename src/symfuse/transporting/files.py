@@ -11,11 +11,12 @@ import torch
 
 from symfuse.errors import CheckpointError
 from symfuse.io.content import refuse_pointer
+from symfuse.io.lazy import Rewritten, StoredTensor, StoredTensors
 from symfuse.io.safetensors_file import read_safetensors
 from symfuse.io.stamp import Stamp
-from symfuse.io.tensors import StoredTensor, StoredTensors, TensorInfo, flat_part
+from symfuse.io.tensors import TensorInfo, flat_part
 from symfuse.messages import first_line, some
-from symfuse.transporting.result import Moved, Writer, write_safetensors
+from symfuse.transporting.result import Writer, write_safetensors
 
 SUFFIXES = (".safetensors", ".npz")
 
@@ -73,7 +74,7 @@ def _stored(stamp: Stamp, path: Path, tensor: torch.Tensor) -> StoredTensor:
     return StoredTensor(TensorInfo.of(tensor), path.name, read, lambda start, stop: flat_part(read(), start, stop))
 
 
-def _write_npz(path: Path, tensors: Moved) -> None:
+def _write_npz(path: Path, tensors: Rewritten) -> None:
     buffer = io.BytesIO()
     arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in tensors.items()}
     np.savez(buffer, **arrays)

@@ -20,6 +20,7 @@ from symfuse.alignment import Alignment
 from symfuse.errors import CheckpointError, OptionError, SymmetryError
 from symfuse.groups import Element, Monomial
 from symfuse.io import Checkpoint, TensorInfo
+from symfuse.io.lazy import Rewritten
 from symfuse.io.tensors import DTYPE_NAMES
 from symfuse.io.torch_file import load_data
 from symfuse.messages import some
@@ -28,7 +29,7 @@ from symfuse.spec import Declared, Instance, Layout, Variance
 from symfuse.transporting.base import described
 from symfuse.transporting.declared import WITHOUT, require_exact, varied
 from symfuse.transporting.files import read_arrays
-from symfuse.transporting.result import Compute, Moved, Transported, wide
+from symfuse.transporting.result import Compute, Transported, computed, wide
 
 FIRST, SECOND, COUNT = ("exp_avg",), ("exp_avg_sq", "max_exp_avg_sq"), "step"
 CONTRAGREDIENT = {Variance.PRIMAL: Variance.DUAL, Variance.DUAL: Variance.PRIMAL}
@@ -77,7 +78,7 @@ def transport_moments(
         file = found[owner]
         _check(path, f"{owner}.{key}", key, infos[name], model.whole.info(file).shape)
         compute[name] = _moving(path, name, key, maps, files[file], read[name])
-    moved = Moved(path.name, infos, compute)
+    moved = computed(path.name, infos, compute)
     details = {"parameters": len(found), "elements": len(maps.first.elements)}
     sources = (path, *(() if base is None else base.sources))
     kept = {} if writer is None else {"writer": writer}
@@ -137,8 +138,8 @@ class Maps:
         }
         first = replace(alignment, spec=replace(spec, tensors=tensors), elements=elements, shifts={})
         scaled = sorted({i.axis for i, g in elements.items() if bool((g.condition() != 1).any())})
-        told = f"{', '.join(scaled)}: rescaled, which AdamW's steps are not (docs/transport.md)"
-        return cls(first, replace(first, elements=squared), (told,) if scaled else ())
+        note = f"{', '.join(scaled)}: rescaled, which AdamW's steps are not (docs/transport.md)"
+        return cls(first, replace(first, elements=squared), (note,) if scaled else ())
 
 
 def _monomial(instance: Instance, g: Element, way_out: str) -> Monomial:
@@ -231,7 +232,7 @@ class _State:
             return names
         return _grouped(module, names)
 
-    def write(self, path: Path, tensors: Moved) -> None:
+    def write(self, path: Path, tensors: Rewritten) -> None:
         """The same file with moved moments, each of which waits on the disk and not in memory until all are there."""
         scratch = path.with_name("scratch")
         scratch.mkdir()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from symfuse.arguments import checked
-from symfuse.errors import CheckpointError, IncompatibleError
-from symfuse.io import TensorInfo, is_finite, scan
+from symfuse.errors import CheckpointError
+from symfuse.io import TensorInfo, scan
+from symfuse.io.lazy import Rewritten, Rule
 from symfuse.io.outputs import output_folder, write_tensors
 from symfuse.io.remote import Place
 from symfuse.io.tensors import DTYPE_NAMES
@@ -22,38 +23,20 @@ from symfuse.io.tensors import DTYPE_NAMES
 Compute = Callable[[], Tensor]
 
 
-class Moved(Mapping[str, Tensor]):
-    """Tensors by name, each computed in float64 when it is read and rounded once to its dtype."""
+def computed(what: str, infos: Mapping[str, TensorInfo], compute: Mapping[str, Compute]) -> Rewritten:
+    """Tensors by name, each computed in float64 when it is read and rounded once to its dtype. what: the file or folder
+    in whose dtypes they are, for errors."""
 
-    def __init__(self, what: str, infos: Mapping[str, TensorInfo], compute: Mapping[str, Compute]) -> None:
-        self.what = what
-        self.infos = infos
-        self._compute = compute
+    def rule(name: str, info: TensorInfo) -> Rule:
+        return Rule(info, lambda: compute[name]().reshape(info.shape), what="the moved tensor")
 
-    def __getitem__(self, name: str) -> Tensor:
-        info = self.infos[name]
-        moved = self._compute[name]().to(info.dtype).reshape(info.shape).contiguous()
-        if not is_finite(moved):
-            raise IncompatibleError(
-                f"{self.what}: {name!r} does not fit in {str(info.dtype).removeprefix('torch.')} when it is moved; "
-                "convert it to a wider dtype first"
-            )
-        return moved
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.infos
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.infos)
-
-    def __len__(self) -> int:
-        return len(self.infos)
+    return Rewritten(None, {name: rule(name, info) for name, info in infos.items()}, what)
 
 
-Writer = Callable[[Path, Moved], None]
+Writer = Callable[[Path, Rewritten], None]
 
 
-def write_safetensors(path: Path, tensors: Moved) -> None:
+def write_safetensors(path: Path, tensors: Rewritten) -> None:
     write_tensors(path, tensors.infos, tensors.__getitem__)
 
 
@@ -67,7 +50,7 @@ class Transported:
     """
 
     kind: str
-    tensors: Moved
+    tensors: Rewritten
     file: str
     files: Mapping[str, bytes] = field(default_factory=dict)
     notes: tuple[str, ...] = ()

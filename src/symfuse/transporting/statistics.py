@@ -25,13 +25,14 @@ from torch import Tensor
 from symfuse.alignment import Alignment
 from symfuse.errors import IncompatibleError, SymmetryError
 from symfuse.io import Checkpoint, is_other
+from symfuse.io.lazy import Rewritten
 from symfuse.model import Model
 from symfuse.spec import Atom, Axis, Declared, Layout, Shift
 from symfuse.spec.layout import Node
 from symfuse.stats.statistics import INDEX, Input, Statistics
 from symfuse.transporting.declared import require_exact, varied, with_tensors
 from symfuse.transporting.moments import CONTRAGREDIENT, Maps
-from symfuse.transporting.result import Compute, Moved, Transported, wide
+from symfuse.transporting.result import Compute, Transported, computed, wide
 
 WAY_OUT = "Collect them again, from the aligned model"
 
@@ -45,10 +46,10 @@ def transport_statistics(
     """The folder of `moved_statistics`, for the verb. source: statistics, or their folder."""
     statistics = source if isinstance(source, Statistics) else Statistics.load(source)
     found = moved_statistics(statistics, alignment, base, moved)
-    assert isinstance(found.tensors, Moved)
+    assert isinstance(found.tensors, Rewritten)
     details = {"statistics": found.kind, "tensors": len(found.tensors), "of": found.provenance["model"]}
 
-    def write(path: Path, _tensors: Moved) -> None:
+    def write(path: Path, _tensors: Rewritten) -> None:
         found.write(path.parent)
 
     return Transported("statistics", found.tensors, INDEX, {}, (), details, found.sources, write)
@@ -88,7 +89,7 @@ def moved_statistics(
     history = {"model": dict(of), "by": dict(alignment.provenance)}
     return replace(
         statistics,
-        tensors=Moved(statistics.name, statistics.infos, compute),
+        tensors=computed(statistics.name, statistics.infos, compute),
         provenance={**statistics.provenance, "model": lineage, "moved from": history},
     )
 

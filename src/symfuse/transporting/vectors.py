@@ -11,10 +11,10 @@ from symfuse.alignment import Alignment
 from symfuse.errors import CheckpointError, OptionError, SymmetryError
 from symfuse.io import TensorInfo
 from symfuse.io.folder import read_json
-from symfuse.io.tensors import StoredTensors
+from symfuse.io.lazy import StoredTensors
 from symfuse.transporting.declared import require_exact
 from symfuse.transporting.files import payload, read_arrays, writer_of
-from symfuse.transporting.result import Compute, Moved, Transported, wide
+from symfuse.transporting.result import Compute, Transported, computed, wide
 from symfuse.transporting.spaces import Space, space_of
 
 CONSTANTS = ("bias", "intercept_", "intercept")  # of a probe: they live in the space of its classes
@@ -174,7 +174,7 @@ def _result(
     space: Space,
     files: Mapping[str, bytes] | None = None,
 ) -> Transported:
-    moved = Moved(path.name, infos, compute)
+    moved = computed(path.name, infos, compute)
     notes = (
         () if space.moved_head == space.head else (f"{space.instance}: head {space.head} is {space.moved_head} now",)
     )

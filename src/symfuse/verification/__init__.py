@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-from symfuse.verification.outputs import (
-    TOLERANCE,
-    Outputs,
-    Proof,
-    Verification,
-    compare,
-    computes_in,
-    prove,
-    random_inputs,
-    run,
-    verify,
-)
+from symfuse.verification.comparison import TOLERANCE, Verification, verify
+from symfuse.verification.outputs import Outputs, compare, computes_in, random_inputs, run
+from symfuse.verification.proof import Proof, prove
 
 __all__ = [
     "TOLERANCE", "Outputs", "Proof", "Verification", "compare", "computes_in", "prove", "random_inputs", "run",

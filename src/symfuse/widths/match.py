@@ -9,10 +9,10 @@ from typing import Any
 from symfuse.alignment import Alignment
 from symfuse.errors import SymmetryError
 from symfuse.matching import match_models
-from symfuse.matching.chosen import rotatable
+from symfuse.matching.problem import rotatable
 from symfuse.model import Model
 from symfuse.rewriting import canonical
-from symfuse.rewriting.untie import tied_heads
+from symfuse.rewriting.ties import tied_heads
 from symfuse.widths.copies import Pair, chosen_copies
 from symfuse.widths.expansion import expand, widened
 

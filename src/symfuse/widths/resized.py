@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 from torch import Tensor
 
-from symfuse.errors import IncompatibleError
 from symfuse.groups import Part
-from symfuse.io import Checkpoint, TensorInfo, is_finite
+from symfuse.io import TensorInfo
+from symfuse.io.lazy import Rewritten, Rule
 from symfuse.model import Model, unstacked
 from symfuse.rewriting.computed import reader
 from symfuse.spec import Atom, Spec, anatomy
@@ -24,50 +25,22 @@ def resized(shape: Shape, maps: Maps, factors: Mapping[str, float], *, back: boo
     the dtype that it had. name: what the model is, for its name."""
     model, spec = shape.model, shape.spec
     whole = model.whole
-    files = {spec.file_name(one): declared.layout.shape(spec.sizes) for one, declared in spec.tensors.items()}
-    infos = {file: TensorInfo(whole.info(file).dtype, size) for file, size in files.items() if file in whole}
-    tensors = _Resized(shape, maps, factors, infos, back)
-    found = whole.replace(tensors=tensors, infos=infos, config=shape.config, name=f"{model.name} ({name})")
+    read = reader(model)
+
+    def computed(one: str) -> Tensor:
+        tensor = through(model.spec, spec, maps, one, read(one), back=back)
+        return tensor * factors[one] if one in factors else tensor
+
+    rules: dict[str, str | Rule] = {}
+    for one, declared in spec.tensors.items():
+        if (file := spec.file_name(one)) in whole:
+            info = TensorInfo(whole.info(file).dtype, declared.layout.shape(spec.sizes))
+            rules[file] = Rule(info, partial(computed, one), what="the tensor in its new shape")
+    tensors = Rewritten(None, rules, whole.name)
+    found = whole.replace(tensors=tensors, config=shape.config, name=f"{model.name} ({name})")
     checkpoint = unstacked(found, spec)
-    spec.check({file: checkpoint.info(file).shape for file in checkpoint}, checkpoint.name)
+    spec.check({file: info.shape for file, info in checkpoint.infos.items()}, checkpoint.name)
     return replace(model, checkpoint=checkpoint, spec=spec)
-
-
-class _Resized(Mapping[str, Tensor]):
-    def __init__(
-        self,
-        shape: Shape,
-        maps: Maps,
-        factors: Mapping[str, float],
-        infos: Mapping[str, TensorInfo],
-        back: bool,
-    ) -> None:
-        self.shape, self.maps, self.factors, self.infos, self.back = shape, maps, factors, infos, back
-        self.source: Checkpoint = shape.model.whole
-        self.names = {shape.spec.file_name(name): name for name in shape.spec.tensors}
-        self.read = reader(shape.model)
-
-    def __getitem__(self, file: str) -> Tensor:
-        dtype = self.infos[file].dtype
-        tensor = self.wide(file).to(dtype).contiguous()
-        if not is_finite(tensor):
-            raise IncompatibleError(
-                f"{file}: the tensor in its new shape does not fit in {str(dtype).removeprefix('torch.')}, the dtype "
-                f"of {self.source.name}; convert that model to a wider dtype first"
-            )
-        return tensor
-
-    def wide(self, file: str) -> Tensor:
-        """The tensor before it is rounded to the dtype of the source."""
-        name = self.names[file]
-        moved = through(self.shape.model.spec, self.shape.spec, self.maps, name, self.read(name), back=self.back)
-        return moved * self.factors[name] if name in self.factors else moved
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.infos)
-
-    def __len__(self) -> int:
-        return len(self.infos)
 
 
 def through(old: Spec, new: Spec, maps: Maps, name: str, tensor: Tensor, *, back: bool = False) -> Tensor:

@@ -16,7 +16,7 @@ from symfuse.model import Model
 from symfuse.model.config import OF_HEADS
 from symfuse.model.reasons import MEANING, reason
 from symfuse.rewriting import untie
-from symfuse.rewriting.untie import tied_heads
+from symfuse.rewriting.ties import tied_heads
 from symfuse.spec import Declared, Spec, anatomy, parse
 
 # In names of fields that are sizes, though only a class may read them (SigLIP's projection_size).

@@ -18,10 +18,10 @@ from symfuse.alignment import Alignment, random_alignment
 from symfuse.evaluation import open_space
 from symfuse.groups import Coupling, Group, Invertible, Monomial, Permutation, SignedMonomial
 from symfuse.io import Checkpoint
-from symfuse.matching.chosen import rotatable
 from symfuse.matching.learned.latents import COLD, SCORES, TEPID, WARM, Latents, _soft, reorders
 from symfuse.matching.learned.path import Path
 from symfuse.matching.learned.settings import Permutations
+from symfuse.matching.problem import rotatable
 from symfuse.model import Model
 from symfuse.rewriting import canonical
 from symfuse.spec import Instance

@@ -24,11 +24,11 @@ from symfuse.io import open as open_checkpoint
 from symfuse.io.target import overlap
 from symfuse.matching import match_by_activations, match_models, match_universe
 from symfuse.matching.axes import choose_groups
-from symfuse.matching.chosen import Chosen, choose, steps_of
 from symfuse.matching.learned.latents import Latents, reorders
 from symfuse.matching.learned.loop import descend, said
 from symfuse.matching.learned.path import Path, point_of
 from symfuse.matching.learned.settings import Learning
+from symfuse.matching.problem import Problem, problem_of, steps_of
 from symfuse.model import TRANSPORT, Model
 from symfuse.spec import Instance
 
@@ -87,8 +87,8 @@ def learn(
     first = next((s for s in starts if s is not None), None)
     if first is None:
         raise OptionError("learning: no model is to be moved")
-    chosen = _chosen(models[0], models[-1], first, options)
-    groups = _groups(chosen, options, learning)
+    problem = _problem(models[0], models[-1], first, options)
+    groups = _groups(problem, options, learning)
     frame = Alignment(first.spec, {}, frame=first.frame, variants=first.variants)
     begun = [frame if start is None else start for start in starts]
     if learning.permutations == "soft":
@@ -130,7 +130,7 @@ def learn(
     for i, (start, found) in enumerate(zip(begun, latents, strict=True)):
         total = start if found is None else _then(found, start)
         other = alone if alone not in (None, i) else 0 if i == len(models) - 1 else -1
-        pair = _chosen(models[i], models[other], first, options)
+        pair = _problem(models[i], models[other], first, options)
         pair = replace(pair, groups=groups, variants=total.variants)
         steps = [] if found is None else steps_of(pair, total)
         origin: dict[str, Any] = {"start": dict(start.provenance), "learning": record}
@@ -217,20 +217,20 @@ def _digest(start: Alignment, model: Model) -> dict[str, Any]:
     return {"name": model.name, "start": begun.hexdigest(), "weights": weights.hexdigest()}
 
 
-def _chosen(source: Model, anchor: Model, first: Alignment, options: Mapping[str, Any]) -> Chosen:
+def _problem(source: Model, anchor: Model, first: Alignment, options: Mapping[str, Any]) -> Problem:
     """What may be moved."""
     own = {key: options[key] for key in ("layers", "groups", "variants") if key in options}
     given: dict[str, Any] = {"axes": "auto", "layers": None, "scaling": True} | own
     given |= {key: options[key] for key in ("axes", "scaling") if options.get(key) is not None}
-    return choose(source, anchor, **given, frame=first.frame)
+    return problem_of(source, anchor, **given, frame=first.frame)
 
 
-def _groups(chosen: Chosen, options: Mapping[str, Any], learning: Learning) -> dict[Instance, Group]:
+def _groups(problem: Problem, options: Mapping[str, Any], learning: Learning) -> dict[Instance, Group]:
     """The group that each instance is learned in."""
-    asked = choose_groups(options.get("groups") or {}, chosen.spec)
+    asked = choose_groups(options.get("groups") or {}, problem.spec)
     found: dict[Instance, Group] = {}
-    for instance, group in chosen.hard.items():
-        axis = chosen.spec.axes[instance.axis]
+    for instance, group in problem.hard.items():
+        axis = problem.spec.axes[instance.axis]
         assert axis.group is not None
         if instance.axis not in asked and options.get("scaling") is not False:
             group = axis.group

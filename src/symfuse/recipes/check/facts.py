@@ -15,7 +15,7 @@ from symfuse.model.config import differences, text_config
 from symfuse.model.undeclared import is_tied
 from symfuse.recipes.check.report import Field, ModelFacts, Tokens
 from symfuse.recipes.schema import ModelRef, Recipe
-from symfuse.rewriting.untie import tied_heads
+from symfuse.rewriting.ties import tied_heads
 from symfuse.rewriting.vocabulary import compare_tokenizers, has_tokenizer, read_tokenizer
 from symfuse.rewriting.vocabulary.tokenizer import without_rows
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from symfuse.errors import SymfuseError
+from symfuse.messages import SCHEMA
 
 
 @dataclass(frozen=True)
@@ -202,10 +203,16 @@ class Report:
             lines.append(cost_text(self.cost))
         return lines
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As JSON has it; values of configs that are no JSON are texts."""
         data: dict[str, Any] = json.loads(json.dumps(asdict(self), default=str))
-        return {"possible": self.possible, "exit_code": self.exit_code, "summary": self.summary(), **data}
+        return {
+            "schema": SCHEMA,
+            "possible": self.possible,
+            "exit_code": self.exit_code,
+            "summary": self.summary(),
+            **data,
+        }
 
 
 def relation_text(relation: Relation) -> str:

@@ -9,20 +9,7 @@ from symfuse.rewriting.vocabulary.rows import rewrite
 from symfuse.rewriting.vocabulary.tokenizer import Tokenizer, has_tokenizer, read_tokenizer
 
 __all__ = [
-    "TEMPLATES",
-    "Difference",
-    "Report",
-    "TokenSource",
-    "Tokenizer",
-    "Vocabulary",
-    "build",
-    "chat_template",
-    "compare",
-    "compare_tokenizers",
-    "has_tokenizer",
-    "read_tokenizer",
-    "require_one_size",
-    "rewrite",
-    "shared_rows",
+    "TEMPLATES", "Difference", "Report", "TokenSource", "Tokenizer", "Vocabulary", "build", "chat_template", "compare",
+    "compare_tokenizers", "has_tokenizer", "read_tokenizer", "require_one_size", "rewrite", "shared_rows",
     "with_chat_template",
-]
+]  # fmt: skip

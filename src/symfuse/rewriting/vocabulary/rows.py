@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from symfuse.errors import CheckpointError, IncompatibleError
 from symfuse.io import Checkpoint, TensorInfo
+from symfuse.io.lazy import Rewritten, Rule
 from symfuse.rewriting.vocabulary.build import CENTRE, MEAN, Vocabulary
 from symfuse.rewriting.vocabulary.tokenizer import size_holder
 
@@ -40,8 +42,9 @@ def rewrite(checkpoints: Sequence[Checkpoint], vocabulary: Vocabulary, vocab_ten
         if vocabulary.unchanged(model):
             out.append(checkpoint.replace(config=config))
             continue
-        tensors = _Rewritten(_Model(checkpoints, dims, model, vocabulary))
-        out.append(checkpoint.replace(tensors=tensors, infos=tensors.infos, config=config, sources=folders))
+        of = _Model(checkpoints, dims, model, vocabulary)
+        rules = {name: _Rows(of, name).rule() if name in of.dims else name for name in checkpoint}
+        out.append(checkpoint.replace(tensors=Rewritten(checkpoint, rules), config=config, sources=folders))
     return out
 
 
@@ -67,61 +70,44 @@ def _config(checkpoint: Checkpoint, vocabulary: Vocabulary) -> dict[str, Any]:
     return {**config, "text_config": changed}
 
 
-class _Rewritten(Mapping[str, Tensor]):
-    """The tensors of one of the models in the output's vocabulary."""
+class _Rows:
+    """One tensor of a model in the output's vocabulary."""
 
-    def __init__(self, of: _Model) -> None:
+    def __init__(self, of: _Model, name: str) -> None:
         self.of = of
-        self.infos = of.infos
-        self.dims = of.dims
-        self.source = of.source
+        self.name = name
         self.size = of.vocabulary.size
+        self.dim = of.dims[name]
+        self.dtype = of.wide(name)
 
-    def where(self, name: str) -> str | None:
-        """The file that holds the tensor as it is, if one does."""
-        return None if name in self.dims else self.source.file_of(name)
+    def rule(self) -> Rule:
+        info = self.of.infos[self.name]
+        return Rule(info, partial(self._whole, self.dtype), partial(self._whole, info.dtype), self._part, self._blocks)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.infos)
+    def _blocks(self) -> Iterator[Tensor]:
+        """Unrounded, some rows at a time, in order; a tensor whose rows are not its first dimension comes whole."""
+        if self.dim != 0:
+            yield self._whole(self.dtype)
+            return
+        gather = _Gather(self.of, self.name, 0, self.size)
+        for first, last in gather.steps():
+            yield gather.take(first, last, self.dtype)
 
-    def __len__(self) -> int:
-        return len(self.infos)
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._whole(name, self.infos[name].dtype) if name in self.dims else self.source[name]
-
-    def wide(self, name: str) -> Tensor:
-        """The tensor before it is rounded to its dtype: float32 at least."""
-        return self._whole(name, self.of.wide(name)) if name in self.dims else self.source.read(name)
-
-    def blocks(self, name: str) -> Iterator[Tensor]:
-        """`wide`, some rows at a time, in order; a tensor whose rows are not its first dimension comes whole."""
-        if name not in self.dims:
-            yield from self.source.blocks(name)
-        elif self.dims[name] != 0:
-            yield self.wide(name)
-        else:
-            gather = _Gather(self.of, name, 0, self.size)
-            for first, last in gather.steps():
-                yield gather.take(first, last, self.of.wide(name))
-
-    def part(self, name: str, start: int, stop: int) -> Tensor:
-        """A range of the elements of `wide`, flat; computed from the rows that it touches only."""
-        if name not in self.dims:
-            return self.source.part(name, start, stop)
-        columns = math.prod(self.infos[name].shape[1:])
-        if self.dims[name] != 0 or start >= stop or columns == 0:
-            return self.wide(name).reshape(-1)[start:stop]
+    def _part(self, start: int, stop: int) -> Tensor:
+        """Computed from the rows that it touches only."""
+        columns = math.prod(self.of.infos[self.name].shape[1:])
+        if self.dim != 0 or start >= stop or columns == 0:
+            return self._whole(self.dtype).reshape(-1)[start:stop]
         first, last = start // columns, -(-stop // columns)
-        block = _Gather(self.of, name, first, last).take(first, last, self.of.wide(name))
+        block = _Gather(self.of, self.name, first, last).take(first, last, self.dtype)
         return block.reshape(-1)[start - first * columns : stop - first * columns]
 
-    def _whole(self, name: str, dtype: torch.dtype) -> Tensor:
-        gather = _Gather(self.of, name, 0, self.size)
+    def _whole(self, dtype: torch.dtype) -> Tensor:
+        gather = _Gather(self.of, self.name, 0, self.size)
         out = torch.empty((self.size, *gather.rest), dtype=dtype)
         for first, last in gather.steps():
             out[first:last] = gather.take(first, last, dtype)
-        return out.movedim(0, self.dims[name]).contiguous()
+        return out.movedim(0, self.dim).contiguous()
 
 
 class _Model:
@@ -216,8 +202,7 @@ def _pick(checkpoint: Checkpoint, name: str, dim: int, rows: Tensor) -> Tensor:
     if dim == 0 and last - first <= 2 * len(rows):
         span = checkpoint.part(name, first * columns, last * columns)
         return span.reshape(last - first, *shape[1:])[rows - first]
-    in_file = checkpoint.where(name) != checkpoint.name
-    whole = checkpoint[name] if in_file else checkpoint.part(name, 0, math.prod(shape)).reshape(shape)
+    whole = checkpoint[name] if checkpoint.file_of(name) else checkpoint.part(name, 0, math.prod(shape)).reshape(shape)
     return whole.movedim(dim, 0)[rows]
 
 

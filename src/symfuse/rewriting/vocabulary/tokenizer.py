@@ -23,12 +23,8 @@ PLAIN: Mapping[str, Any] = {
     "normalized": True,
     "special": False,
 }
-TOKENIZER, CONFIG, ADDED, SPECIAL_MAP = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "added_tokens.json",
-    "special_tokens_map.json",
-)
+TOKENIZER, CONFIG, ADDED = "tokenizer.json", "tokenizer_config.json", "added_tokens.json"
+SPECIAL_MAP = "special_tokens_map.json"
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 VOCABULARIES = ("vocab.txt", "vocab.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "spm.model")
 

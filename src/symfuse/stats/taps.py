@@ -1,7 +1,7 @@
-"""Where the units of axes can be heard in a live module, and hearing them while it runs.
+"""Where a live module has the activations of the units of axes, and recording them while it runs.
 
-Where to listen follows from the layouts. A weight that reads an axis (`axis*` in its input dimension) has the units'
-activations as its module's input; where no module reads it that can be listened to, the outputs of the weights that
+Where that is follows from the layouts. A weight that reads an axis (`axis*` in its input dimension) has the units'
+activations as its module's input; where no module with hooks reads it, the outputs of the weights that
 write it are taken.
 """
 
@@ -16,12 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from symfuse.io.live import names_in_memory
+from symfuse.io.names import class_prefix
 from symfuse.spec import Instance, Layout, Spec
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where the units of axes can be heard: at the input ("in") or the output ("out") of the module that owns a weight.
+class Tap:
+    """A place of activations: the input ("in") or the output ("out") of the module that owns a weight.
 
     layout: of the features, without the positions in front.
     """
@@ -34,37 +35,37 @@ class Place:
         return f"{self.weight.rpartition('.')[0]}.{self.side}"
 
 
-def places(
+def taps(
     spec: Spec,
     module: nn.Module,
     instances: Iterable[Instance],
     without: Collection[str] = (),
     *,
     written: bool = False,
-) -> dict[Instance, tuple[Place, ...]]:
-    """Where the units of each axis instance can be heard: at every input that has them, else at every output. without:
-    axes that must not be heard together with them. written: at the outputs, whatever reads them."""
+) -> dict[Instance, tuple[Tap, ...]]:
+    """The taps of each axis instance: every input that has its units, else every output. without:
+    axes that a tap must not have beside them. written: at the outputs, whatever reads them."""
     owners = owners_of(spec.tensors, module)
-    return {instance: _places(spec, owners, instance, without, written) for instance in instances}
+    return {instance: _taps(spec, owners, instance, without, written) for instance in instances}
 
 
-def _places(
+def _taps(
     spec: Spec, owners: Mapping[str, nn.Module], instance: Instance, without: Collection[str], written: bool
-) -> tuple[Place, ...]:
-    found: dict[str, list[Place]] = {"in": [], "out": []}
+) -> tuple[Tap, ...]:
+    found: dict[str, list[Tap]] = {"in": [], "out": []}
     for name in spec.movable[instance]:
         if name not in owners:
             continue
         inputs, outputs = _sides(owners[name], spec.tensors[name].layout)
-        if inputs is not None and _heard(inputs, instance.axis, without):
-            found["in"].append(Place(name, "in", inputs))
-        if outputs is not None and _heard(outputs, instance.axis, without):
-            found["out"].append(Place(name, "out", outputs))
+        if inputs is not None and _has(inputs, instance.axis, without):
+            found["in"].append(Tap(name, "in", inputs))
+        if outputs is not None and _has(outputs, instance.axis, without):
+            found["out"].append(Tap(name, "out", outputs))
     reads = _of_one_input(found["in"], owners)
     return tuple(found["out"] if written else reads or found["out"])
 
 
-def _heard(layout: Layout, axis: str, without: Collection[str]) -> bool:
+def _has(layout: Layout, axis: str, without: Collection[str]) -> bool:
     parts = ({atom.name for atom in part} for part in layout.parts)
     return any(axis in part and part.isdisjoint(without) for part in parts)
 
@@ -87,10 +88,10 @@ def input_dim(owner: nn.Module) -> int | None:
 def owners_of(names: Iterable[str], module: nn.Module) -> dict[str, nn.Module]:
     """The module that owns each weight of those names, and is called with its input."""
     modules = _by_weight(module)
-    prefix: Any = getattr(module, "base_model_prefix", "") or ""
+    prefix = class_prefix(module)
     found = {}
     for name in names:
-        for one in (name, f"{prefix}.{name}", name.removeprefix(f"{prefix}.")):
+        for one in (name, prefix + name, name.removeprefix(prefix)):
             owner = modules.get(one)
             # Of torch's attention the input projection is called as the module itself, and the output one not at all.
             if owner is not None and type(owner).__name__ != "NonDynamicallyQuantizableLinear":
@@ -106,47 +107,47 @@ def _by_weight(module: nn.Module) -> dict[str, nn.Module]:
     return {disk: owners[name] for disk, name in names_in_memory(module).items() if name in owners} | owners
 
 
-def _of_one_input(reads: Sequence[Place], owners: Mapping[str, nn.Module]) -> list[Place]:
+def _of_one_input(reads: Sequence[Tap], owners: Mapping[str, nn.Module]) -> list[Tap]:
     """Of several weights that read one and the same input (query, key, value) the first: those of one kind of module
     inside of one other."""
-    found: dict[tuple[str, ...], Place] = {}
-    for place in reads:
-        path = place.weight.rpartition(".")[0]
+    found: dict[tuple[str, ...], Tap] = {}
+    for tap in reads:
+        path = tap.weight.rpartition(".")[0]
         inside = path.rpartition(".")[0]
-        found.setdefault((inside, type(owners[place.weight]).__name__) if inside else (path,), place)
+        found.setdefault((inside, type(owners[tap.weight]).__name__) if inside else (path,), tap)
     return list(found.values())
 
 
 @contextmanager
-def listening(spec: Spec, module: nn.Module, wanted: Iterable[Place]) -> Iterator[dict[Place, Tensor]]:
-    """While a module runs, what is heard at each place."""
+def recording(spec: Spec, module: nn.Module, wanted: Iterable[Tap]) -> Iterator[dict[Tap, Tensor]]:
+    """While a module runs, the activations at each tap."""
     owners = owners_of(spec.tensors, module)
-    heard: dict[Place, Tensor] = {}
+    recorded: dict[Tap, Tensor] = {}
     handles = []
-    for place in wanted:
-        owner = owners[place.weight]
+    for tap in wanted:
+        owner = owners[tap.weight]
 
-        def hook(called: Any, args: Any, output: Any, place: Place = place) -> None:
+        def hook(called: Any, args: Any, output: Any, tap: Tap = tap) -> None:
             given: Tensor = args[0]
-            if place in heard:  # called again, as DeBERTa's projections are with the relative positions
+            if tap in recorded:  # called again, as DeBERTa's projections are with the relative positions
                 return
-            if place.side == "in":
-                heard[place] = given
+            if tap.side == "in":
+                recorded[tap] = given
             elif isinstance(called, nn.MultiheadAttention):
-                heard[place] = nn.functional.linear(given, called.in_proj_weight, called.in_proj_bias)
+                recorded[tap] = nn.functional.linear(given, called.in_proj_weight, called.in_proj_bias)
             else:
-                heard[place] = output
+                recorded[tap] = output
 
         handles.append(owner.register_forward_hook(hook))
     try:
-        yield heard
+        yield recorded
     finally:
         for handle in handles:
             handle.remove()
 
 
 @contextmanager
-def plainly() -> Iterator[None]:
+def unfused() -> Iterator[None]:
     """Without gradients, and without torch's fused encoder layer, which calls none of its modules."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)

@@ -36,7 +36,7 @@ from symfuse.model import (
     with_split,
 )
 from symfuse.rewriting import canonical
-from symfuse.rewriting.untie import tied_heads
+from symfuse.rewriting.ties import tied_heads
 from symfuse.spec import Instance, Spec, layer_of
 
 # What makes a pre-norm residual stream rotatable, in place.
@@ -49,7 +49,7 @@ def rotatable(spec: Spec) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class Problem:
     """source, anchor: in the frame, their declarations under the variants. groups: each instance to match, with the
     group to use. lineage: of both models as they were given, for the provenance. auto: why these axes and this frame,
     if nobody said."""
@@ -84,7 +84,7 @@ class Chosen:
         return replace(found, provenance=provenance, frame=self.frame, variants=self.variants)
 
 
-def choose(
+def problem_of(
     source: Model,
     anchor: Model,
     axes: str | tuple[str, ...],
@@ -95,7 +95,7 @@ def choose(
     groups: Mapping[str, str] | None = None,
     variants: Sequence[str] = (),
     one_pass: bool = False,
-) -> Chosen:
+) -> Problem:
     """Both models in the frame, by default the `usual` one of the two.
 
     groups: by word the group that an axis is matched with, if not the usual one of its axis; such an axis is matched
@@ -133,7 +133,7 @@ def choose(
         for instance in spec.movable
         if instance.axis in chosen and layer_of(spec.index_of(instance)) in in_kept
     }
-    return Chosen(source, anchor, tuple(frame), chosen, kept, by_instance, lineage, variants, auto)
+    return Problem(source, anchor, tuple(frame), chosen, kept, by_instance, lineage, variants, auto)
 
 
 def _alike_tied(source: Model, anchor: Model) -> list[Model]:
@@ -221,16 +221,16 @@ def _group(spec: Spec, axis: str, name: str | None, scaling: bool, one_pass: boo
     return replace(group, one_pass=True) if one_pass and isinstance(group, Conformal) else group
 
 
-def steps_of(chosen: Chosen, found: Alignment) -> list[dict[str, Any]]:
+def steps_of(problem: Problem, found: Alignment) -> list[dict[str, Any]]:
     """What an alignment over axes that meet did to each of them: over the tensors that it touches, before and after all
     of it."""
-    spec, instances = chosen.spec, list(chosen.groups)
+    spec, instances = problem.spec, list(problem.groups)
     touched = dict.fromkeys(name for instance in instances for name in spec.movable[instance])
-    gaps = _gaps(chosen, found, [name for name in touched if spec.shares(name, chosen.anchor.spec)])
+    gaps = _gaps(problem, found, [name for name in touched if spec.shares(name, problem.anchor.spec)])
     steps = []
     for instance in instances:
         parts = [gaps[name] for name in spec.movable[instance] if name in gaps]
-        group, element = chosen.groups[instance], found.elements.get(instance)
+        group, element = problem.groups[instance], found.elements.get(instance)
         steps.append(
             {
                 "instance": str(instance),
@@ -244,13 +244,13 @@ def steps_of(chosen: Chosen, found: Alignment) -> list[dict[str, Any]]:
     return steps
 
 
-def _gaps(chosen: Chosen, found: Alignment, names: Collection[str]) -> dict[str, tuple[float, float]]:
+def _gaps(problem: Problem, found: Alignment, names: Collection[str]) -> dict[str, tuple[float, float]]:
     """The squared distance of each tensor to the anchor's, before and after: once for all axes that touch it."""
-    moved = Model(found.on(chosen.source), chosen.spec)
+    moved = Model(found.on(problem.source), problem.spec)
     gaps = {}
     for name in names:
-        x = chosen.anchor.read(name).double()
-        before, after = ((x - model.read(name)).square().sum() for model in (chosen.source, moved))
+        x = problem.anchor.read(name).double()
+        before, after = ((x - model.read(name)).square().sum() for model in (problem.source, moved))
         gaps[name] = (float(before), float(after))
     return gaps
 

@@ -1,4 +1,4 @@
-"""From what is heard of an axis the element that moves the source's units onto the anchor's."""
+"""From recorded activations of an axis the element that moves the source's units onto the anchor's."""
 
 from __future__ import annotations
 
@@ -12,23 +12,25 @@ from symfuse.groups import Element, Group, Linear, Moments, Monomial, Part, Part
 from symfuse.groups.scale import LIMIT
 from symfuse.matching.blocks import improve
 from symfuse.spec import Instance, Spec
-from symfuse.stats.activations import Heard, inverse_deviations, moments_of
-from symfuse.stats.places import Place
+from symfuse.stats.activations import Covariances, inverse_deviations, moments_of
+from symfuse.stats.taps import Tap
 
 
 def best(
-    spec: Spec, instance: Instance, heard: Mapping[Place, Heard], group: Group, kind: str, device: torch.device
+    spec: Spec, instance: Instance, recorded: Mapping[Tap, Covariances], group: Group, kind: str, device: torch.device
 ) -> Element:
     """The best element: where units are rescaled the permutation or rotation first, and then the anchor's deviations.
 
     What activations gain by a scale takes no account of the weights that read the unit. device: where it is solved;
-    what is heard, and the element, are on the processor.
+    what is recorded, and the element, are on the processor.
     """
-    moments = {part: m.to(device) for part, m in alike(spec, instance, heard, group, kind).items()}
-    return _best(spec, instance, heard, group, moments).to(CPU)
+    moments = {part: m.to(device) for part, m in alike(spec, instance, recorded, group, kind).items()}
+    return _best(spec, instance, recorded, group, moments).to(CPU)
 
 
-def _best(spec: Spec, instance: Instance, heard: Mapping[Place, Heard], group: Group, moments: PartMoments) -> Element:
+def _best(
+    spec: Spec, instance: Instance, recorded: Mapping[Tap, Covariances], group: Group, moments: PartMoments
+) -> Element:
     if isinstance(group, Sinkhorn):  # soft also where that is not nearer than the source as it is
         return group.best(moments)
     if not _rescales(group):
@@ -38,7 +40,7 @@ def _best(spec: Spec, instance: Instance, heard: Mapping[Place, Heard], group: G
         found: Element = group.identity(xy.shape[-1], tuple(xy.shape[:-2])).to(xy.device)
     else:
         found = improve(group.without_scaling(), moments)[0]
-    covariances = moments_of(spec, instance, heard, group, "covariance")
+    covariances = moments_of(spec, instance, recorded, group, "covariance")
     scale = _scale(found, {part: m.to(found.device) for part, m in covariances.items()})
     tensors = dict(found.tensors())
     return found.rebuild(tensors | {"scale": scale * tensors.get("scale", 1)})  # which has signs
@@ -54,7 +56,7 @@ def _rescales(group: Group) -> bool:
 def alike(
     spec: Spec,
     instance: Instance,
-    heard: Mapping[Place, Heard],
+    recorded: Mapping[Tap, Covariances],
     group: Group,
     kind: str,
     *,
@@ -66,7 +68,7 @@ def alike(
     A rotation with a scale turns the anchor's way what has its norm. So queries and keys have the same say, however
     either model shares the norm of its scores among them, and so has each head.
     """
-    moments = moments_of(spec, instance, heard, group, kind, pairs=pairs, without=without)
+    moments = moments_of(spec, instance, recorded, group, kind, pairs=pairs, without=without)
     if isinstance(group.identity(1, ()), Monomial) or not _rescales(group):
         return moments
     out: dict[Part, Moments] = {}

@@ -1,0 +1,56 @@
+"""A verb as a command: options in groups in its help, and old names of options, which print the new one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# Of options, with what each is called now.
+OLD_NAMES = {"--heads": "--task-heads"}
+
+
+class Command(click.Command):
+    """Its options are listed by the groups that `grouped` puts them in; those in none come first."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {"Options": []}
+        for param in self.get_params(ctx):
+            record = None if isinstance(param, click.Argument) else param.get_help_record(ctx)
+            if record is not None:
+                usual = "Output" if "--help" in param.opts else "Options"
+                groups.setdefault(getattr(param, "help_group", usual), []).append(record)
+        for title, rows in groups.items():
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        own = {name for param in self.params for name in param.opts}
+        old = {name: new for name, new in OLD_NAMES.items() if new in own and name not in own}
+        end = args.index("--") if "--" in args else len(args)
+        notes: list[str] = []
+        for i, word in enumerate(args[:end]):
+            name, equals, value = word.partition("=")
+            if name in old:
+                args[i] = f"{old[name]}{equals}{value}"
+                notes.append(f"{name} is now called {old[name]}")
+        rest = super().parse_args(ctx, args)
+        for note in () if ctx.params.get("quiet") else dict.fromkeys(notes):
+            click.echo(f"symfuse: note: {note}", err=True)
+        return rest
+
+
+def grouped(group: str, *decorators: Callable[[F], F]) -> Callable[[F], F]:
+    """The options of these decorators (`click.option`), in this order, under one heading of the help."""
+
+    def apply(function: F) -> F:
+        for decorator in reversed(decorators):
+            function = decorator(function)
+            function.__click_params__[-1].help_group = group  # type: ignore[attr-defined]
+        return function
+
+    return apply

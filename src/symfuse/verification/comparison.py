@@ -1,0 +1,190 @@
+"""Whether two checkpoints compute the same: both run as the real class on the same inputs, and their outputs compared.
+
+An output that lives in a moved space (a base model's hidden states under a residual permutation) is compared after
+the same element has acted on the original's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from symfuse.alignment import Alignment
+from symfuse.errors import IncompatibleError, OptionError, SpecError, VerificationError
+from symfuse.io import Checkpoint
+from symfuse.messages import SCHEMA, shown, some
+from symfuse.model import as_declared
+from symfuse.model.config import OF_HEADS, differences, text_config
+from symfuse.modules import with_defaults
+from symfuse.verification.bench import Bench, moved
+from symfuse.verification.coverage import Changed, changes
+from symfuse.verification.outputs import Outputs, worst
+
+# Largest relative difference of outputs that rounding alone explains: a few dozen times what rounding the weights of
+# real encoders costs (1e-7, 2e-4 and 1e-3), and for float64 a thousand times the error of exact moves. In half
+# precision this can hide small mistakes: `prove` looks at an alignment before it is rounded.
+TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+
+
+@dataclass(frozen=True)
+class Verification:
+    """errors: for each output field the largest difference, relative to the largest entry in the original's: of its
+    row for `verify`, of all for `prove`.
+    tolerance: what was allowed. inputs: a sentence on what was fed. config: the fields of config.json that differ and
+    change what the same weights compute. unread: tensors of which single rows differ that no input read, with these
+    rows. coverage: of tables (embeddings, positions, experts) how many rows were read, and of how many; of "positions"
+    how many were run; tensors of which nothing was read count 0."""
+
+    errors: Mapping[str, float]
+    tolerance: float
+    inputs: str
+    config: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
+    coverage: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def worst_output(self) -> str:
+        """The output that differs most; one with NaN before all others."""
+        return max(self.errors, key=lambda name: math.inf if math.isnan(self.errors[name]) else self.errors[name])
+
+    @property
+    def worst(self) -> float:
+        return self.errors[self.worst_output]
+
+    @property
+    def equal(self) -> bool:
+        return not self.differences
+
+    def __bool__(self) -> bool:
+        return self.equal
+
+    __repr__, _repr_html_ = shown(
+        lambda self: {
+            "result": "equal" if self.equal else "different",
+            "largest relative difference": float(self.worst),
+            "tolerance": float(self.tolerance),
+            "inputs": self.inputs,
+        }
+    )
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON: what `symfuse verify --json` prints."""
+        return {
+            "schema": SCHEMA,
+            "equal": self.equal,
+            "errors": dict(self.errors),
+            "tolerance": self.tolerance,
+            "inputs": self.inputs,
+            "config": list(self.config),
+            "unread": list(self.unread),
+            "coverage": {name: list(counts) for name, counts in self.coverage.items()},
+        }
+
+    @property
+    def differences(self) -> list[str]:
+        """Every reason why the models are not equal."""
+        outputs = f"output {self.worst_output!r} differs by {self.worst:.2e}, {self.tolerance:.0e} allowed"
+        found = [] if self.worst <= self.tolerance else [outputs]  # NaN compares false
+        found += [f"config.json differs in {text}" for text in self.config]
+        return found + [f"rows differ that no input reads: {text}" for text in self.unread]
+
+    @property
+    def seen(self) -> str:
+        """How much of tables and positions was read, in words; empty if that is not known."""
+        whole = sum(read == of for read, of in self.coverage.values())
+        parts = [f"{read} of {of} rows of {name}" for name, (read, of) in self.coverage.items() if 0 < read < of]
+        none = [name for name, (read, _) in self.coverage.items() if not read]
+        parts += [f"all rows of {whole} table{'s' if whole > 1 else ''}"] if whole else []
+        return "; ".join([*parts, *([f"nothing of {some(none)}"] if none else [])])
+
+    def raise_if_different(self, what: str) -> None:
+        if not self.equal:
+            raise VerificationError(self.difference(what))
+
+    def difference(self, what: str) -> str:
+        return (
+            f"{what}: output {self.worst_output!r} differs by {self.worst:.2e} relative to its largest entry, "
+            f"{self.tolerance:.0e} allowed ({self.inputs}); nothing was written"
+        )
+
+
+def verify(
+    before: Checkpoint,
+    after: Checkpoint,
+    alignment: Alignment | None = None,
+    *,
+    inputs: Mapping[str, Tensor] | None = None,
+    runner: Callable[[Checkpoint], Outputs] | None = None,
+    dtype: torch.dtype = torch.float64,
+    tolerance: float | None = None,
+) -> Verification:
+    """Whether two checkpoints compute the same function, on `inputs` (default: seeded random ones, of which some have
+    padding, and some reach as far as is affordable: `symfuse.verification.coverage.long_inputs`).
+
+    Configs are compared as for a merge, and the tensors that both have row by row: rows of a table that differ where
+    others do not are among the inputs, and make the models differ if no input reads them. dtype: in which both are run.
+    alignment: how `after` came about, if outputs in moved spaces are to be undone. runner: runs a checkpoint, for
+    models that `transformers` does not have. tolerance: default by the coarsest dtype of the tensors that differ, or
+    computed in (TOLERANCE). Raises CheckpointError if a model cannot be run, IncompatibleError if the second does not
+    take the inputs, or does not have the outputs, of the first.
+    """
+    if tolerance is not None and not 0 <= tolerance < math.inf:
+        raise OptionError(f"tolerance {tolerance}: it must be a number from 0 on, such as 1e-6")
+    compared = _edits(before, after, alignment) if runner is None else None
+    edits = compared or {}
+    bench = Bench(inputs, runner, dtype, compared=(before, after), words=_words(before, edits))
+    expected = [moved(outputs, alignment) for outputs in bench.run(before)]
+    errors = worst(expected, bench.run(after, alignment), by_row=True)
+    if tolerance is None:
+        changed = changes(before, after) if compared is None or alignment is not None else compared
+        dtypes = _differing_dtypes(before, after, changed) | {bench.computed_in}
+        tolerance = max(TOLERANCE[dtype] for dtype in dtypes)
+    unread = bench.unread(edits, tolerance)
+    return Verification(errors, tolerance, bench.what, _deciding(before, after), unread, bench.coverage())
+
+
+def _edits(before: Checkpoint, after: Checkpoint, alignment: Alignment | None) -> dict[str, Changed] | None:
+    """How the tensors of both differ, once the first is moved; None where that cannot be told: for an alignment that
+    does not fit the declaration, which outputs alone judge, and for models that are not of one declared family."""
+    with suppress(IncompatibleError):
+        source = before if alignment is None else alignment(before)
+        try:
+            return changes(as_declared(source), as_declared(after))
+        except SpecError:  # whether they run will show
+            return None
+    return None
+
+
+def _words(before: Checkpoint, edits: Mapping[str, Changed]) -> list[int]:
+    """The rows of tables of the vocabulary in which the models differ, those that differ most first."""
+    size = text_config(before.config).get("vocab_size")
+    found = [changed.rows for changed in edits.values() if len(changed.rows) == size]
+    if not found:
+        return []
+    rows = torch.stack(found).amax(0)
+    order: list[int] = rows.argsort(descending=True)[: int(rows.count_nonzero())].tolist()
+    return order
+
+
+def _differing_dtypes(before: Checkpoint, after: Checkpoint, changed: Mapping[str, Changed]) -> set[torch.dtype]:
+    """The dtypes of the tensors that have changed, or that only one of the models has in that shape."""
+    shared = {name for name in before if name in after and before.info(name).shape == after.info(name).shape}
+    dtypes = {d for one in changed.values() for d in one.dtypes}
+    dtypes |= {c.info(name).dtype for c in (before, after) for name in c if name not in shared}
+    return dtypes & TOLERANCE.keys()
+
+
+def _deciding(before: Checkpoint, after: Checkpoint) -> tuple[str, ...]:
+    """The fields of the configs that decide what the same weights compute, and differ. Where the weights have other
+    shapes (widened models), whole numbers are no difference: their sizes show in the run."""
+    if before.config.get("model_type") != after.config.get("model_type"):
+        return ()
+    resized = any(name in after and before.info(name).shape != after.info(name).shape for name in before)
+    differing = [d for d in differences(*map(with_defaults, (before, after))) if d.matters and d.field not in OF_HEADS]
+    return tuple(str(d) for d in differing if not (resized and type(d.ours) is type(d.theirs) is int))
