@@ -41,15 +41,16 @@ from symfuse.io.live import module_config, unwrap
 from symfuse.matching import match_universe, nearest_to_mean, usual
 from symfuse.matching.learned import Learning, learn_universe
 from symfuse.matching.learned import learn as learn_all
+from symfuse.methods import METHODS, lookup
 from symfuse.methods import collect as collect_statistics
-from symfuse.methods import lookup
 from symfuse.model import Model
 from symfuse.modules import live
-from symfuse.recipes import RECIPE_KEYS, events, named, parse_recipe, read_recipes, recipe_of_arguments
+from symfuse.recipes import RECIPE_KEYS, events, named, parse_recipe, read_recipes, recipe_of, recipe_of_arguments
 from symfuse.recipes.align import How, match_pair, move, with_reasons
-from symfuse.recipes.check import Target
+from symfuse.recipes.check import Target, check_all
 from symfuse.recipes.events import Event, Follow, ignore
 from symfuse.recipes.run import Shown, run
+from symfuse.recipes.yaml_reader import read_value
 from symfuse.rewriting import Reconcile
 from symfuse.runs import framed
 from symfuse.spec import Spec
@@ -59,11 +60,13 @@ from symfuse.transporting import transport as transport_thing
 from symfuse.verification import Proof, Verification
 from symfuse.verification import prove as prove_alignment
 from symfuse.verification import verify as verify_checkpoints
+from symfuse.widths import match_widths
 
 __all__ = [
-    "Aligned", "How", "Shown", "Source", "Target", "align", "barrier", "collect", "declare", "distance", "events",
-    "landscape", "match", "merge", "merge_recipe", "nearest", "prove", "run", "score", "suggest", "task", "to_module",
-    "transport", "verify",
+    "METHODS", "Aligned", "How", "Shown", "Source", "Target", "Verification", "align", "barrier", "check_all",
+    "collect", "declare", "distance", "events", "landscape", "lookup", "match", "merge", "merge_recipe", "nearest",
+    "parse_recipe", "prove", "read_recipes", "read_value", "recipe_of", "run", "score", "suggest", "task",
+    "to_module", "transport", "verify", "widen",
 ]  # fmt: skip
 
 # What every verb takes for a model: a folder or hub id, a live module, or an open checkpoint, which is also the way in
@@ -153,6 +156,14 @@ def match(
     return match_pair(_model(source), _model(to), batches=batches, learning=learning, **chosen, **options)
 
 
+@checked
+def widen(source: Source, to: Source, **options: Any) -> tuple[Checkpoint, Alignment]:
+    """The source in the widths of a wider anchor `to`, which computes the same, and the alignment of that from the
+    weights (docs/widths.md). options: of `symfuse.widths.match_widths`."""
+    wide, alignment = match_widths(_model(source), _model(to), **options)
+    return wide.checkpoint, alignment
+
+
 @dataclass(frozen=True)
 class Aligned:
     """Models in one frame. checkpoints: in the order given, the anchor unmoved, in that frame. alignments: None for the
@@ -190,8 +201,8 @@ def align(
     if len(models) < 2:
         raise OptionError(f"an alignment needs two models at least, {len(models)} given")
     how = How(memory=options.get("memory"), device=device, prove=prove, follow=follow)
-    options["device"] = device
     batches = data.batches if isinstance(data, Task) else None if data is None else list(data)
+    options = {"device": device, **(how.watch() if batches is None else {}), **options}
     learning = None if learn is None else _learning(learn, device)
     follow(events.Working("learning" if learning is not None else "matching"))
     began = time.perf_counter()
@@ -219,12 +230,12 @@ def align(
         learned = learn_all(models, alignments, learning, **options)
         alignments = [None if i == anchor else g for i, g in enumerate(learned)]
     alignments = [None if g is None else with_reasons(g, why) for g in alignments]
-    spent = {"seconds": time.perf_counter() - began}
+    spent = time.perf_counter() - began
     to = models[anchor].checkpoint
     first = next(g for g in alignments if g is not None)  # the frame is the same for all
     unmoved = framed(to, first) if first.frame else to
     checkpoints = [
-        unmoved if g is None else move(model.checkpoint, to, g, how, **spent)
+        unmoved if g is None else move(model.checkpoint, to, g, how, seconds=spent)
         for g, model in zip(alignments, models, strict=True)
     ]
     return Aligned(tuple(checkpoints), tuple(alignments), anchor)
@@ -235,10 +246,10 @@ def _towards_each_other(
 ) -> Aligned:
     """All models moved; of two each is the anchor of the other."""
     checkpoints = [g(model) for g, model in zip(alignments, models, strict=True)]
-    spent = {"seconds": time.perf_counter() - began}
+    spent = time.perf_counter() - began
     if len(models) == 2:
         pairs = zip(models, models[::-1], alignments, checkpoints[::-1], strict=True)
-        checkpoints = [move(one, to, g, how, other=other, **spent) for one, to, g, other in pairs]
+        checkpoints = [move(one, to, g, how, other=other, seconds=spent) for one, to, g, other in pairs]
     return Aligned(tuple(checkpoints), tuple(alignments), None)
 
 
@@ -247,7 +258,7 @@ def merge(
     sources: Sequence[Source],
     *,
     method: str = "linear",
-    weights: Collection[float] | None = None,
+    weights: Collection[Any] | None = None,
     base: int | None = None,
     heads: str | int = "average",
     seed: int = 0,
@@ -525,7 +536,9 @@ def nearest(sources: Sequence[Source]) -> int:
 
 def _named(source: Source) -> Checkpoint:
     """A model, folders and hub ids under the names by which they are written, as on the command line."""
-    return open_checkpoint(source, name=os.fspath(source)) if isinstance(source, str | os.PathLike) else _open(source)
+    if isinstance(source, str | os.PathLike):
+        return _with_notes(open_checkpoint(source, name=os.fspath(source)))
+    return _open(source)
 
 
 def _with_warnings(follow: Follow) -> Follow:
@@ -533,10 +546,11 @@ def _with_warnings(follow: Follow) -> Follow:
     warned: set[str] = set()
 
     def warn(event: Event) -> None:
-        matters = isinstance(event, events.Warned | events.Note) and getattr(event, "about", "merge") == "merge"
-        if matters and event.text not in warned:
-            warned.add(event.text)
-            warn_caller(event.text)
+        if isinstance(event, events.Warned | events.Note):
+            matters = getattr(event, "about", "merge") == "merge"
+            if matters and event.text not in warned:
+                warned.add(event.text)
+                warn_caller(event.text)
         follow(event)
 
     return warn
@@ -554,7 +568,14 @@ def _open(source: Source) -> Checkpoint:
             f"{name} has no config of its own; open it with one first: symfuse.open(module, config={{...}}), a "
             'dictionary such as {"model_type": "mine"} or a transformers config'
         )
-    return source if isinstance(source, Checkpoint) else open_checkpoint(source)
+    return source if isinstance(source, Checkpoint) else _with_notes(open_checkpoint(source))
+
+
+def _with_notes(checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint; what it notes, which the command line prints, is a warning, as nobody else sees it."""
+    for note in checkpoint.notes:
+        warn_caller(f"{checkpoint.name}: {note}")
+    return checkpoint
 
 
 def _open_any(source: Source) -> Checkpoint:

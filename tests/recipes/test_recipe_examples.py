@@ -125,7 +125,7 @@ def test_chat_template_and_dtypes() -> None:
 
 def test_align() -> None:
     recipe = one("align.yml")
-    assert recipe.align == Align(axes=("attention", "ffn"), anchor=2, layers="0-4", scaling=False)
+    assert recipe.align == Align(axes=("attention", "ffn"), anchor=recipe.models[1].model, layers="0-4", scaling=False)
     assert (recipe.seed, recipe.heads) == (7, "drop")
     text = "merge_method: linear\nmodels: [{model: a}]\nalign: {anchor: b, layers: 3, axes: all}"
     named = parse_recipe(text)

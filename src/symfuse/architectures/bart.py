@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from symfuse.architectures import seq2seq
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import linear
+from symfuse.architectures.blocks import linear, norm
 from symfuse.groups import Permutation
 from symfuse.spec import Axis
 
@@ -49,7 +49,7 @@ def _bart(c: Config, rows: int, *, before: bool, embedding_norm: bool) -> Family
     tensors = embeddings(c, streams) | positions(streams)
     if embedding_norm:
         for part, stream in zip(("encoder", "decoder"), streams, strict=True):
-            tensors |= seq2seq.norm(f"{part}.layernorm_embedding", stream)
+            tensors |= norm(f"{part}.layernorm_embedding", stream)
     rotatable = before and not embedding_norm  # else gains of norms stand in the stream
     return Family(
         axes=seq2seq.axes(c) | seq2seq.stream_axes(c, streams, Permutation()) | {"positions": Axis(rows)},

@@ -89,7 +89,7 @@ def align(
     the squared distance over all that it touches is said: of value heads also the output bias that value biases move
     into, which `distance` counts under residual.
     """
-    import_at_once("api", "reports")
+    import_at_once("api")
     from symfuse import api
     from symfuse.runs import frame_text, record_of
 
@@ -155,19 +155,15 @@ def _widened(
     import torch
 
     from symfuse import api
-    from symfuse.model import Model
-    from symfuse.widths import match_widths
 
-    chosen = {key: value for key, value in match_options(options, axes).items() if key != "axes"}
-    words = "all" if axes == "auto" else axes
     with out.progress("matching widths", None):
-        pair = (Model.of(model.on(CPU)) for model in (source, anchor))
-        expanded, alignment = match_widths(*pair, axes=words, **chosen)
+        asked = match_options(options, "all" if axes == "auto" else axes)
+        wide, alignment = api.widen(source.on(CPU), anchor.on(CPU), **asked)
     if not options["no_verify"]:
-        result = api.verify(source.to(torch.float64), expanded.checkpoint.to(torch.float64))
+        result = api.verify(source.to(torch.float64), wide.to(torch.float64))
         result.raise_if_different(f"{source.name} in the widths of {anchor.name}")
         out.say(f"widened, and proved: outputs equal to {result.worst:.0e} ({result.inputs})")
-    return expanded.checkpoint.on(options["device"]), alignment
+    return wide.on(options["device"]), alignment
 
 
 def _asked(
@@ -178,8 +174,7 @@ def _asked(
 
     asked = match_options(options, axes)
     if statistics == "weights":
-        progress = api.How(follow=follow).watch()
-        return asked | {"variants": options["inexact"], "executor": options["executor"], **progress}
+        return asked | {"variants": options["inexact"], "executor": options["executor"]}
     plain = {key: asked[key] for key in ("axes", "layers", "groups", "device")}  # without scales, as by default
     if statistics == "learned":
         learning = learning_of(options, anchor, lambda text: follow(api.events.Step(text=text)))

@@ -37,12 +37,12 @@ def check(models: tuple[str, ...], as_json: bool, quiet: bool, **options: Any) -
     --no-sample, no weights). The exit code is 0, or that with which the merge would end, as far as that shows: NaN,
     infinity and results that do not fit into the output's dtype are found when all is read.
     """
-    from symfuse.recipes.check import Target, check_all
+    from symfuse import api
 
     out = Output(as_json, quiet)
     recipes, folder = recipes_of(models, options)
-    target = Target(folder, options["overwrite"], options["max_shard_size"], options["threads"])
-    reports = check_all(recipes, target=target, sample=not options["no_sample"])
+    target = api.Target(folder, options["overwrite"], options["max_shard_size"], options["threads"])
+    reports = api.check_all(recipes, target=target, sample=not options["no_sample"])
     for report in reports:
         _say(out, report)
     out.finish({"recipes": [report.to_dict() for report in reports]})
@@ -91,9 +91,7 @@ def _say(out: Output, report: Report) -> None:
         return
     out.say("can be merged: " + report.summary()[0])
     if report.cost is not None:
-        from symfuse.recipes.check.report import cost_text
-
-        out.say(cost_text(report.cost))
+        out.say(str(report.cost))
 
 
 def alignment_text(alignment: Alignment) -> str:

@@ -70,8 +70,10 @@ def warning(out: Output, text: str) -> None:
 
 
 def say_proof(out: Output, event: Proved) -> None:
+    from symfuse.api import Verification
+
     proof = event.result
-    if not hasattr(proof, "exact"):  # of an inexact alignment
+    if isinstance(proof, Verification):  # of an inexact alignment
         out.say(f"outputs differ from what they were by {proof.worst:.2g} ({proof.inputs})")
         return
     out.say(

@@ -29,8 +29,8 @@ from symfuse.cli.events import Printer
 from symfuse.cli.mergekit import ForMergekit
 from symfuse.cli.recipes import is_recipe, recipe_options, recipes_of, reconcile_options
 from symfuse.errors import OptionError
-from symfuse.io.readahead import read_ahead
 from symfuse.output import Output
+from symfuse.readahead import read_ahead
 
 if TYPE_CHECKING:
     from symfuse.io import Checkpoint
@@ -62,7 +62,7 @@ def merge(models: tuple[str, ...], as_json: bool, quiet: bool, **options: Any) -
     out = Output(as_json, quiet)
     if options["executor"] == "local":
         read_ahead(models[:1] if is_recipe(models) else models)
-    import_at_once("api", "reports")
+    import_at_once("api")
     from symfuse import api
     from symfuse.runs import record_of
 
@@ -130,7 +130,7 @@ def say_merge(out: Output, run: Mapping[str, Any]) -> None:
 @common
 def methods(as_json: bool, quiet: bool) -> None:
     """List the merge methods, with their parameters and papers."""
-    from symfuse.methods import METHODS
+    from symfuse.api import METHODS
 
     out = Output(as_json, quiet)
     rows = []

@@ -62,7 +62,7 @@ _recipe_options = grouped(
     ),
     click.option("--seed", type=int, help="Of random methods. Default: as the recipe says, or 0."),
     click.option("--dtype", help="Of the result: float32, bfloat16, … Default: the base's, by tensor."),
-    click.option("--tokenizer", help="union, base, shared-rows or a model: where vocabularies differ."),
+    click.option("--tokenizer", help="union, base, shared-rows, or a model (its path, or number from 1)."),
     click.option("--align", "axes", metavar="AXES", help="Align first: auto, attention, ffn, all, …"),
     click.option(
         "--anchor",
@@ -80,8 +80,8 @@ def recipe_options(function: F) -> F:
 def recipes_of(models: Sequence[str], options: Mapping[str, Any]) -> tuple[tuple[Recipe, ...], Place | None]:
     """The recipes that the arguments mean, and the folder to write if one is named; OptionError for arguments that
     clash."""
+    from symfuse import api
     from symfuse.io.remote import place_of
-    from symfuse.recipes import read_recipes
 
     if not is_recipe(models):
         return (_recipe_of_options(models, options),), options["output"]
@@ -98,7 +98,7 @@ def recipes_of(models: Sequence[str], options: Mapping[str, Any]) -> tuple[tuple
     if "" in models:
         raise OptionError("the name of the folder to write is empty; name one: symfuse merge recipe.yml OUT")
     target = place_of(models[1]) if len(models) == 2 else options["output"]
-    return tuple(_completed(recipe, options) for recipe in read_recipes(Path(models[0]))), target
+    return tuple(_completed(recipe, options) for recipe in api.read_recipes(Path(models[0]))), target
 
 
 def is_recipe(models: Sequence[str]) -> bool:
@@ -139,25 +139,25 @@ def _completed(recipe: Recipe, options: Mapping[str, Any]) -> Recipe:
     """The recipe with what the options say besides, in its text too, so that the recorded one is what was run."""
     import yaml
 
-    from symfuse.recipes import parse_recipe
-    from symfuse.recipes.yaml_reader import read_value
+    from symfuse import api
 
     keys = {key: value for key, value in _reconciling(options).items() if getattr(recipe, key) != value}
     if not keys:
         return recipe
     text = f"{recipe.text.rstrip()}\n{yaml.safe_dump(keys)}"
     try:
-        parse_recipe(text)
+        api.parse_recipe(text)
     except OptionError:  # in one line of braces, or with one of the keys
-        text = yaml.safe_dump({**read_value(recipe.text, "the recipe"), **keys}, sort_keys=False, allow_unicode=True)
+        text = yaml.safe_dump(
+            {**api.read_value(recipe.text, "the recipe"), **keys}, sort_keys=False, allow_unicode=True
+        )
     return replace(recipe, text=text, **keys)
 
 
 def _recipe_of_options(models: Sequence[str], options: Mapping[str, Any]) -> Recipe:
-    from symfuse.methods import lookup
-    from symfuse.recipes import recipe_of
+    from symfuse import api
 
-    method = lookup(options["method"] or "linear")
+    method = api.lookup(options["method"] or "linear")
     heads = options["heads"] or "average"
     base = _base(options["base"], heads, models, method)
     if options["axes"] is None:
@@ -174,13 +174,18 @@ def _recipe_of_options(models: Sequence[str], options: Mapping[str, Any]) -> Rec
     data, own = _data(options, listed)
     keys = {
         "dtype": options["dtype"],
-        "tokenizer_source": options["tokenizer"],
+        "tokenizer_source": _tokenizer(options["tokenizer"], models),
         "data": data,
         "heads": models[int(heads) - 1] if heads.isdigit() and 0 < int(heads) <= len(models) else heads,
         "align": None if options["axes"] is None else _align(options, models),
         **_reconciling(options),
     }
-    return recipe_of(models, method, base, _parameters(options, method), keys, own)
+    return api.recipe_of(models, method, base, _parameters(options, method), keys, own)
+
+
+def _tokenizer(text: str | None, models: Sequence[str]) -> str | None:
+    """A word or a path, or that of the model with this number."""
+    return text if text is None or not text.isdecimal() else models[_number("--tokenizer", text, models)]
 
 
 def _align(options: Mapping[str, Any], models: Sequence[str]) -> dict[str, Any]:
@@ -234,7 +239,7 @@ def _data(options: Mapping[str, Any], models: Sequence[str]) -> tuple[dict[str, 
 
 def _setting(text: str, method: Method) -> tuple[str, Any]:
     """A parameter and its value, or a list of those of each model: where commas stand, unless it is one text."""
-    from symfuse.recipes.yaml_reader import read_value
+    from symfuse import api
 
     name, equals, value = text.partition("=")
     if not equals or not value:
@@ -242,7 +247,7 @@ def _setting(text: str, method: Method) -> tuple[str, Any]:
     known = method.parameters.get(name)
     if known is not None and known.kind is str and not known.per_model:
         return name, value
-    values = [read_value(part, f"--set {text[:60]!r}") for part in value.split(",")]
+    values = [api.read_value(part, f"--set {text[:60]!r}") for part in value.split(",")]
     return name, values if len(values) > 1 else values[0]
 
 

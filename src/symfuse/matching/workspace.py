@@ -16,7 +16,8 @@ from symfuse.device import CPU
 from symfuse.groups import Element
 from symfuse.spec import Instance, Spec
 
-A, B = TypeVar("A"), TypeVar("B")
+A = TypeVar("A")
+B = TypeVar("B")
 
 
 def each(pool: Executor | None, work: Callable[[A], B], items: Iterable[A]) -> list[B]:

@@ -12,7 +12,7 @@ import torch
 
 from symfuse.alignment import Alignment
 from symfuse.device import CPU
-from symfuse.errors import OptionError, UnknownArchitectureError
+from symfuse.errors import UnknownArchitectureError
 from symfuse.evaluation import Batch, Task, make_task, read_records
 from symfuse.executors import Executor, one_torch_thread
 from symfuse.io import Checkpoint
@@ -66,7 +66,6 @@ def anchor_of(stage: Stage) -> ModelRef | None:
     align = stage.recipe.align
     if align is None:
         return None
-    refs = list(stage.models)
     undeclared = [c.name for c in stage.models.values() if not Model.of(c, undeclared=True).declared]
     if undeclared:
         raise UnknownArchitectureError(
@@ -74,18 +73,15 @@ def anchor_of(stage: Stage) -> ModelRef | None:
             "align out to merge by names and shapes, or add a declaration (CONTRIBUTING.md)"
         )
     spec = Model.of(next(iter(stage.models.values()))).spec
-    selected_of(stage.recipe, spec)  # whether they can be matched
-    layers_of(stage.recipe, spec)
-    if isinstance(align.anchor, ModelRef):
+    layers_of(stage.recipe, spec)  # whether they are there
+    with stage.recipe.blaming("align.axes", "align.groups"):
+        select(spec, align.axes, groups_of(stage.recipe, spec))
+    if align.anchor is not None:
         return align.anchor
-    if isinstance(align.anchor, int):
-        listed = [given.model for given in stage.recipe.models] or refs
-        if not 1 <= align.anchor <= len(listed):
-            raise OptionError(f"align.anchor is {align.anchor}; there are models 1 to {len(listed)}")
-        return listed[align.anchor - 1]
     if lookup(stage.recipe.merge_method).base == "required" and stage.recipe.base_model is not None:
         return stage.recipe.base_model
-    return refs[nearest_to_mean([Model.of(checkpoint) for checkpoint in stage.models.values()])]
+    nearest = nearest_to_mean([Model.of(checkpoint) for checkpoint in stage.models.values()])
+    return list(stage.models)[nearest]
 
 
 def axes_of(stage: Stage) -> tuple[str | tuple[str, ...], tuple[str, ...], dict[str, Any]]:
@@ -95,14 +91,12 @@ def axes_of(stage: Stage) -> tuple[str | tuple[str, ...], tuple[str, ...], dict[
     assert align is not None
     models = [Model.of(checkpoint) for checkpoint in stage.models.values()]
     groups = groups_of(stage.recipe, models[0].spec)
-    try:
+    with stage.recipe.blaming("align.axes", "align.groups"):
         axes, frame, why = usual(models, align.axes, groups)
         spec = canonical(models[0], frame).spec
         for axis, name in groups.items():
             if (declared := spec.axes[axis].group) is not None and name != NO_GROUP:
                 limited(axis, declared, spec.axes[axis].size, name)
-    except OptionError as error:
-        stage.recipe.refuse(error, "align.axes", "align.groups")
     return axes, frame, why
 
 
@@ -126,31 +120,18 @@ def matching_of(stage: Stage, anchor: ModelRef) -> Matching:
     return Matching(axes, frame, why, *data_of(align, stage.models[anchor]))
 
 
-def selected_of(recipe: Recipe, spec: Spec) -> tuple[str, ...]:
-    """The axes that are to be aligned; OptionError, with the place in the recipe, if there are none."""
-    align = recipe.align
-    assert align is not None
-    groups = groups_of(recipe, spec)
-    try:
-        return select(spec, align.axes, groups)[1]
-    except OptionError as error:
-        recipe.refuse(error, "align.axes", "align.groups")
-
-
 def layers_of(recipe: Recipe, spec: Spec) -> list[int]:
     """The layers that are to be aligned; OptionError, with the place in the recipe, if they are not there."""
-    try:
-        return sorted(choose_layers(None if recipe.align is None else recipe.align.layers, spec.depth))
-    except OptionError as error:
-        recipe.refuse(error, "align.layers")
+    with recipe.blaming("align.layers"):
+        layers = choose_layers(None if recipe.align is None else recipe.align.layers, spec.depth)
+    return sorted(layers)
 
 
 def groups_of(recipe: Recipe, spec: Spec) -> dict[str, str]:
     """The groups that the recipe names, by axis; OptionError, with the place in it, for an axis that is not there."""
-    try:
-        return choose_groups({} if recipe.align is None else recipe.align.groups, spec)
-    except OptionError as error:
-        recipe.refuse(error, "align.groups")
+    with recipe.blaming("align.groups"):
+        groups = choose_groups({} if recipe.align is None else recipe.align.groups, spec)
+    return dict(groups)
 
 
 def data_of(align: Align, model: Checkpoint) -> tuple[Task | None, Task | None]:
@@ -213,8 +194,8 @@ def align(stage: Stage, how: How) -> Stage:
             start = time.perf_counter()
             how.follow(Working("matching"))
             alignments[ref] = _match(stage, ref, anchor, matching, how)
-            spent = {"seconds": time.perf_counter() - start}
-            done = move(source, stage.models[anchor], alignments[ref], how, device=how.device, **spent)
+            spent = time.perf_counter() - start
+            done = move(source, stage.models[anchor], alignments[ref], how, device=how.device, seconds=spent)
             models[ref] = done.replace(name=source.name)
     first = next(iter(alignments.values()), None)  # the frame is the same for all
     if first is not None and first.frame:
@@ -252,10 +233,10 @@ def move(
     *,
     other: Checkpoint | None = None,
     device: str | None = None,
-    **more: Any,
+    seconds: float,
 ) -> Checkpoint:
     """The source, moved, proved if that is asked for, with the record of that. other: the anchor, if it is moved too.
-    device: where it is read to. more: for the record. VerificationError if a proof fails."""
+    device: where it is read to. seconds: spent on matching, for the record. VerificationError if a proof fails."""
     proof = None
     if how.prove:
         how.follow(Working("proving"))
@@ -263,7 +244,7 @@ def move(
     moved = alignment(source if device is None else source.on(device))
     if not is_matched(alignment):  # there is nothing to record
         return moved
-    record = alignment_record(source, anchor, alignment, proof, other, **more)
+    record = alignment_record(source, anchor, alignment, proof, other, seconds=seconds)
     how.follow(AlignmentDone(record))
     return recorded(moved, record)
 

@@ -22,21 +22,21 @@ def without_effect(recipe: Recipe, names: Collection[str]) -> Iterator[str]:
     for part in (Module(recipe.models, recipe.slices), *recipe.modules.values()):
         blocks.append(part.parameters)
         for inputs, base in [(part.models, None), *((layers.sources, layers.base_model) for layers in part.slices)]:
-            for given in inputs:
-                if method.base != "unused" and given.model == (base or recipe.base_model):
-                    yield from _of_base(given, method)
+            for entry in inputs:
+                if method.base != "unused" and entry.model == (base or recipe.base_model):
+                    yield from _of_base(entry, method)
                 else:
-                    blocks.append(given.parameters)
+                    blocks.append(entry.parameters)
         blocks += [layers.parameters for layers in part.slices]
     for block in blocks:
         yield from _ignored(block, method)
         yield from _unreached(block, names)
 
 
-def _of_base(given: Input, method: Method) -> Iterator[str]:
-    for name, setting in given.parameters.items():
+def _of_base(entry: Input, method: Method) -> Iterator[str]:
+    for name, setting in entry.parameters.items():
         yield (
-            f"{setting.cases[0].place or name}: without effect: {given.model} is the base model, which {method.name} "
+            f"{setting.cases[0].place or name}: without effect: {entry.model} is the base model, which {method.name} "
             f"compares the others to, and has no {name}"
         )
 

@@ -32,41 +32,39 @@ def inputs_of(recipe: Recipe) -> list[Input]:
         raise OptionError(
             f"{method.name} looks at data of whole models: list them under `models`, not in slices or modules"
         )
-    found = [given for given in recipe.models if method.base == "unused" or given.model != recipe.base_model]
-    for i, given in enumerate(found):
-        if any(o.model == given.model and (o.data, o.statistics) != (given.data, given.statistics) for o in found[:i]):
-            raise OptionError(f"{given.model} is listed twice, with different data; list it once, with all of them")
-    return found
+    entries = [entry for entry in recipe.models if method.base == "unused" or entry.model != recipe.base_model]
+    for i, entry in enumerate(entries):
+        own = (entry.data, entry.statistics)
+        if any(one.model == entry.model and (one.data, one.statistics) != own for one in entries[:i]):
+            raise OptionError(f"{entry.model} is listed twice, with different data; list it once, with all of them")
+    return entries
 
 
 def tasks_of(recipe: Recipe, checkpoints: Sequence[Checkpoint]) -> list[Task | None]:
-    """The data of each of `inputs_of`, as that model reads them; None where none are given, or statistics are.
+    """The data of each of `inputs_of`, as that model reads them; None where there are none, or statistics.
 
     OptionError or DataError, with the place in the recipe, for data that cannot be read, CheckpointError for a model
     that cannot read them.
     """
-    method, read, found = lookup(recipe.merge_method), dict[tuple[str, str], Records](), list[Task | None]()
+    method, read, tasks = lookup(recipe.merge_method), dict[tuple[str, str], Records](), list[Task | None]()
     parameters = _parameters(recipe, method)
-    for given, checkpoint in zip(inputs_of(recipe), checkpoints, strict=True):
-        data = (given.data or Data()).over(recipe.data)
-        if given.statistics is not None or data.file is None:
-            found.append(None)
-            if given.statistics is None and method.data_required:
+    for entry, checkpoint in zip(inputs_of(recipe), checkpoints, strict=True):
+        data = (entry.data or Data()).over(recipe.data)
+        if entry.statistics is not None or data.file is None:
+            tasks.append(None)
+            if entry.statistics is None and method.data_required:
                 raise OptionError(
-                    f"{method.name} looks at data, and there are none for {given.model}: `data: FILE` in the recipe, "
+                    f"{method.name} looks at data, and there are none for {entry.model}: `data: FILE` in the recipe, "
                     "for all models or beside one, or --data FILE"
                     + ("; or saved statistics" if method.statistics is not None else "")
                 )
             continue
         key = (data.file, data.encoding)
-        try:
+        with recipe.blaming(f"models[{recipe.models.index(entry)}].data" if entry.data is not None else "data"):
             if key not in read:
                 read[key] = read_records(data.file, encoding=data.encoding)
-            found.append(task_of_data(data, read[key], checkpoint, unlabelled=method.unlabelled(parameters)))
-        except OptionError as error:
-            own = f"models[{recipe.models.index(given)}].data" if given.data is not None else "data"
-            recipe.refuse(error, own)
-    return found
+            tasks.append(task_of_data(data, read[key], checkpoint, unlabelled=method.unlabelled(parameters)))
+    return tasks
 
 
 def task_of_data(data: Data, records: Records, checkpoint: Checkpoint, *, unlabelled: bool) -> Task:
@@ -127,36 +125,40 @@ def learn(
     """The stage with what its method learns from data, and its models as it moves them; as it is, for others. tasks: of
     each of `inputs_of`; saved: as in `statistics_of`."""
     recipe, method, refs = stage.recipe, lookup(stage.recipe.merge_method), list(stage.models)
-    apart = recipe.base_model if method.base != "unused" else None
-    if method.learn is not None:
-        how.follow(Working("looking at data"))
-    try:
-        found = learn_method(
+    if method.learn is None and not tasks and not saved:
+        return stage
+    apart, numbers = recipe.base_model, [refs.index(entry.model) for entry in inputs_of(recipe)]
+    parameters = _parameters(recipe, method)
+    how.follow(Working("looking at data"))
+
+    def report(line: str) -> None:
+        how.follow(Step(text=line))
+
+    with recipe.blaming("merge_method"):
+        result = learn_method(
             method,
             [Model.of(checkpoint, undeclared=True) for checkpoint in stage.models.values()],
-            of=[refs.index(listed.model) for listed in inputs_of(recipe)],
-            base=None if apart is None else refs.index(apart),
+            of=numbers,
+            base=None if apart is None or method.base == "unused" else refs.index(apart),
             tasks=tasks,
             statistics=statistics_of(stage, saved),
-            parameters=_parameters(recipe, method),
+            parameters=parameters,
             heads=recipe.heads,
             seed=recipe.seed,
             memory=how.memory,
             device=how.device,
-            report=lambda line: how.follow(Step(text=line)),
+            report=report,
         )
-    except OptionError as error:
-        recipe.refuse(error, "merge_method")
-    if found is None:
+    if result is None:
         return stage
-    if found.learned.summary:
-        how.follow(LearningDone(found.learned.summary))
-    notes = [Note(text) for text in found.learned.notes]
+    if result.learned.summary:
+        how.follow(LearningDone(result.learned.summary))
+    notes = [Note(text) for text in result.learned.notes]
     for note in notes:
         how.follow(note)
-    pairs = zip(stage.models.items(), found.models, strict=True)
+    pairs = zip(stage.models.items(), result.models, strict=True)
     moved = {ref: recorded(model.checkpoint, record_of(before)) for (ref, before), model in pairs}
-    return replace(stage, models=moved, learned=found, notes=(*stage.notes, *notes))
+    return replace(stage, models=moved, learned=result, notes=(*stage.notes, *notes))
 
 
 def _parameters(recipe: Recipe, method: Method) -> dict[str, Any]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import yaml
 
@@ -46,17 +46,17 @@ _NO_RESIDUAL = {"residual_weight": "mergekit reads this key and does nothing wit
 _NO_OVERRIDE = {"override_architecture": "the architecture is that of the model's config.json; change it there"}
 
 
-def parse_recipe(given: str | Mapping[str, Any], where: str = "recipe") -> Recipe:
+def parse_recipe(recipe: str | Mapping[str, Any], where: str = "recipe") -> Recipe:
     """One recipe from YAML text or from the mapping that it stands for; where: what messages call it.
 
     Raises OptionError, with line and path, for all that is not a recipe: keys, methods and parameters that are not
     known, values of another type, layers that do not fit.
     """
-    text = given if isinstance(given, str) else _written(given, where)
-    documents = read_documents(text, where, lines=isinstance(given, str))
+    text = recipe if isinstance(recipe, str) else _written(recipe, where)
+    documents = read_documents(text, where, lines=isinstance(recipe, str))
     if len(documents) != 1:
-        found = f"holds {len(documents)} documents, expected one" if documents else "is empty"
-        raise OptionError(f"{where}: the recipe {found}")
+        number = f"holds {len(documents)} documents, expected one" if documents else "is empty"
+        raise OptionError(f"{where}: the recipe {number}")
     return read_recipe(documents[0])
 
 
@@ -82,9 +82,9 @@ def read_recipe(document: Document) -> Recipe:
         parameters=read_settings(fields.get("parameters"), method, of_model=False),
         dtype=_dtype(fields.get("dtype")),
         out_dtype=_dtype(fields.get("out_dtype")),
-        tokenizer=_tokenizer(fields),
+        tokenizer=_tokenizer(fields, models),
         chat_template=fields["chat_template"].text() if "chat_template" in fields else None,
-        align=_align(fields["align"], len(models)) if "align" in fields else None,
+        align=_align(fields["align"], models) if "align" in fields else None,
         data=_data(fields["data"], method) if "data" in fields else None,
         seed=fields["seed"].integer(0) if "seed" in fields else 0,
         heads=_word_or_number(fields["heads"]) if "heads" in fields else "average",
@@ -115,8 +115,8 @@ def _top_level(root: Item) -> tuple[dict[str, Item], tuple[str, ...]]:
 def _reconciled(fields: Mapping[str, Item]) -> dict[str, Any]:
     """What becomes of models that do not fit together."""
     words = {"foreign": ("refuse", "drop", "keep"), "missing_bias": ("refuse", "zero")}
-    found: dict[str, Any] = {key: fields[key].choice(known) for key, known in words.items() if key in fields}
-    return found | ({"force_config": fields["force_config"].boolean()} if "force_config" in fields else {})
+    choices: dict[str, Any] = {key: fields[key].choice(known) for key, known in words.items() if key in fields}
+    return choices | ({"force_config": fields["force_config"].boolean()} if "force_config" in fields else {})
 
 
 def _places(item: Item) -> Iterator[tuple[str, str]]:
@@ -128,9 +128,9 @@ def _places(item: Item) -> Iterator[tuple[str, str]]:
         yield from _places(part)
 
 
-def _written(given: Mapping[str, Any], where: str) -> str:
+def _written(recipe: Mapping[str, Any], where: str) -> str:
     try:
-        text: str = yaml.safe_dump(dict(given), sort_keys=False, allow_unicode=True)
+        text: str = yaml.safe_dump(dict(recipe), sort_keys=False, allow_unicode=True)
     except yaml.YAMLError as error:
         raise OptionError(f"{where}: only texts, numbers, lists and mappings make a recipe ({error})") from None
     return text
@@ -242,12 +242,12 @@ def _slice(item: Item, method: Method) -> Slice:
     fields = item.fields(("sources", "base_model", "parameters"), _NO_RESIDUAL)
     sources = []
     for part in _required(item, fields, "sources").sequence():
-        given = part.fields(("model", "layer_range", "parameters"))
-        first, stop = _layer_range(_required(part, given, "layer_range"))
-        sources.append(_input(part, method, given))
+        own = part.fields(("model", "layer_range", "parameters"))
+        first, stop = _layer_range(_required(part, own, "layer_range"))
+        sources.append(_input(part, method, own))
         start, end = sources[0].layer_range or (0, 0)
         if stop - first != end - start:
-            given["layer_range"].fail(
+            own["layer_range"].fail(
                 f"{stop - first} layers, but the first source of the slice has {end - start}; they must be as many"
             )
     parameters = read_settings(fields.get("parameters"), method, of_model=False)
@@ -282,8 +282,8 @@ def _data(item: Item, method: Method) -> Data:
     columns = fields["columns"].mapping() if "columns" in fields else {}
     options: dict[str, str | int] = {key: fields[key].integer(numbers[key]) for key in numbers if key in fields}
     options |= {"pooling": fields["pooling"].text()} if "pooling" in fields else {}
-    given = {key: fields[key].text() for key in words if key in fields}
-    return Data(**given, columns={role: part.text() for role, part in columns.items()}, options=options)
+    texts = {key: fields[key].text() for key in words if key in fields}
+    return Data(**texts, columns={role: part.text() for role, part in columns.items()}, options=options)
 
 
 def _statistics(item: Item, method: Method) -> str:
@@ -295,29 +295,28 @@ def _statistics(item: Item, method: Method) -> str:
 # -- tokenizer and alignment -----------------------------------------------------------------------
 
 
-def _tokenizer(fields: Mapping[str, Item]) -> Tokenizer | None:
+def _tokenizer(fields: Mapping[str, Item], models: Sequence[Input]) -> Tokenizer | None:
     found = [fields[key] for key in _TOKENIZERS if key in fields]
     if not found:
         return None
     if len(found) > 1:
         found[1].fail("both tokenizer and tokenizer_source; they say the same thing, keep `tokenizer`")
     if "tokenizer_source" in fields:
-        return Tokenizer(_vocabulary(fields["tokenizer_source"]))
+        return Tokenizer(_vocabulary(fields["tokenizer_source"], models))
     if not isinstance(found[0].value, dict):
         found[0].fail("expected a mapping, such as {source: union}; a name alone is `tokenizer_source: …`")
-    given = found[0].fields(("source", "tokens", "pad_to_multiple_of"))
-    tokens = given["tokens"].mapping() if "tokens" in given else {}
+    own = found[0].fields(("source", "tokens", "pad_to_multiple_of"))
+    tokens = own["tokens"].mapping() if "tokens" in own else {}
     return Tokenizer(
-        _vocabulary(given["source"]) if "source" in given else "union",
+        _vocabulary(own["source"], models) if "source" in own else "union",
         {name: _token(part) for name, part in tokens.items()},
-        given["pad_to_multiple_of"].integer(1) if "pad_to_multiple_of" in given else None,
+        own["pad_to_multiple_of"].integer(1) if "pad_to_multiple_of" in own else None,
     )
 
 
-def _vocabulary(item: Item) -> Any:
-    """ "union", "base" (without a base model, the one that gives the config) or a ModelRef."""
-    words: dict[Any, Literal["union", "base"]] = {"union": "union", "base": "base"}
-    return words[item.value] if isinstance(item.value, str) and item.value in words else _model(item)
+def _vocabulary(item: Item, models: Sequence[Input]) -> Any:
+    """ "union", "base" (without a base model, the one that gives the config) or a ModelRef, also by its number."""
+    return item.value if item.value in ("union", "base") else _model_or_number(item, models)
 
 
 def _token(item: Item) -> TokenSource:
@@ -328,16 +327,16 @@ def _token(item: Item) -> TokenSource:
     source = fields["source"]
     if not isinstance(source.value, dict) or not {"kind", "token", "token_id"} & source.value.keys():
         return TokenSource(_model(source), force=force)
-    given = source.fields(("kind", "model", "token", "token_id"))
-    if _required(source, given, "kind").choice(("model_token", "zero")) == "zero":
+    own = source.fields(("kind", "model", "token", "token_id"))
+    if _required(source, own, "kind").choice(("model_token", "zero")) == "zero":
         source.fields(("kind",))
         return TokenSource(zero=True, force=force)
-    token = _layout(source, given, ("token", "token_id"))
-    name = given["token"].text() if token == "token" else given["token_id"].integer(0)
-    return TokenSource(_model(_required(source, given, "model")), name, force=force)
+    token = _layout(source, own, ("token", "token_id"))
+    name = own["token"].text() if token == "token" else own["token_id"].integer(0)
+    return TokenSource(_model(_required(source, own, "model")), name, force=force)
 
 
-def _align(item: Item, models: int) -> Align:
+def _align(item: Item, models: Sequence[Input]) -> Align:
     fields = item.fields(Align.__dataclass_fields__)
     options: dict[str, Any] = {key: part.boolean() for key, part in fields.items() if key in _SWITCHES}
     if "axes" in fields:
@@ -352,7 +351,7 @@ def _align(item: Item, models: int) -> Align:
         for axis, part in fields["groups"].mapping().items():
             _attempt(part, require_groups, {axis: part.text()})
     if "anchor" in fields:
-        options["anchor"] = _anchor(fields["anchor"], models)
+        options["anchor"] = _model_or_number(fields["anchor"], models)
     if "source" in fields:
         options["source"] = fields["source"].choice(("weights", "activations", "learned"))
     source = options.get("source", "weights")
@@ -386,11 +385,12 @@ def _attempt(item: Item, check: Callable[[Any], object], value: Any) -> None:
         item.fail(str(error))
 
 
-def _anchor(item: Item, models: int) -> ModelRef | int:
+def _model_or_number(item: Item, models: Sequence[Input]) -> ModelRef:
+    """A model, or that with this number (from 1) under `models`."""
     if type(item.value) is not int:
         return _model(item)
     if not models:
-        item.fail("models are numbered under `models` only; name the anchor by its path")
-    if item.integer(1) > models:
-        item.fail(f"model {item.value}: there are models 1 to {models}")
-    return item.value
+        item.fail("models are numbered under `models` only; name it by its path")
+    if item.integer(1) > len(models):
+        item.fail(f"model {item.value}: there are models 1 to {len(models)}")
+    return models[item.value - 1].model

@@ -76,8 +76,10 @@ class _Part:
 
     def has(self, spec: Spec, name: str) -> bool:
         """Whether a tensor belongs to the module: that which its name says first (`decoder.bert.encoder.layer.0`)."""
-        found = {module: at for module in self.modules if (at := _place(module, f".{spec.file_name(name)}")) >= 0}
-        return self.modules in ((), ("default",)) or (bool(found) and min(found, key=lambda m: found[m]) == self.name)
+        places = {module: at for module in self.modules if (at := _place(module, f".{spec.file_name(name)}")) >= 0}
+        return self.modules in ((), ("default",)) or (
+            bool(places) and min(places, key=lambda m: places[m]) == self.name
+        )
 
     def depth(self, spec: Spec) -> int:
         return max((at + 1 for name in spec.tensors if (at := self.layer(spec, name)) is not None), default=0)
@@ -92,8 +94,8 @@ def _place(module: str, name: str) -> int:
     """Where the name of a tensor says that it belongs to a module; -1 if it does not."""
     if (at := name.find(f".{module}.")) >= 0 or module not in _TENSORS:
         return at
-    found = _TENSORS[module].match(name)
-    return -1 if found is None else found.start()
+    match = _TENSORS[module].match(name)
+    return -1 if match is None else match.start()
 
 
 def plan_recipe(
@@ -109,7 +111,7 @@ def plan_recipe(
     """The merged checkpoint of a recipe. models: by reference, all that it names, aligned and in one vocabulary.
     kept: tensors that some models only have, to be added as they are: by name, the checkpoint and the name there.
     fields: of its config.json, that go with these. before: the models as they were opened, the template first.
-    learned: of a method that looks at data, what it found out, by the number of a model in `models`.
+    learned: what a method learned from data, by the number of a model in `models`.
 
     Raises OptionError for layer ranges, numbers of models and parameters that do not fit, IncompatibleError for
     models that do not fit each other, and for an output that its class would not load or run as its models; no tensor
@@ -173,15 +175,15 @@ def _require_head(recipe: Recipe, order: Sequence[ModelRef]) -> None:
 def _layers(part: _Part, piece: Slice, models: Sequence[Model], template: int, at: int) -> tuple[Layer, ...]:
     """What one layer of the output is made of, first the model that names its tensors."""
     order = sorted(range(len(piece.models)), key=lambda i: piece.models[i] != template)
-    found = [(models[piece.models[i]], piece.starts[i] + at) for i in order]
-    return tuple(Layer(model.checkpoint, number, part.depth(model.spec)) for model, number in found)
+    sources = [(models[piece.models[i]], piece.starts[i] + at) for i in order]
+    return tuple(Layer(model.checkpoint, number, part.depth(model.spec)) for model, number in sources)
 
 
 def _refuse(recipe: Recipe, method: Method, error: OptionError) -> NoReturn:
     """The error with the lines of the parameters that it names, or that of the method."""
     names = [name for name in method.parameters if re.search(rf"\b{name}s?\b", str(error))]
-    given = [name for name in names if any(path.endswith(f".{name}") for path in recipe.places)]
-    recipe.refuse(error, *(given or ["merge_method"]))
+    placed = [name for name in names if any(path.endswith(f".{name}") for path in recipe.places)]
+    recipe.refuse(error, *(placed or ["merge_method"]))
 
 
 def template_of(recipe: Recipe) -> ModelRef:
@@ -189,7 +191,7 @@ def template_of(recipe: Recipe) -> ModelRef:
     first. OptionError if the first two differ."""
     parts = [(recipe.models, recipe.slices), *((m.models, m.slices) for m in recipe.modules.values())]
     listed = [
-        given.model for models, slices in parts for given in [*models, *(s for part in slices for s in part.sources)]
+        entry.model for models, slices in parts for entry in [*models, *(s for part in slices for s in part.sources)]
     ]
     if recipe.heads in ("average", "drop"):
         return recipe.base_model or listed[0]
@@ -241,9 +243,9 @@ def _inputs(
     for part in every:
         inputs = tuple(models if part is None else part.sources)
         base = (None if part is None else part.base_model) or recipe.base_model
-        if method.base != "unused" and {given.model for given in inputs} == {base}:
+        if method.base != "unused" and {entry.model for entry in inputs} == {base}:
             raise OptionError(f"{base} is the base and the only model, and there is nothing to merge; add another")
-        if base is not None and base not in [given.model for given in inputs]:
+        if base is not None and base not in [entry.model for entry in inputs]:
             if method.base != "unused":
                 inputs = (*inputs, Input(model=base, parameters={}, layer_range=inputs[0].layer_range))
             elif part is None:
@@ -260,13 +262,11 @@ def _inputs(
 def require_layers(recipe: Recipe, models: Mapping[ModelRef, Model]) -> None:
     """OptionError for a layer range that ends behind all layers of its model, before anything is listed by layer."""
     slices = [*recipe.slices, *(layers for module in recipe.modules.values() for layers in module.slices)]
-    for given in [source for layers in slices for source in layers.sources]:
-        model = models[given.model]
+    for entry in [source for layers in slices for source in layers.sources]:
+        model = models[entry.model]
         depth = max((int(match[2]) + 1 for name in model.spec.tensors if (match := LAYER.match(name))), default=0)
-        try:
-            _require_depth(model, given.layer_range, depth)
-        except OptionError as error:
-            recipe.refuse(error, "layer_range")
+        with recipe.blaming("layer_range"):
+            _require_depth(model, entry.layer_range, depth)
 
 
 def _require_depth(model: Model, layers: tuple[int, int] | None, depth: int) -> None:
@@ -278,9 +278,9 @@ def _require_depth(model: Model, layers: tuple[int, int] | None, depth: int) -> 
 
 
 def _slice(recipe: Recipe, module: _Part, part: _Inputs, order: Sequence[ModelRef], models: Sequence[Model]) -> Slice:
-    numbers = tuple(order.index(given.model) for given in part.inputs)
+    numbers = tuple(order.index(entry.model) for entry in part.inputs)
     depths = {i: module.depth(models[i].spec) for i in numbers}
-    ranges = [given.layer_range or (0, depths[i]) for given, i in zip(part.inputs, numbers, strict=True)]
+    ranges = [entry.layer_range or (0, depths[i]) for entry, i in zip(part.inputs, numbers, strict=True)]
     for i, layers in zip(numbers, ranges, strict=True):
         _require_depth(models[i], layers, depths[i])
     if part.slice is not None and len(stacks := module.stacks(models[numbers[0]].spec)) > 1:
@@ -290,8 +290,8 @@ def _slice(recipe: Recipe, module: _Part, part: _Inputs, order: Sequence[ModelRe
         )
     lengths = {stop - start for start, stop in ranges}
     if len(lengths) > 1:
-        found = ", ".join(f"{models[i].name} {b - a}" for i, (a, b) in zip(numbers, ranges, strict=True))
-        raise IncompatibleError(f"the numbers of layers differ: {found}; give each as many (layer_range)")
+        counts = ", ".join(f"{models[i].name} {b - a}" for i, (a, b) in zip(numbers, ranges, strict=True))
+        raise IncompatibleError(f"the numbers of layers differ: {counts}; give each as many (layer_range)")
 
     def resolve(parameter: Parameter, position: int | None, tensor: str, t: float) -> Any:
         source = None if position is None else part.inputs[position]
@@ -302,7 +302,7 @@ def _slice(recipe: Recipe, module: _Part, part: _Inputs, order: Sequence[ModelRe
                     return parameter.value(value, recipe.merge_method)
         return None
 
-    base = None if part.base is None else [given.model for given in part.inputs].index(part.base)
+    base = None if part.base is None else [entry.model for entry in part.inputs].index(part.base)
     return Slice(numbers, tuple(start for start, _ in ranges), lengths.pop(), base, resolve)
 
 

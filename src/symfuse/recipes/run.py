@@ -68,6 +68,7 @@ def run(
         there = {**(known or {}), **results}
         stage = with_tokenizer_notes(prepare(recipe, open_models(recipe, there), options))
         merged, place = plan(stage, device=how.device), target if last else None
+        tasks, saved = (_tasks(stage), None) if shown is None else (shown.tasks, shown.statistics or ())
         report = report_of(stage, merged, place, results=results, sample=_is_stored(recipe, there))
         how.follow(Planned(stage, merged, report, last))
         for text in report.warnings if report.possible else ():
@@ -75,7 +76,6 @@ def run(
             how.follow(Warned(text))
         for note in stage.notes:
             how.follow(note)
-        tasks, saved = (_tasks(stage), None) if shown is None else (shown.tasks, shown.statistics or ())
         stage = learn(align(stage, how), how, tasks, saved)
         merged = plan(stage, device=how.device) if stage.changed else merged
         done = with_text(stage, recipes) if last else stage

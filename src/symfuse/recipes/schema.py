@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal, NoReturn
 
@@ -28,8 +29,8 @@ class ModelRef:
 
 @dataclass(frozen=True)
 class Data:
-    """What methods that look at data are given: a file, as `symfuse.task` takes it, and how it is read. columns: by
-    role, such as {"text": "sentence"}. options: of the task, such as limit. file None: what is said for all models,
+    """The data of a method that looks at them: a file, as `symfuse.task` takes it, and how it is read. columns: by
+    role, such as {"text": "sentence"}. options: of the task, such as limit. file None: what holds for all models,
     each of which has its own file."""
 
     file: str | None = None
@@ -39,7 +40,7 @@ class Data:
     options: Mapping[str, str | int] = field(default_factory=dict)
 
     def over(self, other: Data | None) -> Data:
-        """With what is said for all models where this says nothing."""
+        """With what holds for all models where this names nothing."""
         if other is None:
             return self
         return Data(
@@ -83,14 +84,14 @@ class Module:
 
 @dataclass(frozen=True)
 class Align:
-    """What is aligned before the merge. anchor: a model, its number among `models` (from 1), or None: that nearest to
-    the mean. source: what is compared; activations are those on `data`, a file as of `symfuse.task`, of which `limit`
-    rows are drawn; learned: the loss on `data` is descended, for that many `steps` at that `rate`, a share `distil` of
-    it from what the models predict, validated on `validation` or on a part of the data. scaling: None is the usual of
-    the source. The others: the options of `symfuse.match`."""
+    """What is aligned before the merge. anchor: None: the model nearest to the mean. source: what is compared;
+    activations are those on `data`, a file as of `symfuse.task`, of which `limit` rows are drawn; learned: the loss on
+    `data` is minimised, for that many `steps` at that `rate`, a share `distil` of it from what the models predict,
+    validated on `validation` or on a part of the data. scaling: None is the usual of the source. The others: the
+    options of `symfuse.match`."""
 
     axes: str | tuple[str, ...] = "auto"
-    anchor: ModelRef | int | None = None
+    anchor: ModelRef | None = None
     source: Literal["weights", "activations", "learned"] = "weights"
     data: str | None = None
     validation: str | None = None
@@ -108,7 +109,7 @@ class Align:
 @dataclass(frozen=True)
 class TokenSource:
     """Where a token's embedding comes from in models that lack it, or in all (`force`): from a model, there from the
-    token of the same name or from `token` (a name or a number); zeros; or, if neither is said, by the usual rule."""
+    token of the same name or from `token` (a name or a number); zeros; or, if there is neither, by the usual rule."""
 
     model: ModelRef | None = None
     token: str | int | None = None
@@ -162,8 +163,7 @@ class Recipe:
     def models_used(self) -> tuple[ModelRef, ...]:
         """The models whose layers are read: the base, the inputs in order, the anchor. (`Tokenizer.models_used` has
         those that give tokens.)"""
-        anchor = self.align.anchor if self.align and isinstance(self.align.anchor, ModelRef) else None
-        return _unique([self.base_model, *self._inputs(), anchor])
+        return _unique([self.base_model, *self._inputs(), None if self.align is None else self.align.anchor])
 
     @property
     def whole(self) -> bool:
@@ -172,15 +172,23 @@ class Recipe:
 
     def refuse(self, error: OptionError, *keys: str) -> NoReturn:
         """The error after the places of these keys, by the ends of their paths, as far as they are known."""
-        found = [place for path, place in self.places.items() if path in keys or path.rpartition(".")[2] in keys]
-        raise OptionError(f"{' and '.join(found[:3])}: {error}" if found else str(error)) from None
+        places = [place for path, place in self.places.items() if path in keys or path.rpartition(".")[2] in keys]
+        raise OptionError(f"{' and '.join(places[:3])}: {error}" if places else str(error)) from None
+
+    @contextmanager
+    def blaming(self, *keys: str) -> Iterator[None]:
+        """Of what is done here, an OptionError is raised as `refuse` does."""
+        try:
+            yield
+        except OptionError as error:
+            self.refuse(error, *keys)
 
     def _inputs(self) -> Iterator[ModelRef | None]:
         for part in (Module(self.models, self.slices), *self.modules.values()):
-            yield from (given.model for given in part.models)
+            yield from (entry.model for entry in part.models)
             for layers in part.slices:
                 yield layers.base_model
-                yield from (given.model for given in layers.sources)
+                yield from (entry.model for entry in layers.sources)
 
 
 def settings_for(

@@ -44,7 +44,7 @@ class Setting:
     def at(self, tensor: str, t: int | float) -> Scalar | None:
         """The value for a tensor at depth t, from 0 (the first layer) to 1 (the last); None if no case covers it.
 
-        Of n values those at i/(n-1) are given, numbers between them interpolated linearly; of true, false and texts
+        Of n values that at i/(n-1) holds, numbers between them interpolated linearly; of true, false and texts
         the one at or before t is taken.
         """
         values = next((case.values for case in self.cases if case.covers(tensor)), None)
@@ -62,21 +62,21 @@ class Setting:
 def read_settings(item: Item | None, method: Method, *, of_model: bool) -> Settings:
     """A block `parameters:`. of_model: it belongs to one model.
 
-    OptionError for a parameter that the method does not have, or one of the whole merge given for one model; for
+    OptionError for a parameter that the method does not have, or one of the whole merge set for one model; for
     values of another type, and for numbers that are infinite or too large.
     """
     if item is None:
         return {}
     settings = {}
-    for name, given in item.mapping().items():
+    for name, value in item.mapping().items():
         if name not in method.parameters:
-            given.fail(_unknown(name, method))
+            value.fail(_unknown(name, method))
         parameter = method.parameters[name]
         if of_model and not parameter.per_model:
-            given.fail(
+            value.fail(
                 f"{name} of {method.name} holds for the whole merge, not for one model; move it to a block above"
             )
-        settings[name] = _setting(given, parameter)
+        settings[name] = _setting(value, parameter)
     return settings
 
 

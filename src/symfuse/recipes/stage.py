@@ -11,11 +11,11 @@ from typing import Any, Literal
 from symfuse import adapters
 from symfuse.alignment import Alignment
 from symfuse.device import CPU
-from symfuse.errors import OptionError
+from symfuse.errors import OptionError, SymfuseError
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
 from symfuse.io.companions import is_of_tokenizer
-from symfuse.messages import some
+from symfuse.messages import some, suggestion
 from symfuse.methods import Found
 from symfuse.model import Model, require_same_shape
 from symfuse.model.undeclared import LAYER
@@ -35,15 +35,15 @@ from symfuse.rewriting.vocabulary import (
     with_chat_template,
 )
 
+VOCABULARIES = ("union", "base", "shared-rows")
 SHARED_ROWS = "shared-rows"  # of `tokenizer_source`: rows with equal numbers mean the same
 
 
 @dataclass(frozen=True)
 class Stage:
     """A recipe with its models, as far as it has got. models: by reference, in the order of the recipe; opened: as they
-    were to begin with. alignments: of the models that were
-    moved. anchor: which was not. learned: what the method found out of data. kept, config: tensors and fields that the
-    result has besides."""
+    were to begin with. alignments: of the models that were moved. anchor: which was not. learned: what the method
+    learned from data. kept, config: tensors and fields that the result has besides."""
 
     recipe: Recipe
     models: Mapping[ModelRef, Checkpoint]
@@ -81,11 +81,27 @@ class Stage:
         return own if self.vocabulary is None else self.vocabulary.origin
 
 
+def models_of(recipe: Recipe) -> list[ModelRef]:
+    """Every model that a recipe names, those that only give tokens last."""
+    tokens = () if recipe.tokenizer is None else recipe.tokenizer.models_used()
+    return [ref for ref in dict.fromkeys([*recipe.models_used(), *tokens]) if ref.path != SHARED_ROWS]
+
+
 def open_models(recipe: Recipe, known: Mapping[str, Checkpoint] | None = None) -> dict[ModelRef, Checkpoint]:
     """Every model that the recipe names, by headers alone; known: those in memory, and results of earlier recipes."""
-    tokens = () if recipe.tokenizer is None else recipe.tokenizer.models_used()
-    refs = [ref for ref in dict.fromkeys([*recipe.models_used(), *tokens]) if ref.path != SHARED_ROWS]
-    return {ref: _open(ref, known or {}) for ref in refs}
+    return {ref: open_model(recipe, ref, known or {}) for ref in models_of(recipe)}
+
+
+def open_model(recipe: Recipe, ref: ModelRef, known: Mapping[str, Checkpoint]) -> Checkpoint:
+    """One of them."""
+    try:
+        return _open(ref, known)
+    except SymfuseError:
+        hint = suggestion(str(ref), VOCABULARIES)
+        if not hint or recipe.tokenizer is None or ref != recipe.tokenizer.source:
+            raise
+        error = f"{str(ref)!r} is no model, and none of {', '.join(VOCABULARIES)}{hint}"
+        recipe.refuse(OptionError(error), "tokenizer_source", "tokenizer.source")
 
 
 def _open(ref: ModelRef, known: Mapping[str, Checkpoint]) -> Checkpoint:
@@ -163,7 +179,7 @@ def prepare(recipe: Recipe, models: Mapping[ModelRef, Checkpoint], options: Reco
 
 def order_of(recipe: Recipe, models: Collection[ModelRef]) -> list[ModelRef]:
     """The models that are merged, those listed under `models` first: their numbers are what people count."""
-    listed = [given.model for given in recipe.models]
+    listed = [entry.model for entry in recipe.models]
     return [ref for ref in dict.fromkeys([*listed, *models]) if ref in recipe.models_used()]
 
 
@@ -251,22 +267,22 @@ def _vocabulary(
     template: int,
 ) -> Vocabulary:
     assert recipe.tokenizer is not None
-    given = recipe.tokenizer
-    if isinstance(given.source, ModelRef) and given.source.path == SHARED_ROWS:
-        if given.tokens or given.pad_to_multiple_of:
+    asked = recipe.tokenizer
+    if isinstance(asked.source, ModelRef) and asked.source.path == SHARED_ROWS:
+        if asked.tokens or asked.pad_to_multiple_of:
             raise OptionError(f"tokenizer: tokens and pad_to_multiple_of have no meaning with source {SHARED_ROWS}")
         return shared_rows(checkpoints)
     source: Literal["union"] | int | Checkpoint
-    if given.source == "union":
+    if asked.source == "union":
         source = "union"
-    elif isinstance(given.source, str):  # of the base, or of the first model as in mergekit
+    elif isinstance(asked.source, str):  # of the base, or of the first model as in mergekit
         source = template
     else:
-        source = refs.index(given.source) if given.source in refs else models[given.source]
-    tokens = {token: _token(of_token) for token, of_token in given.tokens.items()}
+        source = refs.index(asked.source) if asked.source in refs else models[asked.source]
+    tokens = {token: _token(of_token) for token, of_token in asked.tokens.items()}
     base = template if recipe.base_model is not None else None
     try:
-        return build(checkpoints, source, base=base, tokens=tokens, pad_to_multiple_of=given.pad_to_multiple_of)
+        return build(checkpoints, source, base=base, tokens=tokens, pad_to_multiple_of=asked.pad_to_multiple_of)
     except OptionError as error:
         recipe.refuse(error, "pad_to_multiple_of" if "pad_to_multiple_of" in str(error) else "tokens")
 

@@ -18,7 +18,8 @@ from symfuse.io.typed import require_type
 from symfuse.messages import shown, some
 from symfuse.spec.layout import Atom, Concat, Cuts, Layout, Segment, Variance, cut, parse
 
-K, V = TypeVar("K"), TypeVar("V")
+K = TypeVar("K")
+V = TypeVar("V")
 # LayerNorm, RMSNorm, and RMSNorm whose gain is stored less 1.
 NormKind = Literal["layer", "rms", "rms+1"]
 _OFFSETS: dict[NormKind, float] = {"layer": 0.0, "rms": 0.0, "rms+1": 1.0}

@@ -19,8 +19,8 @@ from symfuse.recipes.align import anchor_of, axes_of, data_of, groups_of, layers
 from symfuse.recipes.check.report import Alignment
 from symfuse.recipes.learn import inputs_of, statistics_of, tasks_of
 from symfuse.recipes.plan import plan_recipe, template_of
-from symfuse.recipes.schema import Align, Input, ModelRef, Recipe
-from symfuse.recipes.stage import SHARED_ROWS, Stage, open_models, order_of, prepare, reconcile_of
+from symfuse.recipes.schema import Align, ModelRef, Recipe
+from symfuse.recipes.stage import Stage, models_of, open_model, order_of, prepare, reconcile_of
 from symfuse.rewriting import Reconcile, harmonise
 
 P = ParamSpec("P")
@@ -29,11 +29,11 @@ SIZES = {"vocab_size", *WIDTHS[:4], *LAYER_COUNTS}  # fields that are said as si
 LENIENT = Reconcile(foreign="drop", missing_bias="zero")
 
 
-class Found:
+class Errors:
     """The errors that were met, each once."""
 
     def __init__(self) -> None:
-        self.errors: list[SymfuseError] = []
+        self.all: list[SymfuseError] = []
 
     def attempt(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
         """What `work` returns; None, and its error noted, if it raises."""
@@ -44,90 +44,84 @@ class Found:
             return None
 
     def add(self, error: SymfuseError) -> None:
-        if str(error) not in map(str, self.errors):
-            self.errors.append(error)
+        if str(error) not in map(str, self.all):
+            self.all.append(error)
 
 
-def open_each(recipe: Recipe, known: Mapping[str, Checkpoint], found: Found) -> dict[ModelRef, Checkpoint]:
+def open_each(recipe: Recipe, known: Mapping[str, Checkpoint], errors: Errors) -> dict[ModelRef, Checkpoint]:
     """The models that can be opened, in the order of `open_models`."""
-    tokens = () if recipe.tokenizer is None else recipe.tokenizer.models_used()
-    out: dict[ModelRef, Checkpoint] = {}
-    for ref in dict.fromkeys([*recipe.models_used(), *tokens]):
-        one = Recipe(recipe.merge_method, models=(Input(ref),))
-        if ref.path != SHARED_ROWS and (opened := found.attempt(open_models, one, known)):
-            out |= opened
-    return out
+    tried = {ref: errors.attempt(open_model, recipe, ref, known) for ref in models_of(recipe)}
+    return {ref: checkpoint for ref, checkpoint in tried.items() if checkpoint is not None}
 
 
-def prepared(
-    recipe: Recipe, models: Mapping[ModelRef, Checkpoint], options: Reconcile | None, found: Found
-) -> Stage | None:
+def prepared(recipe: Recipe, models: Mapping[ModelRef, Checkpoint], errors: Errors) -> Stage | None:
     """The stage before alignment, or None; what stands against it, or against the plan, is noted."""
-    stage = found.attempt(prepare, recipe, models, options)
+    stage = errors.attempt(prepare, recipe, models)
     if stage is None:
-        _compare(recipe, models, options or reconcile_of(recipe), found)
-        _plan_of_one(recipe, models, found)
+        _compare(recipe, models, reconcile_of(recipe), errors)
+        _plan_of_one(recipe, models, errors)
     return stage
 
 
-def alignment(stage: Stage, align: Align, found: Found) -> Alignment | None:
-    """What is to be aligned with what; what `align` names must be there. Without an anchor that is named, it is found
-    by reading all weights, or of two models it is the last."""
+def alignment(stage: Stage, align: Align, errors: Errors, *, read: bool) -> Alignment | None:
+    """What is to be aligned with what; what `align` names must be there. Without an anchor that is named, it is known
+    once all weights are read, or of two models it is the last. read: whether the data that it names are read too."""
     model = Model.of(stage.models[template_of(stage.recipe)], undeclared=True)
     undeclared = not all(Model.of(c, undeclared=True).declared for c in stage.models.values())
     task_vectors = lookup(stage.recipe.merge_method).base == "required" and stage.recipe.base_model is not None
     known = undeclared or align.anchor is not None or task_vectors
-    anchor = found.attempt(anchor_of, stage) if known else list(stage.models)[-1] if len(stage.models) < 3 else None
+    anchor = errors.attempt(anchor_of, stage) if known else list(stage.models)[-1] if len(stage.models) < 3 else None
     if undeclared or (known and anchor is None):
         return None
-    words = found.attempt(axes_of, stage)
-    axes = None if words is None else found.attempt(select, model.spec, words[0], align.groups)
-    layers = found.attempt(layers_of, stage.recipe, model.spec)
-    groups = found.attempt(groups_of, stage.recipe, model.spec)
-    data = None if align.source == "weights" else found.attempt(data_of, align, model.checkpoint)
-    if axes is None or layers is None or groups is None or (data is None) != (align.source == "weights"):
+    words = errors.attempt(axes_of, stage)
+    axes = None if words is None else errors.attempt(select, model.spec, words[0], align.groups)
+    layers = errors.attempt(layers_of, stage.recipe, model.spec)
+    groups = errors.attempt(groups_of, stage.recipe, model.spec)
+    read = read and align.source != "weights"
+    unread = read and errors.attempt(data_of, align, model.checkpoint) is None
+    if axes is None or layers is None or groups is None or unread:
         return None
     named = None if anchor is None else str(anchor)
     ways = (align.scaling is not False, groups, align.one_pass, align.biases)
     return Alignment(named, list(axes[1]), layers, *ways, align.data, align.source)
 
 
-def data(stage: Stage, found: Found) -> None:
+def data(stage: Stage, errors: Errors) -> None:
     """Whether data are there for a method that looks at them, and each model can read its own; and saved statistics."""
-    inputs = found.attempt(inputs_of, stage.recipe) or []
-    found.attempt(tasks_of, stage.recipe, [stage.models[given.model] for given in inputs])
-    found.attempt(statistics_of, stage)
+    inputs = errors.attempt(inputs_of, stage.recipe) or []
+    errors.attempt(tasks_of, stage.recipe, [stage.models[given.model] for given in inputs])
+    errors.attempt(statistics_of, stage)
 
 
-def _compare(recipe: Recipe, models: Mapping[ModelRef, Checkpoint], options: Reconcile, found: Found) -> None:
+def _compare(recipe: Recipe, models: Mapping[ModelRef, Checkpoint], options: Reconcile, errors: Errors) -> None:
     """Each model by itself, then the first with each of the others."""
     template = models[template_of(recipe)]
     checkpoints = {}
     for ref in order_of(recipe, models):  # names are compared as they will be, foreign tensors left out
         both = [template, models[ref]]
-        found.attempt(harmonise, both, options=options)
-        done = Found().attempt(harmonise, both, options=replace(LENIENT, force_config=options.force_config))
+        errors.attempt(harmonise, both, options=options)
+        done = Errors().attempt(harmonise, both, options=replace(LENIENT, force_config=options.force_config))
         checkpoints[ref] = models[ref] if done is None else done.checkpoints[1]
-    tries = [found.attempt(Model.of, c, undeclared=True) for c in checkpoints.values()]
+    tries = [errors.attempt(Model.of, c, undeclared=True) for c in checkpoints.values()]
     opened = [model for model in tries if model is not None]
     for other in opened[1:]:
         first = opened[0]
         if first.spec.family != other.spec.family:
             continue  # said by `harmonise`
         pair = f"{first.name} and {other.name}"
-        sizes = Found()
+        sizes = Errors()
         for one, two in _by_axis(first, other, without_rows=recipe.tokenizer is not None):
             sizes.attempt(require_same_sizes, one, two, pair, recipe.whole, options.force_config)
-        for error in sizes.errors:
-            found.add(error)
-        fields = found.attempt(differences, first.checkpoint, other.checkpoint) or []
+        for error in sizes.all:
+            errors.add(error)
+        fields = errors.attempt(differences, first.checkpoint, other.checkpoint) or []
         others = [d for d in fields if d.field not in SIZES]
-        found.attempt(let_pass, others, pair, options.force_config, recipe.whole)
+        errors.attempt(let_pass, others, pair, options.force_config, recipe.whole)
         rows = [model.spec.sizes.get("vocab") for model in (first, other)]
-        if not sizes.errors and rows[0] == rows[1]:  # else these follow from the sizes
-            found.attempt(require_same_tensors, first, other, pair, recipe.whole)
+        if not sizes.all and rows[0] == rows[1]:  # else these follow from the sizes
+            errors.attempt(require_same_tensors, first, other, pair, recipe.whole)
             if recipe.heads == "average":
-                found.attempt(require_same_heads, [first, other])
+                errors.attempt(require_same_heads, [first, other])
 
 
 def _by_axis(first: Model, other: Model, *, without_rows: bool) -> Iterator[tuple[Model, Model]]:
@@ -143,12 +137,12 @@ def _with_axis(model: Model, axis: str | None) -> Model:
     return replace(model, spec=replace(model.spec, axes=axes))
 
 
-def _plan_of_one(recipe: Recipe, models: Mapping[ModelRef, Checkpoint], found: Found) -> None:
+def _plan_of_one(recipe: Recipe, models: Mapping[ModelRef, Checkpoint], errors: Errors) -> None:
     """What the plan says against parameters and numbers of models: as if all models were the template."""
     if recipe.slices or recipe.modules:
         return  # the layers of the others are not known to be there
-    template = Found().attempt(Model.of, models[template_of(recipe)], undeclared=True)
+    template = Errors().attempt(Model.of, models[template_of(recipe)], undeclared=True)
     if template is not None:
         refs = recipe.models_used()
         stand_ins = {ref: replace(template, checkpoint=template.checkpoint.replace(name=str(ref))) for ref in refs}
-        found.attempt(plan_recipe, recipe, stand_ins)
+        errors.attempt(plan_recipe, recipe, stand_ins)

@@ -133,6 +133,14 @@ class Cost:
     seconds: float
     speed: str
 
+    def __str__(self) -> str:
+        """What is written, and what that takes, in a line."""
+        return (
+            f"output: {self.tensors} tensors, {size_text(self.bytes)} {', '.join(self.dtypes)} in {self.files} file"
+            f"{'s' if self.files > 1 else ''}; memory about {size_text(self.memory)}, time about {self.seconds:.0f} s "
+            f"({self.speed})"
+        )
+
 
 @dataclass(frozen=True)
 class Alignment:
@@ -200,7 +208,7 @@ class Report:
         if self.relations:
             lines.append("; ".join(map(relation_text, self.relations)) + " (in a sample)")
         if self.cost is not None:
-            lines.append(cost_text(self.cost))
+            lines.append(str(self.cost))
         return lines
 
     def to_dict(self) -> dict[str, Any]:
@@ -226,12 +234,3 @@ def relation_text(relation: Relation) -> str:
 
 def size_text(nbytes: int) -> str:
     return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.1f} MB"
-
-
-def cost_text(cost: Cost) -> str:
-    dtypes = ", ".join(cost.dtypes)
-    return (
-        f"output: {cost.tensors} tensors, {size_text(cost.bytes)} {dtypes} in {cost.files} file"
-        f"{'s' if cost.files > 1 else ''}; memory about {size_text(cost.memory)}, time about {cost.seconds:.0f} s "
-        f"({cost.speed})"
-    )

@@ -15,12 +15,12 @@ from symfuse.merging import Merged
 from symfuse.methods import lookup
 from symfuse.model import Model
 from symfuse.recipes.check import cost, facts, problems, relation
-from symfuse.recipes.check.problems import Found
+from symfuse.recipes.check.problems import Errors
 from symfuse.recipes.check.report import Problem, Report
+from symfuse.recipes.events import Event, Note
 from symfuse.recipes.plan import template_of, why_template
 from symfuse.recipes.schema import Input, ModelRef, Recipe
 from symfuse.recipes.stage import Stage, plan, require_one_frame
-from symfuse.rewriting import Reconcile
 from symfuse.rewriting.rewritten import drop
 
 
@@ -37,7 +37,6 @@ class Target:
 def check(
     recipe: Recipe,
     known: Mapping[str, Checkpoint] | None = None,
-    options: Reconcile | None = None,
     *,
     target: Target | None = None,
     sample: bool = True,
@@ -46,28 +45,26 @@ def check(
     NaN, infinity and results that do not fit into the output's dtype the merge itself may still meet.
 
     From headers, configs and tokenizer files; and, with `sample`, from at most 16 MB of weights. Otherwise no weights
-    are read but rotary frequencies and counters, a few numbers each. known: as for `open_models`. options: instead of
-    the recipe's. Raises nothing for what is wrong with models or recipe: that is in `problems`.
+    are read but rotary frequencies and counters, a few numbers each. known: as for `open_models`. Raises nothing for
+    what is wrong with models or recipe: that is in `problems`.
     """
-    return _checked(recipe, known or {}, {}, options, target, sample)[0]
+    return check_all([recipe], known, target=target, sample=sample)[0]
 
 
 def check_all(
     recipes: Sequence[Recipe],
-    options: Reconcile | None = None,
-    *,
     known: Mapping[str, Checkpoint] | None = None,
+    *,
     target: Target | None = None,
     sample: bool = True,
 ) -> list[Report]:
-    """The check of each recipe of a file; later ones may name results of earlier ones. known: as for `open_models`.
-    target: of the last."""
-    out, results = [], dict[str, Checkpoint]()
+    """The check of each recipe of a file; later ones may name results of earlier ones. target: of the last."""
+    out, results = list[Report](), dict[str, Checkpoint]()
     for number, recipe in enumerate(recipes, 1):
-        place = target if number == len(recipes) else None
-        report, merged = _checked(recipe, known or {}, results, options, place, sample)
-        out.append(report)
-        if merged is None:
+        one = _Check(recipe, target if number == len(recipes) else None, results, sample)
+        merged = one.all({**(known or {}), **results})
+        out.append(one.report)
+        if merged is None or not one.report.possible:
             break  # the others need it
         if recipe.name is not None:
             results[recipe.name] = merged
@@ -79,79 +76,118 @@ def report_of(
 ) -> Report:
     """The report of models that are prepared and planned already: what a run says before it begins. results: the names
     of models that are merges themselves. sample: whether some of the weights are read."""
-    found, report = Found(), Report(stage.recipe.merge_method, stage.recipe.name)
-    _describe(report, stage.recipe, stage.opened)
-    _complete(report, stage, merged, target, results, sample, found)
-    report.problems += map(Problem.of, found.errors)
-    return report
+    one = _Check(stage.recipe, target, results, sample)
+    one.describe(stage.opened)
+    one.alignment(stage, read=False)
+    one.complete(stage, merged)
+    return one.report
 
 
-def _checked(
-    recipe: Recipe,
-    known: Mapping[str, Checkpoint],
-    results: Mapping[str, Checkpoint],
-    options: Reconcile | None,
-    target: Target | None,
-    sample: bool,
-) -> tuple[Report, Checkpoint | None]:
-    found, report = Found(), Report(recipe.merge_method, recipe.name)
-    merged = None
-    opened = problems.open_each(recipe, {**known, **results}, found)
-    used = {ref: opened[ref] for ref in recipe.models_used() if ref in opened}
-    if used:
-        _describe(report, recipe, used)
-    if len(used) == len(recipe.models_used()) and not found.errors:
-        bare = {ref: _bare(checkpoint, found, sample) for ref, checkpoint in opened.items()}
-        stage = problems.prepared(recipe, bare, options, found)
-        if stage is not None:
-            report.notes += [note.text for note in stage.notes]
-            if recipe.align is not None:
-                report.alignment = problems.alignment(stage, recipe.align, found)
-            problems.data(stage, found)
-            merged = found.attempt(plan, stage)
-            _complete(report, stage, merged, target, results, sample, found)
-    report.problems += map(Problem.of, found.errors)
-    return report, merged if report.possible else None
+class _Check:
+    """A report that is being made. results: the names of models whose tensors are computed whole."""
 
+    def __init__(self, recipe: Recipe, target: Target | None, results: Collection[str], sample: bool) -> None:
+        self.recipe, self.target, self.results, self.sample = recipe, target or Target(), results, sample
+        self.errors = Errors()
+        self._report = Report(recipe.merge_method, recipe.name)
 
-def _complete(
-    report: Report,
-    stage: Stage,
-    merged: Checkpoint | None,
-    target: Target | None,
-    results: Collection[str],
-    sample: bool,
-    found: Found,
-) -> None:
-    """What follows from the plan, and from a sample of the weights. results: whose tensors are computed whole, as are
-    those of models with an adapter."""
-    report.tokenizer = stage.tokenizer
-    computed = {ref: str(ref) in results or facts.adapter_of(ref) is not None for ref in stage.models}
-    if merged is not None:
-        _say_output(report, stage, merged, computed, target or Target(), found)
-    if sample:
-        if stage.recipe.align is None:
-            found.attempt(require_one_frame, stage, lambda note: report.notes.append(note.text))
-        found.attempt(_relate, report, stage, computed)
+    @property
+    def report(self) -> Report:
+        self._report.problems = [Problem.of(error) for error in self.errors.all]
+        return self._report
 
+    def all(self, known: Mapping[str, Checkpoint]) -> Checkpoint | None:
+        """Everything, from opening the models on; the merge, if it can be planned."""
+        recipe, errors = self.recipe, self.errors
+        opened = problems.open_each(recipe, known, errors)
+        used = {ref: opened[ref] for ref in recipe.models_used() if ref in opened}
+        if used:
+            self.describe(used)
+        if len(used) < len(recipe.models_used()) or errors.all:
+            return None
+        bare = {ref: _bare(checkpoint, errors, self.sample) for ref, checkpoint in opened.items()}
+        stage = problems.prepared(recipe, bare, errors)
+        if stage is None:
+            return None
+        self._report.notes += [note.text for note in stage.notes]
+        self.alignment(stage, read=True)
+        problems.data(stage, errors)
+        merged = errors.attempt(plan, stage)
+        self.complete(stage, merged)
+        return merged
 
-def _describe(report: Report, recipe: Recipe, models: Mapping[ModelRef, Checkpoint]) -> None:
-    """The models, and what differs between them."""
-    template = template_of(recipe)
-    report.base, report.why_base = str(template), why_template(recipe)
-    gives = facts.gives(models, template, recipe)
-    for ref, checkpoint in models.items():
-        model = Found().attempt(Model.of, checkpoint, undeclared=True)
-        report.models.append(facts.model_facts(ref, checkpoint, model, gives[ref]))
-        if warning := facts.contradicted_dtype(checkpoint):
-            report.warnings.append(warning)
-        code = [] if checkpoint.folder is None else Found().attempt(code_notes, checkpoint.folder) or []
-        report.notes += [f"{checkpoint.name}: {note}" for note in (*checkpoint.notes, *code)]
-    given = [source.model for source in recipe.models]
-    ordered = [models[ref] for ref in dict.fromkeys([*given, *models]) if ref in models]
-    report.config += Found().attempt(facts.config_fields, ordered) or []  # an error is said by `prepared`
-    report.tokenizers += facts.tokenizer_differences(ordered, recipe.tokenizer is not None, report.warnings.append)
-    report.layers += _ranges(recipe)
+    def alignment(self, stage: Stage, *, read: bool) -> None:
+        """What is aligned. read: whether the data that it names are read too."""
+        if self.recipe.align is not None:
+            self._report.alignment = problems.alignment(stage, self.recipe.align, self.errors, read=read)
+
+    def complete(self, stage: Stage, merged: Checkpoint | None) -> None:
+        """What follows from the plan, and from a sample of the weights."""
+        self._report.tokenizer = stage.tokenizer
+        # Also those with an adapter.
+        computed = {ref: str(ref) in self.results or facts.adapter_of(ref) is not None for ref in stage.models}
+        if merged is not None:
+            self._output(stage, merged, computed)
+        if self.sample:
+            if self.recipe.align is None:
+                self.errors.attempt(require_one_frame, stage, self._note)
+            self.errors.attempt(self._relate, stage, computed)
+
+    def _note(self, event: Event) -> None:
+        if isinstance(event, Note):
+            self._report.notes.append(event.text)
+
+    def describe(self, models: Mapping[ModelRef, Checkpoint]) -> None:
+        """The models, and what differs between them."""
+        recipe, report = self.recipe, self._report
+        template = template_of(recipe)
+        report.base, report.why_base = str(template), why_template(recipe)
+        gives = facts.gives(models, template, recipe)
+        for ref, checkpoint in models.items():
+            model = Errors().attempt(Model.of, checkpoint, undeclared=True)
+            report.models.append(facts.model_facts(ref, checkpoint, model, gives[ref]))
+            if warning := facts.contradicted_dtype(checkpoint):
+                report.warnings.append(warning)
+            code = [] if checkpoint.folder is None else Errors().attempt(code_notes, checkpoint.folder) or []
+            report.notes += [f"{checkpoint.name}: {note}" for note in (*checkpoint.notes, *code)]
+        given = [source.model for source in recipe.models]
+        ordered = [models[ref] for ref in dict.fromkeys([*given, *models]) if ref in models]
+        report.config += Errors().attempt(facts.config_fields, ordered) or []  # an error is said by `prepared`
+        report.tokenizers += facts.tokenizer_differences(ordered, recipe.tokenizer is not None, report.warnings.append)
+        report.layers += _ranges(recipe)
+
+    def _output(self, stage: Stage, merged: Checkpoint, computed: Mapping[ModelRef, bool]) -> None:
+        report, target, errors = self._report, self.target, self.errors
+        assert isinstance(merged.tensors, Merged)
+        outputs = merged.tensors.outputs
+        aligned = set() if stage.recipe.align is None else set(stage.models)
+        names = {stage.models[ref].name for ref in stage.models if computed[ref] or ref in aligned}
+        sized = errors.attempt(cost.cost, merged, outputs, names, shard=target.max_shard_size, threads=target.threads)
+        report.weights = cost.weights_of(outputs)
+        report.resolved = cost.resolved(outputs)
+        if sized is None:
+            return
+        report.cost = sized
+        if target.folder is not None:
+            place = output_place(target.folder)
+            before = len(errors.all)
+            errors.attempt(check_target, place, overwrite=target.overwrite, inputs=merged.sources)
+            if len(errors.all) == before and isinstance(place, Path):
+                report.cost = replace(sized, disk_free=free_space(place))
+                errors.attempt(check_space, {place: sized.bytes})
+
+    def _relate(self, stage: Stage, computed: Mapping[ModelRef, bool]) -> None:
+        report = self._report
+        models = [Model.of(checkpoint.on(CPU), undeclared=True) for checkpoint in stage.models.values()]
+        align = stage.recipe.align is not None
+        related = relation.related(models, stage.template, list(computed.values()), align=align)
+        if related is None:
+            return
+        report.sample, report.relations = related.sample, related.relations
+        task_vectors = lookup(stage.recipe.merge_method).base == "required" and stage.recipe.base_model is not None
+        if task_vectors:
+            report.deltas = related.deltas
+        report.warnings += relation.task_warnings(related.deltas) if task_vectors and not align else related.warnings
 
 
 def _ranges(recipe: Recipe) -> list[str]:
@@ -168,60 +204,13 @@ def _ranges(recipe: Recipe) -> list[str]:
     ]
 
 
-def _bare(checkpoint: Checkpoint, found: Found, sample: bool) -> Checkpoint:
+def _bare(checkpoint: Checkpoint, errors: Errors, sample: bool) -> Checkpoint:
     """Without stored aliases, which a merge compares whole with what they stand for; here the sample does."""
-    model = Found().attempt(Model.of, checkpoint, undeclared=True)
+    model = Errors().attempt(Model.of, checkpoint, undeclared=True)
     if model is None:
         return checkpoint
     files = {model.spec.file_name(a): model.spec.file_name(name) for a, name in model.spec.tied.items()}
     aliases = {alias: name for alias, name in files.items() if alias in checkpoint and name in checkpoint}
     if sample and aliases:
-        found.attempt(relation.require_aliases, checkpoint, aliases)
+        errors.attempt(relation.require_aliases, checkpoint, aliases)
     return drop(checkpoint, aliases)
-
-
-def _say_output(
-    report: Report,
-    stage: Stage,
-    merged: Checkpoint,
-    computed: Mapping[ModelRef, bool],
-    target: Target,
-    found: Found,
-) -> None:
-    outputs = _plan(merged)
-    aligned = set() if stage.recipe.align is None else set(stage.models)
-    names = {stage.models[ref].name for ref in stage.models if computed[ref] or ref in aligned}
-    sized = found.attempt(
-        cost.cost, merged, outputs.outputs, names, shard=target.max_shard_size, threads=target.threads
-    )
-    report.weights = cost.weights_of(outputs.outputs)
-    report.resolved = cost.resolved(outputs.outputs)
-    if sized is None:
-        return
-    report.cost = sized
-    if target.folder is not None:
-        place = output_place(target.folder)
-        before = len(found.errors)
-        found.attempt(check_target, place, overwrite=target.overwrite, inputs=merged.sources)
-        if len(found.errors) == before and isinstance(place, Path):
-            report.cost = replace(sized, disk_free=free_space(place))
-            found.attempt(check_space, {place: sized.bytes})
-
-
-def _plan(merged: Checkpoint) -> Merged:
-    tensors = merged.tensors
-    assert isinstance(tensors, Merged)
-    return tensors
-
-
-def _relate(report: Report, stage: Stage, computed: Mapping[ModelRef, bool]) -> None:
-    models = [Model.of(checkpoint.on(CPU), undeclared=True) for checkpoint in stage.models.values()]
-    align = stage.recipe.align is not None
-    found = relation.related(models, stage.template, list(computed.values()), align=align)
-    if found is None:
-        return
-    report.sample, report.relations = found.sample, found.relations
-    task_vectors = lookup(stage.recipe.merge_method).base == "required" and stage.recipe.base_model is not None
-    if task_vectors:
-        report.deltas = found.deltas
-    report.warnings += relation.task_warnings(found.deltas) if task_vectors and not align else found.warnings
