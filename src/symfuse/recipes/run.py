@@ -92,9 +92,9 @@ def with_text(stage: Stage, recipes: Sequence[Recipe]) -> Stage:
 
 
 def _is_stored(recipe: Recipe, known: Mapping[str, Checkpoint]) -> bool:
-    """Whether its models are stored: nothing is read of those that are computed, before they are saved."""
-    used = [known[str(ref)] for ref in recipe.models_used() if str(ref) in known]
-    return all(isinstance(checkpoint.tensors, StoredTensors | Held) for checkpoint in used)
+    """Whether its models are in files or dictionaries: of others nothing is read before they are saved."""
+    used = [known[str(ref)].tensors for ref in recipe.models_used() if str(ref) in known]
+    return all(isinstance(t.tensors if isinstance(t, Held) else t, StoredTensors | dict) for t in used)
 
 
 def _tasks(stage: Stage) -> list[Task | None]:
