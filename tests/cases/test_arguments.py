@@ -351,16 +351,16 @@ def test_d42_a_draft_of_a_module_that_returns_no_mapping(gives: Callable[[Tensor
     groups = [{axis: group and group.name for axis, group in draft.groups.items()} for draft in (expected, found)]
     assert groups[0] == groups[1]
     assert found.verified == expected.verified
-    assert "does not run" not in found.said
+    assert "does not run" not in found.reason
 
 
 def test_d42_what_cannot_be_run_is_said() -> None:
     assert (
         "it returns no tensors"
-        in symfuse.suggest(Own(lambda _y: None), config=OWN, inputs={"x": torch.ones(2, 5)}).said
+        in symfuse.suggest(Own(lambda _y: None), config=OWN, inputs={"x": torch.ones(2, 5)}).reason
     )
-    assert "does not run on these inputs" in symfuse.suggest(Own(), config=OWN, inputs={"z": torch.ones(2, 5)}).said
-    assert "give it `inputs`" in symfuse.suggest(Own(), config={"model_type": "own"}).said
+    assert "does not run on these inputs" in symfuse.suggest(Own(), config=OWN, inputs={"z": torch.ones(2, 5)}).reason
+    assert "give it `inputs`" in symfuse.suggest(Own(), config={"model_type": "own"}).reason
 
 
 def test_d43_modules_of_ones_own() -> None:

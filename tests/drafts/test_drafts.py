@@ -239,7 +239,7 @@ def test_tensors_that_take_no_part_are_named() -> None:
     config = {"model_type": "aside", "hidden_size": 8, "intermediate_size": 13, "num_hidden_layers": 2}
     draft = symfuse.suggest(Aside(), config=config, inputs={"hidden": torch.randn(2, 3, 8, dtype=torch.float64)})
     assert draft.verified
-    assert set(draft.unheard) == {"layers.{l}.aside.weight", "layers.{l}.aside.bias"}
+    assert set(draft.untouched) == {"layers.{l}.aside.weight", "layers.{l}.aside.bias"}
     assert any("did not depend on layers.{l}.aside." in step for step in draft.next_steps)
     assert "did not depend on" in draft.source()
 
@@ -254,7 +254,7 @@ def test_unusual_attention_is_listed_and_the_rest_moves() -> None:
     assert any("kv_b_proj" in name for name in draft.unplaced)
     assert {"ffn", "expert_ffn", "shared_ffn", "residual"} <= groups(draft.axes).keys()
     assert any(step.startswith("not placed: ") and "kv_b_proj" in step for step in draft.next_steps)
-    assert draft.facts.found.others  # the first layer has no experts
+    assert draft.facts.templates.others  # the first layer has no experts
 
 
 def test_a_state_space_model_gives_a_draft_of_its_stream() -> None:
@@ -274,7 +274,7 @@ def unrunnable() -> Draft:
 def test_what_cannot_be_run_is_unverified_and_refuses_to_be_imported(tmp_path: Path) -> None:
     draft = unrunnable()
     assert not draft.verified
-    assert "no model_type 'llama_of_ours'" in draft.said
+    assert "no model_type 'llama_of_ours'" in draft.reason
     assert not draft.trials
     assert {"ffn": "signed-monomial", "c": "rotary"}.items() <= {
         a: g.name for a, g in groups(draft.axes).items()
@@ -325,7 +325,7 @@ def test_no_code_of_a_checkpoint_is_written_into_a_draft(name: str, config: dict
 
 
 def test_what_a_class_says_stays_inside_the_docstring() -> None:
-    text = replace(unrunnable(), said=CODE + "\\").source()
+    text = replace(unrunnable(), reason=CODE + "\\").source()
     assert ast.get_docstring(ast.parse(text)) is not None
     assert not any(isinstance(node, ast.Import) for node in ast.parse(text).body)
 
@@ -342,7 +342,7 @@ def test_too_large_a_model_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("symfuse.drafts.bench.LARGEST", 1000)
     draft = draft_of(MODELS["bert-mlm"]())
     assert not draft.verified
-    assert "too many to run" in draft.said
+    assert "too many to run" in draft.reason
 
 
 # -- the command line

@@ -139,8 +139,8 @@ _KINDS = {
 
 
 def _wrong(key: str, value: Any, expected: str) -> SpecError:
-    found = repr(value)
-    return SpecError(f"config.json: {key} is {found[:60]}{'…' if len(found) > 60 else ''}, expected {expected}")
+    text = repr(value)
+    return SpecError(f"config.json: {key} is {text[:60]}{'…' if len(text) > 60 else ''}, expected {expected}")
 
 
 @dataclass(frozen=True)
@@ -183,6 +183,11 @@ class Family:
     stacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     gauges: Mapping[str, str] = field(default_factory=dict)
 
+    def plus(self, **more: Mapping[str, Any]) -> Family:
+        """The family with more axes, tensors, reads and so on, which replace those of the same names."""
+        fields: dict[str, Any] = {name: {**getattr(self, name), **added} for name, added in more.items()}
+        return replace(self, **fields)
+
 
 Declare = Callable[[Config], Family]
 
@@ -220,9 +225,9 @@ def lookup(config: Mapping[str, Any], where: str) -> Architecture:
     """The architecture of a config; UnknownArchitectureError names the type and those that are known."""
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
-        found = "no model_type" if model_type is None else f"model_type {model_type!r}"
+        named = "no model_type" if model_type is None else f"model_type {model_type!r}"
         raise UnknownArchitectureError(
-            f"{where}: config.json has {found}; symfuse has declarations for "
+            f"{where}: config.json has {named}; symfuse has declarations for "
             f"{', '.join(sorted(ARCHITECTURES))}. Set model_type if it is one of these, or add a declaration "
             "(`symfuse suggest` drafts one; CONTRIBUTING.md)"
         )
@@ -403,19 +408,19 @@ def _heads(family: Family, class_name: str, there: Container[str], where: str) -
         for label, head in family.heads.items()
         if class_name.endswith(head.classes) and not _all_tied(head, family)
     }
-    chosen = dict(named)
+    heads = dict(named)
     for label, head in family.heads.items():
         if label in named or label not in there or any(head.tensors.keys() & o.tensors.keys() for o in named.values()):
             continue
-        for rival, other in chosen.items():
+        for rival, other in heads.items():
             if name := _clash(head, other):
                 raise SpecError(
                     f"{where}: {name} may belong to the head {rival!r} (of a …{other.classes[0]}) or to "
                     f"{label!r} (of a …{head.classes[0]}), which read different spaces, and architectures in "
                     f"config.json says {class_name or 'nothing'}; set it to the class of this model"
                 )
-        chosen[label] = head
-    return list(chosen.values())
+        heads[label] = head
+    return list(heads.values())
 
 
 def _clash(one: Head, other: Head) -> str | None:

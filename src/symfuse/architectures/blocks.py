@@ -134,11 +134,11 @@ def post_norm(
     first layer, if there is one. last: what reads the last layer. All without their endings.
     """
     ends = [first, *(norms[1].format(l=i) for i in range(layers))]
-    found: dict[str, str | None] = {}
+    norm_of: dict[str, str | None] = {}
     for i in range(layers):
-        found |= {name.format(l=i): ends[i] for name in attention} | {ffn.format(l=i): norms[0].format(l=i)}
-    found |= dict.fromkeys(last, ends[-1])
-    return {f"{reader}weight": f"{norm}.weight" for reader, norm in found.items() if norm is not None}
+        norm_of |= {name.format(l=i): ends[i] for name in attention} | {ffn.format(l=i): norms[0].format(l=i)}
+    norm_of |= dict.fromkeys(last, ends[-1])
+    return {f"{reader}weight": f"{norm}.weight" for reader, norm in norm_of.items() if norm is not None}
 
 
 def replaced(text: str, pieces: Mapping[str, str]) -> str:

@@ -114,10 +114,8 @@ def _projected(c: Config, tower: Family, output: str, weight: str) -> Family:
     """A tower, as its class with a projection has it: under a name of its own beside that."""
     if not c.class_name.endswith("WithProjection"):
         return tower
-    named = part_of(tower, tower.prefix)
     return replace(
-        named,
-        tensors=dict(named.tensors) | {weight: "projection residual*"},
+        part_of(tower, tower.prefix).plus(tensors={weight: "projection residual*"}),
         outputs={output: "projection", "last_hidden_state": "residual"},
         reads={},  # what the last norm puts out, is put out by the model
     )
@@ -139,21 +137,17 @@ def clip(c: Config) -> Family:
     if c.class_name.endswith("ForImageClassification"):
         return classifier(c, vision)
     text = part_of(_text(c.under("text_config"), _projection(c)), "text_model.", "text", SHARED)
-    both = together(text, vision)
-    return replace(
-        both,
-        tensors=dict(both.tensors)
-        | {
-            "text_projection.weight": "projection text_residual*",
-            "visual_projection.weight": "projection vision_residual*",
-            "logit_scale": "()",
-        },
-        outputs={"text_embeds": "projection", "image_embeds": "projection"},
-        reads=dict(both.reads) | {f"text_model.{TEXT_LAST}.weight": ("text_projection.weight",)},
-    )
+    projections = {
+        "text_projection.weight": "projection text_residual*",
+        "visual_projection.weight": "projection vision_residual*",
+        "logit_scale": "()",
+    }
+    reads = {f"text_model.{TEXT_LAST}.weight": ("text_projection.weight",)}
+    both = together(text, vision).plus(tensors=projections, reads=reads)
+    return replace(both, outputs={"text_embeds": "projection", "image_embeds": "projection"})
 
 
 def classifier(c: Config, vision: Family) -> Family:
     """An image encoder and what reads the mean of its patches."""
     head = Head(("ForImageClassification",), linear("classifier", "labels", "vision_residual*"))
-    return replace(vision, axes=dict(vision.axes) | {"labels": Axis(c.labels)}, heads={"classification": head})
+    return vision.plus(axes={"labels": Axis(c.labels)}, heads={"classification": head})

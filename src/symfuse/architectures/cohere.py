@@ -20,8 +20,8 @@ def cohere(c: Config) -> Family:
     family = decoder.family(c, axes, decoder.PROJECTIONS | decoder.GATED | norms, decoder.PARALLEL_READS, "layer")
     family = decoder.biased(family, c.get("attention_bias", False))
     if not normed:
-        return decoder.with_tensors(family, placed(family.tensors, decoder.NEIGHBOURS))
+        return family.plus(tensors=placed(family.tensors, decoder.NEIGHBOURS))
     gains = {
         decoder.ATTENTION + f"{one}_norm.weight": f"({heads}) {axes['qk'].size}" for one, heads in NORMS_OF_EACH.items()
     }
-    return decoder.with_tensors(family, placed(family.tensors, decoder.WHOLE) | gains)
+    return family.plus(tensors=placed(family.tensors, decoder.WHOLE) | gains)

@@ -133,14 +133,10 @@ def family(
     )
 
 
-def with_tensors(family: Family, tensors: Mapping[str, str]) -> Family:
-    return replace(family, tensors={**family.tensors, **tensors})
-
-
 def biased(family: Family, biases: bool) -> Family:
     """The family, if it has them with biases in all projections of attention. That of the values may move into the
     output's."""
     if not biases:
         return family
     shifts = (value_shift(ATTENTION + "v_proj", ATTENTION + "o_proj"),)
-    return replace(with_tensors(family, BIASES | OUTPUT_BIAS), shifts=shifts)
+    return replace(family.plus(tensors=BIASES | OUTPUT_BIAS), shifts=shifts)

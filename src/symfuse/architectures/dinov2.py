@@ -76,4 +76,4 @@ def dinov2(c: Config) -> Family:
 def dinov2_with_registers(c: Config) -> Family:
     registers = {"embeddings.register_tokens": "1 registers residual"} | MASK
     family = _family(c, "dinov2_with_registers.", 16, registers)
-    return replace(family, axes={**family.axes, "registers": Axis(c.size("num_register_tokens", 4))})
+    return family.plus(axes={"registers": Axis(c.size("num_register_tokens", 4))})

@@ -34,8 +34,8 @@ def gemma2(c: Config) -> Family:
 
 @architecture("gemma3_text")
 def gemma3(c: Config) -> Family:
-    return decoder.with_tensors(_sandwich(_family(c, c.get("hidden_activation", TANH), Sign())), decoder.NORMS_OF_HEADS)
+    return _sandwich(_family(c, c.get("hidden_activation", TANH), Sign())).plus(tensors=decoder.NORMS_OF_HEADS)
 
 
 def _sandwich(family: Family) -> Family:
-    return replace(decoder.with_tensors(family, SANDWICH), reads={})
+    return replace(family.plus(tensors=SANDWICH), reads={})

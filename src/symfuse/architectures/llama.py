@@ -26,7 +26,7 @@ def _family(c: Config, plane: Group = ROTARY, question: str = "transformer.", si
 def llama(c: Config) -> Family:
     """What Granite multiplies by numbers commutes with all of it."""
     family = decoder.biased(_family(c), c.get("attention_bias", False))
-    return decoder.with_tensors(family, decoder.MLP_BIASES) if c.get("mlp_bias", False) else family
+    return family.plus(tensors=decoder.MLP_BIASES) if c.get("mlp_bias", False) else family
 
 
 @architecture("smollm3")
@@ -40,11 +40,9 @@ def smollm3(c: Config) -> Family:
     free = placed(turned, UNTURNED).items()
     exceptions = {name.format(l=layer): layout for layer in layers for name, layout in free}
     keys = [name for name in exceptions if name.endswith("k_proj.bias")]
-    return replace(
-        decoder.with_tensors(family, exceptions),
-        axes={**family.axes, "p": Axis(2 * family.axes["f"].size, Invertible(), ("l", "kv"))},
-        shifts=(*family.shifts, *(Shift(name, "p*") for name in keys)),
-    )
+    free_axis = {"p": Axis(2 * family.axes["f"].size, Invertible(), ("l", "kv"))}
+    shifts = (*family.shifts, *(Shift(name, "p*") for name in keys))
+    return replace(family.plus(tensors=exceptions, axes=free_axis), shifts=shifts)
 
 
 def _without_positions(c: Config) -> list[int]:
@@ -63,10 +61,10 @@ def mistral(c: Config) -> Family:
 
 @architecture("qwen2", tied=False)
 def qwen2(c: Config) -> Family:
-    return decoder.with_tensors(_family(c), decoder.BIASES)
+    return _family(c).plus(tensors=decoder.BIASES)
 
 
 @architecture("qwen3", tied=False)
 def qwen3(c: Config) -> Family:
-    family = decoder.with_tensors(_family(c, Sign(), size=128), decoder.NORMS_OF_HEADS)
+    family = _family(c, Sign(), size=128).plus(tensors=decoder.NORMS_OF_HEADS)
     return decoder.biased(family, c.get("attention_bias", False))

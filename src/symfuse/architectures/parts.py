@@ -48,15 +48,8 @@ def together(*parts: Family) -> Family:
     """The parts as one family."""
 
     def both(one: Family, other: Family) -> Family:
-        return replace(
-            one,
-            axes={**one.axes, **other.axes},
-            tensors={**one.tensors, **other.tensors},
-            buffers=one.buffers + other.buffers,
-            shifts=one.shifts + other.shifts,
-            reads={**one.reads, **other.reads},
-            scales={**one.scales, **other.scales},
-            gauges={**one.gauges, **other.gauges},
-        )
+        names = ("axes", "tensors", "reads", "scales", "gauges")
+        whole = one.plus(**{name: getattr(other, name) for name in names})
+        return replace(whole, buffers=one.buffers + other.buffers, shifts=one.shifts + other.shifts)
 
     return reduce(both, parts)

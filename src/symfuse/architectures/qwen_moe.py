@@ -26,12 +26,12 @@ SHARED_READERS = tuple(name for name, layout in SHARED.items() if layout.endswit
 @architecture("qwen2_moe", tied=False)
 def qwen2_moe(c: Config) -> Family:
     family = _family(c, SHARED, {"shared_ffn": Axis(c.shared_expert_intermediate_size, SignedMonomial(), per=("l",))})
-    return decoder.with_tensors(family, decoder.BIASES) if c.get("qkv_bias", True) else family
+    return family.plus(tensors=decoder.BIASES) if c.get("qkv_bias", True) else family
 
 
 @architecture("qwen3_moe", tied=False)
 def qwen3_moe(c: Config) -> Family:
-    family = decoder.with_tensors(_family(c, {}, {}, Sign()), decoder.NORMS_OF_HEADS)
+    family = _family(c, {}, {}, Sign()).plus(tensors=decoder.NORMS_OF_HEADS)
     if c.class_name.endswith("ForQuestionAnswering"):
         family = replace(family, prefix="transformer.")
     return decoder.biased(family, c.get("attention_bias", False))

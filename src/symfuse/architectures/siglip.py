@@ -53,30 +53,21 @@ OUTPUTS = {"last_hidden_state": "residual", "pooler_output": "projection"}
 def _text(c: Config) -> Family:
     size = c.size("projection_size", c.size("hidden_size", SIZES[1]))
     tower = text_tower(c, SIZES, 32000, 64, ACT, Axis(size, Permutation()))
-    return replace(
-        tower,
-        tensors=dict(tower.tensors) | linear("head", "projection"),
-        outputs=OUTPUTS,
-        reads=READS | {TEXT_LAST + ".weight": ("last_hidden_state", "head.weight")},
-    )
+    reads = {TEXT_LAST + ".weight": ("last_hidden_state", "head.weight")}
+    return replace(tower.plus(tensors=linear("head", "projection"), reads=reads), outputs=OUTPUTS)
 
 
 def _vision(c: Config) -> Family:
     projection = Axis(c.size("hidden_size", SIZES[1]), Permutation())
     tower = vision_tower(c, SIZES, 16, ACT, projection, tokens=0)
-    tower = replace(tower, tensors={**tower.tensors, EMBEDDINGS + "patch_embedding.bias": "residual"}, outputs=OUTPUTS)
+    tower = replace(tower.plus(tensors={EMBEDDINGS + "patch_embedding.bias": "residual"}), outputs=OUTPUTS)
     if not c.get("vision_use_head", True):
         return replace(tower, reads=READS | {VISION_LAST + ".weight": ("last_hidden_state",)})
     heads = tower.axes["h"].size
     inside = Axis(size_of_head(projection.size, heads), Invertible(), ("pool_h",))
     axes = {"pool_h": Axis(heads, Permutation()), "pool_qk": inside, "pool_v": inside}
     axes["pool_ffn"] = replace(tower.axes["ffn"], per=())
-    return replace(
-        tower,
-        axes={**tower.axes, **axes},
-        tensors={**tower.tensors, **POOLING},
-        shifts=tower.shifts + POOLING_SHIFTS,
-    )
+    return replace(tower.plus(axes=axes, tensors=POOLING), shifts=tower.shifts + POOLING_SHIFTS)
 
 
 @architecture("siglip_text_model")
@@ -94,10 +85,7 @@ def siglip(c: Config) -> Family:
     vision = part_of(_vision(c.under("vision_config")), "vision_model.", "vision", SHARED)
     if c.class_name.endswith("ForImageClassification"):
         last = {f"vision_model.{VISION_LAST}.weight": ("classifier.weight",)} if vision.reads else {}
-        return replace(classifier(c, vision), reads={**vision.reads, **last})
+        return classifier(c, vision).plus(reads=last)
     both = together(part_of(_text(c.under("text_config")), "text_model.", "text", SHARED), vision)
-    return replace(
-        both,
-        tensors=dict(both.tensors) | {"logit_scale": "1", "logit_bias": "1"},
-        outputs={"text_embeds": "projection", "image_embeds": "projection"},
-    )
+    both = both.plus(tensors={"logit_scale": "1", "logit_bias": "1"})
+    return replace(both, outputs={"text_embeds": "projection", "image_embeds": "projection"})

@@ -39,4 +39,4 @@ def _numbered(family: Family) -> Family:
     axes |= {"kv": Axis(kv, None, why=NUMBERED), "q": Axis(q, None, why=NUMBERED), "m": Axis(kv), "n": Axis(kv * q)}
     norms = {f"{decoder.ATTENTION}q_layernorm.norms.{{n}}.weight": f"{axes['qk'].size}"}
     norms |= {f"{decoder.ATTENTION}k_layernorm.norms.{{m}}.weight": f"{axes['qk'].size}"}
-    return replace(decoder.with_tensors(family, norms), axes=axes)
+    return family.plus(tensors=norms, axes=axes)

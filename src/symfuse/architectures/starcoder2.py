@@ -20,4 +20,4 @@ def starcoder2(c: Config) -> Family:
     family = decoder.family(
         c, axes, tensors, decoder.READS | {decoder.BEFORE_MLP: (decoder.MLP + "c_fc.weight",)}, "layer"
     )
-    return decoder.with_tensors(decoder.biased(family, True), NEURON_BIASES) if c.get("use_bias", True) else family
+    return decoder.biased(family, True).plus(tensors=NEURON_BIASES) if c.get("use_bias", True) else family

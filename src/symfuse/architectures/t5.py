@@ -49,8 +49,8 @@ def _family(c: Config, *, scaled: bool, biases_in_all: bool = False) -> Family:
     """scaled: the decoder's output before the head. `transformers` 5 says of every model of the family that it is tied:
     if its output is not scaled, it has its own head (as v1.1 has) if there is one in the file."""
     gated, activation = _feed_forward(c)
-    encoder = _encoder(gated, biases_in_all)
-    decoder = _decoder(gated, biases_in_all)
+    encoder = _stack("encoder", gated, biases_in_all)
+    decoder = _stack("decoder", gated, biases_in_all)
     only = c.class_name.endswith(ENCODERS)  # or it may be, where no class is named
     ties = dict.fromkeys(EMBEDDINGS, SHARED)
     return Family(
@@ -112,29 +112,16 @@ def _neurons(part: str, gated: bool) -> dict[str, str]:
     return (reads if gated else {at + "wi.weight": f"{ffn} residual*"}) | {at + "wo.weight": f"residual {ffn}*"}
 
 
-def _encoder(gated: bool, biases_in_all: bool) -> dict[str, str]:
-    return {
-        SHARED: "vocab residual",
-        EMBEDDINGS[0]: "vocab residual",
-        ENCODER + "0." + NORM: "|residual|",
-        **_self_attention(*ENCODER_SELF, biases_in_all),
-        ENCODER + "1." + NORM: "|residual|",
-        **_neurons("encoder", gated),
-        "encoder.final_" + NORM: "|residual|",
-    }
-
-
-def _decoder(gated: bool, biases_in_all: bool) -> dict[str, str]:
-    return {
-        EMBEDDINGS[1]: "vocab residual",
-        DECODER + "0." + NORM: "|residual|",
-        **_self_attention(*DECODER_SELF, biases_in_all),
-        DECODER + "1." + NORM: "|residual|",
-        **_attention(*CROSS),
-        DECODER + "2." + NORM: "|residual|",
-        **_neurons("decoder", gated),
-        "decoder.final_" + NORM: "|residual|",
-    }
+def _stack(part: str, gated: bool, biases_in_all: bool) -> dict[str, str]:
+    """The tensors of the encoder, with the shared embedding, or of the decoder."""
+    encoder = part == "encoder"
+    blocks = [_self_attention(*(ENCODER_SELF if encoder else DECODER_SELF), biases_in_all)]
+    blocks += [] if encoder else [_attention(*CROSS)]
+    at = ENCODER if encoder else DECODER
+    out = dict.fromkeys((SHARED, EMBEDDINGS[0]) if encoder else EMBEDDINGS[1:], "vocab residual")
+    for number, tensors in enumerate([*blocks, _neurons(part, gated)]):
+        out |= {f"{at}{number}.{NORM}": "|residual|", **tensors}
+    return out | {f"{part}.final_{NORM}": "|residual|"}
 
 
 HEADS = {

@@ -136,7 +136,7 @@ def suggest(model: str, output: Path | None, no_run: bool, seed: int, out: Outpu
     rows = [[t.axis, t.group, t.how, f"{t.error:.0e}", "holds" if t.holds else "fails"] for t in draft.trials]
     if rows:
         out.table(["axis", "group", "how", "error", ""], rows)
-    out.say(f"{model}: {draft.facts.model_type}: {'VERIFIED' if draft.verified else 'UNVERIFIED'}: {draft.said}")
+    out.say(f"{model}: {draft.facts.model_type}: {'VERIFIED' if draft.verified else 'UNVERIFIED'}: {draft.reason}")
     for step in draft.next_steps:
         out.say(f"  {step}")
     if output is not None:

@@ -30,7 +30,7 @@ def draft_of(
 ) -> Draft:
     """A declaration for the family of a checkpoint, from headers and config alone.
 
-    Where `transformers` has the class (or a live module is given) it is run with random weights, and each axis gets the
+    Where `transformers` has the class (or there is a live module) it is run with random weights, and each axis gets the
     largest group that leaves its outputs; otherwise, or with run=False, the draft is UNVERIFIED, and says why. Tensors
     of which nothing is known are listed, and stay. inputs: what to run it on; default random ones.
     """
@@ -41,5 +41,5 @@ def draft_of(
     if bench is not None and draft.verified:
         draft = with_reads(draft, bench)
     if bench is None:
-        draft = replace(draft, said=why)
+        draft = replace(draft, reason=why)
     return draft

@@ -75,7 +75,7 @@ class Axes:
     def sizes(self) -> dict[str, Size]:
         """Every axis that a layout may name."""
         f = self.facts
-        out = {"l": f.layers} if f.found.layers else {}
+        out = {"l": f.layers} if f.templates.layers else {}
         out["residual"] = f.hidden
         for name, keys in ROWS.items():
             if size := f.size(keys):
@@ -128,7 +128,7 @@ class Axes:
 
     def per(self, axis: str) -> tuple[str, ...]:
         """The axes for each of whose indices an axis has an element of its own."""
-        layer = ("l",) if self.facts.found.layers else ()
+        layer = ("l",) if self.facts.templates.layers else ()
         heads = "kv" if self.facts.groups else "h"
         inside = {"qk": (heads,), "v": (heads,), "p": (heads,), "c": (heads, "f"), "q": ("kv",), "expert_ffn": ("e",)}
         if axis in inside or axis in ("h", "kv", "e") or axis.endswith("ffn"):

@@ -64,8 +64,8 @@ class Bench:
         # Weights that are put together while they are loaded go through a new module each time.
         self._live = module if set(self.checkpoint) <= set(names) else None
         self._names = names
-        given = random_inputs(module, self.checkpoint.config) if inputs is None else inputs
-        self._inputs = {name: t.to(dtype) if t.is_floating_point() else t for name, t in given.items()}
+        fields = random_inputs(module, self.checkpoint.config) if inputs is None else inputs
+        self._inputs = {name: t.to(dtype) if t.is_floating_point() else t for name, t in fields.items()}
         self._which = "random inputs" if inputs is None else "these inputs"
         self._expected = self._run(self.checkpoint)
         if not self._expected:
@@ -108,21 +108,21 @@ class Bench:
         except Exception as error:  # whatever that class raises
             raise CheckpointError(f"it does not run on {self._which}: {first_line(error)}") from error
 
-    def moved(self, spec: Spec, axes: set[str] | None, seed: int) -> Alignment:
+    def random(self, spec: Spec, axes: set[str] | None, seed: int) -> Alignment:
         """Random elements of these axes, none of them the identity by chance where it need not be."""
-        found = (random_alignment(spec, seed + 100 * n, axes, largest=True) for n in range(SEEDS))
-        first = next(found)
-        good = (g for g in (first, *found) if not any(e.is_identity() for e in g.elements.values()))
+        candidates = (random_alignment(spec, seed + 100 * n, axes, largest=True) for n in range(SEEDS))
+        first = next(candidates)
+        good = (g for g in (first, *candidates) if not any(e.is_identity() for e in g.elements.values()))
         return next(good, first)
 
     def error(self, spec: Spec, alignment: Alignment) -> float:
         """The largest change of an output, relative to its largest entry; of larger maps too, if there is `loud`."""
-        found = self.change(alignment.on(Model(self.checkpoint, spec)), alignment)
+        plain = self.change(alignment.on(Model(self.checkpoint, spec)), alignment)
         clipped = 0.0 if self.loud is None else self.loud.error(spec, alignment)
-        return max(found, clipped) if self.loud is not None and clipped > self.loud.tolerance else found
+        return max(plain, clipped) if self.loud is not None and clipped > self.loud.tolerance else plain
 
-    def hears(self, spec: Spec, alignment: Alignment) -> bool:
-        """Whether the outputs change if an axis is moved in one place alone: else they say nothing of it."""
+    def notices(self, spec: Spec, alignment: Alignment) -> bool:
+        """Whether the outputs change if an axis is moved in one place alone: else they are no evidence for it."""
         broken = _in_one_place(spec, {instance.axis for instance in alignment.elements})
         changed = replace(alignment, spec=broken).on(Model(self.checkpoint, broken))
         return not self.change(changed, alignment) <= self.tolerance

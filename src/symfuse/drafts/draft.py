@@ -29,7 +29,7 @@ _CLASS = re.compile(r"(For[A-Z]\w+|LMHeadModel|Model)$")
 @dataclass(frozen=True)
 class Trial:
     """Random elements of a group on an axis. error: the largest relative change of an output. holds: whether that is
-    rounding. how: what else was chosen for it, in words."""
+    rounding. how: the other choices for it, in words."""
 
     axis: str
     group: str
@@ -47,9 +47,9 @@ class Draft:
 
     groups: by axis what acts; None or absent: carried. shifts: biases that may be translated. reads, norm: as of
     `Family`. trials: what was tried, in order. verified: whether the real class was run, and all groups hold at once.
-    said: how it was verified, or why not. unheard: templates of tensors that the outputs did not depend on. `family` is
-    the declaration, `spec()` binds it to a checkpoint, `source()` is the file to drop in, `save(path)` writes it; the
-    file of a draft that is not verified refuses to be imported.
+    reason: how it was verified, or why not. untouched: templates of tensors that the outputs did not depend on.
+    `family` is the declaration, `spec()` binds it to a checkpoint, `source()` is the file to drop in, `save(path)`
+    writes it; the file of a draft that is not verified refuses to be imported.
     """
 
     facts: Facts
@@ -60,8 +60,8 @@ class Draft:
     norm: NormKind = "layer"
     trials: tuple[Trial, ...] = ()
     verified: bool = False
-    said: str = ""
-    unheard: tuple[str, ...] = ()
+    reason: str = ""
+    untouched: tuple[str, ...] = ()
 
     @cached_property
     def layouts(self) -> Layouts:
@@ -70,7 +70,7 @@ class Draft:
     @property
     def unplaced(self) -> list[str]:
         """Templates of tensors of which some dimension could not be placed: nothing moves it."""
-        others = (names for names in self.facts.found.others.values())
+        others = (names for names in self.facts.templates.others.values())
         return [*self.layouts.unplaced, *(name for names in others for name, shape in names.items() if shape)]
 
     @cached_property
@@ -99,7 +99,7 @@ class Draft:
                 pooler[name] = text
             else:
                 base[name] = text
-        for names in self.facts.found.others.values():
+        for names in self.facts.templates.others.values():
             for name, shape in names.items():
                 base[name.removeprefix(self.prefix)] = "" if shape is None else " ".join(map(str, shape)) or SCALAR
         embedding = next((n for n, text in base.items() if text in ("vocab residual", "vocab embedding")), None)
@@ -187,13 +187,13 @@ class Draft:
         small = [axis for axis, one in self.axes.items() if axis in self.groups and one.group is None and one.size > 1]
         if small:
             steps.append(f"nothing acts on {', '.join(small)}: either that is so, or a layout of these is wrong")
-        if self.unheard:
+        if self.untouched:
             steps.append(
-                f"the outputs did not depend on {', '.join(self.unheard)}: how these move is a guess, and not tried; "
+                f"the outputs did not depend on {', '.join(self.untouched)}: how these move is a guess, and not tried; "
                 "look at the source of the model, or give `inputs` that they take part in"
             )
         if not self.verified:
-            steps.append(f"UNVERIFIED: {self.said}; run it with random elements before you trust it")
+            steps.append(f"UNVERIFIED: {self.reason}; run it with random elements before you trust it")
         if not self.reads:
             steps.append(
                 "if the model is pre-norm, add `reads`: then its stream can be rotated once the norms are folded"
@@ -205,7 +205,7 @@ class Draft:
             "kind": "suggestion",
             "family": self.facts.model_type,
             "verified": self.verified,
-            "said": self.said,
+            "said": self.reason,
             "axes": {n: a.group.name if a.group else None for n, a in self.axes.items()},
             "biases": [[s.bias, s.axis, s.into] for s in self.shifts],
             "trials": [vars(trial) for trial in self.trials],
@@ -242,8 +242,7 @@ def _source(draft: Draft) -> str:
             *imports,
             "",
             *refusal,
-            *_layer(draft),
-            "",
+            *([f'LAYER = "{at}"', "", ""] if (at := _layer_prefix(draft)) else [""]),
             f'@architecture("{draft.facts.model_type}"{tied})',
             f"def {name}(c: Config) -> Family:",
             *_body(draft),
@@ -256,7 +255,7 @@ def _heading(draft: Draft) -> str:
     """What was tried, axis by axis, and what is left to do."""
     state = "VERIFIED" if draft.verified else "UNVERIFIED"
     lines = [f"{draft.facts.model_type}: drafted by `symfuse suggest` from names, shapes and config.", ""]
-    lines += [f"{state}: {draft.said}.", ""]
+    lines += [f"{state}: {draft.reason}.", ""]
     tried: dict[str, list[str]] = {}
     for trial in draft.trials:
         tried.setdefault(trial.axis, []).append(f"{trial}{'' if trial.holds else ' fails'}")
@@ -270,15 +269,14 @@ def _wrapped(line: str) -> list[str]:
     return textwrap.wrap(line, 116, subsequent_indent="    ", break_on_hyphens=False) or [""]
 
 
-def _layer(draft: Draft) -> list[str]:
-    """The constant for what the names of layers begin with."""
-    at = _layer_prefix(draft)
-    return [f'LAYER = "{at}"', ""] if at else []
-
-
 def _layer_prefix(draft: Draft) -> str:
     name = next((name for name in draft.parts[0] if "{l}." in name), "")
     return name[: name.index("{l}.") + 4] if name else ""
+
+
+def _nested(opening: str, lines: list[str], closing: str) -> list[str]:
+    """A bracket with lines in it, which are indented; nothing where there are none."""
+    return [opening, *(f"    {line}" for line in lines), closing] if lines else []
 
 
 def _body(draft: Draft) -> list[str]:
@@ -287,55 +285,47 @@ def _body(draft: Draft) -> list[str]:
     def key(name: str) -> str:
         return f'LAYER + "{name.removeprefix(at)}"' if at and name.startswith(at) else f'"{name}"'
 
-    base, pooler, head = draft.parts
-    lines = [f"    head = {draft.facts.head.text}"] if draft.facts.head and "v" in draft.axes else []
-    lines += [f"    planes = {draft.facts.planes.text}"] if "f" in draft.axes else []
-    lines += ["    return Family(", "        axes={"]
-    sizes = draft.layouts.axes.sizes
-    for axis, one in draft.axes.items():
-        more = f", {type(one.group).__name__}()" if one.group else ""
+    def axis(name: str, one: Axis) -> str:
+        group = f", {type(one.group).__name__}()" if one.group else ""
         comma = "," if len(one.per) == 1 else ""
-        more += f", per=({', '.join(map(_quoted, one.per))}{comma})" if one.per else ""
-        lines.append(f'            "{axis}": Axis({sizes[axis].text}{more}),')
-    lines.append("        },")
-    lines += [f'        prefix="{draft.prefix}",'] if draft.prefix else []
-    others = {name.removeprefix(draft.prefix) for names in draft.facts.found.others.values() for name in names}
-    lines += ["        tensors={"]
-    lines += [f'            {key(n)}: "{text}",' for n, text in base.items() if n not in others]
-    lines += [f"            {line}" for line in _others(draft, key)]
-    lines += ["        },"]
-    if pooler:
-        inner = ", ".join(f'"{n}": "{text}"' for n, text in pooler.items())
-        lines.append(f'        optional={{"pooler": {{{inner}}}}},')
-    if head:
-        lines += ["        heads={", '            "head": Head(', f'                ("{draft.head_class}",),']
-        lines += ["                {", *(f'                    "{n}": "{text}",' for n, text in head.items())]
-        lines += ["                },", "            ),", "        },"]
-    for alias, name in draft.tied.items():
-        lines.append(f'        tied={{"{alias}": "{name}"}} if c.tied else {{}},')
-    if draft.shifts:
-        lines.append("        shifts=(")
-        for rule in draft.shifts:
-            names = [key(text) for text in (rule.weight, rule.into) if text is not None]
-            lines.append(f"            Shift({', '.join([key(rule.bias), _quoted(rule.axis), *names])}),")
-        lines.append("        ),")
-    reads: list[str] = []
-    for norm, readers in draft.reads.items():
-        reads += [f"            {key(norm)}: (", *(f"                {key(n)}," for n in readers), "            ),"]
-    outputs = ", ".join(f'"{n}": "{text}"' for n, text in draft.outputs.items())
-    lines.append(f"        outputs={{{outputs}}},")
-    if reads:
-        lines += ["        reads={", *reads, "        },"]
-    return [*lines, *([f'        norm="{draft.norm}",'] if draft.norm != "layer" else []), "    )"]
+        per = f", per=({', '.join(map(_quoted, one.per))}{comma})" if one.per else ""
+        return f'"{name}": Axis({draft.layouts.axes.sizes[name].text}{group}{per}),'
+
+    def shift(rule: Shift) -> str:
+        names = [key(text) for text in (rule.weight, rule.into) if text is not None]
+        return f"Shift({', '.join([key(rule.bias), _quoted(rule.axis), *names])}),"
+
+    base, pooler, head = draft.parts
+    others = {name.removeprefix(draft.prefix) for names in draft.facts.templates.others.values() for name in names}
+    tensors = [f'{key(n)}: "{text}",' for n, text in base.items() if n not in others]
+    of_head = [f'("{draft.head_class}",),', *_nested("{", [f'"{n}": "{text}",' for n, text in head.items()], "},")]
+    fields = _nested("axes={", [axis(name, one) for name, one in draft.axes.items()], "},")
+    fields += [f'prefix="{draft.prefix}",'] if draft.prefix else []
+    fields += _nested("tensors={", [*tensors, *_others(draft, key)], "},")
+    fields += [f'optional={{"pooler": {_in_a_line(pooler)}}},'] if pooler else []
+    fields += _nested("heads={", _nested('"head": Head(', of_head, "),"), "},") if head else []
+    fields += [f'tied={{"{alias}": "{name}"}} if c.tied else {{}},' for alias, name in draft.tied.items()]
+    fields += _nested("shifts=(", [shift(rule) for rule in draft.shifts], "),")
+    fields.append(f"outputs={_in_a_line(draft.outputs)},")
+    reads = [_nested(f"{key(norm)}: (", [f"{key(n)}," for n in names], "),") for norm, names in draft.reads.items()]
+    fields += _nested("reads={", [line for lines in reads for line in lines], "},")
+    fields += [f'norm="{draft.norm}",'] if draft.norm != "layer" else []
+    sizes = [f"head = {draft.facts.head.text}"] if draft.facts.head and "v" in draft.axes else []
+    sizes += [f"planes = {draft.facts.planes.text}"] if "f" in draft.axes else []
+    return [f"    {line}" for line in [*sizes, *_nested("return Family(", fields, ")")]]
+
+
+def _in_a_line(layouts: Mapping[str, str]) -> str:
+    return "{" + ", ".join(f'"{n}": "{text}"' for n, text in layouts.items()) + "}"
 
 
 def _others(draft: Draft, key: Callable[[str], str]) -> list[str]:
     """The entries of tensors that some layers do not have, or have in another shape."""
     out = []
-    for template, names in draft.facts.found.others.items():
+    for template, names in draft.facts.templates.others.items():
         at = key(template.removeprefix(draft.prefix))
         layers = sorted({int(name[len(template.split("{l}")[0]) :].split(".")[0]) for name in names})
-        experts = draft.facts.found.experts if "{e}" in template else 1
+        experts = draft.facts.templates.experts if "{e}" in template else 1
         if "{l}" in template and not any(names.values()) and len(names) == len(layers) * experts:
             names_of, over = ("l=l, e=e", f" for e in range({experts})") if "{e}" in template else ("l=l", "")
             out.append(f'**{{({at}).format({names_of}): "" for l in {layers}{over}}},')

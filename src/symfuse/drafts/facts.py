@@ -60,13 +60,13 @@ class Facts:
     model_type: str
     class_name: str
     config: Mapping[str, Any]
-    found: Templates
+    templates: Templates
     tied: bool
     head_name: str | None
     parts: Mapping[str, Part]
 
     def size(self, keys: Iterable[str], value: int | None = None) -> Size | None:
-        """The first of these fields of the config that is a size, of that value if one is given."""
+        """The first of these fields of the config that is a size, of that value if there is one."""
         for key in keys:
             have = self.config.get(key)
             if type(have) is int and have > 0 and value in (None, have):
@@ -87,12 +87,12 @@ class Facts:
 
     @cached_property
     def layers(self) -> Size:
-        return self.sized(self.found.layers, LAYER_COUNTS)
+        return self.sized(self.templates.layers, LAYER_COUNTS)
 
     @cached_property
     def experts(self) -> Size | None:
         named = self.size(EXPERTS)
-        return self.sized(self.found.experts, EXPERTS) if self.found.experts else named
+        return self.sized(self.templates.experts, EXPERTS) if self.templates.experts else named
 
     @cached_property
     def roles(self) -> dict[str, str]:
@@ -159,13 +159,13 @@ class Facts:
     def transposed(self) -> bool:
         """Whether the maps of layers are stored [in, out]: their biases are as long as their columns."""
         biases = {p.module: p.shape for p in self.parts.values() if p.kind == "bias" and p.layered}
-        found = [
+        fits = [
             p.shape[1] == biases[p.module][0]
             for p in self.parts.values()
             if p.layered and p.kind == "weight" and len(p.shape) == 2 and p.shape[0] != p.shape[1]
             if len(biases.get(p.module, ())) == 1
         ]
-        return bool(found) and all(found)
+        return bool(fits) and all(fits)
 
     @cached_property
     def weights(self) -> list[Part]:
@@ -176,7 +176,7 @@ class Facts:
         return next((w for w in self.weights if w.module == p.module and len(w.shape) > len(p.shape)), None)
 
     def module(self, role: str) -> str | None:
-        return next((module for module, found in self.roles.items() if found == role), None)
+        return next((module for module, own in self.roles.items() if own == role), None)
 
     def side(self, role: str, side: int = 0) -> int | None:
         """How many outputs the map of that role has; with side 1, how many inputs."""
@@ -228,8 +228,8 @@ class Facts:
         """Whether the config speaks of rotary positions, and not of ALiBi in their place."""
         if self.config.get("alibi"):
             return False
-        said = (key for key, value in self.config.items() if value not in (None, False))
-        return any(re.search("rope|rotary", key) for key in said) or "rotary" in str(
+        keys = (key for key, value in self.config.items() if value not in (None, False))
+        return any(re.search("rope|rotary", key) for key in keys) or "rotary" in str(
             self.config.get("position_embedding_type")
         )
 
@@ -263,13 +263,13 @@ def gather(shapes: Mapping[str, Shape], config: Mapping[str, Any]) -> Facts:
     for name in shapes:
         _require_plain("the name of a tensor", name, r"[^\"\\{}\x00-\x1f\x7f-\x9f\u2028\u2029]+")
     counts = [config[key] for key in LAYER_COUNTS if type(config.get(key)) is int]
-    found = templates(shapes, counts[0] if counts else None)
+    parsed = templates(shapes, counts[0] if counts else None)
     return Facts(
         model_type=model_type,
         class_name=class_name,
         config=config,
-        found=found,
+        templates=parsed,
         tied=is_tied(config, shapes),
         head_name=head_name(config, shapes),
-        parts={template: part(template, shape) for template, shape in found.shapes.items()},
+        parts={template: part(template, shape) for template, shape in parsed.shapes.items()},
     )

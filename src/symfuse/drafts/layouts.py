@@ -63,8 +63,8 @@ class Layouts:
 
     def _of(self, p: Part) -> str:
         plain = " ".join(map(str, p.shape)) or SCALAR
-        found = (self._map(p), self._vector(p), self._map(p, known=False))
-        return next((text for text in found if text is not None and self._shape(text) == p.shape), plain)
+        ways = (self._map(p), self._vector(p), self._map(p, known=False))
+        return next((text for text in ways if text is not None and self._shape(text) == p.shape), plain)
 
     def _shape(self, text: str) -> Shape | None:
         """The shape of a tensor of that layout; None where an axis has no size."""
@@ -162,14 +162,14 @@ class Layouts:
             return [""]
         outside, inside = self._pieces(), self._pieces(of_head=True)
         heads = "kv" if self.facts.groups else "h"
-        found = []
+        out = []
         for order in _ORDERS:
-            found.append(" + ".join(outside[i] for i in order))
-            found.append(f"{heads} ({' + '.join(inside[i] for i in order)})")
-        return found
+            out.append(" + ".join(outside[i] for i in order))
+            out.append(f"{heads} ({' + '.join(inside[i] for i in order)})")
+        return out
 
     def with_values_there(self) -> list[int]:
-        """The orders that have the values where the chosen one has them."""
+        """The orders that have the values where this choice has them."""
 
         def at(i: int) -> tuple[int, int]:
             return i % 2, _ORDERS[i // 2].index(2)

@@ -57,12 +57,12 @@ def templates(shapes: Mapping[str, Shape], layers: int | None) -> Templates:
     named = {name: _template(name, stack) for name in shapes}
     indices = {int(m[2]) for text, _ in named.values() if (m := _EXPERT.search(text))}
     experts = len(indices) if indices == set(range(len(indices))) and len(indices) > 1 else 0
-    found: dict[str, dict[str, Shape]] = defaultdict(dict)
+    shapes_of: dict[str, dict[str, Shape]] = defaultdict(dict)
     for name, (text, _) in named.items():
-        found[_EXPERT.sub(r"\1{e}.", text) if experts else text][name] = shapes[name]
-    usual = {text: Counter(named.values()).most_common(1)[0][0] for text, named in found.items()}
+        shapes_of[_EXPERT.sub(r"\1{e}.", text) if experts else text][name] = shapes[name]
+    usual = {text: Counter(named.values()).most_common(1)[0][0] for text, named in shapes_of.items()}
     others: dict[str, dict[str, Shape | None]] = {}
-    for text, have in found.items():
+    for text, have in shapes_of.items():
         filled = [text.replace("{l}", str(i)) for i in range(size)] if "{l}" in text else [text]
         filled = [n.replace("{e}", str(i)) for n in filled for i in range(experts)] if "{e}" in text else filled
         if odd := {name: have.get(name) for name in filled if have.get(name) != usual[text]}:
@@ -77,9 +77,9 @@ def _stack(names: Mapping[str, Shape], layers: int | None) -> tuple[str, int]:
         if match := _LAYER.match(name):
             stacks[match[1]].append(int(match[2]))
     whole = {
-        at: len(set(found))
-        for at, found in stacks.items()
-        if set(found) == set(range(len(set(found)))) and (len(set(found)) > 1 or layers == 1)
+        at: len(set(numbers))
+        for at, numbers in stacks.items()
+        if set(numbers) == set(range(len(set(numbers)))) and (len(set(numbers)) > 1 or layers == 1)
     }
     at = max(whole, key=lambda one: len(stacks[one]), default="")
     return at, whole.get(at, 0)

@@ -36,10 +36,10 @@ def with_reads(draft: Draft, bench: Bench) -> Draft:
         error = _error(tried, bench)
         if error is None:
             continue
-        found = Trial("residual, folded", "rotation", error, error <= bench.tolerance, f"norms: {kind}")
-        if found.holds:
-            return replace(tried, trials=(*draft.trials, found))
-        trial = found if trial is None else min(trial, found, key=lambda one: one.error)
+        new = Trial("residual, folded", "rotation", error, error <= bench.tolerance, f"norms: {kind}")
+        if new.holds:
+            return replace(tried, trials=(*draft.trials, new))
+        trial = new if trial is None else min(trial, new, key=lambda one: one.error)
     return replace(draft, trials=(*draft.trials, *([trial] if trial else [])))
 
 
@@ -50,7 +50,7 @@ def _error(draft: Draft, bench: Bench) -> float | None:
             folded = canonical(Model.of(bench.checkpoint), ("untie", "fold_norms"))
             error = bench.change(folded.checkpoint)
             if error <= bench.tolerance:
-                rotation = replace(bench.moved(folded.spec, {"residual"}, 4), shifts={})
+                rotation = replace(bench.random(folded.spec, {"residual"}, 4), shifts={})
                 error = max(error, bench.change(rotation.on(folded), rotation))
         except (SymfuseError, ValueError):  # a norm that is none of the stream, a reader that is no map
             return None
@@ -93,7 +93,7 @@ def _candidates(draft: Draft) -> Iterator[Reads]:
     last = [t for t in gains if "{l}" not in t and not re.search(r"embed", t)]
 
     def bare(names: list[str]) -> tuple[str, ...]:
-        experts = range(max(1, draft.facts.found.experts))
+        experts = range(max(1, draft.facts.templates.experts))
         each = (name.replace("{e}", str(e)) for name in names for e in experts if "{e}" in name or e == 0)
         return tuple(name.removeprefix(draft.prefix) for name in each)
 

@@ -40,7 +40,7 @@ def settled(facts: Facts, bench: Bench | None) -> Draft:
     if bench is None or loud is None:
         return draft
     spec = draft.spec(bench.checkpoint)
-    if loud.error(spec, bench.moved(spec, None, 2)) <= loud.tolerance:
+    if loud.error(spec, bench.random(spec, None, 2)) <= loud.tolerance:
         return draft
     bench.loud = loud  # something is clipped, which the first weights do not reach
     return _climbed(facts, bench)
@@ -85,12 +85,12 @@ def _trial(draft: Draft, groups: dict[str, Group | None], how: str, bench: Bench
     if not axes:
         return None
     words = ", ".join(dict.fromkeys(g.label for axis in sorted(axes) if (g := groups[axis]) is not None))
-    alignment = replace(bench.moved(spec, axes, 1), shifts={})
+    alignment = replace(bench.random(spec, axes, 1), shifts={})
     if all(element.is_identity() for element in alignment.elements.values()):
         return None  # there is only one of it
     error = bench.error(spec, alignment)
     holds = error <= bench.tolerance
-    if holds and not bench.hears(spec, alignment):
+    if holds and not bench.notices(spec, alignment):
         return Trial(", ".join(sorted(axes)), words, error, False, "the outputs do not depend on it")
     return Trial(", ".join(sorted(axes)), words, error, holds, how)
 
@@ -153,7 +153,7 @@ def _heads(draft: Draft) -> Iterator[list[Step]]:
 
 
 def _experts(draft: Draft) -> Iterator[list[Step]]:
-    if "e" in draft.axes and not draft.facts.found.experts:  # in one tensor: those in tensors of their own stay
+    if "e" in draft.axes and not draft.facts.templates.experts:  # in one tensor: those in tensors of their own stay
         yield [(draft.choice, {"e": Permutation()}, "")]
 
 
@@ -194,7 +194,7 @@ def _shifted(draft: Draft, bench: Bench | None) -> Draft:
         tried = replace(draft, shifts=(*draft.shifts, rule))
         try:
             spec = replace(draft, shifts=(rule,)).spec(bench.checkpoint)
-            alignment = Alignment(spec, {}, bench.moved(spec, None, 1).shifts)
+            alignment = Alignment(spec, {}, bench.random(spec, None, 1).shifts)
             error = bench.error(spec, alignment)
         except (LayoutError, SpecError):
             continue
@@ -203,17 +203,17 @@ def _shifted(draft: Draft, bench: Bench | None) -> Draft:
         trial = Trial(f"biases of {words}", "translation", error, holds)
         draft = replace(tried if holds else draft, trials=(*draft.trials, trial))
     spec = draft.spec(bench.checkpoint)
-    errors = [bench.error(spec, bench.moved(spec, None, seed)) for seed in (2, 3)]
+    errors = [bench.error(spec, bench.random(spec, None, seed)) for seed in (2, 3)]
     holds = max(errors) <= bench.tolerance and bool(spec.movable)
     trial = Trial("all at once", "all of these", max(errors), holds)
-    said = f"run as the real class with random weights, in {str(bench.dtype).removeprefix('torch.')}"
+    reason = f"run as the real class with random weights, in {str(bench.dtype).removeprefix('torch.')}"
     if not holds:
-        said = "all groups at once change the outputs" if spec.movable else "no symmetry was found"
-    unheard = tuple(_unheard(draft, bench)) if holds else ()
-    return replace(draft, trials=(*draft.trials, trial), verified=holds, said=said, unheard=unheard)
+        reason = "all groups at once change the outputs" if spec.movable else "no symmetry was found"
+    untouched = tuple(_untouched(draft, bench)) if holds else ()
+    return replace(draft, trials=(*draft.trials, trial), verified=holds, reason=reason, untouched=untouched)
 
 
-def _unheard(draft: Draft, bench: Bench) -> Iterator[str]:
+def _untouched(draft: Draft, bench: Bench) -> Iterator[str]:
     """Templates of tensors that the outputs do not depend on, but for biases that may be anything."""
     free = {draft.prefix + rule.bias for rule in draft.shifts if rule.into is None}
     for template, text in draft.layouts.tensors.items():

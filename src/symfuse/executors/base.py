@@ -28,7 +28,7 @@ class Done(Generic[Item_co, Result_co]):
 
 @runtime_checkable
 class Running(Protocol[Item_co, Result_co]):
-    """Work that was begun. Iterated, it gives what is done, in whatever order, and raises what the work raised."""
+    """Work that has started. Iterated, it yields what is done, in any order, and raises what the work raised."""
 
     def __iter__(self) -> Iterator[Done[Item_co, Result_co]]: ...
 

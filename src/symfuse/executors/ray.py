@@ -36,11 +36,12 @@ MATTERS = ("symfuse", "torch", "numpy", "scipy", "numba")  # packages that resul
 
 
 class Ray:
-    """A Ray cluster: that at `address` ("auto": that of this machine), or one of this machine alone, begun and ended
-    here. A cluster to which the process is connected already is taken as it is.
+    """A Ray cluster: that at `address` ("auto": that of this machine), or one of this machine alone, started and
+    ended here. A cluster to which the process is connected already is taken as it is.
 
-    workers: of the cluster begun here, default one for each core. gpus: that each task takes. say: told of lost
-    workers; follow: of each item that is done, and where. OptionError without the package, or without the cluster.
+    workers: of the cluster started here, default one for each core. gpus: that each task takes. say: called with a line
+    on each lost worker; follow: with one on each item that is done, and where. OptionError without the package, or
+    without the cluster.
     """
 
     elsewhere = True
@@ -54,7 +55,7 @@ class Ray:
         say: Callable[[str], None] = lambda _text: None,
         follow: Callable[[str], None] = lambda _text: None,
     ) -> None:
-        # What Ray would print of lost workers is said here, by `say`, and not on standard output.
+        # What Ray would print of lost workers is reported by `say`, and not on standard output.
         os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
         try:
             import ray  # noqa: F401
@@ -68,7 +69,7 @@ class Ray:
         self.say = say
         self.follow = follow
         self.retried = 0
-        self._begun = False
+        self._started = False
         self._tasks: Counter[tuple[str, int]] = Counter()  # by machine and process
         self._processors: set[str] = set()
 
@@ -78,7 +79,7 @@ class Ray:
 
         if ray.is_initialized():
             return
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster begun here tells nobody
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster that symfuse starts reports to nobody
         own: dict[str, Any] = {} if self.address else {"num_cpus": self.workers, "include_dashboard": False}
         before = signal.getsignal(signal.SIGTERM)  # which Ray replaces in the main thread
         try:
@@ -87,12 +88,12 @@ class Ray:
             where = f"at {self.address!r}" if self.address else "on this machine"
             raise OptionError(
                 f"there is no Ray cluster {where} ({error}); `ray status` on its head says whether it runs; leave "
-                "the address out to begin one on this machine"
+                "the address out to start one on this machine"
             ) from error
         finally:
             with suppress(ValueError):  # in another thread
                 signal.signal(signal.SIGTERM, before)
-        self._begun = True
+        self._started = True
         there: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
         for kind, need in (("CPU", 1), ("GPU", self.gpus)):
             if there.get(kind, 0) < need:
@@ -102,12 +103,12 @@ class Ray:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Leave the cluster, and end it if it was begun here."""
+        """Leave the cluster, and end it if it was started here."""
         import ray
 
-        if self._begun:
+        if self._started:
             ray.shutdown()
-            self._begun = False
+            self._started = False
 
     def start(
         self, work: Work[Item, Result], items: Sequence[Item], *, memory: Callable[[Item], int] | None = None
@@ -123,8 +124,8 @@ class Ray:
         counts = {"machines": machines, "tasks": self._tasks.total(), "retried": self.retried}
         return {"name": "ray", "workers": len(self._tasks), **counts}
 
-    def heard(self, item: object, worker: Worker) -> str:
-        """An item is done; where, in words."""
+    def note(self, item: object, worker: Worker) -> str:
+        """Count an item that is done; where it was done, in words."""
         self._tasks[worker.machine, worker.process] += 1
         if worker.processor not in self._processors | {_worker().processor}:
             self.say(
@@ -190,7 +191,7 @@ class _Tasks(Generic[Item, Result]):
                 if worker is None:
                     raise OptionError(f"a worker of the Ray cluster cannot import symfuse ({result}); install it there")
                 item = self._items[number]
-                yield Done(item, result, self._cluster.heard(item, worker))
+                yield Done(item, result, self._cluster.note(item, worker))
 
     def _submit(self, number: int) -> None:
         self._tries[number] += 1
@@ -206,7 +207,7 @@ class _Tasks(Generic[Item, Result]):
         item, why = self._items[number], _in_a_line(error)
         if self._tries[number] > RETRIES:
             raise SymfuseError(
-                f"{item} was given to {self._tries[number]} workers of the Ray cluster, and all were lost; the last: "
+                f"{item} was sent to {self._tries[number]} workers of the Ray cluster, and all were lost; the last: "
                 f"{why}. They may have had too little memory (`ray logs` on the head says more)"
             ) from error
         self._cluster.retried += 1
@@ -266,8 +267,8 @@ def _in_a_line(error: Exception) -> str:
 
 
 def _task() -> Callable[..., Any]:
-    """What Ray is given: a function that travels as its code, so that a worker without symfuse can say so. Who is
-    cancelled ends: in the midst of an import, which cannot be begun again, it would be of no use to anybody."""
+    """The function of a Ray task, which travels as its code, so that a worker without symfuse can report that. A
+    cancelled worker ends its process: an import that was interrupted cannot be started again."""
 
     def task(parcel, number, here):  # type: ignore[no-untyped-def]
         import os
@@ -289,11 +290,11 @@ def _task() -> Callable[..., Any]:
 @functools.cache
 def versions() -> dict[str, str]:
     """On what the bits of a result depend, beside the processor: versions of packages, those that are here."""
-    found = dict.fromkeys(MATTERS, "missing")
+    out = dict.fromkeys(MATTERS, "missing")
     for name in MATTERS:
         with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
+            out[name] = metadata.version(name)
+    return out
 
 
 _unpacked: tuple[str, Any] = ("", None)  # the parcel that this worker opened last, and what was in it

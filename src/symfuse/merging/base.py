@@ -33,28 +33,28 @@ LARGEST = torch.finfo(torch.float32).max
 
 @dataclass(frozen=True)
 class Parameter:
-    """One keyword of a method. kind: float, int, bool or str. default: None if it must be given."""
+    """One keyword of a method. kind: float, int, bool or str. default: None if it is required."""
 
     name: str
     kind: type
     per_model: bool
     default: Any
 
-    def value(self, given: Any, where: str) -> Any:
+    def value(self, entry: Any, where: str) -> Any:
         """A value from a recipe as this parameter's type; OptionError, saying where it stands, if it is not one, or a
         number that float32 does not hold."""
         if self.kind is bool:
-            if isinstance(given, bool):
-                return given
-        elif not isinstance(given, bool) and isinstance(given, (int, float, str)):
+            if isinstance(entry, bool):
+                return entry
+        elif not isinstance(entry, bool) and isinstance(entry, (int, float, str)):
             # YAML reads 1e-5 as a string; whole numbers may have more than 308 digits.
             with suppress(ValueError, OverflowError):
-                value = self.kind(given)
-                if self.kind is str or (abs(value) <= LARGEST and value == float(given)):
+                value = self.kind(entry)
+                if self.kind is str or (abs(value) <= LARGEST and value == float(entry)):
                     return value
         span = f"between -{LARGEST:.2g} and {LARGEST:.2g}"
         words = {bool: "true or false", float: f"a finite number {span}", int: f"a whole number {span}", str: "a text"}
-        raise OptionError(f"{where}: {self.name} is {given!r:.24}, expected {words[self.kind]}")
+        raise OptionError(f"{where}: {self.name} is {entry!r:.24}, expected {words[self.kind]}")
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Method:
     """A merge method. base: whether the tensors of a base model come apart from the others. models: how many others,
     at least and at most. paper: the source. ignored: parameters that change nothing, and are there as recipes have
     them. learn: what it does first with the models' data (`symfuse.methods`), whose parameters are its too. statistics:
-    the kind of those that it reads of each tensor, which may be given instead of data. data_required: whether it must
+    the kind of those that it reads of each tensor, which may stand in for data. data_required: whether it must
     have one of both; unlabelled: whether it reads no labels, by its parameters."""
 
     name: str
@@ -96,10 +96,10 @@ class Method:
 def _parameters(function: Callable[..., Any]) -> dict[str, Parameter]:
     hints = typing.get_type_hints(function, include_extras=True)
     out = {}
-    for key, given in inspect.signature(function).parameters.items():
-        if given.kind is not inspect.Parameter.KEYWORD_ONLY:
+    for key, one in inspect.signature(function).parameters.items():
+        if one.kind is not inspect.Parameter.KEYWORD_ONLY:
             continue
-        default = None if given.default is inspect.Parameter.empty else given.default
+        default = None if one.default is inspect.Parameter.empty else one.default
         per_model = hints[key] == PerModel
         name = key.removesuffix("_")
         if per_model:

@@ -48,10 +48,10 @@ class Slice:
 
 @runtime_checkable
 class Learnt(Protocol):
-    """What a method found out of data (`symfuse.methods`), by the number of a model and a canonical name."""
+    """What a method learned from data (`symfuse.methods`), by the number of a model and a canonical name."""
 
     def value(self, parameter: str, model: int, name: str) -> float | None:
-        """Of a parameter that has one for each model: where none is given, or what is given is ignored."""
+        """Of a parameter that has one for each model: where the user sets none, or the method ignores it."""
 
     def statistic(self, model: int, name: str) -> Statistic | None:
         """What the stream of that tensor has."""
@@ -205,9 +205,9 @@ def merge_slices(
     """The plan of a merge: every output tensor, by its name in files, with what it is made of.
 
     models: all with the same tensors (see `require_same_shape`), but for the number of layers. template: the number of
-    the model that gives names and, unless `dtype` is given, dtypes. skip: canonical names that are left out; copy:
+    the model that gives names and, unless there is a `dtype`, dtypes. skip: canonical names that are left out; copy:
     those that are taken from the template as they are. layer: of a tensor, by its canonical name; default: as the Spec
-    says. learned: what the method found out of the models' data. Raises OptionError for numbers of models that the
+    says. learned: what the method learned from the models' data. Raises OptionError for numbers of models that the
     method does not take, and parameters that are missing.
     """
     for part in slices:
@@ -279,15 +279,15 @@ def describe(outputs: Mapping[str, Output]) -> str:
 
 def effective_weights(output: Output) -> list[float] | None:
     """The weights in the order of the terms, divided by their sum where the method does that; None if it has none."""
-    given = output.parameters or {}
-    if "samples" in given:
-        total = sum(given["samples"])
-        return [count / total for count in given["samples"]] if total else None
-    if "weight" not in given:
+    values = output.parameters or {}
+    if "samples" in values:
+        total = sum(values["samples"])
+        return [count / total for count in values["samples"]] if total else None
+    if "weight" not in values:
         return None
-    total = sum(given["weight"])
-    normalize = given.get("normalize", given.get("normalize_weights", False)) and abs(total) > 1e-12
-    return [w / total for w in given["weight"]] if normalize else list(given["weight"])
+    total = sum(values["weight"])
+    normalize = values.get("normalize", values.get("normalize_weights", False)) and abs(total) > 1e-12
+    return [w / total for w in values["weight"]] if normalize else list(values["weight"])
 
 
 def _require_count(method: Method, part: Slice) -> None:
@@ -403,16 +403,16 @@ def _resolved(
     the value of each parameter."""
 
     def value(parameter: Parameter, model: int | None, tensor: str) -> Any:
-        found = part.resolve(parameter, model, tensor, t)
-        if learned is not None and model is not None and (found is None or parameter.name in method.ignored):
-            found = learned.value(parameter.name, part.models[model], names[model])
-        found = parameter.default if found is None else found
-        if found is None:
+        result = part.resolve(parameter, model, tensor, t)
+        if learned is not None and model is not None and (result is None or parameter.name in method.ignored):
+            result = learned.value(parameter.name, part.models[model], names[model])
+        result = parameter.default if result is None else result
+        if result is None:
             raise OptionError(
                 f"{method.name} needs a value for {parameter.name}, and {file} has none: `parameters: "
                 f"{{{parameter.name}: 0.5}}` in a recipe, --set {parameter.name}=0.5, or as an argument"
             )
-        return found
+        return result
 
     each = {i: {p.name: value(p, i, terms[i].file) for p in method.parameters.values() if p.per_model} for i in terms}
     order = sorted(terms, key=lambda i: (*each[i].values(), terms[i].label))

@@ -37,7 +37,7 @@ class Transfers:
         def arrived() -> list[Tensor]:
             current.wait_event(done)
             for tensor in sent:
-                tensor.record_stream(current)  # its memory is not given to the next block while it is in use
+                tensor.record_stream(current)  # the next block does not get its memory while it is in use
             return sent
 
         return arrived

@@ -62,19 +62,19 @@ def learn(inputs: Inputs, *, by: str = "layer", steps: int = 100, rate: float = 
     if sum(after) >= sum(before):
         fell = f"from {sum(before) / len(tasks):.4f} to {sum(after) / len(tasks):.4f}"
         notes = (f"adamerging: the mean entropy did not fall in {steps} steps ({fell}); take more, or a smaller rate",)
-    found = coefficients.tolist()
+    values = coefficients.tolist()
     spec = inputs.models[0].spec
     numbers = {name: number for number, names in enumerate(mixture.groups.values()) for name in names}
 
     def weight(model: int, name: str) -> float | None:
         piece = None if name in numbers else piece_of(name, spec)  # files may have a stack in pieces
         number = numbers.get(name if piece is None else piece.stack)
-        return None if number is None else found[model][number]
+        return None if number is None else values[model][number]
 
     record = {
         "by": by,
         "steps": steps,
-        "coefficients": {group: [row[i] for row in found] for i, group in enumerate(mixture.groups)},
+        "coefficients": {group: [row[i] for row in values] for i, group in enumerate(mixture.groups)},
         "entropy": {"before": before, "after": after},
     }
     fell = ", ".join(f"{m.name} {a:.4f} to {b:.4f}" for m, a, b in zip(inputs.models, before, after, strict=True))
@@ -133,8 +133,8 @@ class Mixture:
         self.set(coefficients)
         total = 0.0
         for task, module, batch in zip(tasks, self.modules, batches, strict=True):
-            found = entropies(task, module, batch)
-            loss = found.sum() / max(1, found.numel())  # a batch may ask for nothing
+            values = entropies(task, module, batch)
+            loss = values.sum() / max(1, values.numel())  # a batch may ask for nothing
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
         gradient = torch.zeros_like(coefficients)

@@ -1,4 +1,4 @@
-"""What methods that look at data share: what they are given, and what they find out before tensors are combined."""
+"""What methods that look at data share: their inputs, and what they learn before tensors are combined."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Inputs:
     start from, if the method has one apart. tasks, statistics: the data of each model, and what was saved of them.
     own_heads: whether each model keeps its task head beside the merged body, on its own data; else heads are merged.
     seed: of what is drawn. memory: bytes that statistics may take while they are summed; None: as many as need be.
-    device: where models are run, and what is found is computed. report: where progress is told."""
+    device: where models are run, and results are computed. report: called with a line of progress."""
 
     models: tuple[Model, ...]
     base: Model | None = None
@@ -47,23 +47,23 @@ class Inputs:
 
     def task(self, model: int) -> Task:
         """The data of a model; OptionError if it has none."""
-        found = self.tasks[model] if self.tasks else None
-        if found is None:
+        task = self.tasks[model] if self.tasks else None
+        if task is None:
             raise OptionError(
                 f"{self.models[model].name}: this method looks at data, and none are given: data: FILE in a recipe "
                 "(for all models, or beside one), --data FILE, or data=[task, …]"
             )
-        return found
+        return task
 
     def predicting(self, model: int) -> Predicting:
         """The data of a model, of a task that predicts classes; OptionError if it is another."""
-        found = self.task(model)
-        if not isinstance(found, Predicting):
+        task = self.task(model)
+        if not isinstance(task, Predicting):
             raise OptionError(
-                f"{found.name} on {found.source}: this method needs a task that predicts classes, of texts, images or "
+                f"{task.name} on {task.source}: this method needs a task that predicts classes, of texts, images or "
                 "tokens; name one (--task)"
             )
-        return found
+        return task
 
     def saved(self, model: int) -> Statistics | None:
         """What was saved of a model's data."""
@@ -72,10 +72,10 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Learned:
-    """What was found out. weights: of a model, by its number among `Inputs.models`, for a tensor, by its canonical
-    name: the value of `parameter`, where none is given, or the method ignores what is. statistics: of each model.
-    moved: the models, if they were changed. record: for the run's document; summary: of it, in a line. notes: what the
-    user should be told."""
+    """What a method learned. weights: of a model, by its number among `Inputs.models`, for a tensor, by its canonical
+    name: the value of `parameter`, where the user sets none, or the method ignores what is. statistics: of each model.
+    moved: the models, if they were changed. record: for the run's document; summary: of it, in a line. notes: for
+    the user."""
 
     weights: Callable[[int, str], float | None] | None = None
     parameter: str = "weight"
@@ -88,32 +88,32 @@ class Learned:
 
 def statistics_of(inputs: Inputs, what: str, task_of: Callable[[int], Task], collect: Collect) -> list[Statistics]:
     """Of each model what was saved, or what is collected on its data into a temporary folder. what: for reports."""
-    found = []
+    out = []
     for i, model in enumerate(inputs.models):
         if (statistics := inputs.saved(i)) is None:
             task = task_of(i)
             inputs.report(f"{what} of {model.name} on {task.source}")
             statistics = in_scratch(partial(collect, model, task, device=inputs.device))
-        found.append(statistics)
-    return found
+        out.append(statistics)
+    return out
 
 
-def examples_of(inputs: Inputs, found: Sequence[Statistics]) -> str:
+def examples_of(inputs: Inputs, statistics: Sequence[Statistics]) -> str:
     """What statistics are of, in a line."""
-    said = ", ".join(f"{m.name} {s.count}" for m, s in zip(inputs.models, found, strict=True))
-    return f"examples looked at: {said}"
+    counts = ", ".join(f"{m.name} {s.count}" for m, s in zip(inputs.models, statistics, strict=True))
+    return f"examples looked at: {counts}"
 
 
 def in_scratch(collect: Collect) -> Statistics:
     """Statistics collected into a temporary folder (`scratch=`), which goes when nobody reads them any more."""
     folder = Path(tempfile.mkdtemp(prefix="symfuse-"))
     try:
-        found = collect(scratch=folder)
+        statistics = collect(scratch=folder)
     except BaseException:
         shutil.rmtree(folder)
         raise
-    weakref.finalize(found, shutil.rmtree, folder, ignore_errors=True)
-    return found
+    weakref.finalize(statistics, shutil.rmtree, folder, ignore_errors=True)
+    return statistics
 
 
 @contextmanager

@@ -22,12 +22,12 @@ def learn(inputs: Inputs) -> Learned:
     if not any(task is not None for task in inputs.tasks):
         return Learned(weights=lambda _model, _name: 0.0, parameter="samples")
     counts = [examples(inputs.task(i)) for i in range(len(inputs.models))]
-    said = ", ".join(f"{model.name} {count}" for model, count in zip(inputs.models, counts, strict=True))
+    listed = ", ".join(f"{model.name} {count}" for model, count in zip(inputs.models, counts, strict=True))
     return Learned(
         weights=lambda model, _name: float(counts[model]),
         parameter="samples",
         record={"samples": counts},
-        summary=f"examples: {said}",
+        summary=f"examples: {listed}",
     )
 
 

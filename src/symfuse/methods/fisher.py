@@ -39,15 +39,17 @@ def learn(inputs: Inputs, *, labels: str = "sampled") -> Learned:
     need no labels), or "given" with the data (the empirical one)."""
     require_labels(labels)
     collect = partial(fisher_of, labels=labels, seed=inputs.seed)
-    found = statistics_of(inputs, "Fisher information", inputs.predicting, collect)
+    statistics = statistics_of(inputs, "Fisher information", inputs.predicting, collect)
     notes = list[str]()
-    if few := [f"{s.count} of {s.name}" for s in found if s.count < FEW]:
+    if few := [f"{s.count} of {s.name}" for s in statistics if s.count < FEW]:
         notes.append(f"the Fisher information is of few examples ({', '.join(few)}); take more data")
-    kinds = [s.provenance.get("labels") for s in found]  # saved ones have their own
+    kinds = [s.provenance.get("labels") for s in statistics]  # saved ones have their own
     if len(set(kinds)) > 1:
         notes.append(f"the Fisher information of some models is of sampled labels, of others of given ones: {kinds}")
-    record = {"labels": kinds, "examples": {m.name: s.count for m, s in zip(inputs.models, found, strict=True)}}
-    return Learned(statistics=tuple(found), record=record, summary=examples_of(inputs, found), notes=tuple(notes))
+    record = {"labels": kinds, "examples": {m.name: s.count for m, s in zip(inputs.models, statistics, strict=True)}}
+    return Learned(
+        statistics=tuple(statistics), record=record, summary=examples_of(inputs, statistics), notes=tuple(notes)
+    )
 
 
 def require_labels(labels: str) -> None:
@@ -112,14 +114,14 @@ def fisher_of(
     with running([model], task, device=device) as space:
         module = space.set([1.0])
         names = canonical_names(model, module)
-        found = fisher_diagonal(module, task.batches, log_likelihood(task, labels, seed), parameters=names)
-    tensors = {names[name]: tensor for name, tensor in found.tensors.items()}
+        diagonal = fisher_diagonal(module, task.batches, log_likelihood(task, labels, seed), parameters=names)
+    tensors = {names[name]: tensor for name, tensor in diagonal.tensors.items()}
     provenance = {
         "model": model.checkpoint.lineage(compute=True), "task": task.describe(), "labels": labels, "seed": seed,
-        "notes": list(found.notes),
+        "notes": list(diagonal.notes),
     }  # fmt: skip
     name = f"the Fisher information of {model.name}"
-    statistics = Statistics("fisher", tensors, found.count, provenance, name=name)
+    statistics = Statistics("fisher", tensors, diagonal.count, provenance, name=name)
     if scratch is None:
         return statistics
     statistics.write(scratch)

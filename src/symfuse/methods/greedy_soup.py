@@ -24,8 +24,8 @@ def learn(inputs: Inputs, *, metric: str = "accuracy") -> Learned:
     so that the soup is never worse on these data than the best model.
 
     metric: of the task's score, the higher the better, or "loss", the lower the better. Of models that are equally
-    good the first given comes first; a model that leaves the soup as good as it was is added. 2k − 1 evaluations of k
-    models, in float32, one live module in memory.
+    good the first in the list comes first; a model that leaves the soup as good as it was is added. 2k − 1 evaluations
+    of k models, in float32, one live module in memory.
     """
     if inputs.own_heads:
         raise OptionError("greedy_soup judges whole models, heads included: it needs `heads: average`")
@@ -33,8 +33,8 @@ def learn(inputs: Inputs, *, metric: str = "accuracy") -> Learned:
     count = len(inputs.models)
     with running(inputs.models, task, device=inputs.device) as space:
 
-        def judge(chosen: list[int], what: str) -> float:
-            score = measure(task, space.set([1 / len(chosen) if i in chosen else 0.0 for i in range(count)]))
+        def judge(members: list[int], what: str) -> float:
+            score = measure(task, space.set([1 / len(members) if i in members else 0.0 for i in range(count)]))
             value = _value(score, metric, task)
             inputs.report(f"greedy_soup: {what}, {metric} {abs(value):.4f}")
             return value

@@ -31,10 +31,10 @@ SLACK = 10
 def learn(inputs: Inputs) -> Learned:
     """The Gram matrices of what each model's linear maps read on its data; labels are not looked at. They wait in files
     of a temporary folder, and are in memory for one model, or one group of its layers, at a time."""
-    found = statistics_of(inputs, "Gram matrices", inputs.task, partial(gram_of, memory=inputs.memory))
-    record = {"examples": {m.name: s.count for m, s in zip(inputs.models, found, strict=True)}}
-    notes = tuple(note for s in found for note in s.notes())
-    return Learned(statistics=tuple(found), record=record, summary=examples_of(inputs, found), notes=notes)
+    statistics = statistics_of(inputs, "Gram matrices", inputs.task, partial(gram_of, memory=inputs.memory))
+    record = {"examples": {m.name: s.count for m, s in zip(inputs.models, statistics, strict=True)}}
+    notes = tuple(note for s in statistics for note in s.notes())
+    return Learned(statistics=tuple(statistics), record=record, summary=examples_of(inputs, statistics), notes=notes)
 
 
 @method(
@@ -111,8 +111,8 @@ def regmean(
     size = left.diagonal().mean()
     if ridge and size > 0:
         left.diagonal().add_(ridge * size)
-    found = mean + _solve(left, right, name) if right.any() else mean
-    return first + found.movedim(0, dim)
+    solution = mean + _solve(left, right, name) if right.any() else mean
+    return first + solution.movedim(0, dim)
 
 
 def _solve(left: Tensor, right: Tensor, name: str) -> Tensor:
@@ -145,6 +145,6 @@ def gram_of(
         module = space.set([1.0])
         names = [name for name in model.spec.tensors if name not in model.spec.tied]
         with readable(module):
-            found = gram_matrices(module, task.batches, names, memory=memory, scratch=scratch)
+            statistics = gram_matrices(module, task.batches, names, memory=memory, scratch=scratch)
     provenance = {"model": model.checkpoint.lineage(compute=True), "task": task.describe()}
-    return replace(found, provenance=provenance, name=f"the Gram matrices of {model.name}")
+    return replace(statistics, provenance=provenance, name=f"the Gram matrices of {model.name}")

@@ -15,8 +15,8 @@ def where(condition: Callable[..., Any], *values: Tensor) -> Tensor:
     """What the condition, of arrays or tensors alike, says of the values: booleans of their shape."""
     if all(value.is_cpu for value in values):
         return torch.from_numpy(np.asarray(condition(*(value.numpy() for value in values))))
-    found: Tensor = condition(*values)
-    return found
+    result: Tensor = condition(*values)
+    return result
 
 
 def count(condition: Callable[[Any], Any], values: Tensor) -> int:
@@ -26,7 +26,7 @@ def count(condition: Callable[[Any], Any], values: Tensor) -> int:
     return int(torch.count_nonzero(condition(values)))
 
 
-def chosen(condition: Callable[[Any], Any], values: Tensor) -> Tensor:
+def select(condition: Callable[[Any], Any], values: Tensor) -> Tensor:
     """The entries at which the condition holds, flat."""
     if values.is_cpu:
         array = values.numpy()

@@ -12,7 +12,7 @@ from torch.nn.functional import hardshrink
 
 from symfuse.errors import OptionError
 from symfuse.merging.stream import Block, Stream
-from symfuse.methods.parts.compare import chosen, count
+from symfuse.methods.parts.compare import count, select
 
 DIGIT = 16  # bits of a float that one pass tells apart
 
@@ -63,18 +63,18 @@ class Largest:
             return hardshrink(values, value)
         limit = torch.tensor(value, dtype=values.dtype)
         kept = hardshrink(values, torch.nextafter(limit, torch.zeros_like(limit)).item())
-        found = count(lambda entries: abs(entries) == value, kept)
-        if found > self.left:
+        equal = count(lambda entries: abs(entries) == value, kept)
+        if equal > self.left:
             late = kept.abs().flatten().eq(value).nonzero().squeeze(1)[self.left :]
             kept.view(-1)[late] = 0
-        self.left -= min(found, self.left)
+        self.left -= min(equal, self.left)
         return kept
 
 
 def kth_largest(
     passes: Callable[[], Iterator[Sequence[Tensor]]], ranks: Sequence[Sequence[int]], dtype: torch.dtype
 ) -> list[list[Cut]]:
-    """For each streamed quantity, its k-th largest entries for the given k (from 1 to the number of entries).
+    """For each streamed quantity, its k-th largest entries for each k (from 1 to the number of entries).
 
     passes: an iterator over blocks, each a list of tensors of `dtype` (float32 or float64), one for each quantity, none
     negative; the same at each call. Such floats are ordered as their bit patterns are, so this is a radix selection:
@@ -83,21 +83,21 @@ def kth_largest(
     """
     integer, length = (torch.int32, 31) if dtype == torch.float32 else (torch.int64, 63)  # without the sign
     # For each rank: the leading bits of that entry, and its rank among the entries that have them.
-    found = [[(0, k) for k in ks] for ks in ranks]
+    leading = [[(0, k) for k in ks] for ks in ranks]
     for stop in range(DIGIT, length + DIGIT, DIGIT):
         rest = max(0, length - stop)
         digit = length - rest - (stop - DIGIT)
-        counts = [{prefix: torch.zeros(2**digit, dtype=torch.int64) for prefix, _ in pairs} for pairs in found]
+        counts = [{prefix: torch.zeros(2**digit, dtype=torch.int64) for prefix, _ in pairs} for pairs in leading]
         for values in passes():
             for value, histograms in zip(values, counts, strict=True):
                 bits = value.view(integer).flatten()
                 for prefix, histogram in histograms.items():
                     histogram += torch.bincount(_digits(bits, prefix, digit, rest), minlength=2**digit).cpu()
-        found = [
+        leading = [
             [_next_digit(histograms[prefix], prefix << digit, k) for prefix, k in pairs]
-            for histograms, pairs in zip(counts, found, strict=True)
+            for histograms, pairs in zip(counts, leading, strict=True)
         ]
-    return [[Cut(torch.tensor(bits, dtype=integer).view(dtype).item(), k) for bits, k in pairs] for pairs in found]
+    return [[Cut(torch.tensor(bits, dtype=integer).view(dtype).item(), k) for bits, k in pairs] for pairs in leading]
 
 
 def _digits(bits: Tensor, prefix: int, digit: int, rest: int) -> Tensor:
@@ -105,7 +105,7 @@ def _digits(bits: Tensor, prefix: int, digit: int, rest: int) -> Tensor:
     all, as none has a sign."""
     if bits.itemsize * 8 == 1 + digit + rest:
         return bits >> rest
-    return (chosen(lambda entries: entries >> (digit + rest) == prefix, bits) >> rest) - (prefix << digit)
+    return (select(lambda entries: entries >> (digit + rest) == prefix, bits) >> rest) - (prefix << digit)
 
 
 def _next_digit(histogram: Tensor, prefix: int, k: int) -> tuple[int, int]:
@@ -172,7 +172,7 @@ class Trim(Sparsifier):
         return kept if self._factors[model] == 1 else kept.mul_(self._factors[model])
 
     def _restart(self, cuts: Mapping[int, list[Cut]]) -> None:
-        self._largest = {model: [Largest(cut) for cut in found] for model, found in cuts.items()}
+        self._largest = {model: [Largest(cut) for cut in of_model] for model, of_model in cuts.items()}
 
     def _kept(self, model: int, values: Tensor) -> Tensor:
         """What follows the dropped, up to the last that is kept."""
