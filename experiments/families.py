@@ -24,7 +24,7 @@ import symfuse
 from symfuse.demo import page
 from symfuse.errors import OptionError
 from symfuse.evaluation import Batch
-from symfuse.evaluation.tasks.predicting import Predicting
+from symfuse.evaluation.tasks.base import Predicting
 from symfuse.io import Checkpoint
 from symfuse.modules import build_module
 

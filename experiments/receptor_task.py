@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from symfuse.demo import receptors
 from symfuse.evaluation import Batch
-from symfuse.evaluation.tasks.predicting import Predicting
+from symfuse.evaluation.tasks.base import Predicting
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
 

@@ -23,10 +23,10 @@ from torch import Tensor, nn
 
 from symfuse.demo.packages import cache, publishing
 from symfuse.errors import CheckpointError, OptionError
+from symfuse.evaluation.tasks.base import Predicting
 from symfuse.evaluation.tasks.causal_lm import CausalLM
 from symfuse.evaluation.tasks.image_classification import ImageClassification
 from symfuse.evaluation.tasks.masked_lm import MaskedLM
-from symfuse.evaluation.tasks.predicting import Predicting
 
 RECIPE = 1
 CONFIGS = Path(__file__).parent / "configs"

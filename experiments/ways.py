@@ -22,7 +22,7 @@ import symfuse
 from symfuse.alignment import Alignment
 from symfuse.demo.packages import cache, publishing
 from symfuse.evaluation import barrier
-from symfuse.evaluation.tasks.predicting import Predicting
+from symfuse.evaluation.tasks.base import Predicting
 from symfuse.groups import Monomial
 from symfuse.io import Checkpoint
 from symfuse.matching.learned import Learning, learn_universe

@@ -199,7 +199,7 @@ def test_c77_nan_in_a_head_that_is_kept_as_it_is(tmp_path: Path) -> None:
         model("BertForSequenceClassification", seed).save(tmp_path / name)
     edit(tmp_path / "a", lambda t: t["classifier.bias"].fill_(float("nan")))
     a, b, out = (str(tmp_path / name) for name in ("a", "b", "out"))
-    refused(tmp_path, 3, f"'classifier.bias' of {a}", "merge", a, b, "-o", out, "--heads", "1")
+    refused(tmp_path, 3, f"'classifier.bias' of {a}", "merge", a, b, "-o", out, "--task-heads", "1")
 
 
 def test_messages_on_shapes_name_the_model(folders: Path) -> None:
@@ -262,7 +262,7 @@ def test_a_header_that_is_a_tower(folders: Path) -> None:
 # ---- options and paths
 
 
-@pytest.mark.parametrize("layers", ["0-99999999999", "tail:99999999999", "head:99999999999"])
+@pytest.mark.parametrize("layers", ["0-99999999999", "last:99999999999", "first:99999999999"])
 def test_ranges_of_layers_that_fill_the_memory(folders: Path, layers: str) -> None:
     refused(folders, 2, "the model has layers 0 to 1", "distance", "a", "b", "--layers", layers)
 

@@ -1,4 +1,4 @@
-"""How a verb speaks: tables for people, one JSON document for machines, bars on terminals."""
+"""What a verb prints: tables for people, one JSON document for machines, progress bars on terminals."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def warn(text: str) -> None:
 
 
 class Output:
-    """What a verb says: tables for people, one JSON document for machines, nothing with --quiet."""
+    """Prints tables for people, with --json one document for machines, with --quiet nothing."""
 
     # Columns that are read, not compared.
     WORDS = frozenset({"group", "matched by", "why", "how", "moved", "not moved", "biases"})
@@ -95,8 +95,8 @@ class Output:
 
     @contextmanager
     def progress(self, what: str, total: int | None) -> Iterator[Callable[..., None]]:
-        """A bar on stderr, on terminals only; advanced by one at each call with the total, or None where that is known;
-        of a call with a text that is what the bar says."""
+        """A progress bar on stderr, on terminals only. Yields a function: a call advances the bar by one, with the
+        total (or None where it is known); a call with a text only changes the description of the bar."""
         with ExitStack() as stack:
             bar = None if self.quiet or self.as_json or not sys.stderr.isatty() else _started(stack)
             if bar is None:
@@ -119,6 +119,6 @@ class Output:
                 self._advance = None
 
     def follow(self, text: str) -> None:
-        """What the bar says, if there is one."""
+        """Change the description of the current bar, if there is one."""
         if self._advance is not None:
             self._advance(text=text)

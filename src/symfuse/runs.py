@@ -145,7 +145,7 @@ def movement(source: Checkpoint, alignment: Alignment, verified: Run | None = No
         elements = [element for instance, element in alignment.elements.items() if instance.axis == axis]
         row["condition"] = max((float(element.condition().max()) for element in elements), default=1.0)
     found = alignment.provenance
-    computed = source.tensors.computed  # then its lineage is no more than its name
+    computed = source.computed  # then its lineage is no more than its name
     return {
         "kind": "alignment",
         "symfuse": __version__,

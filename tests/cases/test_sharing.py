@@ -192,7 +192,7 @@ def assert_same_folders(ours: Path, theirs: Path) -> None:
             ("--method", "dare_ties", "--base", "1", "--set", "density=0.5", "--set", "weight=0.4", "--seed", "3"),
             {"method": "dare_ties", "base": 0, "density": 0.5, "weight": 0.4, "seed": 3},
         ),
-        (("--heads", "2"), {"heads": 1}),
+        (("--task-heads", "2"), {"heads": 1}),
     ],
 )
 def test_d13_merge_writes_the_same_folder(models: Path, options: tuple[str, ...], arguments: dict[str, object]) -> None:
@@ -394,7 +394,7 @@ def test_d14_other_label_names(models: Path) -> None:
         Path(name, "config.json").write_text(json.dumps(config), "utf-8")
     with pytest.warns(SymfuseWarning, match=r"^p and q: config\.json differs in id2label"):
         symfuse.merge(["p", "q"], heads=0)
-    command = done("merge", "p", "q", "-o", "o", "--heads", "1").output
+    command = done("merge", "p", "q", "-o", "o", "--task-heads", "1").output
     assert command.count("config.json differs in id2label") == 1
 
 

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from command import everything, run
-from symfuse import signals
+from symfuse import readahead, signals
 from symfuse.executors import Threads
-from symfuse.io import Checkpoint, readahead
+from symfuse.io import Checkpoint
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

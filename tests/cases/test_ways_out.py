@@ -150,7 +150,7 @@ def test_a_recorded_recipe_has_the_options(
 ) -> None:
     heads = {"heads": "drop"} if "pooled" in models else {}
     if form == "options":
-        done("merge", *models, "-o", "one", *options, *(["--heads", "drop"] if heads else []))
+        done("merge", *models, "-o", "one", *options, *(["--task-heads", "drop"] if heads else []))
     else:
         given = linear(*models, **heads)
         if form == "flow":

@@ -185,7 +185,7 @@ def test_options_of_matching(models: Path) -> None:
 def test_verify(models: Path) -> None:
     done("align", "a", "--to", "b", "-o", "out", "-q")
     found = data("verify", "a", "out")
-    assert set(found) == {"equal", "errors", "tolerance", "inputs", "config", "unread", "coverage"}
+    assert set(found) == {"schema", "equal", "errors", "tolerance", "inputs", "config", "unread", "coverage"}
     assert found["equal"] is True
     assert found["config"] == found["unread"] == []
     read, count = found["coverage"]["bert.embeddings.word_embeddings.weight"]
@@ -331,15 +331,15 @@ def test_config_dtype_and_tokenizer_are_the_base_s(models: Path, base: str | Non
 @pytest.mark.parametrize("heads", ["tagger", "2"])
 @pytest.mark.parametrize("align", ALIGN)
 def test_heads(models: Path, heads: str, align: list[str]) -> None:
-    done("merge", "a", "tagger", "-o", "out", "--heads", heads, *align)
+    done("merge", "a", "tagger", "-o", "out", "--task-heads", heads, *align)
     assert_complete(models / "out", transformers.BertForTokenClassification)
     assert torch.equal(open_checkpoint("out")["classifier.weight"], open_checkpoint("tagger")["classifier.weight"])
     refused(models, 5, "classifier.weight: absent and (7, 20)", "merge", "a", "tagger", "-o", "no", *align)
 
 
 def test_the_model_whose_head_is_kept_is_the_base(models: Path) -> None:
-    assert data("merge", "a", "tagger", "-o", "out", "--heads", "2")["base"] == "tagger"
-    refused(models, 2, "is also the base", "merge", "a", "tagger", "-o", "no", "--heads", "2", "--base", "1")
+    assert data("merge", "a", "tagger", "-o", "out", "--task-heads", "2")["base"] == "tagger"
+    refused(models, 2, "is also the base", "merge", "a", "tagger", "-o", "no", "--task-heads", "2", "--base", "1")
 
 
 def test_tokenizers_that_differ_are_told(models: Path) -> None:
@@ -418,7 +418,7 @@ BAD = [
     (2, "layers 0 to 1", ["align", "a", "--to", "b", "-o", "out", "--layers", "7"]),
     (2, "does not parse", ["distance", "a", "b", "--layers", "first"]),
     (2, "1 (a), 2 (b)", ["merge", "a", "b", "-o", "out", "--align", "all", "--anchor", "3"]),
-    (2, "1 (a), 2 (b)", ["merge", "a", "b", "-o", "out", "--heads", "c"]),
+    (2, "1 (a), 2 (b)", ["merge", "a", "b", "-o", "out", "--task-heads", "c"]),
     (2, "--base '3'", ["merge", "a", "b", "-o", "out", "--base", "3"]),
     (2, "--base 'c'", ["merge", "a", "b", "-o", "out", "--base", "c"]),
     (2, "--anchor 'c'", ["merge", "a", "b", "-o", "out", "--align", "all", "--anchor", "c"]),

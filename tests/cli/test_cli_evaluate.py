@@ -292,7 +292,7 @@ PAIRS: list[tuple[int, str, list[str]]] = [
     (3, "of nan/model.safetensors holds 20 NaN", ["barrier", "a", "nan", *PATH, "--align", "ffn"]),
     (2, "'rotations' is not known (did you mean 'rotation'?)", ["barrier", "a", "b", *PATH, "--align", "rotations"]),
     (2, "'none' is the models as they are", ["barrier", "a", "b", *PATH, "--align", "none"]),
-    (2, "'ffn' is given twice", ["barrier", "a", "b", *PATH, "--align", "ffn", "--align", "ffn"]),
+    (2, "'ffn' is named twice", ["barrier", "a", "b", *PATH, "--align", "ffn", "--align", "ffn"]),
     (2, "or NAME=FOLDER, such as mine=moved", ["barrier", "a", "b", *PATH, "--align", "mine="]),
     (2, "write NAME=a/model.safetensors", ["barrier", "a", "b", *PATH, "--align", "a/model.safetensors"]),
     (3, "not an alignment of this version", ["barrier", "a", "b", *PATH, "--align", "x=a/model.safetensors"]),
@@ -335,7 +335,7 @@ def test_models_that_read_the_data_otherwise(place: Path) -> None:
     assert done("evaluate", "a", "b", "bare", "wide", "--data", "t.txt", "-q").output == ""
     result = run("evaluate", "s", "three", "--data", "t.csv")
     assert result.exit_code == 5
-    assert "warning: three reads these data otherwise than s (t.csv:2: the label 'O'" in result.stderr
+    assert "warning: three would read these data differently from s (t.csv:2: the label 'O'" in result.stderr
     assert "there is a label 6, and the model tells 3 apart" in result.stderr
     small = of("BertForMaskedLM", "BertConfig", TEXT | {"vocab_size": 20})(0).replace(files=wordpiece())
     small.save("small")

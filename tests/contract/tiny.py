@@ -5,6 +5,7 @@ Symmetric sizes, gains of 1 and biases of 0 would hide errors.
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -239,7 +240,17 @@ def of(class_name: str, config_class: str, base: dict[str, object], **options: o
 
 
 def _of(seed: int = 0, *, class_name: str, config_class: str, fields: dict[str, object]) -> Checkpoint:
-    return hf(class_name, getattr(transformers, config_class)(**fields), seed)
+    """A copy of the model that was made for these the first time."""
+    asked = (class_name, config_class, repr(fields), seed)
+    if asked not in MADE:
+        MADE[asked] = hf(class_name, getattr(transformers, config_class)(**fields), seed)
+    made = MADE[asked]
+    return made.replace(
+        tensors={name: tensor.clone() for name, tensor in made.items()}, config=copy.deepcopy(dict(made.config))
+    )
+
+
+MADE: dict[tuple[str, str, str, int], Checkpoint] = {}
 
 
 # label → a function from a seed to a checkpoint. Every contract test runs over this table.

@@ -19,7 +19,7 @@ import symfuse
 from evaluation.task_cases import task
 from methods.guided_cases import pair
 from symfuse.demo.packages import FUSION_BENCH, available, fetch
-from symfuse.evaluation.tasks.predicting import Predicting
+from symfuse.evaluation.tasks.base import Predicting
 from symfuse.io import Checkpoint
 from symfuse.methods.adamerging import entropies
 

@@ -246,6 +246,7 @@ class Computed(Lazy):
 def test_what_is_computed_is_computed_once_for_all_its_parts() -> None:
     tensors = Computed({QUERY: torch.rand(6, 5), OUT: torch.rand(4, 5)})
     found = Statistics("fisher", tensors, 3)
+    assert found.infos.keys() == tensors.keys()
     tensors.count = 0  # the type checker of tests has looked at one
     for name, blocks in ((QUERY, 6), (OUT, 4)):
         one = found.of(name)

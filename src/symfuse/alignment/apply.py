@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from symfuse.groups import Action
-from symfuse.spec import Atom, Instance, Shift, Spec, bias_of
+from symfuse.spec import Atom, Instance, Shift, Spec, bias_of, cut
 
 A = TypeVar("A", bound=Action)
 
@@ -40,8 +40,9 @@ def move(spec: Spec, by: Mapping[str, Action], name: str, tensor: Tensor) -> Ten
         moved = _act_all(spec, by, views[0], parts[0]).reshape(work.shape)
         return moved.to(tensor.dtype)
     out = torch.empty_like(work, memory_format=torch.contiguous_format)
-    for view, target, atoms in zip(views, spec.views(name, out), parts, strict=True):
-        target.copy_(_act_all(spec, by, view, atoms))
+    for view, cuts, atoms in zip(views, spec.cuts[name], parts, strict=True):
+        # One at a time: where autograd records, a view that was made before another is written may not be written to.
+        cut(out, cuts).copy_(_act_all(spec, by, view, atoms))
     return out.to(tensor.dtype)
 
 

@@ -17,19 +17,21 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 @main.command("extract-lora", cls=Extracting)
 @click.argument("finetuned")
-@click.option("--base", required=True, help="The model that it was tuned from.")
-@click.option("--output", "-o", required=True, type=NEW_FOLDER, help="The new folder.")
-@click.option("--rank", type=click.IntRange(1), default=128, show_default=True, help="Of each matrix, at most.")
-@click.option("--alpha", type=click.IntRange(1), help="lora_alpha. Default: the rank, a scale of one.")
+@click.option("--base", required=True, help="The model that FINETUNED was tuned from.")
+@click.option("--output", "-o", required=True, type=NEW_FOLDER, help="Write this new folder.")
+@click.option("--rank", type=click.IntRange(1), default=128, show_default=True, help="Limit the rank of each matrix.")
+@click.option("--alpha", type=click.IntRange(1), help="Set lora_alpha. Default: the rank (a scale of one).")
 @click.option(
     "--module",
     "modules",
     multiple=True,
-    help="Only these layers: ends of names, or patterns; several with commas, or given again.",
+    help="Take only these layers: ends of names, or patterns, with commas. Repeatable.",
 )
-@click.option("--exclude", multiple=True, help="Not these; likewise.")
+@click.option("--exclude", multiple=True, help="Leave these layers out; written as for --module.")
 @click.option("--save-rest", is_flag=True, help="Keep what has no low rank (embeddings, norms) as whole tensors.")
-@click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True, help="Of the adapter.")
+@click.option(
+    "--dtype", type=click.Choice(DTYPES), default="float32", show_default=True, help="The dtype of the adapter."
+)
 @common
 def extract_lora(
     finetuned: str,
@@ -41,13 +43,12 @@ def extract_lora(
     exclude: tuple[str, ...],
     save_rest: bool,
     dtype: str,
-    as_json: bool,
-    quiet: bool,
+    out: Output,
 ) -> None:
     """Extract what FINETUNED changed, as a LoRA adapter.
 
-    In the format of peft, by truncated singular value decomposition. Where a difference has a lower rank than asked,
-    its adapter has that.
+    Writes the format of peft, by truncated singular value decomposition. Where a difference has a lower rank than
+    --rank, its adapter has that rank.
     """
     import torch
 
@@ -55,7 +56,6 @@ def extract_lora(
     from symfuse.io import check_target
     from symfuse.messages import some
 
-    out = Output(as_json, quiet)
     tuned, start = open_model(out, finetuned), open_model(out, base)
     check_target(output, overwrite=None, inputs=(*start.sources, *tuned.sources))  # before the work
     adapter = adapters.extract(
@@ -71,7 +71,7 @@ def extract_lora(
     adapter.save(output)
     lower = {module: factors.rank for module, factors in adapter.factors.items() if factors.rank < rank}
     if lower:
-        words = some([f"{module} has {found}" for module, found in lower.items()], 3)
+        words = some([f"{module} has {result}" for module, result in lower.items()], 3)
         out.say(f"note: {len(lower)} differences have a lower rank than {rank}, and their adapters with them: {words}")
     for line in adapter.report():
         out.say(line)

@@ -80,7 +80,7 @@ if TYPE_CHECKING:
 @executor_options
 @common
 def align(
-    source: str, anchor: str, axes: str, statistics: str, anchor_output: Place | None, as_json: bool, quiet: bool,
+    source: str, anchor: str, axes: str, statistics: str, anchor_output: Place | None, out: Output,
     **options: Any,
 ) -> None:  # fmt: skip
     """Move SOURCE onto an anchor, and prove that it is the same.
@@ -93,7 +93,6 @@ def align(
     from symfuse import api
     from symfuse.runs import frame_text, record_of
 
-    out = Output(as_json, quiet)
     _require_use(statistics, options | {"anchor_output": anchor_output})
     options["executor"] = executor = executor_of(out, options)
     a, b = (open_model(out, model).on(options["device"]) for model in (source, anchor))

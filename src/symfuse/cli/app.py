@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import wraps
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -106,7 +107,7 @@ def _interrupted() -> NoReturn:
 
 
 def _say_notes(error: BaseException) -> None:
-    """What a run that ends early says of what it leaves."""
+    """Print what a run that ends early leaves behind."""
     for note in getattr(error, "__notes__", ()):
         warn(note)
 
@@ -121,11 +122,20 @@ def main() -> None:
     """Align transformers by their symmetries, prove that nothing changed, and merge them."""
 
 
-common = grouped(
-    "Output",
-    click.option("--quiet", "-q", is_flag=True, help="Print errors and warnings only."),
-    click.option("--json", "as_json", is_flag=True, help="Print one JSON document."),
-)
+def common(function: F) -> F:
+    """What every verb has: its function gets an `Output` as `out`."""
+
+    @wraps(function)
+    def verb(*args: Any, as_json: bool, quiet: bool, **options: Any) -> Any:
+        return function(*args, out=Output(as_json, quiet), **options)
+
+    return grouped(
+        "Output",
+        click.option("--quiet", "-q", is_flag=True, help="Print errors and warnings only."),
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON document."),
+    )(verb)  # type: ignore[return-value]
+
+
 device_option = grouped(
     "Resources",
     click.option(
@@ -211,7 +221,8 @@ executor_options = grouped(
 
 
 def executor_of(out: Output, options: Mapping[str, Any]) -> Ray | None:
-    """What --executor and --address say, until the verb ends; None: threads, which every function takes by default."""
+    """The executor of --executor and --address, closed when the verb ends; None: threads, the default of every
+    function."""
     device = options["device"]
     if options["executor"] == "local":
         if options["address"] is not None:
@@ -232,8 +243,8 @@ def executor_summary(executor: Ray | None) -> dict[str, Any]:
 
 
 def import_at_once(*modules: str) -> None:
-    """What a verb will need, torch too, without collecting garbage meanwhile: there is none, and looking for it takes a
-    tenth of the time. What is there then stays, and is not looked at again."""
+    """Import what a verb needs, torch too, without garbage collection, which takes a tenth of the time and has nothing
+    to collect. The imported objects are frozen, so that later collections skip them."""
     if "torch" in sys.modules:
         return
     gc.disable()
@@ -260,7 +271,7 @@ def match_options(options: dict[str, Any], axes: str) -> dict[str, Any]:
 
 
 def groups_of(options: Mapping[str, Any]) -> dict[str, str]:
-    """What --group says; OptionError for what is not AXIS=GROUP, and for an axis named twice."""
+    """The groups of --group, by axis; OptionError for what is not AXIS=GROUP, and for an axis named twice."""
     groups: dict[str, str] = {}
     for text in options["group"]:
         axis, sign, name = (part.strip() for part in text.partition("="))
@@ -330,7 +341,7 @@ def save(
 
 
 def pushed(out: Output, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Upload what was written, as --push says; for the document of the run."""
+    """Upload the output folder if --push is set; returns what the document of the run has of it."""
     from symfuse.io.hub import upload
 
     if options["push"] is None:

@@ -29,7 +29,7 @@ LINES = 6  # of one kind, for people; --json has all
 @click.option("--max-shard-size", default="5GB", show_default=True, help="The largest weight file.")
 @click.option("--no-sample", is_flag=True, help="Read no weights: do not say how related the models are.")
 @common
-def check(models: tuple[str, ...], as_json: bool, quiet: bool, **options: Any) -> None:
+def check(models: tuple[str, ...], out: Output, **options: Any) -> None:
     """Check whether a merge can be done, and what it takes.
 
     Of RECIPE.yml, or MODELS as the options say (as for `symfuse merge`): what differs, how related they are, what is
@@ -39,7 +39,6 @@ def check(models: tuple[str, ...], as_json: bool, quiet: bool, **options: Any) -
     """
     from symfuse import api
 
-    out = Output(as_json, quiet)
     recipes, folder = recipes_of(models, options)
     target = api.Target(folder, options["overwrite"], options["max_shard_size"], options["threads"])
     reports = api.check_all(recipes, target=target, sample=not options["no_sample"])

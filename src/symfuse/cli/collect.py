@@ -15,24 +15,31 @@ from symfuse.output import Output, warn
 
 @main.command()
 @click.argument("model")
-@click.option("--kind", type=click.Choice(["fisher", "gram"]), default="fisher", show_default=True, help="See above.")
-@click.option("--labels", type=click.Choice(["sampled", "given"]), help="Of fisher. Default: sampled.")
-@memory_option("Of gram: what its sums may take, such as 6GB; more is done in passes.")
+@click.option(
+    "--kind",
+    type=click.Choice(["fisher", "gram"]),
+    default="fisher",
+    show_default=True,
+    help="What is collected (see above).",
+)
+@click.option(
+    "--labels", type=click.Choice(["sampled", "given"]), help="Labels of the likelihood, for fisher. Default: sampled."
+)
+@memory_option("Limit the memory of gram's sums, such as 6GB; more is done in passes.")
 @data_options
-@click.option("--output", "-o", required=True, type=NEW_FOLDER, help="The new folder.")
+@click.option("--output", "-o", required=True, type=NEW_FOLDER, help="Write this new folder.")
 @device_option
 @common
-def collect(model: str, kind: str, output: Path, as_json: bool, quiet: bool, **options: Any) -> None:
+def collect(model: str, kind: str, output: Path, out: Output, **options: Any) -> None:
     """Collect statistics of MODEL on data, for merges.
 
-    For `symfuse merge --statistics`. fisher: the mean squared gradient of the likelihood, by entry, for merges by
-    fisher. gram: the second moments of what linear maps read, for merges by regmean. `symfuse transport` moves them
-    with an alignment.
+    `symfuse merge --statistics` reads them. fisher: the mean squared gradient of the likelihood, by entry, for the
+    method fisher. gram: the second moments of the inputs of linear maps, for the method regmean. `symfuse transport`
+    moves them with an alignment.
     """
     from symfuse import api
     from symfuse.io import check_target
 
-    out = Output(as_json, quiet)
     own: dict[str, Any] = {"fisher": {"labels": options["labels"]}, "gram": {"memory": options["memory"]}}
     for other in own.keys() - {kind}:
         for name, value in own[other].items():
@@ -45,9 +52,9 @@ def collect(model: str, kind: str, output: Path, as_json: bool, quiet: bool, **o
     if kind == "fisher":
         given["seed"] = options["seed"] or 0
     with out.progress("looking at data", None):
-        found = api.collect(opened, data, kind, **given)
-    found.save(output)
-    for note in found.notes():
+        result = api.collect(opened, data, kind, **given)
+    result.save(output)
+    for note in result.notes():
         warn(f"note: {note}")
-    out.say(f"{kind} statistics of {found.count} examples, {len(found.tensors)} tensors, written to {output}")
-    out.finish({"kind": "statistics", "statistics": kind, "count": found.count, "output": str(output)} | out.cost())
+    out.say(f"{kind} statistics of {result.count} examples, {len(result.tensors)} tensors, written to {output}")
+    out.finish({"kind": "statistics", "statistics": kind, "count": result.count, "output": str(output)} | out.cost())

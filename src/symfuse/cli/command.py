@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, TypeVar
 
 import click
@@ -29,19 +29,31 @@ class Command(click.Command):
                     formatter.write_dl(rows)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        own = {name for param in self.params for name in param.opts}
-        old = {name: new for name, new in OLD_NAMES.items() if new in own and name not in own}
-        end = args.index("--") if "--" in args else len(args)
+        own = {name for param in self.params for name in (*param.opts, *param.secondary_opts)}
         notes: list[str] = []
-        for i, word in enumerate(args[:end]):
-            name, equals, value = word.partition("=")
-            if name in old:
-                args[i] = f"{old[name]}{equals}{value}"
-                notes.append(f"{name} is now called {old[name]}")
-        rest = super().parse_args(ctx, args)
+        try:
+            rest = super().parse_args(ctx, list(self.translated(iter(args), own, notes)))
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx
+            raise
         for note in () if ctx.params.get("quiet") else dict.fromkeys(notes):
             click.echo(f"symfuse: note: {note}", err=True)
         return rest
+
+    def translated(self, args: Iterator[str], own: Collection[str], notes: list[str]) -> Iterator[str]:
+        """The arguments with today's names of options. own: the names that this command has. notes: gets what is
+        printed of them."""
+        for word in args:
+            if word == "--":
+                yield from (word, *args)
+                return
+            name, equals, value = word.partition("=")
+            new = OLD_NAMES.get(name)
+            if new is None or new not in own or name in own:
+                yield word
+                continue
+            notes.append(f"{name} is now called {new}")
+            yield f"{new}{equals}{value}"
 
 
 def grouped(group: str, *decorators: Callable[[F], F]) -> Callable[[F], F]:

@@ -52,8 +52,8 @@ def data_options(function: F, required: bool = True, several: bool = False) -> F
 
 
 def task(options: Mapping[str, Any], checkpoint: Checkpoint, *others: Checkpoint, unlabelled: bool = False) -> Task:
-    """The task that the options name, on their data as that checkpoint reads them, with labels or without. Whoever else
-    is evaluated on it and would read them otherwise is warned of."""
+    """The task that the options name, on data that the checkpoint's tokenizer or image processor reads. Warns of each
+    of the other models that would read them differently. unlabelled: do not read labels."""
     from symfuse.evaluation import make_task, read_records
 
     columns = {f"{role}_column": name for role, name in columns_of(options).items()}
@@ -72,14 +72,14 @@ def task(options: Mapping[str, Any], checkpoint: Checkpoint, *others: Checkpoint
             same, reason = False, str(error)
         if not same:
             warn(
-                f"warning: {other.name} reads these data otherwise than {checkpoint.name} ({reason}); it is given what "
-                f"{checkpoint.name} reads"
+                f"warning: {other.name} would read these data differently from {checkpoint.name} ({reason}); it gets "
+                f"what {checkpoint.name} reads"
             )
     return made
 
 
 def columns_of(options: Mapping[str, Any]) -> dict[str, str]:
-    """What --column says, by role."""
+    """The columns of --column, by role."""
     columns: dict[str, str] = {}
     for text in options["columns"]:
         role, equals, name = text.partition("=")
@@ -107,26 +107,23 @@ def _reading(checkpoint: Checkpoint) -> tuple[object, ...]:
 @main.command()
 @click.argument("models", nargs=-1, required=True)
 @data_options
-@click.option("--ensemble", is_flag=True, help="One more row: the mean of the models' predicted probabilities.")
+@click.option("--ensemble", is_flag=True, help="Add the mean of the models' predicted probabilities.")
 @device_option
 @result_option
 @common
-def evaluate(
-    models: tuple[str, ...], ensemble: bool, output: Path | None, as_json: bool, quiet: bool, **options: Any
-) -> None:
+def evaluate(models: tuple[str, ...], ensemble: bool, output: Path | None, out: Output, **options: Any) -> None:
     """Measure loss and metrics of MODELS on the same data.
 
-    The data are read by the tokenizer or image processor of the first.
+    The tokenizer or image processor of the first reads the data.
     """
     from symfuse import api
 
-    out = Output(as_json, quiet)
     check_result(output, "evaluation", models)
     if ensemble and len(models) < 2:
         raise OptionError("--ensemble: an ensemble is of two models at least; name another, or leave it out")
     checkpoints = [open_model(out, model) for model in models]
     loss = task(options, *checkpoints)
-    found = []
+    result = []
     rows_of: list[tuple[str, Any]] = [(checkpoint.name, checkpoint) for checkpoint in checkpoints]
     rows_of += [("ensemble", checkpoints)] if ensemble else []
     with out.progress("evaluating", len(rows_of)) as advance:
@@ -135,43 +132,56 @@ def evaluate(
             score = api.score(source, loss, device=options["device"])
             if not math.isfinite(score.loss):
                 raise CheckpointError(
-                    f"{name}: the loss on {loss.source} is {score.loss}, so it says nothing; numbers may "
+                    f"{name}: the loss on {loss.source} is {score.loss}, which cannot be compared; numbers may "
                     "have overflowed (look for very large weights), or a text may be degenerate"
                 )
-            found.append({"name": name, **score.to_dict(), "seconds": time.perf_counter() - start})
+            result.append({"name": name, **score.to_dict(), "seconds": time.perf_counter() - start})
             advance(None)
-    metrics = list(found[0]["metrics"])
+    metrics = list(result[0]["metrics"])
     rows = [
         [one["name"], f"{one['loss']:.4f}", *(f"{one['metrics'][m]:.4f}" for m in metrics), str(one["count"])]
-        for one in found
+        for one in result
     ]
     out.table(["model", "loss", *metrics, "counted"], rows, f"{loss.name} on {loss.source}")
-    finish(out, {"kind": "evaluation", "task": loss.describe(), "models": found}, output)
+    finish(out, {"kind": "evaluation", "task": loss.describe(), "models": result}, output)
 
 
 @main.command()
 @click.argument("a")
 @click.argument("b")
 @data_options
-@click.option("--align", "alignments", multiple=True, metavar="WHAT", help="See above. Default: auto. May be repeated.")
-@click.option("--points", type=click.IntRange(3), default=11, show_default=True, help="Evenly spaced λ, ends included.")
-@click.option("--refine", type=click.IntRange(0), default=2, show_default=True, help="Halvings around the maximum.")
+@click.option(
+    "--align", "alignments", multiple=True, metavar="WHAT", help="Align by this (see above). Default: auto. Repeatable."
+)
+@click.option(
+    "--points",
+    type=click.IntRange(3),
+    default=11,
+    show_default=True,
+    help="Measure at so many evenly spaced λ, ends included.",
+)
+@click.option(
+    "--refine",
+    type=click.IntRange(0),
+    default=2,
+    show_default=True,
+    help="Halve the intervals around the maximum so often.",
+)
 @device_option
 @result_option
 @common
 def barrier(
-    a: str, b: str, alignments: tuple[str, ...], points: int, refine: int, output: Path | None, as_json: bool,
-    quiet: bool, **options: Any,
+    a: str, b: str, alignments: tuple[str, ...], points: int, refine: int, output: Path | None, out: Output,
+    **options: Any,
 ) -> None:  # fmt: skip
     """Measure the loss on the straight path from B to A.
 
-    As they are and aligned. WHAT is auto (attention,ffn of models in one basis, else all axes), permutation (of
-    neurons), rotation (and of heads), scaling (and their scales), axes such as attention, or NAME=FOLDER for an
-    alignment that `symfuse align` wrote (its folder, or the file in it).
+    Of the models as they are, and aligned. WHAT is auto (attention,ffn of models in one basis, else all axes),
+    permutation (of neurons), rotation (and of heads), scaling (and their scales), axes such as attention, or
+    NAME=FOLDER for an alignment that `symfuse align` wrote (its folder, or the file in it).
     """
     from symfuse import api
 
-    out = Output(as_json, quiet)
     check_result(output, "barrier", (a, b))
     asked = _asked(alignments or ("auto",))
     source, anchor = open_model(out, a), open_model(out, b)
@@ -215,22 +225,22 @@ def say_barrier(out: Output, result: Barrier) -> None:
 
 
 def _asked(texts: Sequence[str]) -> dict[str, Alignment | dict[str, Any]]:
-    """By name, the alignments read from files, and how the others are to be made. What is wrong with them is known
-    before the work."""
+    """By name, the alignments that are read from files, and the options of those that are to be computed. Raises before
+    any work."""
     from symfuse.alignment import Alignment
     from symfuse.matching.axes import AUTO, WORDS, require_axes
     from symfuse.messages import suggestion
 
     words = [AUTO, *NAMED, *WORDS]
     known = f"choose from {', '.join(words)}, or NAME=FOLDER, such as mine=moved"
-    found: dict[str, Alignment | dict[str, Any]] = {}
+    result: dict[str, Alignment | dict[str, Any]] = {}
     for text in texts:
         name, equals, file = text.partition("=")
         if not name or (equals and not file):
             missing = "the name is missing" if equals and file else "the folder is missing" if equals else "it is empty"
             raise OptionError(f"--align {text!r}: {missing}; {known}")
-        if name == "none" or name in found:
-            what = "the models as they are, always shown" if name == "none" else "given twice"
+        if name == "none" or name in result:
+            what = "the models as they are, always shown" if name == "none" else "named twice"
             raise OptionError(f"--align {text!r}: {name!r} is {what}; choose another name")
         if equals:
             try:
@@ -242,7 +252,7 @@ def _asked(texts: Sequence[str]) -> dict[str, Alignment | dict[str, Any]]:
                     f"--align {text!r}: this alignment was learned together with that of {', '.join(others)}, which "
                     "moves too: measure the two folders that were written instead"
                 )
-            found[name] = loaded
+            result[name] = loaded
             continue
         if name not in NAMED and Path(name).exists():
             raise OptionError(f"--align {text!r}: what was written needs a name, for the table; write NAME={text}")
@@ -253,8 +263,8 @@ def _asked(texts: Sequence[str]) -> dict[str, Alignment | dict[str, Any]]:
                 near = suggestion(text, words)
                 why = f": {error}" if AUTO in text.split(",") else f" is not known{near}; {known}"
                 raise OptionError(f"--align {text!r}{why}") from error
-        found[name] = NAMED.get(name, {"axes": name})
-    return found
+        result[name] = NAMED.get(name, {"axes": name})
+    return result
 
 
 def _file(place: Path) -> Path:
@@ -287,7 +297,8 @@ def _traced(result: Barrier, alignments: Mapping[str, Alignment]) -> dict[str, A
 def _alignment(
     out: Output, what: Alignment | dict[str, Any], source: Checkpoint, anchor: Checkpoint, device: str
 ) -> Alignment:
-    """Made, or as it was read, if it fits the source. A warning if it was made for other models."""
+    """The alignment: computed by these options, or the one that was read, if it fits the source. Warns if that was
+    computed for other models."""
     from symfuse.io import is_other
 
     if isinstance(what, dict):
@@ -308,24 +319,31 @@ def _alignment(
 @click.argument("b")
 @click.argument("c", required=False)
 @data_options
-@click.option("--align", "what", help="As in barrier, without a third model. Default: auto.")
-@click.option("--steps", type=click.IntRange(2), default=21, show_default=True, help="Grid points a side.")
-@click.option("--margin", type=click.FloatRange(0), default=0.25, show_default=True, help="Around the models.")
+@click.option("--align", "what", help="Align A by this, as in barrier; not with a third model. Default: auto.")
+@click.option(
+    "--steps", type=click.IntRange(2), default=21, show_default=True, help="Measure so many grid points a side."
+)
+@click.option(
+    "--margin",
+    type=click.FloatRange(0),
+    default=0.25,
+    show_default=True,
+    help="Extend the grid by this share around the models.",
+)
 @device_option
 @result_option
 @common
 def landscape(
-    a: str, b: str, c: str | None, what: str | None, steps: int, margin: float, output: Path | None, as_json: bool,
-    quiet: bool, **options: Any,
+    a: str, b: str, c: str | None, what: str | None, steps: int, margin: float, output: Path | None, out: Output,
+    **options: Any,
 ) -> None:  # fmt: skip
     """Measure the loss on the plane through three models.
 
-    Through A, A aligned to B, and B; or through A, B and C. With -o each point is kept as it is done, in
-    DIR/landscape.jsonl; the same command goes on from there if it was interrupted.
+    The models are A, A aligned to B, and B; or A, B and C. With -o each point is kept in DIR/landscape.jsonl as soon as
+    it is measured: run the same command again to continue after an interruption.
     """
     from symfuse import api
 
-    out = Output(as_json, quiet)
     names = [model for model in (a, b, c) if model is not None]
     check_result(output, "landscape", names)
     if len(set(names)) < len(names):

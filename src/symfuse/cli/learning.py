@@ -1,4 +1,4 @@
-"""What the command line says of learning a matching."""
+"""The options of a learned matching, and what is printed of it."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ learning_options = grouped(
 
 
 def learning_of(options: Mapping[str, Any], anchor: Checkpoint, advance: Any) -> Learning:
-    """What the options say, with the tasks as the anchor reads their data."""
+    """The settings of the options, with tasks on data that the anchor's tokenizer reads."""
     from symfuse.matching.learned import Learning
 
     given = {key: options[key] for key in _SETTINGS if options[key] is not None}
@@ -87,12 +87,12 @@ def learning_of(options: Mapping[str, Any], anchor: Checkpoint, advance: Any) ->
 
 
 def say_learned(out: Output, learned: Mapping[str, Any]) -> None:
-    """What learning came to."""
+    """Print the barrier before and after learning."""
     barriers = [one["barrier"] for one in learned["history"]]
     deciding = [one["decides"] for one in learned["history"]]
     best = deciding.index(min(deciding))
     if best == 0:
-        out.say("nothing better than the start was found: take more steps, another rate (--rate), or more data")
+        out.say("no step was better than the start: take more steps, another rate (--rate), or more data")
     out.say(
         f"learned: barrier on the validation data {barriers[0]:.4g} -> {barriers[best]:.4g}, at step "
         f"{learned['history'][best]['step']} of {learned['stopped at']}"

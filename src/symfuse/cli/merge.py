@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 @device_option
 @click.option("--no-direct", is_flag=True, help="Write through the page cache.")
 @common
-def merge(models: tuple[str, ...], as_json: bool, quiet: bool, **options: Any) -> None:
+def merge(models: tuple[str, ...], out: Output, **options: Any) -> None:
     """Merge as RECIPE.yml or the options say.
 
     Mergekit's recipes run as they are. With a recipe, --method to --anchor and --layers to --no-biases are written in
@@ -59,7 +59,6 @@ def merge(models: tuple[str, ...], as_json: bool, quiet: bool, **options: Any) -
     symfuse merge recipe.yml OUT
     symfuse merge A B -o OUT --weights 0.3,0.7 --align all
     """
-    out = Output(as_json, quiet)
     if options["executor"] == "local":
         read_ahead(models[:1] if is_recipe(models) else models)
     import_at_once("api")
@@ -128,11 +127,10 @@ def say_merge(out: Output, run: Mapping[str, Any]) -> None:
 
 @main.command()
 @common
-def methods(as_json: bool, quiet: bool) -> None:
+def methods(out: Output) -> None:
     """List the merge methods, with their parameters and papers."""
     from symfuse.api import METHODS
 
-    out = Output(as_json, quiet)
     rows = []
     for method in sorted(METHODS.values(), key=lambda method: method.name):
         parameters = [

@@ -42,9 +42,9 @@ def _gpu(_value: str) -> Words:
 
 
 def _bytes(value: str) -> Words:
-    found = re.fullmatch(r"(\d+)([kmb]?)", value.lower())
+    result = re.fullmatch(r"(\d+)([kmb]?)", value.lower())
     powers = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}
-    return ("--max-shard-size", value if found is None else str(int(found[1]) * powers[found[2]]))
+    return ("--max-shard-size", value if result is None else str(int(result[1]) * powers[result[2]]))
 
 
 _GPU = Spelling("it is --device cuda here, or the processor where there is no GPU", _gpu)
@@ -101,23 +101,11 @@ class ForMergekit(Command):
 
     spellings: Mapping[str, Spelling] = OF_MERGES
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        own = {name for param in self.params for name in (*param.opts, *param.secondary_opts)}
-        notes: list[str] = []
-        try:
-            rest = super().parse_args(ctx, list(self._translated(iter(args), own, notes)))
-        except click.UsageError as error:
-            error.ctx = error.ctx or ctx
-            raise
-        for note in () if ctx.params.get("quiet") else dict.fromkeys(notes):
-            click.echo(f"symfuse: note: {note}", err=True)
-        return rest
-
-    def _translated(self, args: Iterator[str], own: Collection[str], notes: list[str]) -> Iterator[str]:
-        """The arguments in the words of this command. notes: gets what is printed of them."""
-        for word in args:
+    def translated(self, args: Iterator[str], own: Collection[str], notes: list[str]) -> Iterator[str]:
+        rest = super().translated(args, own, notes)
+        for word in rest:
             if word == "--":
-                yield from (word, *args)
+                yield from (word, *rest)
                 return
             option, equals, value = word.partition("=")
             positive = option.replace("--no-", "--", 1)
@@ -128,7 +116,7 @@ class ForMergekit(Command):
             off = option != positive
             if why := spelling.off if off else spelling.refused:
                 raise click.UsageError(f"{option} is an option of mergekit that would change the result: {why}")
-            if spelling.takes and not equals and not (value := next(args, "")):
+            if spelling.takes and not equals and not (value := next(rest, "")):
                 raise click.BadOptionUsage(option, f"Option {option!r} requires an argument.")
             words = () if off else spelling.words(value)
             there = not words or not words[0].startswith("-") or words[0] in own
@@ -142,11 +130,11 @@ class Extracting(ForMergekit):
 
     spellings = OF_EXTRACTION
 
-    def _translated(self, args: Iterator[str], own: Collection[str], notes: list[str]) -> Iterator[str]:
-        given = list(args)
-        options = {word.partition("=")[0] for word in given}
+    def translated(self, args: Iterator[str], own: Collection[str], notes: list[str]) -> Iterator[str]:
+        words = list(args)
+        options = {word.partition("=")[0] for word in words}
         less = {"--skip-undecomposable", "--include-regex", "-i", "--exclude-regex", "-e", "--save-rest"}
         if "--base-model" in options and not options & less:
             notes.append("what has no low rank is saved too (--save-rest), as mergekit does")
             yield "--save-rest"
-        yield from super()._translated(iter(given), own, notes)
+        yield from super().translated(iter(words), own, notes)

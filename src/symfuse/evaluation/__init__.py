@@ -12,29 +12,7 @@ from symfuse.evaluation.tasks import TASKS, batch_task, make_task, task_of
 from symfuse.evaluation.weights import WeightSpace, evaluate, open_space
 
 __all__ = [
-    "TASKS",
-    "Barrier",
-    "Batch",
-    "Curve",
-    "Distance",
-    "Landscape",
-    "Loss",
-    "Plane",
-    "Point",
-    "Records",
-    "Score",
-    "Task",
-    "Totals",
-    "WeightSpace",
-    "barrier",
-    "batch_task",
-    "distance",
-    "ensemble",
-    "evaluate",
-    "landscape",
-    "make_task",
-    "measure",
-    "open_space",
-    "read_records",
-    "task_of",
-]
+    "TASKS", "Barrier", "Batch", "Curve", "Distance", "Landscape", "Loss", "Plane", "Point", "Records", "Score", "Task",
+    "Totals", "WeightSpace", "barrier", "batch_task", "distance", "ensemble", "evaluate", "landscape", "make_task",
+    "measure", "open_space", "read_records", "task_of",
+]  # fmt: skip

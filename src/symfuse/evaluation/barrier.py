@@ -91,7 +91,7 @@ class Curve:
 
     @property
     def rounding(self) -> float:
-        """A barrier up to this is none that could be told from rounding: 8 eps of the dtype times the largest loss in
+        """A barrier up to this cannot be distinguished from rounding: 8 eps of the dtype times the largest loss in
         size. (Where logits are far larger than the loss, their rounding may exceed it.)"""
         return _ROUNDING * torch.finfo(self.dtype).eps * max(abs(point.score.loss) for point in self.points)
 
@@ -113,7 +113,7 @@ class Curve:
 class Barrier:
     """Curves over the same batches. task: what was evaluated. baselines: for a curve what to compare it with: the plain
     one in its own parametrisation, then the plain one of the models as they are. renewed: from how many batches the
-    statistics of batch normalisation were taken anew at inner points; 0 where they were interpolated."""
+    statistics of batch normalisation were recomputed at inner points; 0 where they were interpolated."""
 
     source: str
     anchor: str
@@ -176,7 +176,7 @@ def barrier(
     models that `transformers` does not have. device: where it is run (`open_space`). progress: called with the curve,
     the point that is done, and the number of all points: the most that may be needed, which falls to the number of
     calls by the last of them. renew: batches of module inputs from which the running statistics of batch normalisation
-    are taken anew at the inner points; by default they are interpolated like weights, and the ends always keep their
+    are recomputed at the inner points; by default they are interpolated like weights, and the ends always keep their
     own. inexact: by pair, as in `Curve`. One module is in memory; A and B are read from their files at each point.
     Raises OptionError for arguments that make no sense, before anything is measured.
     """
@@ -194,9 +194,9 @@ def barrier(
             if batches is not None:
                 renewed |= _renew(space.set([1.0, 0.0]), batches[:1])  # whether it can be done at all
             report = None if progress is None else _reporter(progress, name, others)
-            found = _path(space, loss, points, refine, batches, report)
+            result = _path(space, loss, points, refine, batches, report)
             variants = (inexact or {}).get(name, ())
-            curves[name] = Curve(name, tuple(found), space.gram().item() ** 0.5, dtype, variants)
+            curves[name] = Curve(name, tuple(result), space.gram().item() ** 0.5, dtype, variants)
     first, last = names or tuple(map(name_of, next(iter(pairs.values()))))
     return Barrier(first, last, describe(loss), curves, baselines, len(batches) if batches and renewed else 0)
 
@@ -223,7 +223,7 @@ def _require_sense(
 
 
 def _renew(module: nn.Module, batches: Sequence[Batch]) -> bool:
-    """Take the statistics of batch normalisation anew, if the module has any; OptionError for batches that it does not
+    """Recompute the statistics of batch normalisation, if the module has any; OptionError for batches that it does not
     take."""
     try:
         return bool(renew_statistics(module, batches))
@@ -246,17 +246,17 @@ def _path(
     report: Callable[[Point, int], None] | None,
 ) -> list[Point]:
     """By rising λ. report: called with each point, and how many there will be at most."""
-    found: list[Point] = []
+    result: list[Point] = []
     places = [i / (points - 1) for i in range(points)]
     for rounds in range(refine, -1, -1):  # that are still to come
-        most = len(found) + len(places) + _BESIDE * rounds
+        most = len(result) + len(places) + _BESIDE * rounds
         for place in places:
-            found.append(_point(space, loss, place, renew))
+            result.append(_point(space, loss, place, renew))
             if report is not None:
-                report(found[-1], most)
-        found.sort(key=lambda point: point.at)
-        places = _beside(found)
-    return found
+                report(result[-1], most)
+        result.sort(key=lambda point: point.at)
+        places = _beside(result)
+    return result
 
 
 def _point(space: WeightSpace, loss: Loss, place: float, renew: Sequence[Batch] | None) -> Point:
@@ -272,12 +272,12 @@ def _point(space: WeightSpace, loss: Loss, place: float, renew: Sequence[Batch] 
     return point
 
 
-def _beside(found: Sequence[Point]) -> list[float]:
+def _beside(result: Sequence[Point]) -> list[float]:
     """The middles of the intervals beside the maxima of both definitions."""
-    curve = Curve("", tuple(found), 0.0)
-    tops = {found.index(curve.peak), found.index(curve.peak_over_mean)}
-    starts = sorted({i for top in tops for i in (top - 1, top) if 0 <= i < len(found) - 1})
-    return [(found[i].at + found[i + 1].at) / 2 for i in starts]
+    curve = Curve("", tuple(result), 0.0)
+    tops = {result.index(curve.peak), result.index(curve.peak_over_mean)}
+    starts = sorted({i for top in tops for i in (top - 1, top) if 0 <= i < len(result) - 1})
+    return [(result[i].at + result[i + 1].at) / 2 for i in starts]
 
 
 def _reporter(progress: Callable[[str, Point, int], None], name: str, others: int) -> Callable[[Point, int], None]:

@@ -1,4 +1,4 @@
-"""Whether one module, given the weights of each of several models in turn, computes what each of them does."""
+"""Whether one module with the weights of each of several models in turn computes what each of them does."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def require_one_function(
             )
         if labels:
             _require_same_order(first, other)
-        if found := [d for d in differences(first, other) if d.matters]:
-            more = f" (and in {some(d.field for d in found[1:])})" if found[1:] else ""
+        if result := [d for d in differences(first, other) if d.matters]:
+            more = f" (and in {some(d.field for d in result[1:])})" if result[1:] else ""
             raise IncompatibleError(
-                f"{first_name} and {name}: config.json differs in {found[0]}{more}, so that no one module is both; a "
+                f"{first_name} and {name}: config.json differs in {result[0]}{more}, so that no one module is both; a "
                 "path leads between models that differ in their weights alone"
             )
     live = [
@@ -54,9 +54,9 @@ def require_one_function(
         if wrong := [key for key in ours | theirs if ours.get(key, _ABSENT)[0] != theirs.get(key, _ABSENT)[0]]:
             key = wrong[0]
             here, there = ours.get(key, _ABSENT)[1], theirs.get(key, _ABSENT)[1]
-            said = "is another" if here == there else f"is {here} in one and {there} in the other"
+            how = "is another" if here == there else f"is {here} in one and {there} in the other"
             raise IncompatibleError(
-                f"{first_name} and {name}: {key} {said}, so that no one module is both; a path leads between models "
+                f"{first_name} and {name}: {key} {how}, so that no one module is both; a path leads between models "
                 "that differ in their weights alone (give `build`, which makes the module, if this does not matter)"
             )
 
@@ -108,17 +108,17 @@ def _settings(module: nn.Module) -> dict[str, tuple[str, str]]:
     """What a module is beside its weights, by path, to compare and in words: the class of each part, how it writes
     itself, and its public attributes. Dropout does nothing in evaluation, nor does where weights come from (timm's
     `pretrained_cfg`)."""
-    found: dict[str, tuple[str, str]] = {}
+    result: dict[str, tuple[str, str]] = {}
     for path, part in module.named_modules():
         if isinstance(part, nn.modules.dropout._DropoutNd):
             continue
         at = f"{path or type(module).__name__}"
         written = f"{type(part).__name__}({part.extra_repr()})"
-        found[at] = written, written
+        result[at] = written, written
         for key, value in attributes(part).items():
             if "dropout" not in key and not key.endswith("_cfg"):
-                found[f"{at}.{key}"] = setting(value), _in_words(value)
-    return found
+                result[f"{at}.{key}"] = setting(value), _in_words(value)
+    return result
 
 
 def _in_words(value: object) -> str:

@@ -85,12 +85,12 @@ class Distance:
     def by(self, *keys: str) -> Mapping[Hashable, Gap]:
         """Sums by "axis", "layer" or "tensor"; with several keys by their tuples. Layers rise, others stand as in the
         declaration."""
-        found: dict[Hashable, Gap] = {}
+        result: dict[Hashable, Gap] = {}
         for piece in self.pieces:
             values = tuple(getattr(piece, key) for key in keys)
             key = values if len(keys) > 1 else values[0]
-            found[key] = found.get(key, Gap()) + piece.gap
-        return dict(sorted(found.items())) if keys == ("layer",) else found
+            result[key] = result.get(key, Gap()) + piece.gap
+        return dict(sorted(result.items())) if keys == ("layer",) else result
 
     def shares(self, *keys: str) -> Mapping[Hashable, float]:
         """What of the whole squared distance each part of `by` is: they add up to 1, and are NaN between equal

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from symfuse.errors import IncompatibleError, OptionError
 from symfuse.evaluation.task import Loss, Score, mean, measure
-from symfuse.evaluation.tasks.base import IGNORED, classified
-from symfuse.evaluation.tasks.predicting import Predicting
+from symfuse.evaluation.tasks.base import IGNORED, Predicting, classified
 from symfuse.evaluation.weights import Build, name_of, open_space
 from symfuse.io import Checkpoint
 from symfuse.io.live import module_config
@@ -46,17 +45,17 @@ def ensemble(
     sums: list[Tensor] = []
     labels: list[Tensor] = []
     for source in sources:
-        found, labels = _predicted(source, task, build, dtype, device)
+        result, labels = _predicted(source, task, build, dtype, device)
         if of == "probabilities":
-            found = [logits.log_softmax(-1) for logits in found]
-        if sums and (before := sums[0].shape[-1]) != (now := found[0].shape[-1]):
+            result = [logits.log_softmax(-1) for logits in result]
+        if sums and (before := sums[0].shape[-1]) != (now := result[0].shape[-1]):
             raise IncompatibleError(
                 f"{name_of(sources[0])} and {name_of(source)}: one tells {before} classes apart, the other {now}; an "
                 "ensemble needs models of the same classes"
             )
         # The sum of probabilities by their logarithms, so that small ones are not lost.
         join = torch.logaddexp if of == "probabilities" else torch.add
-        sums = [join(a, b) for a, b in zip(sums, found, strict=True)] if sums else found
+        sums = [join(a, b) for a, b in zip(sums, result, strict=True)] if sums else result
     # Cross entropy divides probabilities by their sum.
     means = sums if of == "probabilities" else [total / len(sources) for total in sums]
     return mean(classified(logits, wanted) for logits, wanted in zip(means, labels, strict=True))
@@ -70,11 +69,11 @@ def _predicted(
 
     def collect(module: nn.Module) -> float:
         for batch in task.batches:
-            found, wanted = task.predicted(module, batch)
+            result, wanted = task.predicted(module, batch)
             if wanted.is_floating_point():
                 raise OptionError(f"{task.name} on {task.source}: one number is predicted, no class; so no ensemble")
             kept = wanted != IGNORED
-            logits.append(found[kept].cpu())
+            logits.append(result[kept].cpu())
             labels.append(wanted[kept].cpu())
         return 0.0
 

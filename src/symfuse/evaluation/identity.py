@@ -1,4 +1,4 @@
-"""What tells one model, or one loss, from another of the same name: a sha256 that is the same in every process."""
+"""The identity of a model or a loss, beyond its name: a sha256 that is the same in every process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from symfuse.errors import OutputError
 
 _EMPTY = CellType()
 
-# What its text says all of.
+# Types whose repr is all of the value.
 _Written = (
     None | bool | int | float | complex | str | bytes | bytearray | range | slice | PurePath | Decimal | Enum
     | torch.dtype | torch.device | np.ufunc
@@ -63,8 +63,8 @@ def attributes(part: nn.Module) -> dict[str, Any]:
     """What decides, beside its weights, what a part of a module does: its public attributes and the buffers that its
     state leaves out."""
     buffers = {name: part._buffers[name] for name in sorted(part._non_persistent_buffers_set)}
-    found = {**vars(part), **buffers}
-    return {key: value for key, value in found.items() if not key.startswith("_") and key != "training"}
+    result = {**vars(part), **buffers}
+    return {key: value for key, value in result.items() if not key.startswith("_") and key != "training"}
 
 
 class _Digests:

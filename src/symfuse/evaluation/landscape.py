@@ -115,8 +115,8 @@ def landscape(
 
     journal: a file in which every point is kept as it is done; with one, a run that was stopped goes on where it
     was. OutputError if the file is of another grid, of models with other weights, of other data or another loss
-    (`symfuse.evaluation.identity` says what tells losses apart); all weights are read once for that. device: where the
-    module is run (`open_space`). progress: called with how many points are done, and of how many.
+    (`symfuse.evaluation.identity` defines which losses are equal); all weights are read once for that. device: where
+    the module is run (`open_space`). progress: called with how many points are done, and of how many.
     """
     if len(models) != 3:
         raise OptionError(f"a plane goes through three models; {len(models)} given")
@@ -157,7 +157,7 @@ def _ticks(corners: Sequence[float], steps: int, margin: float) -> tuple[float, 
 
 
 def _identities(space: WeightSpace, loss: Loss) -> dict[str, Any]:
-    """What tells models and losses from others of the same names."""
+    """Identities of the models and of the loss, beyond their names."""
     module = space.module
     return {
         "module": identity([repr(module), str(getattr(module, "config", None))]),
@@ -167,7 +167,7 @@ def _identities(space: WeightSpace, loss: Loss) -> dict[str, Any]:
 
 
 class _Journal:
-    """Scores by number; in a file, if there is one: a line that says of what, then a line for each."""
+    """Scores by number; in a file, if there is one: a head line with models, grid and loss, then a line for each."""
 
     def __init__(self, path: Path | None, about: Mapping[str, Any]) -> None:
         self.path = path

@@ -62,11 +62,13 @@ Loss = Callable[[nn.Module], Score | Tensor | float]
 class Task(ABC):
     """Fixed batches with a loss. auto: the `transformers` class that builds the module, such as AutoModelForMaskedLM.
 
+    options: of those that read rows, the options with their defaults.
     batches: what the module takes by name, and `labels` where the loss has any. source: where the data come from.
     """
 
     name: ClassVar[str]
     auto: ClassVar[str]
+    options: ClassVar[Mapping[str, Any]]
 
     def __init__(self, batches: Sequence[Batch], source: str = "memory") -> None:
         if not batches:
@@ -76,16 +78,16 @@ class Task(ABC):
 
     @abstractmethod
     def totals(self, module: nn.Module, batch: Batch) -> Totals:
-        """Loss and metrics of one batch, summed; keeps the graph, for whoever wants gradients."""
+        """Loss and metrics of one batch, summed; keeps the graph, so that gradients can be taken."""
 
     def __call__(self, module: nn.Module) -> Score:
         return mean(self.totals(module, batch) for batch in self.batches)
 
     def part(self: T, batches: Sequence[Batch]) -> T:
         """The same task on some of its batches."""
-        found = copy.copy(self)
-        found.batches = tuple(batches)
-        return found
+        result = copy.copy(self)
+        result.batches = tuple(batches)
+        return result
 
     def describe(self) -> dict[str, Any]:
         """Name, data and a digest of every number in the batches: two scores compare if these are equal."""
@@ -113,16 +115,16 @@ def measure(loss: Loss, module: nn.Module) -> Score:
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            found = loss(module)
+            result = loss(module)
     finally:
         for part, training in modes:
             part.training = training
-    if isinstance(found, Score):
-        return found
-    if isinstance(found, Tensor) and found.numel() == 1:
-        return Score(found.item())
-    if isinstance(found, int | float):
-        return Score(float(found))
+    if isinstance(result, Score):
+        return result
+    if isinstance(result, Tensor) and result.numel() == 1:
+        return Score(result.item())
+    if isinstance(result, int | float):
+        return Score(float(result))
     raise OptionError(
-        f"the loss gave {type(found).__name__}; expected a symfuse Score, or one number as float or tensor"
+        f"the loss gave {type(result).__name__}; expected a symfuse Score, or one number as float or tensor"
     )

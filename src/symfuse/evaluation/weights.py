@@ -22,7 +22,7 @@ from symfuse.evaluation.compatible import most_weights, require_equal_ties, requ
 from symfuse.evaluation.task import Loss, Score, Task, measure
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
-from symfuse.io.lazy import Held, Rewritten, Rule, StoredTensors
+from symfuse.io.lazy import Rewritten, Rule
 from symfuse.io.live import module_config, names_in_memory
 from symfuse.io.names import class_prefix, counts_batches, spelt
 from symfuse.messages import some
@@ -160,7 +160,7 @@ def _by_memory_name(
     checkpoint: Checkpoint, module: nn.Module, scratch: Path, wide: torch.dtype
 ) -> Mapping[str, Tensor]:
     """The tensors of a checkpoint by the module's names, from files; those that are computed in `wide`."""
-    if not isinstance(checkpoint.tensors, StoredTensors | Held):  # computed
+    if not checkpoint.at_hand:
         checkpoint = open_checkpoint(checkpoint.to(wide).save(scratch), name=checkpoint.name)
     for name in checkpoint:
         checkpoint.read(name)  # whether all is finite

@@ -190,6 +190,43 @@ class Element(Action):
         return self.act(eye, dim=len(self.batch))
 
 
+class Dense(Element):
+    """An element that multiplies by a matrix, which is one of its parts."""
+
+    matrix: Float[Tensor, "*b n n"]
+
+    @property
+    def size(self) -> int:
+        return self.matrix.shape[-1]
+
+    @property
+    def batch(self) -> tuple[int, ...]:
+        return tuple(self.matrix.shape[:-2])
+
+    @property
+    def reorders_only(self) -> bool:
+        return False
+
+    def act(self, w: Tensor, dim: int) -> Tensor:
+        return multiply(self.matrix, w, dim)
+
+    def inner(self, c: Tensor) -> Tensor:
+        return (self.matrix.double() * c.double()).sum((-2, -1))
+
+    def gain(self, yy: Tensor) -> Tensor:
+        if yy.ndim == len(self.batch) + 1:
+            raise SymmetryError("what a matrix makes of |Y|² needs Y Yᵀ; form the moments for a group with `gram`")
+        matrix = self.matrix.to(yy.dtype)
+        return ((matrix @ yy) * matrix).sum((-2, -1))
+
+    def condition(self) -> Tensor:
+        """1: what is averaged or rotated is no larger than it was, so that no rounding error grows."""
+        return torch.ones(self.batch, dtype=torch.float64, device=self.device)
+
+    def is_identity(self) -> bool:
+        return bool((self.matrix == torch.eye(self.size, dtype=self.matrix.dtype, device=self.device)).all())
+
+
 def shapes_of(kind: type[Element], size: int, batch: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
     """The shapes of the tensors that an element of that kind is made of, as its class annotates them."""
     out = {}
@@ -235,7 +272,7 @@ class Group(ABC):
         return hash(self.name)
 
     def usual(self) -> Group:
-        """The subgroup from which matching takes elements, unless it is told which."""
+        """The subgroup from which matching takes elements by default."""
         return self
 
     def without_scaling(self) -> Group:

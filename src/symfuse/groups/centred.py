@@ -10,14 +10,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from symfuse.groups.base import Element, Group, PartMoments, total
-from symfuse.groups.orthogonal import Orthogonal, Similarity, polar, refuse_plain, similar, turned
+from symfuse.groups.base import Element, PartMoments, total
+from symfuse.groups.orthogonal import Orthogonal, Rotations, Similarity, polar, refuse_plain, similar, turned
 
 # Of |C|, below which an entry is rounding of features in float32.
 ROUNDING = 1e-6
 
 
-class Centred(Group):
+class Centred(Rotations):
     """Q with Qᵀ Q = 1 and Q 1 = ±1, reflections included: an O(n − 1) on the complement of the ones vector, and a sign.
 
     Such a Q commutes with centring up to its sign, so LayerNorm without gains commutes with it.
@@ -31,9 +31,7 @@ class Centred(Group):
     self_dual: ClassVar[bool] = True
     below: ClassVar[tuple[str, ...]] = ("permutation", "sign")
 
-    @property
-    def label(self) -> str:
-        return "rotation that keeps the mean"
+    label = "rotation that keeps the mean"
 
     def random(self, n: int, batch: tuple[int, ...], rng: torch.Generator) -> Similarity:
         sign = torch.randint(0, 2, batch, generator=rng, dtype=torch.float64) * 2 - 1
@@ -46,9 +44,6 @@ class Centred(Group):
         """The Cayley map of the skew part of `turn`, less its means over rows and columns: so it keeps the ones."""
         m = at["turn"] - at["turn"].mean(-1, keepdim=True)
         return Similarity(turned(m - m.mean(-2, keepdim=True)))
-
-    def identity(self, n: int, batch: tuple[int, ...]) -> Similarity:
-        return Orthogonal().identity(n, batch)
 
     def contains(self, g: Element, atol: float) -> bool:
         """Whether Q is orthogonal and maps the unit vector along the ones to plus or minus itself, to within atol."""

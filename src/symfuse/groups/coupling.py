@@ -10,25 +10,22 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from symfuse.errors import OptionError, SymmetryError
-from symfuse.groups.base import Element, Group, PartMoments, multiply, total
+from symfuse.groups.base import Dense, Element, Group, PartMoments, total
 from symfuse.groups.monomial import Monomial, Permutation, random_index
+from symfuse.groups.plans import plan, require_pot
 
-# Of Sinkhorn's iterations: the most, and the error of a marginal, as a share of it, at which they end. What is left of
-# it is rounded away.
-ITERATIONS, ERROR = 1000, 1e-4
-CENTRING = 20  # of prices
 LEAST = 1e-9  # regularisation, below which exp(−C/ε) is nothing but zeros and ones
 
 
 @dataclass(frozen=True, eq=False)
-class Coupling(Element):
+class Coupling(Dense):
     """w → M w with M ≥ 0 whose rows sum to one: n times a transport plan, anchor units × source units.
 
     Its dual is itself: what reads the units is moved by the same map, W Mᵀ (Singh & Jaggi, Algorithm 1). For a
@@ -36,17 +33,6 @@ class Coupling(Element):
     """
 
     matrix: Float[Tensor, "*b n n"]
-
-    @property
-    def size(self) -> int:
-        return self.matrix.shape[-1]
-
-    @property
-    def batch(self) -> tuple[int, ...]:
-        return tuple(self.matrix.shape[:-2])
-
-    def act(self, w: Tensor, dim: int) -> Tensor:
-        return multiply(self.matrix, w, dim)
 
     def dual(self) -> Coupling:
         return self
@@ -63,31 +49,11 @@ class Coupling(Element):
     def __matmul__(self, other: Coupling) -> Coupling:
         return Coupling(self.matrix @ other.matrix)
 
-    def inner(self, c: Tensor) -> Tensor:
-        return (self.matrix.double() * c.double()).sum((-2, -1))
-
-    def gain(self, yy: Tensor) -> Tensor:
-        if yy.ndim == len(self.batch) + 1:
-            raise SymmetryError("what a transport makes of |Y|² needs Y Yᵀ; form the moments for a group with `gram`")
-        matrix = self.matrix.to(yy.dtype)
-        return ((matrix @ yy) * matrix).sum((-2, -1))
-
     def tensors(self) -> dict[str, Tensor]:
         return {"matrix": self.matrix}
 
     def rebuild(self, tensors: Mapping[str, Tensor]) -> Coupling:
         return Coupling(tensors["matrix"])
-
-    @property
-    def reorders_only(self) -> bool:
-        return False
-
-    def condition(self) -> Tensor:
-        """1: nothing is divided by, and a mean is no larger than what it is of, so that no rounding error grows."""
-        return torch.ones(self.batch, dtype=torch.float64, device=self.device)
-
-    def is_identity(self) -> bool:
-        return bool((self.matrix == torch.eye(self.size, dtype=self.matrix.dtype, device=self.device)).all())
 
 
 def coupling(g: Element) -> Coupling:
@@ -142,55 +108,11 @@ class Sinkhorn(Group):
                 "or infinity in the weights or statistics they come from"
             )
         flat = costs.reshape(-1, *costs.shape[-2:])
-        return Coupling(torch.stack([_plan(cost, self.regularisation) for cost in flat]).reshape(costs.shape))
+        return Coupling(torch.stack([plan(cost, self.regularisation) for cost in flat]).reshape(costs.shape))
 
     def reach(self, c: Tensor, plain: Tensor | None = None) -> Tensor:
         """As of permutations: pairs of heads are scored by what their units would gain unsoftened."""
         return Permutation().reach(c, plain)
-
-
-def _plan(cost: Float[Tensor, "n n"], regularisation: float) -> Float[Tensor, "n n"]:
-    """n times the plan of least cost with the entropy."""
-    ot = _pot()
-    cost, device = cost.cpu(), cost.device  # POT is of the processor
-    n, mean = len(cost), float(cost.mean())
-    if mean == 0 or n == 1:  # all units are the same one
-        return torch.full_like(cost, 1 / n, device=device)
-    weights = cost.new_full((n,), 1 / n).numpy()
-    hard, log = ot.emd(weights, weights, cost.numpy(), numItermax=10**9, log=True)
-    left = _centred(cost - torch.as_tensor(log["u"])[:, None] - torch.as_tensor(log["v"]), torch.as_tensor(hard))
-    plan = ot.sinkhorn(
-        weights, weights, left.numpy(), regularisation * mean, numItermax=ITERATIONS, stopThr=ERROR / n**0.5, warn=False
-    )
-    return _rounded(n * torch.as_tensor(plan)).to(device)
-
-
-def _pot() -> Any:
-    try:
-        import ot
-    except ImportError as error:
-        raise OptionError("optimal transport needs POT: pip install 'symfuse[ot]'") from error
-    return ot
-
-
-def _centred(left: Float[Tensor, "n n"], hard: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
-    """Costs less prices, 0 where the hard plan is and nowhere negative, by prices that lie in the middle of those that
-    would do. A solver's lie at a corner, with zeros elsewhere too, which Sinkhorn leaves by steps of ε only."""
-    index = hard.argmax(1)
-    d = left[:, index].fill_diagonal_(torch.inf)
-    t = left.new_zeros(len(left))
-    for _ in range(CENTRING):  # each half of the way to the middle between what the others allow, which keeps all ≥ 0
-        t = (t + ((d + t).amin(1) + (t[:, None] - d).amax(0)) / 2) / 2
-    return (left - t[:, None] + t[torch.argsort(index)]).clamp_min(0)
-
-
-def _rounded(plan: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
-    """The nearest that is easily had whose rows and columns sum to one."""
-    plan = plan / plan.sum(1, keepdim=True).clamp_min(1)
-    plan = plan / plan.sum(0).clamp_min(1)
-    rows, columns = 1 - plan.sum(1), 1 - plan.sum(0)
-    left = rows.sum()
-    return plan if left <= 0 else plan + torch.outer(rows, columns).clamp_min(0) / left
 
 
 def sinkhorn(name: str) -> Sinkhorn | None:
@@ -199,7 +121,7 @@ def sinkhorn(name: str) -> Sinkhorn | None:
     kind, sign, value = name.partition(":")
     if kind != "sinkhorn":
         return None
-    _pot()  # not first in a worker's thread
+    require_pot()  # not first in a worker's thread
     if not sign:
         return Sinkhorn()
     try:

@@ -43,9 +43,7 @@ class Invertible(Group):
     gram: ClassVar[bool] = True
     below: ClassVar[tuple[str, ...]] = ("conformal", "signed-monomial")
 
-    @property
-    def label(self) -> str:
-        return "invertible map"
+    label = "invertible map"
 
     def usual(self) -> Conformal:
         return Conformal()

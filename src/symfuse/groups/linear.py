@@ -10,28 +10,17 @@ from jaxtyping import Float
 from torch import Tensor
 
 from symfuse.errors import SymmetryError
-from symfuse.groups.base import Element, multiply
+from symfuse.groups.base import Dense, Element
 from symfuse.groups.coupling import Coupling, coupling
 from symfuse.groups.orthogonal import NO_PERMUTATION_PART, similar
 
 
 @dataclass(frozen=True, eq=False)
-class Linear(Element):
+class Linear(Dense):
     """w → M w; its dual is w → M⁻ᵀ w. The inverse is kept beside the matrix, so that no use of it rounds again."""
 
     matrix: Float[Tensor, "*b n n"]
     inverse_matrix: Float[Tensor, "*b n n"]
-
-    @property
-    def size(self) -> int:
-        return self.matrix.shape[-1]
-
-    @property
-    def batch(self) -> tuple[int, ...]:
-        return tuple(self.matrix.shape[:-2])
-
-    def act(self, w: Tensor, dim: int) -> Tensor:
-        return multiply(self.matrix, w, dim)
 
     def dual(self) -> Linear:
         return Linear(self.inverse_matrix.mT, self.matrix.mT)
@@ -45,24 +34,11 @@ class Linear(Element):
     def __matmul__(self, other: Linear) -> Linear:
         return Linear(self.matrix @ other.matrix, other.inverse_matrix @ self.inverse_matrix)
 
-    def inner(self, c: Tensor) -> Tensor:
-        return (self.matrix.double() * c.double()).sum((-2, -1))
-
-    def gain(self, yy: Tensor) -> Tensor:
-        if yy.ndim == len(self.batch) + 1:
-            raise SymmetryError("what a linear map makes of |Y|² needs Y Yᵀ; form the moments for a group with `gram`")
-        matrix = self.matrix.to(yy.dtype)
-        return ((matrix @ yy) * matrix).sum((-2, -1))
-
     def tensors(self) -> dict[str, Tensor]:
         return {"matrix": self.matrix, "inverse_matrix": self.inverse_matrix}
 
     def rebuild(self, tensors: Mapping[str, Tensor]) -> Linear:
         return Linear(tensors["matrix"], tensors["inverse_matrix"])
-
-    @property
-    def reorders_only(self) -> bool:
-        return False
 
     def condition(self) -> Tensor:
         found: Tensor = torch.linalg.cond(self.matrix.double())

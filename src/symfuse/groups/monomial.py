@@ -131,7 +131,14 @@ def positive(scale: Tensor) -> bool:
     return bool(((scale > 0) & scale.isfinite()).all())
 
 
-class Permutation(Group):
+class Monomials(Group):
+    """A group of monomial maps."""
+
+    def identity(self, n: int, batch: tuple[int, ...]) -> Monomial:
+        return Monomial(identity_index(n, batch))
+
+
+class Permutation(Monomials):
     """Reorders the units: g has one 1 in each row and column.
 
     best: the linear assignment that maximises ⟨g, C⟩, C the sum of all cross-Grams.
@@ -142,9 +149,6 @@ class Permutation(Group):
 
     def random(self, n: int, batch: tuple[int, ...], rng: torch.Generator) -> Monomial:
         return Monomial(random_index(n, batch, rng))
-
-    def identity(self, n: int, batch: tuple[int, ...]) -> Monomial:
-        return Monomial(identity_index(n, batch))
 
     def contains(self, g: Element, atol: float) -> bool:
         return (
@@ -157,7 +161,7 @@ class Permutation(Group):
         return Monomial(assign_batch(total(moments).xy))
 
 
-class Sign(Group):
+class Sign(Monomials):
     """1 and −1 for all units alike: of a plane of queries and keys that are normalised, or of any axis.
 
     best: the sign of the trace of C, the sum of the cross-Grams of the parts that feel signs.
@@ -167,9 +171,6 @@ class Sign(Group):
 
     def random(self, n: int, batch: tuple[int, ...], rng: torch.Generator) -> Monomial:
         return Monomial(identity_index(n, batch), random_signs((*batch, 1), rng).expand(*batch, n).clone())
-
-    def identity(self, n: int, batch: tuple[int, ...]) -> Monomial:
-        return Monomial(identity_index(n, batch))
 
     def contains(self, g: Element, atol: float) -> bool:
         if not Signed().contains(g, atol) or not isinstance(g, Monomial):
@@ -184,7 +185,7 @@ class Sign(Group):
         return Monomial(index, sign[..., None].expand(c.shape[:-1]).clone())
 
 
-class Signed(Group):
+class Signed(Monomials):
     """Reorders the units and flips signs: the units of an odd activation, such as a tanh pooler's.
 
     best: assignment on |C| for the parts that feel signs plus C for those that do not; then the signs of C.
@@ -197,9 +198,6 @@ class Signed(Group):
     def random(self, n: int, batch: tuple[int, ...], rng: torch.Generator) -> Monomial:
         signs = random_signs((*batch, n), rng)
         return Monomial(random_index(n, batch, rng), signs)
-
-    def identity(self, n: int, batch: tuple[int, ...]) -> Monomial:
-        return Monomial(identity_index(n, batch))
 
     def contains(self, g: Element, atol: float) -> bool:
         return (

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from symfuse.errors import SymmetryError
-from symfuse.groups.base import Element, Group, Moments, PartMoments, multiply, row_norms, total
+from symfuse.groups.base import Dense, Element, Group, Moments, PartMoments, multiply, row_norms, total
 from symfuse.groups.monomial import Monomial, positive, random_scales
 from symfuse.groups.scale import best_scale
 
@@ -28,19 +28,11 @@ def refuse_plain(moments: PartMoments) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Similarity(Element):
+class Similarity(Dense):
     """w → scale · Q w with Q orthogonal; its dual is w → Q w / scale."""
 
     matrix: Float[Tensor, "*b n n"]
     scale: Float[Tensor, "*b"] | None = None
-
-    @property
-    def size(self) -> int:
-        return self.matrix.shape[-1]
-
-    @property
-    def batch(self) -> tuple[int, ...]:
-        return tuple(self.matrix.shape[:-2])
 
     def act(self, w: Tensor, dim: int) -> Tensor:
         return multiply(self.matrix if self.scale is None else self.matrix * self.scale[..., None, None], w, dim)
@@ -60,7 +52,7 @@ class Similarity(Element):
         return Similarity(self.matrix @ other.matrix, scale)
 
     def inner(self, c: Tensor) -> Tensor:
-        value = (self.matrix.double() * c.double()).sum((-2, -1))
+        value = super().inner(c)
         return value if self.scale is None else value * self.scale.double()
 
     def gain(self, yy: Tensor) -> Tensor:
@@ -73,16 +65,8 @@ class Similarity(Element):
     def rebuild(self, tensors: Mapping[str, Tensor]) -> Similarity:
         return Similarity(tensors["matrix"], tensors.get("scale"))
 
-    @property
-    def reorders_only(self) -> bool:
-        return False
-
-    def condition(self) -> Tensor:
-        return torch.ones(self.batch, dtype=torch.float64, device=self.device)
-
     def is_identity(self) -> bool:
-        fixed = bool((self.matrix == torch.eye(self.size, dtype=self.matrix.dtype, device=self.device)).all())
-        return fixed and (self.scale is None or bool((self.scale == 1).all()))
+        return super().is_identity() and (self.scale is None or bool((self.scale == 1).all()))
 
 
 def similar(g: Element) -> Similarity | None:
@@ -153,7 +137,14 @@ def nuclear_norms(c: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b"]:
     return norms
 
 
-class Orthogonal(Group):
+class Rotations(Group):
+    """A group of similarities."""
+
+    def identity(self, n: int, batch: tuple[int, ...]) -> Similarity:
+        return Similarity(torch.eye(n, dtype=torch.float64).expand(*batch, n, n))
+
+
+class Orthogonal(Rotations):
     """Q with Qᵀ Q = 1, reflections included.
 
     best: the polar factor of C, the sum of all cross-Grams (Zhang et al. 2025, Theorem 4.1).
@@ -162,9 +153,7 @@ class Orthogonal(Group):
     self_dual: ClassVar[bool] = True
     below: ClassVar[tuple[str, ...]] = ("centred", "signed", "phase")
 
-    @property
-    def label(self) -> str:
-        return "rotation"
+    label = "rotation"
 
     def random(self, n: int, batch: tuple[int, ...], rng: torch.Generator) -> Similarity:
         q, r = torch.linalg.qr(torch.randn(*batch, n, n, generator=rng, dtype=torch.float64))
@@ -176,9 +165,6 @@ class Orthogonal(Group):
     def near(self, at: Mapping[str, Tensor]) -> Similarity:
         """The Cayley map of the skew part of `turn`."""
         return Similarity(turned(at["turn"]))
-
-    def identity(self, n: int, batch: tuple[int, ...]) -> Similarity:
-        return Similarity(torch.eye(n, dtype=torch.float64).expand(*batch, n, n))
 
     def contains(self, g: Element, atol: float) -> bool:
         q = similar(g)
@@ -197,7 +183,7 @@ class Orthogonal(Group):
 
 
 @dataclass(frozen=True)
-class Conformal(Group):
+class Conformal(Rotations):
     """Orthogonal maps times one positive scale: queries and keys, or values and outputs, of a head.
 
     best: from the balance of norms, rotation and scale in turns until another turn would gain less than `rtol` of
@@ -211,9 +197,7 @@ class Conformal(Group):
     rtol: float = 1e-6
     below: ClassVar[tuple[str, ...]] = ("orthogonal", "rotary")
 
-    @property
-    def label(self) -> str:
-        return "rotation, scale"
+    label = "rotation, scale"
 
     def without_scaling(self) -> Orthogonal:
         return Orthogonal()
@@ -227,9 +211,6 @@ class Conformal(Group):
     def near(self, at: Mapping[str, Tensor]) -> Similarity:
         """The Cayley map of the skew part of `turn`, times the exponential of `log`."""
         return Similarity(turned(at["turn"]), at["log"].exp())
-
-    def identity(self, n: int, batch: tuple[int, ...]) -> Similarity:
-        return Orthogonal().identity(n, batch)
 
     def contains(self, g: Element, atol: float) -> bool:
         q = similar(g)

@@ -16,9 +16,7 @@ from torch import Tensor
 
 from symfuse.groups.assignment import assign_batch
 from symfuse.groups.base import Action, multiply
-
-# Of Sinkhorn's: rows then sum to one, and columns nearly, at low temperatures within a few hundredths.
-SWEEPS = 20
+from symfuse.groups.plans import doubly_stochastic
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,9 +83,5 @@ def straight_through(scores: Float[Tensor, "*b n n"], scale: Tensor | None = Non
 
 
 def soft(scores: Float[Tensor, "*b n n"], temperature: float, scale: Tensor | None = None) -> Relaxed:
-    """The doubly stochastic matrix exp((scores − u − v) / temperature) of Sinkhorn's sweeps (Cuturi 2013)."""
-    log = scores / temperature
-    for _ in range(SWEEPS):
-        log = log - log.logsumexp(-1, keepdim=True)
-        log = log - log.logsumexp(-2, keepdim=True)
-    return Relaxed((log - log.logsumexp(-1, keepdim=True)).exp(), None, scale)
+    """The doubly stochastic matrix of the scores, with their gradient."""
+    return Relaxed(doubly_stochastic(scores, temperature), None, scale)

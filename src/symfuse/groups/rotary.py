@@ -14,16 +14,25 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from symfuse.groups.base import Element, Group, PartMoments, total
+from symfuse.groups.base import Element, PartMoments, total
 from symfuse.groups.monomial import random_scales
-from symfuse.groups.orthogonal import Conformal, Orthogonal, Similarity, balance, refuse_plain, similar, terms
+from symfuse.groups.orthogonal import (
+    Conformal,
+    Orthogonal,
+    Rotations,
+    Similarity,
+    balance,
+    refuse_plain,
+    similar,
+    terms,
+)
 from symfuse.groups.scale import LIMIT, best_scale, scale_cost
 
 ROUNDS = 30
 RTOL = 1e-12
 
 
-class Phase(Group):
+class Phase(Rotations):
     """Rotations of a plane, without reflections: SO(2).
 
     best: the phase of Σ conj(y) x, that is of (C₀₀ + C₁₁) + i (C₁₀ − C₀₁), C the sum of all cross-Grams.
@@ -33,9 +42,7 @@ class Phase(Group):
     size: ClassVar[int | None] = 2
     below: ClassVar[tuple[str, ...]] = ("sign",)
 
-    @property
-    def label(self) -> str:
-        return "phase"
+    label = "phase"
 
     def random(self, n: int, batch: tuple[int, ...], rng: torch.Generator) -> Similarity:  # noqa: ARG002
         angle = 2 * torch.pi * torch.rand(batch, generator=rng, dtype=torch.float64)
@@ -47,9 +54,6 @@ class Phase(Group):
     def near(self, at: Mapping[str, Tensor]) -> Similarity:
         """The rotation by `angle`, in radians."""
         return Similarity(_rotation(at["angle"]))
-
-    def identity(self, n: int, batch: tuple[int, ...]) -> Similarity:
-        return Orthogonal().identity(n, batch)
 
     def contains(self, g: Element, atol: float) -> bool:
         q = similar(g)
@@ -66,7 +70,7 @@ class Phase(Group):
         return _complex(c.double()).abs()
 
 
-class Rotary(Group):
+class Rotary(Rotations):
     """Rotations of a plane times one positive scale: the complex numbers without 0.
 
     best: with z_x and z_y the complex cross-Grams of both parts, the least of p a² + r / a² − 2 |a z_x + z_y / a|,
@@ -76,9 +80,7 @@ class Rotary(Group):
     size: ClassVar[int | None] = 2
     below: ClassVar[tuple[str, ...]] = ("phase",)
 
-    @property
-    def label(self) -> str:
-        return "phase, scale"
+    label = "phase, scale"
 
     def without_scaling(self) -> Phase:
         return Phase()
@@ -92,9 +94,6 @@ class Rotary(Group):
     def near(self, at: Mapping[str, Tensor]) -> Similarity:
         """The rotation by `angle`, in radians, times the exponential of `log`."""
         return Similarity(_rotation(at["angle"]), at["log"].exp())
-
-    def identity(self, n: int, batch: tuple[int, ...]) -> Similarity:
-        return Orthogonal().identity(n, batch)
 
     def contains(self, g: Element, atol: float) -> bool:
         q = similar(g)

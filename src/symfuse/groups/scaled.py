@@ -12,9 +12,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from symfuse.groups.assignment import assign_batch
-from symfuse.groups.base import Element, Group, Moments, PartMoments
+from symfuse.groups.base import Element, Moments, PartMoments
 from symfuse.groups.monomial import (
     Monomial,
+    Monomials,
     Permutation,
     Signed,
     identity_index,
@@ -33,14 +34,19 @@ PAIRS = 1 << 20
 LARGE, ROWS = 2048, 512
 
 
-def _near(at: Mapping[str, Tensor]) -> Monomial:
-    """The exponentials of `log` as scales."""
-    log = at["log"]
-    index = torch.arange(log.shape[-1], device=log.device).expand(log.shape)
-    return Monomial(index, log.exp())
+class Scales(Monomials):
+    """A group of monomial maps in which all positive scales are."""
+
+    def tangent(self, n: int) -> dict[str, tuple[int, ...]]:
+        return {"log": (n,)}
+
+    def near(self, at: Mapping[str, Tensor]) -> Monomial:
+        """Each unit times the exponential of its `log`."""
+        log = at["log"]
+        return Monomial(identity_index(log.shape[-1], tuple(log.shape[:-1]), log.device), log.exp())
 
 
-class Scaling(Group):
+class Scaling(Scales):
     """Rescales each unit by a positive factor: w[i] → a[i] w[i], and the dual by 1/a[i].
 
     best: for each unit the positive root of a quartic with the least objective (Zhang et al. 2025, Eq.
@@ -49,16 +55,6 @@ class Scaling(Group):
 
     def random(self, n: int, batch: tuple[int, ...], rng: torch.Generator) -> Monomial:
         return Monomial(identity_index(n, batch), random_scales((*batch, n), rng))
-
-    def tangent(self, n: int) -> dict[str, tuple[int, ...]]:
-        return {"log": (n,)}
-
-    def near(self, at: Mapping[str, Tensor]) -> Monomial:
-        """Each unit times the exponential of its `log`."""
-        return _near(at)
-
-    def identity(self, n: int, batch: tuple[int, ...]) -> Monomial:
-        return Monomial(identity_index(n, batch))
 
     def contains(self, g: Element, atol: float) -> bool:  # noqa: ARG002 - any positive scale belongs
         return (
@@ -78,18 +74,8 @@ class Scaling(Group):
         return torch.diagonal(both, dim1=-2, dim2=-1).double().sum(-1)  # the identity alone keeps norms
 
 
-class _Rescaled(Group):
+class _Rescaled(Scales):
     """Reorders the units and rescales each: every pair of units has a cost, an assignment the least sum of costs."""
-
-    def tangent(self, n: int) -> dict[str, tuple[int, ...]]:
-        return {"log": (n,)}
-
-    def near(self, at: Mapping[str, Tensor]) -> Monomial:
-        """Each unit times the exponential of its `log`."""
-        return _near(at)
-
-    def identity(self, n: int, batch: tuple[int, ...]) -> Monomial:
-        return Monomial(identity_index(n, batch))
 
     def best(self, moments: PartMoments) -> Monomial:
         index = assign_batch(self._scores(moments))
@@ -131,13 +117,8 @@ class PositiveMonomial(_Rescaled):
 
     below: ClassVar[tuple[str, ...]] = ("permutation", "scaling")
 
-    @property
-    def name(self) -> str:
-        return "monomial"
-
-    @property
-    def label(self) -> str:
-        return "permutation, scale"
+    name = "monomial"
+    label = "permutation, scale"
 
     def without_scaling(self) -> Permutation:
         return Permutation()
@@ -175,13 +156,8 @@ class SignedMonomial(_Rescaled):
     largest_exact: int = 1024
     below: ClassVar[tuple[str, ...]] = ("signed", "monomial")
 
-    @property
-    def name(self) -> str:
-        return "signed-monomial"
-
-    @property
-    def label(self) -> str:
-        return "permutation, scale, sign"
+    name = "signed-monomial"
+    label = "permutation, scale, sign"
 
     def without_scaling(self) -> Signed:
         return Signed()

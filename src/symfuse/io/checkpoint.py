@@ -61,6 +61,7 @@ class Checkpoint(Lazy):
     ) -> None:
         self.tensors = tensors if isinstance(tensors, Lazy) else Held(tensors, infos)
         super().__init__(self.tensors.infos)
+        self.computed, self.at_hand = self.tensors.computed, self.tensors.at_hand
         self.config: Mapping[str, Any] = copy.deepcopy(dict(config))
         self.name = name
         self.folder = folder
@@ -133,7 +134,7 @@ class Checkpoint(Lazy):
         or with `compute` its numbers too: the sha256 is then that of the model when it is saved. "sha256 of" says which
         numbers: two models that differ in others alone have the same.
         """
-        computed = self.tensors.computed and not compute
+        computed = self.computed and not compute
         digest = hashlib.sha256(self.name.encode() if computed else b"")
         here = self.on(CPU)
         for name in sorted(self):

@@ -146,26 +146,16 @@ def installed(config: Mapping[str, Any]) -> Installed | None:
 
 @lru_cache(maxsize=8)
 def _installed(config: str) -> Installed | None:
-    try:
-        return _built(config)
-    except Exception:  # whatever a class raises for a config that it does not understand
-        return None
-
-
-def _built(config: str) -> Installed | None:
+    values = json.loads(config)
     try:
         import transformers
-        from transformers import core_model_loading  # noqa: F401 - before version 5 the names are the same
-    except ImportError:
+
+        kind: Any = getattr(transformers, str((values.get("architectures") or [""])[0]), None)
+        if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
+            kind = transformers.MODEL_MAPPING[transformers.CONFIG_MAPPING[values["model_type"]]]
+        return Installed(meta_module(kind, config))
+    except Exception:  # none is installed, or whatever a class raises for a config that it does not understand
         return None
-    values = json.loads(config)
-    model_type = values.get("model_type")
-    if model_type not in transformers.CONFIG_MAPPING:
-        return None
-    kind: Any = getattr(transformers, str((values.get("architectures") or [""])[0]), None)
-    if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
-        kind = transformers.MODEL_MAPPING[transformers.CONFIG_MAPPING[model_type]]
-    return Installed(meta_module(kind, config))
 
 
 @lru_cache(maxsize=8)

@@ -23,11 +23,12 @@ class Lazy(Mapping[str, Tensor]):
 
     A subclass supplies `wide`, and what it can do better than the methods here. name: of the model, for messages.
     computed: whether values may have more digits than their dtype; then only the name tells one model from another
-    before it is saved.
+    before it is saved. at_hand: whether to read a tensor again computes nothing, as it is in a file or in memory.
     """
 
     name = ""
     computed = True
+    at_hand = False
 
     def __init__(self, infos: Mapping[str, TensorInfo]) -> None:
         self.infos = infos
@@ -109,6 +110,7 @@ class Held(Lazy):
     def __init__(self, tensors: Mapping[str, Tensor], infos: Mapping[str, TensorInfo] | None = None) -> None:
         super().__init__({n: TensorInfo.of(tensors[n]) for n in tensors} if infos is None else infos)
         self.tensors = tensors
+        self.at_hand = isinstance(tensors, dict)
 
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors[name].detach()
@@ -117,9 +119,7 @@ class Held(Lazy):
         return self[name]
 
     def part(self, name: str, start: int, stop: int) -> Tensor:
-        if isinstance(self.tensors, dict):
-            return flat_part(self[name], start, stop)
-        return super().part(name, start, stop)
+        return flat_part(self[name], start, stop) if self.at_hand else super().part(name, start, stop)
 
 
 @dataclass(frozen=True)
@@ -136,6 +136,7 @@ class StoredTensors(Lazy):
     """The tensors of a folder's weight files by name; each is read when it is asked for, and not kept."""
 
     computed = False
+    at_hand = True
 
     def __init__(self, stored: Mapping[str, StoredTensor]) -> None:
         super().__init__({name: one.info for name, one in stored.items()})

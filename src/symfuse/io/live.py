@@ -57,7 +57,7 @@ def names_in_memory(module: nn.Module) -> dict[str, str]:
 
 
 def _declared_ties(module: nn.Module) -> list[re.Pattern[str]]:
-    """The names that a transformers model declares to be ties (a list up to version 4, then a dictionary)."""
+    """The names that a transformers model declares to be ties."""
     parts = (getattr(part, "_tied_weights_keys", None) or () for part in module.modules())
     return [re.compile(name) for names in parts for name in names]
 
@@ -78,10 +78,8 @@ def as_on_disk(module: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tenso
     """transformers 5 stacks experts and renames parts in memory; files keep the older names."""
     if not any(base.__name__ == "PreTrainedModel" for base in type(module).__mro__):
         return tensors
-    try:
-        from transformers.core_model_loading import revert_weight_conversion
-    except ImportError:  # before version 5 the names are the same
-        return tensors
+    from transformers.core_model_loading import revert_weight_conversion
+
     model: Any = module
     on_disk: dict[str, Tensor] = revert_weight_conversion(model, tensors)
     return on_disk

@@ -13,7 +13,7 @@ from torch import Tensor
 from symfuse.io.direct import Buffer
 from symfuse.io.partial import new_folder, partial_of, system_errors
 from symfuse.io.remote import Place
-from symfuse.io.shards import Layout, ShardFile
+from symfuse.io.shards import Layout, Slot, new_file
 from symfuse.io.target import check_space, check_target
 from symfuse.io.tensors import TensorInfo
 from symfuse.signals import interruptible, signals_as_exceptions
@@ -38,10 +38,11 @@ def output_folder(target: str | os.PathLike[str], nbytes: int, inputs: Sequence[
 
 def write_tensors(path: Path, infos: Mapping[str, TensorInfo], read: Callable[[str], Tensor]) -> None:
     """One safetensors file; `read` is asked for each tensor once, and one of them is in memory at a time."""
-    file, buffer = ShardFile(path, infos, Layout.of(infos)), Buffer()
+    layout, buffer = Layout.of(infos), Buffer()
+    file = new_file(path, layout)
     try:
         for name in infos:
-            slot = file.slot(name)
+            slot = Slot(file, name, infos[name], layout.starts[name])
             with interruptible():
                 tensor = read(name)
             slot.put(tensor, buffer)

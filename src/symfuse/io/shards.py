@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -14,6 +15,8 @@ from torch import Tensor
 
 from symfuse.errors import OptionError, OutputError
 from symfuse.io.direct import PIECE, Buffer, DirectFile
+from symfuse.io.partial import system_errors
+from symfuse.io.remote import Place
 from symfuse.io.tensors import DTYPE_NAMES, TensorInfo, flat_part, is_finite, require_fit
 
 UNITS = {
@@ -79,8 +82,8 @@ class Layout:
         return cls(header, {name: len(header) + start for name, start in starts.items()}, len(header) + position)
 
 
-def new_file(path: Path, layout: Layout, *, direct: bool) -> DirectFile:
-    """A file with its space reserved and its header written; if that fails it is closed."""
+def new_file(path: Path, layout: Layout, *, direct: bool = True) -> DirectFile:
+    """A safetensors file with its space reserved and its header written; if that fails it is closed."""
     file = DirectFile(path, direct=direct)
     try:
         file.reserve(layout.size)
@@ -89,25 +92,6 @@ def new_file(path: Path, layout: Layout, *, direct: bool) -> DirectFile:
         file.close()
         raise
     return file
-
-
-class ShardFile:
-    """One safetensors file: its space reserved and its header written at once, its tensors when they come."""
-
-    def __init__(self, path: Path, infos: Mapping[str, TensorInfo], layout: Layout, *, direct: bool = True) -> None:
-        self._infos = infos
-        self._layout = layout
-        self._file = new_file(path, layout, direct=direct)
-
-    def slot(self, name: str) -> Slot:
-        """The place of one tensor."""
-        return Slot(self._file, name, self._infos[name], self._layout.starts[name])
-
-    def sync(self) -> None:
-        self._file.sync()
-
-    def close(self) -> None:
-        self._file.close()
 
 
 @runtime_checkable
@@ -148,6 +132,17 @@ class Slot:
             if self._filled == self._info.numel or room - piece.numel() * dtype.itemsize < dtype.itemsize:
                 self._file.write(self._written, buffer.placed(self._written, self._position))
                 self._written = self._position
+
+    def fill(self, blocks: Iterable[Tensor], buffer: Buffer, place: Place, stop: threading.Event) -> bool:
+        """All values, in blocks; False if `stop` is set before they have come. place: the output, for errors."""
+        for block in blocks:
+            if stop.is_set():
+                return False
+            with system_errors(place):
+                self.put(block, buffer)
+            del block  # before the next one is computed
+        self.finish()
+        return True
 
     def finish(self) -> None:
         """OutputError unless all values have come."""

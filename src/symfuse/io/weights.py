@@ -23,12 +23,12 @@ from torch import Tensor
 
 from symfuse.errors import OutputError
 from symfuse.executors import Executor, one_torch_thread
-from symfuse.io.direct import Buffer
+from symfuse.io.direct import Buffer, DirectFile
 from symfuse.io.journal import Journal
 from symfuse.io.objects import Upload
 from symfuse.io.partial import Partial, system_errors
 from symfuse.io.remote import Place, Remote, RemoteFile
-from symfuse.io.shards import Layout, ShardFile, Slot, new_file
+from symfuse.io.shards import Layout, Slot, new_file
 from symfuse.io.tensors import TensorInfo
 
 Shards = Mapping[str, Mapping[str, TensorInfo]]  # file → its tensors
@@ -136,10 +136,10 @@ class ByTensor(Growing):
         self._blocks = blocks
         self._local = _Local()
         self._shard_of = {name: shard for shard, part in shards.items() for name in part}
-        self._files: dict[str, ShardFile] = {}
+        self._files: dict[str, DirectFile] = {}
         with self.opened as opened:
-            for shard, part in shards.items():
-                self._files[shard] = ShardFile(partial.folder / shard, part, self._layouts[shard], direct=direct)
+            for shard, layout in self._layouts.items():
+                self._files[shard] = new_file(partial.folder / shard, layout, direct=direct)
                 opened.callback(self._files[shard].close)
             self.opened = opened.pop_all()
 
@@ -152,14 +152,9 @@ class ByTensor(Growing):
         return [name for name in self._shard_of if name not in self.done]
 
     def _make(self, piece: str, stop: threading.Event) -> None:
-        slot = self._files[self._shard_of[piece]].slot(piece)
-        for block in self._blocks(piece):
-            if stop.is_set():
-                return
-            with system_errors(self._place):
-                slot.put(block, self._local.buffer)
-            del block  # before the next one is computed
-        slot.finish()
+        shard = self._shard_of[piece]
+        slot = Slot(self._files[shard], piece, self._shards[shard][piece], self._layouts[shard].starts[piece])
+        slot.fill(self._blocks(piece), self._local.buffer, self._place, stop)
 
     def note(self, piece: str) -> Sequence[str]:
         with system_errors(self._place):
@@ -244,14 +239,8 @@ class WriteShard:
         with ExitStack() as undo:
             undo.callback(file.discard)
             for name, start in layout.starts.items():  # in the order of the file
-                slot = Slot(file, name, infos[name], start)
-                for block in self.blocks(name):
-                    if stop.is_set():
-                        return
-                    with system_errors(self.place):
-                        slot.put(block, buffer)
-                    del block  # before the next one is computed
-                slot.finish()
+                if not Slot(file, name, infos[name], start).fill(self.blocks(name), buffer, self.place, stop):
+                    return
             with system_errors(self.place):
                 file.close()
             if not stop.is_set():  # else what the run has left was removed, perhaps, before this was there

@@ -11,18 +11,6 @@ from symfuse.matching.problem import select, usual
 from symfuse.matching.universe import Universe, match_universe
 
 __all__ = [
-    "MATCHABLE",
-    "Step",
-    "Universe",
-    "choose_axes",
-    "choose_groups",
-    "choose_layers",
-    "match_by_activations",
-    "match_models",
-    "match_universe",
-    "nearest_to_mean",
-    "ot_alignment",
-    "select",
-    "usual",
-    "word_of",
-]
+    "MATCHABLE", "Step", "Universe", "choose_axes", "choose_groups", "choose_layers", "match_by_activations",
+    "match_models", "match_universe", "nearest_to_mean", "ot_alignment", "select", "usual", "word_of",
+]  # fmt: skip

@@ -1,7 +1,7 @@
-"""Which axes to match where nobody says: those that are worth it on real models (docs/pairs.md).
+"""Which axes to match by default: those that are worth it on real models (docs/pairs.md).
 
-A model and its fine-tune lie in one basin, in one basis: attention and feed-forward are matched as a matter of form,
-and the order of heads and the residual stream stay. Models that show no relation as they are need all axes: they were
+A model and its fine-tune lie in one basin, in one basis: attention and feed-forward are matched for completeness;
+the order of heads and the residual stream are kept. Models that show no relation as they are need all axes: they were
 trained apart, or one is in another basis (moved by a symmetry), which only matching tells apart.
 """
 

@@ -40,8 +40,8 @@ Watch = Callable[[str, float], None]  # the start and the squared distance, afte
 
 @dataclass(frozen=True)
 class Descent:
-    """What a start came to. curve: the squared distance over all parts that count, at the start and after each sweep.
-    given: that of the source as it was given, where the curve of the identity begins. alignment: on the processor."""
+    """The result of one start. curve: the squared distance over all parts that count, at the start and after each
+    sweep. given: that of the unmoved source, where the curve of the identity begins. alignment: on the processor."""
 
     start: str
     alignment: Alignment

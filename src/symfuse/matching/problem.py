@@ -1,5 +1,5 @@
-"""What is to be matched, whatever the moments come from: two models in one frame, and the groups of their axes; and
-what an alignment came to."""
+"""What is to be matched, from weights or activations: two models in one frame, and the groups of their axes; and how
+much an alignment changed."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def rotatable(spec: Spec) -> tuple[str, ...]:
 class Problem:
     """source, anchor: in the frame, their declarations under the variants. groups: each instance to match, with the
     group to use. lineage: of both models as they were given, for the provenance. auto: why these axes and this frame,
-    if nobody said."""
+    where the caller named none."""
 
     source: Model
     anchor: Model
@@ -151,9 +151,9 @@ def usual(
     frame: Sequence[str] | None = None,
     variants: Sequence[str] = (),
 ) -> tuple[str | tuple[str, ...], tuple[str, ...], dict[str, Any]]:
-    """Axes and frame for matching models with each other, the same for all of them, and why, where nobody said: axes as
-    of `auto_axes`; ROTATABLE where the residual stream of pre-norm models is matched by more than it allows as it is,
-    if all of them can be rewritten so, else no frame."""
+    """Axes and frame for matching models with each other, the same for all of them, and the reason where they were not
+    named: axes as of `auto_axes`; ROTATABLE where the residual stream of pre-norm models is matched by more than it
+    allows as it is, if all of them can be rewritten so, else no frame."""
     axes, least = auto_axes(axes, models)
     why: dict[str, Any] = {} if least is None else {"auto": {"cosine": least, "same basis": least >= SAME_BASIS}}
     if frame is not None:

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from symfuse.errors import CheckpointError, IncompatibleError, OptionError
 from symfuse.evaluation import Batch
-from symfuse.evaluation.tasks.base import IGNORED
-from symfuse.evaluation.tasks.predicting import Predicting
+from symfuse.evaluation.tasks.base import IGNORED, Predicting
 from symfuse.merging.base import PerModel
 from symfuse.merging.stream import Stream
 from symfuse.messages import suggestion

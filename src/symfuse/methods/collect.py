@@ -8,7 +8,7 @@ from typing import Any
 
 from symfuse.errors import OptionError
 from symfuse.evaluation import Task
-from symfuse.evaluation.tasks.predicting import Predicting
+from symfuse.evaluation.tasks.base import Predicting
 from symfuse.messages import suggestion
 from symfuse.methods.fisher import fisher_of
 from symfuse.methods.regmean import gram_of

@@ -17,7 +17,7 @@ import torch
 from symfuse.device import CPU
 from symfuse.errors import OptionError
 from symfuse.evaluation import Task, open_space
-from symfuse.evaluation.tasks.predicting import Predicting
+from symfuse.evaluation.tasks.base import Predicting
 from symfuse.model import Model
 from symfuse.stats.statistics import Statistics
 

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from symfuse.device import CPU
 from symfuse.errors import OptionError
 from symfuse.evaluation import Batch
-from symfuse.evaluation.tasks.base import IGNORED, NOT_INPUTS
-from symfuse.evaluation.tasks.predicting import Predicting
+from symfuse.evaluation.tasks.base import IGNORED, NOT_INPUTS, Predicting
 from symfuse.merging.base import PerModel
 from symfuse.merging.stream import Stream
 from symfuse.methods.data import Inputs, Learned, examples_of, running, statistics_of

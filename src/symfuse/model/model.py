@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -24,6 +27,10 @@ from symfuse.spec import Axis, Declared, Spec, anatomy, layer_of
 WIDTHS = ("hidden_size", "n_embd", "d_model", "dim", "intermediate_size", "n_inner", "d_ff")
 
 
+# By checkpoint that `Model.of` has checked: the option, the family and the config that it had, its Spec, and the notes.
+_checked: WeakKeyDictionary[Checkpoint, tuple[tuple[Any, ...], Spec, tuple[str, ...]]] = WeakKeyDictionary()
+
+
 @dataclass(frozen=True)
 class Model:
     """A checkpoint and its Spec, which it has been checked against; tensors are read by canonical name.
@@ -40,9 +47,13 @@ class Model:
         undeclared: take a family without a declaration by names and shapes, without symmetries; a note says so.
         Raises UnknownArchitectureError, SpecError or LayoutError, each naming what does not fit.
         """
+        asked, family = checkpoint, ARCHITECTURES.get(str(checkpoint.config.get("model_type")))
+        known = _checked.get(checkpoint)
+        if known is not None and known[0] == (undeclared, family, checkpoint.config):
+            return cls(checkpoint, *known[1:])
         checkpoint, notes = under_file_names(checkpoint)
         refuse_placeholders(checkpoint)
-        if undeclared and str(checkpoint.config.get("model_type")) not in ARCHITECTURES:
+        if undeclared and family is None:
             spec = by_names(checkpoint)
             notes += (f"symfuse has no declaration for {spec.family!r}: merged by names and shapes, without alignment",)
         else:
@@ -51,7 +62,10 @@ class Model:
                 require_head(checkpoint, checkpoint)
             spec.check({name: checkpoint.info(name).shape for name in checkpoint}, checkpoint.name)
         note = disagreeing_frequencies(checkpoint, spec.buffers, rope_theta(checkpoint.config))
-        return cls(checkpoint, spec, (*notes, note) if note else notes)
+        notes = (*notes, note) if note else notes
+        if checkpoint is asked:
+            _checked[checkpoint] = (undeclared, family, copy.deepcopy(checkpoint.config)), spec, notes
+        return cls(checkpoint, spec, notes)
 
     @property
     def name(self) -> str:

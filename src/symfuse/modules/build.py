@@ -57,7 +57,9 @@ def build_module(checkpoint: Checkpoint, dtype: torch.dtype, auto: str | None = 
             return architecture.build(checkpoint.config).to(dtype).eval()
         kind = _auto_class(checkpoint, auto) if auto else _named_class(checkpoint)
         bare = auto == "AutoModel" and "add_pooling_layer" in inspect.signature(kind).parameters
-        with _reporting(checkpoint), quiet(), _without_initial_values():
+        from transformers.initialization import no_init_weights  # drawing them takes seconds for 10⁸ weights
+
+        with _reporting(checkpoint), quiet(), no_init_weights():
             module: Any = kind._from_config(
                 class_config(checkpoint.config),
                 dtype=dtype,
@@ -119,13 +121,6 @@ def _installed(checkpoint: Checkpoint) -> Any:
         return _named_class(checkpoint)
     except (CheckpointError, KeyError):
         return None
-
-
-def _without_initial_values() -> Any:
-    """Drawing them takes seconds for a model of a hundred million weights."""
-    from transformers.initialization import no_init_weights
-
-    return no_init_weights()
 
 
 def _named_class(checkpoint: Checkpoint) -> Any:
@@ -226,9 +221,8 @@ def with_defaults(checkpoint: Checkpoint) -> Checkpoint:
 def _implementations(kind: Any) -> dict[str, str]:
     """Which code of the class runs. Some eager attention (ViT) takes the softmax in float32 whatever the dtype: 1e-7 in
     float64. The grouped products by which experts run otherwise refuse float64, and rows of odd lengths."""
-    chosen = {"attn_implementation": "sdpa" if kind._supports_sdpa else "eager"}
-    experts = getattr(kind, "_can_set_experts_implementation", None)  # since version 5
-    return chosen | ({"experts_implementation": "eager"} if experts is not None and experts() else {})
+    attention = {"attn_implementation": "sdpa" if kind._supports_sdpa else "eager"}
+    return attention | ({"experts_implementation": "eager"} if kind._can_set_experts_implementation() else {})
 
 
 def canonical_names(model: Model, module: torch.nn.Module) -> dict[str, str]:

@@ -182,11 +182,13 @@ def align(stage: Stage, how: How) -> Stage:
     """The stage with all models moved onto the anchor, if the recipe asks for that; they must be in one frame, unless
     the alignment brings all into it."""
     anchor = anchor_of(stage)
-    matching = None if anchor is None else matching_of(stage, anchor)
-    if matching is None or not matching.frame:
-        stage = require_one_frame(stage, how.follow)
-    if anchor is None or matching is None:
+    if anchor is None:
         return stage
+    matching = matching_of(stage, anchor)
+    if not matching.frame:
+        before, stage = len(stage.notes), require_one_frame(stage)
+        for note in stage.notes[before:]:
+            how.follow(note)
     how.follow(Anchored(str(anchor)))
     models, alignments = dict(stage.models), dict[ModelRef, Alignment]()
     for ref, source in stage.models.items():

@@ -13,14 +13,13 @@ from dataclasses import dataclass, replace
 from symfuse.errors import OptionError
 from symfuse.evaluation import Task
 from symfuse.io import Checkpoint
-from symfuse.io.lazy import Held, StoredTensors
 from symfuse.recipes.align import How, align
 from symfuse.recipes.check import Target, report_of
 from symfuse.recipes.events import Planned, Warned
 from symfuse.recipes.learn import inputs_of, learn, tasks_of
 from symfuse.recipes.record import merge_record, with_tokenizer_notes
 from symfuse.recipes.schema import Recipe
-from symfuse.recipes.stage import Stage, open_models, plan, prepare
+from symfuse.recipes.stage import Stage, open_models, plan, prepare, require_one_frame
 from symfuse.rewriting import Reconcile
 from symfuse.runs import recorded
 from symfuse.stats.statistics import Statistics
@@ -68,6 +67,7 @@ def run(
         there = {**(known or {}), **results}
         stage = with_tokenizer_notes(prepare(recipe, open_models(recipe, there), options))
         merged, place = plan(stage, device=how.device), target if last else None
+        stage = require_one_frame(stage) if recipe.align is None else stage
         tasks, saved = (_tasks(stage), None) if shown is None else (shown.tasks, shown.statistics or ())
         report = report_of(stage, merged, place, results=results, sample=_is_stored(recipe, there))
         how.follow(Planned(stage, merged, report, last))
@@ -93,8 +93,7 @@ def with_text(stage: Stage, recipes: Sequence[Recipe]) -> Stage:
 
 def _is_stored(recipe: Recipe, known: Mapping[str, Checkpoint]) -> bool:
     """Whether its models are in files or dictionaries: of others nothing is read before they are saved."""
-    used = [known[str(ref)].tensors for ref in recipe.models_used() if str(ref) in known]
-    return all(isinstance(t.tensors if isinstance(t, Held) else t, StoredTensors | dict) for t in used)
+    return all(known[str(ref)].at_hand for ref in recipe.models_used() if str(ref) in known)
 
 
 def _tasks(stage: Stage) -> list[Task | None]:

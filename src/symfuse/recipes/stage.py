@@ -20,7 +20,7 @@ from symfuse.methods import Found
 from symfuse.model import Model, require_same_shape
 from symfuse.model.undeclared import LAYER
 from symfuse.recipes.effect import without_effect
-from symfuse.recipes.events import Follow, Note
+from symfuse.recipes.events import Note
 from symfuse.recipes.plan import plan_recipe, require_layers, template_of
 from symfuse.recipes.schema import COPY, ModelRef, Recipe
 from symfuse.recipes.schema import TokenSource as RecipeToken
@@ -207,16 +207,13 @@ def plan(stage: Stage, *, device: str = CPU) -> Checkpoint:
     return merged.replace(files=files)
 
 
-def require_one_frame(stage: Stage, follow: Follow) -> Stage:
+def require_one_frame(stage: Stage) -> Stage:
     """`require_same_frame` of what is to be merged, which reads gains of norms, with its notes; layers may be stacked
     as they are, and with force_config gains may be 1 for want of training."""
     if stage.recipe.merge_method == "passthrough" or stage.options.force_config:
         return stage
     models = [Model.of(checkpoint, undeclared=True) for checkpoint in stage.models.values()]
-    notes = [Note(text) for text in require_same_frame(models)]
-    for note in notes:
-        follow(note)
-    return replace(stage, notes=(*stage.notes, *notes))
+    return replace(stage, notes=(*stage.notes, *map(Note, require_same_frame(models))))
 
 
 def _reading(checkpoint: Checkpoint, vocabulary: Vocabulary) -> Checkpoint:

@@ -58,6 +58,7 @@ def distance_bars(rows: Sequence[Run], key: str) -> Spec:
     along = {"field": "part", "type": "ordinal", "sort": None, "title": key, "axis": {"labelAngle": 0}}
     up = {"field": "value", "type": "quantitative", "title": "squared distance"}
     beside = {"field": "when", "sort": ["before", "after"]}
+    scale = {"domain": ["before", "after"], "range": "ordinal"}
     sides = ("y", "x") if key == "axis" else ("x", "y")
     return spec_of(
         values,
@@ -68,12 +69,7 @@ def distance_bars(rows: Sequence[Run], key: str) -> Spec:
             sides[0]: along,
             sides[1]: up,
             f"{sides[0]}Offset": beside,
-            "color": {
-                "field": "when",
-                "type": "nominal",
-                "scale": {"domain": ["before", "after"], "range": "ordinal"},
-                "legend": _LEGEND,
-            },
+            "color": {"field": "when", "type": "nominal", "scale": scale, "legend": _LEGEND},
             "opacity": {"condition": {"param": "shown", "value": 1}, "value": 0.12},
             "tooltip": [
                 {"field": "part", "title": key},
@@ -94,54 +90,61 @@ def descent_chart(descents: Mapping[str, Sequence[float]]) -> Spec:
         for sweep, distance in enumerate(curve)
     ]
     colour = {"field": "start", "type": "nominal", "sort": None, "scale": {"domain": list(descents)}, "legend": _LEGEND}
-    return spec_of(
+    return _line(
         values,
-        height=220,
-        mark={"type": "line", "point": True},
-        encoding={
-            "x": {"field": "sweep", "type": "quantitative", "axis": {"tickMinStep": 1, "format": "d"}},
-            "y": {"field": "distance", "type": "quantitative", "title": "squared distance", "scale": {"zero": False}},
-            "color": colour,
-            "tooltip": [{"field": "start"}, {"field": "sweep"}, {"field": "distance", "format": ".5g"}],
-        },
+        {"field": "sweep", "type": "quantitative", "axis": {"tickMinStep": 1, "format": "d"}},
+        {"field": "distance", "type": "quantitative", "title": "squared distance", "scale": {"zero": False}},
+        [{"field": "start"}, {"field": "sweep"}, {"field": "distance", "format": ".5g"}],
+        color=colour,
     )
 
 
 def learning_chart(history: Sequence[Run]) -> Spec:
     """The barrier on the validation data by the steps of learning."""
-    return spec_of(
+    return _line(
         [{"step": one["step"], "barrier": one["barrier"]} for one in history],
-        height=220,
+        {"field": "step", "type": "quantitative", "axis": {"format": "d"}},
+        {"field": "barrier", "type": "quantitative"},
+        [{"field": "step"}, {"field": "barrier", "format": ".4g"}],
+    )
+
+
+def _line(values: Sequence[Run], x: Spec, y: Spec, tooltip: Sequence[Spec], **encoding: Spec) -> Spec:
+    return spec_of(
+        values,
         mark={"type": "line", "point": True},
-        encoding={
-            "x": {"field": "step", "type": "quantitative", "axis": {"format": "d"}},
-            "y": {"field": "barrier", "type": "quantitative"},
-            "tooltip": [{"field": "step"}, {"field": "barrier", "format": ".4g"}],
-        },
+        encoding={"x": x, "y": y, "tooltip": tooltip, **encoding},
     )
 
 
 def share_map(rows: Sequence[Run]) -> Spec:
-    """What share of the squared distance is left, layer by axis."""
+    """The share of the squared distance that is left, by layer and axis."""
     keys = ("axis", "before", "after", "share")
     values = [{"layer": layer_name(row["layer"]), **{key: row[key] for key in keys}} for row in rows]
+    return _tiles(
+        values,
+        26 * len({value["axis"] for value in values}),
+        across={"field": "layer", "title": "layer"},
+        down={"field": "axis", "title": None},
+        color={"field": "share", **ramp("share left", domain=[0, 1], clamp=True)},
+        tooltip=[
+            {"field": "layer"},
+            {"field": "axis"},
+            {"field": "before", "title": "squared distance before", "format": ".4g"},
+            {"field": "after", "format": ".4g"},
+            {"field": "share", "title": "left", "format": ".1%"},
+        ],
+    )
+
+
+def _tiles(values: Sequence[Run], height: int, across: Spec, down: Spec, **encoding: Any) -> Spec:
     axis = {"labelAngle": 0, "domain": False, "ticks": False}
+    ordinal = {"type": "ordinal", "sort": None, "axis": axis}
     return spec_of(
         values,
-        height=26 * len({value["axis"] for value in values}),
+        height=height,
         mark={"type": "rect", "style": "tile"},
-        encoding={
-            "x": {"field": "layer", "type": "ordinal", "sort": None, "title": "layer", "axis": axis},
-            "y": {"field": "axis", "type": "ordinal", "sort": None, "title": None, "axis": axis},
-            "color": {"field": "share", **ramp("share left", domain=[0, 1], clamp=True)},
-            "tooltip": [
-                {"field": "layer"},
-                {"field": "axis"},
-                {"field": "before", "title": "squared distance before", "format": ".4g"},
-                {"field": "after", "format": ".4g"},
-                {"field": "share", "title": "left", "format": ".1%"},
-            ],
-        },
+        encoding={"x": ordinal | across, "y": ordinal | down, **encoding},
     )
 
 
@@ -149,7 +152,7 @@ def share_map(rows: Sequence[Run]) -> Spec:
 
 
 def curve_metrics(barrier: Run) -> dict[str, str]:
-    """All metrics of its points, with their titles beside what else is said of a point."""
+    """All metrics of its points, with titles that differ from the other columns of a point."""
     scores = (point["metrics"] for curve in barrier["curves"] for point in curve["points"])
     return metric_titles(scores, taken=("alignment", "λ", "loss", "loss (nats)"))
 
@@ -219,7 +222,7 @@ def curve_chart(barrier: Run, metric: str | None = None) -> Spec:
 
 
 def reordering_chart(reorderings: Sequence[Reordering]) -> Spec:
-    """Which units of the source (across) became which of the anchor (down); one place at a time, to be chosen."""
+    """Which units of the source (across) became which of the anchor (down); one place at a time, by a menu."""
     side = bins(tuple(reorderings))
     size, noun = reorderings[0].size, unit_of(reorderings[0].axis)
     values = []
@@ -229,7 +232,7 @@ def reordering_chart(reorderings: Sequence[Reordering]) -> Spec:
     names = [one.place for one in reorderings]
     choice = {"input": "select", "options": list(range(len(names))), "labels": names, "name": "shown: "}
     scale = {"domain": [0, size], "nice": False}
-    axis = {"grid": False, "tickMinStep": 1}
+    unit = {"type": "quantitative", "axis": {"grid": False, "tickMinStep": 1}}
     edges = [
         {"calculate": f"ceil((datum.{field} + {plus}) * {size} / {side})", "as": f"{field}{1 + plus}"}
         for field in "xy"
@@ -242,21 +245,9 @@ def reordering_chart(reorderings: Sequence[Reordering]) -> Spec:
         transform=[*([{"filter": "datum.p == place"}] if len(names) > 1 else []), *edges],
         mark={"type": "rect", "style": "unit"},
         encoding={
-            "x": {
-                "field": "x1",
-                "type": "quantitative",
-                "title": f"{noun} of the source",
-                "scale": scale,
-                "axis": axis,
-            },
+            "x": {"field": "x1", "title": f"{noun} of the source", "scale": scale, **unit},
             "x2": {"field": "x2"},
-            "y": {
-                "field": "y1",
-                "type": "quantitative",
-                "title": f"{noun} of the anchor",
-                "scale": {**scale, "reverse": True},
-                "axis": axis,
-            },
+            "y": {"field": "y1", "title": f"{noun} of the anchor", "scale": {**scale, "reverse": True}, **unit},
             "y2": {"field": "y2"},
             "tooltip": [
                 {"field": "x1", "title": "source, from"},
@@ -277,21 +268,17 @@ def turn_chart(turns: Sequence[Turn]) -> Spec:
         for t in turns
     ]
     condition = {"field": "cond", "title": "condition number", "format": ".4g"}
-    axis = {"labelAngle": 0, "domain": False, "ticks": False}
-    return spec_of(
+    return _tiles(
         values,
-        height=20 * len({turn.layer for turn in turns}),
-        mark={"type": "rect", "style": "tile"},
-        encoding={
-            "x": {"field": "at", "type": "ordinal", "sort": None, "title": turns[0].noun, "axis": axis},
-            "y": {"field": "layer", "type": "ordinal", "sort": None, "title": "layer", "axis": axis},
-            "color": {"field": "degrees", **ramp("mean angle (degrees)", domainMin=0, nice=False)},
-            "tooltip": [
-                {"field": "layer"},
-                {"field": "at", "title": turns[0].noun},
-                {"field": "degrees", "title": "mean angle (degrees)", "format": ".2f"},
-                {"field": "scale", "format": ".4g"},
-                *([] if all(turn.is_similarity for turn in turns) else [condition]),
-            ],
-        },
+        20 * len({turn.layer for turn in turns}),
+        across={"field": "at", "title": turns[0].noun},
+        down={"field": "layer", "title": "layer"},
+        color={"field": "degrees", **ramp("mean angle (degrees)", domainMin=0, nice=False)},
+        tooltip=[
+            {"field": "layer"},
+            {"field": "at", "title": turns[0].noun},
+            {"field": "degrees", "title": "mean angle (degrees)", "format": ".2f"},
+            {"field": "scale", "format": ".4g"},
+            *([] if all(turn.is_similarity for turn in turns) else [condition]),
+        ],
     )

@@ -1,7 +1,7 @@
 """Reads runs: the JSON documents and alignments that the other verbs leave in a folder.
 
-A document says of what kind it is. The kinds, and who writes them: `alignment` (align), `merge` (merge; holds the
-alignment of each model), `distance`, `barrier`, `landscape`, `evaluation`.
+The key `kind` of a document is one of these (in parentheses the verb that writes it): `alignment` (align),
+`merge` (merge; holds the alignment of each model), `distance`, `barrier`, `landscape`, `evaluation`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FILES = ("symfuse.json", "distance.json", "barrier.json", "landscape.json", "eva
 
 @dataclass(frozen=True)
 class Collected:
-    """What runs hold, in the order in which they were given; documents by their kind, alignments by their file."""
+    """What runs hold, in the order of the arguments; documents by their kind, alignments by their file."""
 
     documents: Mapping[str, Sequence[Document]]
     elements: Mapping[Path, Alignment]
@@ -39,10 +39,10 @@ class Collected:
     @property
     def alignments(self) -> list[Document]:
         """All alignment runs, those inside merges among them; each once."""
-        found = [*self.documents["alignment"]]
+        result = [*self.documents["alignment"]]
         for merge in self.documents["merge"]:
-            found += merge["alignments"]
-        return [run for i, run in enumerate(found) if run not in found[:i]]
+            result += merge["alignments"]
+        return [run for i, run in enumerate(result) if run not in result[:i]]
 
 
 def collect(runs: Sequence[str | Path]) -> Collected:
@@ -64,14 +64,14 @@ def _files(run: Path) -> list[Path]:
         if run.is_file():
             return [run]
         raise CheckpointError(f"{run}: no such folder or file; name the output folder of a symfuse verb")
-    found = [path for name in FILES if (path := run / name).is_file()]
-    found += alignments_in(run)
-    if not found:
+    result = [path for name in FILES if (path := run / name).is_file()]
+    result += alignments_in(run)
+    if not result:
         raise CheckpointError(
             f"{run}: no run of symfuse in this folder; expected one of {', '.join(FILES)} or alignment*{SUFFIX}, "
             "which align, merge, evaluate, barrier and landscape write with -o"
         )
-    return found
+    return result
 
 
 def read(path: Path) -> Document:

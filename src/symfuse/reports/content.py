@@ -38,7 +38,7 @@ class Table:
 
     def winners(self) -> set[tuple[int, int]]:
         """(row, column) of the best numbers; none where all are equal."""
-        found = set()
+        result = set()
         zero = self.zero or [0.0] * len(self.rows)
         for number, title in enumerate(self.columns):
             cells = [row[number] for row in self.rows]
@@ -49,14 +49,14 @@ class Table:
             numbers = [v for v in values if isinstance(v, int | float) and math.isfinite(v)]
             if title in self.best and len(set(numbers)) > 1:
                 top = (min if self.best[title] == "min" else max)(numbers)
-                found |= {(i, number) for i, value in enumerate(values) if value == top}
-        return found
+                result |= {(i, number) for i, value in enumerate(values) if value == top}
+        return result
 
 
 @dataclass(frozen=True)
 class Chart:
-    """spec: Vega-Lite, without colours (the page has them). text: what it shows, for whoever does not see it. numbers:
-    the data. size: "wide", or "half" of the page."""
+    """spec: Vega-Lite, without colours (the page has them). text: what it shows, for readers who cannot see it.
+    numbers: the data. size: "wide", or "half" of the page."""
 
     title: str
     text: str

@@ -99,8 +99,8 @@ def correspondence(alignment: Alignment, name: str = "") -> Correspondence:
     return Correspondence(
         names[0],
         names[1],
-        {axis: tuple(found) for axis, found in reorderings.items()},
-        {axis: tuple(found) for axis, found in turns.items()},
+        {axis: tuple(result) for axis, result in reorderings.items()},
+        {axis: tuple(result) for axis, result in turns.items()},
         alignment.variants,
     )
 
@@ -110,8 +110,8 @@ def angles(matrix: Tensor) -> Tensor:
 
     It is 0 for the identity alone, and does not depend on the basis.
     """
-    found: Tensor = torch.linalg.eigvals(matrix.double()).angle().abs().mean(-1).rad2deg()
-    return found
+    result: Tensor = torch.linalg.eigvals(matrix.double()).angle().abs().mean(-1).rad2deg()
+    return result
 
 
 def bins(reorderings: tuple[Reordering, ...]) -> int:
@@ -122,12 +122,12 @@ def bins(reorderings: tuple[Reordering, ...]) -> int:
 
 def _reorderings(spec: Spec, instance: Instance, element: Monomial) -> list[Reordering]:
     layer = _layer(spec, instance)
-    found = []
+    result = []
     for position in product(*map(range, element.batch)):
         words = [] if layer == -1 else [f"layer {layer}"]
         words += [f"{axis} {i}" for axis, i in zip(spec.batch_axes(instance.axis), position, strict=True)]
-        found.append(Reordering(instance.axis, ", ".join(words) or "whole model", element.index[position]))
-    return found
+        result.append(Reordering(instance.axis, ", ".join(words) or "whole model", element.index[position]))
+    return result
 
 
 def _turns(spec: Spec, instance: Instance, element: Element) -> list[Turn]:

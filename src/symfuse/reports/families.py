@@ -18,7 +18,7 @@ def families() -> list[dict[str, Any]]:
     not have a small example): by axis the group, and why no larger one acts; what biases may do; of pre-norm models
     what may be done to the residual stream once the gains are folded.
 
-    Options of a config may change what is moved: `symfuse inspect MODEL` says it of one model.
+    Options of a config may change what is moved: `symfuse inspect MODEL` lists it for one model.
     """
     return [_family(name) for name in sorted(ARCHITECTURES)]
 
@@ -66,10 +66,10 @@ def _axis(name: str, axis: Axis) -> dict[str, Any]:
     }
 
 
-def rows(found: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+def rows(result: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """Families, what is moved and what not, in words; families that agree in one row."""
     alike: dict[tuple[str, str, str], list[str]] = {}
-    for one in found:
+    for one in result:
         moved = [f"{axis['axis']}: {axis['group']}" for axis in one["moved"]]
         if one["residual once folded"]:
             moved.append(f"residual once norms are folded: {one['residual once folded']}")
@@ -78,11 +78,11 @@ def rows(found: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     return [[", ".join(names), *(cell or "–" for cell in cells)] for cells, names in alike.items()]
 
 
-def reasons(found: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Axis, what it is, group and why, each once, with the families of which it is said."""
+def reasons(result: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Axis, what it is, group and why, each once, with the families that it holds for."""
     by: dict[tuple[str, str, str, str], list[str]] = {}
     having: dict[str, set[str]] = {}
-    for one in found:
+    for one in result:
         for axis in [*one["moved"], *one["not moved"]]:
             key = (axis["axis"], axis["what"], axis["group"] or "not moved", axis["why"])
             by.setdefault(key, []).append(one["family"])
@@ -97,7 +97,7 @@ ROWS = ("model_type", "moved", "not moved", "biases")
 REASONS = ("axis", "what it is", "group", "why no more", "families")
 
 
-def markdown(found: Sequence[Mapping[str, Any]]) -> str:
+def markdown(result: Sequence[Mapping[str, Any]]) -> str:
     """The page of the docs: both tables."""
 
     def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
@@ -114,11 +114,11 @@ def markdown(found: Sequence[Mapping[str, Any]]) -> str:
             "",
             '"moved" lists the axes that an alignment may transform, with the largest group that may act on each.',
             "",
-            table(ROWS, rows(found)),
+            table(ROWS, rows(result)),
             "",
             "## Why",
             "",
-            table(REASONS, reasons(found)),
+            table(REASONS, reasons(result)),
             "",
         ]
     )

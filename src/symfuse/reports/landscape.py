@@ -33,21 +33,21 @@ class Line:
 
 def losses(landscape: Mapping[str, Any]) -> list[float]:
     """All that are finite, of the grid and of the models."""
-    found = [*(loss for row in landscape["loss"] for loss in row), *(model["loss"] for model in landscape["models"])]
-    return [loss for loss in found if math.isfinite(loss)]
+    result = [*(loss for row in landscape["loss"] for loss in row), *(model["loss"] for model in landscape["models"])]
+    return [loss for loss in result if math.isfinite(loss)]
 
 
-def is_wide(found: Sequence[float]) -> bool:
+def is_wide(result: Sequence[float]) -> bool:
     """Whether losses span so much that only their logarithms show the floor of the valley."""
-    return bool(found) and min(found) > 0 and max(found) > 5 * min(found)
+    return bool(result) and min(result) > 0 and max(result) > 5 * min(result)
 
 
-def levels(found: Sequence[float]) -> list[float]:
+def levels(result: Sequence[float]) -> list[float]:
     """Round losses at which to draw lines: in equal steps, or in equal ratios if they are wide."""
-    if not found or min(found) == max(found):
+    if not result or min(result) == max(result):
         return []
-    low, high = min(found), max(found)
-    raw = (np.geomspace if is_wide(found) else np.linspace)(low, high, _LEVELS + 2)[1:-1].tolist()
+    low, high = min(result), max(result)
+    raw = (np.geomspace if is_wide(result) else np.linspace)(low, high, _LEVELS + 2)[1:-1].tolist()
     digits = 2 + max(0, math.ceil(math.log10(max(abs(low), abs(high)) / (high - low))))
     return sorted({level for one in raw if low < (level := float(f"{one:.{digits}g}")) < high})
 
@@ -72,14 +72,14 @@ def labelled(lines: Sequence[Line], landscape: Mapping[str, Any]) -> list[Line]:
     """The longest line of each level, as far as their labels leave room for each other and for the models."""
     wide = landscape["xs"][-1] - landscape["xs"][0], landscape["ys"][-1] - landscape["ys"][0]
     taken = [(model["x"], model["y"]) for model in landscape["models"]]
-    found = []
+    result = []
     for level in sorted({line.level for line in lines}):
         longest = max((line for line in lines if line.level == level), key=lambda line: len(line.points))
         x, y = longest.middle
         if all(max(abs(x - u) / wide[0], abs(y - v) / wide[1]) > _APART for u, v in taken):
             taken.append((x, y))
-            found.append(longest)
-    return found
+            result.append(longest)
+    return result
 
 
 def landscape_chart(landscape: Run) -> Spec:
@@ -173,15 +173,15 @@ def _contours(points: Sequence[Run], labels: Sequence[Run]) -> list[Spec]:
 def _model_labels(across: Sequence[float]) -> list[Spec]:
     """Names towards the middle, so that none leaves the picture; on a phone their keys alone."""
     middle = sum(across) / 2
-    found = []
+    result = []
     for test, align, dx in (("datum.x < ", "left", 9), ("datum.x >= ", "right", -9)):
         for style in ("model-halo", "model-label"):
             mark = {"type": "text", "style": style, "align": align, "dx": dx, "dy": -9}
-            found.append(
+            result.append(
                 {
                     "transform": [{"filter": f"{test}{middle!r}"}],
                     "mark": mark,
                     "encoding": {"text": {"condition": {"test": "width < 520", "field": "key"}, "field": "label"}},
                 }
             )
-    return found
+    return result

@@ -1,4 +1,4 @@
-"""What a page says of the models: their names and metrics, what they took, and where they come from."""
+"""The models on a page: names and metrics, time and memory, folders and hashes."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def evaluation(run: Document) -> Table:
     return Table(task(run), columns, rows, {"loss": "min"} | dict.fromkeys(metrics.values(), "max"))
 
 
-def cost(found: Collected) -> Section:
+def cost(collected: Collected) -> Section:
     rows: list[list[Cell]] = []
-    for kind, runs in {**found.documents, "alignment": found.alignments}.items():
+    for kind, runs in {**collected.documents, "alignment": collected.alignments}.items():
         for run in runs:
             rows.append([kind, _subject(run), run.get("seconds"), _mib(run)])
             if kind == "evaluation":
@@ -60,18 +60,18 @@ def _mib(run: Document) -> float | None:
     return None if peak is None else peak / 2**20
 
 
-def origins(found: Collected) -> Section:
+def origins(collected: Collected) -> Section:
     models: list[dict[str, Any]] = []
-    for run in found.alignments:
+    for run in collected.alignments:
         models += [run["source"], run["anchor"]]
-    for run in found.documents["merge"]:
+    for run in collected.documents["merge"]:
         models += run["inputs"]
     rows: list[list[Cell]] = [[m["name"], m.get("folder"), m.get("sha256")] for m in models]
     rows = [row for i, row in enumerate(rows) if row not in rows[:i]]
-    tasks = [run["task"] for kind in ("barrier", "landscape", "evaluation") for run in found.documents[kind]]
+    tasks = [run["task"] for kind in ("barrier", "landscape", "evaluation") for run in collected.documents[kind]]
     data: list[list[Cell]] = [[t["task"], t.get("data"), t.get("sha256")] for t in tasks if t.get("sha256")]
     data = [row for i, row in enumerate(data) if row not in data[:i]]
-    versions = {run["symfuse"] for runs in found.documents.values() for run in runs if run.get("symfuse")}
+    versions = {run["symfuse"] for runs in collected.documents.values() for run in runs if run.get("symfuse")}
     parts: list[Part] = []
     if rows:
         parts.append(Table("Models", {"name": "", "folder": "", "sha256 (of a sample)": ""}, rows))

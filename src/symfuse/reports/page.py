@@ -32,13 +32,13 @@ def page(runs: Sequence[str | Path], title: str | None = None) -> str:
 
     Raises CheckpointError for runs that cannot be read, OptionError if what draws the charts is not installed.
     """
-    found = collect(runs)
+    collected = collect(runs)
     scripts = {"library": _library(), "script": _filled(asset("page.js"), {"theme": asset("theme.json").strip()})}
     if title is None:
-        named = [*found.alignments, *found.documents["barrier"], *found.documents["distance"]]
-        merged = [run["merged"] for run in found.documents["merge"]]
+        named = [*collected.alignments, *collected.documents["barrier"], *collected.documents["distance"]]
+        merged = [run["merged"] for run in collected.documents["merge"]]
         title = merged[0] if merged else pair(named[0]) if named else Path(runs[0]).resolve().stem
-    made = sections(found)
+    made = sections(collected)
     charts = [part.spec for section in made for part in section.parts if isinstance(part, Chart)]
     numbers = iter(range(len(charts)))
     return _filled(
@@ -83,7 +83,7 @@ def asset(name: str) -> str:
 
 def _filled(template: str, values: Mapping[str, str]) -> str:
     """{{name}} by its value; in one pass, so that nothing in a value is filled in again."""
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: values[found[1]], template)
+    return re.sub(r"\{\{(\w+)\}\}", lambda result: values[result[1]], template)
 
 
 def _sha256(script: str) -> str:

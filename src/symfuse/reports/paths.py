@@ -1,4 +1,4 @@
-"""What the page says of losses: along the paths between models, and on planes through them."""
+"""The page's text, tables and charts of losses: on paths between models, and on planes through them."""
 
 from __future__ import annotations
 
@@ -32,20 +32,19 @@ def inexact_curves(run: Document) -> list[Alert]:
 
 
 def _place(curve: Document, height: str, at: str) -> float | None:
-    """The λ of a maximum; None if it is not told from none by more than the rounding of the losses (which older runs do
-    not have)."""
+    """The λ of a maximum; None if its height is within the rounding of the losses (which older runs do not have)."""
     place: float | None = curve.get(at)
     return place if curve[height] > (curve.get("rounding") or 0.0) else None
 
 
 def _barrier_text(run: Document) -> str:
-    said = []
+    texts = []
     for curve in run["curves"]:
         place = _place(curve, "barrier", "at")
         at = "" if place is None else f" at λ = {place:.4g}"
         left = [f"{write(v, SHARE)} of {base}" for base, v in curve["left_of"].items() if v is not None]
-        said.append(f"{curve['name']} {curve['barrier']:.4f} nats{at}" + (f" ({listed(left)})" if left else ""))
-    return f"The loss barrier between {' and '.join(names(run))} ({task(run)}): {'; '.join(said)}."
+        texts.append(f"{curve['name']} {curve['barrier']:.4f} nats{at}" + (f" ({listed(left)})" if left else ""))
+    return f"The loss barrier between {' and '.join(names(run))} ({task(run)}): {'; '.join(texts)}."
 
 
 def barrier_parts(run: Document) -> list[Part]:
@@ -104,9 +103,9 @@ def _metric_text(run: Document, metric: str, title: str) -> str:
 
 
 def landscape_text(run: Document) -> str:
-    found = losses(run)
+    result = losses(run)
     models = [f"{k}: {short(m['name'])} ({m['loss']:.4f})" for k, m in zip(KEYS, run["models"], strict=False)]
-    range_ = f"lies between {min(found):.4f} and {max(found):.4f}" if found else "is nowhere a finite number"
+    range_ = f"lies between {min(result):.4f} and {max(result):.4f}" if result else "is nowhere a finite number"
     return f"The loss on the plane through {listed(models)} ({task(run)}) {range_}."
 
 

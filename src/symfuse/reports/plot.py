@@ -47,22 +47,25 @@ def plot(runs: Sequence[str | Path], folder: Path, form: str = "pdf") -> list[Pa
     return [*drawn]
 
 
-def figures(found: Collected) -> Iterator[tuple[str, Spec]]:
+def figures(collected: Collected) -> Iterator[tuple[str, Spec]]:
     """Names and Vega-Lite specifications."""
-    for run in [*(one["distance"] for one in found.alignments if one.get("distance")), *found.documents["distance"]]:
+    for run in [
+        *(one["distance"] for one in collected.alignments if one.get("distance")),
+        *collected.documents["distance"],
+    ]:
         for key in ("axis", "layer"):
             if rows := run[f"by_{key}"]:
                 yield f"distance-by-{key}", charts.distance_bars(rows, key)
         if rows := [row for row in run["by_layer_and_axis"] if row["before"]]:
             yield "distance-left", charts.share_map(rows)
-    for run in found.documents["barrier"]:
+    for run in collected.documents["barrier"]:
         yield "barrier", charts.curve_chart(run)
         for metric in charts.curve_metrics(run):
             yield f"barrier-{_safe(metric)}", charts.curve_chart(run, metric)
-    for run in found.documents["landscape"]:
+    for run in collected.documents["landscape"]:
         names = [f"{key}: {short(one['name'], 48)}" for key, one in zip(KEYS, run["models"], strict=False)]
         yield "landscape", landscape_chart(run) | {"title": {"text": names, "orient": "bottom"}}
-    for path, alignment in found.elements.items():
+    for path, alignment in collected.elements.items():
         yield from _correspondence(correspondence(alignment, path.stem))
 
 
@@ -70,8 +73,8 @@ def _correspondence(one: Correspondence) -> Iterator[tuple[str, Spec]]:
     for axis, turns in one.turns.items():
         if len(turns) > 1:  # a single number is no picture
             yield f"rotation-{axis}", charts.turn_chart(turns) | {"title": axis_title(axis)}
-    for axis, found in one.reorderings.items():
-        for reordering in found:
+    for axis, result in one.reorderings.items():
+        for reordering in result:
             title = f"{axis_title(axis)}, {reordering.place}: {reordering.moved:,} of {reordering.size:,} moved"
             yield (
                 f"permutation-{axis}-{_safe(reordering.place)}",
@@ -108,7 +111,7 @@ def _drawn(spec: Spec, form: str) -> bytes:
         return f'<?xml version="1.0" encoding="utf-8"?>\n<!-- {_MARK.decode()} -->\n{svg}\n'.encode()
     if form == "pdf":
         names = re.compile(rb"(?: +/[a-z]+\d+ \d+ 0 R\n)+")  # of resources, which come in any order
-        made = names.sub(lambda found: b"".join(sorted(found[0].splitlines(True))), bytes(convert.svg_to_pdf(svg)))
+        made = names.sub(lambda result: b"".join(sorted(result[0].splitlines(True))), bytes(convert.svg_to_pdf(svg)))
         return made + b"%% %s\n" % _MARK
     data, text = bytes(convert.svg_to_png(svg, ppi=300)), b"tEXtSoftware\0" + _MARK
     chunk = struct.pack(f">I{len(text)}sI", len(text) - 4, text, zlib.crc32(text))

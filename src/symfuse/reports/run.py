@@ -58,7 +58,7 @@ def _rotatable(checkpoint: Checkpoint) -> list[str]:
 
 
 def _inexact(checkpoint: Checkpoint) -> list[str]:
-    """What the alignment beside a moved model says of it."""
+    """The variants of the alignment beside a moved model, if it is inexact."""
     file = alignment_file(checkpoint.folder) if isinstance(checkpoint.folder, Path) else None
     variants: tuple[str, ...] = ()
     if file is not None and file.is_file():

@@ -1,4 +1,4 @@
-"""What the page says of runs, section by section, in the order in which it is read."""
+"""The sections of the page of runs, in reading order."""
 
 from __future__ import annotations
 
@@ -29,37 +29,37 @@ from symfuse.reports.origins import cost, evaluation, names, origins, pair, task
 from symfuse.reports.paths import barrier_parts, barriers_text, inexact_curves, landscape_parts, landscape_text
 
 
-def sections(found: Collected) -> list[Section]:
-    """Those that there is something to say in."""
+def sections(collected: Collected) -> list[Section]:
+    """All sections that are not empty."""
     made = [
-        _done(found),
-        Section("What was matched, and how exactly", [part for run in found.alignments for part in _matched(run)]),
-        _distances(found),
+        _done(collected),
+        Section("What was matched, and how exactly", [part for run in collected.alignments for part in _matched(run)]),
+        _distances(collected),
         Section(
-            "Along the path: barriers", [part for run in found.documents["barrier"] for part in barrier_parts(run)]
+            "Along the path: barriers", [part for run in collected.documents["barrier"] for part in barrier_parts(run)]
         ),
-        Section("The landscape", [part for run in found.documents["landscape"] for part in landscape_parts(run)]),
-        Section("Correspondences", [part for one in _correspondences(found) for part in _units(one)]),
-        Section("The models' metrics", [evaluation(run) for run in found.documents["evaluation"]]),
-        cost(found),
-        origins(found),
+        Section("The landscape", [part for run in collected.documents["landscape"] for part in landscape_parts(run)]),
+        Section("Correspondences", [part for one in _correspondences(collected) for part in _units(one)]),
+        Section("The models' metrics", [evaluation(run) for run in collected.documents["evaluation"]]),
+        cost(collected),
+        origins(collected),
     ]
     return [section for section in made if section.parts]
 
 
-def _done(found: Collected) -> Section:
+def _done(collected: Collected) -> Section:
     """A sentence for each run; before them all, which of the alignments and of the paths are not exact."""
-    documents = found.documents
-    said: list[Part] = [
-        *(Alert(_proof(run)) for run in found.alignments if not _is_equal(run)),
+    documents = collected.documents
+    parts: list[Part] = [
+        *(Alert(_proof(run)) for run in collected.alignments if not _is_equal(run)),
         *(alert for run in documents["barrier"] for alert in inexact_curves(run)),
         *map(_merge_text, documents["merge"]),
-        *map(_alignment_text, found.alignments),
+        *map(_alignment_text, collected.alignments),
         *map(barriers_text, documents["barrier"]),
         *map(landscape_text, documents["landscape"]),
         *(f"{count(len(r['models']), 'model')} evaluated: {task(r)}." for r in documents["evaluation"]),
     ]
-    return Section("What was done", said)
+    return Section("What was done", parts)
 
 
 def _merge_text(run: Document) -> str:
@@ -102,9 +102,9 @@ def _proof(run: Document) -> str:
         variants = run.get("inexact")
         under = f" It was moved under {listed(variants)}, which is inexact." if variants else ""
         allowed = verified.get("tolerance")
-        found = f"they differ by {tiny(max(errors))}" if errors else "by how much is not said"
+        result = f"they differ by {tiny(max(errors))}" if errors else "by how much is not said"
         more = "" if allowed is None else f", where {tiny(allowed)} is allowed"
-        compared = f"Its outputs were compared{_conditions(run)}, and {found}{more}."
+        compared = f"Its outputs were compared{_conditions(run)}, and {result}{more}."
         if variants and not errors:
             compared = "By how much its outputs differ was not checked."
         return (
@@ -132,19 +132,19 @@ def _matched(run: Document) -> list[Part]:
         "axis": "", "group": "", "moved": ",", "of": ",", "squared distance": ".4g", "after": ".4g", "left": SHARE,
     }  # fmt: skip
     biases = run.get("translated_biases")
-    said = [f"{count(biases, 'bias vector')} translated."] if biases else []
+    shifted = [f"{count(biases, 'bias vector')} translated."] if biases else []
     swept = [_descent(descents)] if (descents := run.get("descents")) else []
     swept += [_learning(learning["history"])] if (learning := run.get("learning")) else []
     if not _is_equal(run):
-        return [Alert(_proof(run)), Table(pair(run), columns, rows), *said, *swept]
-    return [Table(pair(run), columns, rows), " ".join([_proof(run), *said]), *swept]
+        return [Alert(_proof(run)), Table(pair(run), columns, rows), *shifted, *swept]
+    return [Table(pair(run), columns, rows), " ".join([_proof(run), *shifted]), *swept]
 
 
 def _descent(descents: Document) -> Chart:
     """The objective of matching axes that meet, sweep by sweep."""
     start, curve = min(descents.items(), key=lambda item: item[1][-1])
     text = f"The lowest squared distance, {write(curve[-1])}, is reached from {start} in {len(curve) - 1} sweeps."
-    rows: list[list[Cell]] = [[name, i, value] for name, found in descents.items() for i, value in enumerate(found)]
+    rows: list[list[Cell]] = [[name, i, value] for name, result in descents.items() for i, value in enumerate(result)]
     table = Table("", {"start": "", "sweep": ",", "squared distance": ".6g"}, rows)
     return Chart("The objective, sweep by sweep", text, charts.descent_chart(descents), table)
 
@@ -168,9 +168,9 @@ def _left(after: float, before: float) -> float | None:
 # -- distances -------------------------------------------------------------------------------------
 
 
-def _distances(found: Collected) -> Section:
-    runs = [(pair(run), run["distance"]) for run in found.alignments if run.get("distance")]
-    runs += [(pair(run), run) for run in found.documents["distance"]]
+def _distances(collected: Collected) -> Section:
+    runs = [(pair(run), run["distance"]) for run in collected.alignments if run.get("distance")]
+    runs += [(pair(run), run) for run in collected.documents["distance"]]
     return Section("Distances, before and after", [part for name, run in runs for part in _distance(name, run)])
 
 
@@ -214,20 +214,20 @@ def _parts(rows: Sequence[Document], *keys: str) -> Table:
 # -- correspondences -------------------------------------------------------------------------------
 
 
-def _correspondences(found: Collected) -> list[Correspondence]:
-    return [correspondence(alignment, path.stem) for path, alignment in found.elements.items()]
+def _correspondences(collected: Collected) -> list[Correspondence]:
+    return [correspondence(alignment, path.stem) for path, alignment in collected.elements.items()]
 
 
 def _units(one: Correspondence) -> list[Part]:
     parts = [part for axis, turns in one.turns.items() for part in _turned(axis, turns)]
-    for axis, found in one.reorderings.items():
-        moved, size = sum(r.moved for r in found), sum(r.size for r in found)
+    for axis, result in one.reorderings.items():
+        moved, size = sum(r.moved for r in result), sum(r.size for r in result)
         text = f"{axis}: {moved:,} of {count(size, unit_of(axis))} have another place."
-        rows: list[list[Cell]] = [[r.place, r.moved, r.size, r.moved / r.size] for r in found]
+        rows: list[list[Cell]] = [[r.place, r.moved, r.size, r.moved / r.size] for r in result]
         columns = {"place": "", "moved": ",", "of": ",", "share": SHARE}
         table = Table(f"{unit_of(axis).capitalize()}s moved ({axis})", columns, rows)
         parts.append(
-            Chart(f"{axis_title(axis)}: which became which", text, charts.reordering_chart(found), table, "half")
+            Chart(f"{axis_title(axis)}: which became which", text, charts.reordering_chart(result), table, "half")
             if moved
             else text
         )

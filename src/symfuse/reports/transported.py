@@ -24,7 +24,7 @@ _NAMES = {
 
 def transport_run(moved: Transported, thing: Path, alignment: Path) -> dict[str, Any]:
     """The lineage of something that was moved: what it was, by which alignment, of which models."""
-    file, found = alignment_file(alignment), alignment_of(alignment)
+    file, result = alignment_file(alignment), alignment_of(alignment)
     what = thing / moved.file if thing.is_dir() else thing
     return {
         "kind": "transport",
@@ -34,8 +34,8 @@ def transport_run(moved: Transported, thing: Path, alignment: Path) -> dict[str,
         "alignment": {
             "name": str(alignment),
             "sha256": sha256(file),
-            "frame": list(found.frame),
-            **{role: found.provenance[role] for role in ("source", "anchor") if role in found.provenance},
+            "frame": list(result.frame),
+            **{role: result.provenance[role] for role in ("source", "anchor") if role in result.provenance},
         },
         **moved.details,
         "notes": list(moved.notes),

@@ -291,8 +291,8 @@ class Spec:
 
     def segments(self, name: str, tensor: Tensor) -> Iterator[Segment]:
         """The parts of a tensor (see `Layout.segments`)."""
-        for view, atoms in zip(self.views(name, tensor), self.tensors[name].layout.parts, strict=True):
-            yield Segment(view, atoms)
+        for cuts, atoms in zip(self.cuts[name], self.tensors[name].layout.parts, strict=True):
+            yield Segment(cut(tensor, cuts), atoms)
 
     def views(self, name: str, tensor: Tensor) -> list[Tensor]:
         """The views of `segments`, one for each of the layout's `parts`."""

@@ -176,7 +176,7 @@ class Statistics:
         return self.infos[f"{self.inputs[name].entry}.gram"].shape[:1]
 
     def notes(self) -> tuple[str, ...]:
-        """What the user should be told: of Gram matrices of fewer positions than inputs, which are singular."""
+        """Messages for the user: of Gram matrices of fewer positions than inputs, which are singular."""
         few = {
             i.entry: f"{i.entry} ({i.positions} positions, {self._width(n)[0]} inputs)"
             for n, i in self.inputs.items()

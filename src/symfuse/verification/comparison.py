@@ -150,7 +150,7 @@ def verify(
 
 
 def _edits(before: Checkpoint, after: Checkpoint, alignment: Alignment | None) -> dict[str, Changed] | None:
-    """How the tensors of both differ, once the first is moved; None where that cannot be told: for an alignment that
+    """How the tensors of both differ, once the first is moved; None where that is unknown: for an alignment that
     does not fit the declaration, which outputs alone judge, and for models that are not of one declared family."""
     with suppress(IncompatibleError):
         source = before if alignment is None else alignment(before)

@@ -9,13 +9,6 @@ from symfuse.widths.maps import Duplication, Isometry, Widening
 from symfuse.widths.match import match_widths
 
 __all__ = [
-    "Duplication",
-    "Isometry",
-    "Widening",
-    "assign_copies",
-    "chosen_copies",
-    "compress",
-    "expand",
-    "match_widths",
+    "Duplication", "Isometry", "Widening", "assign_copies", "chosen_copies", "compress", "expand", "match_widths",
     "widened",
-]
+]  # fmt: skip

@@ -51,10 +51,10 @@ def match_widths(
         if not copies:
             break
         other = expand(small, large, copies)
-        begun = _shared(other, best[1])
-        moved = Model(begun.on(other), other.spec)
+        initial = _shared(other, best[1])
+        moved = Model(initial.on(other), other.spec)
         again = match_models(moved, large, axes=axes, frame=frame, **options)
-        found = other, replace(again @ begun, provenance=again.provenance)
+        found = other, replace(again @ initial, provenance=again.provenance)
         found_distance = _distance(*found, large)
         if found_distance >= distance:
             break

@@ -48,10 +48,10 @@ def read_json(path: Path, encoding: str, limit: int | None) -> Records:
         text = file.read()
     if not text.lstrip().startswith("["):
         return read_json_lines(path, encoding, limit)
-    found = _parse(text, path)
-    for number, row in enumerate(found, 1):
+    result = _parse(text, path)
+    for number, row in enumerate(result, 1):
         _require_object(row, f"{path}, row {number}")
-    return records(found[:limit], str(path), "json")
+    return records(result[:limit], str(path), "json")
 
 
 def read_json_lines(path: Path, encoding: str, limit: int | None) -> Records:
@@ -76,8 +76,8 @@ def read_parquet(path: Path, encoding: str, limit: int | None) -> Records:  # no
 
 
 def _collect(numbered: Numbered, path: Path, kind: str, limit: int | None) -> Records:
-    found = list(islice(numbered, limit))
-    return records([row for _, row in found], str(path), kind, (number for number, _ in found))
+    result = list(islice(numbered, limit))
+    return records([row for _, row in result], str(path), kind, (number for number, _ in result))
 
 
 @contextmanager
@@ -102,16 +102,16 @@ def _is_table(path: Path) -> bool:
 
 def _bad_bytes(path: Path, encoding: str) -> str:
     """The decoder of an open file counts bytes from its last block, so the whole is decoded once more."""
-    data, found = path.read_bytes(), ""
+    data, result = path.read_bytes(), ""
     try:
         data.decode(encoding)
     except UnicodeDecodeError as error:
-        found = f" at byte {error.start} (0x{data[error.start]:02x})" if data else ""
+        result = f" at byte {error.start} (0x{data[error.start]:02x})" if data else ""
     except UnicodeError as error:
-        found = f" ({error})"
+        result = f" ({error})"
     guess = "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "latin-1" if encoding != "latin-1" else "utf-8"
     return (
-        f"{path}: not {encoding}{found}; if it is in another encoding, say which: encoding={guess!r} "
+        f"{path}: not {encoding}{result}; if it is in another encoding, say which: encoding={guess!r} "
         f"(--encoding {guess}), or convert it to utf-8"
     )
 

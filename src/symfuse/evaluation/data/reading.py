@@ -81,7 +81,7 @@ def _dataset(dataset: Any, limit: int | None) -> Records:
 
 
 class _Rows(Sequence[Row]):
-    """A data set, for whoever asks whether it is a sequence."""
+    """A data set as a Sequence."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset

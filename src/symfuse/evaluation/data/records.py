@@ -43,25 +43,25 @@ class Records:
 
     def value(self, index: int, column: str) -> Any:
         """DataError if the row lacks it, or it is null."""
-        found = self.rows[index].get(column)
-        if found is None:
+        result = self.rows[index].get(column)
+        if result is None:
             raise DataError(f"{self.where(index)}: {column!r} is missing; fill it in, or take the row out")
-        return found
+        return result
 
     def text(self, index: int, column: str) -> str:
-        found = self.value(index, column)
-        if not isinstance(found, str):
-            raise DataError(f"{self.where(index)}: {column!r} is of type {type(found).__name__}, expected text")
-        return found
+        result = self.value(index, column)
+        if not isinstance(result, str):
+            raise DataError(f"{self.where(index)}: {column!r} is of type {type(result).__name__}, expected text")
+        return result
 
     def sequence(self, index: int, column: str) -> list[Any]:
-        found = self.value(index, column)
-        if not isinstance(found, list | tuple):
+        result = self.value(index, column)
+        if not isinstance(result, list | tuple):
             raise DataError(
-                f"{self.where(index)}: {column!r} is of type {type(found).__name__}, expected a list with an entry "
+                f"{self.where(index)}: {column!r} is of type {type(result).__name__}, expected a list with an entry "
                 "for each word; JSON lines and Parquet can hold lists"
             )
-        return list(found)
+        return list(result)
 
 
 def records(rows: Sequence[Row], source: str, kind: str, lines: Iterable[int] = ()) -> Records:

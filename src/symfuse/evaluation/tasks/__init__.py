@@ -12,6 +12,7 @@ from torch import Tensor
 from symfuse.errors import DataError, OptionError
 from symfuse.evaluation.data import Records
 from symfuse.evaluation.task import Batch, Task
+from symfuse.evaluation.tasks.base import Data
 from symfuse.evaluation.tasks.causal_lm import CausalLM
 from symfuse.evaluation.tasks.image_classification import ImageClassification
 from symfuse.evaluation.tasks.masked_lm import MaskedLM
@@ -23,17 +24,9 @@ from symfuse.io.companions import is_of_tokenizer
 from symfuse.messages import suggestion
 
 __all__ = [
-    "TASKS",
-    "CausalLM",
-    "ImageClassification",
-    "MaskedLM",
-    "Retrieval",
-    "SequenceClassification",
-    "TokenClassification",
-    "batch_task",
-    "make_task",
-    "task_of",
-]
+    "TASKS", "CausalLM", "ImageClassification", "MaskedLM", "Retrieval", "SequenceClassification",
+    "TokenClassification", "batch_task", "make_task", "task_of",
+]  # fmt: skip
 
 _KINDS = (CausalLM, MaskedLM, SequenceClassification, TokenClassification, ImageClassification, Retrieval)
 TASKS = {kind.name: kind for kind in _KINDS}
@@ -52,13 +45,13 @@ _HEADS = {
 def make_task(name: str | None, records: Records, checkpoint: Checkpoint, **options: Any) -> Task:
     """A task of TASKS, or for None the one that the checkpoint is made for, on these data.
 
-    options: those of the task's `prepare`; `unlabelled`, that labels are not read, any task takes. OptionError for a
-    task or an option that does not exist; DataError if the data are not what the task needs; CheckpointError if the
+    options: those of the task; `unlabelled`, that labels are not read, any task takes. OptionError for a task or an
+    option that does not exist; DataError if the data are not what the task needs; CheckpointError if the
     checkpoint lacks its tokenizer or image processor.
     """
     name = task_of(checkpoint) if name is None else name
     kind = _kind(name)
-    known = list(inspect.signature(kind.prepare).parameters)[2:]
+    known = kind.options
     if "unlabelled" not in known:  # there are no labels to leave out
         options.pop("unlabelled", None)
     for option in options:
@@ -66,7 +59,7 @@ def make_task(name: str | None, records: Records, checkpoint: Checkpoint, **opti
             raise OptionError(
                 f"{name} has no option {option!r}{suggestion(option, known)}; its options are {', '.join(known)}"
             )
-    task: Task = kind.prepare(records, checkpoint, **options)
+    task: Task = kind.prepare(Data(records, checkpoint, {**known, **options}))
     return task
 
 
@@ -112,7 +105,7 @@ def _kind(name: str) -> Any:
 
 
 def task_of(checkpoint: Checkpoint) -> str:
-    """The task that a checkpoint is made for, by the class in its config. OptionError if that says nothing of it."""
+    """The task that a checkpoint is made for, by the class in its config. OptionError if no task has that class."""
     named = str((checkpoint.config.get("architectures") or ["none"])[0])
     for end, kind in _HEADS.items():
         if named.endswith(end):

@@ -1,4 +1,4 @@
-"""What tasks share: a module's outputs on a batch, cross entropy over them, and which rows are taken."""
+"""What tasks share: their options and rows, a module's outputs on a batch, and cross entropy over them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import random
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from symfuse.errors import CheckpointError, DataError, IncompatibleError, OptionError, SymfuseError
-from symfuse.evaluation.task import Batch, Totals
+from symfuse.evaluation.data import Records
+from symfuse.evaluation.task import Batch, Task, Totals
 from symfuse.io import Checkpoint
 from symfuse.messages import first_line
 from symfuse.stats.per_example import NotCovered
@@ -25,7 +28,7 @@ UNKNOWN = -1
 
 READ_WITHOUT = "these data were read without their labels, so they have no loss; read them with labels"
 
-# The fields of batches that are not given to the module.
+# The fields of batches that are no inputs of the module.
 NOT_INPUTS = ("labels", "role")
 
 
@@ -72,19 +75,51 @@ def _written(checkpoint: Checkpoint) -> Iterator[Path]:
         yield folder
 
 
+# The options of every task that reads rows, and of those that read texts, with their defaults. limit: so many rows are
+# drawn by the seed. max_length: in tokens. unlabelled: of those that have labels, these are not read.
+OPTIONS: dict[str, Any] = {"batch_size": 16, "seed": 0, "limit": None}
+OF_TEXTS: dict[str, Any] = {"batch_size": 16, "max_length": None, "seed": 0, "limit": None}
+UNLABELLED: dict[str, Any] = {"unlabelled": False}
+
+
+@dataclass(frozen=True)
+class Data:
+    """Rows that a task makes batches of, as a checkpoint reads them. options: all options of the task, by name."""
+
+    records: Records
+    checkpoint: Checkpoint
+    options: Mapping[str, Any]
+
+    def __getattr__(self, option: str) -> Any:
+        if option in self.options:
+            return self.options[option]
+        raise AttributeError(option)
+
+    def require(self, *columns: str, labels: str | None = None) -> None:
+        """DataError unless the columns exist that these options name; that of the labels if they are read."""
+        named = [*columns, *([] if labels is None or self.unlabelled else [labels])]
+        self.records.require(**{name: self.options[name] for name in named if self.options[name] is not None})
+
+    @cached_property
+    def rows(self) -> list[int]:
+        return self.drawn(len(self.records))
+
+    def drawn(self, count: int) -> list[int]:
+        """All of so many rows, or `limit` of them, in order, drawn by the seed: files are often sorted by class."""
+        if self.limit is not None and self.limit < 1:
+            raise OptionError(f"limit is {self.limit}; expected 1 example at least")
+        if self.limit is None or self.limit >= count:
+            return list(range(count))
+        return sorted(random.Random(f"rows {self.seed}").sample(range(count), self.limit))
+
+    def texts(self, column: str) -> list[str]:
+        return [self.records.text(i, column) for i in self.rows]
+
+
 def checked(batch_size: int) -> int:
     if batch_size < 1:
         raise OptionError(f"batch_size is {batch_size}; expected 1 at least")
     return batch_size
-
-
-def chosen(count: int, limit: int | None, seed: int) -> list[int]:
-    """All of so many rows, or `limit` of them, in order, drawn by the seed: files are often sorted by class."""
-    if limit is not None and limit < 1:
-        raise OptionError(f"limit is {limit}; expected 1 example at least")
-    if limit is None or limit >= count:
-        return list(range(count))
-    return sorted(random.Random(f"rows {seed}").sample(range(count), limit))
 
 
 def output_of(module: nn.Module, batch: Batch, name: str) -> Tensor:
@@ -101,8 +136,8 @@ def output_of(module: nn.Module, batch: Batch, name: str) -> Tensor:
             f"{type(module).__name__} gives no output named {name!r}, which this task needs; choose the task that its "
             "head is made for"
         )
-    found: Tensor = output[name]
-    return found.to(torch.promote_types(found.dtype, torch.float32))
+    result: Tensor = output[name]
+    return result.to(torch.promote_types(result.dtype, torch.float32))
 
 
 @contextmanager
@@ -148,3 +183,16 @@ def classified(logits: Tensor, labels: Tensor) -> Totals:
     loss = nn.functional.cross_entropy(logits, labels, reduction="sum")
     hits = float((logits.detach().argmax(-1) == labels).sum())
     return Totals(loss, labels.numel(), {"accuracy": hits})
+
+
+class Predicting(Task):
+    """Classes of examples or of positions in them. Each example of a batch (a row of every field) stands alone."""
+
+    def predicted(self, module: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Logits [examples, …, classes] with their graph, and labels [examples, …]: IGNORED where nothing is asked,
+        UNKNOWN where the data do not tell."""
+        logits = output_of(module, batch, "logits")
+        return logits, labels_of(module, batch, logits.shape[:-1])
+
+    def totals(self, module: nn.Module, batch: Batch) -> Totals:
+        return classified(*self.predicted(module, batch))

@@ -8,12 +8,18 @@ import torch
 from torch import Tensor
 
 from symfuse.errors import CheckpointError
-from symfuse.evaluation.data import Records
 from symfuse.evaluation.data.images import open_image
-from symfuse.evaluation.tasks.base import UNKNOWN, checked, chosen, config_of, from_companions
+from symfuse.evaluation.tasks.base import (
+    OPTIONS,
+    UNKNOWN,
+    UNLABELLED,
+    Data,
+    Predicting,
+    checked,
+    config_of,
+    from_companions,
+)
 from symfuse.evaluation.tasks.labels import Labels
-from symfuse.evaluation.tasks.predicting import Predicting
-from symfuse.io import Checkpoint
 from symfuse.messages import first_line
 
 
@@ -23,22 +29,14 @@ class ImageClassification(Predicting):
     name = "image-classification"
     auto = "AutoModelForImageClassification"
 
+    options = {"image_column": "image", "label_column": "label"} | OPTIONS | UNLABELLED
+
     @classmethod
-    def prepare(
-        cls,
-        records: Records,
-        checkpoint: Checkpoint,
-        *,
-        image_column: str = "image",
-        label_column: str = "label",
-        batch_size: int = 16,
-        seed: int = 0,
-        limit: int | None = None,
-        unlabelled: bool = False,
-    ) -> ImageClassification:
+    def prepare(cls, data: Data) -> ImageClassification:
         """Images go through the checkpoint's own image processor. Labels are names of the config's label2id, or
-        integers. limit: rows, drawn by the seed. unlabelled: labels are not read."""
-        records.require(image_column=image_column, **({} if unlabelled else {"label_column": label_column}))
+        integers. unlabelled: labels are not read."""
+        data.require("image_column", labels="label_column")
+        records, checkpoint = data.records, data.checkpoint
         config = config_of(checkpoint)
         labels = Labels(config, checkpoint.name)
         if "preprocessor_config.json" not in checkpoint.companions():
@@ -48,14 +46,15 @@ class ImageClassification(Predicting):
             )
         processor = from_companions(checkpoint, "AutoImageProcessor", "image processor")
         mode = "L" if getattr(config, "num_channels", 3) == 1 else "RGB"
-        rows = chosen(len(records), limit, seed)
+        rows = data.rows
         numbers = [
-            UNKNOWN if unlabelled else labels.number(records.value(i, label_column), records.where(i)) for i in rows
+            UNKNOWN if data.unlabelled else labels.number(records.value(i, data.label_column), records.where(i))
+            for i in rows
         ]
         batches = []
-        for start in range(0, len(rows), checked(batch_size)):
-            some = slice(start, start + batch_size)
-            images = [open_image(records.value(i, image_column), records.where(i), mode) for i in rows[some]]
+        for start in range(0, len(rows), checked(data.batch_size)):
+            some = slice(start, start + data.batch_size)
+            images = [open_image(records.value(i, data.image_column), records.where(i), mode) for i in rows[some]]
             batches.append(
                 {"pixel_values": _pixels(processor, images, checkpoint.name), "labels": torch.tensor(numbers[some])}
             )
@@ -64,9 +63,9 @@ class ImageClassification(Predicting):
 
 def _pixels(processor: Any, images: list[Any], name: str) -> Tensor:
     try:
-        found: Tensor = processor(images, return_tensors="pt")["pixel_values"]
+        result: Tensor = processor(images, return_tensors="pt")["pixel_values"]
     except Exception as error:  # whatever the processors' classes raise
         raise CheckpointError(
             f"{name}: its image processor cannot make a batch of the images ({first_line(error)})"
         ) from error
-    return found
+    return result

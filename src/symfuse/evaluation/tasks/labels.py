@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from symfuse.errors import DataError, OptionError
-from symfuse.evaluation.data import Records
+from symfuse.evaluation.tasks.base import UNKNOWN, Data
 from symfuse.messages import some, suggestion
 
 
@@ -37,41 +37,44 @@ class Labels:
         names = self.config.label2id or {}
         if isinstance(value, str) and value in names:
             return int(names[value])
-        found = _integer(value)
-        if found is None:
+        result = _integer(value)
+        if result is None:
             text = str(value)
             raise DataError(
                 f"{where}: the label {text!r}{suggestion(text, names)} is none of those of {self.name}: "
                 f"{some(names, 10)}; rename it, or number them from 0 in this order"
             )
-        if not 0 <= found < self.config.num_labels:
+        if not 0 <= result < self.config.num_labels:
             raise DataError(
-                f"{where}: the label {found} is out of range; {self.name} has {self.config.num_labels} labels, 0 to "
+                f"{where}: the label {result} is out of range; {self.name} has {self.config.num_labels} labels, 0 to "
                 f"{self.config.num_labels - 1}: {some(names, 10)}"
             )
-        return found
+        return result
 
-    def of_row(self, records: Records, index: int, column: str) -> int | float:
-        """The label of a row: a class, or the number to be predicted."""
+    def of_row(self, data: Data, index: int, column: str) -> int | float:
+        """The label of a row: a class, or the number to be predicted; UNKNOWN where labels are not read."""
+        if data.unlabelled:
+            return UNKNOWN
+        records = data.records
         value = records.value(index, column)
         if not self.is_regression:
             return self.number(value, records.where(index))
         try:
-            found = float(value)
+            result = float(value)
         except (TypeError, ValueError):
-            found = math.nan
-        if not math.isfinite(found):
+            result = math.nan
+        if not math.isfinite(result):
             raise DataError(
                 f"{records.where(index)}: the label {value!r} is no finite number; {self.name} has one output "
                 "(num_labels 1), which predicts a number"
             )
-        return found
+        return result
 
 
 def _integer(value: Any) -> int | None:
     """3, "3" and 3.0, as tables write it that have gaps."""
     try:
-        found = int(value)
-        return found if isinstance(value, str) or found == value else None
+        result = int(value)
+        return result if isinstance(value, str) or result == value else None
     except (TypeError, ValueError, OverflowError):
         return None

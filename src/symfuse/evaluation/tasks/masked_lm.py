@@ -6,11 +6,8 @@ import random
 from collections.abc import Sequence
 
 from symfuse.errors import CheckpointError, DataError
-from symfuse.evaluation.data import Records
-from symfuse.evaluation.tasks.base import IGNORED, chosen
-from symfuse.evaluation.tasks.predicting import Predicting
+from symfuse.evaluation.tasks.base import IGNORED, OF_TEXTS, Data, Predicting
 from symfuse.evaluation.tasks.text import Encoder, Example
-from symfuse.io import Checkpoint
 
 # Devlin et al. 2019, Section 3.1: the share of tokens to predict; of these, masked, and replaced by random ones.
 _PREDICTED, _MASKED, _RANDOM = 0.15, 0.8, 0.1
@@ -23,37 +20,27 @@ class MaskedLM(Predicting):
     name = "masked-lm"
     auto = "AutoModelForMaskedLM"
 
+    options = {"text_column": "text"} | OF_TEXTS
+
     @classmethod
-    def prepare(
-        cls,
-        records: Records,
-        checkpoint: Checkpoint,
-        *,
-        text_column: str = "text",
-        batch_size: int = 16,
-        max_length: int | None = None,
-        seed: int = 0,
-        limit: int | None = None,
-    ) -> MaskedLM:
-        """limit: rows, drawn by the seed. CheckpointError if the tokenizer has no mask; DataError if all is special."""
-        records.require(text_column=text_column)
-        encoder = Encoder.of(checkpoint, max_length)
+    def prepare(cls, data: Data) -> MaskedLM:
+        """CheckpointError if the tokenizer has no mask; DataError if all is special."""
+        data.require("text_column")
+        source, name = data.records.source, data.checkpoint.name
+        encoder = Encoder.of(data.checkpoint, data.max_length)
         mask = encoder.tokenizer.mask_token_id
         if mask is None:
-            raise CheckpointError(f"{checkpoint.name}: its tokenizer has no mask token; is this a causal-lm?")
+            raise CheckpointError(f"{name}: its tokenizer has no mask token; is this a causal-lm?")
         special = encoder.special
         ordinary = [i for i in range(min(len(encoder.tokenizer), encoder.config.vocab_size)) if i not in special]
-        rows = chosen(len(records), limit, seed)
         examples = [
-            _mask(example, mask, ordinary, special, random.Random(f"mask {seed} {row}"))
-            for row, example in zip(rows, encoder([records.text(i, text_column) for i in rows]), strict=True)
+            _mask(example, mask, ordinary, special, random.Random(f"mask {data.seed} {row}"))
+            for row, example in zip(data.rows, encoder(data.texts(data.text_column)), strict=True)
         ]
         examples = [example for example in examples if any(label != IGNORED for label in example["labels"])]
         if not examples:
-            raise DataError(
-                f"{records.source}: no token in it could be masked; is it text in the language of {checkpoint.name}?"
-            )
-        return cls(encoder.batches(examples, batch_size), records.source)
+            raise DataError(f"{source}: no token in it could be masked; is it text in the language of {name}?")
+        return cls(encoder.batches(examples, data.batch_size), source)
 
 
 def _mask(example: Example, mask: int, ordinary: Sequence[int], special: frozenset[int], rng: random.Random) -> Example:

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from symfuse.errors import CheckpointError, DataError, OptionError
-from symfuse.evaluation.data import Records
 from symfuse.evaluation.task import Batch, Score, Task, Totals
-from symfuse.evaluation.tasks.base import READ_WITHOUT, at, checked, chosen, output_of
+from symfuse.evaluation.tasks.base import OF_TEXTS, READ_WITHOUT, UNLABELLED, Data, at, checked, output_of
 from symfuse.evaluation.tasks.text import Encoder, Example
 from symfuse.io import Checkpoint
 
@@ -34,7 +33,8 @@ class Retrieval(Task):
     The loss of a query is −log of the softmax mass, over all candidates, of those with its label: of pairs, its second
     text (van den Oord et al. 2018); of labelled texts, all other texts of its class (Goldberger et al. 2004). Metrics:
     of pairs, the mean reciprocal rank and how often the first is right, equal likenesses counted as wrong; of labelled
-    texts, accuracy by the nearest neighbour. In a batch, labels say what belongs together, role what a text is for.
+    texts, accuracy by the nearest neighbour. In a batch, texts with equal
+    labels belong together, and role is _QUERY, _CANDIDATE or both.
     """
 
     name = "retrieval"
@@ -44,45 +44,37 @@ class Retrieval(Task):
         super().__init__(batches, source)
         self.pooling = pooling
 
+    options = (
+        {"query_column": "query", "positive_column": "positive", "text_column": "text", "label_column": None}
+        | {"pooling": None}
+        | OF_TEXTS
+        | UNLABELLED
+    )
+
     @classmethod
-    def prepare(
-        cls,
-        records: Records,
-        checkpoint: Checkpoint,
-        *,
-        query_column: str = "query",
-        positive_column: str = "positive",
-        text_column: str = "text",
-        label_column: str | None = None,
-        pooling: str | None = None,
-        batch_size: int = 16,
-        max_length: int | None = None,
-        seed: int = 0,
-        limit: int | None = None,
-        unlabelled: bool = False,
-    ) -> Retrieval:
+    def prepare(cls, data: Data) -> Retrieval:
         """Pairs of texts that belong together; or, if label_column is given, texts and their classes, without
-        repetitions; or, unlabelled, texts alone, for whoever runs models on them. pooling: by default what
-        1_Pooling/config.json beside the weights says, else the mean. batch_size: of pairs, or texts. limit: rows, drawn
-        by the seed."""
-        encoder = Encoder.of(checkpoint, max_length)
-        pooling = pooling_of(checkpoint) if pooling is None else pooling
+        repetitions; or, unlabelled, texts alone, as inputs of models. pooling: default: that of
+        1_Pooling/config.json beside the weights, else the mean. batch_size: of pairs, or texts."""
+        records, checkpoint, size = data.records, data.checkpoint, data.batch_size
+        encoder = Encoder.of(checkpoint, data.max_length)
+        pooling = pooling_of(checkpoint) if data.pooling is None else data.pooling
         if pooling not in POOLING:
             raise OptionError(f"{checkpoint.name}: pooling is {pooling!r}; expected {', '.join(POOLING)}")
-        rows = chosen(len(records), limit, seed)
-        if unlabelled and (text_column in records.columns or query_column not in records.columns):
-            records.require(text_column=text_column)
-            batches = encoder.batches(encoder([records.text(i, text_column) for i in rows]), batch_size)
-        elif label_column is None:
-            records.require(query_column=query_column, positive_column=positive_column)
-            pairs = [(records.text(i, query_column), records.text(i, positive_column)) for i in rows]
-            batches = _of_pairs(encoder, pairs, batch_size)
+        text, column = data.text_column, data.label_column
+        if data.unlabelled and (text in records.columns or data.query_column not in records.columns):
+            data.require("text_column")
+            batches = encoder.batches(encoder(data.texts(text)), size)
+        elif column is None:
+            data.require("query_column", "positive_column")
+            pairs = [*zip(data.texts(data.query_column), data.texts(data.positive_column), strict=True)]
+            batches = _of_pairs(encoder, pairs, size)
         else:
-            records.require(text_column=text_column, label_column=label_column)
-            labelled = {records.text(i, text_column): str(records.value(i, label_column)) for i in reversed(rows)}
+            records.require(text_column=text, label_column=column)
+            labelled = {records.text(i, text): str(records.value(i, column)) for i in reversed(data.rows)}
             if len(set(labelled.values())) == len(labelled):
-                raise DataError(f"{records.source}: no two texts have one label in {label_column!r}; nothing to find")
-            batches = _of_labelled(encoder, labelled, batch_size)
+                raise DataError(f"{records.source}: no two texts have one label in {column!r}; nothing to find")
+            batches = _of_labelled(encoder, labelled, size)
         if any(bool((batch["attention_mask"].sum(1) == 0).any()) for batch in batches):
             raise DataError(f"{records.source}: a text has no tokens, so that it has no embedding; take it out")
         return cls(batches, records.source, pooling)
@@ -147,12 +139,12 @@ def _contrast(vectors: Tensor, labels: Tensor, roles: Tensor) -> Totals:
 def _first_of_each(labels: Tensor, roles: Tensor) -> Tensor:
     """The candidates; one that several batches repeat (of pairs, its label is its own) counts once."""
     seen: set[int] = set()
-    found = []
+    result = []
     for i, (label, role) in enumerate(zip(labels.tolist(), roles.tolist(), strict=True)):
         if role & _CANDIDATE and not (role == _CANDIDATE and label in seen):
-            found.append(i)
+            result.append(i)
             seen.add(label)
-    return torch.tensor(found, device=labels.device)
+    return torch.tensor(result, device=labels.device)
 
 
 def _of_pairs(encoder: Encoder, pairs: Sequence[tuple[str, str]], batch_size: int) -> list[Batch]:
@@ -181,7 +173,7 @@ def _of_labelled(encoder: Encoder, labelled: dict[str, str], batch_size: int) ->
 
 
 def pooling_of(checkpoint: Checkpoint) -> str:
-    """What the files of sentence-transformers say, in either of the forms that they have had."""
+    """The pooling in the files of sentence-transformers, in either of their forms."""
     file = "1_Pooling/config.json"
     data = checkpoint.companions().get(file)
     if data is None:
@@ -192,10 +184,10 @@ def pooling_of(checkpoint: Checkpoint) -> str:
         named = config.get("pooling_mode") or "+".join(modes)
     except (ValueError, AttributeError) as error:
         raise CheckpointError(f"{checkpoint.name}: {file} cannot be read ({error})") from error
-    found = str(named).replace("cls_token", "cls").replace("mean_tokens", "mean").replace("max_tokens", "max")
-    if found not in POOLING:
+    result = str(named).replace("cls_token", "cls").replace("mean_tokens", "mean").replace("max_tokens", "max")
+    if result not in POOLING:
         raise CheckpointError(
-            f"{checkpoint.name}: {file} pools by {found!r}; expected {', '.join(POOLING)}; name one with pooling "
+            f"{checkpoint.name}: {file} pools by {result!r}; expected {', '.join(POOLING)}; name one with pooling "
             "(--pooling)"
         )
-    return found
+    return result

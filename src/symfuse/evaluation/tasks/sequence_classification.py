@@ -5,13 +5,10 @@ from __future__ import annotations
 from torch import nn
 
 from symfuse.errors import DataError
-from symfuse.evaluation.data import Records
 from symfuse.evaluation.task import Batch, Totals
-from symfuse.evaluation.tasks.base import UNKNOWN, chosen, output_of
+from symfuse.evaluation.tasks.base import OF_TEXTS, UNLABELLED, Data, Predicting, output_of
 from symfuse.evaluation.tasks.labels import Labels
-from symfuse.evaluation.tasks.predicting import Predicting
 from symfuse.evaluation.tasks.text import Encoder
-from symfuse.io import Checkpoint
 
 
 class SequenceClassification(Predicting):
@@ -20,38 +17,25 @@ class SequenceClassification(Predicting):
     name = "sequence-classification"
     auto = "AutoModelForSequenceClassification"
 
+    options = {"text_column": "text", "pair_column": None, "label_column": "label"} | OF_TEXTS | UNLABELLED
+
     @classmethod
-    def prepare(
-        cls,
-        records: Records,
-        checkpoint: Checkpoint,
-        *,
-        text_column: str = "text",
-        pair_column: str | None = None,
-        label_column: str = "label",
-        batch_size: int = 16,
-        max_length: int | None = None,
-        seed: int = 0,
-        limit: int | None = None,
-        unlabelled: bool = False,
-    ) -> SequenceClassification:
+    def prepare(cls, data: Data) -> SequenceClassification:
         """pair_column: of the second text, if there is one. Labels are names of the config's label2id, or integers.
-        limit: rows, drawn by the seed. unlabelled: labels are not read."""
-        columns = {} if pair_column is None else {"pair_column": pair_column}
-        columns |= {} if unlabelled else {"label_column": label_column}
-        records.require(text_column=text_column, **columns)
-        encoder = Encoder.of(checkpoint, max_length)
-        labels = Labels(encoder.config, checkpoint.name)
-        rows = chosen(len(records), limit, seed)
-        seconds = None if pair_column is None else [records.text(i, pair_column) for i in rows]
-        examples = encoder([records.text(i, text_column) for i in rows], seconds)
-        for i, example in zip(rows, examples, strict=True):
+        unlabelled: labels are not read."""
+        data.require("text_column", "pair_column", labels="label_column")
+        encoder = Encoder.of(data.checkpoint, data.max_length)
+        labels = Labels(encoder.config, data.checkpoint.name)
+        seconds = None if data.pair_column is None else data.texts(data.pair_column)
+        examples = encoder(data.texts(data.text_column), seconds)
+        for i, example in zip(data.rows, examples, strict=True):
             if not example["input_ids"]:
-                raise DataError(f"{records.where(i)}: the text has no tokens, so that it has no class; take it out")
-            example["labels"] = UNKNOWN if unlabelled else labels.of_row(records, i, label_column)
-        if encoder.config.pad_token_id is None:  # decoders could not tell the last token from padding
-            batch_size = 1
-        return cls(encoder.batches(examples, batch_size), records.source)
+                raise DataError(
+                    f"{data.records.where(i)}: the text has no tokens, so that it has no class; take it out"
+                )
+            example["labels"] = labels.of_row(data, i, data.label_column)
+        padded = encoder.config.pad_token_id is not None  # else decoders could not tell the last token from padding
+        return cls(encoder.batches(examples, data.batch_size if padded else 1), data.records.source)
 
     def totals(self, module: nn.Module, batch: Batch) -> Totals:
         labels = batch.get("labels")

@@ -67,17 +67,17 @@ class Encoder:
         has no embedding."""
         types = getattr(self.config, "type_vocab_size", 0) > 1  # some tokenizers give types to models that have none
         try:
-            found = self.tokenizer(texts, pairs, verbose=False, return_token_type_ids=types, **options)
+            result = self.tokenizer(texts, pairs, verbose=False, return_token_type_ids=types, **options)
         except Exception as error:  # whatever the tokenizers' classes raise
             raise CheckpointError(f"{self.name}: its tokenizer cannot read the text ({first_line(error)})") from error
-        ids = found["input_ids"]
+        ids = result["input_ids"]
         largest = max((i for text in ids for i in (text if isinstance(text, list) else [text])), default=0)
         if largest >= self.config.vocab_size:
             raise CheckpointError(
                 f"{self.name}: its tokenizer gives id {largest}, and its embedding has {self.config.vocab_size} rows "
                 "(vocab_size); put the tokenizer of this model beside it"
             )
-        return found
+        return result
 
     @property
     def special(self) -> frozenset[int]:

@@ -37,7 +37,7 @@ def descend(
     optimizer = torch.optim.AdamW(flat, lr=learning.rate, weight_decay=0.0)
     task, validation = _split(learning)
     data = {"data": describe(task), "validation": describe(validation)}
-    journal = Journal(learning.journal, {**about, **said(learning), **data}, leaves, optimizer)
+    journal = Journal(learning.journal, {**about, **summary(learning), **data}, leaves, optimizer)
     run = journal.load() or Run()
     rng = random.Random(f"{learning.seed} {run.step}")
     judge = Objective(path, validation, float(learning.distil == 1), teacher)
@@ -135,7 +135,7 @@ def _score(judge: Objective, moved: Sequence[Weights], weights: Sequence[float])
     return math.fsum(total.item() for total, _ in sums) / count
 
 
-def said(learning: Learning) -> dict[str, Any]:
+def summary(learning: Learning) -> dict[str, Any]:
     """The options that decide what is learned, for a journal and the provenance."""
     names = ("steps", "rate", "spread", "distil", "permutations", "every", "patience", "points", "keep", "seed")
     return {name: getattr(learning, name) for name in names}

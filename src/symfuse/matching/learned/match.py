@@ -25,7 +25,7 @@ from symfuse.io.target import overlap
 from symfuse.matching import match_by_activations, match_models, match_universe
 from symfuse.matching.axes import choose_groups
 from symfuse.matching.learned.latents import Latents, reorders
-from symfuse.matching.learned.loop import descend, said
+from symfuse.matching.learned.loop import descend, summary
 from symfuse.matching.learned.path import Path, point_of
 from symfuse.matching.learned.settings import Learning
 from symfuse.matching.problem import Problem, problem_of, steps_of
@@ -90,11 +90,11 @@ def learn(
     problem = _problem(models[0], models[-1], first, options)
     groups = _groups(problem, options, learning)
     frame = Alignment(first.spec, {}, frame=first.frame, variants=first.variants)
-    begun = [frame if start is None else start for start in starts]
+    initial = [frame if start is None else start for start in starts]
     if learning.permutations == "soft":
-        _require_unscaled(begun, groups)
+        _require_unscaled(initial, groups)
     with tempfile.TemporaryDirectory(prefix="symfuse-") as scratch, torch.random.fork_rng(devices=[]):
-        sources = [g(model.checkpoint) for g, model in zip(begun, models, strict=True)]
+        sources = [g(model.checkpoint) for g, model in zip(initial, models, strict=True)]
         names = [model.name for model in models]
         space = open_space(sources, names, learning.task, Folder(scratch), learning.build)
         how = (learning.permutations, _DTYPE, learning.device)
@@ -110,11 +110,11 @@ def learn(
         teacher, taught = _teacher(learning, names, Folder(scratch) / "teacher")
         about |= taught
         if learning.journal is not None:  # which takes reading all weights
-            about |= {"models": [_digest(g, model) for g, model in zip(begun, models, strict=True)]}
+            about |= {"models": [_digest(g, model) for g, model in zip(initial, models, strict=True)]}
         run = descend(Path(space, moved, latents, learning.device), learning, about, teacher)
     validation = learning.validation
     record = {
-        **said(learning),
+        **summary(learning),
         **taught,
         "data": describe(learning.task),
         "validation": "a fifth of the data" if validation is None else describe(validation),
@@ -127,7 +127,7 @@ def learn(
     }
     out = []
     alone = starts.index(None) if starts.count(None) == 1 else None
-    for i, (start, found) in enumerate(zip(begun, latents, strict=True)):
+    for i, (start, found) in enumerate(zip(initial, latents, strict=True)):
         total = start if found is None else _then(found, start)
         other = alone if alone not in (None, i) else 0 if i == len(models) - 1 else -1
         pair = _problem(models[i], models[other], first, options)
@@ -213,8 +213,8 @@ def _digest(start: Alignment, model: Model) -> dict[str, Any]:
     weights, tensors = hashlib.sha256(), model.checkpoint.on(CPU)
     for name in sorted(tensors):
         weights.update(name.encode() + tensors[name].contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    begun = hashlib.sha256(start.to_bytes())
-    return {"name": model.name, "start": begun.hexdigest(), "weights": weights.hexdigest()}
+    initial = hashlib.sha256(start.to_bytes())
+    return {"name": model.name, "start": initial.hexdigest(), "weights": weights.hexdigest()}
 
 
 def _problem(source: Model, anchor: Model, first: Alignment, options: Mapping[str, Any]) -> Problem:

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from symfuse.errors import IncompatibleError, OptionError
 from symfuse.evaluation import Batch, Task
-from symfuse.evaluation.tasks.base import IGNORED, classified
-from symfuse.evaluation.tasks.predicting import Predicting
+from symfuse.evaluation.tasks.base import IGNORED, Predicting, classified
 from symfuse.matching.learned.path import Path, Weights, corners
 
 KEPT = 2**30  # bytes of predictions

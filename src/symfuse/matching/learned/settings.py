@@ -1,4 +1,4 @@
-"""What learning a matching can be told."""
+"""The settings of a learned matching."""
 
 from __future__ import annotations
 

@@ -17,7 +17,6 @@ from symfuse.model import Model
 from symfuse.recipes.check import cost, facts, problems, relation
 from symfuse.recipes.check.problems import Errors
 from symfuse.recipes.check.report import Problem, Report
-from symfuse.recipes.events import Event, Note
 from symfuse.recipes.plan import template_of, why_template
 from symfuse.recipes.schema import Input, ModelRef, Recipe
 from symfuse.recipes.stage import Stage, plan, require_one_frame
@@ -109,10 +108,12 @@ class _Check:
         stage = problems.prepared(recipe, bare, errors)
         if stage is None:
             return None
-        self._report.notes += [note.text for note in stage.notes]
         self.alignment(stage, read=True)
         problems.data(stage, errors)
         merged = errors.attempt(plan, stage)
+        if self.sample and recipe.align is None:
+            stage = errors.attempt(require_one_frame, stage) or stage
+        self._report.notes += [note.text for note in stage.notes]
         self.complete(stage, merged)
         return merged
 
@@ -129,13 +130,7 @@ class _Check:
         if merged is not None:
             self._output(stage, merged, computed)
         if self.sample:
-            if self.recipe.align is None:
-                self.errors.attempt(require_one_frame, stage, self._note)
             self.errors.attempt(self._relate, stage, computed)
-
-    def _note(self, event: Event) -> None:
-        if isinstance(event, Note):
-            self._report.notes.append(event.text)
 
     def describe(self, models: Mapping[ModelRef, Checkpoint]) -> None:
         """The models, and what differs between them."""

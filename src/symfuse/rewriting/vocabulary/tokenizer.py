@@ -11,7 +11,7 @@ from typing import Any
 
 from symfuse.errors import CheckpointError, IncompatibleError
 from symfuse.io import Checkpoint
-from symfuse.io.companions import companions
+from symfuse.io.companions import read_companions
 from symfuse.io.remote import Place, Remote
 from symfuse.messages import first_line, some
 
@@ -148,16 +148,9 @@ def require_rows(tokenizer: Tokenizer, count: int) -> None:
 
 def _files(folder: Place) -> dict[str, bytes]:
     """The files of a tokenizer, and the generation config; as they are, but for references to code."""
-    out = {}
-    for path in companions(folder):
-        other = path.name.startswith(("LICEN", "preprocessor", "processor", "video_", "image_", "modules", "sentence_"))
-        if len(path.parts) > 1 or other or path.name == "config_sentence_transformers.json":
-            continue
-        out[path.name] = (folder / path).read_bytes()
-    settings = _json(out, CONFIG)
-    if settings.pop("auto_map", None) is not None:
-        out[CONFIG] = _dump(settings)
-    return out
+    others = ("LICEN", "preprocessor", "processor", "video_", "image_", "modules", "sentence_", "config_sentence_")
+    files = read_companions(folder)
+    return {name: data for name, data in files.items() if "/" not in name and not name.startswith(others)}
 
 
 def _parse(checkpoint: Checkpoint, folder: Place, files: Mapping[str, bytes]) -> Tokenizer:

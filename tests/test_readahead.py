@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from symfuse.io import readahead
+from symfuse import readahead
 
 Read = list[tuple[str, int, int]]
 
