@@ -67,13 +67,13 @@ def run(
         there = {**(known or {}), **results}
         stage = with_tokenizer_notes(prepare(recipe, open_models(recipe, there), options))
         merged, place = plan(stage, device=how.device), target if last else None
-        stage = require_one_frame(stage) if recipe.align is None else stage
         tasks, saved = (_tasks(stage), None) if shown is None else (shown.tasks, shown.statistics or ())
         report = report_of(stage, merged, place, results=results, sample=_is_stored(recipe, there))
         how.follow(Planned(stage, merged, report, last))
         for text in report.warnings if report.possible else ():
             warnings.append(text)
             how.follow(Warned(text))
+        stage = require_one_frame(stage) if recipe.align is None else stage
         for note in stage.notes:
             how.follow(note)
         stage = learn(align(stage, how), how, tasks, saved)
