@@ -160,7 +160,7 @@ def test_the_floor_of_a_sweep_has_all_its_axes(load: Any, family: str) -> None:
     """Of a post-norm model with a pooler, and of a pre-norm one, whose residual stream is rotated."""
     models, sweep = load("_models"), load("sweep")
     ready = sweep.Ready.of(*models.pair(getattr(models, family)(128, 2), "independent"))
-    matched = {instance.axis: group.name for instance, group in ready.chosen.groups.items()}
+    matched = {instance.axis: group.name for instance, group in ready.problem.groups.items()}
     assert matched.keys() == {"residual", "h", "qk", "v", "ffn"} | ({"pool"} if family == "roberta" else set())
     assert matched["residual"] == ("permutation" if family == "roberta" else "centred")
 

@@ -87,4 +87,4 @@ def test_every_verb_asks_before_anything_else(verb: str) -> None:
     result = run(*verb.split(), "--device", "foo")
     assert result.exit_code == 2
     assert "device 'foo' cannot be used" in result.output
-    assert "Where it is computed" in run(verb.split()[0], "--help").output
+    assert "Compute on cpu, cuda" in run(verb.split()[0], "--help").output

@@ -49,7 +49,8 @@ if TYPE_CHECKING:
     "--axes",
     default="auto",
     show_default=True,
-    help="attention, ffn, heads, residual, pooler, all, qk, …; auto: attention,ffn of models in one basis, else all.",
+    help="Match these axes: attention, ffn, heads, residual, pooler, all, qk, …; auto: attention,ffn if models have "
+    "one basis, else all.",
 )
 @click.option(
     "--from",
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
     type=click.Choice(["weights", "activations", "learned"]),
     default="weights",
     show_default=True,
-    help="What is compared; learned: the loss between the models is descended. Those two need --data.",
+    help="Compare weights or activations, or minimise the loss on the path (learned). The last two need --data.",
 )
 @matching_options
 @learning_options
@@ -65,13 +66,14 @@ if TYPE_CHECKING:
     "--inexact",
     multiple=True,
     metavar="VARIANT",
-    help="heads-ignored, separate-qk, separate-residual or transport: the result computes something else. Repeatable.",
+    help="Match inexactly (the result computes another function): heads-ignored, separate-qk, separate-residual or "
+    "transport. Repeatable.",
 )
 @partial(data_options, required=False)
 @click.option(
     "--anchor-output",
     type=NEW_PLACE,
-    help="A folder for the anchor in the frame of the result, where that is another (residual, pre-norm models).",
+    help="Also write the anchor, in the frame of the result, to this folder (residual axis of pre-norm models).",
 )
 @click.option("--widen", is_flag=True, help="Give SOURCE the widths of a wider anchor first, exactly (docs/widths.md).")
 @click.option("--output", "-o", required=True, type=NEW_PLACE, help="The new folder, or its URL (s3://…).")
@@ -85,9 +87,9 @@ def align(
 ) -> None:  # fmt: skip
     """Move SOURCE onto an anchor, and prove that it is the same.
 
-    The same function, nearer in weight space; or, learned, such that the loss between the two stays low. Of each axis
-    the squared distance over all that it touches is said: of value heads also the output bias that value biases move
-    into, which `distance` counts under residual.
+    The result computes the same function and is nearer in weight space; with --from learned the loss on the path
+    between the two is low. Prints, per axis, the squared distance over the tensors that the axis acts on. Value heads
+    act on the output bias too, which `distance` counts under residual.
     """
     import_at_once("api")
     from symfuse import api
