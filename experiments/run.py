@@ -116,7 +116,7 @@ def _prepare(config: Path, name: str, seed: Any) -> None:
 
 
 def _make(config: Path, name: str, part: Part, folder: Path, command: str) -> None:
-    Store.of(study(name, Config.read(str(config))), folder).run(part, command)
+    Store.of(study_named(name, Config.read(str(config))), folder).run(part, command)
 
 
 def main() -> None:

@@ -27,6 +27,7 @@ from symfuse.groups import (
     Signed,
     SignedMonomial,
 )
+from symfuse.io import Checkpoint
 from symfuse.model import Model
 from symfuse.modules import live
 from symfuse.rewriting import canonical

@@ -157,8 +157,9 @@ def test_what_was_written_says_how_it_came_about(tmp_path: Path) -> None:
 @pytest.fixture
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with rows of `Counting`, as the small config would have them, and with a document."""
-    monkeypatch.setattr(run, "STUDIES", ("counting",))
-    monkeypatch.setattr(run, "study", lambda _, config: Counting(config))
+    for module in (run, results):
+        monkeypatch.setattr(module, "STUDIES", ("counting",))
+        monkeypatch.setattr(module, "study_named", lambda _, config: Counting(config))
     for name in ("small", "long"):
         for part in ("a", "b"):
             Store.of(Counting(config_of(name)), tmp_path).run((part,), "test")
