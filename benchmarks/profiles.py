@@ -87,9 +87,10 @@ def child(result: Path, arguments: Sequence[str]) -> None:
 
 def jobs(quick: bool, work: Path) -> dict[str, tuple[str, ...]]:
     """The command lines; OUT is where they write."""
-    import merging
     import yaml
     from _models import roberta, saved
+
+    import merging
 
     size = {"width": 128, "layers": 2} if quick else {"width": 768, "layers": 12, "words": 50265, "positions": 514}
     name = f"roberta-{size['width']}-{size['layers']}"
