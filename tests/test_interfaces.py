@@ -90,7 +90,7 @@ def test_notes_and_warnings_go_to_the_log(caplog: pytest.LogCaptureFixture) -> N
     with caplog.at_level(logging.INFO, "symfuse"), warnings.catch_warnings():
         warnings.simplefilter("ignore", SymfuseWarning)
         warn_caller("one\x1b[31m")
-        Output(as_json=True, quiet=True).say("note: two")
+        Output(as_json=True, quiet=True).note("two")
         Output(as_json=True, quiet=True).say("three")
     assert [(one.levelname, one.message) for one in caplog.records] == [
         ("WARNING", "one\\x1b[31m"),

@@ -28,14 +28,15 @@ def _started(stack: ExitStack) -> Progress | None:
     return None
 
 
-def log(text: str) -> None:
-    LOGGER.log(logging.INFO if text.startswith("note:") else logging.WARNING, "%s", printable(text))
-
-
-def warn(text: str) -> None:
-    """A line on stderr, also with --quiet and --json, and in the log."""
-    log(text)
+def warn(text: str, level: int = logging.WARNING) -> None:
+    """A line on stderr, also with --quiet and --json, and in the log, at this level."""
+    LOGGER.log(level, "%s", printable(text))
     click.echo(f"symfuse: {printable(text)}", err=True)
+
+
+def note(text: str) -> None:
+    """As `warn`, of what is worth knowing and no cause for doubt."""
+    warn(f"note: {text}", logging.INFO)
 
 
 class Output:
@@ -51,10 +52,21 @@ class Output:
         self._advance: Callable[..., None] | None = None  # the bar that there is now
 
     def say(self, text: str) -> None:
-        if text.startswith(("note:", "warning:")):
-            log(text)
         if not self.as_json and not self.quiet:
             click.echo(printable(text))
+
+    def note(self, text: str) -> None:
+        """What is worth knowing, in the log too."""
+        LOGGER.info("%s", printable(f"note: {text}"))
+        self.say(f"note: {text}")
+
+    def warning(self, text: str) -> None:
+        """A cause for doubt, in the log too; with --quiet and --json on stderr."""
+        if self.quiet or self.as_json:
+            warn(f"warning: {text}")
+            return
+        LOGGER.warning("%s", printable(f"warning: {text}"))
+        self.say(f"warning: {text}")
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:
         if self.as_json or self.quiet:

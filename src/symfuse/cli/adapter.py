@@ -72,7 +72,7 @@ def extract_lora(
     lower = {module: factors.rank for module, factors in adapter.factors.items() if factors.rank < rank}
     if lower:
         words = some([f"{module} has {result}" for module, result in lower.items()], 3)
-        out.say(f"note: {len(lower)} differences have a lower rank than {rank}, and their adapters with them: {words}")
+        out.note(f"{len(lower)} differences have a lower rank than {rank}, and their adapters with them: {words}")
     for line in adapter.report():
         out.say(line)
     out.say(f"written to {output}")

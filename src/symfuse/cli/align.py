@@ -29,7 +29,7 @@ from symfuse.cli.app import (
     writing_options,
 )
 from symfuse.cli.evaluate import DATA_OPTIONS, data_options, task
-from symfuse.cli.events import Printer, warning
+from symfuse.cli.events import Printer
 from symfuse.cli.learning import HEARD, LEARNING_OPTIONS, learning_of, learning_options, say_learned
 from symfuse.device import CPU
 from symfuse.errors import OptionError, OutputError
@@ -221,8 +221,7 @@ def _say_frame(out: Output, frame: Sequence[str], anchor: str) -> None:
 
     folder = Path(anchor).resolve().name + "-in-frame"
     command = shlex.join(["symfuse", "align", anchor, "--to", anchor, "--axes", "residual", "-o", folder])
-    warning(
-        out,
+    out.warning(
         f"the result is in {frame_text(frame)}. To merge it with {anchor}, run this again with --anchor-output "
         f"FOLDER, which writes both, or bring {anchor} into the same frame: {command}",
     )

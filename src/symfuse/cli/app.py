@@ -20,7 +20,7 @@ from symfuse.cli.command import Command, F, grouped
 from symfuse.cli.verbs import VERBS, Verbs
 from symfuse.device import CPU, require
 from symfuse.errors import OptionError, SymfuseError, SymfuseWarning, masked
-from symfuse.output import Output, warn
+from symfuse.output import Output, note, warn
 from symfuse.signals import signals_as_exceptions
 
 if TYPE_CHECKING:
@@ -108,8 +108,8 @@ def _interrupted() -> NoReturn:
 
 def _say_notes(error: BaseException) -> None:
     """Print what a run that ends early leaves behind."""
-    for note in getattr(error, "__notes__", ()):
-        warn(note)
+    for text in getattr(error, "__notes__", ()):
+        warn(text)
 
 
 @click.group(
@@ -170,7 +170,7 @@ def _layers(text: str | None) -> str | None:
         return None
     now = text.replace("head:", "first:").replace("tail:", "last:")
     if now != text:
-        warn(f"note: --layers {text} is now written {now}")
+        note(f"--layers {text} is now written {now}")
     return now
 
 
@@ -233,7 +233,9 @@ def executor_of(out: Output, options: Mapping[str, Any]) -> Ray | None:
     from symfuse.executors import Ray
 
     gpus = int(device != CPU)
-    cluster = Ray(options["address"], workers=options["threads"], gpus=gpus, say=out.say, follow=out.follow)
+    cluster = Ray(
+        options["address"], workers=options["threads"], gpus=gpus, say=out.say, note=out.note, follow=out.follow
+    )
     return click.get_current_context().with_resource(cluster)
 
 
@@ -285,8 +287,8 @@ def open_model(out: Output, source: str) -> Checkpoint:
     from symfuse.io import open as open_checkpoint
 
     checkpoint = open_checkpoint(source, name=source)
-    for note in () if out.quiet else checkpoint.notes:
-        warn(f"note: {note}")
+    for text in () if out.quiet else checkpoint.notes:
+        note(text)
     return checkpoint
 
 

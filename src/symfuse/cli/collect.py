@@ -10,7 +10,7 @@ import click
 from symfuse.cli.app import NEW_FOLDER, common, device_option, main, memory_option, open_model
 from symfuse.cli.evaluate import data_options, task
 from symfuse.errors import OptionError
-from symfuse.output import Output, warn
+from symfuse.output import Output, note
 
 
 @main.command()
@@ -54,7 +54,7 @@ def collect(model: str, kind: str, output: Path, out: Output, **options: Any) ->
     with out.progress("looking at data", None):
         result = api.collect(opened, data, kind, **given)
     result.save(output)
-    for note in result.notes():
-        warn(f"note: {note}")
+    for text in result.notes():
+        note(text)
     out.say(f"{kind} statistics of {result.count} examples, {len(result.tensors)} tensors, written to {output}")
     out.finish({"kind": "statistics", "statistics": kind, "count": result.count, "output": str(output)} | out.cost())

@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 import click
 
+from symfuse.output import note
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 # Of options, with what each is called now.
@@ -36,8 +38,8 @@ class Command(click.Command):
         except click.UsageError as error:
             error.ctx = error.ctx or ctx
             raise
-        for note in () if ctx.params.get("quiet") else dict.fromkeys(notes):
-            click.echo(f"symfuse: note: {note}", err=True)
+        for text in () if ctx.params.get("quiet") else dict.fromkeys(notes):
+            note(text)
         return rest
 
     def translated(self, args: Iterator[str], own: Collection[str], notes: list[str]) -> Iterator[str]:

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from symfuse.cli.app import say_alignment
-from symfuse.output import Output, warn
+from symfuse.output import Output
 
 if TYPE_CHECKING:
     from symfuse.recipes.events import Event, Planned, Proved
@@ -42,9 +42,9 @@ class Printer:
             case events.Working(what):
                 self._advance = self._bar.enter_context(self._out.progress(what, None))
             case events.Note(text):
-                self._out.say(f"note: {text}")
+                self._out.note(text)
             case events.Warned(text):
-                warning(self._out, text)
+                self._out.warning(text)
             case events.Planned() if event.last:
                 self._plan(event)
             case events.Anchored(anchor):
@@ -60,13 +60,6 @@ class Printer:
         for line in event.report.summary()[1:] if event.report.possible else ():
             self._out.say(line)  # the result itself tells what it has of which model
         self._before_work(event)
-
-
-def warning(out: Output, text: str) -> None:
-    """A warning, also with --quiet and --json."""
-    if out.quiet or out.as_json:
-        warn(f"warning: {text}")
-    out.say(f"warning: {text}")
 
 
 def say_proof(out: Output, event: Proved) -> None:

@@ -71,7 +71,7 @@ def inspect(model: str | None, families: bool, out: Output) -> None:
     for group, why in dict.fromkeys((a["group"], a["why"]) for a in data["axes"]):
         out.say(f"  {group}: {why}")
     for note in data["notes"]:
-        out.say(f"note: {note}")
+        out.note(note)
     out.finish(data)
 
 

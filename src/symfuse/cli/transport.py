@@ -10,7 +10,7 @@ import click
 
 from symfuse.cli.app import NEW_FOLDER, common, main, open_model
 from symfuse.errors import OptionError
-from symfuse.output import Output, warn
+from symfuse.output import Output, note
 
 KINDS = ("adapter", "vector", "probe", "sae", "moments", "statistics")
 
@@ -61,8 +61,8 @@ def transport(
     model = None if base is None else open_model(out, base)
     moved = transporting.transport(thing, alignment, base=model, names=_lines(names), **options)
     run = transport_run(moved, thing, alignment)
-    for note in () if out.quiet else moved.notes:
-        warn(f"note: {note}")
+    for text in () if out.quiet else moved.notes:
+        note(text)
     moved.save(output, {"symfuse.json": json.dumps(run, indent=2) + "\n", "README.md": transport_card(run)})
     out.say(f"{moved.kind} of {len(moved.tensors)} tensors moved by {alignment}, written to {output}")
     out.finish(run | {"output": str(output)} | out.cost())

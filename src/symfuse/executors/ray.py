@@ -40,8 +40,8 @@ class Ray:
     ended here. A cluster to which the process is connected already is taken as it is.
 
     workers: of the cluster started here, default one for each core. gpus: that each task takes. say: called with a line
-    on each lost worker; follow: with one on each item that is done, and where. OptionError without the package, or
-    without the cluster.
+    on each lost worker; note: with one on machines that differ or are missing; follow: with one on each item that is
+    done, and where. OptionError without the package, or without the cluster.
     """
 
     elsewhere = True
@@ -53,6 +53,7 @@ class Ray:
         workers: int | None = None,
         gpus: int = 0,
         say: Callable[[str], None] = lambda _text: None,
+        note: Callable[[str], None] = lambda _text: None,
         follow: Callable[[str], None] = lambda _text: None,
     ) -> None:
         # What Ray would print of lost workers is reported by `say`, and not on standard output.
@@ -67,6 +68,7 @@ class Ray:
         self.workers = workers
         self.gpus = gpus
         self.say = say
+        self.say_note = note
         self.follow = follow
         self.retried = 0
         self._started = False
@@ -97,7 +99,7 @@ class Ray:
         there: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
         for kind, need in (("CPU", 1), ("GPU", self.gpus)):
             if there.get(kind, 0) < need:
-                self.say(f"note: no machine of the Ray cluster has a {kind} now; tasks wait until one has")
+                self.say_note(f"no machine of the Ray cluster has a {kind} now; tasks wait until one has")
 
     def __enter__(self) -> Ray:
         return self
@@ -128,8 +130,8 @@ class Ray:
         """Count an item that is done; where it was done, in words."""
         self._tasks[worker.machine, worker.process] += 1
         if worker.processor not in self._processors | {_worker().processor}:
-            self.say(
-                f"note: {worker.machine} computes with {worker.processor}, this machine with {_worker().processor}: "
+            self.say_note(
+                f"{worker.machine} computes with {worker.processor}, this machine with {_worker().processor}: "
                 "the last bits of what it computes may be others"
             )
         self._processors.add(worker.processor)
