@@ -117,8 +117,8 @@ def _next_digit(histogram: Tensor, prefix: int, k: int) -> tuple[int, int]:
 
 
 class Sparsifier:
-    """Drops entries of task vectors. `prepare` is called once, for the models that it is to be used on; then the
-    object itself, with each block of each in order."""
+    """Drops entries of task vectors; this one none. `prepare` is called once, for the models that it is to be used on;
+    then the object itself, with each block of each in order."""
 
     def __init__(self, stream: Stream, densities: Sequence[float]) -> None:
         """densities: of each model, the share of its entries that is kept."""
@@ -126,9 +126,9 @@ class Sparsifier:
     def prepare(self, blocks: Iterable[Block], models: Sequence[int]) -> None:
         """Look at all blocks, as often as needed."""
 
-    def __call__(self, model: int, block: Block, delta: Tensor) -> Tensor:
+    def __call__(self, model: int, block: Block, delta: Tensor) -> Tensor:  # noqa: ARG002
         """The sparse delta of a block, (rows, columns); perhaps in its place."""
-        raise NotImplementedError
+        return delta
 
 
 class Trim(Sparsifier):

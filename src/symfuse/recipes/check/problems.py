@@ -25,7 +25,7 @@ from symfuse.rewriting import Reconcile, harmonise
 
 P = ParamSpec("P")
 T = TypeVar("T")
-SIZES = {"vocab_size", *WIDTHS[:4], *LAYER_COUNTS}  # fields that are said as sizes
+SIZES = {"vocab_size", *WIDTHS[:4], *LAYER_COUNTS}  # fields that are reported as sizes
 LENIENT = Reconcile(foreign="drop", missing_bias="zero")
 
 

@@ -147,7 +147,7 @@ class _Check:
             report.notes += [f"{checkpoint.name}: {note}" for note in (*checkpoint.notes, *code)]
         given = [source.model for source in recipe.models]
         ordered = [models[ref] for ref in dict.fromkeys([*given, *models]) if ref in models]
-        report.config += Errors().attempt(facts.config_fields, ordered) or []  # an error is said by `prepared`
+        report.config += Errors().attempt(facts.config_fields, ordered) or []  # `prepared` reports its errors
         report.tokenizers += facts.tokenizer_differences(ordered, recipe.tokenizer is not None, report.warnings.append)
         report.layers += _ranges(recipe)
 
