@@ -37,14 +37,6 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture
-def place(originals: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working folder, with all of them in it."""
-    shutil.copytree(originals, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def refused(folder: Path, code: int, message: str, *args: str) -> None:
     """The command ends with that code and one message, and leaves the working folder as it was."""
     before, names = everything(folder), sorted(folder.rglob("*"))

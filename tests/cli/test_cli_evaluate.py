@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -55,14 +54,6 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (root / name).write_text(text, "utf-8")
     (root / "latin.txt").write_bytes("a b caf\xe9 c\n".encode("latin-1"))
     return root
-
-
-@pytest.fixture
-def place(originals: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working folder, with all of them in it."""
-    shutil.copytree(originals, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def refused(folder: Path, code: int, message: str, *args: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +39,6 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "t.txt").write_text("\n".join(texts), "utf-8")
     (root / "v.txt").write_text("\n".join(texts[:4]), "utf-8")
     return root
-
-
-@pytest.fixture
-def place(originals: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working folder, with all of them in it."""
-    shutil.copytree(originals, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def written(folder: str) -> dict[str, Any]:
