@@ -526,6 +526,48 @@ MODELS: dict[str, Callable[..., Checkpoint]] = {
 }
 
 
+# Encoders of text.
+ALBERT = TEXT | {"embedding_size": 11, "num_hidden_layers": 4, "num_hidden_groups": 2, "inner_group_num": 2}
+REMBERT = TEXT | {"input_embedding_size": 11, "output_embedding_size": 13, "decoder_start_token_id": 1}
+ESM = {key: size for key, size in TEXT.items() if key != "type_vocab_size"} | {"hidden_size": 40, "mask_token_id": 9}
+LONG = TEXT | {"attention_window": [4, 8], "bos_token_id": 1, "eos_token_id": 2, "sep_token_id": 2}
+BOXES = TEXT | {"max_2d_position_embeddings": 41}
+MODELS |= {
+    "ernie-pretraining": of("ErnieForPreTraining", "ErnieConfig", TEXT, use_task_id=True),
+    "ernie-token": of("ErnieForTokenClassification", "ErnieConfig", TEXT),
+    "layoutlm-sequence": of("LayoutLMForSequenceClassification", "LayoutLMConfig", BOXES),
+    "layoutlm-mlm": of("LayoutLMForMaskedLM", "LayoutLMConfig", BOXES),
+    "megatron": of("MegatronBertModel", "MegatronBertConfig", TEXT),
+    "megatron-mlm": of("MegatronBertForMaskedLM", "MegatronBertConfig", TEXT),
+    "megatron-choice": of("MegatronBertForMultipleChoice", "MegatronBertConfig", TEXT),
+    "megatron-token": of("MegatronBertForTokenClassification", "MegatronBertConfig", TEXT),
+    "bert-generation-lm": of("BertGenerationDecoder", "BertGenerationConfig", TEXT),
+    "bert-generation-encoder": of("BertGenerationEncoder", "BertGenerationConfig", TEXT),
+    "rembert-mlm": of("RemBertForMaskedLM", "RemBertConfig", REMBERT),
+    "rembert-sequence": of("RemBertForSequenceClassification", "RemBertConfig", REMBERT),
+    "data2vec-text-mlm": of("Data2VecTextForMaskedLM", "Data2VecTextConfig", TEXT),
+    "xl-mlm": of("XLMRobertaXLForMaskedLM", "XLMRobertaXLConfig", TEXT),
+    "xl-mlm-untied": of("XLMRobertaXLForMaskedLM", "XLMRobertaXLConfig", TEXT, tie_word_embeddings=False),
+    "xl-sequence": of("XLMRobertaXLForSequenceClassification", "XLMRobertaXLConfig", TEXT),
+    "prelayernorm-mlm": of("RobertaPreLayerNormForMaskedLM", "RobertaPreLayerNormConfig", TEXT),
+    "prelayernorm-question": of(
+        "RobertaPreLayerNormForQuestionAnswering", "RobertaPreLayerNormConfig", TEXT, num_labels=2
+    ),
+    "mpnet": of("MPNetModel", "MPNetConfig", TEXT),
+    "mpnet-mlm": of("MPNetForMaskedLM", "MPNetConfig", TEXT),
+    "mpnet-sequence": of("MPNetForSequenceClassification", "MPNetConfig", TEXT),
+    "albert": of("AlbertModel", "AlbertConfig", ALBERT),
+    "albert-pretraining": of("AlbertForPreTraining", "AlbertConfig", ALBERT),
+    "albert-mlm-untied": of("AlbertForMaskedLM", "AlbertConfig", ALBERT, tie_word_embeddings=False),
+    "albert-token": of("AlbertForTokenClassification", "AlbertConfig", ALBERT, inner_group_num=1),
+    "esm-mlm": of("EsmForMaskedLM", "EsmConfig", ESM, position_embedding_type="rotary"),
+    "esm-token": of("EsmForTokenClassification", "EsmConfig", ESM),
+    "esm-sequence": of("EsmForSequenceClassification", "EsmConfig", ESM, emb_layer_norm_before=True),
+    "longformer-sequence": of("LongformerForSequenceClassification", "LongformerConfig", LONG),
+    "longformer-mlm": of("LongformerForMaskedLM", "LongformerConfig", LONG),
+}
+
+
 # The worst that the true declarations show is 3e-14, on every model and axis. Where norms compute in float32, a sum in
 # another order is one of its roundings, and so may be 1e-15 before the norm: up to 1.1e-6 in forty trials.
 EXACT, ROUNDED = 1e-13, 2e-6
@@ -539,6 +581,8 @@ FIRST = {
     "mixtral-lm", "qwen2-mixture-dense",
     "modernbert-mlm", "olmo-clipped", "t5-lm", "t5-lm-untied", "bart-lm", "marian-lm", "whisper-lm",
     "clip", "siglip", "dinov2-masked", "dinov2-gated", "dinov2-classification", "beit-masked", "beit-shared",
+    "ernie-pretraining", "layoutlm-sequence", "megatron-mlm", "bert-generation-lm", "rembert-mlm", "xl-sequence",
+    "prelayernorm-mlm", "mpnet-sequence", "albert-pretraining", "esm-mlm", "longformer-sequence",
 }  # fmt: skip
 
 

@@ -159,7 +159,8 @@ class Family:
     tensors: the base model's, by name without `prefix` (which checkpoints of a class with a head have).
     optional: parts of the base model that may be absent as a whole (a pooler). heads: by label.
     tied: alias → the tensor it equals; an alias may be absent, or be stored in the place of that tensor. absent: those
-    that are aliases only where they are not stored. reads: of any head; what is absent does not read.
+    that are aliases only where they are not stored. reads: of any head; what is absent or reads another axis is left
+    out.
     stacks: tensors that files may have in pieces → the names of these, as Spec.stacks has them, without `prefix`.
     gauges: of any head, by full names; of them count those whose weight is there, untied, with a bias, and reads the
     norm's axis.
@@ -316,14 +317,14 @@ def bind(family: Family, model_type: str, class_name: str, names: list[str], whe
         ),
         outputs={name: parse(text) for name, text in family.outputs.items()},
         reads={
-            norm.format(**index): tuple(
+            norm: tuple(
                 reader
                 for template in readers
-                if (reader := template.format(**index)) in tensors or (bare and reader in family.outputs)
+                if _reads(reader := template.format(**index), norm, tensors) or (bare and reader in family.outputs)
             )
-            for norm, readers in family.reads.items()
-            for index in indices(norm, family.axes)
-            if norm.format(**index) in tensors
+            for gain, readers in family.reads.items()
+            for index in indices(gain, family.axes)
+            if (norm := gain.format(**index)) in tensors
         },
         norm=family.norm,
         scales={
@@ -339,6 +340,11 @@ def bind(family: Family, model_type: str, class_name: str, names: list[str], whe
         buffers=frozenset(name for name in names if is_buffer(name, family)),
         gauges={reader: gain for reader, gain in family.gauges.items() if _is_gauge(reader, gain, tensors, family)},
     )
+
+
+def _reads(reader: str, norm: str, tensors: Mapping[str, Declared]) -> bool:
+    """Whether a weight is there, and has the axis of that norm."""
+    return reader in tensors and not set(tensors[norm].layout.names).isdisjoint(tensors[reader].layout.names)
 
 
 def _is_gauge(reader: str, gain: str, tensors: Mapping[str, Declared], family: Family) -> bool:
