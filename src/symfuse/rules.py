@@ -29,7 +29,9 @@ IMPLIED = re.compile(
     r"types|step|interval|pattern|every|freq|period|offset|first_k|window_layers|stride|shared_layers|dense"
 )
 OWN_NUMBER = re.compile(r"(layer|block)_?(idx|id|index|number|num)")  # attributes that differ whatever the layer does
-UNUSED = re.compile(r"drop|relative_attention_bias")  # in evaluation; and the table that the first layer holds for all
+UNUSED = re.compile(
+    r"drop|relative_attention_bias|rel_attn_embed"
+)  # in evaluation; and the table that the first layer holds for all
 
 
 class Layer(NamedTuple):

@@ -51,10 +51,14 @@ MODELS = (
     *("whisper", "whisper-lm-untied"),
     *("ernie-pretraining", "layoutlm-sequence", "megatron-mlm", "megatron-token", "bert-generation-lm", "rembert-mlm"),
     *("rembert-sequence", "xl-mlm", "xl-sequence", "prelayernorm-mlm", "mpnet-sequence", "albert-pretraining"),
-    *("albert-mlm-untied", "esm-mlm", "esm-sequence", "longformer-sequence"),
+    *("albert-mlm-untied", "esm-mlm", "esm-sequence", "longformer-sequence", "msn-classification"),
+    *("ijepa-classification", "ast-classification", "mae-pretraining", "wav2vec2", "wav2vec2-ctc"),
+    *("wav2vec2-sequence", "wav2vec2-pretraining", "hubert", "wavlm-frames", "deberta-first-mlm", "led-lm"),
+    *("led-lm-untied", "dinov3-masked", "dinov3-gated-masked"),
 )
-BIASED = ("bart", "mbart", "pegasus", "marian", "m2m")  # encoders with decoders, whose keys have biases
+BIASED = ("led", "bart", "mbart", "pegasus", "marian", "m2m")  # encoders with decoders, whose keys have biases
 BERTS = ("ernie", "layoutlm", "megatron", "rembert", "xl", "prelayernorm", "esm-sequence", "longformer")
+SPEECH = ("wav2vec2", "hubert", "wavlm")
 
 SOFTMAX = "a key's bias adds one number to all scores of a query, which the softmax ignores: it may be anything"
 # Ends of names of tensors whose mutations cannot be seen, and why; in which models.
@@ -65,12 +69,16 @@ EQUIVALENT = {
     "attention.self.key_global.bias": ("longformer",),
     "contact_head.regression.weight": ("esm",),  # which no output reads
     "attention.k_lin.bias": ("distilbert",),
+    "attention.k_proj.bias": SPEECH,
+    "masked_spec_embed": SPEECH,  # which is read in training
     "self_attn.k_proj.bias": ("opt", "clip", "siglip", "smollm3-biased", *BIASED),
     "encoder_attn.k_proj.bias": BIASED,
-    "attention.attention.key.bias": ("vit", "deit", "dinov2"),
+    "attention.attention.key.bias": ("vit", "deit", "dinov2", "msn", "ast", "mae"),
     # With p2c the content's key also meets positions, and its bias is not free; the position's own key is.
     "attention.self.key_proj.bias": ("deberta-mlm-absolute",),
-    "attention.self.pos_key_proj.bias": ("deberta",),
+    "attention.self.pos_key_proj.bias": ("deberta-mlm", "deberta-seq", "deberta-token"),
+    "longformer_self_attn.key.bias": ("led",),
+    "longformer_self_attn.key_global.bias": ("led",),
 }
 # In a fused bias only the key's part is free.
 FUSED = {"in_proj_bias": ("torch", "sceptr", "siglip"), "attn.c_attn.bias": ("gpt2",)}
@@ -81,7 +89,7 @@ UNTURNED = {
     "attention.query_key_value.bias": ("neox", "bloom", "falcon-alibi", "falcon-by-head-alibi"),
 }
 
-HEADS = {"h", "kv", "e"}  # axes for each of whose indices others have an element
+HEADS = {"h", "kv", "e", "blocks", "books"}  # axes for each of whose indices others have an element
 
 
 def is_outer(name: str) -> bool:
@@ -128,9 +136,15 @@ def layouts(layout: Layout, spec: Spec) -> Iterator[tuple[str, Layout]]:
     for at, dim in enumerate(layout.dims):
         for slip, mutant in mutants(dim, spec):
             dims = [*layout.dims[:at], mutant, *layout.dims[at + 1 :]]
-            if isinstance(mutant, Atom) and is_outer(head := mutant.name.removesuffix(still(""))):
+            for head in _stilled(mutant):
                 dims = [_unordered(other, head, spec) if i != at else other for i, other in enumerate(dims)]
             yield f"{slip} of {layout}", Layout(tuple(dims))
+
+
+def _stilled(node: Node) -> list[str]:
+    """The outer axes that a mutation has made inert."""
+    names = [atom.name for atom in Layout((node,)).atoms if atom.name.endswith(still(""))]
+    return [head for name in names if is_outer(head := name.removesuffix(still("")))]
 
 
 def widened(g: Alignment) -> Alignment:

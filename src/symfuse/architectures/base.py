@@ -164,7 +164,8 @@ class Family:
     stacks: tensors that files may have in pieces → the names of these, as Spec.stacks has them, without `prefix`.
     gauges: of any head, by full names; of them count those whose weight is there, untied, with a bias, and reads the
     norm's axis.
-    buffers: patterns of derived tensors, dropped. legacy: old endings of names → today's. See Spec for the rest.
+    buffers: patterns of derived tensors, dropped. legacy: old endings of names, or beginnings that end with a dot, →
+    today's. See Spec for the rest.
     """
 
     axes: Mapping[str, Axis]
@@ -440,8 +441,10 @@ def _all_tied(head: Head, family: Family) -> bool:
 
 
 def modern(name: str, legacy: Mapping[str, str]) -> str:
-    """A name with an old ending replaced by today's (`Family.legacy`)."""
+    """A name with an old ending or beginning replaced by today's (`Family.legacy`)."""
     for old, new in legacy.items():
+        if old.endswith(".") and name.startswith(old):
+            return new + name[len(old) :]
         if name.endswith(old):
             return name[: -len(old)] + new
     return name

@@ -8,7 +8,6 @@ from symfuse.architectures.base import Config, Family, architecture
 from symfuse.architectures.bert import NAMES, SELF
 from symfuse.architectures.blocks import attention, key_shift
 from symfuse.architectures.roberta import roberta
-from symfuse.spec import Shift
 
 # Values of both kinds are read by one output, so that they move alike.
 GLOBAL = {letter: f"{name}_global" for letter, name in NAMES.items()}
@@ -25,5 +24,5 @@ def longformer(c: Config) -> Family:
     return replace(
         family,
         prefix="longformer.",
-        shifts=(key_shift(NAMES["k"]), Shift(GLOBAL["k"] + ".bias", "global_qk*")),
+        shifts=(key_shift(NAMES["k"]), key_shift(GLOBAL["k"], "global_qk")),
     ).plus(axes={"global_qk": family.axes["qk"]}, tensors=maps, gauges=others)
