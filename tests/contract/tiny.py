@@ -549,7 +549,10 @@ SPEECH: dict[str, Any] = {
 STABLE = {"feat_extract_norm": "layer", "do_stable_layer_norm": True, "conv_bias": True}
 FIRST_DEBERTA = TEXT | {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "max_relative_positions": 9}
 LED = BART | {
-    "attention_window": [4, 8], "max_encoder_position_embeddings": 41, "max_decoder_position_embeddings": 37,
+    "attention_window": 4, "max_encoder_position_embeddings": 41, "max_decoder_position_embeddings": 37,
+}  # fmt: skip
+XLNET: dict[str, Any] = {
+    "vocab_size": 61, "d_model": 20, "n_layer": 2, "n_head": 4, "d_inner": 29, "num_labels": 7, "mem_len": None,
 }  # fmt: skip
 DINOV3 = SQUARE | {"hidden_size": 48, "num_register_tokens": 3}
 SWIN: dict[str, Any] = {
@@ -597,6 +600,9 @@ MODELS |= {
     ),
     "led-lm": of("LEDForConditionalGeneration", "LEDConfig", LED),
     "led-lm-untied": of("LEDForConditionalGeneration", "LEDConfig", LED, tie_word_embeddings=False),
+    "xlnet-lm": of("XLNetLMHeadModel", "XLNetConfig", XLNET),
+    "xlnet-sequence": of("XLNetForSequenceClassification", "XLNetConfig", XLNET),
+    "xlnet-token": of("XLNetForTokenClassification", "XLNetConfig", XLNET),
     # Of images and sounds.
     "dinov3-masked": of("DINOv3ViTModel", "DINOv3ViTConfig", DINOV3),
     "dinov3-gated-masked": of("DINOv3ViTModel", "DINOv3ViTConfig", DINOV3, use_gated_mlp=True, hidden_act="silu"),
@@ -610,7 +616,7 @@ MODELS |= {
     "swin": of("SwinModel", "SwinConfig", SWIN, use_absolute_embeddings=True),
     "swin-classification": of("SwinForImageClassification", "SwinConfig", SWIN, qkv_bias=False),
     "swin-masked": of("SwinForMaskedImageModeling", "SwinConfig", SWIN),
-    "wav2vec2": of("Wav2Vec2Model", "Wav2Vec2Config", SPEECH, conv_bias=True),
+    "wav2vec2-biased": of("Wav2Vec2Model", "Wav2Vec2Config", SPEECH, conv_bias=True),
     "wav2vec2-ctc": of("Wav2Vec2ForCTC", "Wav2Vec2Config", SPEECH, adapter_attn_dim=19, **STABLE),
     "wav2vec2-sequence": of("Wav2Vec2ForSequenceClassification", "Wav2Vec2Config", SPEECH, mask_time_prob=0.0),
     "wav2vec2-pretraining": of("Wav2Vec2ForPreTraining", "Wav2Vec2Config", SPEECH),
@@ -636,7 +642,7 @@ FIRST = {
     "clip", "siglip", "dinov2-masked", "dinov2-gated", "dinov2-classification", "beit-masked", "beit-shared",
     "ernie-pretraining", "layoutlm-sequence", "megatron-mlm", "bert-generation-lm", "rembert-mlm", "xl-sequence",
     "prelayernorm-mlm", "mpnet-sequence", "albert-pretraining", "esm-mlm", "longformer-sequence", "msn-classification", "ijepa-classification",
-    "ast-classification", "mae-pretraining", "wav2vec2", "wav2vec2-ctc", "hubert", "wavlm-frames",
+    "ast-classification", "mae-pretraining", "wav2vec2-biased", "wav2vec2-ctc", "hubert", "wavlm-frames",
 }  # fmt: skip
 
 
@@ -723,7 +729,7 @@ def case(label: str) -> Case:
     module = real(model.checkpoint)
     inputs = random_inputs(module, model.checkpoint.config)
     rng = torch.Generator().manual_seed(1)
-    types = model.checkpoint.config.get("type_vocab_size") or 0
+    types = model.checkpoint.config.get("type_vocab_size") or 2 * (model.spec.family == "xlnet")
     if types > 1:  # more than the first row of the table is read
         inputs["token_type_ids"] = torch.randint(types, inputs["input_ids"].shape, generator=rng)
     if label.endswith("-masked"):  # the mask token is read

@@ -52,9 +52,9 @@ MODELS = (
     *("ernie-pretraining", "layoutlm-sequence", "megatron-mlm", "megatron-token", "bert-generation-lm", "rembert-mlm"),
     *("rembert-sequence", "xl-mlm", "xl-sequence", "prelayernorm-mlm", "mpnet-sequence", "albert-pretraining"),
     *("albert-mlm-untied", "esm-mlm", "esm-sequence", "longformer-sequence", "msn-classification"),
-    *("ijepa-classification", "ast-classification", "mae-pretraining", "wav2vec2", "wav2vec2-ctc"),
+    *("ijepa-classification", "ast-classification", "mae-pretraining", "wav2vec2-biased", "wav2vec2-ctc"),
     *("wav2vec2-sequence", "wav2vec2-pretraining", "hubert", "wavlm-frames", "deberta-first-mlm", "led-lm"),
-    *("led-lm-untied", "dinov3-masked", "dinov3-gated-masked"),
+    *("led-lm-untied", "dinov3-masked", "dinov3-gated-masked", "xlnet-lm", "xlnet-sequence", "swin", "swin-masked"),
 )
 BIASED = ("led", "bart", "mbart", "pegasus", "marian", "m2m")  # encoders with decoders, whose keys have biases
 BERTS = ("ernie", "layoutlm", "megatron", "rembert", "xl", "prelayernorm", "esm-sequence", "longformer")
@@ -63,13 +63,15 @@ SPEECH = ("wav2vec2", "hubert", "wavlm")
 SOFTMAX = "a key's bias adds one number to all scores of a query, which the softmax ignores: it may be anything"
 # Ends of names of tensors whose mutations cannot be seen, and why; in which models.
 EQUIVALENT = {
-    "attention.self.key.bias": ("bert", "roberta", "electra", *BERTS),
+    "attention.self.key.bias": ("bert", "roberta", "electra", "swin", *BERTS),
     "attention.attn.k.bias": ("mpnet",),
     "attention.key.bias": ("albert",),
     "attention.self.key_global.bias": ("longformer",),
     "contact_head.regression.weight": ("esm",),  # which no output reads
     "attention.k_lin.bias": ("distilbert",),
     "attention.k_proj.bias": SPEECH,
+    "feature_extractor.conv_layers.0.conv.bias": ("wav2vec2-biased",),  # the norm behind it takes the mean away
+    "mask_emb": ("xlnet",),  # which no output reads without a mapping to targets
     "masked_spec_embed": SPEECH,  # which is read in training
     "self_attn.k_proj.bias": ("opt", "clip", "siglip", "smollm3-biased", *BIASED),
     "encoder_attn.k_proj.bias": BIASED,

@@ -1,5 +1,5 @@
-"""DINOv2: ViT with a LayerScale behind each block, gated neurons in the largest, register tokens in some. DINOv3: the same
-with rotary positions."""
+"""DINOv2: ViT with a LayerScale behind each block, gated neurons in the largest, register tokens in some.
+DINOv3: the same with rotary positions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ViT, DeiT, MSN and I-JEPA: pre-norm encoders of image patches. AST: the same of patches of spectrograms. MAE: the same,
+"""ViT, DeiT, MSN and I-JEPA: pre-norm encoders of image patches. AST: the same of spectrograms. MAE: the same,
 and a decoder that is another."""
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def image_axes(c: Config, tokens: int, image: int = 224, patch: int = 16) -> dic
 
 
 def _family(c: Config, prefix: str, tokens: Mapping[str, str], images: Mapping[str, Axis]) -> Family:
-    """tokens: those that stand before the patches besides the class token. images: the axes of patches and positions."""
+    """tokens: those that stand before the patches besides the class token. images: the axes of patches."""
     act = c.get("hidden_act", "gelu")
     biased = c.get("qkv_bias", True)
     masked = c.class_name.endswith("ForMaskedImageModeling")  # its class needs the mask token

@@ -153,7 +153,7 @@ def _family(c: Config, prefix: str) -> Family:
     )
 
 
-@architecture("wav2vec2", float32=("GumbelVectorQuantizer",))
+@architecture("wav2vec2")
 def wav2vec2(c: Config) -> Family:
     return _family(c, "wav2vec2.")
 
@@ -167,7 +167,7 @@ def hubert(c: Config) -> Family:
 def wavlm(c: Config) -> Family:
     """Its gates read a part of the stream for each head, so that neither may be reordered."""
     family = _family(c, "wavlm.")
-    hidden, head = c.hidden_size, c.hidden_size // c.num_attention_heads
+    head = family.axes["qk"].size
     still = {"blocks": replace(family.axes["blocks"], group=None, why=APART)}
     still["residual"] = replace(family.axes["residual"], group=None, why=APART)
     still["h"] = replace(family.axes["h"], group=None, why=APART)
@@ -175,7 +175,7 @@ def wavlm(c: Config) -> Family:
         axes=still | {"distances": Axis(c.size("num_buckets", 320))},
         tensors={
             GATE + "const": "1 h 1 1",
-            **linear(GATE + "linear", "8", f"{head}"),
+            **linear(GATE + "linear", "8", str(head)),
             TABLE: "distances h",
         },
     )
