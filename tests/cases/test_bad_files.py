@@ -115,7 +115,7 @@ def test_d41_a_parameter_of_size_zero(folder: Path) -> None:
     for name in "ab":
         path = folder / name / "model.safetensors"
         save_file(load_file(path) | {"embeddings.register_tokens": torch.zeros(1, 0, 12)}, path)
-        edit(f"{name}/config.json", model_type="dinov3_vit")
+        edit(f"{name}/config.json", model_type="vjepa2")
     works(*MERGE)
     assert load_file("out/model.safetensors")["embeddings.register_tokens"].shape == (1, 0, 12)
 

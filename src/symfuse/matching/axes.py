@@ -18,7 +18,8 @@ ALIASES = {"emd": "permutation"}
 # Anatomy → axes, and `biases` for their translations. Given the residual stream and the order of heads, attention and
 # feed-forward are independent of each other; the others meet them.
 MATCHABLE: dict[str, tuple[str, ...]] = {
-    "attention": ("qk", "c", "p", "v"), "ffn": ("ffn", "stem"), "heads": ("h", "kv", "q"), "residual": ("residual", "blocks"),
+    "attention": ("qk", "c", "p", "v"), "ffn": ("ffn", "stem"), "heads": ("h", "kv", "q"),
+    "residual": ("residual", "blocks"),
     "pooler": ("pool",), "experts": ("e",), "projection": ("projection",),
     "head": ("lm", "mask", "embedding", "pre", "discriminator", "summary", "head"),
 }  # fmt: skip

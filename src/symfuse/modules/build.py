@@ -180,8 +180,8 @@ def _transformers_module(
 
 
 def _widen(module: torch.nn.Module, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:
-    """In float64 also the parameters that a class makes in float32, whatever is asked for (XLNet, the quantizer of wav2vec
-    2.0): their numbers as the file has them."""
+    """In float64 also the parameters that a class makes in float32, whatever is asked for (of XLNet; the quantizer of
+    wav2vec 2.0): their numbers as the file has them."""
     for name, parameter in module.named_parameters() if dtype == torch.float64 else ():
         if parameter.dtype != dtype and name in weights:
             parameter.data = weights[name].to(dtype)
