@@ -641,8 +641,9 @@ FIRST = {
     "modernbert-mlm", "olmo-clipped", "t5-lm", "t5-lm-untied", "bart-lm", "marian-lm", "whisper-lm",
     "clip", "siglip", "dinov2-masked", "dinov2-gated", "dinov2-classification", "beit-masked", "beit-shared",
     "ernie-pretraining", "layoutlm-sequence", "megatron-mlm", "bert-generation-lm", "rembert-mlm", "xl-sequence",
-    "prelayernorm-mlm", "mpnet-sequence", "albert-pretraining", "esm-mlm", "longformer-sequence", "msn-classification", "ijepa-classification",
-    "ast-classification", "mae-pretraining", "wav2vec2-biased", "wav2vec2-ctc", "hubert", "wavlm-frames",
+    "prelayernorm-mlm", "mpnet-sequence", "albert-pretraining", "esm-mlm", "longformer-sequence",
+    "msn-classification", "ijepa-classification", "ast-classification", "mae-pretraining", "wav2vec2-biased",
+    "wav2vec2-ctc", "hubert", "wavlm-frames", "dinov3-masked", "swin", "deberta-first-mlm", "led-lm", "xlnet-lm",
 }  # fmt: skip
 
 

@@ -197,7 +197,8 @@ Declare = Callable[[Config], Family]
 @dataclass(frozen=True, eq=False)
 class Architecture:
     """A registered family: its declaration, (outside `transformers`) how to build the live module, whether the
-    output head is the embedding where config.json does not say, and (outside `transformers`) an example of a config.
+    output head is the embedding where config.json does not say, and an example of a config (outside `transformers`, and
+    where its defaults are of no model).
     float32: how the names of its classes end that compute in float32 whatever the model's dtype: norms, and attention
     that does the softmax or the turning of planes so."""
 

@@ -103,7 +103,8 @@ def dinov3_vit(c: Config) -> Family:
     names = {"query_bias": "q", "key_bias": "k", "value_bias": "v", "proj_bias": "o"}
     biased = "".join(letter for field, letter in names.items() if c.get(field, field != "key_bias"))
     act, bias, gated = c.get("hidden_act", "gelu"), c.get("mlp_bias", True), c.get("use_gated_mlp", False)
-    axes = block_axes(*(c.size(key, usual) for key, usual in SIZES.items()), act)
+    layers, hidden, heads, ffn = (c.size(key, usual) for key, usual in SIZES.items())
+    axes = block_axes(layers, hidden, heads, ffn, act)
     head = axes.pop("qk").size
     axes |= {"ffn": replace(axes["ffn"], group=SignedMonomial())} if gated else {}
     axes |= image_axes(c, 0) | {"registers": Axis(c.get("num_register_tokens", 0))}

@@ -17,8 +17,13 @@ EMBEDDING_NORM = "embeddings.layer_norm"
 SPEEDS, IN_LAYER = "rotary_embeddings.inv_freq", "attention.self.rotary_embeddings.inv_freq"
 OLD_SPEEDS = {f"encoder.layer.{first}.{IN_LAYER}": SPEEDS for first in "0*"}
 
+ESM2 = {
+    "vocab_size": 33, "hidden_size": 480, "num_hidden_layers": 12, "num_attention_heads": 20,
+    "intermediate_size": 1920, "max_position_embeddings": 1026, "position_embedding_type": "rotary",
+}  # fmt: skip
 
-@architecture("esm", float32=("EsmSelfAttention",))  # which turns queries and keys so
+
+@architecture("esm", float32=("EsmSelfAttention",), example=ESM2)  # which turns queries and keys so
 def esm(c: Config) -> Family:
     """Its last map reads the attention of all heads of all layers (contacts), and so moves with them."""
     if c.get("is_folding_model", False):

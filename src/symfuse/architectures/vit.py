@@ -140,9 +140,9 @@ def vit_mae(c: Config) -> Family:
     """The sines of both tables of positions are stored, and read from the file."""
     family = _family(c, "vit.", {}, image_axes(c, 1))
     biases = BIASES if c.get("qkv_bias", True) else {}
-    sizes = (c.size(f"decoder_{key}", usual) for key, usual in DECODER_SIZES.items())
+    layers, hidden, heads, ffn = (c.size(f"decoder_{key}", usual) for key, usual in DECODER_SIZES.items())
     blocks = Family(
-        axes=block_axes(*sizes, c.get("hidden_act", "gelu")),
+        axes=block_axes(layers, hidden, heads, ffn, c.get("hidden_act", "gelu")),
         tensors={name: text for name, text in (TENSORS | biases).items() if name.startswith(LAYER)},
         shifts=family.shifts,
         reads={name: weights for name, weights in READS.items() if name.startswith(LAYER)},

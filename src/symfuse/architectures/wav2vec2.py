@@ -45,7 +45,9 @@ def _convolutions(c: Config) -> tuple[dict[str, str], dict[str, Axis], tuple[Shi
     sizes, kernels = c.get("conv_dim", [512] * 7), c.get("conv_kernel", [10, 3, 3, 3, 3, 2, 2])
     by_channel, bias = c.get("feat_extract_norm", "group") == "group", c.get("conv_bias", False)
     act = neurons(c.get("feat_extract_activation", "gelu"))
-    tensors, axes, read = {}, {}, "1"
+    tensors: dict[str, str] = {}
+    axes: dict[str, Axis] = {}
+    read = "1"
     for i, (size, kernel) in enumerate(zip(sizes, kernels, strict=True)):
         at, axis = f"feature_extractor.conv_layers.{i}.", f"conv{i}_stem"
         flipped = by_channel and i == 0

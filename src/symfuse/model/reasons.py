@@ -14,7 +14,7 @@ MEANING = {
     "lm": "units of the language model's head", "e": "experts", "vocab": "tokens", "positions": "places",
     "types": "segments", "labels": "classes", "stem": "channels between two convolutions", "buckets": "distances",
     "mels": "pitches", "times": "moments",
-    "blocks": "blocks of the stream", "projector": "units before the classes", "books": "books of codes",
+    "blocks": "blocks of the stream", "l": "layers", "projector": "units before the classes", "books": "books of codes",
     "entries": "codes of a book", "code": "units of a code", "projected": "the space in which codes are compared",
 }  # fmt: skip
 
