@@ -554,6 +554,7 @@ LED = BART | {
 XLNET: dict[str, Any] = {
     "vocab_size": 61, "d_model": 20, "n_layer": 2, "n_head": 4, "d_inner": 29, "num_labels": 7, "mem_len": None,
 }  # fmt: skip
+SIGLIP2 = SIGLIP | {"vision_config": TOWER_VISION | {"num_patches": 9}}
 DINOV3 = SQUARE | {"hidden_size": 48, "num_register_tokens": 3}
 SWIN: dict[str, Any] = {
     "image_size": 24, "patch_size": 3, "num_channels": 3, "embed_dim": 12, "depths": [2, 3], "num_heads": [4, 6],
@@ -604,6 +605,10 @@ MODELS |= {
     "xlnet-sequence": of("XLNetForSequenceClassification", "XLNetConfig", XLNET),
     "xlnet-token": of("XLNetForTokenClassification", "XLNetConfig", XLNET),
     # Of images and sounds.
+    "siglip2": of("Siglip2Model", "Siglip2Config", SIGLIP2),
+    "siglip2-classification": of("Siglip2ForImageClassification", "Siglip2Config", SIGLIP2),
+    "siglip2-text": of("Siglip2TextModel", "Siglip2TextConfig", SIGLIP_TEXT),
+    "siglip2-vision": of("Siglip2VisionModel", "Siglip2VisionConfig", TOWER_VISION, num_patches=9),
     "dinov3-masked": of("DINOv3ViTModel", "DINOv3ViTConfig", DINOV3),
     "dinov3-gated-masked": of("DINOv3ViTModel", "DINOv3ViTConfig", DINOV3, use_gated_mlp=True, hidden_act="silu"),
     "msn-classification": of("ViTMSNForImageClassification", "ViTMSNConfig", VISION),
@@ -613,6 +618,8 @@ MODELS |= {
     "ast-classification": of("ASTForAudioClassification", "ASTConfig", SPECTROGRAM),
     "mae": of("ViTMAEModel", "ViTMAEConfig", MAE),
     "mae-pretraining": of("ViTMAEForPreTraining", "ViTMAEConfig", MAE),
+    "data2vec-vision": of("Data2VecVisionModel", "Data2VecVisionConfig", SQUARE, **TABLES),
+    "data2vec-vision-classification": of("Data2VecVisionForImageClassification", "Data2VecVisionConfig", SQUARE),
     "swin": of("SwinModel", "SwinConfig", SWIN, use_absolute_embeddings=True),
     "swin-classification": of("SwinForImageClassification", "SwinConfig", SWIN, qkv_bias=False),
     "swin-masked": of("SwinForMaskedImageModeling", "SwinConfig", SWIN),
@@ -622,6 +629,8 @@ MODELS |= {
     "wav2vec2-pretraining": of("Wav2Vec2ForPreTraining", "Wav2Vec2Config", SPEECH),
     "hubert": of("HubertModel", "HubertConfig", SPEECH, feat_proj_layer_norm=False),
     "hubert-ctc": of("HubertForCTC", "HubertConfig", SPEECH, **STABLE),
+    "unispeech-ctc": of("UniSpeechForCTC", "UniSpeechConfig", SPEECH),
+    "unispeech-sat-frames": of("UniSpeechSatForAudioFrameClassification", "UniSpeechSatConfig", SPEECH, **STABLE),
     "wavlm-frames": of("WavLMForAudioFrameClassification", "WavLMConfig", SPEECH, use_weighted_layer_sum=True),
     "wavlm-ctc": of("WavLMForCTC", "WavLMConfig", SPEECH, **STABLE),
 }
@@ -643,7 +652,8 @@ FIRST = {
     "ernie-pretraining", "layoutlm-sequence", "megatron-mlm", "bert-generation-lm", "rembert-mlm", "xl-sequence",
     "prelayernorm-mlm", "mpnet-sequence", "albert-pretraining", "esm-mlm", "longformer-sequence",
     "msn-classification", "ijepa-classification", "ast-classification", "mae-pretraining", "wav2vec2-biased",
-    "wav2vec2-ctc", "hubert", "wavlm-frames", "dinov3-masked", "swin", "deberta-first-mlm", "led-lm", "xlnet-lm",
+    "wav2vec2-ctc", "hubert", "wavlm-frames", "dinov3-masked", "siglip2", "swin", "deberta-first-mlm", "led-lm",
+    "xlnet-lm",
 }  # fmt: skip
 
 

@@ -55,6 +55,7 @@ MODELS = (
     *("ijepa-classification", "ast-classification", "mae-pretraining", "wav2vec2-biased", "wav2vec2-ctc"),
     *("wav2vec2-sequence", "wav2vec2-pretraining", "hubert", "wavlm-frames", "deberta-first-mlm", "led-lm"),
     *("led-lm-untied", "dinov3-masked", "dinov3-gated-masked", "xlnet-lm", "xlnet-sequence", "swin", "swin-masked"),
+    *("siglip2", "siglip2-vision"),
 )
 BIASED = ("led", "bart", "mbart", "pegasus", "marian", "m2m")  # encoders with decoders, whose keys have biases
 BERTS = ("ernie", "layoutlm", "megatron", "rembert", "xl", "prelayernorm", "esm-sequence", "longformer")
@@ -224,6 +225,10 @@ def test_every_family_is_mutated() -> None:
         "xlm-roberta",  # declared as roberta, by the same function
         "camembert",
         "data2vec-text",
+        "data2vec-vision",  # as beit
+        "unispeech",  # as wav2vec2
+        "unispeech-sat",
+        "siglip2_text_model",  # as siglip_text_model
         "mt5",  # declared as t5
         "plbart",  # as bart
         "blenderbot",  # as pegasus

@@ -1,4 +1,4 @@
-"""wav2vec 2.0 and HuBERT: sounds through convolutions into an encoder, whose positions are a grouped convolution; norms
+"""wav2vec 2.0, HuBERT and UniSpeech: sounds through convolutions into an encoder, whose positions are a grouped convolution; norms
 after each block, or before it. WavLM: the same, with a table of scores by distance that a gate of each head scales.
 
 That convolution has a block of the stream for each of its groups, and writes through GELU: the stream is reordered by
@@ -163,6 +163,22 @@ def wav2vec2(c: Config) -> Family:
 @architecture("hubert")
 def hubert(c: Config) -> Family:
     return _family(c, "hubert.")
+
+
+def _as_wav2vec2(c: Config, prefix: str) -> Family:
+    """Another head of pre-training is not declared."""
+    family = _family(c, prefix)
+    return replace(family, heads={label: head for label, head in family.heads.items() if label != "pre-training"})
+
+
+@architecture("unispeech")
+def unispeech(c: Config) -> Family:
+    return _as_wav2vec2(c, "unispeech.")
+
+
+@architecture("unispeech-sat")
+def unispeech_sat(c: Config) -> Family:
+    return _as_wav2vec2(c, "unispeech_sat.")
 
 
 @architecture("wavlm")

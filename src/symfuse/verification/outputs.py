@@ -40,6 +40,8 @@ def random_inputs(module: torch.nn.Module, config: Mapping[str, Any], seed: int 
         config = module.config.to_dict()  # type: ignore[operator, union-attr]
     text, vision = (config.get(f"{part}_config", config) for part in ("text", "vision"))
     takes = inspect.signature(module.forward).parameters
+    if main == "pixel_values" and "spatial_shapes" in takes:
+        return _patches(vision, rng, dtype)
     if main == "pixel_values":
         pixels = {main: _pixels(vision, rng, dtype)}
         return pixels | {"noise": _order_of_patches(vision, rng, dtype)} if "noise" in takes else pixels
@@ -63,6 +65,8 @@ def random_inputs(module: torch.nn.Module, config: Mapping[str, Any], seed: int 
     inputs = {"input_ids": ids, "attention_mask": mask}
     if "global_attention_mask" in takes:  # the first token, so that the maps of such tokens are read
         inputs["global_attention_mask"] = (torch.arange(length) == 0).long().expand_as(ids)
+    if "spatial_shapes" in takes:
+        return inputs | _patches(vision, rng, dtype)
     if "pixel_values" in takes and vision is not config:
         return inputs | {"pixel_values": _pixels(vision, rng, dtype)}
     if "decoder_input_ids" not in takes:
@@ -78,6 +82,15 @@ def _pixels(config: Mapping[str, Any], rng: torch.Generator, dtype: torch.dtype)
     size = config.get("image_size", 224)
     height, width = (size, size) if isinstance(size, int) else size
     return torch.randn(2, config.get("num_channels", 3), height, width, generator=rng, dtype=dtype)
+
+
+def _patches(config: Mapping[str, Any], rng: torch.Generator, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Two images of other shapes, cut into patches, with padding (SigLIP 2)."""
+    shapes = torch.tensor([[2, 3], [4, 2]])
+    length = int(shapes.prod(1).max())
+    values = torch.randn(2, length, config["num_channels"] * config["patch_size"] ** 2, generator=rng, dtype=dtype)
+    mask = (torch.arange(length) < shapes.prod(1)[:, None]).long()
+    return {"pixel_values": values, "pixel_attention_mask": mask, "spatial_shapes": shapes}
 
 
 def _order_of_patches(config: Mapping[str, Any], rng: torch.Generator, dtype: torch.dtype) -> Tensor:
