@@ -1,4 +1,4 @@
-"""BEiT and data2vec: ViT with tables of scores by distance for each head, a LayerScale behind each block, and no key bias."""
+"""BEiT and data2vec: ViT with a table of scores by distance for each head, a LayerScale, and no key bias."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""wav2vec 2.0, HuBERT and UniSpeech: sounds through convolutions into an encoder, whose positions are a grouped convolution; norms
-after each block, or before it. WavLM: the same, with a table of scores by distance that a gate of each head scales.
+"""wav2vec 2.0, HuBERT and UniSpeech: sounds through convolutions into an encoder, whose positions are a grouped
+convolution; norms after each block, or before it. WavLM: the same, with a table of scores by distance that a gate of
+each head scales.
 
 That convolution has a block of the stream for each of its groups, and writes through GELU: the stream is reordered by
 whole blocks, and inside of each.
