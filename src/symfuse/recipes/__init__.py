@@ -15,13 +15,12 @@ from symfuse.recipes.schema import (
     Recipe,
     Slice,
     Tokenizer,
-    TokenSource,
     settings_for,
 )
 from symfuse.recipes.settings import Case, Setting
 
 __all__ = [
-    "RECIPE_KEYS", "Align", "Case", "Data", "Input", "ModelRef", "Module", "Recipe", "Setting", "Slice", "TokenSource",
+    "RECIPE_KEYS", "Align", "Case", "Data", "Input", "ModelRef", "Module", "Recipe", "Setting", "Slice",
     "Tokenizer", "named", "parse_recipe", "read_recipes", "recipe_of", "recipe_of_arguments", "settings_for",
     "without_effect",
 ]  # fmt: skip

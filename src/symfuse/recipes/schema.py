@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal, NoReturn
 
 from symfuse.errors import OptionError
 from symfuse.recipes.settings import Settings
+from symfuse.rewriting.vocabulary import TokenSource
 
 COPY = " (copy "  # after the name of a model in memory, of which there are several with this name
 
@@ -107,28 +108,19 @@ class Align:
 
 
 @dataclass(frozen=True)
-class TokenSource:
-    """Where a token's embedding comes from in models that lack it, or in all (`force`): from a model, there from the
-    token of the same name or from `token` (a name or a number); zeros; or, if there is neither, by the usual rule."""
-
-    model: ModelRef | None = None
-    token: str | int | None = None
-    zero: bool = False
-    force: bool = False
-
-
-@dataclass(frozen=True)
 class Tokenizer:
-    """The vocabulary of the output: of all models, of the base or of one model; and single tokens."""
+    """The vocabulary of the output: of all models, of the base or of one model; and single tokens, with the models that
+    they come from."""
 
     source: Literal["union", "base"] | ModelRef = "union"
     tokens: Mapping[str, TokenSource] = field(default_factory=dict)
+    models: tuple[ModelRef, ...] = ()
     pad_to_multiple_of: int | None = None
 
     def models_used(self) -> tuple[ModelRef, ...]:
         """The models whose vocabulary or embeddings this names."""
         own = [self.source] if isinstance(self.source, ModelRef) else []
-        return _unique([*own, *(token.model for token in self.tokens.values())])
+        return _unique([*own, *self.models])
 
 
 @dataclass(frozen=True)
@@ -166,9 +158,19 @@ class Recipe:
         return _unique([self.base_model, *self._inputs(), None if self.align is None else self.align.anchor])
 
     @property
+    def parts(self) -> tuple[Module, ...]:
+        """Its modules, after the models or slices of the whole."""
+        return (Module(self.models, self.slices), *self.modules.values())
+
+    @property
+    def inputs(self) -> list[Input]:
+        """Every model that is merged, wherever it stands, in order."""
+        return [entry for part in self.parts for entry in (*part.models, *(s for x in part.slices for s in x.sources))]
+
+    @property
     def whole(self) -> bool:
         """Whether whole models are merged, not slices of their layers."""
-        return not self.slices and not any(module.slices for module in self.modules.values())
+        return not any(part.slices for part in self.parts)
 
     def refuse(self, error: OptionError, *keys: str) -> NoReturn:
         """The error after the places of these keys, by the ends of their paths, as far as they are known."""
@@ -184,7 +186,7 @@ class Recipe:
             self.refuse(error, *keys)
 
     def _inputs(self) -> Iterator[ModelRef | None]:
-        for part in (Module(self.models, self.slices), *self.modules.values()):
+        for part in self.parts:
             yield from (entry.model for entry in part.models)
             for layers in part.slices:
                 yield layers.base_model
@@ -200,3 +202,20 @@ def settings_for(
 
 def _unique(models: Iterable[ModelRef | None]) -> tuple[ModelRef, ...]:
     return tuple(dict.fromkeys(model for model in models if model is not None))
+
+
+def meant(heads: str, models: Sequence[object]) -> list[int]:
+    """The numbers (from 0) of the models that `heads` names: by name, or by number (from 1)."""
+    return [number for number, model in enumerate(models) if heads in (str(model), str(number + 1))]
+
+
+def kept_head(heads: str, models: Sequence[object]) -> int | None:
+    """The number (from 0) of the model whose head is kept; None for average and drop. OptionError if `heads` names no
+    model, or several."""
+    found = meant(heads, models)
+    if heads in ("average", "drop"):
+        return None
+    if len(found) != 1:
+        listed = ", ".join(f"{number} ({model})" for number, model in enumerate(models, 1))
+        raise OptionError(f"heads {heads!r}: write average, drop, or the number or name of one model: {listed}")
+    return found[0]

@@ -18,7 +18,7 @@ from symfuse.recipes.check import cost, facts, problems, relation
 from symfuse.recipes.check.problems import Errors
 from symfuse.recipes.check.report import Problem, Report
 from symfuse.recipes.plan import template_of, why_template
-from symfuse.recipes.schema import Input, ModelRef, Recipe
+from symfuse.recipes.schema import ModelRef, Recipe
 from symfuse.recipes.stage import Stage, plan, require_one_frame
 from symfuse.rewriting.rewritten import drop
 
@@ -187,13 +187,10 @@ class _Check:
 
 def _ranges(recipe: Recipe) -> list[str]:
     """Layer ranges in words: their end is not part of them."""
-    parts = [*recipe.slices, *(part for module in recipe.modules.values() for part in module.slices)]
-    sources: list[Input] = [source for part in parts for source in part.sources]
-    listed = [*recipe.models, *(source for module in recipe.modules.values() for source in module.models)]
     return [
         f"{source.model}: layer_range [{start}, {stop}] = layer{'s' if stop - start > 1 else ''} {start}"
         + (f" to {stop - 1}" if stop - start > 1 else "")
-        for source in (*listed, *sources)
+        for source in recipe.inputs
         if source.layer_range is not None
         for start, stop in [source.layer_range]
     ]
