@@ -23,8 +23,7 @@ from symfuse.evaluation.task import Loss, Score, Task, measure
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
 from symfuse.io.lazy import Rewritten, Rule
-from symfuse.io.live import module_config, names_in_memory
-from symfuse.io.names import class_prefix, counts_batches, spelt
+from symfuse.io.live import class_prefix, counts_batches, module_config, names_in_memory, spelt
 from symfuse.messages import some
 from symfuse.model import as_declared
 from symfuse.modules import build_module, live

@@ -11,7 +11,7 @@ from symfuse.errors import DataError, OptionError
 from symfuse.evaluation.data.files import read_csv, read_json, read_json_lines, read_parquet, read_text, read_tsv
 from symfuse.evaluation.data.images import METADATA, class_folders, with_metadata
 from symfuse.evaluation.data.records import Records, Row, records
-from symfuse.io.content import refuse_pointer
+from symfuse.io.stamp import refuse_pointer
 
 Reader = Callable[[Path, str, int | None], Records]
 
