@@ -6,10 +6,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from symfuse.architectures.base import Config, Family, Head
-from symfuse.architectures.blocks import ROTARY, groups_of_heads, rotary_axes, size_of_head, value_shift
-from symfuse.architectures.causal import HEADS as CAUSAL_HEADS
-from symfuse.architectures.causal import OUTPUTS
-from symfuse.architectures.feed_forward import neurons
+from symfuse.architectures.blocks import HEADS as CAUSAL_HEADS
+from symfuse.architectures.blocks import (
+    OUTPUTS,
+    ROTARY,
+    groups_of_heads,
+    neurons,
+    rotary_axes,
+    size_of_head,
+    value_shift,
+)
 from symfuse.groups import Group, Invertible, Permutation, Sign, Signed, SignedMonomial
 from symfuse.spec import Axis, NormKind
 
