@@ -107,7 +107,7 @@ def differences(one: Checkpoint, other: Checkpoint) -> list[Difference]:
     SpecError, naming the model, for a field of another kind than it must be.
     """
     configs = [_flat(_spelled(checkpoint)) for checkpoint in (one, other)]
-    found: dict[str, Difference] = {}
+    by_field: dict[str, Difference] = {}
     for key in dict.fromkeys((*configs[0], *configs[1])):
         ours, theirs = (config.get(key, _default(key, config)) for config in configs)
         if key.rpartition(".")[2] in UNSAID or ours == theirs or (not ours and not theirs):  # absent, false, 0: one
@@ -115,11 +115,11 @@ def differences(one: Checkpoint, other: Checkpoint) -> list[Difference]:
         known = ours is not None and theirs is not None
         if not known and _is_default(key, ours if theirs is None else theirs, one if ours is None else other):
             continue
-        said = _as_said(key, one, other)
-        found[said] = Difference(said, ours, theirs, known and not _harmless(key, configs))
+        field = _field_name(key, one, other)
+        by_field[field] = Difference(field, ours, theirs, known and not _harmless(key, configs))
     if all(str(checkpoint.config.get("model_type")) in ARCHITECTURES for checkpoint in (one, other)):
-        found |= _deciding_differences(one, other)
-    return sorted(found.values(), key=lambda difference: not difference.matters)
+        by_field |= _deciding_differences(one, other)
+    return sorted(by_field.values(), key=lambda difference: not difference.matters)
 
 
 def label_clash(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
@@ -137,19 +137,19 @@ def label_clash(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
 
 def _labels(config: Mapping[str, Any]) -> dict[str, int]:
     """The numbers of a classifier's labels by name; none if the config does not say them, or says no whole numbers."""
-    found = config.get("label2id")
-    if isinstance(found, Mapping) and found:
-        pairs = [(str(name), str(number)) for name, number in found.items()]
+    labels = config.get("label2id")
+    if isinstance(labels, Mapping) and labels:
+        pairs = [(str(name), str(number)) for name, number in labels.items()]
     else:
         names = config.get("id2label")
         pairs = [(str(name), str(number)) for number, name in names.items()] if isinstance(names, Mapping) else []
     return {name: int(number) for name, number in pairs} if all(number.isdecimal() for _, number in pairs) else {}
 
 
-def _as_said(key: str, one: Checkpoint, other: Checkpoint) -> str:
+def _field_name(key: str, one: Checkpoint, other: Checkpoint) -> str:
     """The field of an activation by the name that both configs have for it."""
-    said = {name for checkpoint in (one, other) for name in ACTIVATIONS if name in checkpoint.config}
-    return said.pop() if key == "hidden_act" and len(said) == 1 else key
+    fields = {name for checkpoint in (one, other) for name in ACTIVATIONS if name in checkpoint.config}
+    return fields.pop() if key == "hidden_act" and len(fields) == 1 else key
 
 
 def _harmless(key: str, configs: Sequence[Mapping[str, Any]]) -> bool:
@@ -239,12 +239,12 @@ def _get(config: Mapping[str, Any], key: str, default: Any) -> Any:
 
 def _rope(c: dict[str, Any]) -> dict[str, Any]:
     """The rotary settings, taken out of a config, as `rope_parameters` of `transformers` 5 has them."""
-    scaling, given = c.pop("rope_scaling", {}), c.pop("rope_parameters", {})
+    scaling, parameters = c.pop("rope_scaling", {}), c.pop("rope_parameters", {})
     local = c.pop("rope_local_base_freq", None)
     single = {ROPE[key]: c.pop(key) for key in list(c) if key in ROPE}
-    settings = {**single, **scaling, **given}
+    settings = {**single, **scaling, **parameters}
     if any(isinstance(value, Mapping) for value in settings.values()):  # one for each type of layer
-        return {key: _one_rope(value) if isinstance(value, Mapping) else value for key, value in given.items()}
+        return {key: _one_rope(value) if isinstance(value, Mapping) else value for key, value in parameters.items()}
     if local is not None:
         return {"full_attention": _one_rope(settings), "sliding_attention": {"rope_theta": local}}
     return _one_rope(settings)

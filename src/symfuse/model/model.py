@@ -182,8 +182,8 @@ def require_same_shape(models: Sequence[Model], *, force_config: bool = False, l
                 "family share their symmetries"
             )
         require_same_sizes(first, other, pair, layers, force_config)
-        found = differences(first.checkpoint, other.checkpoint)
-        notes += let_pass(found, pair, force_config, layers)
+        fields = differences(first.checkpoint, other.checkpoint)
+        notes += let_pass(fields, pair, force_config, layers)
         require_same_tensors(first, other, pair, layers)
     return tuple(notes)
 
@@ -209,12 +209,12 @@ def require_same_sizes(first: Model, other: Model, pair: str, layers: bool, forc
                 )
 
 
-def let_pass(found: Sequence[Difference], pair: str, force_config: bool, layers: bool) -> list[str]:
+def let_pass(fields: Sequence[Difference], pair: str, force_config: bool, layers: bool) -> list[str]:
     """Notes for differences of configs; IncompatibleError for the first that matters, unless it is forced."""
     if not layers:
         by_layer = (*LAYER_COUNTS, "layer_types", "no_rope_layers", "mlp_only_layers")  # compared layer by layer
-        found = [d for d in found if d.field.rpartition(".")[2] not in by_layer]
-    deciding, others = [d for d in found if d.matters], [d for d in found if not d.matters]
+        fields = [d for d in fields if d.field.rpartition(".")[2] not in by_layer]
+    deciding, others = [d for d in fields if d.matters], [d for d in fields if not d.matters]
     if deciding and not force_config:
         more = f" (and in {some(d.field for d in deciding[1:])})" if deciding[1:] else ""
         d = deciding[0]
@@ -261,11 +261,11 @@ def _base_shapes(model: Model, layers: bool) -> dict[str, tuple[int, ...]]:
     return out
 
 
-def require_unread(source: Checkpoint, spec: Spec, moved: Collection[str]) -> None:
+def require_unread(source: Checkpoint, spec: Spec, axes: Collection[str]) -> None:
     """IncompatibleError if one of these axes is that of the hidden states, and modules of sentence-transformers behind
     the model read their units: those modules would have to move too, and are carried as they are."""
     layout = spec.outputs.get("last_hidden_state")
-    read = {*layout.names} & set(moved) if layout is not None else set()
+    read = {*layout.names} & set(axes) if layout is not None else set()
     if read and (modules := source.readers()):
         raise IncompatibleError(
             f"{source.name}: {some(modules)} (modules.json) read the units of its hidden states, axis "
@@ -329,8 +329,8 @@ def _difference(axis: str, ours: Axis, theirs: Axis, fields: Sequence[Difference
         if anatomy(axis) in ("residual", "ffn"):
             way = "the narrower can be given the widths of the wider first (align --widen, docs/widths.md)"
         sizes = [str(field) for field in fields if type(field.ours) is int]
-        said = f" ({some(sizes)} in config.json)" if sizes else ""
-        return f"the {what} differ: {ours.size} and {theirs.size}{said}; {way}"
+        in_config = f" ({some(sizes)} in config.json)" if sizes else ""
+        return f"the {what} differ: {ours.size} and {theirs.size}{in_config}; {way}"
     names = [a.group.name if a.group else "none" for a in (ours, theirs)]
     what = some(map(str, fields)) if fields else "something that decides them, such as the activation"
     return f"axis {axis!r} has different symmetries ({names[0]} and {names[1]}): config.json differs in {what}"

@@ -99,9 +99,9 @@ def is_tied(config: Mapping[str, Any], names: Iterable[str]) -> bool:
 
 def embedding(names: Iterable[str]) -> str | None:
     """The token embedding of the language model: the shared one, where there is one, else the first."""
-    found = [name for name in names if EMBEDDING.fullmatch(name) and not other_modality(name)]
-    found.sort(key=lambda name: not name.endswith(SHARED[0]))
-    return found[0] if found else None
+    candidates = [name for name in names if EMBEDDING.fullmatch(name) and not other_modality(name)]
+    candidates.sort(key=lambda name: not name.endswith(SHARED[0]))
+    return candidates[0] if candidates else None
 
 
 def head_name(config: Mapping[str, Any], names: Iterable[str]) -> str | None:
@@ -140,9 +140,9 @@ def require_head(checkpoint: Checkpoint, names: Collection[str]) -> None:
     embed = embedding(names)
     if head is None or head in names or embed is None or is_tied(checkpoint.config, names):
         return
-    said = "says that it is not" if "tie_word_embeddings" in checkpoint.config else "does not say that it is"
+    states = "says that it is not" if "tie_word_embeddings" in checkpoint.config else "does not say that it is"
     raise SpecError(
-        f"{checkpoint.name}: {head} is missing, and config.json {said} the embedding {embed} (tie_word_embeddings); "
+        f"{checkpoint.name}: {head} is missing, and config.json {states} the embedding {embed} (tie_word_embeddings); "
         "it would be filled with random numbers on loading. Set tie_word_embeddings to true if the model is tied, or "
         "add the tensor"
     )
@@ -171,7 +171,7 @@ def predicts_more(name: str, layers: int | None) -> bool:
     return "mtp" in parts or (match is not None and layers is not None and int(match[2]) >= layers)
 
 
-def depth_said(config: Mapping[str, Any]) -> int | None:
+def declared_depth(config: Mapping[str, Any]) -> int | None:
     """The number of layers of the language model in config.json."""
     text = text_config(config)
     return next((text[key] for key in LAYER_COUNTS if type(text.get(key)) is int), None)
@@ -196,18 +196,18 @@ def _layers(config: Mapping[str, Any], names: Collection[str], where: str) -> tu
             )
     text = text_config(config)
     largest = max(known, key=lambda stack: len(stacks[stack]), default="")
-    said = depth_said(config)
-    count = sizes.get(largest, 0) if said is None else said
+    declared = declared_depth(config)
+    count = sizes.get(largest, 0) if declared is None else declared
     more = sum(int(text.get(key) or 0) for key in PREDICTORS)
-    chosen = [stack for stack, size in sizes.items() if size in (count, count + more)]
-    if not chosen and known:
+    chosen_stacks = [stack for stack, size in sizes.items() if size in (count, count + more)]
+    if not chosen_stacks and known:
         if count % sizes[largest]:  # else the same layers are run several times
             raise SpecError(
                 f"{where}: config.json says {count} layers, and {largest}* has {sizes[largest]}; "
                 "does config.json belong to these weights?"
             )
-        count, chosen = sizes[largest], [largest]
-    every = {name: i for stack in chosen for name, i in stacks[stack].items()}
+        count, chosen_stacks = sizes[largest], [largest]
+    every = {name: i for stack in chosen_stacks for name, i in stacks[stack].items()}
     return count, {name: {"l": i} if i < count else {BEHIND: i - count} for name, i in every.items()}
 
 

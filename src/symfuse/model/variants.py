@@ -49,17 +49,17 @@ def heads_ignored(spec: Spec) -> Spec:
             return node.parts[1] if isinstance(node.parts[1], Atom) else node
         return node
 
-    found = _each(spec, flatten)
+    flattened = _each(spec, flatten)
     if not inner:
         why = "queries share its heads of keys and values" if "kv" in spec.axes else "it has no heads"
         raise _unfit(spec, "heads-ignored", why)
-    if left := [n for n, d in found.tensors.items() if Atom("h") in d.layout.atoms]:
+    if left := [n for n, d in flattened.tensors.items() if Atom("h") in d.layout.atoms]:
         raise _unfit(spec, "heads-ignored", f"what is inside of heads of {some(left)} is not one space")
     axes = {name: axis for name, axis in spec.axes.items() if name != "h"}
     for name in inner:
         per = tuple(outer for outer in axes[name].per if outer != "h")
         axes[name] = replace(axes[name], size=axes[name].size * spec.axes["h"].size, group=Permutation(), per=per)
-    return replace(found, axes=axes)
+    return replace(flattened, axes=axes)
 
 
 def separate_residual(spec: Spec) -> Spec:
@@ -154,20 +154,20 @@ VARIANTS: Mapping[str, Callable[[Spec], Spec]] = {
 
 def require_variants(names: Iterable[str]) -> tuple[str, ...]:
     """The names in the order of VARIANTS, TRANSPORT last; OptionError for one that there is not."""
-    given, known = list(names), [*VARIANTS, TRANSPORT]
-    for name in given:
+    requested, known = list(names), [*VARIANTS, TRANSPORT]
+    for name in requested:
         if name not in known:
             raise OptionError(f"no variant is called {name!r}{suggestion(name, known)}; there are {known}")
-    return tuple(name for name in known if name in given)
+    return tuple(name for name in known if name in requested)
 
 
 def vary(spec: Spec, names: Iterable[str]) -> Spec:
     """The declaration under these variants. OptionError for an unknown name; SpecError for a family whose layouts one
     of them does not fit."""
-    chosen = [name for name in require_variants(names) if name != TRANSPORT]
-    if chosen and len([key for key in spec.index_axes if anatomy(key) == "l"]) > 1:
-        raise _unfit(spec, some(chosen), "it has several stacks of layers")
-    for name in chosen:
+    variants = [name for name in require_variants(names) if name != TRANSPORT]
+    if variants and len([key for key in spec.index_axes if anatomy(key) == "l"]) > 1:
+        raise _unfit(spec, some(variants), "it has several stacks of layers")
+    for name in variants:
         spec = VARIANTS[name](spec)
     return spec
 

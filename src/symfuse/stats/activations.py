@@ -193,20 +193,22 @@ def moments_of(
     outer = (*spec.batch_axes(pairs), pairs) if pairs else ()
     front, at = (*outer, *(axis for axis in spec.batch_axes(instance.axis) if axis not in outer)), len(outer) - 1
     out: dict[Part, Moments] = {}
-    for tap, found in recorded.items():
+    for tap, covariances in recorded.items():
         for variance, index in _units(spec, instance, tap, front, without):
             part: Part = "primal" if group.self_dual and variance is Variance.DUAL else variance.value
             i = j = index
             if pairs:
                 both = (*index.shape[:at], index.shape[at], *index.shape[at:])
                 i, j = index.unsqueeze(at + 1).expand(both), index.unsqueeze(at).expand(both)
-            xy = found.xy
+            xy = covariances.xy
             xx, yy = (
                 g[(k[..., :, None, :], k[..., None, :, :]) if group.gram else (k, k)] if g.ndim == 2 else g[k]
-                for g, k in ((found.xx, i), (found.yy, j))
+                for g, k in ((covariances.xx, i), (covariances.yy, j))
             )
             if by_unit:
-                sx, sy = (inverse_deviations(g.diagonal() if g.ndim == 2 else g) for g in (found.xx, found.yy))
+                sx, sy = (
+                    inverse_deviations(g.diagonal() if g.ndim == 2 else g) for g in (covariances.xx, covariances.yy)
+                )
                 xy, xx, yy = xy * sx[:, None] * sy, xx * sx[i].square(), yy * sy[j].square()
             moments = Moments(xy[i[..., :, None, :], j[..., None, :, :]].sum(-1), xx.sum(-1), yy.sum(-1))
             out[part] = out[part] + moments if part in out else moments

@@ -80,9 +80,9 @@ def gram_matrices(
         infos = {f"{e}.{key}": info for e, one in called.items() for key, info in one.infos.items()}
         write_tensors(path, infos, lambda name, tensors=tensors: tensors[name]())  # type: ignore[misc]
         stored |= read_safetensors(path)
-    found = kept if scratch is None else StoredTensors(stored)
-    given = {name: inputs[name] for name in maps if name in inputs}
-    return Statistics("gram", found, examples, inputs=given, sources=() if scratch is None else (scratch,))
+    results = kept if scratch is None else StoredTensors(stored)
+    used_inputs = {name: inputs[name] for name in maps if name in inputs}
+    return Statistics("gram", results, examples, inputs=used_inputs, sources=() if scratch is None else (scratch,))
 
 
 @dataclass(frozen=True)
@@ -98,13 +98,13 @@ def _maps(module: nn.Module, names: Collection[str]) -> dict[str, _Map]:
     """The linear maps among the modules that own weights. One whose weight is an embedding's (a tied head) is none:
     merged alike, the embedding would follow what the head reads."""
     embeddings = {id(part.weight) for part in module.modules() if isinstance(part, nn.Embedding)}
-    found = {}
+    linear_maps = {}
     for name, owner in owners_of(names, module).items():
         dim = input_dim(owner)
         weight = getattr(owner, name.rpartition(".")[2], None)
         if dim is not None and isinstance(weight, Tensor) and weight.ndim == 2 and id(weight) not in embeddings:
-            found[name] = _Map(owner, dim, weight.shape[dim])
-    return found
+            linear_maps[name] = _Map(owner, dim, weight.shape[dim])
+    return linear_maps
 
 
 def _shared(
@@ -120,15 +120,15 @@ def _shared(
     # A model that takes one example only has mostly been recorded when it says so.
     with suppress(RuntimeError, ValueError), _recording(maps, twice), unfused():
         module(**inputs_of(module, {key: torch.cat([field, field]) for key, field in one.items()}))
-    found: dict[tuple[int, ...], list[str]] = defaultdict(list)
+    readers: dict[tuple[int, ...], list[str]] = defaultdict(list)
     fixed: dict[str, set[int]] = {}
     for name, calls in alone.of.items():  # in the order in which they read
         pairs = zip(calls, twice.of.get(name, ()), strict=False)
         same = {number for number, (a, b) in enumerate(pairs) if a[1] == b[1]}
         fixed[name] = same if len(same) < len(calls) else set()
-        found[tuple(tensor for number, (tensor, _) in enumerate(calls) if number not in fixed[name])].append(name)
+        readers[tuple(tensor for number, (tensor, _) in enumerate(calls) if number not in fixed[name])].append(name)
     silent = {name: (name,) for name in maps if name not in alone.of}
-    return {names[0]: tuple(names) for names in found.values()} | silent, fixed
+    return {names[0]: tuple(names) for names in readers.values()} | silent, fixed
 
 
 class _Calls:
@@ -284,8 +284,8 @@ def _recording(maps: Mapping[str, _Map], record: Callable[[str, Tensor], None]) 
 def _read(owner: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
     """What a map is called with; None of torch's attention from one sequence to another, whose weight reads both."""
     if not isinstance(owner, nn.MultiheadAttention):
-        given: Tensor = args[0] if args else next(iter(kwargs.values()))
-        return given
+        inputs: Tensor = args[0] if args else next(iter(kwargs.values()))
+        return inputs
     named: dict[str, Tensor] = dict(zip(("query", "key", "value"), args, strict=False)) | dict(kwargs)
     return named["query"] if named["query"] is named["key"] is named["value"] else None
 

@@ -186,13 +186,13 @@ class _Intercepted(TorchFunctionMode):
         def arrived(d: Tensor) -> dict[str, Part]:
             each = torch.func.vmap(torch.func.grad(product), in_dims=(None, 0, 0))
             gradients = each([constants[i] for i in wanted], rows, d.unsqueeze(1))
-            found: dict[str, Part] = {}
+            parts: dict[str, Part] = {}
             for i, gradient in zip(wanted, gradients, strict=True):
                 if i in direct:
-                    found[direct[i]] = gradient
+                    parts[direct[i]] = gradient
                 else:
                     self.later.append((*self.derived[id(flat[i])], gradient))
-            return found
+            return parts
 
         direct = {i: self.names[id(flat[i])] for i in wanted if id(flat[i]) in self.names}
         for name in (name for i in wanted if i not in direct for name in self.sources(flat[i])):
@@ -206,8 +206,8 @@ class _Intercepted(TorchFunctionMode):
         for t, sources, gradient in self.later:
             names = sorted(sources)
             own = [self.parameters[name] for name in names]
-            found = torch.autograd.grad(t, own, gradient, retain_graph=True, is_grads_batched=True)
-            for name, part in zip(names, found, strict=True):
+            gradients = torch.autograd.grad(t, own, gradient, retain_graph=True, is_grads_batched=True)
+            for name, part in zip(names, gradients, strict=True):
                 self.parts.setdefault(name, []).append(part)
         for name, parts in self.parts.items():  # also what a loss did not use everywhere
             add_square(self.sums[name], parts, self.size)
@@ -249,12 +249,12 @@ def _product(
 
     def arrived(d: Tensor) -> dict[str, Part]:
         d = at.split(d, 1)
-        found: dict[str, Part] = {}
+        parts: dict[str, Part] = {}
         if name and kept is not None:
-            found[name] = Outer.of(d, at.split(kept, 1), transposed=call is not F.linear)
+            parts[name] = Outer.of(d, at.split(kept, 1), transposed=call is not F.linear)
         if bias_name:
-            found[bias_name] = d.sum(1, dtype=at.sums[bias_name].dtype)
-        return found
+            parts[bias_name] = d.sum(1, dtype=at.sums[bias_name].dtype)
+        return parts
 
     return at.meet(out, names, "a linear map", arrived)
 
@@ -309,12 +309,12 @@ def _layer_norm(
     kept = x.detach() if name else None
 
     def arrived(d: Tensor) -> dict[str, Part]:
-        found: dict[str, Part] = {}
+        parts: dict[str, Part] = {}
         if name and kept is not None:
-            found[name] = at.split(d * F.layer_norm(kept, shape, eps=eps), len(shape)).sum(1, dtype=at.sums[name].dtype)
+            parts[name] = at.split(d * F.layer_norm(kept, shape, eps=eps), len(shape)).sum(1, dtype=at.sums[name].dtype)
         if shift_name:
-            found[shift_name] = at.split(d, len(shape)).sum(1, dtype=at.sums[shift_name].dtype)
-        return found
+            parts[shift_name] = at.split(d, len(shape)).sum(1, dtype=at.sums[shift_name].dtype)
+        return parts
 
     return at.meet(out, names, "a normalisation", arrived)
 

@@ -163,12 +163,12 @@ class Statistics:
     def require_shapes(self, spec: Spec, model: str) -> None:
         """IncompatibleError for a statistic of a tensor that a model has not, or has in another shape."""
         for name in self.infos if self.kind == "fisher" else self.inputs:
-            found = self.infos[name].shape if self.kind == "fisher" else self._width(name)
+            actual = self.infos[name].shape if self.kind == "fisher" else self._width(name)
             shape = spec.tensors[name].layout.shape(spec.sizes) if name in spec.tensors else ()
             expected = shape if self.kind == "fisher" else shape[self.inputs[name].dim :][:1]
-            if found != expected or name not in spec.tensors:
+            if actual != expected or name not in spec.tensors:
                 raise IncompatibleError(
-                    f"{self.name}: the {self.kind} of {name!r} is of shape {list(found)}, expected "
+                    f"{self.name}: the {self.kind} of {name!r} is of shape {list(actual)}, expected "
                     f"{list(expected) if name in spec.tensors else 'none'} for {model}; collect them again from it"
                 )
 
@@ -235,9 +235,9 @@ class Statistics:
             )
         inputs = {name: Input(*values) for name, values in data["inputs"].items()}
         tensors = _stored(place, data["files"])
-        found = cls(data["statistics"], tensors, data["count"], data["provenance"], inputs, place.name, (place,))
-        found._require_whole(place)
-        return found
+        statistics = cls(data["statistics"], tensors, data["count"], data["provenance"], inputs, place.name, (place,))
+        statistics._require_whole(place)
+        return statistics
 
     def _require_whole(self, place: Path) -> None:
         """CheckpointError unless the tensors are those that a Gram needs, of the shapes that one has."""
@@ -246,7 +246,7 @@ class Statistics:
                 raise CheckpointError(f"{place}: {name!r} is {info}, expected floating-point numbers")
         if not self.infos:
             raise CheckpointError(f"{place / INDEX}: 'files' is empty; these statistics are of nothing, collect again")
-        most = max((self.count, *(given.positions for given in self.inputs.values())))
+        most = max((self.count, *(entry.positions for entry in self.inputs.values())))
         if self.count < 1 or most > 2**53 or (self.kind == "fisher" and self.inputs):
             raise CheckpointError(
                 f"{place / INDEX}: 'count' or 'inputs' make no sense for {self.kind} statistics; collect them again"
@@ -256,18 +256,18 @@ class Statistics:
         expected = {f"{i.entry}{suffix}" for i in self.inputs.values() for suffix in SUFFIXES["gram"].values()}
         if wrong := sorted(expected ^ self.infos.keys()):
             raise CheckpointError(f"{place / INDEX}: {some(wrong)} in one of 'inputs' and 'files' only")
-        for name, given in self.inputs.items():
-            gram, total = (self.infos[f"{given.entry}{suffix}"].shape for suffix in (".gram", ".sum"))
+        for name, entry in self.inputs.items():
+            gram, total = (self.infos[f"{entry.entry}{suffix}"].shape for suffix in (".gram", ".sum"))
             if (
                 len(gram) != 2
                 or gram[0] != gram[1]
                 or total != gram[:1]
-                or given.positions < 1
-                or given.dim not in (0, 1)
+                or entry.positions < 1
+                or entry.dim not in (0, 1)
             ):
                 raise CheckpointError(
                     f"{place}: the Gram matrix of {name!r} is {list(gram)}, the sum {list(total)}, over "
-                    f"{given.positions} positions along dimension {given.dim}; expected [n, n] and [n]"
+                    f"{entry.positions} positions along dimension {entry.dim}; expected [n, n] and [n]"
                 )
 
 
@@ -286,8 +286,8 @@ class OfTensor:
         count = {"count": self.statistics.count}
         if self.statistics.kind == "fisher":
             return {**count, **self.statistics.totals}
-        given = self.statistics.inputs[self.name]
-        return {**count, "dim": given.dim, "positions": given.positions}
+        entry = self.statistics.inputs[self.name]
+        return {**count, "dim": entry.dim, "positions": entry.positions}
 
     def read(self, key: str) -> Tensor:
         """ "fisher", of the tensor's shape; or of its input "gram" [n, n] and "sum" [n], over all positions."""
@@ -306,8 +306,8 @@ class OfTensor:
             raise OptionError(
                 f"{self.statistics.name} are {self.statistics.kind} statistics, which have no {key!r} of {self.name!r}"
             )
-        given = self.statistics.inputs.get(self.name)
-        return (self.name if given is None else given.entry) + suffixes[key]
+        entry = self.statistics.inputs.get(self.name)
+        return (self.name if entry is None else entry.entry) + suffixes[key]
 
 
 def _require_lineage(provenance: Mapping[str, Any], key: str) -> None:

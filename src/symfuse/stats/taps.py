@@ -52,17 +52,17 @@ def taps(
 def _taps(
     spec: Spec, owners: Mapping[str, nn.Module], instance: Instance, without: Collection[str], written: bool
 ) -> tuple[Tap, ...]:
-    found: dict[str, list[Tap]] = {"in": [], "out": []}
+    by_side: dict[str, list[Tap]] = {"in": [], "out": []}
     for name in spec.movable[instance]:
         if name not in owners:
             continue
         inputs, outputs = _sides(owners[name], spec.tensors[name].layout)
         if inputs is not None and _has(inputs, instance.axis, without):
-            found["in"].append(Tap(name, "in", inputs))
+            by_side["in"].append(Tap(name, "in", inputs))
         if outputs is not None and _has(outputs, instance.axis, without):
-            found["out"].append(Tap(name, "out", outputs))
-    reads = _of_one_input(found["in"], owners)
-    return tuple(found["out"] if written else reads or found["out"])
+            by_side["out"].append(Tap(name, "out", outputs))
+    reads = _of_one_input(by_side["in"], owners)
+    return tuple(by_side["out"] if written else reads or by_side["out"])
 
 
 def _has(layout: Layout, axis: str, without: Collection[str]) -> bool:
@@ -89,15 +89,15 @@ def owners_of(names: Iterable[str], module: nn.Module) -> dict[str, nn.Module]:
     """The module that owns each weight of those names, and is called with its input."""
     modules = _by_weight(module)
     prefix = class_prefix(module)
-    found = {}
+    owners = {}
     for name in names:
         for one in (name, prefix + name, name.removeprefix(prefix)):
             owner = modules.get(one)
             # Of torch's attention the input projection is called as the module itself, and the output one not at all.
             if owner is not None and type(owner).__name__ != "NonDynamicallyQuantizableLinear":
-                found[name] = owner
+                owners[name] = owner
                 break
-    return found
+    return owners
 
 
 def _by_weight(module: nn.Module) -> dict[str, nn.Module]:
@@ -110,12 +110,12 @@ def _by_weight(module: nn.Module) -> dict[str, nn.Module]:
 def _of_one_input(reads: Sequence[Tap], owners: Mapping[str, nn.Module]) -> list[Tap]:
     """Of several weights that read one and the same input (query, key, value) the first: those of one kind of module
     inside of one other."""
-    found: dict[tuple[str, ...], Tap] = {}
+    by_input: dict[tuple[str, ...], Tap] = {}
     for tap in reads:
         path = tap.weight.rpartition(".")[0]
         inside = path.rpartition(".")[0]
-        found.setdefault((inside, type(owners[tap.weight]).__name__) if inside else (path,), tap)
-    return list(found.values())
+        by_input.setdefault((inside, type(owners[tap.weight]).__name__) if inside else (path,), tap)
+    return list(by_input.values())
 
 
 @contextmanager
@@ -128,13 +128,13 @@ def recording(spec: Spec, module: nn.Module, wanted: Iterable[Tap]) -> Iterator[
         owner = owners[tap.weight]
 
         def hook(called: Any, args: Any, output: Any, tap: Tap = tap) -> None:
-            given: Tensor = args[0]
+            inputs: Tensor = args[0]
             if tap in recorded:  # called again, as DeBERTa's projections are with the relative positions
                 return
             if tap.side == "in":
-                recorded[tap] = given
+                recorded[tap] = inputs
             elif isinstance(called, nn.MultiheadAttention):
-                recorded[tap] = nn.functional.linear(given, called.in_proj_weight, called.in_proj_bias)
+                recorded[tap] = nn.functional.linear(inputs, called.in_proj_weight, called.in_proj_bias)
             else:
                 recorded[tap] = output
 

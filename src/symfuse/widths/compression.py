@@ -43,13 +43,13 @@ def compress(model: Model, like: Model) -> Model:
     if not defaults:
         return shape.model
     maps = {i: _fitted(large, small, i, default, read) for i, default in defaults.items()}
-    found = resized(shape, maps, factors(shape), back=True, name="compressed, inexact")
+    compressed = resized(shape, maps, factors(shape), back=True, name="compressed, inexact")
     sizes = [f"{small.axes[axis].size} of {large.axes[axis].size} ({axis})" for axis in shape.changed]
     note = (
         f"{model.name}: compressed to {some(sizes)}, which is inexact: {_lost(shape, maps, read):.2%} of the squared "
         "norm of the weights is lost"
     )
-    return replace(found, notes=(*model.notes, note))
+    return replace(compressed, notes=(*model.notes, note))
 
 
 def _fitted(large: Spec, small: Spec, instance: Instance, default: Widening, read: Read) -> Widening:
@@ -97,11 +97,11 @@ def _principal(rows: Float[Tensor, "m k"], like: Float[Tensor, "m n"], *, centre
     gram, (m, n) = rows @ rows.mT, like.shape
     if centred:
         basis = centred_basis(m)
-        found = keeping_mean(basis @ torch.linalg.eigh(basis.mT @ gram @ basis).eigenvectors[:, m - n :])
+        subspace = keeping_mean(basis @ torch.linalg.eigh(basis.mT @ gram @ basis).eigenvectors[:, m - n :])
     else:
-        found = torch.linalg.eigh(gram).eigenvectors[:, m - n :]
-    u, _, vh = torch.linalg.svd(found.mT @ like)
-    nearest: Tensor = found @ (u @ vh)
+        subspace = torch.linalg.eigh(gram).eigenvectors[:, m - n :]
+    u, _, vh = torch.linalg.svd(subspace.mT @ like)
+    nearest: Tensor = subspace @ (u @ vh)
     return nearest
 
 

@@ -29,8 +29,8 @@ def assign_copies(scores: Float[Tensor, "m n"]) -> Int[Tensor, " m"]:
     """
     m, n = scores.shape
     best = scores.amax(-1, keepdim=True)
-    found = assign(torch.cat([scores, best.expand(m, m - n)], -1))
-    return torch.where(found < n, found, scores.argmax(-1))
+    assigned = assign(torch.cat([scores, best.expand(m, m - n)], -1))
+    return torch.where(assigned < n, assigned, scores.argmax(-1))
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Pair:
     alignment: Alignment
 
 
-def chosen_copies(pair: Pair, *, even: bool = True) -> dict[Instance, Duplication]:
+def match_copies(pair: Pair, *, even: bool = True) -> dict[Instance, Duplication]:
     """The copies that bring the narrow model nearest to the wide one, of each axis whose units may have any number of
     them (neurons, heads), all else as it was widened and aligned. Shares are equal, or if not `even`, of neurons those
     of least squares.
@@ -63,8 +63,8 @@ def chosen_copies(pair: Pair, *, even: bool = True) -> dict[Instance, Duplicatio
         scores = sides.heads() if anatomy(instance.axis) in HEADS else sides.neurons()
         flat = scores.reshape(-1, *scores.shape[-2:])
         index = torch.stack([assign_copies(one) for one in flat]).reshape(*scores.shape[:-1])
-        found = Duplication.of(index, widening.size)
-        out[instance] = found if even or anatomy(instance.axis) in HEADS else sides.least_squares(found)
+        copies = Duplication.of(index, widening.size)
+        out[instance] = copies if even or anatomy(instance.axis) in HEADS else sides.least_squares(copies)
     return out
 
 
@@ -91,9 +91,9 @@ class _Sides:
 
     @property
     def group(self) -> Group:
-        found = self.pair.narrow.spec.axes[self.instance.axis].group
-        assert found is not None
-        return found
+        group = self.pair.narrow.spec.axes[self.instance.axis].group
+        assert group is not None
+        return group
 
     def pairs(self) -> Iterator[tuple[Occurrence, Occurrence]]:
         """The axis at each place where it occurs, in both models."""
@@ -123,12 +123,12 @@ class _Sides:
     def by_kind(self) -> dict[Variance, tuple[Tensor, Tensor]]:
         """Both sides of all that is written, read (DUAL), or only reordered, side by side."""
         batch = self.mixed.batch_axes(self.instance.axis)
-        found: dict[Variance, list[tuple[Tensor, Tensor]]] = {}
+        rows_by_kind: dict[Variance, list[tuple[Tensor, Tensor]]] = {}
         for x, y in self.pairs():
-            found.setdefault(x.atoms[x.at].variance, []).append((x.of_units(batch), y.of_units(batch)))
+            rows_by_kind.setdefault(x.atoms[x.at].variance, []).append((x.of_units(batch), y.of_units(batch)))
         return {
             kind: (torch.cat([x for x, _ in rows], -1), torch.cat([y for _, y in rows], -1))
-            for kind, rows in found.items()
+            for kind, rows in rows_by_kind.items()
         }
 
     def heads(self) -> Float[Tensor, "m n"]:
@@ -142,14 +142,14 @@ class _Sides:
             share = self.share if x.read else 1.0
             norms += (share * y.of_units(())).square().sum(-1) / 2
             inside = [name for name in x.names if name in spec.axes and axis in spec.axes[name].per]
-            moved = [name for name in inside if spec.axes[name].group is not None]
-            if not moved:
+            inner = [name for name in inside if spec.axes[name].group is not None]
+            if not inner:
                 total += share * x.of_units(()) @ y.of_units(()).mT
                 continue
-            between = [per for per in spec.batch_axes(moved[0]) if per != axis]
-            front = [x.at, *map(x.names.index, [*between, moved[0]])]
+            between = [per for per in spec.batch_axes(inner[0]) if per != axis]
+            front = [x.at, *map(x.names.index, [*between, inner[0]])]
             gram = share * x.rows(front)[:, None] @ y.rows(front)[None].mT
-            grams[moved[0]] = grams[moved[0]] + gram if moved[0] in grams else gram
+            grams[inner[0]] = grams[inner[0]] + gram if inner[0] in grams else gram
         for name, gram in grams.items():
             group = spec.axes[name].group
             assert group is not None

@@ -46,20 +46,20 @@ def _with_copies(
     shape: Shape, maps: Mapping[Instance, Widening], copies: Mapping[Instance, Duplication]
 ) -> dict[Instance, Widening]:
     out = dict(maps)
-    for instance, given in copies.items():
+    for instance, duplication in copies.items():
         if not isinstance(maps.get(instance), Duplication):
             raise OptionError(f"copies: {instance} is not widened by copies; those that are: {_copied(maps)}")
         small, large = (spec.axes[instance.axis].size for spec in (shape.model.spec, shape.spec))
-        if given.size != small or given.index.shape[-1] != large:
+        if duplication.size != small or duplication.index.shape[-1] != large:
             raise OptionError(
-                f"copies: {instance} has {small} units and is to have {large}; found copies of {given.size}, "
-                f"{given.index.shape[-1]} in all"
+                f"copies: {instance} has {small} units and is to have {large}; found copies of {duplication.size}, "
+                f"{duplication.index.shape[-1]} in all"
             )
-        if not given.balanced and (why := normed(shape.model.spec, instance.axis)):
+        if not duplication.balanced and (why := normed(shape.model.spec, instance.axis)):
             raise IncompatibleError(
                 f"copies: {instance}: the units have not equally many copies, and equal shares. {why}"
             )
-        out[instance] = given
+        out[instance] = duplication
     return out
 
 

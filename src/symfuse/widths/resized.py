@@ -37,8 +37,8 @@ def resized(shape: Shape, maps: Maps, factors: Mapping[str, float], *, back: boo
             info = TensorInfo(whole.info(file).dtype, declared.layout.shape(spec.sizes))
             rules[file] = Rule(info, partial(computed, one), what="the tensor in its new shape")
     tensors = Rewritten(None, rules, whole.name)
-    found = whole.replace(tensors=tensors, config=shape.config, name=f"{model.name} ({name})")
-    checkpoint = unstacked(found, spec)
+    out = whole.replace(tensors=tensors, config=shape.config, name=f"{model.name} ({name})")
+    checkpoint = unstacked(out, spec)
     spec.check({file: info.shape for file, info in checkpoint.infos.items()}, checkpoint.name)
     return replace(model, checkpoint=checkpoint, spec=spec)
 
@@ -49,7 +49,7 @@ def through(old: Spec, new: Spec, maps: Maps, name: str, tensor: Tensor, *, back
     shape = new.tensors[name].layout.shape(new.sizes)
     if layout != new.tensors[name].layout:  # sizes that no axis has
         return _fixed(tensor, shape)
-    acting = {axis: found for axis in old.order if (found := maps.get(old.instance(axis, index))) is not None}
+    acting = {axis: widening for axis in old.order if (widening := maps.get(old.instance(axis, index))) is not None}
     if not any(axis in layout.names for axis in acting):
         return tensor
     out = tensor.new_empty(shape)
@@ -83,10 +83,10 @@ def _act(
     names = [atom.name for atom in atoms]
     front = [names.index(axis) for axis in batch]
     order = [*front, at, *(i for i in range(len(names)) if i not in (*front, at))]
-    moved = view.permute(order)
-    moved = (widening.back if back else widening.act)(moved, len(front), part)
+    rows = view.permute(order)
+    rows = (widening.back if back else widening.act)(rows, len(front), part)
     inverse = [order.index(i) for i in range(len(order))]
-    return moved.permute(inverse)
+    return rows.permute(inverse)
 
 
 def _fixed(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:

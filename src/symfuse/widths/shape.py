@@ -50,21 +50,21 @@ def shape_of(model: Model, like: Model) -> Shape:
     if not model.declared:
         raise IncompatibleError(f"{pair}: symfuse has no declaration for {model.spec.family!r}, and so knows no axes")
     _require_depth(model.spec, like.spec, pair)
-    found = _shape(model, like, pair)
-    if tied_heads(model) and any(anatomy(axis) in ("residual", "embedding") for axis in found.changed):
-        found = _shape(untie(model), like, pair)  # what writes is copied, what reads is divided
-    for axis in found.changed:
-        ours, theirs = found.model.spec.axes[axis], found.spec.axes[axis]
+    shape = _shape(model, like, pair)
+    if tied_heads(model) and any(anatomy(axis) in ("residual", "embedding") for axis in shape.changed):
+        shape = _shape(untie(model), like, pair)  # what writes is copied, what reads is divided
+    for axis in shape.changed:
+        ours, theirs = shape.model.spec.axes[axis], shape.spec.axes[axis]
         if ours.group is None or anatomy(axis) == "e":
-            raise IncompatibleError(f"{pair}: {_refusal(axis, found.model.spec, ours.size, theirs.size)}")
-    for axis in used(found.spec):
+            raise IncompatibleError(f"{pair}: {_refusal(axis, shape.model.spec, ours.size, theirs.size)}")
+    for axis in used(shape.spec):
         there = like.spec.axes.get(axis)
-        if there is not None and anatomy(axis) != "labels" and there.size != found.spec.axes[axis].size:
+        if there is not None and anatomy(axis) != "labels" and there.size != shape.spec.axes[axis].size:
             raise IncompatibleError(
-                f"{pair}: axis {axis!r} would have {found.spec.axes[axis].size} units, and has {there.size} there; "
+                f"{pair}: axis {axis!r} would have {shape.spec.axes[axis].size} units, and has {there.size} there; "
                 "config.json does not say the sizes of both alike"
             )
-    return found
+    return shape
 
 
 def used(spec: Spec) -> list[str]:
