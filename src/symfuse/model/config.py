@@ -1,4 +1,4 @@
-"""Two configs compared: which fields differ once they are spelled alike, and whether the difference matters."""
+"""Compare two configs: which fields differ after normalising their spelling, and whether the difference matters."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from symfuse.errors import SpecError
 from symfuse.io import Checkpoint
 from symfuse.io.installed import resolved
 
-# Values of fields that are absent, in all declared families that have them and whose declarations do not read them.
+# Defaults of absent fields, in all declared families that have them and whose declarations do not read them.
 SCALARS: dict[str, Any] = {
     "is_decoder": False, "position_embedding_type": "absolute", "scale_attn_weights": True,
     "scale_attn_by_inverse_layer_idx": False, "norm_first": False,
 }  # fmt: skip
 OF_HEADS = {"architectures", "id2label", "num_labels", "tie_word_embeddings", "legacy", "encoder_stride"}
 
-# Fields that do not change what given weights compute in evaluation: training (of SCEPTR a block of that name),
+# Fields that do not change what the same weights compute in evaluation: training (of SCEPTR a block of that name),
 # bookkeeping, generation, the head.
 HARMLESS = (
     "*dropout*", "*drop_rate*", "*drop_path*", "*layerdrop*", "*_pdrop", "initializer_*", "init_std*", "*_loss_coef",
@@ -32,10 +32,11 @@ HARMLESS = (
     "no_repeat_ngram_size", "early_stopping", "router_jitter_noise", "tie_encoder_decoder", "sceptr", *OF_HEADS,
 )  # fmt: skip
 
-# Where a config was last written, which is no property of the model.
+# Fields that record who wrote a config, which is no property of the model.
 UNSAID = ("transformers_version", "_name_or_path", "_commit_hash")
 
-# The base of rotary embeddings and the ε of RMSNorm where a config does not say them (transformers 5.24), by family.
+# The base of rotary embeddings and the ε of RMSNorm where a config does not contain them (transformers 5.24), by
+# family.
 THETA = {
     "mixtral": 1e6, "ministral3": 1e6, "smollm3": 2e6, "gpt_oss": 150_000.0, "helium": 1e5,
     **dict.fromkeys(("cohere", "exaone", "ernie4_5", "llama4_text", "olmo3"), 500_000.0),
@@ -44,7 +45,7 @@ EPSILON = dict.fromkeys(
     ("mixtral", "ministral3", "phi3", "olmo2", "ernie4_5", "exaone", "llama4_text", "olmo3", "olmoe"), 1e-5
 )
 
-# Of what kind some fields are, where they are there.
+# The types of some fields, where they are present.
 KINDS: dict[str, Any] = {
     "rope_parameters": {}, "rope_scaling": {}, "text_config": {}, "llm_config": {}, "layer_types": [],
     "architectures": [], "model_type": "",
@@ -223,7 +224,9 @@ def _alike(config: Mapping[str, Any]) -> dict[str, Any]:
     heads, width = c.get("num_attention_heads"), c.get("hidden_size")
     if isinstance(heads, int) and isinstance(width, int) and heads > 0:
         derived = {"num_key_value_heads": heads, "head_dim": width // heads}
-        c |= {key: value for key, value in derived.items() if key not in c}  # last: said after what they follow from
+        c |= {
+            key: value for key, value in derived.items() if key not in c
+        }  # last: these come after the fields that they follow from
     if not c.get("use_sliding_window", True):
         c = {key: value for key, value in c.items() if key not in ("sliding_window", "max_window_layers")}
     types = c.get("layer_types")
@@ -262,7 +265,7 @@ def rope_theta(config: Mapping[str, Any]) -> float | None:
     """The base of rotary embeddings without scaling; None if they are scaled, of several kinds, or not understood."""
     try:
         text = _alike(text_config(config))
-    except SpecError:  # said, with the model's name, where configs are compared
+    except SpecError:  # raised, with the model's name, where configs are compared
         return None
     rope = {"rope_theta": _default("rope_theta", text), **text.get("rope_parameters", {})}
     return float(rope["rope_theta"]) if set(rope) == {"rope_theta"} else None

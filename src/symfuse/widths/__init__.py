@@ -1,4 +1,5 @@
-"""Models of different widths: the narrower one in the shape of the wider, exactly; and the reverse, which is not."""
+"""Models of different widths: expand the narrower one to the shape of the wider, exactly; compress it back,
+inexactly."""
 
 from __future__ import annotations
 

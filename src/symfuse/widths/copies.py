@@ -1,4 +1,4 @@
-"""Of which unit of the narrow model each unit of the wide one is to be a copy: an assignment, many to one."""
+"""Assign to each unit of the wide model the unit of the narrow one of which it is a copy: many to one."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from symfuse.widths.units import Occurrence, occurrences
 def assign_copies(scores: Float[Tensor, "m n"]) -> Int[Tensor, " m"]:
     """argmax over maps s from m units onto n ≤ m of Σᵢ scores[i, s(i)], exact.
 
-    As one assignment of m × m: n columns are the units, each of which must be taken once; each of the m − n others is
-    worth to a row what its best unit is. SymmetryError if a score is not finite.
+    Solved as one m × m assignment: n columns are the units, each of which must be assigned once; each of the other m −
+    n columns scores for a row as much as the row's best unit. SymmetryError if a score is not finite.
     """
     m, n = scores.shape
     best = scores.amax(-1, keepdim=True)
@@ -35,7 +35,7 @@ def assign_copies(scores: Float[Tensor, "m n"]) -> Int[Tensor, " m"]:
 
 @dataclass(frozen=True)
 class Pair:
-    """A narrow model, by which maps it is widened, and how it was then aligned to the wide one."""
+    """A narrow model, the maps by which it is widened, and its alignment with the wide one."""
 
     narrow: Model
     wide: Model
@@ -44,13 +44,13 @@ class Pair:
 
 
 def match_copies(pair: Pair, *, even: bool = True) -> dict[Instance, Duplication]:
-    """The copies that bring the narrow model nearest to the wide one, of each axis whose units may have any number of
-    them (neurons, heads), all else as it was widened and aligned. Shares are equal, or if not `even`, of neurons those
-    of least squares.
+    """The copies that bring the narrow model nearest to the wide one, for each axis whose units may have any number of
+    copies (neurons, heads), everything else being widened and aligned already. Shares are equal; if not `even`, those
+    of neurons are fitted by least squares.
 
-    A pair is worth −½ |x_i − y_j|², over all weights that touch a unit; what reads a copy is counted at the mean share,
-    n / m. Scales and signs that a neuron leaves free are taken out of the matter first; of heads the best map inside of
-    each is taken, of the kind that keeps norms.
+    A pair scores −½ |x_i − y_j|², over all weights of a unit; weights that read a copy count with the mean share, n /
+    m. Scales and signs that a neuron leaves free are normalised first; of heads the best norm-preserving map inside of
+    each pair is used.
     """
     spec = pair.narrow.spec
     out = {}
@@ -69,8 +69,8 @@ def match_copies(pair: Pair, *, even: bool = True) -> dict[Instance, Duplication
 
 
 class _Sides:
-    """What the weights say of the units of one axis: those of the wide model, and of the narrow one, of which all but
-    this axis is widened and aligned. x: [*b, m, k]; y: [*b, n, k]."""
+    """The weights of the units of one axis: of the wide model, and of the narrow one after widening and aligning every
+    other axis. x: [*b, m, k]; y: [*b, n, k]."""
 
     def __init__(self, pair: Pair, instance: Instance) -> None:
         self.pair, self.instance = pair, instance
@@ -96,7 +96,7 @@ class _Sides:
         return group
 
     def pairs(self) -> Iterator[tuple[Occurrence, Occurrence]]:
-        """The axis at each place where it occurs, in both models."""
+        """All occurrences of the axis, in both models."""
         axis = self.instance.axis
         for name, (x, y) in self.tensors.items():
             sides = (occurrences(spec, axis, name, t) for spec, t in ((self.pair.wide.spec, x), (self.mixed, y)))
@@ -121,7 +121,7 @@ class _Sides:
         return total
 
     def by_kind(self) -> dict[Variance, tuple[Tensor, Tensor]]:
-        """Both sides of all that is written, read (DUAL), or only reordered, side by side."""
+        """Both sides of all weights that write, read (DUAL), or are only reordered, side by side."""
         batch = self.mixed.batch_axes(self.instance.axis)
         rows_by_kind: dict[Variance, list[tuple[Tensor, Tensor]]] = {}
         for x, y in self.pairs():
@@ -158,8 +158,8 @@ class _Sides:
         return total - norms
 
     def least_squares(self, copies: Duplication) -> Duplication:
-        """The same copies, with shares w that sum to one and make Σᵢ |xᵢ − wᵢ y_s(i)|² least, over what is read: of
-        each group bᵢ + (1 − Σ b) / count, with b the shares that are best without the sum."""
+        """The same copies, with shares w that sum to one and minimise Σᵢ |xᵢ − wᵢ y_s(i)|² over the weights that read:
+        for each group bᵢ + (1 − Σ b) / count, where b are the unconstrained best shares."""
         kinds = self.by_kind()
         if Variance.DUAL not in kinds:
             return copies
@@ -177,7 +177,7 @@ class _Sides:
 
     @staticmethod
     def _beside(sides: tuple[Tensor, Tensor], copies: Duplication) -> tuple[Tensor, Tensor]:
-        """Each unit of the wide model, and of the narrow one that whose copy it is."""
+        """Each unit of the wide model, and the unit of the narrow one of which it is a copy."""
         x, y = sides
         return x, torch.take_along_dim(y, copies.index[..., None], -2)
 
@@ -194,7 +194,8 @@ def _worth(x: Tensor, y: Tensor, share: float) -> tuple[Tensor, Tensor]:
 
 
 def _balanced(kinds: Mapping[Variance, tuple[Tensor, Tensor]]) -> dict[Variance, tuple[Tensor, Tensor]]:
-    """Each unit of both sides so scaled that what it is written by and what reads it weigh the same."""
+    """Rescale the units of both sides so that the weights that write a unit and those that read it have the same
+    norm."""
     out = dict(kinds)
     if not {Variance.PRIMAL, Variance.DUAL} <= out.keys():
         return out

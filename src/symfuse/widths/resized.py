@@ -20,9 +20,9 @@ from symfuse.widths.shape import Shape
 
 
 def resized(shape: Shape, maps: Maps, factors: Mapping[str, float], *, back: bool = False, name: str = "") -> Model:
-    """The model of a shape in that shape. factors: what some tensors are multiplied by, by canonical name. back:
-    through the left inverses of the maps, which make it narrower. A tensor is computed in float64 and rounded once, to
-    the dtype that it had. name: what the model is, for its name."""
+    """The model in the shape of `shape`. factors: numbers by which some tensors are multiplied, by canonical name.
+    back: through the left inverses of the maps, which make it narrower. A tensor is computed in float64 and rounded
+    once, to its dtype. name: describes the result, for its name."""
     model, spec = shape.model, shape.spec
     whole = model.whole
     read = reader(model)
@@ -66,7 +66,8 @@ def through(old: Spec, new: Spec, maps: Maps, name: str, tensor: Tensor, *, back
 
 
 def _copied(atom: Atom) -> Part:
-    """How what does not read an axis is widened: keys, which are the dual of queries, as the dual."""
+    """The variance by which a part that does not read an axis is widened: keys, which are dual to queries, as the
+    dual."""
     return "primal" if anatomy(atom.name) in HEADS else atom.variance.value
 
 
@@ -90,7 +91,7 @@ def _act(
 
 
 def _fixed(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """A folded gain, all of whose entries are equal, or a table that nothing reads: entries again and again."""
+    """A folded gain, whose entries are all equal, or a table that no axis reads: entries are repeated."""
     for dim, size in enumerate(shape):
         n = tensor.shape[dim]
         if size < n:
