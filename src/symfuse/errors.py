@@ -22,7 +22,7 @@ SECRETS = re.compile(r"""(://)(?!\*\*\*@)[^\s/?#"'<>]*@|(://[^\s?#"'<>]*\?)[^\s#
 def masked(text: str) -> str:
     """A text as it may be printed and written: URLs without credentials, names that are not UTF-8 with escapes."""
     for _ in range(2):  # a URL may have both
-        text = SECRETS.sub(lambda found: f"{found[1]}***@" if found[1] else f"{found[2]}***", text)
+        text = SECRETS.sub(lambda match: f"{match[1]}***@" if match[1] else f"{match[2]}***", text)
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -53,7 +53,7 @@ LONGEST = 3_000  # characters of a message, which may quote a file
 def printable(text: str) -> str:
     """Text for a terminal or a page: characters that change what is around them, or show nothing, are escaped. Names
     of tensors, models and labels come from files, and may hold any. Credentials are masked."""
-    return _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], masked(text))
+    return _UNPRINTABLE.sub(lambda match: ascii(match[0])[1:-1], masked(text))
 
 
 class SymfuseError(Exception):

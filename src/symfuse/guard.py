@@ -66,18 +66,18 @@ class Guard:
             before = unloadable(self.inputs[0])
         except CheckpointError:  # then nor can the output be
             return
-        found = None if before is None else unloadable(checkpoint)
-        if before is None or found is None:
+        problems = None if before is None else unloadable(checkpoint)
+        if before is None or problems is None:
             return
-        if self.kept and found["unexpected_keys"]:
-            found |= {"unexpected_keys": (unloadable(drop(checkpoint, self.kept)) or found)["unexpected_keys"]}
+        if self.kept and problems["unexpected_keys"]:
+            problems |= {"unexpected_keys": (unloadable(drop(checkpoint, self.kept)) or problems)["unexpected_keys"]}
         there = {_anywhere(name) for one in self.inputs for name in one}
         named = checkpoint.config.get("architectures")
         for key, says in _SAYS.items():
             known = {_anywhere(name) for name in before[key]}
-            new = {name for name in found[key] if _anywhere(name) not in known}
+            new = {name for name in problems[key] if _anywhere(name) not in known}
             if key == "missing_keys":  # what no input has, such as a pooler, is for the user to train
-                new = {name for name in found[key] if any(_ends_alike(_anywhere(name), one) for one in there)}
+                new = {name for name in problems[key] if any(_ends_alike(_anywhere(name), one) for one in there)}
             if new and (named or key != "unexpected_keys"):  # a base model is read from files with any head
                 kind = named[0] if named else checkpoint.config.get("model_type")
                 raise IncompatibleError(

@@ -53,7 +53,7 @@ class Stack:
     parts: tuple[str, ...] = ()
 
     @property
-    def moved(self) -> bool:
+    def changed(self) -> bool:
         """Whether a layer is not where it was, or their number is another."""
         return any(
             layer.number != at or layer.depth != len(self.layers)
@@ -63,7 +63,7 @@ class Stack:
 
 
 @dataclass(frozen=True)
-class _Said:
+class _LayerSettings:
     """What a config says of its layers. own: the object that says it; full: with absent fields as the class fills them
     in. by_layer: fields that list something of each layer; numbers: those that list layers. follows: fields that follow
     from the number of layers, as they do where they are absent; counts: absent numbers that do."""
@@ -84,8 +84,8 @@ class _Said:
 def rearranged(config: Mapping[str, Any], stack: Stack) -> dict[str, Any]:
     """The config of these layers: what it says of each is what the config of that layer's model says of it there."""
     sources = {id(layer.checkpoint): layer for layer, *_ in stack.layers}
-    said = {key: _said(layer.checkpoint.config, stack, layer.depth) for key, layer in sources.items()}
-    firsts = [(said[id(layer.checkpoint)], layer.number) for layer, *_ in stack.layers]
+    configs = {key: _layer_settings(layer.checkpoint.config, stack, layer.depth) for key, layer in sources.items()}
+    firsts = [(configs[id(layer.checkpoint)], layer.number) for layer, *_ in stack.layers]
     first = firsts[0][0]
     new = {key: value for key, value in inside(config, stack.path).items() if key not in first.follows}
     new |= {key: value for key, value in first.counts.items() if key != stack.count}
@@ -112,8 +112,8 @@ def _step(full: Mapping[str, Any], name: str) -> int:
     return value if type(value) is int and value > 0 else 1
 
 
-def _passed_over(said: _Said, number: int, step: str, listed: str) -> bool:
-    return number in (said.full.get(listed) or ()) or (number + 1) % _step(said.full, step) != 0
+def _passed_over(config: _LayerSettings, number: int, step: str, listed: str) -> bool:
+    return number in (config.full.get(listed) or ()) or (number + 1) % _step(config.full, step) != 0
 
 
 def inside(config: Mapping[str, Any], path: Sequence[str]) -> Mapping[str, Any]:
@@ -130,10 +130,10 @@ def with_inside(config: Mapping[str, Any], path: Sequence[str], new: Mapping[str
     return {**config, path[0]: with_inside(config.get(path[0], {}), path[1:], new)}
 
 
-def _said(config: Mapping[str, Any], stack: Stack, depth: int) -> _Said:
+def _layer_settings(config: Mapping[str, Any], stack: Stack, depth: int) -> _LayerSettings:
     own, known = inside(config, stack.path), resolved(config)
     if known is None:
-        return _Said(own, own, {name: v for name, v in own.items() if isinstance(v, list) and len(v) == depth})
+        return _LayerSettings(own, own, {name: v for name, v in own.items() if isinstance(v, list) and len(v) == depth})
     full = inside(known, stack.path)
     same, deeper = (_without(config, stack, count, list) for count in (depth, depth + 1))
     lists = {name: value for name, value in full.items() if isinstance(value, list)}
@@ -150,7 +150,7 @@ def _said(config: Mapping[str, Any], stack: Stack, depth: int) -> _Said:
     }
     absent = {name: value for name, value in full.items() if type(value) is int and name not in own}
     counts = {n: v for n, v in absent.items() if n in same and n in deeper and same[n] != deeper[n]}
-    return _Said(own, full, by_layer | alone, numbers, tuple(follows), counts)
+    return _LayerSettings(own, full, by_layer | alone, numbers, tuple(follows), counts)
 
 
 def _without(config: Mapping[str, Any], stack: Stack, count: int, *kinds: type) -> Mapping[str, Any]:
@@ -169,14 +169,14 @@ def _are_numbers(values: Sequence[Any], deeper: object, depth: int) -> bool:
     if not (values and all(type(value) is int and 0 <= value < depth for value in values)):
         return False
     usual = deeper if isinstance(deeper, list) else []
-    return all(sorted(set(found)) == list(found) for found in (values, usual))
+    return all(sorted(set(numbers)) == list(numbers) for numbers in (values, usual))
 
 
 def require_same_rules(config: Mapping[str, Any], stacks: Sequence[Stack]) -> None:
     """IncompatibleError if a layer of a config would not compute as the layers that it is made of: by the modules of
     the real class, and what the config says of each layer. Families whose class is not installed are let pass."""
     for stack in stacks:
-        if stack.moved:
+        if stack.changed:
             _require_same_rules(Checkpoint({}, config, name="the output"), stack)
 
 
@@ -206,14 +206,16 @@ def _require_same_rules(output: Checkpoint, stack: Stack) -> None:
 def _difference(
     stack: Stack, at: int, layer: Layer, key: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]
 ) -> str:
-    said = inside(layer.checkpoint.config, stack.path)
-    fields = [f"{name}: {said[name]}" for name in said if name == key or (IMPLIED.search(name) and said[name])]
-    found, expected = ours.get(key, "absent"), theirs.get(key, "absent")
-    values = f"{key} is {found}, expected {expected}" if found != expected else f"{key} uses the number of a layer"
-    said_so = f" (it has {', '.join(fields)})" if fields else ""
+    settings = inside(layer.checkpoint.config, stack.path)
+    fields = [
+        f"{name}: {settings[name]}" for name in settings if name == key or (IMPLIED.search(name) and settings[name])
+    ]
+    actual, expected = ours.get(key, "absent"), theirs.get(key, "absent")
+    values = f"{key} is {actual}, expected {expected}" if actual != expected else f"{key} uses the number of a layer"
+    in_config = f" (it has {', '.join(fields)})" if fields else ""
     return (
         f"layer {at} of the output{f' ({stack.part})' if stack.part else ''} would not compute as layer {layer.number} "
-        f"of {layer.checkpoint.name}: {values}; no field of config.json can give it to that layer{said_so}. Choose "
+        f"of {layer.checkpoint.name}: {values}; no field of config.json can give it to that layer{in_config}. Choose "
         "layers that keep their kind at their new place (layer_range)"
     )
 
@@ -223,8 +225,8 @@ def _rules(checkpoint: Checkpoint, stack: Stack, depth: int) -> list[dict[str, A
     module = skeleton(checkpoint)
     if module is None:
         return None
-    said = _said(checkpoint.config, stack, depth)
-    rules = [said.rule(number) for number in range(depth)]
+    config = _layer_settings(checkpoint.config, stack, depth)
+    rules = [config.rule(number) for number in range(depth)]
     for where, layers in enumerate(_lists(module, stack, depth)):
         for rule, layer in zip(rules, layers, strict=True):
             rule.update({f"{where}.{key}".removeprefix("0."): value for key, value in _facts(layer)})
@@ -233,12 +235,12 @@ def _rules(checkpoint: Checkpoint, stack: Stack, depth: int) -> list[dict[str, A
 
 def _lists(module: nn.Module, stack: Stack, depth: int) -> list[nn.ModuleList]:
     """The lists of that many layers that are in no other one."""
-    found: dict[str, nn.ModuleList] = {}
+    lists: dict[str, nn.ModuleList] = {}
     for name, part in module.named_modules():
-        inner = any(name.startswith(f"{outer}.") for outer in found)
+        inner = any(name.startswith(f"{outer}.") for outer in lists)
         if isinstance(part, nn.ModuleList) and len(part) == depth and not inner and _is_in(name, stack):
-            found[name] = part
-    return list(found.values())
+            lists[name] = part
+    return list(lists.values())
 
 
 def _is_in(name: str, stack: Stack) -> bool:

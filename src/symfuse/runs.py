@@ -100,11 +100,11 @@ def recorded(checkpoint: Checkpoint, record: Record | None) -> Checkpoint:
 
 def lineage(checkpoints: Iterable[Checkpoint]) -> list[dict[str, Any]]:
     """What checkpoints are made of: those that no verb made, each once."""
-    found: list[dict[str, Any]] = []
+    out: list[dict[str, Any]] = []
     for checkpoint in checkpoints:
         record = record_of(checkpoint)
-        found += [checkpoint.lineage()] if record is None else lineage(record.made_of)
-    return [one for i, one in enumerate(found) if one not in found[:i]]
+        out += [checkpoint.lineage()] if record is None else lineage(record.made_of)
+    return [one for i, one in enumerate(out) if one not in out[:i]]
 
 
 def alignments_in(folder: Path) -> list[Path]:
@@ -119,11 +119,11 @@ def alignment_file(path: Path) -> Path:
     return next((file for suffix in SUFFIXES if (file := path / f"alignment{suffix}").is_file()), path / FILE)
 
 
-def record_alignment(moved: Checkpoint, source: Checkpoint, alignment: Alignment) -> Checkpoint:
+def record_alignment(aligned: Checkpoint, source: Checkpoint, alignment: Alignment) -> Checkpoint:
     """The moved source with the record of that; without one if the alignment does not come from matching."""
     run = partial(movement, source, alignment)
     record = Record("alignment", run, (source,), {FILE: alignment}, alignment.frame)
-    return recorded(moved, record if is_matched(alignment) else None)
+    return recorded(aligned, record if is_matched(alignment) else None)
 
 
 def is_matched(alignment: Alignment) -> bool:
@@ -144,17 +144,17 @@ def movement(source: Checkpoint, alignment: Alignment, verified: Run | None = No
     for axis, row in matched.items():
         elements = [element for instance, element in alignment.elements.items() if instance.axis == axis]
         row["condition"] = max((float(element.condition().max()) for element in elements), default=1.0)
-    found = alignment.provenance
+    provenance = alignment.provenance
     computed = source.computed  # then its lineage is no more than its name
     return {
         "kind": "alignment",
         "symfuse": __version__,
-        "source": found["source"] if computed else source.lineage(),
-        "anchor": found["anchor"],
-        "options": found["options"],
-        "paper": PAPERS.get(found.get("from", ""), PAPERS["weights"]),
+        "source": provenance["source"] if computed else source.lineage(),
+        "anchor": provenance["anchor"],
+        "options": provenance["options"],
+        "paper": PAPERS.get(provenance.get("from", ""), PAPERS["weights"]),
         "matched": list(matched.values()),
-        **{key: found[key] for key in ("descents", "learning") if key in found},
+        **{key: provenance[key] for key in ("descents", "learning") if key in provenance},
         "translated_biases": len(alignment.shifts),
         "frame": list(alignment.frame),
         **({"inexact": list(alignment.variants)} if alignment.variants else {}),
@@ -189,8 +189,8 @@ def model_card(run: Run, checkpoint: Checkpoint) -> str:
 
     inputs = _inputs(run)
     ids = {str(one["name"]): hub_id(one["folder"]) for one in inputs}
-    names = _short(name for name, found in ids.items() if found is None)
-    names |= {name: found for name, found in ids.items() if found is not None and "/snapshots/" in name}
+    names = _short(name for name, hub in ids.items() if hub is None)
+    names |= {name: hub for name, hub in ids.items() if hub is not None and "/snapshots/" in name}
     title = _title(run, [str(one["name"]) for one in inputs])
     text = "\n".join([f"# {title}", "", *_body(run), "The whole run as data: `symfuse.json`.", ""])
     for name in sorted(names, key=len, reverse=True):
@@ -210,8 +210,8 @@ def _inputs(run: Run) -> list[Run]:
 def _short(names: Iterable[str]) -> dict[str, str]:
     """Of absolute paths, and of those that begin with a dot, the ends, long enough to tell them apart."""
     split = {name: name.split("+") for name in names}  # a model and its adapter
-    chosen = {name: paths for name, paths in split.items() if any(re.match(r"[/.~].*\w", path) for path in paths)}
-    paths = {name: [PurePath(path).parts for path in given] for name, given in chosen.items()}
+    local = {name: paths for name, paths in split.items() if any(re.match(r"[/.~].*\w", path) for path in paths)}
+    paths = {name: [PurePath(path).parts for path in each] for name, each in local.items()}
     for count in range(1, 1 + max((len(part) for parts in paths.values() for part in parts), default=0)):
         ends = {name: ["/".join(part[-count:]).strip("/") for part in parts] for name, parts in paths.items()}
         short = {name: "+".join(end) for name, end in ends.items()}
@@ -226,7 +226,7 @@ def _metadata(run: Run, checkpoint: Checkpoint) -> str:
 
     inputs, merged = _inputs(run), run["kind"] == "merge"
     made_of = inputs if merged else inputs[:1]  # the function of an aligned model is that of its source
-    bases = list(dict.fromkeys(found for one in made_of if (found := hub_id(one["folder"])) is not None))
+    bases = list(dict.fromkeys(hub for one in made_of if (hub := hub_id(one["folder"])) is not None))
     sentence = "modules.json" in checkpoint.companions()
     more = ["sentence-transformers", "sentence-similarity", "feature-extraction"] if sentence else []
     fields: dict[str, Any] = {
@@ -254,8 +254,8 @@ def _licence(inputs: Iterable[Run]) -> dict[str, str]:
     """The licence of the inputs, by their own cards; none unless all name the same one."""
     keys = ("license", "license_name", "license_link")
     cards = [_card_data(one["folder"]) for one in inputs]
-    found = [{key: str(card[key]) for key in keys if card.get(key)} for card in cards]
-    return found[0] if found[0].get("license") and all(one == found[0] for one in found) else {}
+    licences = [{key: str(card[key]) for key in keys if card.get(key)} for card in cards]
+    return licences[0] if licences[0].get("license") and all(one == licences[0] for one in licences) else {}
 
 
 def _card_data(folder: str | None) -> dict[str, Any]:

@@ -71,10 +71,10 @@ class Alignment:
         source, _ = under_file_names(source)
         if self.frame:
             model = canonical(Model.of(source), self.frame)
-            moved = self._move(model.checkpoint, vary(model.spec, self.variants))
+            aligned = self._move(model.checkpoint, vary(model.spec, self.variants))
         else:
-            moved = self._move(source, self._declared(source))
-        return record_alignment(moved, source, self)
+            aligned = self._move(source, self._declared(source))
+        return record_alignment(aligned, source, self)
 
     def on(self, model: Model) -> Checkpoint:
         """As the call, of a model that is in the frame already, and its declaration under the variants."""
@@ -104,9 +104,9 @@ class Alignment:
         bound = self._bound(source, declared)
         require_unread(source, bound.spec, {instance.axis for instance in self.elements})
         whole = stacked(source, bound.spec)
-        moved = whole.replace(tensors=_moved(bound, whole), name=f"{source.name} (aligned)")
-        found = unstacked(moved, bound.spec)
-        return guarded(found, [source]) if source.config.get("model_type") in list(ARCHITECTURES) else found
+        aligned = whole.replace(tensors=_aligned_tensors(bound, whole), name=f"{source.name} (aligned)")
+        named = unstacked(aligned, bound.spec)
+        return guarded(named, [source]) if source.config.get("model_type") in list(ARCHITECTURES) else named
 
     def _bind(self, source: Checkpoint, declared: Spec) -> Spec:
         """The declaration of the source, in which the axes that are moved must be those of this alignment.
@@ -117,10 +117,10 @@ class Alignment:
         as_here = ours >= set(source) and declared.sizes.items() <= self.spec.sizes.items()
         as_here = as_here and declared.tensors.keys() == self.spec.tensors.keys()  # another head may have fewer
         spec = self.spec if as_here else declared
-        moved = {i.axis for i in self.elements} | {rule.axis.strip("*") for rule in self.spec.shifts}
-        outer = {per for axis in moved for per in self.spec.axes[axis].per}
-        self._require_same_axes(declared, sorted(moved | outer), source.name)
-        self._require_same_layouts(declared, moved, source.name)
+        acted_on = {i.axis for i in self.elements} | {rule.axis.strip("*") for rule in self.spec.shifts}
+        outer = {per for axis in acted_on for per in self.spec.axes[axis].per}
+        self._require_same_axes(declared, sorted(acted_on | outer), source.name)
+        self._require_same_layouts(declared, acted_on, source.name)
         spec.check({name: source.info(name).shape for name in source}, source.name)
         require_floating(Model(source, spec))
         return spec
@@ -150,7 +150,7 @@ class Alignment:
 
     def to(self, device: str) -> Alignment:
         """The same alignment with its tensors there. What is kept (`symfuse.match`, files) is on the processor."""
-        vectors = ({name: t.to(device) for name, t in found.items()} for found in (self.shifts, self.gauges))
+        vectors = ({name: t.to(device) for name, t in vectors_of.items()} for vectors_of in (self.shifts, self.gauges))
         shifts, gauges = vectors
         return replace(self, elements={i: g.to(device) for i, g in self.elements.items()}, shifts=shifts, gauges=gauges)
 
@@ -169,9 +169,9 @@ class Alignment:
 
         Entries are only moved about, or else computed in float32 at least and rounded once.
         """
-        return self._moved_by(self.elements, name, tensor)
+        return self._transformed(self.elements, name, tensor)
 
-    def _moved_by(self, elements: Mapping[Instance, Element], name: str, tensor: Tensor) -> Tensor:
+    def _transformed(self, elements: Mapping[Instance, Element], name: str, tensor: Tensor) -> Tensor:
         return move(self.spec, acting(self.spec, elements, name), name, tensor)
 
     def acting(self, name: str) -> dict[str, Element]:
@@ -188,9 +188,9 @@ class Alignment:
         """The gains of norms along which a gauge changes what reads them → one such weight."""
         return {self.spec.gauges[name]: name for name, v in self.gauges.items() if bool(v.any())}
 
-    def shift(self, name: str, moved: Tensor, weight: Callable[[str], Tensor]) -> Tensor:
+    def shift(self, name: str, aligned: Tensor, weight: Callable[[str], Tensor]) -> Tensor:
         """The moved tensor of that name with its part of translations and gauges; weight(name) reads another one."""
-        return shift(self.spec, self.shifts, self.gauges, name, moved, weight) if name in self.shifted else moved
+        return shift(self.spec, self.shifts, self.gauges, name, aligned, weight) if name in self.shifted else aligned
 
     def inverse(self) -> Alignment:
         """The alignment that undoes this one."""
@@ -216,10 +216,10 @@ class Alignment:
                 element.inverse()  # which raises: nothing follows a transport
         elements = composed(first.spec, self.elements, first.elements)
         own = {name: t for name, t in self.shifts.items() if name in first.spec.tensors}
-        shifts = _added({name: first._moved_by(self.elements, name, t) for name, t in first.shifts.items()}, own)
+        shifts = _added({name: first._transformed(self.elements, name, t) for name, t in first.shifts.items()}, own)
         gauged = {**{n: gain for n, gain in self.spec.gauges.items() if n in first.spec.tensors}, **first.spec.gauges}
         gauges = _added(
-            {n: first._moved_by(self.elements, bias_of(n), v) for n, v in first.gauges.items()},
+            {n: first._transformed(self.elements, bias_of(n), v) for n, v in first.gauges.items()},
             {n: v for n, v in self.gauges.items() if n in gauged},
         )
         if not set(self.frame) <= set(first.frame):
@@ -259,7 +259,7 @@ def _added(first: Mapping[str, Tensor], then: Mapping[str, Tensor]) -> dict[str,
     return {**first, **{name: first[name] + t if name in first else t for name, t in then.items()}}
 
 
-def _moved(alignment: Alignment, source: Checkpoint) -> Rewritten:
+def _aligned_tensors(alignment: Alignment, source: Checkpoint) -> Rewritten:
     """The tensors of a checkpoint, each moved when it is read; those that nothing moves, which may be the largest, are
     not widened."""
     move, spec = _Move(alignment.to(source.device), source), alignment.spec
@@ -286,13 +286,13 @@ class _Move:
 
     def _wide(self, name: str, file: str) -> Tensor:
         """The moved tensor in float64."""
-        moved = self.alignment.shift(name, self._linear(name), self._linear)
-        if not is_finite(moved):
+        tensor = self.alignment.shift(name, self._linear(name), self._linear)
+        if not is_finite(tensor):
             raise IncompatibleError(
                 f"{file}: the moved tensor holds NaN or infinity before it is rounded, so the alignment is at "
                 "fault, not the model; make it again with `symfuse align`"
             )
-        return moved
+        return tensor
 
     def _linear(self, name: str) -> Tensor:
         return self.alignment.move(name, self.source.read(self.alignment.spec.file_name(name)).double())
@@ -305,9 +305,9 @@ def random_alignment(spec: Spec, seed: int, axes: Collection[str] | None = None,
     matching usually looks for, which is how a planted case is made.
     """
     rng = torch.Generator().manual_seed(seed)
-    chosen = [i for i in spec.movable if axes is None or i.axis in axes]
+    instances = [i for i in spec.movable if axes is None or i.axis in axes]
     elements = {}
-    for instance in sorted(chosen):
+    for instance in sorted(instances):
         axis = spec.axes[instance.axis]
         assert axis.group is not None
         group = axis.group if largest else axis.group.usual()

@@ -67,7 +67,7 @@ def read(path: Path) -> dict[str, Any]:
             f"{path}: its metadata has {some(unknown)}, expected {', '.join(KNOWN)}: it is damaged, or of a later "
             "version; copy the file again, or make it again with `symfuse align`"
         )
-    if meta.pop(CHECKSUM, found := _checksum(tensors, meta)) != found:
+    if meta.pop(CHECKSUM, actual := _checksum(tensors, meta)) != actual:
         raise CheckpointError(
             f"{path}: its contents do not match the checksum in its metadata, so that it has changed since it was "
             "written; copy the file again, or make it again with `symfuse align`"

@@ -57,17 +57,17 @@ class Bench:
         self.reads: Reads | None = None
         self.positions: tuple[int, int] | None = None
         self.first: str | None = None
-        given = inputs is not None or runner is not None
-        self.what = "the given inputs" if given else "seeded random inputs"
+        requested = inputs is not None or runner is not None
+        self.what = "the given inputs" if requested else "seeded random inputs"
         self.what += "" if runner is not None else f", run in {str(dtype).removeprefix('torch.')}"
 
     def pages(self, checkpoint: Checkpoint) -> bool:
         """Whether a model is run layer by layer: weights as they are read and those of the module do not fit."""
         infos = [checkpoint.info(name) for name in checkpoint]
-        found = self.runner is None and 2 * sum(info.numel for info in infos) * self.dtype.itemsize > self.memory
-        if found and LAYERWISE not in self.what:
+        pages = self.runner is None and 2 * sum(info.numel for info in infos) * self.dtype.itemsize > self.memory
+        if pages and LAYERWISE not in self.what:
             self.what += LAYERWISE
-        return found
+        return pages
 
     def few_words(self, checkpoint: Checkpoint) -> Checkpoint:
         """The model with the first rows of its embeddings and heads alone, if those are rows of a larger vocabulary."""
@@ -92,7 +92,7 @@ class Bench:
         self.computed_in = computes_in(module, self.computed_in)
         if self.first is not None:
             try:
-                return [run(module, moved(fields, alignment)) for fields in self.inputs or ()]
+                return [run(module, aligned(fields, alignment)) for fields in self.inputs or ()]
             except Exception as error:  # whatever that class raises
                 what = f"{checkpoint.name} does not run on the inputs of {self.first}: {first_line(error)}"
                 raise IncompatibleError(what) from error
@@ -104,13 +104,13 @@ class Bench:
         return outputs
 
     def _first(self, module: torch.nn.Module, checkpoint: Checkpoint) -> list[Outputs]:
-        given = self.inputs is not None
+        requested = self.inputs is not None
         self.inputs = self.inputs or [random_inputs(module, checkpoint.config)]
         try:
             outputs: list[Outputs] = [run(module, fields) for fields in self.inputs]
         except Exception as error:
             raise CheckpointError(f"{checkpoint.name} does not run on {self.what}: {first_line(error)}") from error
-        return outputs if given or not self.compared else outputs + self._longer(module)
+        return outputs if requested or not self.compared else outputs + self._longer(module)
 
     def _longer(self, module: torch.nn.Module) -> list[Outputs]:
         """The outputs on long inputs, which are added to the others. A module that counts positions from its padding
@@ -147,10 +147,10 @@ class Bench:
     def unread(self, edits: Mapping[str, Changed], tolerance: float) -> tuple[str, ...]:
         """The rows that differ where others do not, and that the first model did not read."""
         rows = {} if self.reads is None else self.reads.rows
-        found = {name: changed.edited(tolerance) & ~rows[name] for name, changed in edits.items() if name in rows}
+        edited = {name: changed.edited(tolerance) & ~rows[name] for name, changed in edits.items() if name in rows}
         return tuple(
             f"{some(map(str, rows.nonzero().flatten().tolist()))} of {name}"
-            for name, rows in found.items()
+            for name, rows in edited.items()
             if rows.any()
         )
 
@@ -169,7 +169,7 @@ def _refuse_nan(outputs: Outputs, what: str) -> None:
         )
 
 
-def moved(fields: Mapping[str, Tensor], alignment: Alignment | None) -> dict[str, Tensor]:
+def aligned(fields: Mapping[str, Tensor], alignment: Alignment | None) -> dict[str, Tensor]:
     """Let the alignment act on the last dimension of the fields that live in a moved space."""
     if alignment is None:
         return dict(fields)

@@ -22,7 +22,7 @@ from symfuse.messages import SCHEMA, shown, some
 from symfuse.model import as_declared
 from symfuse.model.config import OF_HEADS, differences, text_config
 from symfuse.modules import with_defaults
-from symfuse.verification.bench import Bench, moved
+from symfuse.verification.bench import Bench, aligned
 from symfuse.verification.coverage import Changed, changes
 from symfuse.verification.outputs import Outputs, worst
 
@@ -90,9 +90,9 @@ class Verification:
     def differences(self) -> list[str]:
         """Every reason why the models are not equal."""
         outputs = f"output {self.worst_output!r} differs by {self.worst:.2e}, {self.tolerance:.0e} allowed"
-        found = [] if self.worst <= self.tolerance else [outputs]  # NaN compares false
-        found += [f"config.json differs in {text}" for text in self.config]
-        return found + [f"rows differ that no input reads: {text}" for text in self.unread]
+        out = [] if self.worst <= self.tolerance else [outputs]  # NaN compares false
+        out += [f"config.json differs in {text}" for text in self.config]
+        return out + [f"rows differ that no input reads: {text}" for text in self.unread]
 
     @property
     def seen(self) -> str:
@@ -139,7 +139,7 @@ def verify(
     compared = _edits(before, after, alignment) if runner is None else None
     edits = compared or {}
     bench = Bench(inputs, runner, dtype, compared=(before, after), words=_words(before, edits))
-    expected = [moved(outputs, alignment) for outputs in bench.run(before)]
+    expected = [aligned(outputs, alignment) for outputs in bench.run(before)]
     errors = worst(expected, bench.run(after, alignment), by_row=True)
     if tolerance is None:
         changed = changes(before, after) if compared is None or alignment is not None else compared
@@ -164,10 +164,10 @@ def _edits(before: Checkpoint, after: Checkpoint, alignment: Alignment | None) -
 def _words(before: Checkpoint, edits: Mapping[str, Changed]) -> list[int]:
     """The rows of tables of the vocabulary in which the models differ, those that differ most first."""
     size = text_config(before.config).get("vocab_size")
-    found = [changed.rows for changed in edits.values() if len(changed.rows) == size]
-    if not found:
+    per_row = [changed.rows for changed in edits.values() if len(changed.rows) == size]
+    if not per_row:
         return []
-    rows = torch.stack(found).amax(0)
+    rows = torch.stack(per_row).amax(0)
     order: list[int] = rows.argsort(descending=True)[: int(rows.count_nonzero())].tolist()
     return order
 

@@ -90,14 +90,14 @@ class Changed:
 
 def changes(one: Checkpoint, other: Checkpoint) -> dict[str, Changed]:
     """The tensors that both checkpoints have in one shape and whose entries differ, compared in blocks of rows."""
-    found = {}
+    changed_tensors = {}
     for name in one:
         if name not in other or one.info(name).shape != other.info(name).shape:
             continue
         info = one.info(name)
         if info.dtype.is_floating_point and (changed := _changed(one, other, name)) is not None:
-            found[name] = changed
-    return found
+            changed_tensors[name] = changed
+    return changed_tensors
 
 
 def _changed(one: Checkpoint, other: Checkpoint, name: str) -> Changed | None:
@@ -229,10 +229,10 @@ def _ids(
     special = [n for name, n in fields if type(n) is int and _SPECIAL.fullmatch(name)]
     apart = {n for name, n in fields if type(n) is int and _PLACEHOLDER.fullmatch(name)}
     ranked = dict.fromkeys([*special, *range(5), *words, *torch.randperm(size, generator=rng).tolist()])
-    chosen = torch.tensor([n for n in ranked if 0 <= n < size and n not in apart])
+    selected = torch.tensor([n for n in ranked if 0 <= n < size and n not in apart])
     count = shape[0] * shape[1]
-    fill = chosen[torch.randint(len(chosen), (max(0, count - len(chosen)),), generator=rng)]
-    ids = torch.cat([chosen[:count], fill])[torch.randperm(count, generator=rng)].reshape(shape)
+    fill = selected[torch.randint(len(selected), (max(0, count - len(selected)),), generator=rng)]
+    ids = torch.cat([selected[:count], fill])[torch.randperm(count, generator=rng)].reshape(shape)
     if "decoder_input_ids" in inspect.signature(module.forward).parameters and type(module).__name__.endswith(
         "ForSequenceClassification"
     ):  # which reads a text at its one end

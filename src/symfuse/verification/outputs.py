@@ -163,8 +163,8 @@ def _difference(before: Tensor, after: Tensor, by_row: bool) -> float:
 
 def worst(before: Sequence[Outputs], after: Sequence[Outputs], *, by_row: bool = False) -> dict[str, float]:
     """`compare` of each of several outputs: the largest of each field."""
-    found = [compare(one, other, by_row=by_row) for one, other in zip(before, after, strict=True)]
+    compared = [compare(one, other, by_row=by_row) for one, other in zip(before, after, strict=True)]
     return {
-        name: max((errors[name] for errors in found), key=lambda e: math.inf if math.isnan(e) else e)
-        for name in found[0]
+        name: max((errors[name] for errors in compared), key=lambda e: math.inf if math.isnan(e) else e)
+        for name in compared[0]
     }

@@ -16,7 +16,7 @@ from symfuse.errors import VerificationError
 from symfuse.io import Checkpoint
 from symfuse.io.lazy import Rewritten, Rule
 from symfuse.messages import shown
-from symfuse.verification.bench import Bench, moved
+from symfuse.verification.bench import Bench, aligned
 from symfuse.verification.comparison import TOLERANCE, Verification
 from symfuse.verification.outputs import Outputs, worst
 
@@ -63,12 +63,12 @@ def prove(
     if bench.pages(source) and inputs is None:
         source = bench.few_words(source)
     wide = source.to(torch.float64)
-    expected = [moved(outputs, alignment) for outputs in bench.run(wide)]
+    expected = [aligned(outputs, alignment) for outputs in bench.run(wide)]
     errors = worst(expected, bench.run(alignment(wide), alignment))
     exact = Verification(errors, TOLERANCE[bench.computed_in], bench.what)
     if not exact.equal:
         nudged = bench.run(_nudged(wide))
-        own = worst(expected, [moved(outputs, alignment) for outputs in nudged])[exact.worst_output]
+        own = worst(expected, [aligned(outputs, alignment) for outputs in nudged])[exact.worst_output]
         raise VerificationError(f"{exact.difference(f'{source.name} after alignment')}{_hint(exact.worst, own)}")
     stored = Verification(worst(expected, bench.run(alignment(source), alignment)), math.inf, bench.what)
     dtypes = dict.fromkeys(info.dtype for name in source if (info := source.info(name)).dtype.is_floating_point)
@@ -94,9 +94,9 @@ def _nudged(wide: Checkpoint) -> Checkpoint:
     return wide.replace(tensors=Rewritten(wide, rules))
 
 
-def _hint(found: float, own: float) -> str:
+def _hint(difference: float, own: float) -> str:
     """What to do about a difference, given the one that the last bits of the model's own weights make."""
-    if not found <= _MAGNIFIED * own:
+    if not difference <= _MAGNIFIED * own:
         return ""
     return (
         f". Changes in the last bit of its own weights change that output by {own:.2e}: the model magnifies rounding "
