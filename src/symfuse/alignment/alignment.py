@@ -43,12 +43,12 @@ from symfuse.spec import Axis, Instance, Spec, bias_of
 class Alignment:
     """{axis instance: element} for the checkpoints of a Spec, and the translations of biases.
 
-    elements: what is absent is the identity. shifts: by canonical name of a bias (Spec.shifts), a vector of its
-    shape, in the moved basis: bias → g·bias + t. provenance: where it comes from, JSON data. frame: the exact rewrites
-    (symfuse.rewriting) that come before the elements; the spec is that of the rewritten model. variants: those under
-    which the declaration is read (symfuse.model.variants); with any, the alignment is inexact: the moved model
-    computes something else. gauges: by canonical name of a weight that reads a norm (Spec.gauges), a vector of
-    its bias's shape, in the moved basis: W → g·W + v nᵀ.
+    elements: an absent one is the identity. shifts: by canonical name of a bias (Spec.shifts), a vector of its shape,
+    in the aligned basis: bias → g·bias + t. provenance: where it comes from, JSON data. frame: the exact rewrites
+    (symfuse.rewriting) before the elements; the spec is that of the rewritten model. variants: the variants of the
+    declaration (symfuse.model.variants); with any, the alignment is inexact: the aligned model computes something else.
+    gauges: by canonical name of a weight that reads a norm (Spec.gauges), a vector of its bias's shape, in the aligned
+    basis: W → g·W + v nᵀ.
     """
 
     spec: Spec
@@ -60,11 +60,11 @@ class Alignment:
     gauges: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __call__(self, source: Checkpoint | str | PathLike[str] | torch.nn.Module) -> Checkpoint:
-        """The source moved: the same function, as a lazy checkpoint (each tensor is moved when it is read, on the
-        device of `Checkpoint.on`).
+        """The aligned source: the same function, as a lazy checkpoint (each tensor is transformed when it is read, on
+        the device of `Checkpoint.on`).
 
-        It may be another checkpoint of the family, with another head or prefix, if the spaces that are moved are the
-        same; IncompatibleError if they are not. Derived buffers, such as position ids, are left out.
+        The source may be another checkpoint of the family, with another head or prefix, if its axes on which the
+        alignment acts are the same; IncompatibleError otherwise. Derived buffers, such as position ids, are left out.
         """
         if not isinstance(source, Checkpoint):
             source = open_checkpoint(source)
@@ -77,20 +77,20 @@ class Alignment:
         return record_alignment(aligned, source, self)
 
     def on(self, model: Model) -> Checkpoint:
-        """As the call, of a model that is in the frame already, and its declaration under the variants."""
+        """As the call, for a model that is in the frame already, with its declaration under the variants."""
         return self._move(model.checkpoint, model.spec)
 
     def in_frame(self, anchor: Checkpoint) -> Checkpoint:
-        """A model, such as the anchor, in the frame in which this alignment moves others: rewritten, and not moved."""
+        """A model, such as the anchor, in the frame of this alignment: rewritten, but not transformed by elements."""
         return guarded(canonical(Model.of(anchor), self.frame).checkpoint, [anchor]) if self.frame else anchor
 
     def bound(self, model: Model) -> Alignment:
-        """This alignment of a model that is in its frame already: with the declaration of that model, of which the axes
-        that are moved must be those of this one; IncompatibleError if they are not."""
+        """This alignment with the declaration of a model that is in its frame already. The axes on which it acts must
+        be the same in both; IncompatibleError otherwise."""
         return self._bound(model.checkpoint, model.spec)
 
     def _bound(self, source: Checkpoint, declared: Spec) -> Alignment:
-        """With the declaration of a source, and of the gauges those that it has: each is a symmetry by itself."""
+        """With the declaration of a source, and only the gauges that the source has: each is a symmetry alone."""
         spec = replace(self._bind(source, declared), gauges=declared.gauges)
         gauges = {n: v for n, v in self.gauges.items() if n in spec.gauges and spec.gauges[n] == self.spec.gauges[n]}
         elements = {i: g for i, g in self.elements.items() if i in spec.movable}  # not of another head
@@ -109,9 +109,9 @@ class Alignment:
         return guarded(named, [source]) if source.config.get("model_type") in list(ARCHITECTURES) else named
 
     def _bind(self, source: Checkpoint, declared: Spec) -> Spec:
-        """The declaration of the source, in which the axes that are moved must be those of this alignment.
+        """The declaration of the source, in which the axes that the alignment acts on must be the same.
 
-        Equal names and shapes are not enough: numbers of heads and activations hide behind them.
+        Equal names and shapes are not enough: they do not show numbers of heads and activations.
         """
         ours = self.spec.files.keys() | self.spec.buffers
         as_here = ours >= set(source) and declared.sizes.items() <= self.spec.sizes.items()
@@ -138,8 +138,8 @@ class Alignment:
                 )
 
     def _require_same_layouts(self, spec: Spec, axes: set[str], what: str) -> None:
-        """IncompatibleError if a tensor on which these axes act, other than of a head, is laid out otherwise in another
-        declaration: its config says that the same weights compute something else (layers without positions)."""
+        """IncompatibleError if a tensor on which these axes act, other than of a head, has another layout in another
+        declaration: then the configs differ in what the same weights compute (layers without positions)."""
         for name in sorted((self.spec.tensors.keys() & spec.tensors.keys()) - self.spec.heads - spec.heads):
             ours, theirs = self.spec.tensors[name].layout, spec.tensors[name].layout
             if ours != theirs and axes & {*ours.names, *theirs.names}:
@@ -165,9 +165,9 @@ class Alignment:
     )
 
     def move(self, name: str, tensor: Tensor) -> Tensor:
-        """The tensor of that canonical name moved by the linear part (no translation); its dtype is kept.
+        """The tensor of that canonical name transformed by the linear part (no translation), in its own dtype.
 
-        Entries are only moved about, or else computed in float32 at least and rounded once.
+        Permutations and signs only reorder entries; other elements compute in at least float32 and round once.
         """
         return self._transformed(self.elements, name, tensor)
 
@@ -189,7 +189,8 @@ class Alignment:
         return {self.spec.gauges[name]: name for name, v in self.gauges.items() if bool(v.any())}
 
     def shift(self, name: str, aligned: Tensor, weight: Callable[[str], Tensor]) -> Tensor:
-        """The moved tensor of that name with its part of translations and gauges; weight(name) reads another one."""
+        """The aligned tensor of that name with its part of translations and gauges; weight(name) reads another aligned
+        one."""
         return shift(self.spec, self.shifts, self.gauges, name, aligned, weight) if name in self.shifted else aligned
 
     def inverse(self) -> Alignment:
