@@ -170,8 +170,8 @@ def _refuse_unsupported(folder: Path, values: Mapping[str, Any]) -> None:
 def _checked(folder: Path, key: str, value: Any, kind: str) -> Any:
     """A value of the config, or CheckpointError if it is not of that kind."""
     if not KINDS[kind](value):
-        found = repr(value)
-        shown = found if len(found) <= 60 else f"{found[:60]}…"
+        text = repr(value)
+        shown = text if len(text) <= 60 else f"{text[:60]}…"
         raise CheckpointError(f"{CONFIG}: {key} is {shown}, expected {kind}. ({folder / CONFIG})")
     return value
 

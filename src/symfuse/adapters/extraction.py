@@ -130,14 +130,14 @@ def extract(
     _require_same_tensors(finetuned, base)
     task, heads = _task(base, layers)
     linear = _linear(base, heads, layers)
-    chosen = _chosen(linear, modules, exclude)
+    selected = _selected(linear, modules, exclude)
     factors: dict[str, Factors] = {}
     rest: dict[str, float] = {}
     for name in _floating(finetuned, base, linear):
         delta = _difference(finetuned, base, name)
         norm = float(torch.linalg.vector_norm(delta, dtype=torch.float64))
         module = name.removesuffix(".weight")
-        if norm and name.endswith(".weight") and module in chosen:
+        if norm and name.endswith(".weight") and module in selected:
             turned = delta.T if layers.transposed(module) else delta
             least = rank if layers.together(module) else 1
             factors[module] = factorise(module, turned, rank, alpha, dtype, least)
@@ -208,7 +208,7 @@ def _linear(base: Checkpoint, heads: Sequence[str], layers: Layers) -> list[str]
     ]
 
 
-def _chosen(linear: Sequence[str], modules: Sequence[str], exclude: Sequence[str]) -> set[str]:
+def _selected(linear: Sequence[str], modules: Sequence[str], exclude: Sequence[str]) -> set[str]:
     def matching(pattern: str) -> set[str]:
         try:
             result = set(filter(module_pattern(pattern), linear))

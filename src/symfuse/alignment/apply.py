@@ -46,8 +46,8 @@ def move(spec: Spec, by: Mapping[str, Action], name: str, tensor: Tensor) -> Ten
     work = tensor if exact else tensor.float()
     views, parts = spec.views(name, work), spec.tensors[name].layout.parts
     if len(views) == 1:
-        moved = _act_all(spec, by, views[0], parts[0]).reshape(work.shape)
-        return moved.to(tensor.dtype)
+        result = _act_all(spec, by, views[0], parts[0]).reshape(work.shape)
+        return result.to(tensor.dtype)
     out = torch.empty_like(work, memory_format=torch.contiguous_format)
     for view, cuts, atoms in zip(views, spec.cuts[name], parts, strict=True):
         # One at a time: where autograd records, a view that was made before another is written may not be written to.
@@ -87,13 +87,13 @@ def shift(
     shifts: Mapping[str, Tensor],
     gauges: Mapping[str, Tensor],
     name: str,
-    moved: Tensor,
+    tensor: Tensor,
     weight: Callable[[str], Tensor],
     dtype: torch.dtype = torch.float64,
 ) -> Tensor:
     """The moved tensor of that name with its part of translations and gauges, computed in `dtype`; weight(name) reads
     another moved one."""
-    out = moved.to(dtype)
+    out = tensor.to(dtype)
     if name in shifts:
         out = out + shifts[name].to(dtype)
     for rule in spec.shifts:
@@ -107,7 +107,7 @@ def shift(
             out = out + v.to(dtype).unsqueeze(dim) * n.reshape([-1 if i == dim else 1 for i in range(out.ndim)])
         elif name == bias_of(reader):
             out = out - v.to(dtype) * (_void(weight(gain).to(dtype)) @ weight(bias_of(gain)).to(dtype))
-    return out.to(moved.dtype)
+    return out.to(tensor.dtype)
 
 
 def _void(gain: Tensor) -> Tensor:

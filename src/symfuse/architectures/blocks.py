@@ -23,7 +23,7 @@ SAME = {"gelu_python": "gelu", "swish": "silu"} | dict.fromkeys(
 )
 
 ROTARY = Rotary()
-ALIBI = "ALiBi: each head has the slope of its place"  # why heads stay
+ALIBI = "ALiBi: the slope of a head depends on its number"  # why heads stay
 
 
 def neurons(activation: str) -> Group:

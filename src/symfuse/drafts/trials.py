@@ -227,8 +227,8 @@ def _untouched(draft: Draft, bench: Bench) -> Iterator[str]:
     """Templates of tensors that the outputs do not depend on, but for biases that may be anything."""
     free = {draft.prefix + rule.bias for rule in draft.shifts if rule.into is None}
     for template, text in draft.layouts.tensors.items():
-        moved = any(draft.groups.get(axis) is not None for axis in parse(text).names)
-        if moved and template not in free and not bench.depends_on(template):
+        transformed = any(draft.groups.get(axis) is not None for axis in parse(text).names)
+        if transformed and template not in free and not bench.depends_on(template):
             yield template
 
 

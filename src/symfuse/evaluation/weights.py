@@ -113,8 +113,8 @@ def open_space(
     require_one_function(sources, names, bare=build is None, labels=labels)
     last = sources[-1]
     if build is not None:
-        given = last if isinstance(last, Checkpoint) else open_checkpoint(last, config=module_config(last) or {})
-        module = build(given)
+        checkpoint = last if isinstance(last, Checkpoint) else open_checkpoint(last, config=module_config(last) or {})
+        module = build(checkpoint)
         if not isinstance(module, nn.Module):
             raise OptionError(f"build gave {type(module).__name__}, expected a module (torch.nn.Module)")
         module = module.to(dtype)
@@ -155,9 +155,9 @@ def evaluate(
 
 def _in_memory(source: nn.Module, module: nn.Module, name: str) -> Mapping[str, Tensor]:
     """The weights of a live module, by name."""
-    found = dict(source.state_dict())
-    require_read(module, found.keys(), module.state_dict().keys(), name)
-    return found
+    weights = dict(source.state_dict())
+    require_read(module, weights.keys(), module.state_dict().keys(), name)
+    return weights
 
 
 def _by_memory_name(
@@ -175,11 +175,11 @@ def _by_memory_name(
         for name in module.state_dict()
     }
     stored = {ours: theirs for ours, theirs in names.items() if theirs is not None}
-    found = Rewritten(checkpoint, {ours: _single(checkpoint, theirs) for ours, theirs in stored.items()})
+    tensors = Rewritten(checkpoint, {ours: _single(checkpoint, theirs) for ours, theirs in stored.items()})
     declared = str(checkpoint.config.get("model_type")) in ARCHITECTURES or not hasattr(module, "base_model_prefix")
-    if declared or all(name in found for name, _ in module.named_parameters()):
+    if declared or all(name in tensors for name, _ in module.named_parameters()):
         require_read(module, list(checkpoint), set(stored.values()), checkpoint.name)
-        return found  # what is missing is reported by name
+        return tensors  # what is missing is reported by name
     return dict(live(checkpoint, wide, type(module)).state_dict())  # names that transformers converts
 
 

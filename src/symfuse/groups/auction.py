@@ -93,7 +93,7 @@ class _State(NamedTuple):
     limit: NDArray[np.float64]
     peaks: NDArray[np.float64]
     net: NDArray[np.float64]
-    found: NDArray[np.int32]
+    order: NDArray[np.int32]
     work: NDArray[np.float64]
 
     @classmethod
@@ -116,7 +116,7 @@ def _compiled(function: F) -> F:
 
 
 @_compiled
-def _cut(net: NDArray[np.float64], found: NDArray[np.int32], many: int) -> float:
+def _cut(net: NDArray[np.float64], columns: NDArray[np.int32], many: int) -> float:
     """Of so many columns, bring the LISTED of the largest net values to the front (Hoare's selection). Returns the
     least of these."""
     low, high = 0, many - 1
@@ -130,7 +130,7 @@ def _cut(net: NDArray[np.float64], found: NDArray[np.int32], many: int) -> float
                 j -= 1
             if i <= j:
                 net[i], net[j] = net[j], net[i]
-                found[i], found[j] = found[j], found[i]
+                columns[i], columns[j] = columns[j], columns[i]
                 i += 1
                 j -= 1
         if j >= LISTED:
@@ -152,7 +152,7 @@ def _list(scores: Scores, s: _State, i: int) -> None:
     The row is cut into strided parts. At least half of LISTED parts have a maximum of `limit` or more, so that at least
     as many columns have; only those parts are looked through.
     """
-    prices, peaks, net, found = s.prices, s.peaks, s.net, s.found
+    prices, peaks, net, order = s.prices, s.peaks, s.net, s.order
     n, parts = len(prices), len(peaks)
     for p in range(parts):
         peaks[p] = scores[i, p] - prices[p]
@@ -184,14 +184,14 @@ def _list(scores: Scores, s: _State, i: int) -> None:
                 x = scores[i, j] - prices[j]
                 if x > limit:
                     net[many] = x
-                    found[many] = j
+                    order[many] = j
                     many += 1
         if many > 2 * LISTED or (many > LISTED and t == parts - 1):
-            limit = _cut(net, found, many)
+            limit = _cut(net, order, many)
             many = LISTED
     for t in range(LISTED):
-        s.columns[i, t] = found[t] if t < many else found[0]
-        s.values[i, t] = scores[i, found[t]] if t < many else -np.inf
+        s.columns[i, t] = order[t] if t < many else order[0]
+        s.values[i, t] = scores[i, order[t]] if t < many else -np.inf
     s.limit[i] = limit
     s.work[0] += n
 

@@ -354,6 +354,6 @@ def row_norms(yy: Tensor, batch: tuple[int, ...]) -> Float[Tensor, "*b n"]:
 def multiply(matrix: Float[Tensor, "*b n n"], w: Tensor, dim: int) -> Tensor:
     """The matrix times w along `dim`, in the dtype of w. The leading dimensions of w are the batch."""
     k = matrix.ndim - 2
-    moved = w.movedim(dim, k)
-    rows = moved.reshape(*moved.shape[: k + 1], -1)
-    return (matrix.to(w.dtype) @ rows).reshape(moved.shape).movedim(k, dim)
+    front = w.movedim(dim, k)
+    rows = front.reshape(*front.shape[: k + 1], -1)
+    return (matrix.to(w.dtype) @ rows).reshape(front.shape).movedim(k, dim)

@@ -345,8 +345,8 @@ def _places(
     spec = models[last.models[_reference(last, template)]].spec
     for name, at in stored(last):
         if at is None and not is_embedding(last, name):
-            moved = depth - _behind(spec, spec, name) if BEHIND in spec.tensors[name].index else 0
-            yield last, name, moved, 0.0
+            number = depth - _behind(spec, spec, name) if BEHIND in spec.tensors[name].index else 0
+            yield last, name, number, 0.0
 
 
 def _behind(spec: Spec, of: Spec, name: str) -> int:

@@ -80,7 +80,7 @@ class Learned:
     weights: Callable[[int, str], float | None] | None = None
     parameter: str = "weight"
     statistics: tuple[Statistics | None, ...] = ()
-    moved: tuple[Model, ...] | None = None
+    models: tuple[Model, ...] | None = None
     record: Mapping[str, Any] = field(default_factory=dict)
     summary: str = ""
     notes: tuple[str, ...] = ()

@@ -17,7 +17,7 @@ from symfuse.stats.statistics import Statistics
 
 
 @dataclass(frozen=True)
-class Found:
+class Fitted:
     """What a method learned. models: of the merge, moved where the method moves them. numbers: of those that it learned
     from, by their number in the merge. data: of each, what it was shown: of a task or of saved statistics."""
 
@@ -39,8 +39,8 @@ class Found:
     def statistic(self, model: int, name: str) -> Statistic | None:
         if not self.learned.statistics or model not in self.numbers:
             return None
-        found = self.learned.statistics[self.numbers[model]]
-        return None if found is None else found.of(name, self.models[model].spec)
+        statistics = self.learned.statistics[self.numbers[model]]
+        return None if statistics is None else statistics.of(name, self.models[model].spec)
 
 
 def learn(
@@ -57,7 +57,7 @@ def learn(
     memory: int | None = None,
     device: str = CPU,
     report: Report = lambda _line: None,
-) -> Found | None:
+) -> Fitted | None:
     """What a method finds out of the data of models; None for one that does not look at any.
 
     models: as they will be merged, in one frame. of: the numbers of those that it looks at; default: all but the base.
@@ -66,7 +66,7 @@ def learn(
     the method has no use for, too few of them, and parameters of the wrong kind.
     """
     if method.learn is None:
-        if any(given is not None for given in (*(tasks or ()), *(statistics or ()))):
+        if any(source is not None for source in (*(tasks or ()), *(statistics or ()))):
             raise OptionError(f"{method.name} does not look at data; leave data and statistics out")
         return None
     if isinstance(seed, bool) or not isinstance(seed, int):
@@ -100,10 +100,10 @@ def learn(
     )
     asked = {name: value for name, value in (parameters or {}).items() if name in method.learned}
     learned: Learned = method.learn(inputs, **{n: method.learned[n].value(v, method.name) for n, v in asked.items()})
-    found = list(models)
-    for i, model in zip(numbers, learned.moved or (), strict=False):
-        found[i] = model
+    out = list(models)
+    for i, model in zip(numbers, learned.models or (), strict=False):
+        out[i] = model
     shown = [None if one is None else one.provenance for one in saved or [None] * len(numbers)]
     for i, task in enumerate(inputs.tasks):
         shown[i] = shown[i] if task is None or shown[i] is not None else task.describe()
-    return Found(tuple(found), {number: i for i, number in enumerate(numbers)}, learned, tuple(shown))
+    return Fitted(tuple(out), {number: i for i, number in enumerate(numbers)}, learned, tuple(shown))

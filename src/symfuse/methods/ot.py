@@ -38,7 +38,7 @@ def learn(
     anchor = nearest_to_mean(models)
     options = {"solver": solver, "residual": residual}
     record: dict[str, object] = {"anchor": models[anchor].name, "moved": {}}
-    moved = dict[int, Model]()
+    aligned = dict[int, Model]()
     notes = list[str]()
     for i, model in enumerate(models):
         if i == anchor:
@@ -54,14 +54,14 @@ def learn(
             device=inputs.device,
             **options,
         )
-        moved[i] = Model.of(alignment(model.checkpoint).replace(name=model.name))
-        moved[anchor] = Model.of(alignment.in_frame(models[anchor].checkpoint).replace(name=models[anchor].name))
+        aligned[i] = Model.of(alignment(model.checkpoint).replace(name=model.name))
+        aligned[anchor] = Model.of(alignment.in_frame(models[anchor].checkpoint).replace(name=models[anchor].name))
         record["moved"] |= {model.name: dict(alignment.provenance.get("options", {}))}  # type: ignore[operator]
         if alignment.variants:
             notes.append(f"{model.name} is moved by soft maps ({solver}), which change what it computes")
     record |= options | ({"regularisation": regularisation} if solver == "sinkhorn" else {})
     return Learned(
-        moved=tuple(moved.get(i, model) for i, model in enumerate(models)), record=record, notes=tuple(notes)
+        models=tuple(aligned.get(i, model) for i, model in enumerate(models)), record=record, notes=tuple(notes)
     )
 
 

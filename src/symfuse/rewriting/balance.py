@@ -41,7 +41,7 @@ def balance(model: Model) -> Model:
                     rules.setdefault(name, []).append(instance)
 
     def rule(name: str, instances: list[Instance]) -> Formula:
-        return lambda read: _moved(spec, name, read(name), {i: find(i) for i in instances})
+        return lambda read: _transformed(spec, name, read(name), {i: find(i) for i in instances})
 
     return computed(model, {name: rule(name, instances) for name, instances in rules.items()})
 
@@ -49,9 +49,9 @@ def balance(model: Model) -> Model:
 def _is_pair(spec: Spec, instance: Instance, names: tuple[str, ...]) -> bool:
     """Whether both sides are there, and no part of a tensor has the axis twice."""
     parts = [part for name in names for part in spec.tensors[name].layout.parts]
-    found = [[atom.variance for atom in part if atom.name == instance.axis] for part in parts]
-    sides = {variance for part in found for variance in part} - {PLAIN}
-    return max(map(len, found)) == 1 and sides == {Variance.PRIMAL, Variance.DUAL}
+    variances = [[atom.variance for atom in part if atom.name == instance.axis] for part in parts]
+    sides = {variance for part in variances for variance in part} - {PLAIN}
+    return max(map(len, variances)) == 1 and sides == {Variance.PRIMAL, Variance.DUAL}
 
 
 def _balancing(spec: Spec, instance: Instance, read: Read) -> Element:
@@ -94,9 +94,9 @@ def _scales(up: Tensor, down: Tensor) -> Monomial:
 
 def _signed_scales(up: Tensor, down: Tensor) -> Monomial:
     """The same, and the largest entry of each row of up positive."""
-    found = _scales(up, down)
-    assert found.scale is not None
-    return Monomial(found.index, found.scale * _signs(up))
+    scaling = _scales(up, down)
+    assert scaling.scale is not None
+    return Monomial(scaling.index, scaling.scale * _signs(up))
 
 
 def _signs(rows: Tensor) -> Tensor:
@@ -125,7 +125,7 @@ def _views(spec: Spec, instance: Instance, name: str, tensor: Tensor) -> Iterato
             yield segment.atoms[front[-1]], segment.view.permute(front + rest)
 
 
-def _moved(spec: Spec, name: str, tensor: Tensor, elements: dict[Instance, Element]) -> Tensor:
+def _transformed(spec: Spec, name: str, tensor: Tensor, elements: dict[Instance, Element]) -> Tensor:
     out = tensor.clone(memory_format=torch.contiguous_format)
     for instance, element in elements.items():
         for atom, view in _views(spec, instance, name, out):

@@ -73,8 +73,8 @@ def _is_fold_of(folded: Model, other: Model) -> bool:
         norms = sorted(norms_of(other), key=lambda norm: -float(read(norm.gain).std()))[:NORMS]
         rules = {name: rule for norm in norms for name, rule in fold_rules(other, norm).items() if name in norm.readers}
         target, plain, scaled = (
-            torch.cat([found(name).flatten() for name in rules if name in folded.spec.tensors])
-            for found in (there, read, lambda name: rules[name](read))
+            torch.cat([values(name).flatten() for name in rules if name in folded.spec.tensors])
+            for values in (there, read, lambda name: rules[name](read))
         )
         before, after = (float(torch.cosine_similarity(target, one, dim=0)) for one in (plain, scaled))
         return after > max(RELATED, NEARER * before)

@@ -17,7 +17,7 @@ from symfuse.io.live import COUNTER, counts_batches
 from symfuse.messages import some
 from symfuse.model.config import of_text, rope_theta, text_config, with_fields
 from symfuse.model.model import under_file_names
-from symfuse.model.undeclared import PREDICTORS, depth_said, disagreeing_frequencies, is_derived, predicts_more
+from symfuse.model.undeclared import PREDICTORS, declared_depth, disagreeing_frequencies, is_derived, predicts_more
 from symfuse.rewriting.names import (
     declared_names,
     has_inside,
@@ -180,8 +180,8 @@ def _match_tensors(out: Harmonised, base: int, options: Reconcile) -> None:
     foreign = _foreign(out.checkpoints)
     if not any(foreign):
         return
-    found = sorted((c.name, sorted(names)) for c, names in zip(out.checkpoints, foreign, strict=True) if names)
-    words = "; ".join(f"{name}: {some(names, 8)}" for name, names in found)
+    by_model = sorted((c.name, sorted(names)) for c, names in zip(out.checkpoints, foreign, strict=True) if names)
+    words = "; ".join(f"{name}: {some(names, 8)}" for name, names in by_model)
     if options.foreign == "refuse":
         raise IncompatibleError(
             f"tensors that not all models have ({words}). Say what becomes of them: --foreign drop, or keep (as they "
@@ -203,23 +203,23 @@ def _match_tensors(out: Harmonised, base: int, options: Reconcile) -> None:
 def _as_predicting(checkpoint: Checkpoint, notes: list[str]) -> Checkpoint:
     """The checkpoint; if it has no layers that guess further tokens, its config says so."""
     text = text_config(checkpoint.config)
-    said = [key for key in PREDICTORS if text.get(key)]
-    depth = depth_said(checkpoint.config)
-    if not said or any(predicts_more(name, depth) for name in checkpoint):
+    fields = [key for key in PREDICTORS if text.get(key)]
+    depth = declared_depth(checkpoint.config)
+    if not fields or any(predicts_more(name, depth) for name in checkpoint):
         return checkpoint
-    notes.append(f"{checkpoint.name}: {some(said)} of config.json is 0, as there are no tensors of such layers")
-    none = of_text(checkpoint.config, dict.fromkeys(said, 0))
+    notes.append(f"{checkpoint.name}: {some(fields)} of config.json is 0, as there are no tensors of such layers")
+    none = of_text(checkpoint.config, dict.fromkeys(fields, 0))
     return checkpoint.replace(config=with_fields(checkpoint.config, none))
 
 
 def _predicting(config: Mapping[str, Any], kept: Mapping[str, tuple[Checkpoint, str]]) -> dict[str, Any]:
     """What config.json has to say of kept layers that guess further tokens: what that of their model says."""
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for owner, name in kept.values():
-        if predicts_more(name, depth_said(owner.config)):
+        if predicts_more(name, declared_depth(owner.config)):
             text = text_config(owner.config)
-            found |= {key: text[key] for key in PREDICTORS if text.get(key)}
-    return of_text(config, found)
+            fields |= {key: text[key] for key in PREDICTORS if text.get(key)}
+    return of_text(config, fields)
 
 
 def _has_head(names: Sequence[str]) -> bool:
@@ -240,15 +240,15 @@ def _foreign(checkpoints: Sequence[Checkpoint]) -> list[list[str]]:
     for c in checkpoints:
         names = _comparable(c)
         keys.append({n: k if len(depths) == 1 or k is None else re.sub(r"\d+", "#", k) for n, k in names.items()})
-    common = set.intersection(*(set(found.values()) for found in keys)) | {_HEAD}
-    return [[name for name, key in found.items() if key is None or key not in common] for found in keys]
+    common = set.intersection(*(set(by_name.values()) for by_name in keys)) | {_HEAD}
+    return [[name for name, key in by_name.items() if key is None or key not in common] for by_name in keys]
 
 
 def _depth(checkpoint: Checkpoint) -> int:
     """The number of layers that config.json says, or the largest number in a name."""
-    said = depth_said(checkpoint.config)
+    in_config = declared_depth(checkpoint.config)
     numbers = (int(n) for name in checkpoint for n in re.findall(r"\.(\d+)\.", name))
-    return max(numbers, default=0) if said is None else said
+    return max(numbers, default=0) if in_config is None else in_config
 
 
 _HEAD = "the task head"

@@ -104,8 +104,8 @@ def _quotient(model: Model, norm: Norm, bias: str) -> Tensor:
     sums = (_parts(read(name), _place(model.spec, name, dual)).sum(-2) for name in norm.readers)
     w = torch.cat([part.reshape(-1, len(gain)) for part in sums])
     a, b = (w * gain)[:, kept], w[:, lost] @ beta[lost]
-    found = torch.linalg.lstsq(a.cpu(), b.cpu()[:, None], driver="gelsd")  # which only LAPACK has
-    more = found.solution[:, 0].to(a.device)
+    solution = torch.linalg.lstsq(a.cpu(), b.cpu()[:, None], driver="gelsd")  # which only LAPACK has
+    more = solution.solution[:, 0].to(a.device)
     if torch.linalg.norm(a @ more - b) > ROUNDING * (torch.linalg.norm(a) * torch.linalg.norm(more) + b.norm()):
         raise SymmetryError(
             f"{model.name}: {model.spec.file_name(norm.gain)} is zero at {some(map(str, lost.tolist()))}, where the "

@@ -84,7 +84,7 @@ def declared_ties(checkpoint: Checkpoint) -> dict[str, str]:
 
 def _breakable(checkpoint: Checkpoint) -> dict[str, str]:
     """Alias → tensor, as the family has them where config.json says that they are tied, and not where it does not."""
-    tied, untied = (_declare({**checkpoint.config, "tie_word_embeddings": said}) for said in (True, False))
+    tied, untied = (_declare({**checkpoint.config, "tie_word_embeddings": tied_value}) for tied_value in (True, False))
     return {alias: name for alias, name in {**tied.tied, **tied.absent}.items() if alias not in untied.tied}
 
 

@@ -282,12 +282,12 @@ class Spec:
     @cached_property
     def order(self) -> tuple[str, ...]:
         """Axes on which a group acts, those that depend on others (`per`) first: the order of acting."""
-        moved = [name for name, axis in self.axes.items() if axis.group is not None]
+        movable = [name for name, axis in self.axes.items() if axis.group is not None]
 
         def depth(name: str) -> int:
             return max((1 + depth(per) for per in self.axes[name].per), default=0)
 
-        return tuple(sorted(moved, key=lambda name: -depth(name)))
+        return tuple(sorted(movable, key=lambda name: -depth(name)))
 
     def segments(self, name: str, tensor: Tensor) -> Iterator[Segment]:
         """The parts of a tensor (see `Layout.segments`)."""
@@ -331,9 +331,9 @@ class Spec:
         such as the query heads that share a value, are summed over."""
         (whole,) = self.segments(str(rule.weight), weight)
         letters = {atom.name: chr(97 + i) for i, atom in enumerate(whole.atoms)}
-        moved = next(p for p in self.tensors[rule.bias].layout.parts if rule.axis in map(str, p))
+        part = next(p for p in self.tensors[rule.bias].layout.parts if rule.axis in map(str, p))
         into = self.tensors[str(rule.into)].layout.atoms
-        kept = "".join(letters[atom.name] for atom in (*moved, *into))
+        kept = "".join(letters[atom.name] for atom in (*part, *into))
         return torch.einsum(f"{''.join(letters.values())}->{kept}", whole.view)
 
     def shares(self, name: str, other: Spec) -> bool:

@@ -158,17 +158,17 @@ class _Moving:
     def _bias_notes(self, had: bool) -> tuple[str, ...]:
         if not self.lora_bias or had:
             return ()
-        moved = [name for name, f in self.factors.items() if f.needs_bias]
+        translated = [name for name, f in self.factors.items() if f.needs_bias]
         if any(f.embedding for f in self.factors.values()):
             raise SymmetryError(
-                f"{self.folder.name}: what it changes of {some(moved)} also changes where the alignment moves biases "
-                "to, for which its factors need a bias (lora_bias), and peft has none for the embedding that it adapts "
-                "too. Make an alignment without translations (--no-biases) and without a frame, or merge the adapter "
-                "into its base and align that (base+adapter)"
+                f"{self.folder.name}: what it changes of {some(translated)} also changes where the alignment moves "
+                "biases to, for which its factors need a bias (lora_bias), and peft has none for the embedding that "
+                "it adapts too. Make an alignment without translations (--no-biases) and without a frame, or merge "
+                "the adapter into its base and align that (base+adapter)"
             )
         return (
-            f"{len(moved)} factors have a bias now (lora_bias): through what the adapter changes of {some(moved, 2)} "
-            "the alignment moves biases",
+            f"{len(translated)} factors have a bias now (lora_bias): through what the adapter changes of "
+            f"{some(translated, 2)} the alignment moves biases",
         )
 
     def _bias_of(self, name: str) -> str:
@@ -246,8 +246,8 @@ class _Moving:
 
     def _whole(self, name: str, owner: _Factors | None) -> Tensor:
         """A tensor that the adapter holds as a whole; with the bias of its layer's factors, if these have none."""
-        moved = self.ground.moved(name)
-        return moved if owner is None or self.lora_bias else moved + owner.scale * self._bias(owner)
+        tensor = self.ground.aligned(name)
+        return tensor if owner is None or self.lora_bias else tensor + owner.scale * self._bias(owner)
 
 
 def _beside(a: Tensor, one: Tensor) -> Tensor:

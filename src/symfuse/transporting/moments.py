@@ -71,18 +71,18 @@ def transport_moments(
         parts = {f"{number}.{key}": (order[number], key) for number, key in state.keys}
         read = {f"{number}.{key}": partial(state.value, number, key) for number, key in state.keys}
         infos, writer = {name: TensorInfo.of(value()) for name, value in read.items()}, state.write
-    found = match({owner for owner, _ in parts.values()}, model.whole, path.name)
+    file_names = match({owner for owner, _ in parts.values()}, model.whole, path.name)
     files = {alignment.spec.file_name(name): name for name in alignment.spec.tensors}
     compute: dict[str, Compute] = {}
     for name, (owner, key) in parts.items():
-        file = found[owner]
+        file = file_names[owner]
         _check(path, f"{owner}.{key}", key, infos[name], model.whole.info(file).shape)
         compute[name] = _moving(path, name, key, maps, files[file], read[name])
-    moved = computed(path.name, infos, compute)
-    details = {"parameters": len(found), "elements": len(maps.first.elements)}
+    moments = computed(path.name, infos, compute)
+    details = {"parameters": len(file_names), "elements": len(maps.first.elements)}
     sources = (path, *(() if base is None else base.sources))
     kept = {} if writer is None else {"writer": writer}
-    return Transported("moments", moved, path.name, {}, maps.notes, details, sources, **kept)
+    return Transported("moments", moments, path.name, {}, maps.notes, details, sources, **kept)
 
 
 def _moving(path: Path, name: str, key: str, maps: Maps, tensor: str, read: Compute) -> Compute:
@@ -203,10 +203,10 @@ class _State:
             )
         return value
 
-    def names(self, base: Checkpoint | None, given: Sequence[str] | None) -> dict[int, str]:
+    def names(self, base: Checkpoint | None, names: Sequence[str] | None) -> dict[int, str]:
         """The name of each parameter that has a state."""
         held = [name for group in self.groups for name in group.get("param_names", ())]
-        order = list(given or held or self._of_class(base))
+        order = list(names or held or self._of_class(base))
         if len(order) != len(self.numbers):
             raise CheckpointError(
                 f"{self.path.name} has {len(self.numbers)} parameters, and {len(order)} names are known. Were some "
@@ -240,9 +240,9 @@ class _State:
         for at, (number, key) in enumerate(self.keys):
             if key == COUNT:
                 continue
-            moved = tensors[f"{number}.{key}"]
-            waiting = torch.from_file(str(scratch / str(at)), shared=True, size=moved.numel(), dtype=moved.dtype)
-            out[number][key] = waiting.copy_(moved.flatten()).view(moved.shape)
+            moments = tensors[f"{number}.{key}"]
+            waiting = torch.from_file(str(scratch / str(at)), shared=True, size=moments.numel(), dtype=moments.dtype)
+            out[number][key] = waiting.copy_(moments.flatten()).view(moments.shape)
         try:
             torch.save({"state": out, "param_groups": self.groups}, path)
         except RuntimeError as error:  # what torch's writer says of a full disk

@@ -199,17 +199,17 @@ class _Plan:
             has = free & (self.rows[model] >= 0)  # the last one wins
             self.donors[has], self.donor_rows[has] = model, self.rows[model][has]
 
-    def fill(self, base: int | None, given: Mapping[str, TokenSource]) -> None:
+    def fill(self, base: int | None, sources: Mapping[str, TokenSource]) -> None:
         """What fills the row of each token in models that lack it."""
         self._fill_usual(base)
-        named = {token: source for token, source in given.items() if source.kind != "usual" or source.force}
+        named = {token: source for token, source in sources.items() if source.kind != "usual" or source.force}
         zero = (self.donors == ZERO).tolist()
         self.nowhere = [token for token, row in self.tokens.items() if zero[row] and token not in named]
         for token, source in named.items():
             row = self.tokens[token]
             if source.kind == "usual":
                 raise OptionError(f"tokens: {token!r}: force says that a source replaces all rows, but none is given")
-            self.donors[row], self.donor_rows[row] = self._given(token, source)
+            self.donors[row], self.donor_rows[row] = self._row_of(token, source)
             for index in self.rows if source.force else ():
                 index[row] = -1
 
@@ -229,7 +229,7 @@ class _Plan:
         single = lacked & (donors >= 0)
         self.donor_rows[single] = rows[donors[single], single.nonzero().flatten()]
 
-    def _given(self, token: str, source: TokenSource) -> tuple[int, int]:
+    def _row_of(self, token: str, source: TokenSource) -> tuple[int, int]:
         """The model and row that the recipe names for a token."""
         if source.kind == "zero":
             return ZERO, -1

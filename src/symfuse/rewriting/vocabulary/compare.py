@@ -76,9 +76,11 @@ def compare_tokenizers(theirs: Sequence[Tokenizer]) -> list[Difference]:
     out = []
     for other in theirs[1:]:
         a, b = theirs[0].tokens, other.tokens
-        moved = tuple((token, a[token], b[token]) for token in a if token in b and a[token] != b[token])
+        renumbered = tuple((token, a[token], b[token]) for token in a if token in b and a[token] != b[token])
         gone, new = tuple(t for t in a if t not in b), tuple(t for t in b if t not in a)
         there = {number: token for token, number in b.items()}
         mixed = tuple((n, t, there[n]) for t, n in a.items() if n in there and there[n] != t and b.get(t) != n)
-        out.append(Difference(theirs[0].name, other.name, len(a) - len(gone) - len(moved), moved, gone, new, mixed))
+        out.append(
+            Difference(theirs[0].name, other.name, len(a) - len(gone) - len(renumbered), renumbered, gone, new, mixed)
+        )
     return out

@@ -245,13 +245,13 @@ class _Gather:
         dtype = self.of.wide(self.name)
         fill = torch.zeros((len(donors), *self.rest), dtype=dtype)
         for model in sorted(set(donors.tolist())):
-            chosen = donors == model
+            from_model = donors == model
             if model >= 0:
-                fill[chosen] = self.of.pick(self.name, donor_rows[chosen], model).to(dtype)
+                fill[from_model] = self.of.pick(self.name, donor_rows[from_model], model).to(dtype)
             elif model == MEAN:
-                fill[chosen] = self._mean(self.absent.nonzero().flatten()[chosen] + self.first, dtype)
+                fill[from_model] = self._mean(self.absent.nonzero().flatten()[from_model] + self.first, dtype)
             elif model == CENTRE and centres:
-                fill[chosen] = self.of.centre(self.name).to(dtype)
+                fill[from_model] = self.of.centre(self.name).to(dtype)
         return fill
 
     def _mean(self, output_rows: Tensor, dtype: torch.dtype) -> Tensor:
