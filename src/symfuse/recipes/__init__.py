@@ -8,16 +8,17 @@ from symfuse.recipes.options import RECIPE_KEYS, named, recipe_of, recipe_of_arg
 from symfuse.recipes.parser import parse_recipe
 from symfuse.recipes.schema import (
     Align,
+    Case,
     Data,
     Input,
     ModelRef,
     Module,
     Recipe,
+    Setting,
     Slice,
     Tokenizer,
     settings_for,
 )
-from symfuse.recipes.settings import Case, Setting
 
 __all__ = [
     "RECIPE_KEYS", "Align", "Case", "Data", "Input", "ModelRef", "Module", "Recipe", "Setting", "Slice",

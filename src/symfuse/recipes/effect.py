@@ -7,8 +7,7 @@ from collections.abc import Collection, Iterator
 from symfuse.merging import Method
 from symfuse.messages import suggestion
 from symfuse.methods import METHODS, lookup
-from symfuse.recipes.schema import Input, Recipe
-from symfuse.recipes.settings import Settings
+from symfuse.recipes.schema import Input, Recipe, Settings
 
 
 def without_effect(recipe: Recipe, names: Collection[str]) -> Iterator[str]:

@@ -13,8 +13,7 @@ from symfuse.matching.axes import require_axes, require_groups
 from symfuse.merging import Method
 from symfuse.messages import nearest
 from symfuse.methods import METHODS, lookup
-from symfuse.recipes.schema import Align, Data, Input, ModelRef, Module, Recipe, Slice, Tokenizer
-from symfuse.recipes.settings import read_settings
+from symfuse.recipes.schema import Align, Data, Input, ModelRef, Module, Recipe, Slice, Tokenizer, read_settings
 from symfuse.recipes.yaml_reader import Document, Item, read_documents
 from symfuse.rewriting.vocabulary import TokenSource
 
