@@ -25,9 +25,6 @@ from symfuse.spec.layout import Concat
 
 # Of |A| |δ| + |b|, in the least squares A δ = b: what is left of b below it, is rounding.
 ROUNDING = 1e-12
-# Which stored dimension of a tensor is an axis and nothing else, and how often one after the other: a classifier may
-# read the class token and the mean of the others.
-Place = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -205,6 +202,11 @@ def _bias(spec: Spec, weight: str) -> str | None:
 
 def is_folded(spec: Spec, norm: Norm) -> bool:
     return not any(atom.name == norm.axis for atom in spec.tensors[norm.gain].layout.atoms)
+
+
+# Which stored dimension of a tensor is an axis and nothing else, and how often one after the other: a classifier may
+# read the class token and the mean of the others.
+Place = tuple[int, int]
 
 
 def _place(spec: Spec, name: str, atom: Atom) -> Place:
