@@ -166,23 +166,6 @@ class Target:
     threads: int | None = None
 
 
-def check(
-    recipe: Recipe,
-    known: Mapping[str, Checkpoint] | None = None,
-    *,
-    target: Target | None = None,
-    sample: bool = True,
-) -> Report:
-    """What a merge will do and cost, and every reason why it cannot be done that shows without reading all weights:
-    NaN, infinity and results that do not fit into the output's dtype the merge itself may still meet.
-
-    From headers, configs and tokenizer files; and, with `sample`, from at most 16 MB of weights. Otherwise no weights
-    are read but rotary frequencies and counters, a few numbers each. known: as for `open_models`. Raises nothing for
-    what is wrong with models or recipe: that is in `problems`.
-    """
-    return check_all([recipe], known, target=target, sample=sample)[0]
-
-
 def check_all(
     recipes: Sequence[Recipe],
     known: Mapping[str, Checkpoint] | None = None,
@@ -190,7 +173,14 @@ def check_all(
     target: Target | None = None,
     sample: bool = True,
 ) -> list[Report]:
-    """The check of each recipe of a file; later ones may name results of earlier ones. target: of the last."""
+    """What the merge of each recipe will do and cost, and every reason why it cannot be done that shows without reading
+    all weights: NaN, infinity and results that do not fit into the output's dtype the merge itself may still meet.
+
+    From headers, configs and tokenizer files; and, with `sample`, from at most 16 MB of weights. Otherwise no weights
+    are read but rotary frequencies and counters, a few numbers each. known: as for `open_models`. Later recipes may
+    name results of earlier ones. target: of the last. Raises nothing for what is wrong with models or recipes: that is
+    in `problems`.
+    """
     out, results = list[Report](), dict[str, Checkpoint]()
     for number, recipe in enumerate(recipes, 1):
         one = _Check(recipe, target if number == len(recipes) else None, results, sample)
