@@ -122,7 +122,8 @@ class Bench:
         return max(plain, clipped) if self.loud is not None and clipped > self.loud.tolerance else plain
 
     def notices(self, spec: Spec, alignment: Alignment) -> bool:
-        """Whether the outputs change if an axis is moved in one place alone: else they are no evidence for it."""
+        """Whether the outputs change if an axis is transformed in one tensor alone: else they are no evidence for
+        it."""
         broken = _in_one_place(spec, {instance.axis for instance in alignment.elements})
         changed = replace(alignment, spec=broken).on(Model(self.checkpoint, broken))
         return not self.change(changed, alignment) <= self.tolerance
@@ -140,7 +141,7 @@ class Bench:
         return not self.change(self.checkpoint.replace(tensors=tensors)) <= self.tolerance
 
     def change(self, after: Checkpoint, alignment: Alignment | None = None) -> float:
-        """The largest change of an output of another checkpoint of the class, which that alignment has moved."""
+        """The largest change of an output of another checkpoint of the class, which is aligned by that alignment."""
 
         def outputs(checkpoint: Checkpoint) -> Mapping[str, Tensor]:
             return self._expected if checkpoint is self.checkpoint else self._run(checkpoint)

@@ -49,7 +49,7 @@ class Point:
 @dataclass(frozen=True)
 class Curve:
     """Scores along one path, by rising λ; distance: Euclidean, between its ends; dtype: what they were computed in.
-    inexact: the variants under which A was moved, if it is another function at this end."""
+    inexact: the variants of A's alignment, if A computes another function at this end."""
 
     name: str
     points: tuple[Point, ...]

@@ -23,8 +23,8 @@ def require_one_function(
     sources: Sequence[Checkpoint | nn.Module], names: Sequence[str], *, bare: bool, labels: bool
 ) -> None:
     """IncompatibleError unless the models differ in their weights alone: in nothing of their configs that decides what
-    given weights compute, or, if `bare`, of live modules without configs in no part and no setting of a part. labels:
-    the order of the labels matters too."""
+    the same weights compute, or, if `bare`, of live modules without configs in no part and no setting of a part.
+    labels: the order of the labels matters too."""
     configs = [_with_config(source, name) for source, name in zip(sources, names, strict=True)]
     known = [(name, config) for name, config in zip(names, configs, strict=True) if config is not None]
     for name, other in known[1:]:

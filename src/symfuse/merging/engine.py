@@ -80,7 +80,7 @@ class Term:
 
     @property
     def label(self) -> str:
-        """The folder's own name, by which random numbers are seeded, so that it may be moved elsewhere."""
+        """The folder's own name, by which random numbers are seeded: independent of where the folder is."""
         return PurePath(self.checkpoint.name).name
 
     def source(self) -> Source:

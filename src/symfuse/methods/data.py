@@ -50,7 +50,7 @@ class Inputs:
         task = self.tasks[model] if self.tasks else None
         if task is None:
             raise OptionError(
-                f"{self.models[model].name}: this method looks at data, and none are given: data: FILE in a recipe "
+                f"{self.models[model].name}: this method needs data, and there are none: name data: FILE in a recipe "
                 "(for all models, or beside one), --data FILE, or data=[task, …]"
             )
         return task
@@ -74,7 +74,7 @@ class Inputs:
 class Learned:
     """What a method learned. weights: of a model, by its number among `Inputs.models`, for a tensor, by its canonical
     name: the value of `parameter`, where the user sets none, or the method ignores what is. statistics: of each model.
-    moved: the models, if they were changed. record: for the run's document; summary: of it, in a line. notes: for
+    models: the models, if they were changed. record: for the run's document; summary: of it, in a line. notes: for
     the user."""
 
     weights: Callable[[int, str], float | None] | None = None

@@ -45,7 +45,9 @@ def learn(inputs: Inputs, *, labels: str = "sampled") -> Learned:
         notes.append(f"the Fisher information is of few examples ({', '.join(few)}); take more data")
     kinds = [s.provenance.get("labels") for s in statistics]  # saved ones have their own
     if len(set(kinds)) > 1:
-        notes.append(f"the Fisher information of some models is of sampled labels, of others of given ones: {kinds}")
+        notes.append(
+            f"the Fisher information of some models uses sampled labels, that of others the labels of the data: {kinds}"
+        )
     record = {"labels": kinds, "examples": {m.name: s.count for m, s in zip(inputs.models, statistics, strict=True)}}
     return Learned(
         statistics=tuple(statistics), record=record, summary=examples_of(inputs, statistics), notes=tuple(notes)

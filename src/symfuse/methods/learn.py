@@ -18,8 +18,8 @@ from symfuse.stats.statistics import Statistics
 
 @dataclass(frozen=True)
 class Fitted:
-    """What a method learned. models: of the merge, moved where the method moves them. numbers: of those that it learned
-    from, by their number in the merge. data: of each, what it was shown: of a task or of saved statistics."""
+    """The result of a method's `learn`. models: of the merge, as the method changed them. numbers: of those that it
+    learned from, by their number in the merge. data: of each, what it was shown: of a task or of saved statistics."""
 
     models: tuple[Model, ...]
     numbers: Mapping[int, int]

@@ -45,9 +45,9 @@ class Reconcile:
 
 @dataclass(frozen=True)
 class Harmonised:
-    """checkpoints: in the order given, with the base's names. notes: what was done. kept: tensors that are to be added
-    to the merge as they are, by their name in it: the checkpoint and the name there. config: fields for the merge's
-    config.json that belong to what is kept."""
+    """checkpoints: in the order of the inputs, with the base's names. notes: what was done. kept: tensors that are to
+    be added to the merge as they are, by their name in it: the checkpoint and the name there. config: fields for the
+    merge's config.json that belong to what is kept."""
 
     checkpoints: list[Checkpoint]
     notes: list[str] = field(default_factory=list)
@@ -152,7 +152,7 @@ def _match_biases(out: Harmonised, options: Reconcile) -> None:
 
 def _base_names(checkpoint: Checkpoint) -> dict[str, str]:
     """The base model's tensors, by canonical name → name in the file. Those that a declaration asks for are among them
-    whether they are there or not: that one is missing is said when the model is read."""
+    whether they are there or not: a missing one is reported when the model is read."""
     if not declared(checkpoint):
         return {name: name for name in checkpoint}
     spec = resolve(checkpoint.config, checkpoint, checkpoint.name)

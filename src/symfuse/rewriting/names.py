@@ -55,7 +55,7 @@ def declared_names(checkpoint: Checkpoint, target: Checkpoint) -> list[str]:
     try:
         ours, theirs = (resolve(c.config, c, c.name) for c in (target, checkpoint))
     except SymfuseError:
-        return []  # of a model that does not fit its declaration, which is said when it is read
+        return []  # of a model that does not fit its declaration, which is reported when it is read
     common = [name for name in theirs.tensors if name in ours.tensors]
     pairs = [(next(iter(ours.stored(name))), next(iter(theirs.stored(name)))) for name in common]
     return _note(checkpoint, target, [(new, old) for new, old in pairs if new != old])

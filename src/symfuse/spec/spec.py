@@ -27,7 +27,7 @@ _OFFSETS: dict[NormKind, float] = {"layer": 0.0, "rms": 0.0, "rms+1": 1.0}
 
 @dataclass(frozen=True)
 class Axis:
-    """A space that tensors share. group: the largest that may act; None: carried, never moved.
+    """A space that tensors share. group: the largest that may act; None: the axis is fixed.
     per: the axes for each of whose indices there is a separate element. why: in words, where a family has a reason of
     its own for no larger group (others: `symfuse.model.reasons`)."""
 

@@ -13,7 +13,7 @@ from symfuse.evaluation.tasks.text import Encoder, Example
 
 
 class CausalLM(Predicting):
-    """Cross entropy and accuracy of each token but the first, given those before it.
+    """Cross entropy and accuracy of each token but the first, predicted from those before it.
 
     Of a text file all lines are joined and cut into windows of max_length tokens, without padding; of a table each row
     is an example, cut at max_length. limit: rows, or windows.

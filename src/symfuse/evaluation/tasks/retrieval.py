@@ -53,7 +53,7 @@ class Retrieval(Task):
 
     @classmethod
     def prepare(cls, data: Data) -> Retrieval:
-        """Pairs of texts that belong together; or, if label_column is given, texts and their classes, without
+        """Pairs of texts that belong together; or, with a label_column, texts and their classes, without
         repetitions; or, unlabelled, texts alone, as inputs of models. pooling: default: that of
         1_Pooling/config.json beside the weights, else the mean. batch_size: of pairs, or texts."""
         records, checkpoint, size = data.records, data.checkpoint, data.batch_size

@@ -47,7 +47,8 @@ def gram(blocks: Iterable[Block], vectors: Vectors, *, rows: bool = False) -> Te
     """Inner products of k vectors in float64, (k, k); with `rows` those of each row, (k, k, rows). One pass.
 
     Values are widened before they are multiplied, so that the products of float32 values are exact, and the cosine of
-    two vectors good to some 1e-14: in float32 it would be 1e-7, and no angle below 5e-4 could be told from zero.
+    two vectors good to some 1e-14: in float32 it would be 1e-7, and an angle below 5e-4 would be indistinguishable from
+    zero.
     """
     by_row: list[Tensor] = []
     total: Tensor | None = None

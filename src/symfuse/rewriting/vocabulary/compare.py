@@ -33,19 +33,19 @@ class Difference:
     model: str
     other: str
     same: int
-    moved: tuple[tuple[str, int, int], ...]
+    renumbered: tuple[tuple[str, int, int], ...]
     only_model: tuple[str, ...]
     only_other: tuple[str, ...]
     mixed: tuple[tuple[int, str, str], ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.moved or self.only_model or self.only_other)
+        return bool(self.renumbered or self.only_model or self.only_other)
 
     def __str__(self) -> str:
         parts = [f"{self.same} tokens with the same id"]
-        if self.moved:
-            examples = some((f"{token!r} ({a} and {b})" for token, a, b in self.moved), 3)
-            parts.append(f"{len(self.moved)} with another: {examples}")
+        if self.renumbered:
+            examples = some((f"{token!r} ({a} and {b})" for token, a, b in self.renumbered), 3)
+            parts.append(f"{len(self.renumbered)} with another: {examples}")
         for name, tokens in ((self.model, self.only_model), (self.other, self.only_other)):
             if tokens:
                 parts.append(f"{len(tokens)} only in {name}: {some(map(repr, tokens), 3)}")

@@ -194,7 +194,7 @@ def _pick(checkpoint: Checkpoint, name: str, dim: int, rows: Tensor) -> Tensor:
     """Rows of a tensor along a dimension, which comes first: as they are in its file, or before rounding.
 
     Rows that lie close together are read without the others; those that are scattered through a map of the file,
-    which is given back at once, so that its pages do not add up.
+    which is freed at once, so that its pages do not add up.
     """
     shape = checkpoint.info(name).shape
     first, last = int(rows.min()), int(rows.max()) + 1

@@ -15,7 +15,7 @@ from symfuse.io.companions import read_companions
 from symfuse.io.remote import Place, Remote
 from symfuse.messages import first_line, some
 
-# What an added token is if nothing else is said, as `add_tokens` of the tokenizers library makes it from a string.
+# The defaults of an added token, as `add_tokens` of the tokenizers library makes it from a string.
 PLAIN: Mapping[str, Any] = {
     "single_word": False,
     "lstrip": False,
