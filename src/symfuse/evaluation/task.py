@@ -62,7 +62,7 @@ Loss = Callable[[nn.Module], Score | Tensor | float]
 class Task(ABC):
     """Fixed batches with a loss. auto: the `transformers` class that builds the module, such as AutoModelForMaskedLM.
 
-    options: of those that read rows, the options with their defaults.
+    options: the options of tasks that read rows, with their defaults.
     batches: what the module takes by name, and `labels` where the loss has any. source: where the data come from.
     """
 

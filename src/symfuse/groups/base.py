@@ -139,7 +139,7 @@ class Element(Action):
 
     @abstractmethod
     def inverse(self: E) -> E:
-        """g⁻¹ (of each element of the batch by itself; Alignment re-indexes batches, the wreath law)."""
+        """g⁻¹ of each element of the batch (Alignment re-indexes batches by the wreath law)."""
 
     @abstractmethod
     def __matmul__(self: E, other: E) -> E:

@@ -163,9 +163,9 @@ class Stream:
             for index in range(len(self)):
                 yield [source.read(*self.span(index)) for source in self._all]
             return
-        ahead = self._sent(0)
+        following = self._sent(0)
         for index in range(len(self)):
-            here, ahead = ahead, self._sent(index + 1)
+            here, following = following, self._sent(index + 1)
             yield here()
 
     def _sent(self, index: int) -> Callable[[], list[Tensor]]:

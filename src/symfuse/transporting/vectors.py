@@ -92,7 +92,7 @@ def transport_sae(path: Path, alignment: Alignment, axis: str, encoder: str | No
         else:
             raise CheckpointError(
                 f"{file.name}: {name!r} {list(info.shape)} is not known; expected {encoding}, {decoding}, b_dec and "
-                f"tensors of the {latents} latents. Leave it out, or move it by itself as a vector or probe"
+                f"tensors of the {latents} latents. Leave it out, or transport it separately as a vector or probe"
             )
     beside = {"cfg.json": (path / "cfg.json").read_bytes()} if (path / "cfg.json").is_file() else {}
     return _result("sae", file, tensors.infos, compute, space, beside)

@@ -58,7 +58,7 @@ def _next_tokens(batch: Batch) -> Tensor:
 
 
 def _windows(encoder: Encoder, text: str, data: Data) -> Sequence[list[Example]]:
-    """The windows of full length, and by itself the shorter one at the end."""
+    """The windows of full length, and the shorter one at the end as a batch of its own."""
     encoding = encoder.encode(text)
     starts = range(0, len(encoding["input_ids"]), encoder.length)
     windows = [

@@ -58,7 +58,7 @@ class Encoder:
         return cls(checkpoint.name, tokenizer, config, max_length or min(most, USUAL_LENGTH))
 
     def __call__(self, texts: Sequence[Any], pairs: Sequence[str] | None = None, **options: object) -> list[Example]:
-        """Each text, or pair of texts, by itself: cut at `length`, not padded."""
+        """Each text, or pair of texts: cut at `length`, not padded."""
         encoding = self.encode(texts, pairs, truncation=True, max_length=self.length, **options)
         return [{name: values[i] for name, values in encoding.items()} for i in range(len(texts))]
 
