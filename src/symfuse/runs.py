@@ -11,12 +11,14 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from hashlib import sha256
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from symfuse import __version__
 from symfuse.errors import masked
 from symfuse.io import Checkpoint
+from symfuse.io.companions import CARD, CARD_DIGEST, RUN
 from symfuse.io.hub import hub_id
 
 if TYPE_CHECKING:
@@ -77,9 +79,9 @@ class Record:
 
     def __call__(self, checkpoint: Checkpoint) -> Checkpoint:
         """The checkpoint with these files beside its weights."""
-        run = self.run
-        own = {"symfuse.json": json.dumps(run, indent=2) + "\n", "README.md": model_card(run, checkpoint)}
-        files = {name: masked(text).encode() for name, text in own.items()}
+        card = masked(model_card(self.run, checkpoint)).encode()
+        run = {**self.run, CARD_DIGEST: sha256(card).hexdigest()}
+        files = {RUN: masked(json.dumps(run, indent=2) + "\n").encode(), CARD: card}
         files |= {name: alignment.to_bytes() for name, alignment in self.alignments.items()}
         return checkpoint.replace(files={**checkpoint.companions(), **files})
 
@@ -263,7 +265,7 @@ def _card_data(folder: str | None) -> dict[str, Any]:
     """The metadata of the card in a folder; empty if there is none or it cannot be read."""
     from huggingface_hub import metadata_load
 
-    if folder is None or not (card := Path(folder) / "README.md").is_file():
+    if folder is None or not (card := Path(folder) / CARD).is_file():
         return {}
     try:
         return dict(metadata_load(card) or {})
