@@ -109,7 +109,7 @@ def axes(
 def gated(c: Config, activation: str = "") -> dict[str, Axis]:
     """The neurons of a gated block: up is linear, so that they may be permuted, flipped, rescaled behind any gate.
     activation: by default `hidden_act`."""
-    neurons(activation or c.get("hidden_act", "silu"))  # whether it acts on each by itself
+    neurons(activation or c.get("hidden_act", "silu"))  # raises unless it acts on each neuron separately
     return {"ffn": Axis(c.intermediate_size, SignedMonomial(), per=("l",))}
 
 
@@ -160,7 +160,7 @@ EXPERTS_READS = READS | {BEFORE_MLP: (MLP + "gate.weight", MLP + "experts.gate_u
 
 def expert_axes(c: Config, size: int) -> dict[str, Axis]:
     """size: how many neurons each expert has. Files of some releases say `num_local_experts`, others `num_experts`."""
-    neurons(c.get("hidden_act", "silu"))  # whether it acts on each by itself
+    neurons(c.get("hidden_act", "silu"))  # raises unless it acts on each neuron separately
     count = c.num_experts if c.get("num_local_experts") is None else c.num_local_experts
     return {
         "e": Axis(count, Permutation(), per=("l",)),

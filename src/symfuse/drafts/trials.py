@@ -1,5 +1,6 @@
-"""Which choices and groups hold: axis by axis from the largest that names, shapes and config suggest, down to none; and
-which weights read each norm of a pre-norm stream: guessed from names, and tried by folding the gains into them."""
+"""Find which choices and groups hold: for each axis from the largest that names, shapes and config suggest, down to
+none; and which weights read each norm of a pre-norm stream: guessed from names, and tested by folding the gains into
+them."""
 
 from __future__ import annotations
 
@@ -33,18 +34,18 @@ from symfuse.rewriting import canonical
 from symfuse.spec import NormKind, Shift, parse
 
 ACTIVATIONS = ("hidden_act", "hidden_activation", "activation_function", "activation", "mlp_hidden_act", "afn")
-# What is tried: the choice, the groups of some axes, and the choice in words.
+# One step of a ladder: the choice, the groups of some axes, and the choice in words.
 Step = tuple[Choice, dict[str, Group | None], str]
 Reads = Mapping[str, tuple[str, ...]]
 
-# Which of two norms stands before attention, where names say so.
+# Which of two norms is applied before attention, where names tell.
 _FIRST = re.compile(r"input|before|attn|attention\.|_1$|1$")
 _SECOND = re.compile(r"post|after|mlp|ffn|final|feed|_2$|2$")
 
 
 def settled(facts: Facts, bench: Bench | None) -> Draft:
-    """The draft of which every group holds on the bench; without one, the first guess: the groups that names and config
-    allow."""
+    """The draft of which every group holds on the bench; without a bench, the first guess: the groups that names and
+    config allow."""
     draft = _climbed(facts, bench)
     loud = None if bench is None or not draft.verified else bench.louder()
     if bench is None or loud is None:
@@ -65,7 +66,7 @@ def _climbed(facts: Facts, bench: Bench | None) -> Draft:
 
 
 def _climb(draft: Draft, ladder: Sequence[Step], bench: Bench | None) -> Draft:
-    """The draft after the first step that holds; if none does, nothing acts on these axes."""
+    """The draft after the first step that holds; if none does, no group acts on these axes."""
     if not ladder:
         return draft
     if bench is None:
@@ -77,7 +78,7 @@ def _climb(draft: Draft, ladder: Sequence[Step], bench: Bench | None) -> Draft:
         trial = _trial(tried, groups, how, bench)
         if trial is not None and trial.holds:
             return replace(tried, trials=(*draft.trials, *failed.values(), trial))
-        if trial is not None:  # of several orders, that which failed by least
+        if trial is not None:  # of several orders, the one with the least error
             key = (trial.group, "" if "as " in how else how)
             failed[key] = min(trial, failed.get(key, trial), key=lambda one: one.error)
     draft = replace(draft, trials=(*draft.trials, *failed.values()))
@@ -86,7 +87,8 @@ def _climb(draft: Draft, ladder: Sequence[Step], bench: Bench | None) -> Draft:
 
 
 def _trial(draft: Draft, groups: dict[str, Group | None], how: str, bench: Bench) -> Trial | None:
-    """What random elements of these groups change; None if the model has no such axis, or the choice is impossible."""
+    """The effect of random elements of these groups; None if the model has no such axis, or the choice is
+    impossible."""
     try:
         spec = draft.spec(bench.checkpoint)
     except (LayoutError, SpecError):
@@ -224,7 +226,7 @@ def _shifted(draft: Draft, bench: Bench | None) -> Draft:
 
 
 def _untouched(draft: Draft, bench: Bench) -> Iterator[str]:
-    """Templates of tensors that the outputs do not depend on, but for biases that may be anything."""
+    """Templates of tensors on which the outputs do not depend, except biases that may have any value."""
     free = {draft.prefix + rule.bias for rule in draft.shifts if rule.into is None}
     for template, text in draft.layouts.tensors.items():
         transformed = any(draft.groups.get(axis) is not None for axis in parse(text).names)
@@ -246,9 +248,10 @@ def _rules(draft: Draft) -> Iterator[Shift]:
 
 
 def with_reads(draft: Draft, bench: Bench) -> Draft:
-    """The draft with `reads`, if all gains can be folded into what reads the norms; then the stream may be rotated.
+    """The draft with `reads`, if all gains can be folded into the weights that read the norms; then the stream may be
+    rotated.
 
-    Not of classes that `transformers` does not build: what is folded is another checkpoint of the class.
+    Not for classes that `transformers` does not build: a folded model is another checkpoint of the class.
     """
     if draft.groups.get("residual") is None or bench.foreign:
         return draft
@@ -266,7 +269,7 @@ def with_reads(draft: Draft, bench: Bench) -> Draft:
 
 
 def _error(draft: Draft, bench: Bench) -> float | None:
-    """What folding changes, or a rotation behind it, whichever is more; None if the norms cannot be folded so."""
+    """The change by folding, or by a rotation after it, whichever is larger; None if the norms cannot be folded so."""
     with _declared(draft):
         try:
             folded = canonical(Model.of(bench.checkpoint), ("untie", "fold_norms"))
@@ -274,14 +277,14 @@ def _error(draft: Draft, bench: Bench) -> float | None:
             if error <= bench.tolerance:
                 rotation = replace(bench.random(folded.spec, {"residual"}, 4), shifts={})
                 error = max(error, bench.change(rotation.on(folded), rotation))
-        except (SymfuseError, ValueError):  # a norm that is none of the stream, a reader that is no map
+        except (SymfuseError, ValueError):  # a norm that is not of the stream, or a reader that is no map
             return None
     return error
 
 
 @contextmanager
 def _declared(draft: Draft) -> Iterator[None]:
-    """The family is declared as in the draft: rewrites look it up."""
+    """Register the family as in the draft, so that rewrites find its declaration."""
     name = draft.facts.model_type
     before = ARCHITECTURES.get(name)
     family = draft.family
@@ -302,7 +305,7 @@ def _kinds(draft: Draft) -> tuple[NormKind, ...]:
 
 
 def _candidates(draft: Draft) -> Iterator[Reads]:
-    """Norms of layers, each with what reads it, and the last one with the heads."""
+    """The norms of layers, each with its readers, and the last one with the heads."""
     parts, roles = draft.facts.parts, draft.facts.roles
     texts = draft.layouts.tensors
     gains = [t for t, text in texts.items() if text == "|residual|" and roles.get(parts[t].module) == "norm"]

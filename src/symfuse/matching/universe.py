@@ -26,7 +26,7 @@ SETTLED = 1e-3  # rounds end when one lowers the spread by less than this share
 def nearest_to_mean(models: Sequence[Model]) -> int:
     """The index of the model with the least Euclidean distance to the mean of the base models, read tensor by tensor.
 
-    Two models are equally near: then the last, so that `merge A B` moves A onto B.
+    Two models are equally near: then the last, so that `merge A B` aligns A with B.
     """
     require_same_shape(models)
     spec = models[0].spec

@@ -1,8 +1,8 @@
-"""One entrance for data of any kind: a path, a data set, or rows in memory; and each format, text, CSV, TSV, JSON, JSON
-lines or Parquet, as a function from a file to its rows, with their lines; folders of images, with one sub-folder for
-each class or a table of metadata; and images from whatever holds one.
+"""Read data of any kind: a path, a data set, or rows in memory. Each format (text, CSV, TSV, JSON, JSON lines, Parquet)
+is a function from a file to its rows, with their lines; folders of images have one sub-folder for each class, or a
+table of metadata.
 
-Only as many rows are read as are asked for, but of a JSON list, which is parsed as a whole.
+Only as many rows as requested are read, except of a JSON list, which is parsed as a whole.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ def _require_object(row: Any, where: str) -> Row:
     return row
 
 
-# By the end of a file's name.
+# By the suffix of the file's name.
 FORMATS: Mapping[str, Reader] = {
     ".txt": read_text,
     ".csv": read_csv,

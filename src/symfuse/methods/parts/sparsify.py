@@ -1,6 +1,6 @@
 """Which entries of a streamed tensor are its largest, without sorting or holding it; trimming by magnitude.
 
-On the processor numpy compares entries, five to ten times as fast as torch, whose comparisons take longer there than
+On the processor numpy compares block entries, five to ten times as fast as torch, whose comparisons take longer than
 all arithmetic of a merge.
 """
 
@@ -23,7 +23,7 @@ DIGIT = 16  # bits of a float that one pass tells apart
 
 
 def where(condition: Callable[..., Any], *values: Tensor) -> Tensor:
-    """What the condition, of arrays or tensors alike, says of the values: booleans of their shape."""
+    """The condition's result for the values, arrays or tensors alike: booleans of their shape."""
     if all(value.is_cpu for value in values):
         return torch.from_numpy(np.asarray(condition(*(value.numpy() for value in values))))
     result: Tensor = condition(*values)
@@ -31,7 +31,7 @@ def where(condition: Callable[..., Any], *values: Tensor) -> Tensor:
 
 
 def count(condition: Callable[[Any], Any], values: Tensor) -> int:
-    """At how many entries the condition holds."""
+    """The number of entries at which the condition holds."""
     if values.is_cpu:
         return int(np.count_nonzero(condition(values.numpy())))
     return int(torch.count_nonzero(condition(values)))
