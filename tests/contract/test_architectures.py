@@ -8,14 +8,13 @@ import pytest
 import torch
 import transformers
 
-from contract.tiny import EXACT, MODELS, Case, case, family, marked, moving
+from contract.tiny import EXACT, MODELS, Case, case, family, marked, moving, seen
 from symfuse.alignment import Alignment, random_alignment
 from symfuse.architectures import ARCHITECTURES, resolve
 from symfuse.errors import SpecError
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
 from symfuse.model import Model
-from symfuse.modules import live
 from symfuse.spec import Spec, bias_of, layer_of
 
 every_model = pytest.mark.parametrize("label", marked(MODELS))
@@ -135,7 +134,7 @@ def test_files_of_the_real_class(label: str, tmp_path: Path) -> None:
     """Saved by the class, opened, moved, written: it loads through the class without any complaint."""
     this = case(label)
     if hasattr(transformers, this.checkpoint.name):
-        live(this.checkpoint).save_pretrained(tmp_path / "source")
+        seen(this.checkpoint).save_pretrained(tmp_path / "source")
     else:
         this.checkpoint.save(tmp_path / "source")
     source = open_checkpoint(tmp_path / "source")
