@@ -55,7 +55,7 @@ def transport(
     from symfuse.io import check_target
     from symfuse.reports import transport_card, transport_run
 
-    model_of = transporting.moved_model(alignment)
+    model_of = transporting.aligned_model_of(alignment)
     inputs = (thing, alignment, *(Path(folder) for folder in (base, model_of) if folder))
     check_target(output, overwrite=None, inputs=[path for path in inputs if path.exists()])
     model = None if base is None else open_model(out, base)
