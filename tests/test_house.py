@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from beartype import beartype
 from beartype.roar import BeartypeCallHintViolation
-from jaxtyping import TypeCheckError
+from jaxtyping import Float, jaxtyped
+from torch import Tensor
 
 import symfuse
 from symfuse.groups import Moments
@@ -293,8 +295,20 @@ def test_types_and_shapes_are_checked_while_tests_run() -> None:
         with pytest.raises(BeartypeCallHintViolation):
             wrong()
     rows = torch.ones(2)
-    with pytest.raises(TypeCheckError):
+    with pytest.raises(BeartypeCallHintViolation):
         Moments(torch.ones(2, 3), rows, rows)
+
+
+def test_a_letter_of_shapes_means_the_same_in_what_is_returned() -> None:
+    """In the place of jaxtyping's own decorator, as the hook of conftest.py puts it on functions."""
+
+    @jaxtyped(typechecker=beartype)
+    def cut(x: Float[Tensor, " n"], by: int) -> Float[Tensor, " n"]:
+        return x[by:]
+
+    assert [len(cut(torch.ones(n), by=0)) for n in (2, 3)] == [2, 3]
+    with pytest.raises(BeartypeCallHintViolation):
+        cut(torch.ones(2), 1)
 
 
 def test_every_merge_method_is_in_the_docs() -> None:
