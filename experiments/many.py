@@ -58,7 +58,7 @@ def rows_of(kind: str, count: int) -> list[dict[str, Any]]:
 
     def score(alignments: Sequence[Alignment]) -> tuple[float, float, float]:
         moved = [g(m.checkpoint) for g, m in zip(alignments, models, strict=True)]
-        found = symfuse.score(symfuse.merge(moved), loss, build=build)
+        found = symfuse.evaluate(symfuse.merge(moved), loss, build=build)
         return found.loss, found.metrics["accuracy"], spread([Model.of(c) for c in moved])
 
     def anchored(number: int) -> tuple[list[Alignment], float]:
@@ -66,7 +66,7 @@ def rows_of(kind: str, count: int) -> list[dict[str, Any]]:
         found = [match_models(model, models[number], **options) for model in models]
         return found, time.perf_counter() - start
 
-    ends = [symfuse.score(m.checkpoint, loss, build=build) for m in models]
+    ends = [symfuse.evaluate(m.checkpoint, loss, build=build) for m in models]
     by_anchor = [anchored(number) for number in range(count)]
     plain = [Alignment(g.spec, {}, frame=g.frame) for g in by_anchor[0][0]]
     start = time.perf_counter()

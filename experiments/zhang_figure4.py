@@ -60,7 +60,7 @@ fine-tunes of MiniLM. Where "all axes" rotates the residual stream (vit and gpt2
             found = matched(way, source, anchor)
             moved, anchor, plain, alignment = found.source, found.anchor, found.plain, found.alignment
         check = symfuse.verify(source, moved, alignment)
-        after, before = symfuse.distance(moved, anchor), symfuse.distance(plain, anchor)
+        after, before = symfuse.relate(moved, anchor), symfuse.relate(plain, anchor)
         shares = {part: _part(after, part) / _part(before, part) for part in PARTS}
         return shares | {"distance": after.euclidean, "change": check.worst, "exact": check.equal}
 

@@ -54,8 +54,8 @@ the best single layer on the validation set.
                 continue
             axes = self.options["families"][name]["axes"]
             moved = symfuse.match(source, to=anchor, axes=axes, layers=list(layers))(source) if layers else source
-            score = symfuse.score(symfuse.merge([moved, anchor]), task, build=family.build)
-            distance = symfuse.distance(moved, anchor).euclidean
+            score = symfuse.evaluate(symfuse.merge([moved, anchor]), task, build=family.build)
+            distance = symfuse.relate(moved, anchor).euclidean
             yield row | {"accuracy": score.metrics["accuracy"], "loss": score.loss, "distance": distance}
 
     def tables(self, rows: Sequence[Row]) -> str:

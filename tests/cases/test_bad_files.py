@@ -194,7 +194,7 @@ def statistics(folder: Path, kind: str, **fields: Any) -> Path:
     return path.parent
 
 
-@pytest.mark.parametrize("key", ["model", "moved from", "by"])
+@pytest.mark.parametrize("key", ["model", "moved_from", "by"])
 @pytest.mark.parametrize("value", ["x", 3, ["a"], {"model": "x"}])
 def test_d31_a_lineage_that_is_no_object(folder: Path, key: str, value: object) -> None:
     provenance = json.loads((folder / "fisher/statistics.json").read_text("utf-8"))["provenance"]
@@ -265,7 +265,7 @@ def test_d32_a_layer_whose_squares_overflow(which: int) -> None:
     wide = [one.to(torch.float64) for one in times(1e20)]  # the way out that the message names
     for pair in (wide, times(1e15)):
         found = symfuse.match(*pair, axes="residual,ffn", starts=1, threads=1)
-        after = symfuse.distance(found(pair[0]), found.in_frame(pair[1])).whole.squared
+        after = symfuse.relate(found(pair[0]), found.in_frame(pair[1])).whole.squared
         assert 0 < after < float("inf")
 
 

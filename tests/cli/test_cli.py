@@ -101,15 +101,15 @@ def test_inspect(models: Path) -> None:
     assert found["tensors"] == len(a)
     assert found["parameters"] == sum(tensor.numel() for tensor in a.values())
     axes = {row["axis"]: row for row in found["axes"]}
-    assert set(axes["ffn"]) == {"axis", "size", "group", "instances", "matched by", "why"}
+    assert set(axes["ffn"]) == {"axis", "size", "group", "instances", "matched_by", "why"}
     assert (axes["ffn"]["group"], axes["ffn"]["size"], axes["ffn"]["instances"]) == ("permutation", 29, 2)
-    assert (axes["qk"]["group"], axes["qk"]["instances"], axes["qk"]["matched by"]) == (
+    assert (axes["qk"]["group"], axes["qk"]["instances"], axes["qk"]["matched_by"]) == (
         "invertible map",
         8,
         "attention",
     )
     assert (axes["vocab"]["group"], axes["vocab"]["instances"]) == ("none", 0)
-    assert (axes["h"]["matched by"], axes["residual"]["matched by"]) == ("heads", "residual")
+    assert (axes["h"]["matched_by"], axes["residual"]["matched_by"]) == ("heads", "residual")
     text = done("inspect", "a").stdout
     assert text.startswith("a: bert, 42 tensors, ")
     assert all(axis in text for axis in axes)
@@ -133,8 +133,8 @@ def test_align(models: Path) -> None:
     assert max(run_["verified"]["errors"].values()) < 1e-12 < run_["verified"]["tolerance"]
     assert 0 < run_["verified"]["rounding"] < 1e-12
     assert run_["distance"]["after"] < run_["distance"]["before"]
-    assert run_["distance"]["before"] == pytest.approx(api.distance("a", "b").euclidean)
-    assert run_["distance"]["after"] == pytest.approx(api.distance("out", "b").euclidean)
+    assert run_["distance"]["before"] == pytest.approx(api.relate("a", "b").euclidean)
+    assert run_["distance"]["after"] == pytest.approx(api.relate("out", "b").euclidean)
     assert {name: content for name, content in everything(models).items() if not name.startswith("out/")} == before
 
     out = models / "out"
@@ -225,7 +225,7 @@ def test_distance(models: Path) -> None:
         "by_layer_and_axis", "by_tensor", "seconds", "peak_memory",
     }  # fmt: skip
     assert found["left"] == pytest.approx(found["after"] / found["before"])
-    before = api.distance("a", "b")
+    before = api.relate("a", "b")
     assert {row["axis"]: row["before"] for row in found["by_axis"]} == pytest.approx(
         {axis: gap.squared for axis, gap in before.by("axis").items()}
     )
@@ -243,7 +243,7 @@ def test_distance(models: Path) -> None:
 def test_merge(models: Path) -> None:
     run_ = data("merge", "a", "b", "-o", "out", "--weights", "0.3,0.7")
     assert set(run_) == {
-        "kind", "symfuse", "method", "paper", "recipe", "merged", "models", "inputs", "weights", "base", "why base",
+        "kind", "symfuse", "method", "paper", "recipe", "merged", "models", "inputs", "weights", "base", "why_base",
         "tokenizer",
         "heads", "seed", "anchor", "align", "alignments", "notes", "warnings", "output", "seconds",
         "peak_memory",
@@ -700,9 +700,7 @@ def test_align_from_activations_and_the_anchor_in_the_frame(models: Path) -> Non
     assert found.frame == ("untie", "fold_norms", "centre", "drop_gauges")
     assert api.verify("h", "framed").equal
     assert api.verify("g", "out").equal
-    assert (
-        api.distance("out", "framed").relative < api.distance(found.in_frame(open_checkpoint("g")), "framed").relative
-    )
+    assert api.relate("out", "framed").relative < api.relate(found.in_frame(open_checkpoint("g")), "framed").relative
     refused = run("align", "g", "--to", "h", "-o", "out2", "--from", "activations")
     assert refused.exit_code == 2
     assert "--from activations, or --from learned, and --data belong together" in refused.stderr

@@ -297,7 +297,7 @@ def test_the_card_says_axes_and_frame(place: Path) -> None:
     assert run_["align"]["axes"] == one["options"]["axes"]
     assert "residual" in run_["align"]["axes"]
     assert run_["align"]["frame"] == one["frame"] == GPT.split(", ")
-    assert not run_["align"]["auto"]["same basis"]
+    assert not run_["align"]["auto"]["same_basis"]
     assert json.loads(Path("o/symfuse.json").read_text("utf-8"))["align"] == run_["align"]
     card = Path("o/README.md").read_text("utf-8")
     assert f"first: axes {', '.join(one['options']['axes'])}; in the frame {GPT} (" in card

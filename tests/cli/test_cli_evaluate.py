@@ -82,7 +82,7 @@ def test_evaluate(place: Path) -> None:
     assert (found["task"]["task"], found["task"]["data"]) == ("masked-lm", "t.txt")
     task = api.task(None, "t.txt", "a")
     for one, name in zip(found["models"], "ab", strict=True):
-        score = api.score(name, task)
+        score = api.evaluate(name, task)
         assert (one["name"], one["loss"], one["metrics"]) == (name, score.loss, dict(score.metrics))
         assert 0 < one["seconds"] <= found["seconds"]
     assert found["peak_memory"] > 2**20
@@ -115,8 +115,8 @@ def test_barrier(place: Path) -> None:
     curves = {curve["name"]: curve for curve in found["curves"]}
     assert list(curves) == ["none", "permutation", "rotation", "scaling", "qk,v", "mine"]
     task = api.task(None, "t.txt", "b")
-    assert curves["none"]["points"][0]["loss"] == api.score("b", task).loss
-    assert curves["none"]["points"][-1]["loss"] == api.score("a", task).loss
+    assert curves["none"]["points"][0]["loss"] == api.evaluate("b", task).loss
+    assert curves["none"]["points"][-1]["loss"] == api.evaluate("a", task).loss
     distances = [curves[name]["distance"] for name in ("none", "permutation", "rotation", "scaling")]
     assert distances == sorted(distances, reverse=True)
     assert len(set(distances)) == 4

@@ -131,7 +131,7 @@ class Checkpoint(Lazy):
     def lineage(self, *, compute: bool = False) -> dict[str, Any]:
         """What tells this model from others: name, folder, and a sha256 over names, dtypes, shapes, some numbers of
         each tensor, and adapters as a whole; of a model that is computed (aligned, merged) its name for the numbers,
-        or with `compute` its numbers too: the sha256 is then that of the model when it is saved. "sha256 of" says which
+        or with `compute` its numbers too: the sha256 is then that of the model when it is saved. "sha256_of" says which
         numbers: two models that differ in others alone have the same.
         """
         computed = self.computed and not compute
@@ -149,7 +149,7 @@ class Checkpoint(Lazy):
             digest.update(path.read_bytes())
         folder = None if self.folder is None else str(self.folder)
         of = NAMED if computed else SAMPLED
-        return {"name": self.name, "folder": folder, "sha256": digest.hexdigest(), "sha256 of": of}
+        return {"name": self.name, "folder": folder, "sha256": digest.hexdigest(), "sha256_of": of}
 
     def state(self) -> list[tuple[str, int, int | str, tuple[int, ...]]]:
         """Name, size, times of change and inode of every file that the model is read from: equal if none was written
@@ -280,7 +280,7 @@ class Checkpoint(Lazy):
 
 def is_other(lineage: Mapping[str, Any], than: Mapping[str, Any]) -> bool:
     """Whether two lineages are of different models, as far as both say: their sha256 is over the same, and differs."""
-    one, other = ((known.get("sha256"), known.get("sha256 of")) for known in (lineage, than))
+    one, other = ((known.get("sha256"), known.get("sha256_of")) for known in (lineage, than))
     return None not in (one[0], other[0]) and one[1] == other[1] and one[0] != other[0]
 
 

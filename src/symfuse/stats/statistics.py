@@ -30,7 +30,7 @@ from symfuse.io.outputs import output_folder, write_tensors
 from symfuse.io.remote import Place
 from symfuse.io.safetensors_file import read_safetensors
 from symfuse.io.typed import require_type
-from symfuse.messages import some
+from symfuse.messages import some, with_current_keys
 from symfuse.model import Model
 from symfuse.model.stacks import Piece, piece_of
 from symfuse.spec import Spec
@@ -143,7 +143,7 @@ class Statistics:
     def require(self, model: Model) -> None:
         """IncompatibleError unless these are statistics of that model: of its weights, under its names and shapes."""
         of, lineage = self.provenance.get("model") or {}, model.checkpoint.lineage(compute=True)
-        before = (self.provenance.get("moved from") or {}).get("model") or {}
+        before = (self.provenance.get("moved_from") or {}).get("model") or {}
         if of.get("sha256") is None and before.get("sha256") == lineage["sha256"]:
             raise IncompatibleError(
                 f"{self.name}: moved with an alignment from {model.name}, which is here as it was; take the statistics "
@@ -225,6 +225,7 @@ class Statistics:
         data = read_json(place / INDEX)
         try:
             require_type(data, _DATA, INDEX)
+            data["provenance"] = with_current_keys(data["provenance"])
             _require_lineage(data["provenance"], f"{INDEX}.provenance")
         except LayoutError as error:
             raise CheckpointError(f"{place}: {error}; collect the statistics again") from error
@@ -312,7 +313,7 @@ class OfTensor:
 
 def _require_lineage(provenance: Mapping[str, Any], key: str) -> None:
     """LayoutError unless what names models, now and before they were moved, are objects."""
-    for name in ("model", "moved from", "by"):
+    for name in ("model", "moved_from", "by"):
         if provenance.get(name) is not None:
             require_type(provenance[name], dict[str, object], f"{key}.{name}")
             _require_lineage(provenance[name], f"{key}.{name}")

@@ -90,7 +90,7 @@ def moved_statistics(
     return replace(
         statistics,
         tensors=computed(statistics.name, statistics.infos, compute),
-        provenance={**statistics.provenance, "model": lineage, "moved from": history},
+        provenance={**statistics.provenance, "model": lineage, "moved_from": history},
     )
 
 
@@ -98,7 +98,7 @@ def _require_source(statistics: Statistics, alignment: Alignment) -> None:
     """IncompatibleError for statistics of another model than the alignment was made for, as far as both say."""
     of, source = statistics.provenance.get("model") or {}, alignment.provenance.get("source")
     source = source if isinstance(source, Mapping) and source.get("folder") else {}
-    if of.get("sha256") is None and "moved from" in statistics.provenance:
+    if of.get("sha256") is None and "moved_from" in statistics.provenance:
         raise IncompatibleError(
             f"{statistics.name}: moved before, and of which model they are now is not known; move those from before by "
             "the composed alignment, or collect them again"
