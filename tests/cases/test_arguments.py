@@ -311,7 +311,7 @@ def test_d40_head_counts_name_the_fields(
 ) -> None:
     monkeypatch.chdir(llamas)
     out = str(tmp_path / "out")
-    for words in (["merge", "a", other, "-o", out], ["align", "a", "--to", other, "-o", out], ["distance", "a", other]):
+    for words in (["merge", "a", other, "-o", out], ["align", "a", "--to", other, "-o", out], ["relate", "a", other]):
         result = run(*words)
         assert result.exit_code == 5
         assert field in result.stderr

@@ -330,11 +330,11 @@ def test_d45_names_in_messages_tables_and_pages(folder: Path) -> None:
     assert f"odd{SHOWN}" in result.stderr
     assert not set(HIDDEN) & set(result.output) - set("[2J")
     shutil.copytree("b", f"b{HIDDEN}")
-    for command in (("inspect",), ("distance", "b"), ("verify", "b"), ("check", "b")):
+    for command in (("inspect",), ("relate", "b"), ("verify", "b"), ("check", "b")):
         shown = run(*command, f"b{HIDDEN}")
         assert shown.exit_code == 0, shown.output
         assert not set("\u202e\x1b\r\x07\ufeff") & set(shown.output)
-        assert command[0] in ("verify", "distance") or SHOWN in shown.output.replace("\n", "")
+        assert command[0] in ("verify", "relate") or SHOWN in shown.output.replace("\n", "")
 
 
 def test_d45_brackets_in_a_table_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:

@@ -343,7 +343,7 @@ def test_a_rank_that_is_not_reached_is_said(place: Path) -> None:
 
 
 def _commands() -> Iterator[click.Command]:
-    names = ("align", "check", "demo", "distance", "extract-lora", "inspect", "merge", "methods", "verify")
+    names = ("align", "check", "demo", "extract-lora", "inspect", "merge", "methods", "relate", "verify")
     return (main.commands[name] for name in names)
 
 

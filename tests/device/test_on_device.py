@@ -327,7 +327,7 @@ COMMANDS = {
     "collect": ("collect", "a", "--data", "a.csv", "--limit", "4"),
     "evaluate": ("evaluate", "a", "--data", "a.csv", "--limit", "4"),
     "barrier": ("barrier", "a", "b", "--data", "a.csv", "--limit", "4", "--points", "3", "--align", "ffn"),
-    "distance": ("distance", "a", "b", "--axes", "ffn"),
+    "distance": ("relate", "a", "b", "--axes", "ffn"),
 }
 
 

@@ -87,7 +87,7 @@ def align(
 
     The result computes the same function and is nearer in weight space; with --from learned the loss on the path
     between the two is low. Prints, per axis, the squared distance over the tensors that the axis acts on. Value heads
-    act on the output bias too, which `distance` counts under residual.
+    act on the output bias too, which `relate` counts under residual.
     """
     import_at_once("api")
     from symfuse import api

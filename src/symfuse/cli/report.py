@@ -40,6 +40,7 @@ def report(
     """
     from symfuse import reports
 
+    click.Path(file_okay=form == "html", dir_okay=form != "html")(output)
     files = reports.report(runs, output, title=title, format=form)
     if form != "html":
         for file in files:

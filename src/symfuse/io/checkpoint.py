@@ -263,17 +263,19 @@ class Checkpoint(Lazy):
         *,
         private: bool | None = None,
         token: str | None = None,
-        **options: Any,
+        overwrite: bool = False,
+        max_shard_size: int | str = "5GB",
+        threads: int | None = None,
     ) -> str:
         """Write the model to a folder, by default one in the working folder with the name of the repository, and upload
         that to the Hugging Face hub; the URL there. The repository is made if it is not there.
 
-        private: of a new repository. token: by default the one of `hf auth login`. options: of `save`. OutputError if
-        the hub refuses: the folder stays then, too.
+        private: of a new repository. token: by default the one of `hf auth login`. overwrite, max_shard_size, threads: as
+        in `save`. OutputError if the hub refuses: the folder stays then, too.
         """
         place = output_place(repo_id.rpartition("/")[2] if folder is None else folder)
         require_upload(repo_id, place, token)
-        self.save(place, **options)
+        self.save(place, overwrite=overwrite, max_shard_size=max_shard_size, threads=threads)
         assert isinstance(place, Path)
         return upload(place, repo_id, private=private, token=token)
 
