@@ -17,13 +17,13 @@ import torch
 import symfuse
 from cases.disks import small_disk
 from command import everything, run
-from symfuse.reports import check_result
 from symfuse.errors import CheckpointError, OutputError
 from symfuse.evaluation.landscape import _Journal
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
 from symfuse.io.target import check_target, overlap, write_text
 from symfuse.io.together import together
+from symfuse.reports import check_result
 
 ALIGN = ("align", "a", "--to", "b", "-o", "out", "--axes", "residual", "--anchor-output", "framed", "--no-verify", "-q")
 

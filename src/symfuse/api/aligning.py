@@ -37,32 +37,15 @@ Build = Callable[[Checkpoint], torch.nn.Module]
 
 @checked
 def match(
-    source: Source,
-    to: Source,
-    *,
-    axes: str | Sequence[str] = "auto",
-    layers: str | int | Sequence[int] | None = None,
-    scaling: bool | None = None,
-    groups: Mapping[str, str] | None = None,
-    variants: Sequence[str] = (),
-    frame: Sequence[str] | None = None,
-    data: Task | Iterable[Batch] | None = None,
-    learn: Task | Learning | None = None,
-    device: str = CPU,
-    one_pass: bool | None = None,
-    biases: bool | None = None,
-    starts: int | None = None,
-    seed: int | None = None,
-    threads: int | None = None,
-    memory: int | None = None,
-    executor: Executor | None = None,
-    progress: Progress | None = None,
-    watch: Watch | None = None,
-    kind: str | None = None,
-    residual: str | None = None,
-    without: Collection[int] | None = None,
-    build: Build | None = None,
-) -> Alignment:
+    source: Source, to: Source, *, axes: str | Sequence[str] = "auto",
+    layers: str | int | Sequence[int] | None = None, scaling: bool | None = None,
+    groups: Mapping[str, str] | None = None, variants: Sequence[str] = (), frame: Sequence[str] | None = None,
+    data: Task | Iterable[Batch] | None = None, learn: Task | Learning | None = None, device: str = CPU,
+    one_pass: bool | None = None, biases: bool | None = None, starts: int | None = None, seed: int | None = None,
+    threads: int | None = None, memory: int | None = None, executor: Executor | None = None,
+    progress: Progress | None = None, watch: Watch | None = None, kind: str | None = None,
+    residual: str | None = None, without: Collection[int] | None = None, build: Build | None = None,
+) -> Alignment:  # fmt: skip
     """The alignment that moves `source` towards the anchor `to`; from the weights, or with `data` from activations; and
     with `learn` learned from there, by descending a loss between the two.
 
@@ -104,28 +87,13 @@ def match(
 
 @checked
 def widen(
-    source: Source,
-    to: Source,
-    *,
-    axes: str | Sequence[str] = "all",
-    layers: str | int | Sequence[int] | None = None,
-    scaling: bool | None = None,
-    groups: Mapping[str, str] | None = None,
-    variants: Sequence[str] = (),
-    frame: Sequence[str] | None = None,
-    rounds: int = 1,
-    even: bool = False,
-    device: str = CPU,
-    one_pass: bool | None = None,
-    biases: bool | None = None,
-    starts: int | None = None,
-    seed: int | None = None,
-    threads: int | None = None,
-    memory: int | None = None,
-    executor: Executor | None = None,
-    progress: Progress | None = None,
-    watch: Watch | None = None,
-) -> tuple[Checkpoint, Alignment]:
+    source: Source, to: Source, *, axes: str | Sequence[str] = "all",
+    layers: str | int | Sequence[int] | None = None, scaling: bool | None = None,
+    groups: Mapping[str, str] | None = None, variants: Sequence[str] = (), frame: Sequence[str] | None = None,
+    rounds: int = 1, even: bool = False, device: str = CPU, one_pass: bool | None = None, biases: bool | None = None,
+    starts: int | None = None, seed: int | None = None, threads: int | None = None, memory: int | None = None,
+    executor: Executor | None = None, progress: Progress | None = None, watch: Watch | None = None,
+) -> tuple[Checkpoint, Alignment]:  # fmt: skip
     """The source in the widths of a wider anchor `to`, which computes the same, and the alignment of that from the
     weights (docs/widths.md).
 
@@ -152,36 +120,16 @@ class Aligned:
 
 @checked
 def align(
-    sources: Sequence[Source],
-    anchor: int | Literal["universe"] | None = None,
-    *,
-    axes: str | Sequence[str] = "auto",
-    layers: str | int | Sequence[int] | None = None,
-    scaling: bool | None = None,
-    groups: Mapping[str, str] | None = None,
-    variants: Sequence[str] = (),
-    frame: Sequence[str] | None = None,
-    data: Task | Iterable[Batch] | None = None,
-    learn: Task | Learning | None = None,
-    start: Sequence[Alignment | None] | None = None,
-    device: str = CPU,
-    prove: bool = False,
-    follow: Follow = ignore,
-    rounds: int | None = None,
-    one_pass: bool | None = None,
-    biases: bool | None = None,
-    starts: int | None = None,
-    seed: int | None = None,
-    threads: int | None = None,
-    memory: int | None = None,
-    executor: Executor | None = None,
-    progress: Progress | None = None,
-    watch: Watch | None = None,
-    kind: str | None = None,
-    residual: str | None = None,
-    without: Collection[int] | None = None,
-    build: Build | None = None,
-) -> Aligned:
+    sources: Sequence[Source], anchor: int | Literal["universe"] | None = None, *,
+    axes: str | Sequence[str] = "auto", layers: str | int | Sequence[int] | None = None, scaling: bool | None = None,
+    groups: Mapping[str, str] | None = None, variants: Sequence[str] = (), frame: Sequence[str] | None = None,
+    data: Task | Iterable[Batch] | None = None, learn: Task | Learning | None = None,
+    start: Sequence[Alignment | None] | None = None, device: str = CPU, prove: bool = False, follow: Follow = ignore,
+    rounds: int | None = None, one_pass: bool | None = None, biases: bool | None = None, starts: int | None = None,
+    seed: int | None = None, threads: int | None = None, memory: int | None = None, executor: Executor | None = None,
+    progress: Progress | None = None, watch: Watch | None = None, kind: str | None = None,
+    residual: str | None = None, without: Collection[int] | None = None, build: Build | None = None,
+) -> Aligned:  # fmt: skip
     """Move all models onto the one numbered `anchor` (from 0); by default onto the one nearest to their mean.
 
     "universe": onto their running mean instead, until it settles or `rounds` are done (10), so that no model is

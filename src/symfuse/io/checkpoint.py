@@ -270,8 +270,8 @@ class Checkpoint(Lazy):
         """Write the model to a folder, by default one in the working folder with the name of the repository, and upload
         that to the Hugging Face hub; the URL there. The repository is made if it is not there.
 
-        private: of a new repository. token: by default the one of `hf auth login`. overwrite, max_shard_size, threads: as
-        in `save`. OutputError if the hub refuses: the folder stays then, too.
+        private: of a new repository. token: by default the one of `hf auth login`. overwrite, max_shard_size, threads:
+        as in `save`. OutputError if the hub refuses: the folder stays then, too.
         """
         place = output_place(repo_id.rpartition("/")[2] if folder is None else folder)
         require_upload(repo_id, place, token)
