@@ -60,7 +60,7 @@ def _checked(function: F, elsewhere: Callable[[Sequence[str]], str]) -> F:
         for name, value in signature.bind_partial(*args[:by_place], **kwargs).arguments.items():
             hint = _hints(function).get(name, Any)
             if name in options and not _fits(value, hint):
-                raise OptionError(f"{function.__name__}: {name} is {_found(value)}; expected {_words(hint)}")
+                raise OptionError(f"{function.__name__}: {name} is {_kind_of(value)}; expected {_words(hint)}")
         signature.bind(*args, **kwargs)
         return function(*args, **kwargs)
 
@@ -113,11 +113,11 @@ def _all_fit(values: Any, hint: Any) -> bool:
     return not isinstance(values, list | tuple) or all(_fits(value, hint) for value in values)
 
 
-def _found(value: Any) -> str:
+def _kind_of(value: Any) -> str:
     if value is None or isinstance(value, str | int | float | os.PathLike):
         return f"{value!r:.60}"
     if isinstance(value, list | tuple) and len(value) < 4:
-        return f"[{', '.join(map(_found, value))}]"
+        return f"[{', '.join(map(_kind_of, value))}]"
     return _a(type(value).__name__)
 
 

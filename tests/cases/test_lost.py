@@ -16,7 +16,7 @@ import torch
 
 import symfuse
 from cases.disks import small_disk
-from command import everything, run
+from command import done, everything, run
 from symfuse.errors import CheckpointError, OutputError
 from symfuse.evaluation.landscape import _Journal
 from symfuse.io import Checkpoint
@@ -238,7 +238,7 @@ def test_d22_what_comes_while_the_run_works_is_kept_too(tmp_path: Path) -> None:
 
 def test_d22_what_libraries_write_is_replaced(tmp_path: Path) -> None:
     """The control: a folder with all kinds of files that belong to a model."""
-    out = model().save(tmp_path / "out", extra={"symfuse.json": "{}", "README.md": "card", "alignment-1.symfuse": ""})
+    out = model().save(tmp_path / "out", extra={"symfuse.json": "{}", "alignment-1.symfuse": ""})
     assert isinstance(out, Path)
     names = (
         "generation_config.json",
@@ -262,6 +262,20 @@ def test_d22_what_libraries_write_is_replaced(tmp_path: Path) -> None:
         (out / name).write_text("{}")
     model(2).save(out, overwrite=True)
     assert sorted(path.name for path in out.iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_d22_a_card_that_somebody_changed_is_not_replaced(place: Path) -> None:
+    done("merge", "a", "b", "-o", "out")
+    done("merge", "a", "b", "-o", "out", "--overwrite")
+    card = place / "out" / "README.md"
+    card.write_text(card.read_text("utf-8") + "\nWhat I found out about it.\n", "utf-8")
+    before = everything(place)
+    result = run("merge", "a", "b", "-o", "out", "--overwrite")
+    assert (result.exit_code, "what is no part of a model: README.md" in result.stderr) == (8, True)
+    (place / "out" / "symfuse.json").unlink()  # a card that somebody else wrote
+    assert run("merge", "a", "b", "-o", "out", "--overwrite").exit_code == 8
+    del before["out/symfuse.json"]
+    assert everything(place) == before
 
 
 def test_d22_on_the_command_line(place: Path) -> None:

@@ -260,7 +260,14 @@ def test_d47_patterns_leave_out_the_same_layers() -> None:
 def test_d48_options_run_with_a_note_where_they_change_nothing() -> None:
     Path("r.yml").write_text(DARE, "utf-8")
     words = ["--cuda", "--lazy-unpickle", "--copy-tokenizer", "--out-shard-size", "2B", "--allow-crimes", "-j", "1"]
-    words += ["--trust-remote-code", "--low-cpu-memory", "--transformers-cache=x", "--no-async-write", "-v"]
+    words += [
+        "--trust-remote-code",
+        "--low-cpu-memory",
+        "--transformers-cache=x",
+        "--no-async-write",
+        "-v",
+        "--no-quiet",
+    ]
     result = done("merge", "r.yml", "out", *words, "--random-seed", "7")
     for option in ("--cuda", "--lazy-unpickle", "--out-shard-size", "--transformers-cache", "--no-async-write", "-v"):
         assert f"symfuse: note: {option} is an option of mergekit: " in result.stderr
@@ -271,6 +278,12 @@ def test_d48_options_run_with_a_note_where_they_change_nothing() -> None:
     assert any(not torch.equal(found[name], other) for name, other in tensors_of(Path("other")).items())
     assert "seed: 7" in json.loads(Path("out/symfuse.json").read_text("utf-8"))["recipe"]
     assert "mergekit" not in done("merge", "r.yml", "quiet", "--lazy-unpickle", "--quiet").stderr
+    assert (
+        "symfuse: note: -j is an option of mergekit: it is --threads here"
+        in done("merge", "r.yml", "short", "-j1").stderr
+    )
+    wrong = run("merge", "r.yml", "never", "-jx")
+    assert (wrong.exit_code, "'x' is not a valid integer" in wrong.stderr) == (2, True)
 
 
 def test_d48_sizes_of_shards_are_bytes_as_in_mergekits_files() -> None:

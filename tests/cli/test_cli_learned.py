@@ -133,6 +133,31 @@ def test_options_are_those_of_learning(place: Path) -> None:
     compute_the_same("out", "p")
 
 
+def test_keep_and_teacher_are_those_of_learning(place: Path) -> None:
+    found = data(*PAIR, *LEARNED, "-o", "out", "--keep", "0.3", "--teacher", "2", "--distil", "1")["learning"]
+    assert (found["keep"], found["distil"]) == (0.3, 1.0)
+    assert Path(found["teacher"]).name == "a"
+    task = api.task(None, "t.txt", "a", batch_size=6, limit=18)
+    own = Learning(task, steps=2, keep=0.3, teacher=1, distil=1.0)
+    same = api.match("p", "a", axes="attention,ffn", learn=own)
+    assert Alignment.load("out/alignment.symfuse").to_bytes() == same.to_bytes()
+    other = data(*PAIR, *LEARNED, "-o", "other", "--teacher", "a", "--distil", "1")["learning"]
+    assert Path(other["teacher"]).name == "a"
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--teacher", "0", "--teacher is 0, expected 1 (SOURCE), 2 (the anchor) or another model"),
+        ("--teacher", "3", "--teacher is 3, expected 1 (SOURCE), 2 (the anchor) or another model"),
+        ("--keep", "2", "--keep is 2, expected barrier, midpoint or a λ from 0 to 1"),
+        ("--keep", "best", "--keep is best, expected barrier, midpoint or a λ from 0 to 1"),
+    ],
+)
+def test_keep_and_teacher_are_checked(place: Path, option: str, value: str, message: str) -> None:
+    refused(place, 2, message, *PAIR, *LEARNED, "-o", "out", option, value)
+
+
 @pytest.mark.slow
 def test_it_goes_on_from_its_journal(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save, calls = Journal.save, []

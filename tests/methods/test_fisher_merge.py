@@ -27,7 +27,7 @@ from symfuse.methods.fisher import fisher_of, log_likelihood, sampled, uniforms
 from symfuse.model import Model
 from symfuse.modules import canonical_names, live
 from symfuse.stats.statistics import Statistics
-from symfuse.transporting.statistics import moved_statistics
+from symfuse.transporting.statistics import transported_statistics
 
 
 def halves(label: str = "sequence") -> tuple[Task, Task]:
@@ -171,12 +171,15 @@ def test_of_an_aligned_model_they_are_the_transported_ones() -> None:
     data = task("sequence", batch_size=4, limit=9)
     alignment = permuted(a, ("ffn", "h"))
     before = symfuse.collect(a, data, "fisher", labels="given")
-    moved, anew = moved_statistics(before, alignment), symfuse.collect(alignment(a), data, "fisher", labels="given")
+    moved, anew = (
+        transported_statistics(before, alignment),
+        symfuse.collect(alignment(a), data, "fisher", labels="given"),
+    )
     assert_near(moved.tensors, anew.tensors)
     name = "encoder.layer.0.intermediate.dense.weight"
     assert not torch.allclose(before.tensors[name], anew.tensors[name], rtol=1e-2, atol=0.0)
     with pytest.raises(SymmetryError, match="rotated"):
-        moved_statistics(before, permuted(a, ("qk",)))
+        transported_statistics(before, permuted(a, ("qk",)))
 
 
 def test_statistics_taken_before_matching_are_not_those_of_the_aligned_model() -> None:
@@ -184,7 +187,7 @@ def test_statistics_taken_before_matching_are_not_those_of_the_aligned_model() -
     data, alignment = task("sequence", batch_size=4, limit=9), permuted(a, ("ffn",))
     before = [symfuse.collect(c, data, "fisher") for c in (a, b)]
     right = symfuse.merge(
-        [alignment(a), b], method="fisher", statistics=[moved_statistics(before[0], alignment), before[1]]
+        [alignment(a), b], method="fisher", statistics=[transported_statistics(before[0], alignment), before[1]]
     )
     with pytest.raises(IncompatibleError, match="another model"):
         symfuse.merge([alignment(a), b], method="fisher", statistics=before)
@@ -201,7 +204,7 @@ def test_what_cannot_be_is_said(tmp_path) -> None:  # type: ignore[no-untyped-de
     kept = Statistics.load(tmp_path / "f")
     assert all(torch.equal(kept.tensors[n], saved.tensors[n]) for n in saved.tensors)
     calls = [
-        ({}, "looks at data, and none are given"),
+        ({}, "needs data, and there are none"),
         ({"data": [data]}, "1 data for 2 models"),
         ({"data": data, "parameters": {"labels": "guessed"}}, "labels is 'guessed'"),
         ({"data": data, "parameters": {"scale": "max"}}, "scale is 'max'"),
@@ -268,7 +271,7 @@ def test_scales_and_floors_are_of_the_transported_information() -> None:
     alignment = random_alignment(symfuse.declare(relu), 1, axes=("ffn",), largest=True)
     aligned, other = alignment(relu), beside(relu, 0.1, 1, "b")
     before, of_other = (symfuse.collect(c, data, "fisher", labels="given") for c in (relu, other))
-    moved, anew = moved_statistics(before, alignment), symfuse.collect(aligned, data, "fisher", labels="given")
+    moved, anew = transported_statistics(before, alignment), symfuse.collect(aligned, data, "fisher", labels="given")
     for key in ("mean", "norm"):
         assert abs(before.totals[key] / anew.totals[key] - 1) > 1e-2
         assert abs(moved.totals[key] / anew.totals[key] - 1) < 1e-5

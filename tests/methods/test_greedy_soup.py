@@ -13,12 +13,12 @@ from symfuse.errors import CheckpointError, OptionError
 from symfuse.evaluation import Task, measure, read_records
 from symfuse.evaluation.tasks import make_task
 from symfuse.io import Checkpoint
-from symfuse.methods import Found, learn, lookup
+from symfuse.methods import Fitted, learn, lookup
 from symfuse.model import Model
 from symfuse.modules import live
 
 
-def soups(found: list[Checkpoint], task: Task, **options: str) -> Found:
+def soups(found: list[Checkpoint], task: Task, **options: str) -> Fitted:
     models = [Model.of(one) for one in found]
     given = learn(lookup("greedy_soup"), models, tasks=[task] * len(models), parameters=options)
     assert given is not None

@@ -17,7 +17,7 @@ from symfuse.errors import IncompatibleError, OptionError, SymmetryError
 from symfuse.matching.problem import ROTATABLE
 from symfuse.methods.regmean import gram_of, regmean
 from symfuse.model import Model
-from symfuse.transporting.statistics import moved_statistics
+from symfuse.transporting.statistics import transported_statistics
 
 NAME = "bert.encoder.layer.1.output.dense.weight"
 
@@ -49,7 +49,7 @@ def test_aligned_models_take_transported_statistics() -> None:
     before = [symfuse.collect(c, data, "gram") for c in (a, b)]
     moved = alignment(a)
     anew = symfuse.merge([moved, b], method="regmean", data=data)
-    after = moved_statistics(before[0], alignment)
+    after = transported_statistics(before[0], alignment)
     carried = symfuse.merge([moved, b], method="regmean", statistics=[after, before[1]])
     for name in anew:
         torch.testing.assert_close(carried[name], anew[name], rtol=1e-4, atol=1e-5)
@@ -86,7 +86,7 @@ def test_statistics_of_another_kind_and_frame_are_refused() -> None:
     gpt, other = pair("causal")
     rotated = symfuse.match(other, to=gpt, axes=("residual",), frame=ROTATABLE)
     with pytest.raises(SymmetryError, match="rewrites the model first"):
-        moved_statistics(symfuse.collect(other, task("causal"), "gram"), rotated)
+        transported_statistics(symfuse.collect(other, task("causal"), "gram"), rotated)
     assert not gram.notes()
 
 

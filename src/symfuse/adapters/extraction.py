@@ -36,7 +36,7 @@ TASKS: Mapping[str, tuple[str | None, tuple[str, ...]]] = {
 }
 # What peft refuses to hold as a whole.
 CONTAINERS = (nn.ModuleDict, nn.ModuleList, nn.ParameterDict, nn.ParameterList)
-NO_FACTORS = "no layer that peft adapts, or not chosen; save_rest (--save-rest) saves it as a whole"
+NO_FACTORS = "no layer that peft adapts, or not selected; save_rest (--save-rest) saves it as a whole"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -132,14 +132,14 @@ def extract(
     _require_same_tensors(finetuned, base)
     task, heads = _task(base, layers)
     linear = _linear(base, heads, layers)
-    chosen = _chosen(linear, modules, exclude)
+    selected = _selected(linear, modules, exclude)
     factors: dict[str, Factors] = {}
     rest: dict[str, float] = {}
     for name in _floating(finetuned, base, linear):
         delta = _difference(finetuned, base, name)
         norm = float(torch.linalg.vector_norm(delta, dtype=torch.float64))
         module = name.removesuffix(".weight")
-        if norm and name.endswith(".weight") and module in chosen:
+        if norm and name.endswith(".weight") and module in selected:
             turned = delta.T if layers.transposed(module) else delta
             least = rank if layers.together(module) else 1
             factors[module] = factorise(module, turned, rank, alpha, dtype, least)
@@ -153,7 +153,7 @@ def extract(
     left_out = {name: norm for name, norm in rest.items() if name not in saved}
     reasons = {name: refused.get(_owner(name), NO_FACTORS) for name in left_out}
     if not factors:
-        raise IncompatibleError(f"{finetuned.name} and {base.name} differ in no linear layer that was chosen")
+        raise IncompatibleError(f"{finetuned.name} and {base.name} differ in no selected linear layer")
     config = _config(base, factors, saved, rank, alpha, task, heads)
     config["fan_in_fan_out"] = any(map(layers.transposed, factors))
     tensors = {name: finetuned[name].contiguous() for name in saved}
@@ -210,7 +210,7 @@ def _linear(base: Checkpoint, heads: Sequence[str], layers: Layers) -> list[str]
     ]
 
 
-def _chosen(linear: Sequence[str], modules: Sequence[str], exclude: Sequence[str]) -> set[str]:
+def _selected(linear: Sequence[str], modules: Sequence[str], exclude: Sequence[str]) -> set[str]:
     def matching(pattern: str) -> set[str]:
         try:
             result = set(filter(module_pattern(pattern), linear))

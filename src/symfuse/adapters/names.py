@@ -45,9 +45,9 @@ def match(names: Collection[str], base: Checkpoint, adapter: str) -> dict[str, s
         result = {name: files[one] for name in names if (one := known.spelt(name, files)) is not None}
         if len(result) == len(names):
             return result
-    candidates = [pair for pair in _prefixes(names, base) if all(_moved(name, *pair) in base for name in names)]
+    candidates = [pair for pair in _prefixes(names, base) if all(_renamed(name, *pair) in base for name in names)]
     if len(candidates) == 1:
-        return {name: _moved(name, *candidates[0]) for name in names}
+        return {name: _renamed(name, *candidates[0]) for name in names}
     absent = [name for name in names if name not in base]
     fits = f"{len(candidates)} prefixes fit" if candidates else "no prefix fits"
     raise CheckpointError(
@@ -65,7 +65,7 @@ def _prefixes(names: Iterable[str], base: Checkpoint) -> list[tuple[str, str]]:
     return sorted(longer | shorter)
 
 
-def _moved(name: str, off: str, on: str) -> str:
+def _renamed(name: str, off: str, on: str) -> str:
     return on + name.removeprefix(off) if name.startswith(off) else ""
 
 

@@ -11,7 +11,7 @@ from symfuse.groups import Group, Invertible, Permutation, Rotary
 from symfuse.spec import Axis, Shift
 
 ROTARY = Rotary()
-ALIBI = "ALiBi: each head has the slope of its place"  # why heads stay
+ALIBI = "ALiBi: the slope of a head depends on its number"  # why heads stay
 
 
 def linear(name: str, out: str, read: str = "residual*", *, bias: bool = True) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +22,23 @@ LEARNING_OPTIONS = ("validation", "both", "start", *_SETTINGS)
 HEARD = 32  # batches of activations to start from
 
 
-def _point(value: str | None) -> str | float | None:
-    """A number where it is one."""
-    try:
-        return value if value is None else float(value)
-    except ValueError:
+def _point(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | float | None:
+    """A λ where it is a number."""
+    if value in (None, "barrier", "midpoint"):
         return value
+    with suppress(ValueError):
+        if 0 <= float(value) <= 1:
+            return float(value)
+    raise click.UsageError(f"--keep is {value}, expected barrier, midpoint or a λ from 0 to 1")
+
+
+def _teacher(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | int | None:
+    """The number of one of the two models, from 0, where it is a number."""
+    if value is None or not value.isdecimal():
+        return value
+    if value not in ("1", "2"):
+        raise click.UsageError(f"--teacher is {value}, expected 1 (SOURCE), 2 (the anchor) or another model")
+    return int(value) - 1
 
 
 learning_options = grouped(
@@ -42,12 +54,12 @@ learning_options = grouped(
     ),
     click.option(
         "--teacher",
-        callback=lambda _ctx, _param, value: int(value) - 1 if str(value).isdecimal() else value,
+        callback=_teacher,
         help="Predictions to learn from: 1 (SOURCE), 2 (the anchor) or another model. Default: their mean.",
     ),
     click.option(
         "--keep",
-        callback=lambda _ctx, _param, value: _point(value),
+        callback=_point,
         help="Keep the step of the least barrier (default), or loss at the midpoint or at a λ: 0.3.",
     ),
     click.option(

@@ -73,6 +73,7 @@ OF_MERGES: Mapping[str, Spelling] = {
     "--safe-serialization": Spelling(
         "the output is always safetensors", off="symfuse writes safetensors only, since pickles can run code"
     ),
+    "--quiet": Spelling(),
     "--clone-tensors": Spelling("layers can always be repeated"),
     "--transformers-cache": Spelling("models come from the hub's own cache, HF_HUB_CACHE", takes=True),
     "--lora-merge-cache": Spelling(_ADAPTERS, takes=True),
@@ -108,7 +109,7 @@ class ForMergekit(Command):
             if word == "--":
                 yield from (word, *rest)
                 return
-            option, equals, value = word.partition("=")
+            option, equals, value = self._split(word)
             positive = option.replace("--no-", "--", 1)
             spelling = None if option in own else self.spellings.get(option) or self.spellings.get(positive)
             if spelling is None or (option != positive and spelling.takes):
@@ -124,6 +125,13 @@ class ForMergekit(Command):
             note = "this is what happens anyway" if off else spelling.note if there else Spelling.note
             notes.append(f"{option} is an option of mergekit: {note}")
             yield from words if there else ()
+
+    def _split(self, word: str) -> tuple[str, str, str]:
+        """Option, separator and value of `--option=value`, or of a short option with its value behind it (-j1)."""
+        short = self.spellings.get(word[:2])
+        if short is not None and short.takes and len(word) > 2 and not word.startswith("--"):
+            return word[:2], "=", word[2:].removeprefix("=")
+        return word.partition("=")
 
 
 class Extracting(ForMergekit):

@@ -54,7 +54,7 @@ def transport(
     from symfuse import api
     from symfuse.reports import transport_card, transport_run
 
-    model_of = api.moved_model(alignment)
+    model_of = api.aligned_model_of(alignment)
     inputs = (thing, alignment, *(Path(folder) for folder in (base, model_of) if folder))
     api.check_target(output, overwrite=None, inputs=[path for path in inputs if path.exists()])
     model = None if base is None else open_model(out, base)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
+from hashlib import sha256
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -29,10 +31,13 @@ TOKENIZER = re.compile(
 
 # What else a folder that symfuse, transformers or sentence-transformers wrote has: all of it can be written again.
 WRITTEN = re.compile(
-    r"config\.json|symfuse\.json|README\.md|alignment[^/]*|alignments/[^/]+|\.symfuse-unfinished"
+    r"config\.json|symfuse\.json|alignment[^/]*|alignments/[^/]+|\.symfuse-unfinished"
     r"|(model|pytorch_model|diffusion_pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)(\.index\.json)?"
     r"|\d+_\w+/(model\.safetensors|pytorch_model\.bin)"
 )
+
+# The model card, the run as data, and its key for the card's digest: a card that somebody changed is theirs.
+CARD, RUN, CARD_DIGEST = "README.md", "symfuse.json", "card_sha256"
 
 WEIGHTS = re.compile(r"([^/]+?)(?:-\d+-of-\d+)?\.safetensors(?:\.index\.json)?")
 
@@ -53,7 +58,16 @@ def _is_of_model(folder: Place, path: Place) -> bool:
         inside = [] if path.is_symlink() else entries(path)
         return bool(inside) and all(_is_of_model(folder, one) for one in inside)
     name = below(folder, path).as_posix()
+    if name == CARD:
+        return _is_as_written(path, folder / RUN)
     return any(one.fullmatch(name) for one in (WRITTEN, COMPANION)) or name in _weights_of_one(folder)
+
+
+def _is_as_written(card: Place, run: Place) -> bool:
+    """Whether symfuse wrote this model card, and nobody changed it since."""
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        return bool(json.loads(run.read_bytes())[CARD_DIGEST] == sha256(card.read_bytes()).hexdigest())
+    return False
 
 
 def companions(folder: Place) -> list[PurePosixPath]:

@@ -1,4 +1,4 @@
-"""Matching from weights: for each axis instance the best element, given all the others.
+"""Matching from weights: for each axis instance the best element while all others stay fixed.
 
 Attention and feed-forward axes do not meet each other in any tensor part, so with the residual stream and the order of
 heads fixed one pass in any order is the optimum; the instances are solved in parallel threads, one BLAS thread each.
@@ -36,7 +36,7 @@ from symfuse.stats import weight_moments, workspace
 
 @dataclass(frozen=True)
 class Step:
-    """What matching one axis instance gave.
+    """The result of matching one axis instance.
 
     before, after: the squared distance over the tensors that the axis touches. units: how many elements (heads, or
     blocks of neurons) it has; moved: how many of them are not the identity. seconds: of its own thread.
@@ -181,7 +181,7 @@ class _Parts:
         instances = [i for i in self.groups if i not in self.meeting and (not self.meeting or self.rules.get(i))]
         work = _Solve(_Pair(self.spec, source, anchor), self.groups, self.rules)
         running = executor.start(work, instances, memory=lambda i: workspace(self.spec, i, self.groups[i]))
-        solved: dict[Instance, tuple[_Found, Step]] = {}
+        solved: dict[Instance, tuple[_Solution, Step]] = {}
         try:
             for done in running:
                 solved[done.item] = done.result
@@ -193,18 +193,19 @@ class _Parts:
         shifts: dict[str, Tensor] = {}
         steps = []
         for instance in instances:  # in this order, so that sums round the same whoever was first
-            found, step = solved[instance]
-            if found.moved:
-                elements[instance] = found.element
-            for name, t in found.shifts.items():
+            solution, step = solved[instance]
+            if solution.changed:
+                elements[instance] = solution.element
+            for name, t in solution.shifts.items():
                 shifts[name] = shifts[name] + t if name in shifts else t
             steps.append({key: value for key, value in asdict(step).items() if key != "seconds"})
         return Alignment(self.spec, elements, {n: t for n, t in shifts.items() if bool(t.any())}), steps
 
 
 @dataclass(frozen=True)
-class _Found:
-    """The solution of one instance, on the processor; before and after: the squared distance over all that it moves."""
+class _Solution:
+    """The solution of one instance, on the processor. before, after: the squared distance over the tensors that the
+    axis acts on. changed: how many of its units are not the identity."""
 
     group: str
     element: Element
@@ -212,7 +213,7 @@ class _Found:
     before: float
     after: float
     units: int
-    moved: int
+    changed: int
 
 
 @dataclass(frozen=True)
@@ -223,12 +224,12 @@ class _Pair:
     source: Model
     anchor: Model
 
-    def solve(self, instance: Instance, group: Group, rules: list[Shift]) -> _Found:
+    def solve(self, instance: Instance, group: Group, rules: list[Shift]) -> _Solution:
         """The best element of one axis instance, and the best translations of its biases.
 
-        A free translation (keys) takes its bias out of the matter. One that is paid for in another bias (values) leaves
-        two candidates, the element that is best without that bias and the one that is best with it; the second is tried
-        where the biases matter. The identity is the third, with translations of its own.
+        A free translation (keys) takes its bias out of the objective. One that is paid for in another bias (values)
+        leaves two candidates, the element that is best without that bias and the one that is best with it; the second
+        is tried where the biases matter. The identity is the third, with translations of its own.
         """
         free = {(rule.bias, rule.axis) for rule in rules if rule.into is None}
         paid = {(rule.bias, rule.axis) for rule in rules if rule.into is not None}
@@ -240,19 +241,19 @@ class _Pair:
 
         start = before.sum().item() + translated(None)[1]
         shifts, rest = translated(element)
-        found = [(after.sum().item() + rest, element, shifts, int(better.sum()))]
-        if rest > BIASES_MATTER * found[0][0]:
+        candidates = [(after.sum().item() + rest, element, shifts, int(better.sum()))]
+        if rest > BIASES_MATTER * candidates[0][0]:
             biases = self._moments(instance, group, free, only=paid)
-            other, _, _, moved = improve(group, add(moments, biases))
+            other, _, _, changed = improve(group, add(moments, biases))
             shifts, rest = translated(other)
-            found.append((objective(other, moments).sum().item() + rest, other, shifts, int(moved.sum())))
-        if min(found, key=_cost)[0] > start:
+            candidates.append((objective(other, moments).sum().item() + rest, other, shifts, int(changed.sum())))
+        if min(candidates, key=_cost)[0] > start:
             identity = group.identity(element.size, element.batch)
             shifts, rest = translated(identity)
-            found.append((before.sum().item() + rest, identity, shifts, 0))
-        cost, best, shifts, moved_units = min(found, key=_cost)
+            candidates.append((before.sum().item() + rest, identity, shifts, 0))
+        cost, best, shifts, changed_units = min(candidates, key=_cost)
         shifts = {name: t.cpu() for name, t in shifts.items()}
-        return _Found(group.label, best.to(CPU), shifts, start, cost, before.numel(), moved_units)
+        return _Solution(group.label, best.to(CPU), shifts, start, cost, before.numel(), changed_units)
 
     def _moments(
         self,
@@ -274,11 +275,11 @@ class _Solve:
     groups: Mapping[Instance, Group]
     rules: Mapping[Instance, list[Shift]]
 
-    def __call__(self, instance: Instance, _stop: threading.Event) -> tuple[_Found, Step]:
+    def __call__(self, instance: Instance, _stop: threading.Event) -> tuple[_Solution, Step]:
         start = time.perf_counter()
-        found = self.pair.solve(instance, self.groups[instance], self.rules.get(instance, []))
-        about = (str(instance), found.group, found.before, found.after, found.units, found.moved)
-        return found, Step(*about, time.perf_counter() - start)
+        solution = self.pair.solve(instance, self.groups[instance], self.rules.get(instance, []))
+        about = (str(instance), solution.group, solution.before, solution.after, solution.units, solution.changed)
+        return solution, Step(*about, time.perf_counter() - start)
 
 
 def _cost(candidate: tuple[float, Element, Mapping[str, Tensor], int]) -> float:

@@ -1,4 +1,4 @@
-"""Many models without an anchor: all are moved onto their running mean, until it settles (generalised Procrustes,
+"""Many models without an anchor: all are aligned with their running mean, until it settles (generalised Procrustes,
 Gower 1975; for networks Crisostomi et al. 2024, C²M³). Going from one model to another through the mean is consistent
 along every cycle by construction."""
 
@@ -47,25 +47,25 @@ def match_universe(models: Sequence[Model], *, rounds: int = ROUNDS, **options: 
     asked = (options.get("axes", AUTO), options.get("groups"), options.get("frame"), options.get("variants", ()))
     options["axes"], options["frame"], _ = usual(models, *asked)  # the same for all, whatever their mean
     anchor = models[nearest_to_mean(models)]
-    found = [match_models(model, anchor, **options) for model in models]  # the anchor's is that of its frame
-    plain = [Alignment(g.spec, {}, frame=g.frame, variants=g.variants) for g in found]
-    curve = [spread(_moved(models, plain)), spread(_moved(models, found))]
+    alignments = [match_models(model, anchor, **options) for model in models]  # the anchor's is that of its frame
+    plain = [Alignment(g.spec, {}, frame=g.frame, variants=g.variants) for g in alignments]
+    curve = [spread(_aligned(models, plain)), spread(_aligned(models, alignments))]
     options = options | {"starts": 1}
     for _ in range(rounds):
-        moved = _moved(models, found)
-        mean = _mean(moved)
-        more = [match_models(model, mean, **options) @ g for model, g in zip(moved, found, strict=True)]
-        left = spread(_moved(models, more))
+        aligned = _aligned(models, alignments)
+        mean = _mean(aligned)
+        more = [match_models(model, mean, **options) @ g for model, g in zip(aligned, alignments, strict=True)]
+        left = spread(_aligned(models, more))
         if left > curve[-1]:
             break
-        gain, found = curve[-1] - left, more
+        gain, alignments = curve[-1] - left, more
         curve.append(left)
         if gain <= SETTLED * left:
             break
-    return Universe(tuple(found), tuple(curve))
+    return Universe(tuple(alignments), tuple(curve))
 
 
-def _moved(models: Sequence[Model], alignments: Sequence[Alignment]) -> list[Model]:
+def _aligned(models: Sequence[Model], alignments: Sequence[Alignment]) -> list[Model]:
     return [Model.of(alignment(model.checkpoint)) for model, alignment in zip(models, alignments, strict=True)]
 
 

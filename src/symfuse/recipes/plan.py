@@ -137,7 +137,7 @@ def plan_recipe(
         if part.by_layer:
             layers = [_layers(part, s, opened, template, i) for s in slices for i in range(s.length)]
             stack = _stack(config, part, opened[template], layers)
-            stacks += [stack] if stack is not None and stack.moved else []
+            stacks += [stack] if stack is not None and stack.changed else []
         skip = dropped | (spec.tensors.keys() - part.names)
         try:
             outputs |= merge_slices(

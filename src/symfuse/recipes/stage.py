@@ -16,7 +16,7 @@ from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
 from symfuse.io.companions import is_of_tokenizer
 from symfuse.messages import some, suggestion
-from symfuse.methods import Found
+from symfuse.methods import Fitted
 from symfuse.model import Model, require_same_shape
 from symfuse.model.undeclared import LAYER
 from symfuse.recipes.effect import without_effect
@@ -55,7 +55,7 @@ class Stage:
     vocabulary: Vocabulary | None = None
     alignments: Mapping[ModelRef, Alignment] = field(default_factory=dict)
     anchor: ModelRef | None = None
-    learned: Found | None = None
+    learned: Fitted | None = None
 
     @property
     def changed(self) -> bool:
