@@ -35,12 +35,12 @@ from symfuse.transporting import Transported, aligned_model_of
 from symfuse.verification import Proof, Verification
 
 __all__ = [
-    "AUTO", "METHODS", "WORDS", "Adapter", "Aligned", "Alignment", "Barrier", "Checkpoint", "Distance", "Draft", "How",
-    "Landscape", "Learning", "Place", "Progress", "Proof", "Ray", "Recipe", "Remote", "Report", "Score", "Shown",
-    "Source", "Spec", "Statistics", "Target", "Task", "Transported", "Verification", "align", "aligned_model_of", "barrier",
-    "check", "check_all", "check_space", "check_target", "collect", "declare", "evaluate", "events", "extract_lora", "is_other",
-    "keep_freed_memory", "landscape", "lookup", "match", "merge", "merge_recipe", "nearest",
-    "open_checkpoint", "overlap", "parse_recipe", "parse_size", "place_of", "prove", "read_recipes", "read_value",
-    "recipe_of", "relate", "require", "require_axes", "require_upload", "rewrite", "run", "suggest", "task",
-    "task_of_models", "to_module", "together", "transport", "upload", "verify", "widen",
+    "AUTO", "Adapter", "Aligned", "Alignment", "Barrier", "Checkpoint", "Distance", "Draft", "How", "Landscape",
+    "Learning", "METHODS", "Place", "Progress", "Proof", "Ray", "Recipe", "Remote", "Report", "Score", "Shown",
+    "Source", "Spec", "Statistics", "Target", "Task", "Transported", "Verification", "WORDS", "align",
+    "aligned_model_of", "barrier", "check", "check_all", "check_space", "check_target", "collect", "declare",
+    "evaluate", "events", "extract_lora", "is_other", "keep_freed_memory", "landscape", "lookup", "match", "merge",
+    "merge_recipe", "nearest", "open_checkpoint", "overlap", "parse_recipe", "parse_size", "place_of", "prove",
+    "read_recipes", "read_value", "recipe_of", "relate", "require", "require_axes", "require_upload", "rewrite", "run",
+    "suggest", "task", "task_of_models", "to_module", "together", "transport", "upload", "verify", "widen",
 ]  # fmt: skip
