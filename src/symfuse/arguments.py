@@ -32,6 +32,15 @@ _WORDS = {str: "a text", int: "a whole number", type(None): "null", list: "a lis
 def checked(function: F) -> F:
     """The function, which raises OptionError for an option that it does not have, naming the nearest one, and for the
     first argument that is not what its annotation says. A text is no list, a switch no number."""
+    return checked_with(lambda _names: "")(function)
+
+
+def checked_with(elsewhere: Callable[[Sequence[str]], str]) -> Callable[[F], F]:
+    """`checked`, with the words for options that are not the function's own, by their names, or "" for no words."""
+    return lambda function: _checked(function, elsewhere)
+
+
+def _checked(function: F, elsewhere: Callable[[Sequence[str]], str]) -> F:
     signature = inspect.signature(function)
     named = [name for name, one in signature.parameters.items() if one.kind is not one.VAR_KEYWORD]
     options = [name for name in named if name not in ("self", "cls")]
@@ -43,12 +52,13 @@ def checked(function: F) -> F:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        for name in () if anything else kwargs:
-            if name not in options:
-                from symfuse.messages import suggestion  # here, as io has checked functions itself
+        if unknown := [] if anything else [name for name in kwargs if name not in options]:
+            from symfuse.messages import suggestion  # here, as io has checked functions itself
 
-                near = suggestion(name, options)
-                raise OptionError(f"{function.__name__} has no option {name!r}{near}; it has {', '.join(options)}")
+            if where := elsewhere(unknown):
+                raise OptionError(f"{function.__name__}: {where}")
+            near = suggestion(unknown[0], options)
+            raise OptionError(f"{function.__name__} has no option {unknown[0]!r}{near}; it has {', '.join(options)}")
         for name, value in signature.bind_partial(*args[:by_place], **kwargs).arguments.items():
             hint = _hints(function).get(name, Any)
             if name in options and not _fits(value, hint):

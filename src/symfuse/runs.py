@@ -288,7 +288,7 @@ def _body(run: Run) -> list[str]:
     rows = [f"- `{name}`{'' if weight is None else f', weight {weight:g}'}" for name, weight in own.items()]
     lines = [*about(run), *_proof(run), "", "Made from:", "", *rows, ""]
     if "tokenizer" in run:
-        lines += [f"It has config and dtypes of `{run['base']}` ({run['why base']}), {run['tokenizer']}.", ""]
+        lines += [f"It has config and dtypes of `{run['base']}` ({run['why_base']}), {run['tokenizer']}.", ""]
     papers = dict.fromkeys(one["paper"] for one in (run, *run.get("alignments", ())) if one.get("paper"))
     lines += ["Methods:", "", *(f"- {paper}" for paper in papers), ""] if papers else []
     return lines + (["```yaml", run["recipe"].rstrip(), "```", ""] if "recipe" in run else [])

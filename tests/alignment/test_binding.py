@@ -214,7 +214,7 @@ def test_provenance_says_from_what_and_nothing_of_the_clock(tmp_path: Path) -> N
     g = match(a, b, progress=lambda step, _total: seconds.append(step.seconds))
     assert g.provenance["source"] == open_checkpoint(a).lineage()
     assert g.provenance["anchor"] == open_checkpoint(b).lineage()
-    assert g.provenance["source"].keys() == {"name", "folder", "sha256", "sha256 of"}
+    assert g.provenance["source"].keys() == {"name", "folder", "sha256", "sha256_of"}
     assert len(seconds) == len(g.provenance["steps"])
     assert min(seconds) > 0
     for step in g.provenance["steps"]:

@@ -195,7 +195,7 @@ class Alignment:
     def inverse(self) -> Alignment:
         """The alignment that undoes this one."""
         elements = {i: g for i in self.elements if (g := inverse(self.spec, self.elements, i)) is not None}
-        back = replace(self, elements=elements, shifts={}, gauges={}, provenance={"inverse of": dict(self.provenance)})
+        back = replace(self, elements=elements, shifts={}, gauges={}, provenance={"inverse_of": dict(self.provenance)})
         shifts = {name: -back.move(name, t) for name, t in self.shifts.items()}
         return replace(back, shifts=shifts, gauges={n: -back.move(bias_of(n), v) for n, v in self.gauges.items()})
 

@@ -209,8 +209,8 @@ class Draft:
             "axes": {n: a.group.name if a.group else None for n, a in self.axes.items()},
             "biases": [[s.bias, s.axis, s.into] for s in self.shifts],
             "trials": [vars(trial) for trial in self.trials],
-            "not placed": self.unplaced,
-            "next steps": self.next_steps,
+            "not_placed": self.unplaced,
+            "next_steps": self.next_steps,
             "source": self.source(),
         }
 

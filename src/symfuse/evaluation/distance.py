@@ -61,9 +61,10 @@ class Piece:
 
 @dataclass(frozen=True)
 class Distance:
-    """The distance of two models as the pieces that add up to it."""
+    """The distance of two models as the pieces that add up to it. after: what is left once an alignment is applied."""
 
     pieces: tuple[Piece, ...]
+    after: Distance | None = None
 
     @property
     def whole(self) -> Gap:
@@ -103,7 +104,8 @@ class Distance:
     )
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON; parts by axis, layer and tensor are squared distances, which add up. No number is null."""
+        """As JSON; parts by axis, layer and tensor are squared distances, which add up. No number is null. `after` is
+        there if an alignment was applied."""
 
         def parts(key: str) -> list[dict[str, Any]]:
             shares = self.shares(key)
@@ -113,7 +115,8 @@ class Distance:
             ]
 
         whole = {name: finite(getattr(self, name)) for name in ("euclidean", "relative", "cosine")}
-        return {"schema": SCHEMA, **whole} | {f"by_{key}": parts(key) for key in ("axis", "layer", "tensor")}
+        after = {} if self.after is None else {"after": self.after.to_dict()}
+        return {"schema": SCHEMA, **whole} | {f"by_{key}": parts(key) for key in ("axis", "layer", "tensor")} | after
 
 
 def finite(number: float) -> float | None:

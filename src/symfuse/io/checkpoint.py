@@ -130,7 +130,7 @@ class Checkpoint(Lazy):
     def lineage(self, *, compute: bool = False) -> dict[str, Any]:
         """What tells this model from others: name, folder, and a sha256 over names, dtypes, shapes, some numbers of
         each tensor, and adapters as a whole; of a model that is computed (aligned, merged) its name for the numbers,
-        or with `compute` its numbers too: the sha256 is then that of the model when it is saved. "sha256 of" says which
+        or with `compute` its numbers too: the sha256 is then that of the model when it is saved. "sha256_of" says which
         numbers: two models that differ in others alone have the same.
         """
         computed = self.computed and not compute
@@ -148,7 +148,7 @@ class Checkpoint(Lazy):
             digest.update(path.read_bytes())
         folder = None if self.folder is None else str(self.folder)
         of = NAMED if computed else SAMPLED
-        return {"name": self.name, "folder": folder, "sha256": digest.hexdigest(), "sha256 of": of}
+        return {"name": self.name, "folder": folder, "sha256": digest.hexdigest(), "sha256_of": of}
 
     def state(self) -> list[tuple[str, int, int | str, tuple[int, ...]]]:
         """Name, size, times of change and inode of every file that the model is read from: equal if none was written
@@ -262,24 +262,26 @@ class Checkpoint(Lazy):
         *,
         private: bool | None = None,
         token: str | None = None,
-        **options: Any,
+        overwrite: bool = False,
+        max_shard_size: int | str = "5GB",
+        threads: int | None = None,
     ) -> str:
         """Write the model to a folder, by default one in the working folder with the name of the repository, and upload
         that to the Hugging Face hub; the URL there. The repository is made if it is not there.
 
-        private: of a new repository. token: by default the one of `hf auth login`. options: of `save`. OutputError if
-        the hub refuses: the folder stays then, too.
+        private: of a new repository. token: by default the one of `hf auth login`. overwrite, max_shard_size, threads:
+        as in `save`. OutputError if the hub refuses: the folder stays then, too.
         """
         place = output_place(repo_id.rpartition("/")[2] if folder is None else folder)
         require_upload(repo_id, place, token)
-        self.save(place, **options)
+        self.save(place, overwrite=overwrite, max_shard_size=max_shard_size, threads=threads)
         assert isinstance(place, Path)
         return upload(place, repo_id, private=private, token=token)
 
 
 def is_other(lineage: Mapping[str, Any], than: Mapping[str, Any]) -> bool:
     """Whether two lineages are of different models, as far as both say: their sha256 is over the same, and differs."""
-    one, other = ((known.get("sha256"), known.get("sha256 of")) for known in (lineage, than))
+    one, other = ((known.get("sha256"), known.get("sha256_of")) for known in (lineage, than))
     return None not in (one[0], other[0]) and one[1] == other[1] and one[0] != other[0]
 
 

@@ -159,7 +159,8 @@ def _known_type(checkpoint: Checkpoint) -> str:
     if model_type not in transformers.CONFIG_MAPPING:
         raise CheckpointError(
             f"{checkpoint.name}: transformers {transformers.__version__} has no model_type {model_type!r}, so "
-            "the model cannot be run; give verify a `runner`, or skip the check"
+            "the model cannot be run; install a transformers that has it, leave the proof out (--no-verify), or "
+            "check it from Python: symfuse.verify(before, after, runner=…)"
         )
     return model_type
 

@@ -65,8 +65,8 @@ def transport_adapter(
         notes += (f"{CONFIG} still names {config.base!r} as the base; the adapter is of its aligned form (--new-base)",)
     written |= {"lora_bias": True} if moving.lora_bias else {}
     text = json.dumps(written, indent=2, sort_keys=True) + "\n"
-    details: dict[str, Any] = {"base": config.base, "new base": written.get("base_model_name_or_path")}
-    details |= {"modules": len(moving.factors), "whole tensors": len(moving.whole), "lora_bias": moving.lora_bias}
+    details: dict[str, Any] = {"base": config.base, "new_base": written.get("base_model_name_or_path")}
+    details |= {"modules": len(moving.factors), "whole_tensors": len(moving.whole), "lora_bias": moving.lora_bias}
     return Transported(
         "adapter",
         computed(folder.name, infos, compute),
