@@ -221,7 +221,7 @@ def test_weights_that_are_no_floats_are_not_rotated(folders: Path, dtype: torch.
 def test_a_moved_tensor_that_does_not_fit_its_dtype(folders: Path) -> None:
     """60000 fits in float16, and a rotation of two of them does not; without the proof as well."""
     edit(folders / "a", lambda t: t.update({n: x.sign().mul(6e4).half() for n, x in t.items() if "self.query" in n}))
-    words = "the moved tensor does not fit in float16, the dtype of a"
+    words = "the aligned tensor does not fit in float16, the dtype of a"
     for more in ((), ("--no-verify",)):
         refused(folders, 5, words, "align", "a", "--to", "b", "-o", "out", "--no-scaling", *more)
 

@@ -202,7 +202,7 @@ def test_what_cannot_be_is_said(tmp_path) -> None:  # type: ignore[no-untyped-de
     kept = Statistics.load(tmp_path / "f")
     assert all(torch.equal(kept.tensors[n], saved.tensors[n]) for n in saved.tensors)
     calls = [
-        ({}, "looks at data, and none are given"),
+        ({}, "needs data, and there are none"),
         ({"data": [data]}, "1 data for 2 models"),
         ({"data": data, "labels": "guessed"}, "labels is 'guessed'"),
         ({"data": data, "scale": "max"}, "scale is 'max'"),

@@ -214,7 +214,7 @@ def test_statistics_say_of_which_labels_they_are(place: Path) -> None:
     for name, labels in (("a", "given"), ("b", "sampled")):
         done("collect", name, "--labels", labels, "--data", f"{name}.csv", "-o", f"{name}-f")
     found = done("merge", "a", "b", "-o", "out", "--method", "fisher", "--statistics", "a-f", "--statistics", "b-f")
-    assert "of some models is of sampled labels, of others of given ones" in " ".join(found.output.split())
+    assert "of some models uses sampled labels, that of others the labels of the data" in " ".join(found.output.split())
     document = json.loads(Path("out/symfuse.json").read_text("utf-8"))
     assert document["learned"]["labels"] == ["given", "sampled"]
 

@@ -1,4 +1,4 @@
-"""Reading an adapter's folder: what its config says, which kinds are plain LoRA, and its tensors."""
+"""Read an adapter's folder: its config, whether it is plain LoRA, and its tensors."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ UNSUPPORTED = {
     "kasa_config": "KaSA, which changes the base's weights",
     "monteclora_config": "MonteCLoRA, which samples its weights",
 }
-# How A and B began. The others that peft knows (pissa, olora, corda, lora_ga, loftq) subtract B·A from the base, or
-# quantise it; an adapter that peft converted for the unchanged base says `true` here.
+# The initialisation of A and B. The other kinds in peft (pissa, olora, corda, lora_ga, loftq) subtract B·A from the
+# base, or quantise it; an adapter that peft converted for the unchanged base has `true` here.
 INITS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
-# Options that say how the adapter was made, but not what it computes.
+# Options that describe how the adapter was made, but do not change what it computes.
 TRAINING = {
     "task_type", "auto_mapping", "revision", "inference_mode", "peft_version", "target_modules", "exclude_modules",
     "lora_dropout", "bias", "lora_bias", "modules_to_save", "layers_to_transform", "layers_pattern", "runtime_config",
@@ -62,7 +62,7 @@ KINDS: Mapping[str, Callable[[Any], bool]] = {
 
 @dataclass(frozen=True)
 class Config:
-    """What adapter_config.json says of the deltas."""
+    """The content of adapter_config.json about the deltas."""
 
     base: str | None
     rank: int
@@ -107,7 +107,7 @@ class Config:
 
 def is_adapter(folder: Path) -> bool:
     """Whether a folder holds an adapter and not a whole model (some trainers leave an adapter's config beside one).
-    CheckpointError if it may not be looked into."""
+    CheckpointError if it is not readable."""
     try:
         return (folder / CONFIG).is_file() and not any(MODEL_WEIGHTS.fullmatch(path.name) for path in folder.iterdir())
     except OSError as error:
@@ -162,7 +162,7 @@ def _refuse_unsupported(folder: Path, values: Mapping[str, Any]) -> None:
 
 
 def _checked(folder: Path, key: str, value: Any, kind: str) -> Any:
-    """A value of the config, or CheckpointError if it is not of that kind."""
+    """A value of the config, or CheckpointError if it has another type."""
     if not KINDS[kind](value):
         text = repr(value)
         shown = text if len(text) <= 60 else f"{text[:60]}…"
@@ -171,7 +171,7 @@ def _checked(folder: Path, key: str, value: Any, kind: str) -> Any:
 
 
 def _patterns(folder: Path, key: str, value: Any, kind: str) -> Mapping[str, Any]:
-    """Values of that kind, by regular expression for modules."""
+    """The values of a mapping from regular expressions for modules."""
     patterns: Mapping[str, Any] = _checked(folder, key, value or {}, "a JSON object")
     for pattern, one in patterns.items():
         _checked(folder, f"{key} of {pattern!r}", one, kind)

@@ -36,7 +36,7 @@ TASKS: Mapping[str, tuple[str | None, tuple[str, ...]]] = {
 }
 # What peft refuses to hold as a whole.
 CONTAINERS = (nn.ModuleDict, nn.ModuleList, nn.ParameterDict, nn.ParameterList)
-NO_FACTORS = "no layer that peft adapts, or not chosen; save_rest (--save-rest) saves it as a whole"
+NO_FACTORS = "no layer that peft adapts, or not selected; save_rest (--save-rest) saves it as a whole"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -153,7 +153,7 @@ def extract(
     left_out = {name: norm for name, norm in rest.items() if name not in saved}
     reasons = {name: refused.get(_owner(name), NO_FACTORS) for name in left_out}
     if not factors:
-        raise IncompatibleError(f"{finetuned.name} and {base.name} differ in no linear layer that was chosen")
+        raise IncompatibleError(f"{finetuned.name} and {base.name} differ in no selected linear layer")
     config = _config(base, factors, saved, rank, alpha, task, heads)
     config["fan_in_fan_out"] = any(map(layers.transposed, factors))
     tensors = {name: finetuned[name].contiguous() for name in saved}

@@ -175,7 +175,7 @@ class Alignment:
         return move(self.spec, acting(self.spec, elements, name), name, tensor)
 
     def acting(self, name: str) -> dict[str, Element]:
-        """The elements that move the tensor of that canonical name, by axis, in the order in which they act."""
+        """The elements that act on the tensor of that canonical name, by axis, in the order in which they act."""
         return acting(self.spec, self.elements, name)
 
     @cached_property
@@ -253,7 +253,7 @@ class Alignment:
 
 
 def _in_words(axis: Axis | None) -> str:
-    return "absent" if axis is None else f"of size {axis.size} ({axis.group.label if axis.group else 'not moved'})"
+    return "absent" if axis is None else f"of size {axis.size} ({axis.group.label if axis.group else 'fixed'})"
 
 
 def _added(first: Mapping[str, Tensor], then: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -280,17 +280,17 @@ class _Move:
         if not shifted and not self.alignment.acting(name):
             return Rule(info, partial(self.source.scanned, file))
         short = None if shifted else partial(self._short, name, file)
-        return Rule(info, partial(self._wide, name, file), short, what="the moved tensor")
+        return Rule(info, partial(self._wide, name, file), short, what="the aligned tensor")
 
     def _short(self, name: str, file: str) -> Tensor:
         return self.alignment.move(name, self.source.read(file))
 
     def _wide(self, name: str, file: str) -> Tensor:
-        """The moved tensor in float64."""
+        """The aligned tensor in float64."""
         tensor = self.alignment.shift(name, self._linear(name), self._linear)
         if not is_finite(tensor):
             raise IncompatibleError(
-                f"{file}: the moved tensor holds NaN or infinity before it is rounded, so the alignment is at "
+                f"{file}: the aligned tensor holds NaN or infinity before it is rounded, so the alignment is at "
                 "fault, not the model; make it again with `symfuse align`"
             )
         return tensor

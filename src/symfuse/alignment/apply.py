@@ -1,4 +1,4 @@
-"""How elements and translations move one tensor of a declaration: what an alignment does, and learning with a graph.
+"""Apply elements and translations to one tensor of a declaration: for alignments, and with a graph for learning.
 
 Nothing here rounds twice or breaks the graph: where elements are made of parameters, what they move depends on them.
 """
@@ -18,7 +18,7 @@ A = TypeVar("A", bound=Action)
 
 
 def acting(spec: Spec, elements: Mapping[Instance, A], name: str) -> dict[str, A]:
-    """The elements that move the tensor of that canonical name, by axis, in the order in which they act."""
+    """The elements that act on the tensor of that canonical name, by axis, in the order in which they act."""
     return {
         axis: element
         for axis, instance in spec.touched[name].items()
@@ -27,9 +27,9 @@ def acting(spec: Spec, elements: Mapping[Instance, A], name: str) -> dict[str, A
 
 
 def move(spec: Spec, by: Mapping[str, Action], name: str, tensor: Tensor) -> Tensor:
-    """The tensor of that canonical name moved by the elements of its axes (see `acting`); its dtype is kept.
+    """The tensor of that canonical name transformed by the elements of its axes (see `acting`), in its own dtype.
 
-    Entries are only moved about, or else computed in float32 at least and rounded once.
+    Permutations and signs only reorder entries; other elements compute in at least float32 and round once.
     """
     if not by:
         return tensor
@@ -82,8 +82,8 @@ def shift(
     weight: Callable[[str], Tensor],
     dtype: torch.dtype = torch.float64,
 ) -> Tensor:
-    """The moved tensor of that name with its part of translations and gauges, computed in `dtype`; weight(name) reads
-    another moved one."""
+    """The aligned tensor of that name with its part of translations and gauges, computed in `dtype`; weight(name) reads
+    another aligned one."""
     out = tensor.to(dtype)
     if name in shifts:
         out = out + shifts[name].to(dtype)

@@ -103,7 +103,7 @@ def axes(
 def gated(c: Config, activation: str = "") -> dict[str, Axis]:
     """The neurons of a gated block: up is linear, so that they may be permuted, flipped, rescaled behind any gate.
     activation: by default `hidden_act`."""
-    neurons(activation or c.get("hidden_act", "silu"))  # whether it acts on each by itself
+    neurons(activation or c.get("hidden_act", "silu"))  # raises unless it acts on each neuron separately
     return {"ffn": Axis(c.intermediate_size, SignedMonomial(), per=("l",))}
 
 

@@ -25,7 +25,7 @@ EXPERTS_READS = decoder.READS | {
 
 def expert_axes(c: Config, size: int) -> dict[str, Axis]:
     """size: how many neurons each expert has. Files of some releases say `num_local_experts`, others `num_experts`."""
-    neurons(c.get("hidden_act", "silu"))  # whether it acts on each by itself
+    neurons(c.get("hidden_act", "silu"))  # raises unless it acts on each neuron separately
     count = c.num_experts if c.get("num_local_experts") is None else c.num_local_experts
     return {
         "e": Axis(count, Permutation(), per=("l",)),

@@ -1,4 +1,4 @@
-"""The axes that a draft may name: their sizes, for which indices they have elements of their own, where neurons are."""
+"""The axes of a draft: their sizes, the axes that they are `per`, and which modules have neurons."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Neurons:
 
 @dataclass(frozen=True)
 class Axes:
-    """place: how queries and keys lie in a head (`symfuse.drafts.layouts.PLACES`)."""
+    """place: the layout of queries and keys in a head (`symfuse.drafts.layouts.PLACES`)."""
 
     facts: Facts
     place: str
@@ -73,7 +73,7 @@ class Axes:
 
     @cached_property
     def sizes(self) -> dict[str, Size]:
-        """Every axis that a layout may name."""
+        """Every axis that a layout may contain."""
         f = self.facts
         out = {"l": f.layers} if f.templates.layers else {}
         out["residual"] = f.hidden
@@ -114,7 +114,7 @@ class Axes:
 
     @property
     def rest(self) -> int:
-        """How many units of a head positions do not turn, if they turn planes."""
+        """The number of units of a head without rotary positions, if it has rotary planes."""
         if self.place == "whole" or self.facts.head is None:
             return 0
         return self.facts.head.value - 2 * self.facts.planes.value
@@ -127,7 +127,7 @@ class Axes:
             return 0
 
     def per(self, axis: str) -> tuple[str, ...]:
-        """The axes for each of whose indices an axis has an element of its own."""
+        """The `per` of an axis: the axes for each of whose indices it has a separate element."""
         layer = ("l",) if self.facts.templates.layers else ()
         heads = "kv" if self.facts.groups else "h"
         inside = {"qk": (heads,), "v": (heads,), "p": (heads,), "c": (heads, "f"), "q": ("kv",), "expert_ffn": ("e",)}

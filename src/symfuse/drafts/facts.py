@@ -1,4 +1,4 @@
-"""What names, shapes and config say of a model: its sizes, as the config has them, and what each tensor is for."""
+"""Facts from names, shapes and config of a model: its sizes, as fields of the config, and the role of each tensor."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EXPERT_NEURONS = ("moe_intermediate_size", "expert_ffn_hidden_size", *NEURONS)
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 EMBEDDING = ("embedding_size", "input_embedding_size", "word_embed_proj_dim")
 
-# How the last part of a module's name says what it is for, in attention and in feed-forward blocks.
+# Names of modules by role: the last part of the name, in attention and in feed-forward blocks.
 _WORDS = {
     "q": "q q_proj query query_proj q_lin q_linear linear_q wq to_q",
     "k": "k k_proj key key_proj k_lin k_linear linear_k wk to_k",
@@ -47,7 +47,7 @@ _EMBEDS = re.compile(r"embed|wte|wpe|position|_token$|patch")
 
 @dataclass(frozen=True)
 class Size:
-    """A size of this model, and how a declaration has it from a Config c."""
+    """A size of this model, and the expression by which a declaration computes it from a Config c."""
 
     value: int
     text: str
@@ -55,7 +55,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Facts:
-    """All that a draft is made of. roles: of each template what it is for, as far as that is known."""
+    """The input of a draft. roles: for each template its role, as far as known."""
 
     model_type: str
     class_name: str
@@ -66,7 +66,7 @@ class Facts:
     parts: Mapping[str, Part]
 
     def size(self, keys: Iterable[str], value: int | None = None) -> Size | None:
-        """The first of these fields of the config that is a size, of that value if there is one."""
+        """The first of these fields of the config that is a size, and has that value if there is one."""
         for key in keys:
             have = self.config.get(key)
             if type(have) is int and have > 0 and value in (None, have):
@@ -116,7 +116,7 @@ class Facts:
         return self._neurons(p)
 
     def _neurons(self, p: Part) -> str | None:
-        """In a feed-forward block: by its shape, and by its name where that does not tell."""
+        """The role in a feed-forward block: by shape, or by name where shapes are ambiguous."""
         hidden, (rows, columns) = self.hidden.value, p.shape[-2:]
         if self.experts and p.leaf in FEED_FORWARD["router"] and (rows, columns) == (self.experts.value, hidden):
             return "router"
@@ -172,14 +172,14 @@ class Facts:
         return [p for p in self.parts.values() if p.kind == "weight"]
 
     def weight_of(self, p: Part) -> Part | None:
-        """The weight that a bias belongs to, if that is a map or a table."""
+        """The weight of a bias, if that is a map or a table."""
         return next((w for w in self.weights if w.module == p.module and len(w.shape) > len(p.shape)), None)
 
     def module(self, role: str) -> str | None:
         return next((module for module, own in self.roles.items() if own == role), None)
 
     def side(self, role: str, side: int = 0) -> int | None:
-        """How many outputs the map of that role has; with side 1, how many inputs."""
+        """The number of outputs of the map with that role; with side 1, of inputs."""
         module = self.module(role)
         shapes = [p.shape for p in self.parts.values() if p.module == module and len(p.shape) == 2]
         return shapes[0][1 - side if self.transposed else side] if shapes else None
@@ -209,7 +209,7 @@ class Facts:
 
     @cached_property
     def head(self) -> Size | None:
-        """The size of one head; None if rows of queries do not say."""
+        """The size of one head; None if the rows of queries do not determine it."""
         if self.heads is None:
             return None
         groups = self.groups.value if self.groups else self.heads.value
@@ -225,7 +225,7 @@ class Facts:
 
     @cached_property
     def turns(self) -> bool:
-        """Whether the config speaks of rotary positions, and not of ALiBi in their place."""
+        """Whether the config has rotary positions, and not ALiBi."""
         if self.config.get("alibi"):
             return False
         keys = (key for key, value in self.config.items() if value not in (None, False))
@@ -235,7 +235,7 @@ class Facts:
 
     @cached_property
     def planes(self) -> Size:
-        """How many planes of a head positions turn, if they do."""
+        """The number of rotary planes of a head, if it has any."""
         assert self.head is not None
         if size := self.size(("rotary_dim",)):
             return Size(size.value // 2, f"{size.text} // 2")
@@ -255,8 +255,8 @@ def _require_plain(what: str, name: str, pattern: str) -> None:
 
 
 def gather(shapes: Mapping[str, Shape], config: Mapping[str, Any]) -> Facts:
-    """The facts of a checkpoint with tensors of these names and shapes. SpecError for names that are none: a draft is
-    Python, and they are written into it."""
+    """The facts of a checkpoint with tensors of these names and shapes. SpecError for invalid names: they are written
+    into a draft, which is Python."""
     model_type, class_name = str(config.get("model_type", "unknown")), Config(config, "").class_name
     _require_plain("config.json: model_type", model_type, r"[\w.+-]+")
     _require_plain("config.json: architectures", class_name, r"\w*")

@@ -1,4 +1,4 @@
-"""The layout of each tensor, from what it is for and from what cannot be read off names: the choices that are tried."""
+"""The layout of each tensor, from its role, and from choices that names do not determine and that are tried."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from symfuse.errors import LayoutError
 from symfuse.spec import parse
 from symfuse.spec.layout import SCALAR
 
-# How queries and keys lie in a head: as they are, or rotary planes of halves or of neighbours.
+# Layouts of queries and keys in a head: plain, or rotary planes of halves or of neighbours.
 PLACES = ("whole", "halves", "neighbours")
 _ORDERS = ((0, 1, 2), *(order for order in itertools.permutations(range(3)) if order != (0, 1, 2)))
 # Gate and up in one tensor: one after the other, or neighbours.
@@ -35,7 +35,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Layouts:
-    """The layouts of all templates. A dimension of which nothing is known is a number, and nothing moves it."""
+    """The layouts of all templates. A dimension that cannot be classified is a number, on which no group acts."""
 
     facts: Facts
     choice: Choice
@@ -51,7 +51,8 @@ class Layouts:
 
     @cached_property
     def unplaced(self) -> list[str]:
-        """Templates of which some dimension larger than 1 is of no known space, and has no known reason to stay."""
+        """Templates with a dimension larger than 1 that could not be classified, and has no known reason to be
+        fixed."""
         known = {"embed", "patches", "head", "q_norm", "k_norm", "project"}
         return [
             template
@@ -76,7 +77,7 @@ class Layouts:
     # -- linear maps, their biases, and tables --
 
     def _map(self, p: Part, known: bool = True) -> str | None:
-        """known: by what it is for; else by which of its sides is the stream."""
+        """known: by its role; else by which of its sides is the stream."""
         if self.facts.roles.get(p.module) == "embed":
             axis = "residual" if p.shape[-1] == self.facts.hidden.value else "embedding"
             return " ".join([*map(self._rows, p.shape[:-1]), axis])
@@ -105,7 +106,7 @@ class Layouts:
         return p.shape[-2:] == (*other, *one)
 
     def _ends(self, p: Part, role: str | None) -> tuple[str, str | None] | None:
-        """What a map writes to, and what it reads: None where that stays."""
+        """The axes that a map writes and reads: None for a fixed side."""
         if role in ("q", "k", "v", "o", "qkv"):
             return self._of_attention(role)
         if role == "router" and self.facts.experts is not None:
@@ -157,7 +158,7 @@ class Layouts:
 
     @property
     def orders(self) -> list[str]:
-        """Ways in which queries, keys and values may lie in one tensor, the usual ones first."""
+        """Layouts of queries, keys and values in one tensor, the usual ones first."""
         if self.facts.module("qkv") is None or self.facts.head is None:
             return [""]
         outside, inside = self._pieces(), self._pieces(of_head=True)
@@ -169,7 +170,7 @@ class Layouts:
         return out
 
     def with_values_there(self) -> list[int]:
-        """The orders that have the values where this choice has them."""
+        """The orders in which the values are where this choice has them."""
 
         def at(i: int) -> tuple[int, int]:
             return i % 2, _ORDERS[i // 2].index(2)
@@ -193,7 +194,7 @@ class Layouts:
         return (f"({pair[0]} + p)", f"({pair[1]} + p*)") if self.axes.rest else pair
 
     def _of_norm(self, p: Part, role: str) -> str | None:
-        """Of queries or keys: of a plane the sign alone is free, which a gain does not feel."""
+        """Of queries or keys: of a plane only the sign is free, which a gain does not change."""
         if self.facts.head is None:
             return None
         heads = ("kv q" if role == "q_norm" else "kv") if self.facts.groups else "h"
@@ -226,13 +227,13 @@ class Layouts:
 
     @property
     def transformed(self) -> str:
-        """What the transform of a head writes to: the space of the embedding where that is the head too."""
+        """The axis that the transform of a head writes: that of the embedding if the head is tied to it."""
         if not self.facts.tied:
             return "lm"
         return "embedding" if self.facts.embedding else "residual"
 
     def _rows(self, size: int) -> str:
-        """Rows that stay: of tokens, places, classes; else a number."""
+        """Fixed rows: of tokens, positions, classes; else a number."""
         named = (name for name, keys in ROWS.items() if self.facts.size(keys, size))
         return next(named, "labels" if size == self.axes.labels > 1 else str(size))
 

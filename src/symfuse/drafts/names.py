@@ -27,7 +27,7 @@ class Templates:
 
 @dataclass(frozen=True)
 class Part:
-    """A template taken apart. module: without what kind of tensor it is; words: its parts, in lower case."""
+    """A parsed template. module: without the kind of the tensor; words: its parts, in lower case."""
 
     template: str
     shape: Shape
@@ -71,7 +71,7 @@ def templates(shapes: Mapping[str, Shape], layers: int | None) -> Templates:
 
 
 def _stack(names: Mapping[str, Shape], layers: int | None) -> tuple[str, int]:
-    """What the names of layers begin with, and how many layers there are."""
+    """The prefix of the names of layers, and the number of layers."""
     stacks: dict[str, list[int]] = defaultdict(list)
     for name in names:
         if match := _LAYER.match(name):

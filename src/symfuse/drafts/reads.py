@@ -1,4 +1,5 @@
-"""Which weights read each norm of a pre-norm stream: guessed from names, and tried by folding the gains into them."""
+"""Find which weights read each norm of a pre-norm stream: guessed from names, and tested by folding the gains into
+them."""
 
 from __future__ import annotations
 
@@ -18,15 +19,16 @@ from symfuse.spec import NormKind
 
 Reads = Mapping[str, tuple[str, ...]]
 
-# Which of two norms stands before attention, where names say so.
+# Which of two norms is applied before attention, where names tell.
 _FIRST = re.compile(r"input|before|attn|attention\.|_1$|1$")
 _SECOND = re.compile(r"post|after|mlp|ffn|final|feed|_2$|2$")
 
 
 def with_reads(draft: Draft, bench: Bench) -> Draft:
-    """The draft with `reads`, if all gains can be folded into what reads the norms; then the stream may be rotated.
+    """The draft with `reads`, if all gains can be folded into the weights that read the norms; then the stream may be
+    rotated.
 
-    Not of classes that `transformers` does not build: what is folded is another checkpoint of the class.
+    Not for classes that `transformers` does not build: a folded model is another checkpoint of the class.
     """
     if draft.groups.get("residual") is None or bench.foreign:
         return draft
@@ -44,7 +46,7 @@ def with_reads(draft: Draft, bench: Bench) -> Draft:
 
 
 def _error(draft: Draft, bench: Bench) -> float | None:
-    """What folding changes, or a rotation behind it, whichever is more; None if the norms cannot be folded so."""
+    """The change by folding, or by a rotation after it, whichever is larger; None if the norms cannot be folded so."""
     with _declared(draft):
         try:
             folded = canonical(Model.of(bench.checkpoint), ("untie", "fold_norms"))
@@ -52,14 +54,14 @@ def _error(draft: Draft, bench: Bench) -> float | None:
             if error <= bench.tolerance:
                 rotation = replace(bench.random(folded.spec, {"residual"}, 4), shifts={})
                 error = max(error, bench.change(rotation.on(folded), rotation))
-        except (SymfuseError, ValueError):  # a norm that is none of the stream, a reader that is no map
+        except (SymfuseError, ValueError):  # a norm that is not of the stream, or a reader that is no map
             return None
     return error
 
 
 @contextmanager
 def _declared(draft: Draft) -> Iterator[None]:
-    """The family is declared as in the draft: rewrites look it up."""
+    """Register the family as in the draft, so that rewrites find its declaration."""
     name = draft.facts.model_type
     before = ARCHITECTURES.get(name)
     family = draft.family
@@ -80,7 +82,7 @@ def _kinds(draft: Draft) -> tuple[NormKind, ...]:
 
 
 def _candidates(draft: Draft) -> Iterator[Reads]:
-    """Norms of layers, each with what reads it, and the last one with the heads."""
+    """The norms of layers, each with its readers, and the last one with the heads."""
     parts, roles = draft.facts.parts, draft.facts.roles
     texts = draft.layouts.tensors
     gains = [t for t, text in texts.items() if text == "|residual|" and roles.get(parts[t].module) == "norm"]

@@ -1,4 +1,5 @@
-"""Which choices and groups hold: axis by axis from the largest that names, shapes and config suggest, down to none."""
+"""Find which choices and groups hold: for each axis from the largest that names, shapes and config suggest, down to
+none."""
 
 from __future__ import annotations
 
@@ -28,13 +29,13 @@ from symfuse.groups import (
 from symfuse.spec import Shift, parse
 
 ACTIVATIONS = ("hidden_act", "hidden_activation", "activation_function", "activation", "mlp_hidden_act", "afn")
-# What is tried: the choice, the groups of some axes, and the choice in words.
+# One step of a ladder: the choice, the groups of some axes, and the choice in words.
 Step = tuple[Choice, dict[str, Group | None], str]
 
 
 def settled(facts: Facts, bench: Bench | None) -> Draft:
-    """The draft of which every group holds on the bench; without one, the first guess: the groups that names and config
-    allow."""
+    """The draft of which every group holds on the bench; without a bench, the first guess: the groups that names and
+    config allow."""
     draft = _climbed(facts, bench)
     loud = None if bench is None or not draft.verified else bench.louder()
     if bench is None or loud is None:
@@ -55,7 +56,7 @@ def _climbed(facts: Facts, bench: Bench | None) -> Draft:
 
 
 def _climb(draft: Draft, ladder: Sequence[Step], bench: Bench | None) -> Draft:
-    """The draft after the first step that holds; if none does, nothing acts on these axes."""
+    """The draft after the first step that holds; if none does, no group acts on these axes."""
     if not ladder:
         return draft
     if bench is None:
@@ -67,7 +68,7 @@ def _climb(draft: Draft, ladder: Sequence[Step], bench: Bench | None) -> Draft:
         trial = _trial(tried, groups, how, bench)
         if trial is not None and trial.holds:
             return replace(tried, trials=(*draft.trials, *failed.values(), trial))
-        if trial is not None:  # of several orders, that which failed by least
+        if trial is not None:  # of several orders, the one with the least error
             key = (trial.group, "" if "as " in how else how)
             failed[key] = min(trial, failed.get(key, trial), key=lambda one: one.error)
     draft = replace(draft, trials=(*draft.trials, *failed.values()))
@@ -76,7 +77,8 @@ def _climb(draft: Draft, ladder: Sequence[Step], bench: Bench | None) -> Draft:
 
 
 def _trial(draft: Draft, groups: dict[str, Group | None], how: str, bench: Bench) -> Trial | None:
-    """What random elements of these groups change; None if the model has no such axis, or the choice is impossible."""
+    """The effect of random elements of these groups; None if the model has no such axis, or the choice is
+    impossible."""
     try:
         spec = draft.spec(bench.checkpoint)
     except (LayoutError, SpecError):
@@ -214,7 +216,7 @@ def _shifted(draft: Draft, bench: Bench | None) -> Draft:
 
 
 def _untouched(draft: Draft, bench: Bench) -> Iterator[str]:
-    """Templates of tensors that the outputs do not depend on, but for biases that may be anything."""
+    """Templates of tensors on which the outputs do not depend, except biases that may have any value."""
     free = {draft.prefix + rule.bias for rule in draft.shifts if rule.into is None}
     for template, text in draft.layouts.tensors.items():
         transformed = any(draft.groups.get(axis) is not None for axis in parse(text).names)

@@ -29,9 +29,9 @@ from symfuse.messages import SCHEMA, first_line, shown
 Source = Checkpoint | nn.Module
 PLAIN = "none"
 
-# Losses are known to this many eps of the dtype, relative to the largest. A loss is the mean of sums over batches: each
-# sum is rounded in the dtype, a few times as torch adds in pairs; their mean is exact. Beside that the weights and the
-# forward pass are rounded, alike for all tokens. Between exact copies 1.2 eps were the most that was seen.
+# Losses are exact up to this many eps of the dtype, relative to the largest. A loss is the mean of sums over batches:
+# each sum is rounded in the dtype, a few times as torch adds in pairs; their mean is exact. The weights and the forward
+# pass are rounded too, alike for all tokens. Between exact copies the largest difference seen was 1.2 eps.
 _ROUNDING = 8
 
 # New points a round of refinement at most: on both sides of two maxima.
@@ -49,7 +49,7 @@ class Point:
 @dataclass(frozen=True)
 class Curve:
     """Scores along one path, by rising λ; distance: Euclidean, between its ends; dtype: what they were computed in.
-    inexact: the variants under which A was moved, if it is another function at this end."""
+    inexact: the variants of A's alignment, if A computes another function at this end."""
 
     name: str
     points: tuple[Point, ...]
@@ -111,9 +111,9 @@ class Curve:
 
 @dataclass(frozen=True)
 class Barrier:
-    """Curves over the same batches. task: what was evaluated. baselines: for a curve what to compare it with: the plain
-    one in its own parametrisation, then the plain one of the models as they are. renewed: from how many batches the
-    statistics of batch normalisation were recomputed at inner points; 0 where they were interpolated."""
+    """Curves over the same batches. task: what was evaluated. baselines: the curve that a curve is compared with: the
+    plain one in its own parametrisation, then the plain one of the unchanged models. renewed: the number of batches
+    from which the statistics of batch normalisation were recomputed at inner points; 0 where they were interpolated."""
 
     source: str
     anchor: str
@@ -123,7 +123,8 @@ class Barrier:
     renewed: int = 0
 
     def share(self, name: str, baseline: str) -> float | None:
-        """What is left of a baseline's barrier; None if that has none, or no more than the `rounding` of its losses."""
+        """The share of a baseline's barrier that remains; None if the baseline has none, or no more than the `rounding`
+        of its losses."""
         plain = self.curves[baseline]
         return self.curves[name].barrier / plain.barrier if plain.barrier > plain.rounding else None
 
@@ -192,7 +193,7 @@ def barrier(
         with tempfile.TemporaryDirectory(prefix="symfuse-") as scratch:
             space = open_space([b, a], [name_of(b), name_of(a)], loss, Path(scratch), build, dtype, device)
             if batches is not None:
-                renewed |= _renew(space.set([1.0, 0.0]), batches[:1])  # whether it can be done at all
+                renewed |= _renew(space.set([1.0, 0.0]), batches[:1])  # raises if it cannot be done at all
             report = None if progress is None else _reporter(progress, name, others)
             result = _path(space, loss, points, refine, batches, report)
             variants = (inexact or {}).get(name, ())
@@ -223,8 +224,8 @@ def _require_sense(
 
 
 def _renew(module: nn.Module, batches: Sequence[Batch]) -> bool:
-    """Recompute the statistics of batch normalisation, if the module has any; OptionError for batches that it does not
-    take."""
+    """Recompute the statistics of batch normalisation, if the module has any; OptionError for batches that the module
+    does not accept."""
     try:
         return bool(renew_statistics(module, batches))
     except SymfuseError:

@@ -1,4 +1,4 @@
-"""Whether one module with the weights of each of several models in turn computes what each of them does."""
+"""Check that one module can compute each of several models by swapping weights."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _ABSENT = ("", "absent")
 def require_one_function(
     sources: Sequence[Checkpoint | nn.Module], names: Sequence[str], *, bare: bool, labels: bool
 ) -> None:
-    """IncompatibleError unless the models differ in their weights alone: in nothing of their configs that decides what
-    given weights compute, or, if `bare`, of live modules without configs in no part and no setting of a part. labels:
-    the order of the labels matters too."""
+    """IncompatibleError unless the models differ in their weights alone: not in settings of their configs that change
+    what the same weights compute, or, if `bare` (live modules without configs), in no submodule and no setting of one.
+    labels: the order of the labels matters too."""
     configs = [_with_config(source, name) for source, name in zip(sources, names, strict=True)]
     known = [(name, config) for name, config in zip(names, configs, strict=True) if config is not None]
     for name, other in known[1:]:
@@ -62,7 +62,7 @@ def require_one_function(
 
 
 def require_read(module: nn.Module, stored: Collection[str], read: Collection[str], name: str) -> None:
-    """IncompatibleError if a model has layers that the module has not. Heads of other tasks may be left over."""
+    """IncompatibleError if a model has layers that the module does not have. Heads of other tasks may be left over."""
     layers = {_any_layer(one) for one in read if _any_layer(one) != one}
     if over := [one for one in stored if one not in read and _any_layer(one) in layers]:
         raise IncompatibleError(
@@ -72,7 +72,7 @@ def require_read(module: nn.Module, stored: Collection[str], read: Collection[st
 
 
 def require_equal_ties(module: nn.Module, model: Mapping[str, Tensor], name: str) -> None:
-    """IncompatibleError if two weights that are one in the module are two in the model."""
+    """IncompatibleError if two weights are tied in the module and differ in the model."""
     kept = module.state_dict(keep_vars=True)
     names: dict[int, str] = {}
     for alias, weight in kept.items():
@@ -85,7 +85,7 @@ def require_equal_ties(module: nn.Module, model: Mapping[str, Tensor], name: str
 
 
 def most_weights(modules: Sequence[nn.Module]) -> nn.Module:
-    """The module that can be all of them as far as ties go: the one that ties least, the last of several."""
+    """The module that can represent all of them with respect to ties: the one that ties least, the last of several."""
     return max(reversed(modules), key=lambda module: len(list(module.parameters())))
 
 
@@ -105,9 +105,9 @@ def _with_config(source: Checkpoint | nn.Module, name: str) -> Checkpoint | None
 
 
 def _settings(module: nn.Module) -> dict[str, tuple[str, str]]:
-    """What a module is beside its weights, by path, to compare and in words: the class of each part, how it writes
-    itself, and its public attributes. Dropout does nothing in evaluation, nor does where weights come from (timm's
-    `pretrained_cfg`)."""
+    """A description of a module without its weights, by path, for comparison and messages: the class of each submodule,
+    its repr, and its public attributes. Dropout does not count, as it does nothing in evaluation, nor does the origin
+    of the weights (timm's `pretrained_cfg`)."""
     result: dict[str, tuple[str, str]] = {}
     for path, part in module.named_modules():
         if isinstance(part, nn.modules.dropout._DropoutNd):

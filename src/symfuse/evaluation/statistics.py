@@ -1,7 +1,7 @@
-"""The running means and variances of batch normalisation at a point between models, which are those of no data there.
+"""Recompute the running means and variances of batch normalisation at a point between models.
 
 Averaged like weights they are wrong (Jordan et al. 2023, REPAIR, Section 3; Izmailov et al. 2018, SWA, Section 3.2):
-they are taken again from data.
+they are measured again on data.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from symfuse.errors import OptionError
 
 
 def renew_statistics(module: nn.Module, batches: Iterable[Mapping[str, Tensor]]) -> int:
-    """Take the running statistics of all batch normalisation again, as means over the batches (of module inputs by
-    name); how many layers have them. All other parts stay in evaluation mode, and every mode is as before."""
+    """Measure the running statistics of all batch normalisation again, as means over the batches (of module inputs by
+    name). Returns the number of layers that have them. All other parts stay in evaluation mode, and all modes are
+    restored."""
     layers: list[Any] = [
         part
         for part in module.modules()

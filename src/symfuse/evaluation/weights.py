@@ -36,9 +36,9 @@ Build = Callable[[Checkpoint], nn.Module]
 class WeightSpace:
     """The affine hull of some models, one live module at a time.
 
-    module: its weights are overwritten by `set`, and nothing else is kept in memory. models: of each, its tensors by
-    the module's own names, read when they are needed. Raises IncompatibleError if one lacks a weight of the module, or
-    has it in another shape.
+    module: its weights are overwritten by `set`, and nothing else is in memory. models: for each, its tensors by the
+    module's names, read lazily. Raises IncompatibleError if one lacks a weight of the module, or has it in another
+    shape.
     """
 
     def __init__(self, module: nn.Module, models: Sequence[Mapping[str, Tensor]], names: Sequence[str]) -> None:
@@ -159,11 +159,11 @@ def _in_memory(source: nn.Module, module: nn.Module, name: str) -> Mapping[str, 
 def _by_memory_name(
     checkpoint: Checkpoint, module: nn.Module, scratch: Path, wide: torch.dtype
 ) -> Mapping[str, Tensor]:
-    """The tensors of a checkpoint by the module's names, from files; those that are computed in `wide`."""
+    """The tensors of a checkpoint by the module's names, from files; computed ones are stored in `wide`."""
     if not checkpoint.at_hand:
         checkpoint = open_checkpoint(checkpoint.to(wide).save(scratch), name=checkpoint.name)
     for name in checkpoint:
-        checkpoint.read(name)  # whether all is finite
+        checkpoint.read(name)  # checks that all is finite
     checkpoint = as_declared(checkpoint)
     disk = {ours: theirs for theirs, ours in names_in_memory(module).items()}
     names = {
@@ -187,7 +187,7 @@ def _single(checkpoint: Checkpoint, name: str) -> str | Rule:
 
 
 def _on_disk(name: str, checkpoint: Checkpoint, module: nn.Module) -> str | None:
-    """What a weight of the module is called in the file: the prefix of the base model may be missing, or too many."""
+    """The name in the file of a weight of the module: the prefix of the base model may be missing, or superfluous."""
     prefix, old = class_prefix(module), modern(name, {new: old for old, new in LEGACY.items()})
     return spelt(name, prefix, checkpoint) or spelt(old, prefix, checkpoint)
 

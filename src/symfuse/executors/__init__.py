@@ -1,4 +1,4 @@
-"""Who does the work: threads of this process, or tasks on the machines of a Ray cluster; the results are the same."""
+"""Executors: threads of this process, or tasks on the machines of a Ray cluster; the results are the same."""
 
 from __future__ import annotations
 

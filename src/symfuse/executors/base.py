@@ -1,4 +1,4 @@
-"""What an executor is: it does one piece of work for each of many items, in any order, until one fails."""
+"""The interface of executors: run one function on each of many items, in any order, until one call fails."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ Result = TypeVar("Result")
 Item_co = TypeVar("Item_co", covariant=True)
 Result_co = TypeVar("Result_co", covariant=True)
 
-# What is done for an item, on one BLAS thread. It returns early, with whatever, once the event is set: nobody waits for
-# its result any more. Done elsewhere it is pickled with all that it holds; lazy models travel as names of files.
+# The function that is called for an item, on one BLAS thread. Once the event is set it returns early, with any value:
+# the result is no longer used. In other processes it is pickled with all that it holds; lazy models are pickled as
+# names of files.
 Work = Callable[[Item, threading.Event], Result]
 
 
 @dataclass(frozen=True)
 class Done(Generic[Item_co, Result_co]):
-    """An item that is done. where: by whom, in words; empty: by a thread of this process."""
+    """A finished item. where: a description of the worker; empty: a thread of this process."""
 
     item: Item_co
     result: Result_co
@@ -28,29 +29,31 @@ class Done(Generic[Item_co, Result_co]):
 
 @runtime_checkable
 class Running(Protocol[Item_co, Result_co]):
-    """Work that has started. Iterated, it yields what is done, in any order, and raises what the work raised."""
+    """Work that has started. Iterating yields finished items, in any order, and raises the errors of the function."""
 
     def __iter__(self) -> Iterator[Done[Item_co, Result_co]]: ...
 
     def stop(self) -> bool:
-        """Let all end; whether everything has, after a while."""
+        """Let all workers end. Returns whether they have, after a while."""
 
     def when_ended(self, then: Callable[[], None]) -> None:
-        """Call `then` once nothing runs any more."""
+        """Call `then` when no worker runs any more."""
 
 
 @runtime_checkable
 class Executor(Protocol):
-    """Does work for many items at once."""
+    """Runs a function on many items at once."""
 
     @property
     def elsewhere(self) -> bool:
-        """Whether other processes do the work: then it is pickled, and files must be where all of them see them."""
+        """Whether other processes do the work: then the function is pickled, and files must be visible to all of
+        them."""
 
     def start(
         self, work: Work[Item, Result], items: Sequence[Item], *, memory: Callable[[Item], int] | None = None
     ) -> Running[Item, Result]:
-        """Begin. memory: about how many bytes an item takes, so that not too many are done at once."""
+        """Start. memory: an estimate of the bytes that an item needs, by which the number of parallel items is
+        limited."""
 
     def summary(self) -> dict[str, Any]:
-        """What it was and did, for the document of a run."""
+        """A description of the executor and its work, for the document of a run."""

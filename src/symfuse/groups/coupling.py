@@ -1,5 +1,5 @@
 """Couplings: each anchor unit a weighted mean of source units, by optimal transport (Singh & Jaggi 2020; Imfeld et al.
-2024). No symmetry: units are averaged, so that what is moved computes something else, and nothing undoes it.
+2024). No symmetry: units are averaged, so that the aligned model computes something else, and there is no inverse.
 
 Of equal numbers of units with equal weights the transport without entropy is a permutation (Birkhoff), the one that
 `Permutation` finds: it is a symmetry, and needs nothing of this file.
@@ -28,8 +28,8 @@ LEAST = 1e-9  # regularisation, below which exp(−C/ε) is nothing but zeros an
 class Coupling(Dense):
     """w → M w with M ≥ 0 whose rows sum to one: n times a transport plan, anchor units × source units.
 
-    Its dual is itself: what reads the units is moved by the same map, W Mᵀ (Singh & Jaggi, Algorithm 1). For a
-    permutation that is g⁻ᵀ; of anything else it is not. So is what it makes of gains of norms.
+    Its dual is itself: weights that read the units are transformed by the same map, W Mᵀ (Singh & Jaggi, Algorithm 1).
+    For a permutation that is g⁻ᵀ; of anything else it is not. So is what it makes of gains of norms.
     """
 
     matrix: Float[Tensor, "*b n n"]

@@ -1,4 +1,4 @@
-"""Which model is the anchor when none is named: the one nearest to the mean of all."""
+"""The default anchor of several models: the one nearest to the mean of all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from symfuse.model import Model, require_same_shape
 def nearest_to_mean(models: Sequence[Model]) -> int:
     """The index of the model with the least Euclidean distance to the mean of the base models, read tensor by tensor.
 
-    Two models are equally near: then the last, so that `merge A B` moves A onto B.
+    Two models are equally near: then the last, so that `merge A B` aligns A with B.
     """
     require_same_shape(models)
     spec = models[0].spec

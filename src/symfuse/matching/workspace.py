@@ -44,7 +44,7 @@ class Workspace:
         return next((tensor.device for tensor in self.tensors.values()), torch.device(CPU))
 
     def touched(self, instance: Instance) -> list[str]:
-        """The names of the tensors, of those that are here, that an instance acts on."""
+        """The names of the tensors of this workspace on which an instance acts."""
         return [*filter(self.tensors.__contains__, self.spec.movable[instance])]
 
     def version(self, instance: Instance) -> Sequence[int | None]:

@@ -1,4 +1,4 @@
-"""Blocks on their way to a device and back while it computes others: pinned memory, and queues of their own for copies
+"""Copies of blocks to a device and back while it computes: pinned memory, and streams of their own
 (`torch.cuda.Stream`), so that neither the host nor the device waits for a copy that it does not need yet."""
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from symfuse.device import require
 
 
 class Transfers:
-    """Copies to a CUDA device and from it, for one thread. What is read and what comes back is one block ahead and one
-    behind the arithmetic: at most two blocks are on either side at a time.
+    """Copies to a CUDA device and from it, for one thread. Reading is one block ahead of the arithmetic, and writing
+    one behind: at most two blocks are on either side at a time.
 
-    Pinned memory is torch's own cache, which gives a block to nobody before its copy has ended.
+    Pinned memory is torch's own cache, which reuses a block only after its copy has ended.
     """
 
     def __init__(self, device: str) -> None:
@@ -23,8 +23,8 @@ class Transfers:
         self._up, self._down = (torch.cuda.Stream(self.device) for _ in range(2))  # type: ignore[no-untyped-call]
 
     def sent(self, read: Sequence[Tensor], dtype: torch.dtype) -> Callable[[], list[Tensor]]:
-        """Start copies of tensors to the device, in that dtype there, of which the caller may do what it likes. The
-        result gives them, for the current stream, which waits; the host does not."""
+        """Start copies of tensors to the device, in that dtype; the caller may overwrite them. The result, when called,
+        makes the current stream wait and returns them; the host does not wait."""
         current = torch.cuda.current_stream(self.device)
         there = [tensor.to(dtype, copy=True) if tensor.device == self.device else None for tensor in read]
         with torch.cuda.stream(self._up):

@@ -11,7 +11,7 @@ MEANING = {
     "qk": "queries and keys inside a head", "c": "a rotary plane of queries and keys",
     "p": "the part of queries and keys without rotary positions", "v": "values inside a head", "ffn": "neurons",
     "f": "rotary planes of a head", "pool": "units of the pooler", "embedding": "units of an embedding",
-    "lm": "units of the language model's head", "e": "experts", "vocab": "tokens", "positions": "positions",
+    "lm": "units of the language model's head", "e": "experts", "vocab": "tokens", "positions": "input positions",
     "types": "segments", "labels": "classes", "stem": "channels between two convolutions", "buckets": "distances",
     "mels": "mel frequencies", "times": "time steps",
 }  # fmt: skip

@@ -148,8 +148,8 @@ class Statistics:
         before = (self.provenance.get("moved from") or {}).get("model") or {}
         if of.get("sha256") is None and before.get("sha256") == lineage["sha256"]:
             raise IncompatibleError(
-                f"{self.name}: moved with an alignment from {model.name}, which is here as it was; take the statistics "
-                "from before, or the aligned model"
+                f"{self.name}: transported by an alignment of {model.name}, but this is the unaligned model; take the "
+                "statistics from before, or the aligned model"
             )
         if is_other(of, lineage):
             raise IncompatibleError(

@@ -165,9 +165,9 @@ def _refuse_nan(outputs: Outputs, what: str) -> None:
     """CheckpointError for a model that outputs NaN itself, so that nothing can be proved."""
     if names := [name for name, value in outputs.items() if bool(value.isnan().any())]:
         raise CheckpointError(
-            f"{what}: output {some(names)} has NaN before anything is moved. A row of scores whose keys are all masked "
-            "makes one in some classes (padding on the left, or wider than the sliding window of the model): give "
-            "inputs without such padding"
+            f"{what}: output {some(names)} has NaN before anything is aligned. A row of scores whose keys are all "
+            "masked makes one in some classes (padding on the left, or wider than the sliding window of the model): "
+            "give inputs without such padding"
         )
 
 

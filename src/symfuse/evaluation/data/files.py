@@ -1,6 +1,6 @@
 """Text, CSV, TSV, JSON, JSON lines and Parquet: each a function from a file to its rows, with their lines.
 
-Only as many rows are read as are asked for, but of a JSON list, which is parsed as a whole.
+Only as many rows as requested are read, except of a JSON list, which is parsed as a whole.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One entrance for data of any kind: a path, a data set, or rows in memory."""
+"""Read data of any kind: a path, a data set, or rows in memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from symfuse.io.content import refuse_pointer
 
 Reader = Callable[[Path, str, int | None], Records]
 
-# By the end of a file's name.
+# By the suffix of the file's name.
 FORMATS: Mapping[str, Reader] = {
     ".txt": read_text,
     ".csv": read_csv,

@@ -1,5 +1,5 @@
-"""Comparing entries of blocks. On the processor numpy does it, five to ten times as fast as torch, whose comparisons
-take longer there than all arithmetic of a merge."""
+"""Comparisons of block entries. On the processor numpy is five to ten times as fast as torch, whose comparisons take
+longer than all arithmetic of a merge."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def where(condition: Callable[..., Any], *values: Tensor) -> Tensor:
-    """What the condition, of arrays or tensors alike, says of the values: booleans of their shape."""
+    """The condition's result for the values, arrays or tensors alike: booleans of their shape."""
     if all(value.is_cpu for value in values):
         return torch.from_numpy(np.asarray(condition(*(value.numpy() for value in values))))
     result: Tensor = condition(*values)
@@ -20,7 +20,7 @@ def where(condition: Callable[..., Any], *values: Tensor) -> Tensor:
 
 
 def count(condition: Callable[[Any], Any], values: Tensor) -> int:
-    """At how many entries the condition holds."""
+    """The number of entries at which the condition holds."""
     if values.is_cpu:
         return int(np.count_nonzero(condition(values.numpy())))
     return int(torch.count_nonzero(condition(values)))

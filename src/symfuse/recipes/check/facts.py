@@ -106,7 +106,9 @@ def tokenizer_differences(checkpoints: Sequence[Checkpoint], given: bool, warn: 
         if d.warning:
             warn(d.warning)
     return [
-        Tokens([d.model, d.other], d.same, len(d.moved), len(d.only_model), len(d.only_other), len(d.mixed), str(d))
+        Tokens(
+            [d.model, d.other], d.same, len(d.renumbered), len(d.only_model), len(d.only_other), len(d.mixed), str(d)
+        )
         for d in found
     ]
 
