@@ -34,8 +34,10 @@ def open(  # noqa: A001 - the verb that users type: symfuse.open
     revision: str | None = None,
     prefer_bin: bool = False,
 ) -> Checkpoint:
-    """A model from a local folder, a hub id, a URL that fsspec reads, a live module or a state dictionary.
+    """A model from a local folder or file, a hub id, a URL that fsspec reads, a live module or a state dictionary.
 
+    A file may be of safetensors, torch.save, Lightning (.ckpt) or GGUF, which is dequantised to float32 in memory.
+    A folder or file without config.json can be merged by names and shapes, and not aligned.
     Of a URL (s3://bucket/model) only headers are read, and then the ranges of bytes of the tensors that are asked for.
     `config`: a mapping or an object with `to_dict()`; needed where the source has none, else used instead of
     its own. `revision` is for hub ids, `prefer_bin` for folders with both safetensors and .bin files. No code

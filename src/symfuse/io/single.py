@@ -27,6 +27,7 @@ from symfuse.messages import first_line
 
 NO_CONFIG = f"it has no {CONFIG}: its tensors are known by names and shapes alone"
 
+
 def read_file(path: Path) -> tuple[Lazy, dict[str, Any] | None, dict[str, bytes] | None, Notes]:
     """The tensors of one file; its config if it has one, or if one lies beside it; the files of its tokenizer, None for
     those beside it; notes. Of a GGUF file all tensors are dequantised to float32, in memory; of others none is read.
