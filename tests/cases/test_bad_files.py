@@ -16,7 +16,7 @@ from torch import Tensor
 import symfuse
 from attacks import kinds
 from command import run
-from symfuse.adapters.patterns import module_pattern
+from symfuse.adapters.config import module_pattern
 from symfuse.errors import LONGEST, CheckpointError, OptionError, SymfuseError, printable
 from symfuse.io import Checkpoint
 from symfuse.reports.collect import read

@@ -22,8 +22,8 @@ from symfuse.errors import CheckpointError, OutputError
 from symfuse.evaluation.landscape import _Journal
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
+from symfuse.io.partial import together
 from symfuse.io.target import check_target, overlap, write_text
-from symfuse.io.together import together
 
 ALIGN = ("align", "a", "--to", "b", "-o", "out", "--axes", "residual", "--anchor-output", "framed", "--no-verify", "-q")
 

@@ -14,16 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from symfuse.adapters.config import CONFIG, MAX_RANK, SAFETENSORS, require_floating
+from symfuse.adapters.config import CONFIG, MAX_RANK, SAFETENSORS, module_pattern, require_floating
 from symfuse.adapters.factors import Factors, factorise
-from symfuse.adapters.layers import Layers
-from symfuse.adapters.names import class_name, is_tied, is_vocabulary
-from symfuse.adapters.patterns import module_pattern
+from symfuse.adapters.names import Layers, class_name, is_tied, is_vocabulary
 from symfuse.arguments import checked
 from symfuse.errors import IncompatibleError, OptionError
 from symfuse.io import Checkpoint, TensorInfo, is_finite
-from symfuse.io.outputs import output_folder, write_tensors
 from symfuse.io.remote import Place
+from symfuse.io.writer import output_folder, write_tensors
 from symfuse.messages import some
 
 # Task of peft, by the end of the class, with the modules that peft then trains, and expects in a file, as a whole. None

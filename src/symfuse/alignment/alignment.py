@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from symfuse.alignment.apply import acting, move, shift, shifted
-from symfuse.alignment.compose import composed, inverse
+from symfuse.alignment.apply import acting, composed, inverse, move, shift, shifted
 from symfuse.alignment.file import read, to_bytes
 from symfuse.architectures import ARCHITECTURES, resolve
 from symfuse.arguments import checked

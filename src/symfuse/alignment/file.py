@@ -13,10 +13,10 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from symfuse.arguments import require_type
 from symfuse.errors import CheckpointError, LayoutError
 from symfuse.groups import ELEMENTS, INEXACT_ELEMENTS, Coupling, Element, Sinkhorn, shapes_of, subgroups
-from symfuse.io.content import refuse_pointer
-from symfuse.io.typed import require_type
+from symfuse.io.stamp import refuse_pointer
 from symfuse.messages import some
 from symfuse.model import TRANSPORT, VARIANTS
 from symfuse.rewriting import REWRITES

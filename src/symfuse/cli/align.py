@@ -204,8 +204,8 @@ def _save(
     out: Output, new: Checkpoint, beside: Checkpoint, options: dict[str, Any], anchor_output: Place | None
 ) -> None:
     """The moved source and, if asked for, the anchor, in its frame or moved too: both, or none."""
+    from symfuse.io.partial import together
     from symfuse.io.target import check_space
-    from symfuse.io.together import together
 
     with together():
         if anchor_output is not None:

@@ -11,8 +11,7 @@ from torch import Tensor
 from symfuse.drafts.bench import open_bench
 from symfuse.drafts.draft import Draft, Trial
 from symfuse.drafts.facts import gather
-from symfuse.drafts.reads import with_reads
-from symfuse.drafts.trials import settled
+from symfuse.drafts.trials import settled, with_reads
 from symfuse.io import Checkpoint
 from symfuse.model.undeclared import refuse_placeholders
 

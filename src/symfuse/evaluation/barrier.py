@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from symfuse.arguments import checked
 from symfuse.errors import CheckpointError, OptionError, SymfuseError
-from symfuse.evaluation.statistics import renew_statistics
 from symfuse.evaluation.task import Batch, Loss, Score, describe, measure
 from symfuse.evaluation.weights import Build, WeightSpace, name_of, open_space
 from symfuse.io import Checkpoint
@@ -284,3 +283,33 @@ def _beside(result: Sequence[Point]) -> list[float]:
 def _reporter(progress: Callable[[str, Point, int], None], name: str, others: int) -> Callable[[Point, int], None]:
     """others: how many points the other curves have, at most."""
     return lambda point, most: progress(name, point, others + most)
+
+
+def renew_statistics(module: nn.Module, batches: Iterable[Mapping[str, Tensor]]) -> int:
+    """Measure the running statistics of all batch normalisation again, as means over the batches (of module inputs by
+    name). Returns the number of layers that have them. All other parts stay in evaluation mode, and all modes are
+    restored."""
+    layers: list[Any] = [
+        part
+        for part in module.modules()
+        if isinstance(part, nn.modules.batchnorm._NormBase) and part.track_running_stats
+    ]
+    if not layers:
+        return 0
+    before = [(layer, layer.training, layer.momentum) for layer in layers]
+    for layer in layers:
+        layer.reset_running_stats()
+        layer.momentum = None  # a mean over all batches
+        layer.train()
+    seen = 0
+    try:
+        with torch.no_grad():
+            for batch in batches:
+                module(**{name: field.to(layers[0].running_mean.device) for name, field in batch.items()})
+                seen += 1
+    finally:
+        for layer, training, momentum in before:
+            layer.training, layer.momentum = training, momentum
+    if not seen:
+        raise OptionError("there are no batches to take the statistics of batch normalisation from")
+    return len(layers)

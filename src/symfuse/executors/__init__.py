@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from symfuse.executors.base import Done, Executor, Running, Work
 from symfuse.executors.ray import Ray
-from symfuse.executors.threads import Budget, Threads, keep_freed_memory, one_torch_thread
+from symfuse.executors.threads import (
+    Budget,
+    Done,
+    Executor,
+    Running,
+    Threads,
+    Work,
+    keep_freed_memory,
+    one_torch_thread,
+)
 
 __all__ = ["Budget", "Done", "Executor", "Ray", "Running", "Threads", "Work", "keep_freed_memory", "one_torch_thread"]

@@ -26,8 +26,7 @@ from typing import Any, Generic, NamedTuple
 import torch
 
 from symfuse.errors import OptionError, SymfuseError
-from symfuse.executors.base import Done, Item, Result, Work
-from symfuse.executors.threads import GRACE, keep_freed_memory, one_torch_thread
+from symfuse.executors.threads import GRACE, Done, Item, Result, Work, keep_freed_memory, one_torch_thread
 from symfuse.signals import interruptible
 
 RETRIES = 3  # how many lost workers are tolerated for one item

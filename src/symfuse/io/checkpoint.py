@@ -16,12 +16,11 @@ from symfuse.arguments import checked
 from symfuse.device import CPU, require
 from symfuse.errors import CheckpointError, OptionError
 from symfuse.executors import Executor
-from symfuse.io.companions import read_companions
+from symfuse.io.companions import behind, module_weights, read_companions, readers
 from symfuse.io.folder import weight_stem
 from symfuse.io.hub import require_upload, upload
 from symfuse.io.lazy import Held, Lazy, Rewritten, Rule
 from symfuse.io.remote import Place, Remote, entries
-from symfuse.io.sentence import behind, module_weights, readers
 from symfuse.io.stamp import Stamp
 from symfuse.io.target import output_place
 from symfuse.io.tensors import TensorInfo, is_finite, scan

@@ -11,10 +11,10 @@ from typing import Any
 
 from symfuse.errors import CheckpointError
 from symfuse.io.companions import companions
-from symfuse.io.content import refuse_pointer, substitute_in
 from symfuse.io.lazy import StoredTensor, StoredTensors
 from symfuse.io.remote import INDEX, Place, entries
 from symfuse.io.safetensors_file import read_safetensors
+from symfuse.io.stamp import refuse_pointer, substitute_in
 from symfuse.io.torch_file import read_torch_file
 from symfuse.messages import some
 

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from symfuse.errors import CheckpointError
 from symfuse.io.companions import read_companions
-from symfuse.io.content import refuse_pointer, substitute_in
 from symfuse.io.folder import GGUF, SHARD, TORCH_SUFFIXES, Notes, read_json, way_out
 from symfuse.io.installed import meta_module, quiet
 from symfuse.io.lazy import Held, Lazy, StoredTensors
 from symfuse.io.remote import CONFIG
 from symfuse.io.safetensors_file import read_safetensors
+from symfuse.io.stamp import refuse_pointer, substitute_in
 from symfuse.io.torch_file import read_torch_file
 from symfuse.messages import first_line
 
@@ -69,13 +69,14 @@ def _read_gguf(path: Path) -> tuple[Lazy, dict[str, Any], dict[str, bytes], Note
 def _dequantised(path: Path) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
     """The config, with its float32 numbers in their shortest form, and all tensors, by their names in memory."""
     import transformers
-    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+    from transformers import modeling_gguf_pytorch_utils
 
+    load_gguf_checkpoint: Any = modeling_gguf_pytorch_utils.load_gguf_checkpoint
     config = load_gguf_checkpoint(str(path))["config"] | {"_model_name_or_path": ""}
     config |= {key: float(str(np.float32(value))) for key, value in config.items() if isinstance(value, float)}
     kind = transformers.CONFIG_MAPPING[config["model_type"]]
     autos = (transformers.MODEL_FOR_CAUSAL_LM_MAPPING, transformers.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING)
-    model = next((auto[kind] for auto in autos if kind in auto), None) or transformers.MODEL_MAPPING[kind]
+    model: Any = next((auto[kind] for auto in autos if kind in auto), None) or transformers.MODEL_MAPPING[kind]
     config["architectures"] = [model.__name__]
     module = meta_module(model, json.dumps(config))
     return config, load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=module)["tensors"]

@@ -19,11 +19,10 @@ from torch import Tensor
 
 from symfuse.alignment import Alignment
 from symfuse.arguments import checked
-from symfuse.device import CPU, require
+from symfuse.device import CPU, budget, require
 from symfuse.errors import OptionError
 from symfuse.executors import Executor, Threads, one_torch_thread
 from symfuse.groups import Element, Group, PartMoments, Permutation, Sinkhorn, add, objective
-from symfuse.io.memory import budget
 from symfuse.matching.blocks import improve
 from symfuse.matching.descent import Watch, descend
 from symfuse.matching.problem import problem_of, steps_of

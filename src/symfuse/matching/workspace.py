@@ -10,8 +10,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from symfuse.alignment.apply import move
-from symfuse.alignment.compose import composed
+from symfuse.alignment.apply import composed, move
 from symfuse.device import CPU
 from symfuse.groups import Element
 from symfuse.spec import Instance, Spec

@@ -22,7 +22,7 @@ from symfuse.device import CPU, require
 from symfuse.errors import IncompatibleError, OptionError
 from symfuse.io import Checkpoint, TensorInfo, is_finite, scan
 from symfuse.io.lazy import Lazy
-from symfuse.io.names import counts_batches
+from symfuse.io.live import counts_batches
 from symfuse.io.tensors import require_fit
 from symfuse.merging.base import Method, Parameter
 from symfuse.merging.stream import Source, Statistic, Stream

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from symfuse.merging.base import Merge, PerModel
 from symfuse.merging.stream import Block, Stream
-from symfuse.methods.parts.compare import as_factors
-from symfuse.methods.parts.sparsify import Sparsifier
+from symfuse.methods.parts.sparsify import Sparsifier, as_factors
 from symfuse.methods.parts.task_vectors import combined
 from symfuse.methods.registry import method
 

@@ -13,8 +13,7 @@ from symfuse.errors import OptionError
 from symfuse.merging.base import Merge, PerModel
 from symfuse.merging.stream import Block, Stream
 from symfuse.methods.dare import STEPS, Randomly
-from symfuse.methods.parts.compare import as_factors
-from symfuse.methods.parts.sparsify import per_model
+from symfuse.methods.parts.sparsify import as_factors, per_model
 from symfuse.methods.parts.task_vectors import combined
 from symfuse.methods.registry import method
 

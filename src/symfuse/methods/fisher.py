@@ -21,8 +21,8 @@ from symfuse.merging.base import PerModel
 from symfuse.merging.stream import Stream
 from symfuse.methods.data import Inputs, Learned, examples_of, running, statistics_of
 from symfuse.methods.linear import linear
+from symfuse.methods.parts.mean import normalized
 from symfuse.methods.parts.task_vectors import where_equal
-from symfuse.methods.parts.weights import normalized
 from symfuse.methods.registry import method
 from symfuse.model import Model
 from symfuse.modules import canonical_names

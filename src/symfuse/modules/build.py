@@ -18,8 +18,7 @@ from symfuse.device import CPU
 from symfuse.errors import CheckpointError
 from symfuse.io import Checkpoint, TensorInfo, scan
 from symfuse.io.installed import class_config, meta_module, quiet
-from symfuse.io.live import names_in_memory
-from symfuse.io.names import class_prefix
+from symfuse.io.live import class_prefix, names_in_memory
 from symfuse.messages import first_line
 from symfuse.model import Model
 

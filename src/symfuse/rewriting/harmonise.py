@@ -14,7 +14,7 @@ from symfuse.architectures.base import resolve
 from symfuse.architectures.names import HEAD
 from symfuse.errors import IncompatibleError
 from symfuse.io import Checkpoint, TensorInfo
-from symfuse.io.names import COUNTER, counts_batches
+from symfuse.io.live import COUNTER, counts_batches
 from symfuse.messages import some
 from symfuse.model.config import of_text, rope_theta, text_config, with_fields
 from symfuse.model.model import under_file_names

@@ -12,7 +12,7 @@ from symfuse.architectures.names import LEGACY
 from symfuse.errors import IncompatibleError, SymfuseError
 from symfuse.io import Checkpoint
 from symfuse.io.installed import installed
-from symfuse.io.names import spelt
+from symfuse.io.live import spelt
 from symfuse.messages import some
 from symfuse.model.undeclared import is_tied, other_modality
 from symfuse.rewriting.rewritten import drop, renamed

@@ -12,9 +12,9 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from symfuse.arguments import require_type
 from symfuse.errors import LayoutError, SpecError
 from symfuse.groups import GROUPS, Group
-from symfuse.io.typed import require_type
 from symfuse.messages import shown, some
 from symfuse.spec.layout import Atom, Concat, Cuts, Layout, Segment, Variance, cut, parse
 

@@ -21,15 +21,14 @@ import torch
 from torch import Tensor
 
 from symfuse import __version__
-from symfuse.arguments import checked
+from symfuse.arguments import checked, require_type
 from symfuse.errors import CheckpointError, IncompatibleError, LayoutError, OptionError
 from symfuse.io import TensorInfo, is_other, scan
 from symfuse.io.folder import read_json
 from symfuse.io.lazy import Held, Lazy, StoredTensors
-from symfuse.io.outputs import output_folder, write_tensors
 from symfuse.io.remote import Place
 from symfuse.io.safetensors_file import read_safetensors
-from symfuse.io.typed import require_type
+from symfuse.io.writer import output_folder, write_tensors
 from symfuse.messages import some
 from symfuse.model import Model
 from symfuse.model.stacks import Piece, piece_of

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from symfuse.alignment import Alignment
+from symfuse.device import budget
 from symfuse.errors import CheckpointError, IncompatibleError
 from symfuse.io import Checkpoint, TensorInfo
 from symfuse.io.lazy import Rewritten, Rule
-from symfuse.io.memory import budget
 from symfuse.messages import first_line, some
 from symfuse.model import Model, as_declared
 from symfuse.modules import live, name_parameters
