@@ -384,7 +384,7 @@ def test_errors_of_reading_come_through(tmp_path: Path) -> None:
     (adapter / "adapter_model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
     (folder / "config.json").unlink()
     for name, message in (
-        ("empty", "weights"), ("model", "no config.json"), ("quantised", "quantised"), ("adapter", "adapter"),
+        ("empty", "weights"), ("model", "without model_type"), ("quantised", "quantised"), ("adapter", "adapter"),
     ):  # fmt: skip
         with pytest.raises(CheckpointError, match=message):
             symfuse.suggest(tmp_path / name)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from symfuse.errors import SpecError, UnknownArchitectureError
+from symfuse.messages import nearest
 from symfuse.spec import (
     Atom,
     Axis,
@@ -225,11 +226,13 @@ def lookup(config: Mapping[str, Any], where: str) -> Architecture:
     """The architecture of a config; UnknownArchitectureError names the type and those that are known."""
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
-        named = "no model_type" if model_type is None else f"model_type {model_type!r}"
+        named = "has no config.json, or one without model_type"
+        named = named if model_type is None else f"config.json has model_type {model_type!r}"
+        similar = nearest(str(model_type), ARCHITECTURES)
         raise UnknownArchitectureError(
-            f"{where}: config.json has {named}; symfuse has declarations for "
-            f"{', '.join(sorted(ARCHITECTURES))}. Set model_type if it is one of these, or add a declaration "
-            "(`symfuse suggest` drafts one; CONTRIBUTING.md)"
+            f"{where}: {named}; symfuse has declarations for {len(ARCHITECTURES)} types (docs/families.md)"
+            f"{f', such as {similar}' if similar else ''}. Set model_type if it is one of them, or add a "
+            "declaration (`symfuse suggest` drafts one; CONTRIBUTING.md)"
         )
     return ARCHITECTURES[model_type]
 

@@ -154,7 +154,7 @@ class Checkpoint(Lazy):
         """Name, size, times of change and inode of every file that the model is read from: equal if none was written
         since. CheckpointError if one is gone."""
         try:
-            files = [path for folder in self.sources for path in entries(folder) if path.is_file()]
+            files = [path for place in self.sources for path in _files(place)]
             return [Stamp.of(path).state for path in files]
         except OSError as error:
             raise CheckpointError(f"{self.name} has changed since it was opened: {error}") from error
@@ -277,6 +277,11 @@ class Checkpoint(Lazy):
         self.save(place, overwrite=overwrite, max_shard_size=max_shard_size, threads=threads)
         assert isinstance(place, Path)
         return upload(place, repo_id, private=private, token=token)
+
+
+def _files(place: Place) -> list[Place]:
+    """A file itself, or those of a folder."""
+    return [place] if place.is_file() else [path for path in entries(place) if path.is_file()]
 
 
 def is_other(lineage: Mapping[str, Any], than: Mapping[str, Any]) -> bool:

@@ -15,9 +15,11 @@ from symfuse.arguments import checked
 from symfuse.errors import CheckpointError, OptionError, masked
 from symfuse.io.checkpoint import Checkpoint
 from symfuse.io.companions import names_code
-from symfuse.io.folder import read_folder, read_json, refuse_stand_ins
+from symfuse.io.folder import GGUF, WEIGHT_SUFFIXES, read_folder, read_json, refuse_stand_ins
+from symfuse.io.lazy import Lazy, StoredTensors
 from symfuse.io.live import module_config, module_tensors, ties, unwrap, without_prefixes
 from symfuse.io.remote import CONFIG, Place, Remote, place_of
+from symfuse.io.single import NO_CONFIG, read_file
 from symfuse.io.tensors import TensorInfo
 from symfuse.messages import some
 
@@ -42,8 +44,10 @@ def open(  # noqa: A001 - the verb that users type: symfuse.open
     revision: str | None = None,
     prefer_bin: bool = False,
 ) -> Checkpoint:
-    """A model from a local folder, a hub id, a URL that fsspec reads, a live module or a state dictionary.
+    """A model from a local folder or file, a hub id, a URL that fsspec reads, a live module or a state dictionary.
 
+    A file may be of safetensors, torch.save, Lightning (.ckpt) or GGUF, which is dequantised to float32 in memory.
+    A folder or file without config.json can be merged by names and shapes, and not aligned.
     Of a URL (s3://bucket/model) only headers are read, and then the ranges of bytes of the tensors that are asked for.
     `config`: a mapping or an object with `to_dict()`; needed where the source has none, else used instead of
     its own. `revision` is for hub ids, `prefer_bin` for folders with both safetensors and .bin files. No code
@@ -96,6 +100,8 @@ def _open_path(
         raise OptionError(f"revision is for hub ids; {folder} is a {kind}")
     if isinstance(folder, Remote) or isinstance(source, Remote):
         _require_folder(folder)
+    elif file := _one_file(folder):
+        return _open_file(file, config, masked(name or folder.name))
     elif not folder.is_dir():
         folder, name = _from_hub(source, folder, revision, bin_), name or str(source)
     name = masked(name or folder.resolve().name)
@@ -105,18 +111,41 @@ def _open_path(
     except OSError as error:
         raise CheckpointError(f"{folder} cannot be read: {error}") from error
     if config is None:
-        if not (folder / CONFIG).exists():
-            raise CheckpointError(
-                f"{folder} has no {CONFIG}. Add it, or pass config= (a dictionary, or a config of transformers)."
-            )
-        config = read_json(folder / CONFIG)
+        has_config = (folder / CONFIG).exists()
+        config = read_json(folder / CONFIG) if has_config else {}
+        notes += () if has_config else (NO_CONFIG,)
+    return _checkpoint(tensors, config, name, notes, folder=folder)
+
+
+def _checkpoint(tensors: Lazy, config: dict[str, Any], name: str, notes: tuple[str, ...], **options: Any) -> Checkpoint:
+    """What files hold, checked, under the names that the class saves."""
     if note := names_code(CONFIG, config):
         notes += (note,)
     _require_families(name, config)
-    stored, more = without_prefixes(name, {key: key for key in tensors})
-    tensors = tensors.renamed(stored)
+    if isinstance(tensors, StoredTensors):
+        stored, more = without_prefixes(name, {key: key for key in tensors})
+        tensors, notes = tensors.renamed(stored), notes + more
     refuse_quantised(name, config, tensors.infos)
-    return Checkpoint(tensors, config, name=name, folder=folder, notes=notes + more)
+    return Checkpoint(tensors, config, name=name, notes=notes, **options)
+
+
+def _one_file(place: Path) -> Path | None:
+    """The file that is a model by itself: this one, or the GGUF file of a folder that has no other weights."""
+    if place.is_file():
+        return place
+    files = [path.name for path in place.iterdir()] if place.is_dir() else []
+    weights = [name for name in files if name.endswith((*WEIGHT_SUFFIXES, ".index.json", GGUF))]
+    return place / weights[0] if len(weights) == 1 and weights[0].endswith(GGUF) else None
+
+
+def _open_file(path: Path, config: dict[str, Any] | None, name: str) -> Checkpoint:
+    try:
+        tensors, own, files, notes = read_file(path)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if config is None:
+        config, notes = ({}, (*notes, NO_CONFIG)) if own is None else (own, notes)
+    return _checkpoint(tensors, config, name, notes, sources=(path,), files=files or {})
 
 
 def _require_families(name: str, config: Mapping[Any, Any]) -> None:
@@ -146,7 +175,7 @@ def _from_hub(source: str | os.PathLike[str], path: Path, revision: str | None, 
     if path.is_symlink():
         raise CheckpointError(f"{path} is a symbolic link to {path.readlink()}, which is not there")
     if path.exists():
-        raise CheckpointError(f"{path} is a file; give the folder that holds the weights and {CONFIG}")
+        raise CheckpointError(f"{path} is neither a file nor a folder; give one that holds weights")
     if not isinstance(source, str) or not HUB_ID.fullmatch(source):
         raise CheckpointError(f"{path} does not exist, and is not the id of a model on the hub (org/name)")
     return download(source, revision=revision, prefer_bin=prefer_bin)

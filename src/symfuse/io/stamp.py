@@ -19,7 +19,7 @@ STARTS = {
     POINTER: "a git-LFS pointer, not the file itself: run `git lfs pull` in its repository, or download the file",
     ZIP: "a zip archive, such as torch.save writes: name it pytorch_model.bin if it is one, or unpack it",
     b"\x1f\x8b": "compressed by gzip: unpack it",
-    b"GGUF": "a GGUF file: use the original model",
+    b"GGUF": "a GGUF file: name it so (.gguf)",
     PICKLE: "a pickle, such as torch.save wrote before 1.6: name it pytorch_model.bin",
     b"<": "a web page or XML, perhaps an error that was saved in its place: download the file again",
     b"\0\0\0\0\0\0\0\0": "full of zeros: the download is incomplete; download the file again",
