@@ -43,7 +43,7 @@ def kept(checkpoint: Checkpoint, dtype: torch.dtype | None = None) -> Checkpoint
 
 def perplexity(checkpoint: Checkpoint, loss: Loss) -> float:
     """Computed in float32, whatever the weights are stored in."""
-    return math.exp(symfuse.score(checkpoint, loss).loss)
+    return math.exp(symfuse.evaluate(checkpoint, loss).loss)
 
 
 def squared(a: Checkpoint, b: Checkpoint) -> float:
@@ -56,9 +56,9 @@ def row(original: Checkpoint, loss: Loss, frame: str, dtype: torch.dtype) -> dic
     planted = random_alignment(rewritten.spec, pairs.SEED, largest=True)
     home, away = kept(rewritten.checkpoint), kept(planted.on(rewritten))
     start = time.perf_counter()
-    found = symfuse.match(away, to=stored, axes="all", groups={"v": "invertible"}, frame=FRAMES[frame])
+    alignment = symfuse.match(away, to=stored, axes="all", groups={"v": "invertible"}, frame=FRAMES[frame])
     seconds = time.perf_counter() - start
-    back = kept(found(away))
+    back = kept(alignment(away))
     models = {
         "original": stored, "rewritten": home, "moved": away, "average": symfuse.merge([away, home]),
         "found": back, "average of found": symfuse.merge([back, home]),
@@ -80,8 +80,8 @@ def table(rows: list[dict[str, Any]]) -> str:
     lines = [f"| {' | '.join((*head, 'left of it', 'seconds'))} |", "|---" * 10 + "|"]
     for r in rows:
         names = ("original", "rewritten", "moved", "average", "average of found")
-        found = [f"{r['perplexity'][name]:.6g}" for name in names]
-        parts = (r["dtype"], r["frame"], *found, f"{r['distance']:.2f}", f"{r['left']:.0e}", f"{r['seconds']:.0f}")
+        numbers = [f"{r['perplexity'][name]:.6g}" for name in names]
+        parts = (r["dtype"], r["frame"], *numbers, f"{r['distance']:.2f}", f"{r['left']:.0e}", f"{r['seconds']:.0f}")
         lines.append(f"| {' | '.join(parts)} |")
     return "\n".join(lines)
 

@@ -50,13 +50,15 @@ class Config:
             raise OptionError(f"there is no config {which!r}: expected {known}, or the path of a file")
         if path in below:
             raise OptionError(f"{path} extends itself")
-        found = _loaded(path)
-        if strange := sorted(set(map(str, found)) - set(KEYS)):
+        loaded = _loaded(path)
+        if strange := sorted(set(map(str, loaded)) - set(KEYS)):
             raise OptionError(f"{path}: {strange[0]!r} is no key; there are {', '.join(KEYS)}")
-        base = cls.read(str(found["extends"]), *below, path) if "extends" in found else cls("", path, "cpu", {}, {}, {})
-        parts = {key: _mappings(found.get(key, {}), f"{path}: {key}") for key in KEYS[2:]}
+        base = (
+            cls.read(str(loaded["extends"]), *below, path) if "extends" in loaded else cls("", path, "cpu", {}, {}, {})
+        )
+        parts = {key: _mappings(loaded.get(key, {}), f"{path}: {key}") for key in KEYS[2:]}
         known, tuned = ({**getattr(base, key), **parts[key]} for key in ("families", "tuned"))
-        return cls(path.stem, path, str(found.get("device", base.device)), known, tuned, parts["studies"])
+        return cls(path.stem, path, str(loaded.get("device", base.device)), known, tuned, parts["studies"])
 
     def require_device(self) -> None:
         """Raises OptionError if there is no such device."""
@@ -108,22 +110,22 @@ class _Loader(yaml.SafeLoader):
 
 def _loaded(path: Path) -> dict[str, Any]:
     try:
-        found = yaml.load(path.read_text("utf-8"), _Loader)
+        loaded = yaml.load(path.read_text("utf-8"), _Loader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise OptionError(f"{path} is no YAML that can be read: {' '.join(str(error).split())}") from error
-    if not isinstance(found, dict):
-        raise OptionError(f"{path}: expected a mapping with {', '.join(KEYS)}, found {type(found).__name__}")
-    return found
+    if not isinstance(loaded, dict):
+        raise OptionError(f"{path}: expected a mapping with {', '.join(KEYS)}, found {type(loaded).__name__}")
+    return loaded
 
 
-def _mappings(found: Any, where: str) -> Options:
+def _mappings(value: Any, where: str) -> Options:
     """A mapping of mappings, and all that are in them, with their places."""
-    if not isinstance(found, dict):
-        raise OptionError(f"{where}: expected a mapping, found {found!r}")
-    for name, value in found.items():
-        if not isinstance(value, dict):
-            raise OptionError(f"{where}: {name}: expected a mapping, found {value!r}")
-    return _placed(found, where)
+    if not isinstance(value, dict):
+        raise OptionError(f"{where}: expected a mapping, found {value!r}")
+    for name, inner in value.items():
+        if not isinstance(inner, dict):
+            raise OptionError(f"{where}: {name}: expected a mapping, found {inner!r}")
+    return _placed(value, where)
 
 
 def _placed(value: Any, where: str) -> Any:
@@ -131,6 +133,6 @@ def _placed(value: Any, where: str) -> Any:
         return [_placed(one, where) for one in value]
     if not isinstance(value, dict):
         return value
-    found = Options({key: _placed(one, f"{where}: {key}") for key, one in value.items()})
-    found.where = where
-    return found
+    options = Options({key: _placed(one, f"{where}: {key}") for key, one in value.items()})
+    options.where = where
+    return options

@@ -76,9 +76,9 @@ def images(data: Data, split: Split) -> tuple[Tensor, Tensor]:
     return _images(_named(data, IMAGES), split)
 
 
-def scaled(found: Tensor) -> Tensor:
+def scaled(pixels: Tensor) -> Tensor:
     """Images in [−1, 1]."""
-    return found if found.is_floating_point() else found.float() / 127.5 - 1
+    return pixels if pixels.is_floating_point() else pixels.float() / 127.5 - 1
 
 
 def text(data: Data, split: Split) -> Tensor:
@@ -93,10 +93,10 @@ def vocabulary(data: Data) -> int:
 
 def windows(data: Data, split: Split, count: int, length: int) -> Tensor:
     """`count` windows of a part, evenly spaced: [count, length]."""
-    found = text(data, split)
+    tokens = text(data, split)
     require_length(data, split, length)
-    starts = torch.arange(count) * (len(found) - length) // count
-    return found[starts[:, None] + torch.arange(length)]
+    starts = torch.arange(count) * (len(tokens) - length) // count
+    return tokens[starts[:, None] + torch.arange(length)]
 
 
 def require_length(data: Data, split: Split, length: int) -> None:
@@ -108,8 +108,8 @@ def require_length(data: Data, split: Split, length: int) -> None:
 
 def mask(tokens: Tensor, rng: torch.Generator, hidden: int, share: float = 0.15) -> tuple[Tensor, Tensor]:
     """The tokens with a random share of them replaced by `hidden`, and the labels: −100 where nothing is hidden."""
-    chosen = torch.rand(tokens.shape, generator=rng) < share
-    return tokens.masked_fill(chosen, hidden), tokens.masked_fill(~chosen, -100)
+    hidden_positions = torch.rand(tokens.shape, generator=rng) < share
+    return tokens.masked_fill(hidden_positions, hidden), tokens.masked_fill(~hidden_positions, -100)
 
 
 def _named(data: Data, known: Mapping[str, Any]) -> str:
@@ -124,12 +124,12 @@ def _images(data: str, split: Split) -> tuple[Tensor, Tensor]:
     if data in IMAGES:
         return IMAGES[data](split)
     about = json.loads(data)
-    found = _parquet(located(about["images"]["test" if split == "test" else "train"]), *about["columns"])
+    loaded = _parquet(located(about["images"]["test" if split == "test" else "train"]), *about["columns"])
     if split == "test":
-        return found
-    order = torch.randperm(len(found[1]), generator=torch.Generator().manual_seed(0))
+        return loaded
+    order = torch.randperm(len(loaded[1]), generator=torch.Generator().manual_seed(0))
     part = order[: about["match"]] if split == "match" else order[about["match"] :]
-    return found[0][part], found[1][part]
+    return loaded[0][part], loaded[1][part]
 
 
 def _parquet(file: Path, image: str, label: str) -> tuple[Tensor, Tensor]:
@@ -144,28 +144,28 @@ def _parquet(file: Path, image: str, label: str) -> tuple[Tensor, Tensor]:
         table = parquet.read_table(file, columns=[image, label])
     except (OSError, ValueError) as error:
         raise DataError(f"{file}: expected Parquet with the columns {image} and {label} ({error})") from error
-    found = (one if isinstance(one, bytes) else one["bytes"] for one in table[image].to_pylist())
-    pixels = [np.asarray(Image.open(io.BytesIO(one)).convert("RGB")) for one in found]
+    encoded = (one if isinstance(one, bytes) else one["bytes"] for one in table[image].to_pylist())
+    pixels = [np.asarray(Image.open(io.BytesIO(one)).convert("RGB")) for one in encoded]
     return torch.from_numpy(np.stack(pixels)).movedim(-1, 1), torch.tensor(table[label].to_pylist())
 
 
 @functools.cache
 def _text(data: str, split: Split) -> Tensor:
     if data in TEXTS:
-        found = TEXTS[data](split)
+        content = TEXTS[data](split)
     else:
         file = located(json.loads(data)["text"][split])
         if not file.is_file():
             raise DataError(f"{file}: there is no such file, from which the part {split!r} is read")
-        found = "\n".join(_column(file)) if file.suffix == ".parquet" else file.read_text("utf-8")
-    return torch.tensor(_letters_or_tokens(data)[1](found))
+        content = "\n".join(_column(file)) if file.suffix == ".parquet" else file.read_text("utf-8")
+    return torch.tensor(_letters_or_tokens(data)[1](content))
 
 
 def _column(file: Path) -> list[str]:
     from pyarrow import parquet
 
-    found: list[str] = parquet.read_table(file, columns=["text"])["text"].to_pylist()
-    return found
+    column: list[str] = parquet.read_table(file, columns=["text"])["text"].to_pylist()
+    return column
 
 
 @functools.cache
@@ -176,9 +176,9 @@ def _letters_or_tokens(data: str) -> tuple[int, Callable[[str], list[int]]]:
         from transformers import AutoTokenizer
 
         known = AutoTokenizer.from_pretrained(tokenizer)
-        return len(known), lambda found: known(found, verbose=False)["input_ids"]
+        return len(known), lambda text_: known(text_, verbose=False)["input_ids"]
     numbers = {character: i for i, character in enumerate(ALPHABET)}
-    return len(ALPHABET), lambda found: [numbers.get(character, numbers[" "]) for character in found]
+    return len(ALPHABET), lambda text_: [numbers.get(character, numbers[" "]) for character in text_]
 
 
 def _shakespeare(split: Split) -> str:
@@ -194,9 +194,9 @@ def digits(split: Split) -> tuple[Tensor, Tensor]:
     """Images [N, 1, 8, 8] in [−1, 1] and labels [N]: 1,197 to train on, 200 and 400 others, drawn once."""
     from sklearn.datasets import load_digits
 
-    found = load_digits()
-    images = torch.tensor(found.images, dtype=torch.float32)[:, None] / 8 - 1
-    labels = torch.tensor(found.target)
+    loaded = load_digits()
+    images = torch.tensor(loaded.images, dtype=torch.float32)[:, None] / 8 - 1
+    labels = torch.tensor(loaded.target)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     part = {"train": order[600:], "match": order[400:600], "test": order[:400]}[split]
     return images[part], labels[part]
@@ -238,14 +238,14 @@ def debian(requirement: str, sha256: str) -> Path:
             reason = run.stderr.strip()[-300:]
         except OSError as error:
             reason = str(error)
-        found = list(Path(downloads).glob("*.deb"))
-        if len(found) != 1:
+        packages = list(Path(downloads).glob("*.deb"))
+        if len(packages) != 1:
             raise CheckpointError(
                 f"{requirement} cannot be fetched by apt ({reason}); unpack its .deb by hand into {folder}"
             )
-        package = found[0].read_bytes()
+        package = packages[0].read_bytes()
         if (digest := hashlib.sha256(package).hexdigest()) != sha256:
-            raise CheckpointError(f"{found[0].name} is not {requirement}: expected sha256 {sha256}, found {digest}")
+            raise CheckpointError(f"{packages[0].name} is not {requirement}: expected sha256 {sha256}, found {digest}")
         with tarfile.open(fileobj=io.BytesIO(_member(package, "data.tar.xz"))) as archive:
             archive.extractall(scratch, filter="data")
     return folder

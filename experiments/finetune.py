@@ -103,7 +103,7 @@ class Tuned:
         with publishing(folder) as scratch:
             model.cpu().save_pretrained(scratch)
             AutoTokenizer.from_pretrained(self.start(seed)).save_pretrained(scratch)
-            score = symfuse.score(scratch, self.part(domain, "match"))
+            score = symfuse.evaluate(scratch, self.part(domain, "match"))
             its_own = {"seconds": round(seconds, 1), "match": score.to_dict()}
             (scratch / "training.json").write_text(json.dumps(its_own, indent=1) + "\n", "utf-8")
         print(f"{self.name} {domain} {seed}: {score.loss:.3f} {dict(score.metrics)} in {seconds:.0f} s", flush=True)
@@ -157,8 +157,8 @@ class Tuned:
         pad = getattr(config, "pad_token_id", None) or 0
         model.train()
         for _ in range(self.epochs):
-            for chosen in torch.randperm(count).split(self.batch):
-                totals = examples.totals(model, _collated([examples.batches[i] for i in chosen.tolist()], pad))
+            for indices in torch.randperm(count).split(self.batch):
+                totals = examples.totals(model, _collated([examples.batches[i] for i in indices.tolist()], pad))
                 optimizer.zero_grad()
                 (totals.loss / totals.count).backward()
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -179,8 +179,8 @@ def tuned(
     if missing := [key for key in ("base", "domains") if key not in known[name]]:
         raise OptionError(f"tuned: {name}: {missing[0]!r} is missing")
     require_numbers(f"tuned: {name}", known[name], ("batch", "epochs", "tokens"))
-    found = (families or {}).get(known[name].get("base"), {})
-    family = Kind.of(known[name]["base"], found, device) if "class" in found else None
+    description = (families or {}).get(known[name].get("base"), {})
+    family = Kind.of(known[name]["base"], description, device) if "class" in description else None
     return Tuned(name, **known[name], device=device, family=family)
 
 

@@ -41,13 +41,13 @@ class Member:
     model: Checkpoint
     data: Task
     seconds: float = 0.0
-    found: dict[str, tuple[Statistics, float]] = field(default_factory=dict)
+    collected: dict[str, tuple[Statistics, float]] = field(default_factory=dict)
 
     def statistics(self, kind: str) -> tuple[Statistics, float]:
         """What a method reads, and the seconds that it took to collect, once."""
-        if kind not in self.found:
-            self.found[kind] = seconds(lambda: symfuse.collect(self.model, self.data, kind))
-        return self.found[kind]
+        if kind not in self.collected:
+            self.collected[kind] = seconds(lambda: symfuse.collect(self.model, self.data, kind))
+        return self.collected[kind]
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,8 @@ class Way:
         *models, anchor = [member.model for member in members]
         if self.transport:
             models = [symfuse.match(model, to=anchor, variants=["transport"])(model) for model in models]
-        given = [member.statistics(self.statistics)[0] for member in members] if self.statistics else None
-        return held(symfuse.merge([*models, anchor], method=self.method, statistics=given))
+        statistics_of = [member.statistics(self.statistics)[0] for member in members] if self.statistics else None
+        return held(symfuse.merge([*models, anchor], method=self.method, statistics=statistics_of))
 
     def collecting(self, members: Sequence[Member]) -> float:
         """Seconds that the statistics of all took."""
@@ -83,30 +83,30 @@ WAYS = {
 def seconds(call: Callable[[], T]) -> tuple[T, float]:
     """What a call returns, and its processor time."""
     start = time.process_time()
-    found = call()
-    return found, time.process_time() - start
+    result = call()
+    return result, time.process_time() - start
 
 
 def probabilities(module: nn.Module, task: Task) -> Tensor:
     """[counted texts or words, classes]."""
-    found = []
+    per_batch = []
     with torch.inference_mode():
         for batch in task.batches:
             logits = output_of(module, batch, "logits").cpu()
-            found.append(logits[batch["labels"] != IGNORED].softmax(-1))
-    return torch.cat(found)
+            per_batch.append(logits[batch["labels"] != IGNORED].softmax(-1))
+    return torch.cat(per_batch)
 
 
 def labels(task: Task) -> Tensor:
     return torch.cat([batch["labels"][batch["labels"] != IGNORED] for batch in task.batches])
 
 
-def score(found: Tensor, truth: Tensor) -> dict[str, float]:
+def score(predicted: Tensor, truth: Tensor) -> dict[str, float]:
     """Accuracy; F1, the mean over the classes that occur; loss in nats."""
-    said = found.argmax(-1)
+    classes = predicted.argmax(-1)
     f1 = []
     for label in truth.unique():
-        hits = ((said == label) & (truth == label)).sum()
-        f1.append(float(2 * hits / ((said == label).sum() + (truth == label).sum())))
-    loss = nn.functional.nll_loss(found.clamp_min(1e-12).log(), truth)
-    return {"accuracy": float((said == truth).float().mean()), "f1": statistics.fmean(f1), "loss": float(loss)}
+        hits = ((classes == label) & (truth == label)).sum()
+        f1.append(float(2 * hits / ((classes == label).sum() + (truth == label).sum())))
+    loss = nn.functional.nll_loss(predicted.clamp_min(1e-12).log(), truth)
+    return {"accuracy": float((classes == truth).float().mean()), "f1": statistics.fmean(f1), "loss": float(loss)}

@@ -25,18 +25,20 @@ SETTINGS = {"attention": "attention", "all axes": "attention,ffn,heads,residual,
 
 def row(pair: Pair, axes: str) -> str:
     """One pair and one choice of axes, by each group."""
-    found: dict[str, Alignment] = {}
+    alignments: dict[str, Alignment] = {}
     seconds = []
     for group in GROUPS:
         start, models = time.perf_counter(), [Model.of(model) for model in (pair.source, pair.anchor)]
-        found[group] = match_models(
+        alignments[group] = match_models(
             *models, axes=SETTINGS[axes], groups={"attention": group}, starts=STARTS, seed=SEED, threads=1
         )
         seconds.append(f"{time.perf_counter() - start:.1f}")
-    paths = symfuse.barrier(pair.source, pair.anchor, pair.loss, found, points=pair.points, refine=0, build=pair.build)
+    paths = symfuse.barrier(
+        pair.source, pair.anchor, pair.loss, alignments, points=pair.points, refine=0, build=pair.build
+    )
     plain, *_ = (paths.curves[paths.baselines[group][0]] for group in GROUPS)
     curves = [paths.curves[group] for group in GROUPS]
-    inside = [g for i, g in found["invertible"].elements.items() if i.axis in ("qk", "v")]
+    inside = [g for i, g in alignments["invertible"].elements.items() if i.axis in ("qk", "v")]
     condition = max(float(g.condition().max()) for g in inside)
     distances = " / ".join(f"{curve.distance / plain.distance:.3f}" for curve in curves)
     barriers = " / ".join(f"{curve.barrier:.3f}" for curve in curves)

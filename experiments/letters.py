@@ -70,8 +70,8 @@ def _tokenizer(length: int, folder: Path) -> None:
     letters = Tokenizer(models.WordLevel(numbers, unk_token=" "))
     letters.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     special = {"mask_token": HIDDEN, "pad_token": HIDDEN, "unk_token": " "}
-    found = PreTrainedTokenizerFast(tokenizer_object=letters, model_max_length=length, **special)
-    found.save_pretrained(folder)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=letters, model_max_length=length, **special)
+    tokenizer.save_pretrained(folder)
 
 
 def written(name: str, streams: tuple[Callable[[], Rows], ...], _: str, split: corpora.Split) -> Path:
@@ -80,9 +80,9 @@ def written(name: str, streams: tuple[Callable[[], Rows], ...], _: str, split: c
     if not folder.is_dir():
         with publishing(folder) as scratch:
             sizes = {part: size // len(streams) for part, size in SIZES.items()}
-            found = [domains.parts(rows(), sizes) for rows in streams]
+            per_stream = [domains.parts(rows(), sizes) for rows in streams]
             for part in sizes:
-                domains.write(scratch / f"{part}.csv", [row for one in found for row in one[part]])
+                domains.write(scratch / f"{part}.csv", [row for one in per_stream for row in one[part]])
     return folder / f"{split}.csv"
 
 
@@ -159,15 +159,15 @@ def _ends(label: str) -> Rows:
                 text += _bare(" ".join(words)).strip() + " "
                 ends.add(len(text) - 1)
             half = LENGTH // 2
-            found = [i for i in range(half, len(text) - half) if text[i] == " " and (i in ends) == (label == "end")]
-            for i in _some(name, found, OF_EACH // 2):
+            positions = [i for i in range(half, len(text) - half) if text[i] == " " and (i in ends) == (label == "end")]
+            for i in _some(name, positions, OF_EACH // 2):
                 yield name, {"text": text[i - half : i + half], "label": label}
 
 
-def _some(name: str, found: Sequence[T], most: int = OF_EACH) -> list[T]:
+def _some(name: str, items: Sequence[T], most: int = OF_EACH) -> list[T]:
     """So many of a document, drawn by its name."""
     rng = random.Random(f"letters {name}")
-    return [found[i] for i in rng.sample(range(len(found)), min(most, len(found)))]
+    return [items[i] for i in rng.sample(range(len(items)), min(most, len(items)))]
 
 
 def _task(name: str, labels: tuple[str, ...], *streams: Callable[[], Rows]) -> Domains:

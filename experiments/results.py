@@ -48,34 +48,34 @@ def write(config: Config, studies: Sequence[Study], data: Path) -> None:
     small = config.path == CONFIGS / "small.yml"
     if small:
         studies = [study_named(name, config) for name in STUDIES if name in config.studies]
-    found = {study: rows for study in studies if (rows := Store.of(study, data).rows())}
-    if not found:
+    rows_by_study = {study: rows for study in studies if (rows := Store.of(study, data).rows())}
+    if not rows_by_study:
         raise OptionError(f"there are no rows of {config.path} in {data / config.name}; run without --write first")
-    for study in found:
+    for study in rows_by_study:
         if parts := Store.of(study, data).unfinished():
             raise OptionError(
                 f"{study.name}: {len(parts)} parts are not finished, such as {' '.join(map(str, parts[0]))}; run "
                 f"{study.name} to the end first, without --write"
             )
     if small and data == DATA:
-        _write_page(found, data, DOCS)
+        _write_page(rows_by_study, data, DOCS)
     elif data != DATA or config.path.parent != CONFIGS:
-        _write_page(found, data, data / config.name)
+        _write_page(rows_by_study, data, data / config.name)
     else:
-        _fill(found, config.name)
+        _fill(rows_by_study, config.name)
 
 
-def _write_page(found: dict[Study, list[Row]], data: Path, to: Path) -> None:
-    for study, rows in found.items():
+def _write_page(rows_by_study: dict[Study, list[Row]], data: Path, to: Path) -> None:
+    for study, rows in rows_by_study.items():
         study.draw(rows, to / FIGURES / f"{study.name}.svg")
-    (to / PAGE).write_text("\n".join(page(found, data)), "utf-8")
+    (to / PAGE).write_text("\n".join(page(rows_by_study, data)), "utf-8")
     print(f"written: {to / PAGE}")
 
 
-def _fill(found: dict[Study, list[Row]], config: str) -> None:
+def _fill(rows_by_study: dict[Study, list[Row]], config: str) -> None:
     """Put tables and figures in the documents that have marks for them."""
     for file in DOCS.glob("*.md"):
-        for study, rows in found.items():
+        for study, rows in rows_by_study.items():
             mark, figure = f"<!-- table: {study.name} of {config} -->", FIGURES / config / f"{study.name}.svg"
             if mark in file.read_text("utf-8"):
                 pairs.write(file, study.tables(rows), (mark, "<!-- end of table -->"))
@@ -84,10 +84,12 @@ def _fill(found: dict[Study, list[Row]], config: str) -> None:
                 study.draw(rows, DOCS / figure)
 
 
-def page(found: dict[Study, list[Row]], data: Path) -> Iterator[str]:
-    claims = {study: study.claims(rows) for study, rows in found.items()}
+def page(rows_by_study: dict[Study, list[Row]], data: Path) -> Iterator[str]:
+    claims = {study: study.claims(rows) for study, rows in rows_by_study.items()}
     yield HEAD
-    for reading in {data / study.config.name / "reading.md" for study in found}:  # written by hand, after the rows
+    for reading in {
+        data / study.config.name / "reading.md" for study in rows_by_study
+    }:  # written by hand, after the rows
         yield f"\n{reading.read_text('utf-8').strip()}" if reading.exists() else ""
     yield f"\n## Claims\n\n{_counted([claim for some in claims.values() for claim in some])}"
     yield "\n| paper | claim | here | holds? |\n|---|---|---|---|"
@@ -95,7 +97,7 @@ def page(found: dict[Study, list[Row]], data: Path) -> Iterator[str]:
         for claim in some:
             yield f"| [{study.title}](#{_anchor(study)}) | {claim.says} | {claim.here} | {SAID[claim.holds]} |"
     for paper, title in PAPERS.items():
-        own = {study: rows for study, rows in found.items() if study.paper == paper}
+        own = {study: rows for study, rows in rows_by_study.items() if study.paper == paper}
         yield f"\n## {title}" if own else ""
         for study, rows in own.items():
             yield from _section(study, rows, Store.of(study, data).file)

@@ -30,7 +30,7 @@ from study import DATA, STUDIES, Part, Store, Study, study_named
 from symfuse.errors import OptionError, SymfuseError
 
 
-def chosen(config: Config, names: Iterable[str]) -> list[Study]:
+def selected(config: Config, names: Iterable[str]) -> list[Study]:
     """Those that are asked for, by default all of the config. Raises OptionError if it has none, or an unknown one."""
     if strange := [name for name in config.studies if name not in STUDIES]:
         raise OptionError(f"{config.path}: studies: {strange[0]!r} is none; there are {', '.join(STUDIES)}")
@@ -62,26 +62,26 @@ def run(studies: list[Study], folder: Path, jobs: int, command: str) -> int:
 
 def _all(jobs: int, work: dict[str, tuple[Any, ...]]) -> int:
     """Call each in one of as many processes; what fails is said, and the others go on."""
-    context, said = multiprocessing.get_context("spawn"), []
+    context, reported = multiprocessing.get_context("spawn"), []
     with ProcessPoolExecutor(max(1, min(jobs, len(work))), mp_context=context, initializer=_alone) as pool:
         waiting: dict[Future[Any], str] = {pool.submit(*what): name for name, what in work.items()}
         try:
             for future in as_completed(waiting):
                 if error := future.exception():
-                    text = _told(error)
+                    text = _described(error)
                     print(
-                        f"FAILED {waiting[future]}: {'as before' if text in said else text}",
+                        f"FAILED {waiting[future]}: {'as before' if text in reported else text}",
                         file=sys.stderr,
                         flush=True,
                     )
-                    said.append(text)
+                    reported.append(text)
         except BaseException:  # Ctrl-C too: what was not begun is not begun
             pool.shutdown(cancel_futures=True)
             raise
-    return len(said)
+    return len(reported)
 
 
-def _told(error: BaseException) -> str:
+def _described(error: BaseException) -> str:
     """What went wrong: of what symfuse foresees its message, else where. Raises OptionError if a process died."""
     if isinstance(error, BrokenProcessPool):
         raise OptionError(
@@ -132,7 +132,7 @@ def main() -> None:
         parser.error(f"no study is called {strange[0]!r}; there are {', '.join(STUDIES)}")
     try:
         config = Config.read(options.config)
-        studies = chosen(config, options.studies)
+        studies = selected(config, options.studies)
         if options.list:
             for one in studies:
                 parts, store = len(list(one.parts())), Store.of(one, options.data)

@@ -106,8 +106,8 @@ class Study(ABC):
     def made_from(self) -> Row:
         """On what the rows depend, beside the code, in JSON's types: the options, and how the models are made."""
         models = {name: self.config.described(name) for name in dict.fromkeys(name for name, _ in self.models())}
-        found: Row = json.loads(json.dumps({"options": self.options, "models": models}))
-        return found
+        data: Row = json.loads(json.dumps({"options": self.options, "models": models}))
+        return data
 
     def draw(self, rows: Sequence[Row], file: Path) -> None:  # noqa: B027 - most tables have no figure
         """The figure, if there is one, as SVG."""
@@ -131,8 +131,8 @@ class Store:
     def rows(self) -> list[Row]:
         """Raises OptionError if they were made with other options or models than the config has now, or if no run wrote
         the file."""
-        found: list[Row] = self._read()["rows"]
-        return found
+        rows: list[Row] = self._read()["rows"]
+        return rows
 
     def unfinished(self) -> list[Part]:
         """The parts whose rows are not all there."""
@@ -153,10 +153,10 @@ class Store:
         if not self.file.exists():
             return {"rows": [], "finished": []}
         try:
-            found: Row = json.loads(self.file.read_text("utf-8"))
-            same = {key: found[key] for key in ("options", "models")} == self.study.made_from
-            keys = [self.study.key(row) for row in found["rows"]]
-            list(found["finished"])
+            data: Row = json.loads(self.file.read_text("utf-8"))
+            same = {key: data[key] for key in ("options", "models")} == self.study.made_from
+            keys = [self.study.key(row) for row in data["rows"]]
+            list(data["finished"])
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise OptionError(
                 f"{self.file} is not what a run of {self.study.name} wrote ({type(error).__name__}: {error}); "
@@ -167,7 +167,7 @@ class Store:
                 f"{self.file} was made with other options or models of {self.study.name} than "
                 f"{self.study.config.path} has; delete it to make its rows anew, or restore the config"
             )
-        return found
+        return data
 
     def done(self) -> set[Key]:
         return {self.study.key(row) for row in self.rows()}
@@ -177,9 +177,9 @@ class Store:
         written anew. Raises OptionError if it cannot be."""
         self.file.parent.mkdir(parents=True, exist_ok=True)
         with locked(self.file.parent):
-            found = self._read()
-            rows = [one for one in found["rows"] if row is None or self.study.key(one) != self.study.key(row)]
-            parts = dict.fromkeys(map(tuple, [*found["finished"], *([finished] if finished else [])]))
+            data = self._read()
+            rows = [one for one in data["rows"] if row is None or self.study.key(one) != self.study.key(row)]
+            parts = dict.fromkeys(map(tuple, [*data["finished"], *([finished] if finished else [])]))
             about = provenance(command) | {"config": self.study.config.name} | self.study.made_from
             scratch = self.file.with_suffix(".new")
             try:
@@ -240,19 +240,19 @@ def provenance(command: str) -> Row:
 def commit() -> str:
     """Of the code that runs, with "-dirty" if it was changed since; "unknown" outside of a repository."""
     command = ["git", "describe", "--always", "--dirty"]
-    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    return found.stdout.strip() or "unknown"
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return result.stdout.strip() or "unknown"
 
 
 def mean_error(values: Iterable[float], digits: int = 2, scale: float = 1.0, sign: str = "") -> str:
     """Mean ± standard error of the mean; of one value that alone; of none a dash."""
-    found = [scale * value for value in values]
-    if not found:
+    scaled = [scale * value for value in values]
+    if not scaled:
         return "–"
-    text = f"{statistics.fmean(found):{sign}.{digits}f}"
-    if len(found) == 1:
+    text = f"{statistics.fmean(scaled):{sign}.{digits}f}"
+    if len(scaled) == 1:
         return text
-    return f"{text} ± {statistics.stdev(found) / math.sqrt(len(found)):.{digits}f}"
+    return f"{text} ± {statistics.stdev(scaled) / math.sqrt(len(scaled)):.{digits}f}"
 
 
 def better(gains: Sequence[float], least: float = 0.0) -> bool | None:
@@ -279,6 +279,6 @@ def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 def study_named(name: str, config: Config) -> Study:
     """The one class of a study's file that has its name."""
     module = importlib.import_module(name)
-    (found,) = (x for x in vars(module).values() if isinstance(x, type) and getattr(x, "name", None) == name)
-    made: Study = found(config)
+    (study,) = (x for x in vars(module).values() if isinstance(x, type) and getattr(x, "name", None) == name)
+    made: Study = study(config)
     return made

@@ -11,7 +11,7 @@ from statistics import fmean
 from drawing import COLOURS, DASHES, figure, legend
 from families import Seed
 from study import Claim, Key, Part, Row, Study, mean_error, table
-from ways import OPTIONS, SEED, WAYS, Apart, moved, places_kept
+from ways import OPTIONS, SEED, WAYS, Apart, outcome_of, places_kept
 
 from symfuse.alignment import Alignment
 from symfuse.evaluation import barrier
@@ -58,39 +58,42 @@ closer, and count from the models as they are.
         name, first, second, method = part
         about = self.options["families"][name]
         apart = Apart(self.config, name, (first, second), about)
-        found = swept(apart, method, about["sweeps"]) if method in STARTS else history(apart, method)
-        yield {**dict(zip(self.keys, part, strict=True)), **found}
+        measured = swept(apart, method, about["sweeps"]) if method in STARTS else history(apart, method)
+        yield {**dict(zip(self.keys, part, strict=True)), **measured}
 
     def tables(self, rows: Sequence[Row]) -> str:
         parts = []
         for name, about in self.options["families"].items():
             for method in STARTS:
-                found = chosen(rows, name, method)
-                far = [[100 * d / row["given"] for d in row["distances"]] for row in found]
+                rows_here = rows_of(rows, name, method)
+                far = [[100 * d / row["given"] for d in row["distances"]] for row in rows_here]
                 lines = [
                     ["distance, %", *_means(far, 1)],
-                    ["barrier", *_means([row["barriers"] for row in found], 3)],
-                    ["neurons in place, %", *_means([[100 * share for share in row["places"]] for row in found], 0)],
+                    ["barrier", *_means([row["barriers"] for row in rows_here], 3)],
+                    [
+                        "neurons in place, %",
+                        *_means([[100 * share for share in row["places"]] for row in rows_here], 0),
+                    ],
                 ]
                 head = ["after sweep", *map(str, range(1 + about["sweeps"]))]
-                parts.append(f"**{name}**, {method}, {len(found)} pairs:\n\n{table(head, lines)}")
+                parts.append(f"**{name}**, {method}, {len(rows_here)} pairs:\n\n{table(head, lines)}")
             for method in about.get("ways", []):
-                found = chosen(rows, name, method)
-                steps = _common([row["steps"] for row in found])[:: about.get("shown", 2)]
-                at = [[row["barriers"][row["steps"].index(step)] for step in steps] for row in found]
+                rows_here = rows_of(rows, name, method)
+                steps = _common([row["steps"] for row in rows_here])[:: about.get("shown", 2)]
+                at = [[row["barriers"][row["steps"].index(step)] for step in steps] for row in rows_here]
                 head = ["after step", *map(str, steps)]
                 lines = [['barrier on "match"', *_means(at, 3)]]
-                parts.append(f"**{name}**, {method}, {len(found)} pairs:\n\n{table(head, lines)}")
+                parts.append(f"**{name}**, {method}, {len(rows_here)} pairs:\n\n{table(head, lines)}")
         return "\n\n".join(parts)
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
         claims = []
         for name in self.options["families"]:
-            starts = zip(*(chosen(rows, name, method) for method in STARTS), strict=False)
-            found = [min(both, key=lambda row: row["distances"][-1]) for both in starts]
-            plain = [row["barriers"][0] for row in chosen(rows, name, STARTS[0])]
-            for what, begun in (("distance", [row["given"] for row in found]), ("barrier", plain)):
-                curves = [[start, *row[f"{what}s"][1:]] for start, row in zip(begun, found, strict=False)]
+            starts = zip(*(rows_of(rows, name, method) for method in STARTS), strict=False)
+            best = [min(both, key=lambda row: row["distances"][-1]) for both in starts]
+            plain = [row["barriers"][0] for row in rows_of(rows, name, STARTS[0])]
+            for what, first in (("distance", [row["given"] for row in best]), ("barrier", plain)):
+                curves = [[start, *row[f"{what}s"][1:]] for start, row in zip(first, best, strict=False)]
                 shares = [(c[0] - c[FEW]) / (c[0] - c[-1]) for c in curves if c[-1] < c[0]]
                 says = f"weight matching settles in about {FEW} sweeps ({NEARLY:.0%} of what it gains in {what})"
                 if shares:
@@ -105,7 +108,7 @@ closer, and count from the models as they are.
                 methods = (*STARTS, *self.options["families"][name].get("ways", []))
                 for method, colour, dash in zip(methods, COLOURS, DASHES, strict=False):
                     one = axes[int(method not in STARTS)][column]
-                    for number, row in enumerate(chosen(rows, name, method)):
+                    for number, row in enumerate(rows_of(rows, name, method)):
                         at = row.get("steps", range(len(row["barriers"])))
                         one.plot(at, row["barriers"], color=colour, linestyle=dash, label=None if number else method)
                 for one, what in zip(axes[:, column], ("sweep", "step"), strict=True):
@@ -120,26 +123,26 @@ def swept(apart: Apart, start: str, sweeps: int) -> Row:
     the models as they are."""
     source, anchor = map(Model.of, apart.models)
     usual = {"scaling": True, "groups": None, "variants": (), "frame": None, "one_pass": False}
-    found = problem_of(source, anchor, "all", None, **usual)
-    frame = Alignment(found.spec, {}, frame=found.frame)
+    problem = problem_of(source, anchor, "all", None, **usual)
+    frame = Alignment(problem.spec, {}, frame=problem.frame)
     with ThreadPoolExecutor(1) as pool:
-        sweeper = Sweeper(found.spec, found.anchor.read, list(found.groups), found.groups, pool, ())
-        state = Workspace(found.spec, {name: found.source.read(name) for name in found.spec.tensors})
+        sweeper = Sweeper(problem.spec, problem.anchor.read, list(problem.groups), problem.groups, pool, ())
+        state = Workspace(problem.spec, {name: problem.source.read(name) for name in problem.spec.tensors})
         order = random.Random(SEED)
-        given, from_embeddings = sweeper.distance(state), start == STARTS[1]
-        for instance in found.groups if from_embeddings else ():
-            if found.spec.is_shared(instance.axis) and (element := sweeper.from_fixed(instance, state)) is not None:
+        unaligned, from_embeddings = sweeper.distance(state), start == STARTS[1]
+        for instance in problem.groups if from_embeddings else ():
+            if problem.spec.is_shared(instance.axis) and (element := sweeper.from_fixed(instance, state)) is not None:
                 state.apply(instance, element, pool)
-        alignments, distances = [Alignment(found.spec, state.elements) @ frame], [sweeper.distance(state)]
+        alignments, distances = [Alignment(problem.spec, state.elements) @ frame], [sweeper.distance(state)]
         for number in range(sweeps):
             sweeper.sweep(state, order, layers_first=from_embeddings and number == 0)
             distances.append(sweeper.distance(state))
-            alignments.append(Alignment(found.spec, state.elements) @ frame)
+            alignments.append(Alignment(problem.spec, state.elements) @ frame)
     task = apart.family.task("test")
     paths = {str(k): (g(source.checkpoint), frame.in_frame(anchor.checkpoint)) for k, g in enumerate(alignments)}
     curves = barrier(paths, task, refine=0, build=apart.family.build).curves
     return {
-        "given": given,
+        "given": unaligned,
         "distances": distances,
         "barriers": [curves[name].barrier for name in paths],
         "places": [places_kept(alignment, alignments[-1]) for alignment in alignments],
@@ -148,13 +151,13 @@ def swept(apart: Apart, start: str, sweeps: int) -> Row:
 
 def history(apart: Apart, method: str) -> Row:
     """The barrier by step of learning; of the run that other studies have too, if there is one."""
-    points = moved(apart, method, WAYS[method]).about["learning"]["history"]
+    points = outcome_of(apart, method, WAYS[method]).about["learning"]["history"]
     return {"steps": [point["step"] for point in points], "barriers": [point["barrier"] for point in points]}
 
 
-def chosen(rows: Sequence[Row], name: str, method: str) -> list[Row]:
-    found = [row for row in rows if (row["family"], row["method"]) == (name, method)]
-    return sorted(found, key=lambda row: (row["source"], row["anchor"]))
+def rows_of(rows: Sequence[Row], name: str, method: str) -> list[Row]:
+    selected = [row for row in rows if (row["family"], row["method"]) == (name, method)]
+    return sorted(selected, key=lambda row: (row["source"], row["anchor"]))
 
 
 def _means(curves: Sequence[Sequence[float]], digits: int) -> list[str]:

@@ -13,7 +13,7 @@ from drawing import figure
 from families import Seed, held
 from paths import NOTHING
 from study import Claim, Key, Part, Row, Study, better, mean_error, table
-from ways import OPTIONS, Apart, Moved, Way, learned_how, moved, plain
+from ways import OPTIONS, Apart, Outcome, Way, learning_record, outcome_of, plain
 
 import symfuse
 from symfuse.matching.learned import learn
@@ -28,16 +28,16 @@ def universe(apart: Apart) -> Universe:
     return match_universe([Model.of(model) for model in apart.models], axes="all")
 
 
-def matched(apart: Apart, _: Path) -> Moved:
-    found = zip(universe(apart).alignments, apart.models, strict=True)
-    return Moved(tuple(held(alignment(model)) for alignment, model in found))
+def matched(apart: Apart, _: Path) -> Outcome:
+    pairs = zip(universe(apart).alignments, apart.models, strict=True)
+    return Outcome(tuple(held(alignment(model)) for alignment, model in pairs))
 
 
-def learned(apart: Apart, journal: Path) -> Moved:
+def learned(apart: Apart, journal: Path) -> Outcome:
     models = [Model.of(model) for model in apart.models]
-    found = learn(models, universe(apart).alignments, apart.learning(journal), axes="all")
-    moved_models = tuple(alignment(model) for alignment, model in zip(found, apart.models, strict=True))
-    return Moved(moved_models, learned_how(found[0]))
+    alignments = learn(models, universe(apart).alignments, apart.learning(journal), axes="all")
+    aligned = tuple(alignment(model) for alignment, model in zip(alignments, apart.models, strict=True))
+    return Outcome(aligned, learning_record(alignments[0]))
 
 
 WAYS: dict[str, Way] = {"plain": plain, "weight matching": matched, "learned": learned}
@@ -77,51 +77,51 @@ alone). Learned: starts from there and minimises the loss of random points of th
                 yield {**row, **self.measured(apart, method)}
 
     def measured(self, apart: Apart, method: str) -> Row:
-        found = moved(apart, f"{method} simplex", WAYS[method])
+        outcome = outcome_of(apart, f"{method} simplex", WAYS[method])
         task, points = apart.family.task("test"), []
         for i, j in itertools.product(range(PARTS + 1), repeat=2):
             if i + j <= PARTS:
                 weights = [i / PARTS, j / PARTS, (PARTS - i - j) / PARTS]
-                score = symfuse.score(symfuse.merge(found.models, weights=weights), task, build=apart.family.build)
+                score = symfuse.evaluate(symfuse.merge(outcome.models, weights=weights), task, build=apart.family.build)
                 points.append([*weights, score.loss, score.metrics["accuracy"]])
-        return {**of_points(points), **found.about}
+        return {**of_points(points), **outcome.about}
 
     def tables(self, rows: Sequence[Row]) -> str:
         head = ("family", "way", "triples", "barrier", "% of plain", "over the mean", "loss at the centre",
             "accuracy there", "mean of the corners")  # fmt: skip
         lines = []
         for name, method in itertools.product(self.options["families"], WAYS):
-            if found := chosen(rows, name, method):
+            if rows_here := rows_of(rows, name, method):
                 shares = [share for _, share in self.shares(rows, name, method)]
                 columns: list[tuple[list[float], int]] = [
-                    ([row["barrier"] for row in found], 3),
+                    ([row["barrier"] for row in rows_here], 3),
                     ([100 * share for share in shares], 1),
-                    ([row["barrier over mean"] for row in found], 3),
-                    ([row["center"][0] for row in found], 3),
-                    ([row["center"][1] for row in found], 3),
-                    ([fmean(row["end losses"]) for row in found], 3),
+                    ([row["barrier over mean"] for row in rows_here], 3),
+                    ([row["center"][0] for row in rows_here], 3),
+                    ([row["center"][1] for row in rows_here], 3),
+                    ([fmean(row["end losses"]) for row in rows_here], 3),
                 ]
                 lines.append(
-                    [name, method, str(len(found)), *(mean_error(values, digits) for values, digits in columns)]
+                    [name, method, str(len(rows_here)), *(mean_error(values, digits) for values, digits in columns)]
                 )
         return table(head, lines)
 
     def shares(self, rows: Sequence[Row], name: str, method: str) -> list[tuple[Any, float]]:
         """What is left of the plain barrier, by triple that has one."""
-        plain = {tuple(row["seeds"]): row["barrier"] for row in chosen(rows, name, "plain")}
-        found = ((tuple(row["seeds"]), row["barrier"]) for row in chosen(rows, name, method))
-        return [(seeds, barrier / plain[seeds]) for seeds, barrier in found if plain.get(seeds)]
+        plain = {tuple(row["seeds"]): row["barrier"] for row in rows_of(rows, name, "plain")}
+        others = ((tuple(row["seeds"]), row["barrier"]) for row in rows_of(rows, name, method))
+        return [(seeds, barrier / plain[seeds]) for seeds, barrier in others if plain.get(seeds)]
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
-        found = []
+        claims = []
         for name in self.options["families"]:
             left = {method: dict(self.shares(rows, name, method)) for method in WAYS}
-            said = {method: f"{mean_error(shares.values(), 1, 100)} %" for method, shares in left.items()}
+            percent = {method: f"{mean_error(shares.values(), 1, 100)} %" for method, shares in left.items()}
             for good, worse in (("weight matching", "plain"), ("learned", "weight matching")):
                 gains = [left[worse][seeds] - share for seeds, share in left[good].items() if seeds in left[worse]]
                 if gains:
-                    here = f"{name}: {said[good]} against {said[worse]} of plain"
-                    found.append(
+                    here = f"{name}: {percent[good]} against {percent[worse]} of plain"
+                    claims.append(
                         Claim(f"three models: {good} leaves a lower barrier than {worse}", here, better(gains))
                     )
             if left["learned"]:
@@ -129,15 +129,15 @@ alone). Learned: starts from there and minimises the loss of random points of th
                     f"three models: learned, no barrier is left on the simplex (at most {NOTHING:.0%} of the plain one)"
                 )
                 holds = fmean(left["learned"].values()) <= NOTHING
-                found.append(Claim(says, f"{name}: {said['learned']} of plain", holds))
-        return found
+                claims.append(Claim(says, f"{name}: {percent['learned']} of plain", holds))
+        return claims
 
     def draw(self, rows: Sequence[Row], file: Path) -> None:
         """The losses over the triangle of the first triple that has all ways; one scale of colours a family."""
         names = list(self.options["families"])
         with figure(file, len(names), len(WAYS), (2.1, 1.8)) as axes:
             for line, name in zip(axes, names, strict=True):
-                first = {method: found[0] for method in WAYS if (found := chosen(rows, name, method))}
+                first = {method: rows_here[0] for method in WAYS if (rows_here := rows_of(rows, name, method))}
                 losses = [point[3] for row in first.values() for point in row["points"]]
                 for one, method in zip(line, WAYS, strict=True):
                     one.axis("off")
@@ -168,6 +168,6 @@ def of_points(points: Sequence[Sequence[float]]) -> Row:
     }
 
 
-def chosen(rows: Sequence[Row], name: str, method: str) -> list[Row]:
-    found = [row for row in rows if (row["family"], row["method"]) == (name, method)]
-    return sorted(found, key=lambda row: row["seeds"])
+def rows_of(rows: Sequence[Row], name: str, method: str) -> list[Row]:
+    selected = [row for row in rows if (row["family"], row["method"]) == (name, method)]
+    return sorted(selected, key=lambda row: row["seeds"])

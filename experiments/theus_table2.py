@@ -17,7 +17,7 @@ from drawing import figure, legend
 from families import Seed
 from paths import NOTHING, Paths, draw_curves, measured, ordered
 from study import Claim, Key, Part, Row, Study, mean_error
-from ways import FREE, OPTIONS, WAYS, Apart, Way, moved
+from ways import FREE, OPTIONS, WAYS, Apart, Way, outcome_of
 
 import symfuse
 from symfuse.errors import SymfuseError
@@ -100,14 +100,14 @@ The paper's models are larger (6 layers of width 256), and so are its data; its 
     def tables(self, rows: Sequence[Row]) -> str:
         parts, rows = [], ordered(rows, [*WAYS, *peers.NAMES, *FREE])
         for name in self.options["families"]:
-            found = self.paths(rows, name)
-            parts.append(f"**{name}**. {found.ends()}\n\n{found.table()}")
+            paths = self.paths(rows, name)
+            parts.append(f"**{name}**. {paths.ends()}\n\n{paths.table()}")
         for name, about in self.options["families"].items():
-            found = Paths.of(rows, family=name, split="match")
-            if found.rows:
+            without_labels = Paths.of(rows, family=name, split="match")
+            if without_labels.rows:
                 pair = "-".join(map(str, about["pairs"][0]))
                 parts.append(
-                    f'**{name}**, tried without labels on pair {pair} and the part "match":\n\n{found.table()}'
+                    f'**{name}**, tried without labels on pair {pair} and the part "match":\n\n{without_labels.table()}'
                 )
         return "\n\n".join(parts)
 
@@ -131,7 +131,7 @@ def way(method: str) -> Way:
     return {**FREE, **WAYS, **peers.WAYS}[method]
 
 
-def _claims(name: str, found: Paths) -> Iterator[Claim]:
+def _claims(name: str, paths: Paths) -> Iterator[Claim]:
     order = (
         ("activation matching", "plain", "activation matching leaves a lower barrier than plain averaging"),
         (
@@ -142,17 +142,17 @@ def _claims(name: str, found: Paths) -> Iterator[Claim]:
         ("learned orthogonal", "learned permutations", "learned permutations leave more than learned orthogonal maps"),
     )
     for good, worse, says in order:
-        if found.way(good) and found.way(worse):
-            here, holds = found.less(good, worse)
+        if paths.way(good) and paths.way(worse):
+            here, holds = paths.less(good, worse)
             yield Claim(says, f"{name}: {here}", holds)
-    if found.way("learned orthogonal"):
-        here, holds = found.none("learned orthogonal")
+    if paths.way("learned orthogonal"):
+        here, holds = paths.none("learned orthogonal")
         says = f"learned orthogonal maps leave no barrier (at most {NOTHING:.0%} of the plain one; BookCorpus: 10 %)"
         yield Claim(says, f"{name}: {here}", holds)
     too = "learned orthogonal, permutations too"
-    if found.gains("learned orthogonal", too):
-        all_of_it, more = found.gains("weight matching", "learned orthogonal"), found.gains("learned orthogonal", too)
-        places = [row["kept places"] for row in found.way(too)]
+    if paths.gains("learned orthogonal", too):
+        all_of_it, more = paths.gains("weight matching", "learned orthogonal"), paths.gains("learned orthogonal", too)
+        places = [row["kept places"] for row in paths.way(too)]
         here = (
             f"{name}: learning them too leaves {mean_error(more, 1, -100, '+')} points of plain; learning gained "
             f"{mean_error(all_of_it, 1, 100)}; neurons that kept their place {mean_error(places, 0, 100)} %"
@@ -168,7 +168,7 @@ def save_mean(study: Table2, name: str, seeds: Sequence[Seed], method: str, fold
     import transformers
 
     apart = study.apart(name, *seeds)
-    symfuse.merge(moved(apart, method, way(method)).models).save(folder)
+    symfuse.merge(outcome_of(apart, method, way(method)).models).save(folder)
     task = apart.family.task("test")
     module, about = getattr(transformers, task.auto).from_pretrained(folder, output_loading_info=True)
     score = task(module.eval())
@@ -183,13 +183,13 @@ def main() -> None:
     parser.add_argument("method", choices=[*WAYS, *FREE], metavar="WAY", help=f"of {', '.join(WAYS)}")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--config", default="long", help="a name in experiments/configs, or a file (default: long)")
-    given = parser.parse_args()
-    seeds: list[Any] = [int(seed) if seed.isdigit() else seed for seed in given.seeds]
+    options = parser.parse_args()
+    seeds: list[Any] = [int(seed) if seed.isdigit() else seed for seed in options.seeds]
     try:
-        study = Table2(Config.read(given.config))
-        if given.family not in (known := study.options["families"]):
-            parser.error(f"no family is called {given.family!r}; there are {', '.join(known)}")
-        save_mean(study, given.family, seeds, given.method, given.folder)
+        study = Table2(Config.read(options.config))
+        if options.family not in (known := study.options["families"]):
+            parser.error(f"no family is called {options.family!r}; there are {', '.join(known)}")
+        save_mean(study, options.family, seeds, options.method, options.folder)
     except SymfuseError as error:
         parser.exit(1, f"error: {error}\n")
 

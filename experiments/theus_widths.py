@@ -9,7 +9,7 @@ from drawing import figure, legend
 from families import Seed
 from paths import NOTHING, Paths, draw_curves, measured, ordered
 from study import Claim, Key, Part, Row, Study
-from ways import OPTIONS, Apart, Moved, Way, learned_how
+from ways import OPTIONS, Apart, Outcome, Way, learning_record
 
 from symfuse.alignment import Alignment
 from symfuse.matching.learned import match_learned
@@ -18,33 +18,33 @@ from symfuse.rewriting import canonical
 from symfuse.widths import expand, match_widths
 
 
-def plain(apart: Apart, _: Path) -> Moved:
+def plain(apart: Apart, _: Path) -> Outcome:
     """The narrow one expanded, its units copied in turn."""
     narrow, wide = map(Model.of, apart.models)
-    return Moved((expand(narrow, wide).checkpoint, wide.checkpoint))
+    return Outcome((expand(narrow, wide).checkpoint, wide.checkpoint))
 
 
-def matched(apart: Apart, _: Path) -> Moved:
+def matched(apart: Apart, _: Path) -> Outcome:
     """Expanded, and matched from the weights with its copies chosen."""
     return _both(*_matched(apart))
 
 
-def learned(apart: Apart, journal: Path) -> Moved:
+def learned(apart: Apart, journal: Path) -> Outcome:
     """From there."""
     expanded, wide, start = _matched(apart)
     learning = apart.learning(journal)
-    found = match_learned(expanded, canonical(wide, start.frame), learning, start=start, axes="all")
-    return Moved(_both(expanded, wide, found).models, learned_how(found))
+    alignment = match_learned(expanded, canonical(wide, start.frame), learning, start=start, axes="all")
+    return Outcome(_both(expanded, wide, alignment).models, learning_record(alignment))
 
 
 def _matched(apart: Apart) -> tuple[Model, Model, Alignment]:
     narrow, wide = map(Model.of, apart.models)
-    expanded, found = match_widths(narrow, wide)
-    return expanded, wide, found
+    expanded, alignment = match_widths(narrow, wide)
+    return expanded, wide, alignment
 
 
-def _both(expanded: Model, wide: Model, found: Alignment) -> Moved:
-    return Moved((found(expanded.checkpoint), found.in_frame(wide.checkpoint)))
+def _both(expanded: Model, wide: Model, alignment: Alignment) -> Outcome:
+    return Outcome((alignment(expanded.checkpoint), alignment.in_frame(wide.checkpoint)))
 
 
 WAYS: dict[str, Way] = {"plain": plain, "weight matching": matched, "learned orthogonal": learned}
@@ -84,25 +84,25 @@ The path then connects two models of the wide shape; columns as in Table 2.
     def tables(self, rows: Sequence[Row]) -> str:
         parts, rows = [], ordered(rows, list(WAYS))
         for name in self.options["families"]:
-            found = Paths.of(rows, family=name)
-            parts.append(f"**{name}**. {found.ends()}\n\n{found.table()}")
+            paths = Paths.of(rows, family=name)
+            parts.append(f"**{name}**. {paths.ends()}\n\n{paths.table()}")
         return "\n\n".join(parts)
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
         claims = []
         for name in self.options["families"]:
-            found = Paths.of(rows, family=name)
+            paths = Paths.of(rows, family=name)
             for good, worse in (("weight matching", "plain"), ("learned orthogonal", "weight matching")):
-                if not found.way(good):
+                if not paths.way(good):
                     continue
-                here, holds = found.less(good, worse)
+                here, holds = paths.less(good, worse)
                 claims.append(
                     Claim(f"other widths: {good} leaves a lower barrier than {worse}", f"{name}: {here}", holds)
                 )
-            if not found.way("learned orthogonal"):
+            if not paths.way("learned orthogonal"):
                 continue
             says = f"other widths: learned, no barrier is left (at most {NOTHING:.0%} of the plain one)"
-            here, holds = found.none("learned orthogonal")
+            here, holds = paths.none("learned orthogonal")
             claims.append(Claim(says, f"{name}: {here}", holds))
         return claims
 

@@ -56,18 +56,18 @@ class Kind:
     @classmethod
     def of(cls, name: str, description: Mapping[str, Any], device: str) -> Kind:
         """From a family of a config. Raises OptionError if it has an unknown key or lacks one."""
-        found = {"model" if key == "class" else key: value for key, value in description.items()}
+        settings = {"model" if key == "class" else key: value for key, value in description.items()}
         allowed = {field.name for field in fields(cls)} - {"name", "device"}
         needed = {"model", "config", "data", "batch", "steps", "rate"}
-        if wrong := sorted((set(found) - allowed) | (needed - set(found))):
+        if wrong := sorted((set(settings) - allowed) | (needed - set(settings))):
             raise OptionError(
                 f"families: {name}: {wrong[0]!r} is {'missing' if wrong[0] in needed else 'not a key'}; "
                 f"there are {', '.join('class' if key == 'model' else key for key in sorted(allowed))}"
             )
-        require_numbers(f"families: {name}", found, ("batch", "steps", "at_once", "warm_up"), ("length", "windows"))
-        if "length" in found and not found.get("windows"):
+        require_numbers(f"families: {name}", settings, ("batch", "steps", "at_once", "warm_up"), ("length", "windows"))
+        if "length" in settings and not settings.get("windows"):
             raise OptionError(f"families: {name}: windows: of text a number of them is needed to measure on")
-        return cls(name, **found, device=device)
+        return cls(name, **settings, device=device)
 
     @property
     def folder(self) -> Path:
@@ -103,12 +103,12 @@ class Kind:
         """One batch of the part "train"."""
         if self.of_images:
             images, labels = corpora.images(self.data, "train")
-            chosen = torch.randint(len(labels), (self.batch,), generator=rng)
-            return {"pixel_values": corpora.scaled(images[chosen]), "labels": labels[chosen]}
-        found = corpora.text(self.data, "train")
+            indices = torch.randint(len(labels), (self.batch,), generator=rng)
+            return {"pixel_values": corpora.scaled(images[indices]), "labels": labels[indices]}
+        tokens_of_text = corpora.text(self.data, "train")
         corpora.require_length(self.data, "train", self.length)
-        starts = torch.randint(len(found) - self.length, (self.batch,), generator=rng)
-        tokens = found[starts[:, None] + torch.arange(self.length)]
+        starts = torch.randint(len(tokens_of_text) - self.length, (self.batch,), generator=rng)
+        tokens = tokens_of_text[starts[:, None] + torch.arange(self.length)]
         tokens, labels = corpora.mask(tokens, rng, corpora.vocabulary(self.data)) if self.masked else (tokens, tokens)
         return {"input_ids": tokens, "labels": labels}
 
@@ -160,14 +160,14 @@ class Kind:
 
 
 def require_numbers(
-    where: str, found: Mapping[str, Any], positive: Sequence[str], from_nothing: Sequence[str] = ()
+    where: str, values: Mapping[str, Any], positive: Sequence[str], from_nothing: Sequence[str] = ()
 ) -> None:
     """Raises OptionError if one of these is no whole number from 1 (or from 0) on, or the rate is not above 0."""
     for key in (*positive, *from_nothing):
-        value, least = found.get(key, 1), 1 if key in positive else 0
+        value, least = values.get(key, 1), 1 if key in positive else 0
         if type(value) is not int or value < least:
             raise OptionError(f"{where}: {key}: expected a whole number from {least} on, found {value!r}")
-    rate = found.get("rate", 1.0)
+    rate = values.get("rate", 1.0)
     if type(rate) not in (int, float) or not 0 < rate < math.inf:
         raise OptionError(f"{where}: rate: expected a number above 0 (in YAML 1.0e-3, not 1e-3), found {rate!r}")
 
@@ -178,10 +178,10 @@ def _text(tokens: Tensor, labels: Tensor) -> Inputs:
 
 def kinds(config: Path) -> dict[str, Kind]:
     """The families of a config that are trained from random weights."""
-    found = yaml.safe_load(config.read_text("utf-8"))
+    loaded = yaml.safe_load(config.read_text("utf-8"))
     return {
-        name: Kind.of(name, family, found.get("device", "cpu"))
-        for name, family in found["families"].items()
+        name: Kind.of(name, family, loaded.get("device", "cpu"))
+        for name, family in loaded["families"].items()
         if "class" in family
     }
 

@@ -48,9 +48,9 @@ class Permuted(PairStudy):
         rows = [self.start(pair) | {"way": way} for way in self.ways_of(pair.name)]
         wanted = [row for row in rows if self.key(row) not in done]
         if wanted:
-            models, heard = pair.models, self.heard(pair, self.options["heard"])
+            models, data = pair.models, self.for_activations(pair, self.options["heard"])
             for row in wanted:
-                yield row | self.path(pair, models, self.moved(row["way"], models, heard), self.variants(row["way"]))
+                yield row | self.path(pair, models, self.aligned(row["way"], models, data), self.variants(row["way"]))
 
     def ways_of(self, models: str) -> Sequence[str]:  # noqa: ARG002 - for those who override it
         """The names of the ways that go with a family, or with what is fine-tuned."""
@@ -58,33 +58,33 @@ class Permuted(PairStudy):
 
     def variants(self, way: str) -> Sequence[str]:
         """Under which a way is inexact."""
-        found: Sequence[str] = self.ways.get(way, {}).get("variants", ())
-        return found
+        variants: Sequence[str] = self.ways.get(way, {}).get("variants", ())
+        return variants
 
-    def moved(self, way: str, models: Sequence[Checkpoint], heard: Mapping[str, Any]) -> Checkpoint:
+    def aligned(self, way: str, models: Sequence[Checkpoint], recorded: Mapping[str, Any]) -> Checkpoint:
         """The source as a way moves it towards the anchor."""
         if way == PLAIN:
             return models[0]
         options = dict(self.ways[way])
-        data = {"scaling": False, "biases": False} if options.pop("weights", False) else heard
+        data = {"scaling": False, "biases": False} if options.pop("weights", False) else recorded
         return held(symfuse.match(models[0], to=models[1], **data, **options)(models[0]))
 
-    def heard(self, pair: Pair, count: int) -> dict[str, Any]:
+    def for_activations(self, pair: Pair, count: int) -> dict[str, Any]:
         """Options of `symfuse.match` for activations of so many batches of the part "train", without their labels."""
         if pair.name not in self.config.tuned:
-            return self.config.family(pair.name).heard(count)
+            return self.config.family(pair.name).for_activations(count)
         tuned = self.config.tune(pair.name)
         return {"data": unlabelled(tuned.part(pair.seeds[0][0], "train", limit=count * tuned.batch).batches)}
 
-    def path(self, pair: Pair, models: Sequence[Checkpoint], moved: Checkpoint, variants: Sequence[str] = ()) -> Row:
+    def path(self, pair: Pair, models: Sequence[Checkpoint], aligned: Checkpoint, variants: Sequence[str] = ()) -> Row:
         """The path to the anchor, on the part "test". above: its highest loss over the mean of both models as they are;
         change: of the loss of the moved model, 0 if it is the same function."""
         task, build = pair.tasks("test")[0], pair.build
         points = self.options["models"][pair.name].get("points", self.options.get("points", 11))
-        ends = {"path": (moved, models[1])}
+        ends = {"path": (aligned, models[1])}
         curve = barrier(ends, task, points=points, refine=0, build=build).curves["path"]
         anchor, source = curve.ends
-        own = symfuse.score(models[0], task, build=build).loss
+        own = symfuse.evaluate(models[0], task, build=build).loss
         above = curve.peak_over_mean.score.loss - (own + anchor) / 2
         return {**of_curve(curve), "above": above, "change": source - own, "inexact": list(variants)}
 

@@ -40,13 +40,13 @@ is claimed.
         rows = [row for row in rows if self.key(row) not in done]
         if not rows:
             return
-        models, heard = pair.models, self.heard(pair, about["batches"])
-        random.Random(SEED).shuffle(heard["data"])  # texts may come by their length
+        models, data_of_all = pair.models, self.for_activations(pair, about["batches"])
+        random.Random(SEED).shuffle(data_of_all["data"])  # texts may come by their length
         for row in rows:
             n, draw = row["windows"], row["draw"]
-            data = cut(heard["data"], len(heard["data"]) * draw // draws, n)
-            moved = self.moved("matched" if n else PLAIN, models, {**heard, "data": data})
-            yield row | self.path(pair, models, moved)
+            data = cut(data_of_all["data"], len(data_of_all["data"]) * draw // draws, n)
+            aligned = self.aligned("matched" if n else PLAIN, models, {**data_of_all, "data": data})
+            yield row | self.path(pair, models, aligned)
 
     def tables(self, rows: Sequence[Row]) -> str:
         amounts = sorted({row["windows"] for row in rows})
@@ -64,8 +64,8 @@ is claimed.
         with figure(file, columns=len(names)) as axes:
             for one, name in zip(axes[0], names, strict=True):
                 amounts = sorted({row["windows"] for row in rows if row["models"] == name} - {0})
-                found = [self.above(rows, name, n) for n in amounts]
-                pairs = [[fmean(pair[i]) for pair in found] for i in range(len(found[0]))]
+                above = [self.above(rows, name, n) for n in amounts]
+                pairs = [[fmean(pair[i]) for pair in above] for i in range(len(above[0]))]
                 for i, (pair, plain) in enumerate(zip(pairs, self.above(rows, name, 0), strict=True)):
                     colour, dash = COLOURS[i % len(COLOURS)], DASHES[i % len(DASHES)]
                     one.plot(amounts, pair, color=colour, linestyle=dash, marker=".", label=f"pair {i + 1}")
@@ -77,18 +77,18 @@ is claimed.
     def above(self, rows: Sequence[Row], name: str, windows: int) -> list[list[float]]:
         """Of each pair the barriers of all draws."""
         pairs: dict[str, list[float]] = {}
-        chosen = (row for row in rows if (row["models"], row["windows"]) == (name, windows))
-        for row in sorted(chosen, key=lambda row: (str(row["source"]), str(row["anchor"]), row["draw"])):
+        selected = (row for row in rows if (row["models"], row["windows"]) == (name, windows))
+        for row in sorted(selected, key=lambda row: (str(row["source"]), str(row["anchor"]), row["draw"])):
             pairs.setdefault(f"{row['source']} {row['anchor']}", []).append(row["above"])
         return list(pairs.values())
 
 
 def cut(batches: Sequence[dict[str, Any]], start: int, rows: int) -> list[dict[str, Any]]:
     """So many rows of batches from one of them on; after the last comes the first."""
-    found, left = [], rows
+    out, left = [], rows
     for batch in (*batches[start:], *batches[:start]):
         if left <= 0:
             break
-        found.append({name: field[:left] for name, field in batch.items()})
+        out.append({name: field[:left] for name, field in batch.items()})
         left -= len(next(iter(batch.values())))
-    return found
+    return out

@@ -53,28 +53,28 @@ on training data; the residual stream is not matched.
         """The reference knows models of `transformers` only."""
         return [way for way in self.ways if way != PEER or models != "sceptr"]
 
-    def moved(self, way: str, models: Sequence[Checkpoint], heard: Mapping[str, object]) -> Checkpoint:
+    def aligned(self, way: str, models: Sequence[Checkpoint], data: Mapping[str, object]) -> Checkpoint:
         if way != PEER:
-            return super().moved(way, models, heard)
+            return super().aligned(way, models, data)
         source, anchor = (symfuse.to_module(model) for model in models)
-        found = rebasin.activation_matching(
-            source, anchor, heard["data"], "bert", models[0].config["num_attention_heads"]
+        tensors = rebasin.activation_matching(
+            source, anchor, data["data"], "bert", models[0].config["num_attention_heads"]
         )
-        return models[0].replace(tensors={name: found[name] for name in models[0]})
+        return models[0].replace(tensors={name: tensors[name] for name in models[0]})
 
     def tables(self, rows: Sequence[Row]) -> str:
         parts = []
         for name in self.options["models"]:
-            found = table(["matched", *HEAD, "paper, MultiBERTs"], self.lines(rows, name, PAPER))
-            parts.append(f"{name} (accuracy of the models {self.accuracy(rows, name)} %):\n\n{found}")
+            lines = table(["matched", *HEAD, "paper, MultiBERTs"], self.lines(rows, name, PAPER))
+            parts.append(f"{name} (accuracy of the models {self.accuracy(rows, name)} %):\n\n{lines}")
         return "\n\n".join(parts)
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
-        said = {
+        claims = {
             (FFN, PLAIN): "matching feed-forward neurons alone lowers the barrier",
             (INDEX, FFN): "heads by index lower it further (4.31 → 4.13)",
             (IGNORED, INDEX): "ignoring heads lowers it more than heads by index (4.13 → 3.97)",
             (AWARE, IGNORED): "head-aware matching lowers it most (3.97 → 3.71)",
             (AWARE, PLAIN): "feed-forward neurons and heads together lower the barrier",
         }
-        return [self.lower(rows, name, ways, says) for name in self.options["models"] for ways, says in said.items()]
+        return [self.lower(rows, name, ways, says) for name in self.options["models"] for ways, says in claims.items()]

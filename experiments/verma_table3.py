@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from study import Claim, Row, mean_error, table
 from verma import INSIDE, PLAIN, Permuted, permuted
 
-HEARD, WEIGHTS = "feed-forward and heads", "the same from weights"
+RECORDED, WEIGHTS = "feed-forward and heads", "the same from weights"
 STREAM = "all, with the residual stream"
 
 
@@ -31,42 +31,42 @@ and reports lower barriers by matching in six; we have none of its figures by ta
 """
     ways: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         PLAIN: {},
-        HEARD: INSIDE,
+        RECORDED: INSIDE,
         WEIGHTS: {**INSIDE, "weights": True},
         STREAM: permuted("all", residual="first"),
     }
 
     def models(self) -> Iterator[tuple[str, Any]]:
         """The bases of families first."""
-        found = list(super().models())
+        named = list(super().models())
         bases = [
-            (base, seed[1]) for name, seed in found if (base := self.config.tuned[name]["base"]) in self.config.families
+            (base, seed[1]) for name, seed in named if (base := self.config.tuned[name]["base"]) in self.config.families
         ]
-        yield from dict.fromkeys([*bases, *found])
+        yield from dict.fromkeys([*bases, *named])
 
     def tables(self, rows: Sequence[Row]) -> str:
         head = ["task", "accuracy of the models, %"]
         head += [f"{what}: {way}" for what in ("barrier", "midpoint accuracy, %") for way in self.ways]
         lines = []
         for name in self.options["models"]:
-            found = [mean_error(self.values(rows, "above", models=name, way=way)) for way in self.ways]
-            found += [
+            cells = [mean_error(self.values(rows, "above", models=name, way=way)) for way in self.ways]
+            cells += [
                 mean_error(self.values(rows, "midpoint accuracy", models=name, way=way), 1, 100) for way in self.ways
             ]
-            lines.append([name, self.accuracy(rows, name), *found])
+            lines.append([name, self.accuracy(rows, name), *cells])
         return table(head, lines)
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
         means = {
             (name, way): fmean(self.values(rows, "above", models=name, way=way))
             for name in self.options["models"]
-            for way in (PLAIN, HEARD)
+            for way in (PLAIN, RECORDED)
         }
         names = list(self.options["models"])
-        lower = [name for name in names if means[name, HEARD] < means[name, PLAIN]]
+        lower = [name for name in names if means[name, RECORDED] < means[name, PLAIN]]
         here = f"on {len(lower)} of {len(names)}: {', '.join(lower) or 'none'}"
         more = 2 * len(lower) - len(names)
         says = "on most tasks (six of eight) the barrier is lower with matching"
         most = Claim(says, here, more > 0 if more else None)
-        each = [self.lower(rows, name, (HEARD, PLAIN), "matching lowers the barrier of a task") for name in names]
+        each = [self.lower(rows, name, (RECORDED, PLAIN), "matching lowers the barrier of a task") for name in names]
         return [most, *each]

@@ -32,13 +32,13 @@ from symfuse.model import Model
 VERSION = 2  # of what is kept in the cache folder
 SEED = 0
 BATCHES = 600  # of training data, to learn on
-HEARD = 32  # of them, to take activations from
+RECORDED = 32  # of them, to take activations from
 VALIDATED = 512  # images or windows of the part "match" by which learning stops
 OPTIONS = ("steps", "rate", "distil", "batches", "heard")  # of learning
 
 
 @dataclass(frozen=True)
-class Moved:
+class Outcome:
     """Models as they are connected. about: how they were led there, in JSON's types."""
 
     models: tuple[Checkpoint, ...]
@@ -88,14 +88,14 @@ class Apart:
         return cache() / f"connect-{VERSION}" / f"{name}-{digest}"
 
 
-Way = Callable[[Apart, Path], Moved]  # with a journal, by which a learning that was stopped goes on
+Way = Callable[[Apart, Path], Outcome]  # with a journal, by which a learning that was stopped goes on
 
 
 def say(progress: Any) -> None:
     print(f"step {progress.step}: loss {progress.loss:.4f}, barrier {progress.barrier:.4f}", flush=True)
 
 
-def moved(apart: Apart, name: str, way: Way) -> Moved:
+def outcome_of(apart: Apart, name: str, way: Way) -> Outcome:
     """The models as a way moves them. about: the seconds of the processor that it took, beside what it says itself.
 
     What is learned is kept, and learned once: who else asks for it meanwhile waits. A stopped learning goes on; its
@@ -104,24 +104,24 @@ def moved(apart: Apart, name: str, way: Way) -> Moved:
     start, folder = time.process_time(), apart.file(name)
     journal = folder.with_suffix(".journal")
     if not name.startswith("learned"):
-        found = way(apart, journal)
-        return replace(found, about={**found.about, "seconds": round(time.process_time() - start, 2)})
+        outcome = way(apart, journal)
+        return replace(outcome, about={**outcome.about, "seconds": round(time.process_time() - start, 2)})
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.is_dir():
             with publishing(folder) as scratch:
-                found = way(apart, journal)
-                for number, model in enumerate(found.models):
+                outcome = way(apart, journal)
+                for number, model in enumerate(outcome.models):
                     model.save(scratch / str(number))
                 seconds = round(time.process_time() - start, 2)
-                about = {**found.about, "seconds": seconds, "learned by": commit()}
+                about = {**outcome.about, "seconds": seconds, "learned by": commit()}
                 (scratch / "about.json").write_text(json.dumps(about), "utf-8")
     models = tuple(symfuse.open(folder / str(number)) for number in range(len(apart.models)))
-    return Moved(models, json.loads((folder / "about.json").read_text("utf-8")))
+    return Outcome(models, json.loads((folder / "about.json").read_text("utf-8")))
 
 
-def said_by(task: Predicting, apart: Apart) -> Predicting:
+def labelled_by(task: Predicting, apart: Apart) -> Predicting:
     """The task with labels drawn, once, from what the models predict in the mean: no label of the data is used.
 
     The loss is then, up to the draw, the cross entropy to those predictions."""
@@ -145,37 +145,37 @@ def first(task: Predicting, count: int) -> Predicting:
     return type(task)(kept or task.batches[:1], task.source)
 
 
-def plain(apart: Apart, _: Path) -> Moved:
-    return Moved(apart.models)
+def plain(apart: Apart, _: Path) -> Outcome:
+    return Outcome(apart.models)
 
 
-def plain_in_frame(apart: Apart, _: Path) -> Moved:
+def plain_in_frame(apart: Apart, _: Path) -> Outcome:
     """As the models are, in the parametrisation in which the others move them."""
     frame = Alignment(symfuse.declare(apart.models[0]), {}, frame=ROTATABLE)
-    return Moved(tuple(map(frame.in_frame, apart.models)))
+    return Outcome(tuple(map(frame.in_frame, apart.models)))
 
 
 def matched(*steps: Mapping[str, Any]) -> Way:
     """One matching after the other, each from where the last one led; from activations where a step says so."""
 
-    def way(apart: Apart, _: Path) -> Moved:
+    def way(apart: Apart, _: Path) -> Outcome:
         source, anchor = apart.models
         for step in steps:
             options = dict(step)
-            heard = apart.family.heard(HEARD) if options.pop("activations", False) else {}
-            found = symfuse.match(source, to=anchor, **heard, **options)
-            source, anchor = (held(model) for model in (found(source), found.in_frame(anchor)))
-        return Moved((source, anchor))
+            data = apart.family.for_activations(RECORDED) if options.pop("activations", False) else {}
+            alignment = symfuse.match(source, to=anchor, **data, **options)
+            source, anchor = (held(model) for model in (alignment(source), alignment.in_frame(anchor)))
+        return Outcome((source, anchor))
 
     return way
 
 
-def chosen(apart: Apart, journal: Path) -> Moved:
+def best_without_labels(apart: Apart, journal: Path) -> Outcome:
     """Of several the one with the least barrier where labels are drawn from what the models say of the inputs."""
     task = apart.learned_on
-    unlabelled = said_by(type(task)(task.batches[:HEARD], task.source), apart)
+    unlabelled = labelled_by(type(task)(task.batches[:RECORDED], task.source), apart)
     tried = {name: FREE[name](apart, journal) for name in CANDIDATES}
-    paths = {name: (found.models[0], found.models[1]) for name, found in tried.items()}
+    paths = {name: (outcome.models[0], outcome.models[1]) for name, outcome in tried.items()}
     curves = barrier(paths, unlabelled, points=5, refine=0, build=apart.family.build).curves
     best = min(curves, key=lambda name: curves[name].barrier)
     return replace(tried[best], about={"chosen": best, "barriers": {n: c.barrier for n, c in curves.items()}})
@@ -184,35 +184,37 @@ def chosen(apart: Apart, journal: Path) -> Moved:
 def learned(*, dual: bool = False, learning: Mapping[str, Any] | None = None, **options: Any) -> Way:
     """All axes, from what matching finds of the weights, or of activations. learning: other than its defaults."""
 
-    def way(apart: Apart, journal: Path) -> Moved:
+    def way(apart: Apart, journal: Path) -> Outcome:
         source, anchor = apart.models
         learn = apart.learning(journal, **(learning or {}))
-        heard = apart.family.heard(HEARD) if apart.options.get("heard") else {}
+        data = apart.family.for_activations(RECORDED) if apart.options.get("heard") else {}
         if dual:
-            both = symfuse.align([source, anchor], anchor="universe", axes="all", learn=learn, **options, **heard)
-            return Moved(tuple(both.checkpoints), learned_how(both.alignments[0]))
-        found = symfuse.match(source, to=anchor, axes="all", learn=learn, **options, **heard)
-        about = learned_how(found)
-        if learn.permutations != "kept" and not heard:
-            about |= {"kept places": places_kept(symfuse.match(source, to=anchor, axes="all", **options), found)}
-        return Moved((found(source), found.in_frame(anchor)), about)
+            both = symfuse.align([source, anchor], anchor="universe", axes="all", learn=learn, **options, **data)
+            return Outcome(tuple(both.checkpoints), learning_record(both.alignments[0]))
+        alignment = symfuse.match(source, to=anchor, axes="all", learn=learn, **options, **data)
+        about = learning_record(alignment)
+        if learn.permutations != "kept" and not data:
+            about |= {"kept places": places_kept(symfuse.match(source, to=anchor, axes="all", **options), alignment)}
+        return Outcome((alignment(source), alignment.in_frame(anchor)), about)
 
     return way
 
 
-def without_gauges(apart: Apart, journal: Path) -> Moved:
+def without_gauges(apart: Apart, journal: Path) -> Outcome:
     """Learned dual, of models declared without the freedom of what reads a norm."""
     models = [Model.of(model) for model in apart.models]
     bare = [replace(model, spec=replace(model.spec, gauges={})) for model in models]
-    heard = apart.family.heard(HEARD)
-    found = learn_universe(bare, apart.learning(journal), batches=heard.pop("data"), axes="all", **heard)
-    return Moved(tuple(g(model.checkpoint) for g, model in zip(found, models, strict=True)), learned_how(found[0]))
+    data = apart.family.for_activations(RECORDED)
+    alignments = learn_universe(bare, apart.learning(journal), batches=data.pop("data"), axes="all", **data)
+    return Outcome(
+        tuple(g(model.checkpoint) for g, model in zip(alignments, models, strict=True)), learning_record(alignments[0])
+    )
 
 
-def learned_how(found: Alignment | None) -> dict[str, Any]:
+def learning_record(alignment: Alignment | None) -> dict[str, Any]:
     """What was told to learning, where it stopped, and its history."""
-    assert found is not None
-    kept = {key: value for key, value in found.provenance["learning"].items() if key not in ("data", "validation")}
+    assert alignment is not None
+    kept = {key: value for key, value in alignment.provenance["learning"].items() if key not in ("data", "validation")}
     return {"learning": kept}
 
 
@@ -276,7 +278,7 @@ WAYS: dict[str, Way] = {
     "activation matching, all axes": FREE["activations"],
     "weight matching": FREE["weights"],
     "label-free": FREE[CANDIDATES[0]],
-    "label-free, chosen": chosen,
+    "label-free, chosen": best_without_labels,
     "learned permutations": learned(learning=STRAIGHT, **PERMUTATIONS),
     "learned orthogonal": learned(),
     "learned orthogonal, permutations too": learned(learning=STRAIGHT),

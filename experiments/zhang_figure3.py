@@ -45,8 +45,8 @@ ReLU. We do not have the paper's gains by merge as figures.
             for name in self.options["models"]
         ]
         lines.append(["all pairs", "", *(mean_error(self.gains(rows, way), 1, 100, "+") for way in WAYS)])
-        said = "Accuracy of the plain average in percent, and what matching adds, in points:"
-        return f"{said}\n\n{table(['merge', 'none', *WAYS], lines)}"
+        caption = "Accuracy of the plain average in percent, and what matching adds, in points:"
+        return f"{caption}\n\n{table(['merge', 'none', *WAYS], lines)}"
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
         compared = {
@@ -57,12 +57,12 @@ ReLU. We do not have the paper's gains by merge as figures.
             "both gain more than feed-forward blocks alone": ("both", "ffn"),
             "rescaling adds to both": ("both, scaled", "both"),
         }
-        found = []
+        claims = []
         for says, (way, base) in compared.items():
             more = self.gains(rows, way, base)
             here = f"{mean_error(more, 1, 100, '+')} points over {len(more)} pairs"
-            found.append(Claim(f"{says} (simple merge)", here, better(more)))
-        return found
+            claims.append(Claim(f"{says} (simple merge)", here, better(more)))
+        return claims
 
     def draw(self, rows: Sequence[Row], file: Path) -> None:
         names = list(self.options["models"])

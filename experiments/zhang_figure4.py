@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 
 from drawing import COLOURS, figure, legend
-from matchings import MATCHINGS, PEERS, PairStudy, gains, matched, moved_by
+from matchings import MATCHINGS, PEERS, PairStudy, aligned_by, gains, matched
 from study import Claim, Key, Part, Row, better, mean_error, table
 
 import symfuse
@@ -55,12 +55,12 @@ fine-tunes of MiniLM. Where "all axes" rotates the residual stream (vit and gpt2
 
     def _measured(self, way: str, source: Checkpoint, anchor: Checkpoint) -> Row:
         if way in PEERS:
-            moved, plain, alignment = moved_by(way, source, anchor), source, None
+            aligned, plain, alignment = aligned_by(way, source, anchor), source, None
         else:
-            found = matched(way, source, anchor)
-            moved, anchor, plain, alignment = found.source, found.anchor, found.plain, found.alignment
-        check = symfuse.verify(source, moved, alignment)
-        after, before = symfuse.distance(moved, anchor), symfuse.distance(plain, anchor)
+            pair_ = matched(way, source, anchor)
+            aligned, anchor, plain, alignment = pair_.source, pair_.anchor, pair_.plain, pair_.alignment
+        check = symfuse.verify(source, aligned, alignment)
+        after, before = symfuse.relate(aligned, anchor), symfuse.relate(plain, anchor)
         shares = {part: _part(after, part) / _part(before, part) for part in PARTS}
         return shares | {"distance": after.euclidean, "change": check.worst, "exact": check.equal}
 
@@ -86,7 +86,7 @@ fine-tunes of MiniLM. Where "all axes" rotates the residual stream (vit and gpt2
             ),
             "with neurons, nearer than Git Re-Basin that moves the residual stream": ("all", "both", "Git Re-Basin"),
         }  # fmt: skip
-        found = [
+        claims = [
             self._nearer(rows, name, says, *which)
             for says, which in compared.items()
             for name in self.options["models"]
@@ -98,11 +98,11 @@ fine-tunes of MiniLM. Where "all axes" rotates the residual stream (vit and gpt2
         most, least = max(row["change"] for row in exact), min((row["change"] for row in soft), default=None)
         says = "matchings by rotations and permutations leave the function"
         here = f"outputs change by {most:.0e} of the largest at most ({len(exact)} rows)"
-        found.append(Claim(says, here, all(row["exact"] for row in exact)))
+        claims.append(Claim(says, here, all(row["exact"] for row in exact)))
         if least is not None:
             here = f"outputs change by {least:.2f} of the largest at least ({len(soft)} rows)"
-            found.append(Claim("optimal transport does not", here, not any(row["exact"] for row in soft)))
-        return found
+            claims.append(Claim("optimal transport does not", here, not any(row["exact"] for row in soft)))
+        return claims
 
     def _nearer(self, rows: Sequence[Row], name: str, says: str, part: str, way: str, peer: str | None) -> Claim:
         """peer: None: than the models are without matching."""
@@ -117,15 +117,17 @@ fine-tunes of MiniLM. Where "all axes" rotates the residual stream (vit and gpt2
             for one, name in zip(axes[0], names, strict=True):
                 for i, (part, colour) in enumerate(zip(PARTS, COLOURS, strict=False)):
                     shares = [self.values(rows, part, models=name, matching=way) for way in ways]
-                    at = [number + (i - 1) / 4 for number, found in enumerate(shares) if found]
-                    one.barh(at, [100 * fmean(found) for found in shares if found], 1 / 4, color=colour, label=part)
+                    at = [number + (i - 1) / 4 for number, of_part in enumerate(shares) if of_part]
+                    one.barh(
+                        at, [100 * fmean(of_part) for of_part in shares if of_part], 1 / 4, color=colour, label=part
+                    )
                 one.set(title=name, xlabel="% of the distance", yticks=range(len(ways)), yticklabels=[])
                 one.set_ylim(len(ways) - 0.5, -0.5)
             axes[0][0].set_yticklabels(ways)
             legend(axes)
 
 
-def _part(found: Distance, part: str) -> float:
+def _part(distance: Distance, part: str) -> float:
     """Of the tensors on whose innermost axis the part acts."""
     axes = PARTS[part]
-    return sum(gap.squared for axis, gap in found.by("axis").items() if axes is None or axis in axes) ** 0.5
+    return sum(gap.squared for axis, gap in distance.by("axis").items() if axes is None or axis in axes) ** 0.5

@@ -42,20 +42,20 @@ have the paper's own barriers.
             row = self.start(pair) | {"kind": "path", "matching": way}
             if self.key(row) in done:
                 continue
-            found = matched("all axes" if way == FRAMED else way, source, anchor)
+            pair_ = matched("all axes" if way == FRAMED else way, source, anchor)
             if way != FRAMED:
-                yield row | self._path(pair, found.source, found)
-            elif found.framed:
-                yield row | self._path(pair, found.plain, found)
+                yield row | self._path(pair, pair_.source, pair_)
+            elif pair_.framed:
+                yield row | self._path(pair, pair_.plain, pair_)
         for way in PLANES if part[1] == 0 else ():
             row = self.start(pair) | {"kind": "plane", "matching": way}
             if self.key(row) not in done:
                 yield row | self._plane(pair, matched(way, source, anchor))
 
-    def _path(self, pair: Pair, source: Any, found: Matched) -> Row:
+    def _path(self, pair: Pair, source: Any, matched_pair: Matched) -> Row:
         (task,) = pair.tasks("test")
         points = self.options["points"]
-        curve = symfuse.barrier(source, found.anchor, task, points=points, build=pair.build).curves["none"]
+        curve = symfuse.barrier(source, matched_pair.anchor, task, points=points, build=pair.build).curves["none"]
         even = [p for p in curve.points if abs(p.at * (points - 1) - round(p.at * (points - 1))) < 1e-9]
         return {
             "at": [p.at for p in even],
@@ -64,9 +64,9 @@ have the paper's own barriers.
             "excess": fmean(curve.excess(p) for p in even),
         }
 
-    def _plane(self, pair: Pair, found: Matched) -> Row:
+    def _plane(self, pair: Pair, matched_pair: Matched) -> Row:
         (task,) = pair.tasks("test")
-        models = {"A": found.plain, "A'": found.source, "B": found.anchor}
+        models = {"A": matched_pair.plain, "A'": matched_pair.source, "B": matched_pair.anchor}
         plane = symfuse.landscape(models, task, steps=self.options["steps"], build=pair.build)
         return {
             "corners": {name: [x, y] for name, (x, y) in zip(plane.names, plane.plane.corners, strict=True)},
@@ -94,14 +94,14 @@ have the paper's own barriers.
                 "all axes",
             ),
         }
-        found = []
+        claims = []
         for name in self.options["models"]:
             for says, (of, base, way) in compared.items():
                 before, here = (self.paths(rows, of, name, matching) for matching in (base, way))
                 less = gains(before, here)
                 text = f"{name}: {of} {mean_error(before)} → {mean_error(here)}, lower by {mean_error(less)}"
-                found.append(Claim(says, text, better(less)))
-        return found
+                claims.append(Claim(says, text, better(less)))
+        return claims
 
     def draw(self, rows: Sequence[Row], file: Path) -> None:
         names = list(self.options["models"])

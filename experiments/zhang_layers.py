@@ -53,9 +53,9 @@ the best single layer on the validation set.
             if self.key(row) in done:
                 continue
             axes = self.options["families"][name]["axes"]
-            moved = symfuse.match(source, to=anchor, axes=axes, layers=list(layers))(source) if layers else source
-            score = symfuse.score(symfuse.merge([moved, anchor]), task, build=family.build)
-            distance = symfuse.distance(moved, anchor).euclidean
+            aligned = symfuse.match(source, to=anchor, axes=axes, layers=list(layers))(source) if layers else source
+            score = symfuse.evaluate(symfuse.merge([aligned, anchor]), task, build=family.build)
+            distance = symfuse.relate(aligned, anchor).euclidean
             yield row | {"accuracy": score.metrics["accuracy"], "loss": score.loss, "distance": distance}
 
     def tables(self, rows: Sequence[Row]) -> str:
@@ -68,12 +68,12 @@ the best single layer on the validation set.
                 for kind in SETS
             ]
             head = ["layers", *map(str, layers)]
-            said = f"{name}: accuracy of the plain average {plain} %; what matching adds, in points:"
-            parts.append(f"{said}\n\n{table(head, lines)}")
+            caption = f"{name}: accuracy of the plain average {plain} %; what matching adds, in points:"
+            parts.append(f"{caption}\n\n{table(head, lines)}")
         return "\n\n".join(parts)
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
-        found = []
+        claims = []
         for name in self.options["families"]:
             depth = 1 + max(row["layer"] for row in rows if row["family"] == name)
             half = depth // 2  # a layer in the middle is in neither
@@ -83,8 +83,8 @@ the best single layer on the validation set.
                 f"{name}: {mean_error(first, 1, 100, '+')} against {mean_error(last, 1, 100, '+')} points of accuracy"
             )
             says = "matching the half of the layers near the input gains more than the half near the output"
-            found.append(Claim(says, here, better(more)))
-        return found
+            claims.append(Claim(says, here, better(more)))
+        return claims
 
     def draw(self, rows: Sequence[Row], file: Path) -> None:
         names = list(self.options["families"])
@@ -100,8 +100,8 @@ the best single layer on the validation set.
 
     def of(self, rows: Sequence[Row], name: str, kind: str, layer: int) -> list[float]:
         """Accuracies, by pair."""
-        chosen = (row for row in rows if (row["family"], row["set"], row["layer"]) == (name, kind, layer))
-        return [row["accuracy"] for row in sorted(chosen, key=self.key)]
+        selected = (row for row in rows if (row["family"], row["set"], row["layer"]) == (name, kind, layer))
+        return [row["accuracy"] for row in sorted(selected, key=self.key)]
 
     def gains(self, rows: Sequence[Row], name: str, kind: str, layer: int) -> list[float]:
         plain = self.of(rows, name, "none", -1)

@@ -71,14 +71,14 @@ class Cell:
 
     def reference(self, models: Sequence[str], method: str, which: str, tested: Sequence[str]) -> Row:
         """The scores of models as they are."""
-        said = {}
+        predictions = {}
         for where in tested:
             if method == "ensemble":
-                said[where] = torch.stack([self.alone[domain][where] for domain in models]).mean(0)
+                predictions[where] = torch.stack([self.alone[domain][where] for domain in models]).mean(0)
             else:
-                said[where] = self.alone[where if method == "own" else which][where]
+                predictions[where] = self.alone[where if method == "own" else which][where]
         spent = {"train": self.tuned.seconds(which, self.seed)} if method == "single" else {}
-        return {"scores": self._scores(said), "costs": spent}
+        return {"scores": self._scores(predictions), "costs": spent}
 
     def matched(self, source: str, anchor: str, matching: str) -> Member:
         """One model moved onto another."""
@@ -91,8 +91,8 @@ class Cell:
         options = (MATCHINGS | APART)[matching]
         if not options:
             return a
-        moved, spent = seconds(lambda: held(symfuse.match(a.model, to=b.model, **options)(a.model)))
-        return Member(moved, a.data, spent)
+        aligned, spent = seconds(lambda: held(symfuse.match(a.model, to=b.model, **options)(a.model)))
+        return Member(aligned, a.data, spent)
 
     def merged(self, way: Way, members: Sequence[Member], tested: Sequence[str]) -> Row:
         collecting = way.collecting(members)
@@ -102,12 +102,12 @@ class Cell:
             "match": sum(member.seconds for member in others),
             "statistics": collecting,
             "merge": merging,
-            "distance": statistics.fmean(symfuse.distance(m.model, anchor.model).euclidean for m in others),
+            "distance": statistics.fmean(symfuse.relate(m.model, anchor.model).euclidean for m in others),
         }
         return {"scores": self._scores(self.says(Member(result, anchor.data), tested)), "costs": spent}
 
-    def _scores(self, said: Mapping[str, Tensor]) -> Row:
-        return {where: score(found, labels(self.tests[where])) for where, found in said.items()}
+    def _scores(self, predictions: Mapping[str, Tensor]) -> Row:
+        return {where: score(predicted, labels(self.tests[where])) for where, predicted in predictions.items()}
 
 
 class Fusion(Study):
@@ -155,8 +155,8 @@ random exact element, which takes them far away and keeps their function.
         cell = Cell(self.config.tune(name), seed, self.options["statistics"], self.options["tests"])
 
         def row(models: Sequence[str], method: str, matching: str) -> Row | None:
-            found = {"task": name, "seed": seed, "models": list(models), "method": method, "matching": matching}
-            return None if self.key(found) in done else found
+            known_row = {"task": name, "seed": seed, "models": list(models), "method": method, "matching": matching}
+            return None if self.key(known_row) in done else known_row
 
         for models, tested in cell.settings():
             each = [("single", domain) for domain in models] + [("ensemble", "none")]
@@ -164,12 +164,12 @@ random exact element, which takes them far away and keeps their function.
                 if known := row(models, method, which):
                     yield known | cell.reference(models, method, which, tested)
         for matching in self._matchings(name, seed):
-            moved = functools.cache(functools.partial(cell.matched, matching=matching))
+            aligned = functools.cache(functools.partial(cell.matched, matching=matching))
             for models, tested in cell.settings():
                 for method in self.options["methods"]:
                     way = WAYS[method]
                     if matching in way.matchings and (known := row(models, method, matching)):
-                        yield known | cell.merged(way, [moved(model, models[-1]) for model in models], tested)
+                        yield known | cell.merged(way, [aligned(model, models[-1]) for model in models], tested)
 
     def _matchings(self, name: str, seed: int) -> list[str]:
         apart = APART if name in self.options["apart"] and seed == self.options["seeds"][0] else ()
@@ -177,8 +177,8 @@ random exact element, which takes them far away and keeps their function.
 
     def tables(self, rows: Sequence[Row]) -> str:
         tables = {name: self._of(rows, name) for name in self.options["tuned"]}
-        said = "Without → with matching (both): accuracy, or the mean F1 of the classes where words are classified"
-        parts = [f"{said}:\n\n{self._beside(tables)}"]
+        caption = "Without → with matching (both): accuracy, or the mean F1 of the classes where words are classified"
+        parts = [f"{caption}:\n\n{self._beside(tables)}"]
         for name, its in tables.items():
             parts.append(f"**{name}**\n\n{self._scores(its)}\n\n{its.largest()}")
             if name in self.options["apart"]:
@@ -216,8 +216,10 @@ random exact element, which takes them far away and keeps their function.
         seed, columns = self.options["seeds"][0], list(itertools.product(PLACES, ("none", *APART)))
         lines = []
         for method in self.options["methods"]:
-            found = [its.values(place, "accuracy", method, matching) for place, matching in columns]
-            lines.append([method, *(mean_error([values[seed]], 1, 100) if seed in values else "–" for values in found)])
+            by_column = [its.values(place, "accuracy", method, matching) for place, matching in columns]
+            lines.append(
+                [method, *(mean_error([values[seed]], 1, 100) if seed in values else "–" for values in by_column)]
+            )
         return table(["method", *(f"{place}: {matching}" for place, matching in columns)], lines)
 
     def _costs(self, tables: Mapping[str, Scores]) -> str:
@@ -234,19 +236,19 @@ random exact element, which takes them far away and keeps their function.
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
         """Of all three methods alike, or undecided."""
-        found = []
+        claims = []
         for name, place in itertools.product(self.options["tuned"], PLACES):
             its = self._of(rows, name)
             gains = {method: its.gains(place, its.metric, method, "both") for method in CLAIMED}
             verdicts = {better(values, LEAST) for values in gains.values()}
             here = ", ".join(f"{method} {mean_error(values, 2, 100, '+')}" for method, values in gains.items())
             says = f"matching improves simple, Fisher and RegMean averages {place} of domain".replace("in of", "in")
-            found.append(
+            claims.append(
                 Claim(
                     says, f"{name}: {here} points of {NAMES[its.metric]}", *(verdicts if len(verdicts) == 1 else [None])
                 )
             )
-        return found
+        return claims
 
 
 @dataclass(frozen=True)
@@ -258,13 +260,13 @@ class Scores:
 
     def values(self, place: str, metric: str, method: str, matching: str | None) -> dict[int, float]:
         """By seed the mean over the merged models of the mean over the domains that they are measured on."""
-        found: dict[int, list[float]] = {}
+        by_seed: dict[int, list[float]] = {}
         for row in self.rows:
             inside = set(row["scores"]) == set(row["models"])
             if row["method"] == method and matching in (None, row["matching"]) and inside == (place == "in"):
                 value = statistics.fmean(score[metric] for score in row["scores"].values())
-                found.setdefault(row["seed"], []).append(value)
-        return {seed: statistics.fmean(values) for seed, values in found.items()}
+                by_seed.setdefault(row["seed"], []).append(value)
+        return {seed: statistics.fmean(values) for seed, values in by_seed.items()}
 
     def gains(self, place: str, metric: str, method: str, matching: str) -> list[float]:
         """By matching, for each seed."""

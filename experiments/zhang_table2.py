@@ -7,7 +7,7 @@ from typing import Any
 
 from families import held
 from fusing import WAYS, Member, Way
-from matchings import Matched, Pair, PairStudy, gains, matched, moved_by
+from matchings import Matched, Pair, PairStudy, aligned_by, gains, matched
 from study import Claim, Key, Part, Row, better, mean_error, table
 
 import symfuse
@@ -23,22 +23,22 @@ PAPER = {"simple": (7.60, 10.22), "Fisher": (17.96, 18.61), "RegMean": (14.24, 1
 Method = Callable[[Matched, Task], Checkpoint]
 
 
-def transported(found: Matched, data: Task) -> Checkpoint:  # noqa: ARG001 - a method like the others
+def transported(pair: Matched, data: Task) -> Checkpoint:  # noqa: ARG001 - a method like the others
     """The mean after optimal transport by symfuse; of a stream that is rotated already, inside the layers only."""
-    axes: Any = ("attention", "heads", "ffn") if found.framed else "all"
-    soft = symfuse.match(found.source, to=found.anchor, axes=axes, variants=["transport"])
-    return symfuse.merge([soft(found.source), found.anchor])
+    axes: Any = ("attention", "heads", "ffn") if pair.framed else "all"
+    soft = symfuse.match(pair.source, to=pair.anchor, axes=axes, variants=["transport"])
+    return symfuse.merge([soft(pair.source), pair.anchor])
 
 
-def transported_by_peer(found: Matched, data: Task) -> Checkpoint:  # noqa: ARG001
+def transported_by_peer(pair: Matched, data: Task) -> Checkpoint:  # noqa: ARG001
     """The same by the peer."""
-    moved = moved_by("OT, soft, residual kept" if found.framed else "OT, soft", found.source, found.anchor)
-    return symfuse.merge([moved, found.anchor])
+    aligned = aligned_by("OT, soft, residual kept" if pair.framed else "OT, soft", pair.source, pair.anchor)
+    return symfuse.merge([aligned, pair.anchor])
 
 
 def of_fusing(way: Way) -> Method:
     """With statistics, if there are any, of each model as it is merged."""
-    return lambda found, data: way([Member(model, data) for model in (found.source, found.anchor)])
+    return lambda matched_pair, data: way([Member(model, data) for model in (matched_pair.source, matched_pair.anchor)])
 
 
 METHODS: dict[str, Method] = {
@@ -77,14 +77,16 @@ The paper's ViTs are larger; on its CIFAR-10 chance is 10 %.
         data = self.config.family(pair.name).training(self.options["batches"])
         for column, matching in COLUMNS.items():
             if wanted := self._wanted(pair, column, done):
-                found = matched(matching, source, anchor)
+                matched_pair = matched(matching, source, anchor)
                 for row in wanted:
-                    yield row | {"accuracy": pair.accuracy(held(METHODS[row["method"]](found, data)))}
+                    yield row | {"accuracy": pair.accuracy(held(METHODS[row["method"]](matched_pair, data)))}
         if wanted := self._wanted(pair, BEST, done):
             depth = int(symfuse.declare(source).sizes["l"])
             single = [matched(COLUMNS["match"], source, anchor, [layer]) for layer in range(depth)]
             for row in wanted:
-                yield row | self._best([held(METHODS[row["method"]](found, data)) for found in single], pair)
+                yield row | self._best(
+                    [held(METHODS[row["method"]](matched_pair, data)) for matched_pair in single], pair
+                )
 
     def _wanted(self, pair: Pair, column: str, done: Container[Key]) -> list[Row]:
         """How the rows of all methods begin, but of those that are done."""
@@ -93,9 +95,9 @@ The paper's ViTs are larger; on its CIFAR-10 chance is 10 %.
 
     def _best(self, merged: Sequence[Checkpoint], pair: Pair) -> Row:
         """By layer that was matched."""
-        found = [pair.accuracy(model, "match") for model in merged]
-        layer = max(range(len(found)), key=found.__getitem__)
-        return {"accuracy": pair.accuracy(merged[layer]), "layer": layer, "match part": found}
+        accuracies = [pair.accuracy(model, "match") for model in merged]
+        layer = max(range(len(accuracies)), key=accuracies.__getitem__)
+        return {"accuracy": pair.accuracy(merged[layer]), "layer": layer, "match part": accuracies}
 
     def tables(self, rows: Sequence[Row]) -> str:
         columns = (*COLUMNS, BEST)

@@ -78,8 +78,8 @@ The paper's matching times are of attention alone, on a GPU; it reports less tha
                 yield row | {"seconds": usual(lambda way=WAYS[what]: way(pair)), "statistics": collecting}
 
     def _methods(self, name: str) -> Sequence[str]:
-        found: Sequence[str] = self.options["shapes"].get(name, {}).get("methods", tuple(WAYS))
-        return found
+        methods: Sequence[str] = self.options["shapes"].get(name, {}).get("methods", tuple(WAYS))
+        return methods
 
     def _texts(self, name: str) -> int:
         return int(self.options["shapes"].get(name, {}).get("texts", self.options["statistics"]))
@@ -95,8 +95,8 @@ The paper's matching times are of attention alone, on a GPU; it reports less tha
         data = texts.part(texts.kind.trained[0], "train", limit=about["texts"])
         first = drawn(about["class"], about["config"], seed)
         rng = torch.Generator().manual_seed(seed)
-        moved = {key: t + about["noise"] * t.std() * torch.randn(t.shape, generator=rng) for key, t in first.items()}
-        return [Member(first, data), Member(first.replace(tensors=moved), data)]
+        noisy = {key: t + about["noise"] * t.std() * torch.randn(t.shape, generator=rng) for key, t in first.items()}
+        return [Member(first, data), Member(first.replace(tensors=noisy), data)]
 
     def tables(self, rows: Sequence[Row]) -> str:
         methods = list(WAYS)
@@ -116,15 +116,15 @@ The paper's matching times are of attention alone, on a GPU; it reports less tha
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
         """Of all pairs, or none, or undecided."""
-        found = []
+        claims = []
         for what, method in itertools.product(("attention", "both"), METHODS):
             shares = {name: self._shares(rows, name, what, method) for name in self._seeds()}
             few = [share < MOST for some in shares.values() for share in some]
             axes = "attention" if what == "attention" else "attention and feed-forward"
             here = ", ".join(f"{name} {mean_error(some, 1, 100)} %" for name, some in shares.items())
             holds = True if all(few) else None if any(few) else False
-            found.append(Claim(f"matching ({axes}) takes less than 5 % of a {method} merge's time", here, holds))
-        return found
+            claims.append(Claim(f"matching ({axes}) takes less than 5 % of a {method} merge's time", here, holds))
+        return claims
 
     def _whole(self, rows: Sequence[Row], name: str, what: str) -> list[float]:
         """Seconds by seed, with those of statistics."""
@@ -138,10 +138,10 @@ The paper's matching times are of attention alone, on a GPU; it reports less tha
 
 def usual(call: Callable[[], Any]) -> float:
     """Seconds: of one call, or if that is less than one the median of three."""
-    found = [seconds(call)[1]]
-    while len(found) < 3 and found[0] < 1.0:
-        found.append(seconds(call)[1])
-    return statistics.median(found)
+    times = [seconds(call)[1]]
+    while len(times) < 3 and times[0] < 1.0:
+        times.append(seconds(call)[1])
+    return statistics.median(times)
 
 
 def drawn(kind: str, config: dict[str, Any], seed: int) -> Checkpoint:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from symfuse.io import Checkpoint
-from symfuse.methods import Found, lookup
+from symfuse.methods import Fitted, lookup
 from symfuse.model import Model
 from symfuse.recipes import ModelRef, named, recipe_of_arguments
 from symfuse.recipes.plan import plan_recipe
@@ -18,7 +18,7 @@ def merge_models(
     method: str = "linear",
     base: int | None = None,
     heads: str = "average",
-    learned: Found | None = None,
+    learned: Fitted | None = None,
     **parameters: Any,
 ) -> Checkpoint:
     names = list(named([model.checkpoint for model in models]))

@@ -11,27 +11,27 @@ import sys
 import warnings
 from typing import ClassVar
 
-# Notes and warnings also go here; nothing is printed of it unless the program that imports symfuse sets it up.
+# Notes and warnings also go here; nothing is printed unless the program that imports symfuse configures logging.
 LOGGER = logging.getLogger("symfuse")
 LOGGER.addHandler(logging.NullHandler())
 
-# In URLs: who logs in and how, and what follows a question mark (tokens, signatures).
+# The secret parts of URLs: user and password, and the query (tokens, signatures).
 SECRETS = re.compile(r"""(://)(?!\*\*\*@)[^\s/?#"'<>]*@|(://[^\s?#"'<>]*\?)[^\s#"'<>),;\]\\]+""")
 
 
 def masked(text: str) -> str:
     """A text as it may be printed and written: URLs without credentials, names that are not UTF-8 with escapes."""
     for _ in range(2):  # a URL may have both
-        text = SECRETS.sub(lambda found: f"{found[1]}***@" if found[1] else f"{found[2]}***", text)
+        text = SECRETS.sub(lambda match: f"{match[1]}***@" if match[1] else f"{match[2]}***", text)
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 class SymfuseWarning(UserWarning):
-    """What models differ in, or what makes a merge doubtful: the command line prints it."""
+    """How models differ, or why a merge is doubtful: the command line prints it."""
 
 
 def warn_caller(text: str) -> None:
-    """A SymfuseWarning at the line that called symfuse."""
+    """Issue a SymfuseWarning at the line that called symfuse."""
     depth, frame = 2, sys._getframe(1)
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in (
         "symfuse",
@@ -51,9 +51,9 @@ LONGEST = 3_000  # characters of a message, which may quote a file
 
 
 def printable(text: str) -> str:
-    """Text for a terminal or a page: characters that change what is around them, or show nothing, are escaped. Names
-    of tensors, models and labels come from files, and may hold any. Credentials are masked."""
-    return _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], masked(text))
+    """Text for a terminal or a page: characters that change their surroundings, or are invisible, are escaped. Names of
+    tensors, models and labels come from files, and may contain any. Credentials are masked."""
+    return _UNPRINTABLE.sub(lambda match: ascii(match[0])[1:-1], masked(text))
 
 
 class SymfuseError(Exception):

@@ -35,28 +35,28 @@ def warn(text: str, level: int = logging.WARNING) -> None:
 
 
 def note(text: str) -> None:
-    """As `warn`, of what is worth knowing and no cause for doubt."""
+    """As `warn`, for information without a cause for doubt."""
     warn(f"note: {text}", logging.INFO)
 
 
 class Output:
-    """Prints tables for people, with --json one document for machines, with --quiet nothing."""
+    """Prints tables for people; with --json one document for machines; with --quiet nothing."""
 
-    # Columns that are read, not compared.
+    # Columns of text, which are not aligned as numbers.
     WORDS = frozenset({"group", "matched by", "why", "how", "moved", "not moved", "biases"})
 
     def __init__(self, as_json: bool, quiet: bool) -> None:
         self.as_json = as_json
         self.quiet = quiet
         self.start = time.perf_counter()
-        self._advance: Callable[..., None] | None = None  # the bar that there is now
+        self._advance: Callable[..., None] | None = None  # the current bar
 
     def say(self, text: str) -> None:
         if not self.as_json and not self.quiet:
             click.echo(printable(text))
 
     def note(self, text: str) -> None:
-        """What is worth knowing, in the log too."""
+        """Information, in the log too."""
         LOGGER.info("%s", printable(f"note: {text}"))
         self.say(f"note: {text}")
 

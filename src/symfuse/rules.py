@@ -1,4 +1,4 @@
-"""What a config says of each layer: written for layers that are cut, repeated or in another order, and compared."""
+"""The settings of each layer in a config: written for layers that are cut, repeated or reordered, and compared."""
 
 from __future__ import annotations
 
@@ -15,30 +15,34 @@ from symfuse.io import Checkpoint
 from symfuse.io.installed import resolved
 from symfuse.modules import skeleton
 
-# Fields by which each n-th layer is of one kind, and the list that has the others by number.
+# Fields by which every n-th layer is of one kind, and the list with the numbers of the other layers.
 STRIDES = {"decoder_sparse_step": "mlp_only_layers"}
-# Fields that say how many layers, the first ones, are of another kind.
+# Fields with the number of first layers that are of another kind.
 FIRST = ("first_k_dense_replace", "num_dense_layers")
-# Fields that say the same as a list by layer, in a form of their own: groups of kinds with a count.
+# Fields with the same content as a list by layer, in another form: groups of kinds with a count.
 GROUPED = {"attention_types": "attention_layers"}
 # Fields that may list something of each layer, whose names do not say so, and the parts whose layers they are.
 BY_LAYER = {"attention_window": ("", "encoder")}
 # Fields by which a layer computes with its own number.
 NUMBERED = ("scale_attn_by_inverse_layer_idx",)
 
-NUMBERS = re.compile(r"^(?!out_).*(layers|idxs?|indices|indexes|layer_ids)$")  # lists that may be numbers of layers
+NUMBERS = re.compile(
+    r"^(?!out_).*(layers|idxs?|indices|indexes|layer_ids)$"
+)  # lists that may contain numbers of layers
 IMPLIED = re.compile(
     r"types|step|interval|pattern|every|freq|period|offset|first_k|window_layers|stride|shared_layers|dense"
 )
-OWN_NUMBER = re.compile(r"(layer|block)_?(idx|id|index|number|num)")  # attributes that differ whatever the layer does
+OWN_NUMBER = re.compile(
+    r"(layer|block)_?(idx|id|index|number|num)"
+)  # attributes that differ whatever the layer computes
 FRONT = re.compile(r"conv_layers$|parametrizations")  # no layers: the convolutions before those of speech encoders
 UNUSED = re.compile(
     r"drop|relative_attention_bias|rel_attn_embed"
-)  # in evaluation; and the table that the first layer holds for all
+)  # in evaluation; and the table that the first layer holds for all layers
 
 
 class Layer(NamedTuple):
-    """A layer of a model: its number, and how many there are."""
+    """A layer of a model: its number, and the number of layers."""
 
     checkpoint: Checkpoint
     number: int
@@ -47,9 +51,9 @@ class Layer(NamedTuple):
 
 @dataclass(frozen=True)
 class Stack:
-    """A list of layers of the output. parts: the parts of the model that have lists of their own; part: that of this
-    one, or "". path, count: the object of config.json, and its field that says how many layers there are. layers: of
-    each output layer those that it is made of, first that which names its tensors."""
+    """A list of layers of the output. parts: the parts of the model that have lists of their own; part: the name of
+    this one, or "". path, count: the object of config.json, and its field that holds the number of layers. layers: for
+    each output layer the layers that it is made of, first the one that its tensors are named after."""
 
     layers: tuple[tuple[Layer, ...], ...]
     count: str
@@ -58,8 +62,8 @@ class Stack:
     parts: tuple[str, ...] = ()
 
     @property
-    def moved(self) -> bool:
-        """Whether a layer is not where it was, or their number is another."""
+    def changed(self) -> bool:
+        """Whether a layer has another number than in its model, or the number of layers differs."""
         return any(
             layer.number != at or layer.depth != len(self.layers)
             for at, layers in enumerate(self.layers)
@@ -68,10 +72,11 @@ class Stack:
 
 
 @dataclass(frozen=True)
-class _Said:
-    """What a config says of its layers. own: the object that says it; full: with absent fields as the class fills them
-    in. by_layer: fields that list something of each layer; numbers: those that list layers. follows: fields that follow
-    from the number of layers, as they do where they are absent; counts: absent numbers that do."""
+class _LayerSettings:
+    """The settings of layers in a config. own: the object that contains them; full: with the class's defaults for
+    absent fields. by_layer: fields that have a value for each layer; numbers: fields that list numbers of layers.
+    follows: fields that follow from the number of layers where they are absent; counts: absent fields whose default is
+    the number of layers."""
 
     own: Mapping[str, Any]
     full: Mapping[str, Any]
@@ -81,16 +86,16 @@ class _Said:
     counts: Mapping[str, int] = field(default_factory=dict)
 
     def rule(self, number: int) -> dict[str, Any]:
-        """What the fields say of one layer."""
+        """The settings of one layer."""
         listed = (name for name, values in self.numbers.items() if number in values and name not in STRIDES.values())
         return {name: values[number] for name, values in self.by_layer.items()} | dict.fromkeys(listed, True)
 
 
 def rearranged(config: Mapping[str, Any], stack: Stack) -> dict[str, Any]:
-    """The config of these layers: what it says of each is what the config of that layer's model says of it there."""
+    """The config of these layers: each has the settings that it has in the config of its own model."""
     sources = {id(layer.checkpoint): layer for layer, *_ in stack.layers}
-    said = {key: _said(layer.checkpoint.config, stack, layer.depth) for key, layer in sources.items()}
-    firsts = [(said[id(layer.checkpoint)], layer.number) for layer, *_ in stack.layers]
+    configs = {key: _layer_settings(layer.checkpoint.config, stack, layer.depth) for key, layer in sources.items()}
+    firsts = [(configs[id(layer.checkpoint)], layer.number) for layer, *_ in stack.layers]
     first = firsts[0][0]
     new = {key: value for key, value in inside(config, stack.path).items() if key not in first.follows}
     new |= {key: value for key, value in first.counts.items() if key != stack.count}
@@ -117,28 +122,28 @@ def _step(full: Mapping[str, Any], name: str) -> int:
     return value if type(value) is int and value > 0 else 1
 
 
-def _passed_over(said: _Said, number: int, step: str, listed: str) -> bool:
-    return number in (said.full.get(listed) or ()) or (number + 1) % _step(said.full, step) != 0
+def _passed_over(config: _LayerSettings, number: int, step: str, listed: str) -> bool:
+    return number in (config.full.get(listed) or ()) or (number + 1) % _step(config.full, step) != 0
 
 
 def inside(config: Mapping[str, Any], path: Sequence[str]) -> Mapping[str, Any]:
-    """The object at that place of a config; an empty one if it is not there."""
+    """The object at that path of a config; empty if it does not exist."""
     for step in path:
         config = config[step] if isinstance(config.get(step), Mapping) else {}
     return config
 
 
 def with_inside(config: Mapping[str, Any], path: Sequence[str], new: Mapping[str, Any]) -> dict[str, Any]:
-    """The config with another object at that place."""
+    """The config with another object at that path."""
     if not path:
         return dict(new)
     return {**config, path[0]: with_inside(config.get(path[0], {}), path[1:], new)}
 
 
-def _said(config: Mapping[str, Any], stack: Stack, depth: int) -> _Said:
+def _layer_settings(config: Mapping[str, Any], stack: Stack, depth: int) -> _LayerSettings:
     own, known = inside(config, stack.path), resolved(config)
     if known is None:
-        return _Said(own, own, {name: v for name, v in own.items() if isinstance(v, list) and len(v) == depth})
+        return _LayerSettings(own, own, {name: v for name, v in own.items() if isinstance(v, list) and len(v) == depth})
     full = inside(known, stack.path)
     same, deeper = (_without(config, stack, count, list) for count in (depth, depth + 1))
     lists = {name: value for name, value in full.items() if isinstance(value, list)}
@@ -155,7 +160,7 @@ def _said(config: Mapping[str, Any], stack: Stack, depth: int) -> _Said:
     }
     absent = {name: value for name, value in full.items() if type(value) is int and name not in own}
     counts = {n: v for n, v in absent.items() if n in same and n in deeper and same[n] != deeper[n]}
-    return _Said(own, full, by_layer | alone, numbers, tuple(follows), counts)
+    return _LayerSettings(own, full, by_layer | alone, numbers, tuple(follows), counts)
 
 
 def _may_be_by_layer(name: str, depth: int, stack: Stack) -> bool:
@@ -163,7 +168,8 @@ def _may_be_by_layer(name: str, depth: int, stack: Stack) -> bool:
 
 
 def _without(config: Mapping[str, Any], stack: Stack, count: int, *kinds: type) -> Mapping[str, Any]:
-    """The resolved config of so many layers, without the values of these kinds; empty if its class refuses that."""
+    """The resolved config for that number of layers, without fields whose values have these types; empty if its class
+    refuses it."""
     own = {name: value for name, value in inside(config, stack.path).items() if type(value) not in kinds}
     return inside(resolved(with_inside(config, stack.path, own | {stack.count: count})) or {}, stack.path)
 
@@ -173,19 +179,19 @@ def _length(value: object) -> int | None:
 
 
 def _are_numbers(values: Sequence[Any], deeper: object, depth: int) -> bool:
-    """Whether these may be numbers of layers, ascending; deeper: the list of a model with a layer more, as its class
-    has it, which tells numbers of all layers from a list of zeros and ones."""
+    """Whether these may be numbers of layers, ascending. deeper: the class's list for a model with one more layer,
+    which distinguishes numbers of all layers from a list of zeros and ones."""
     if not (values and all(type(value) is int and 0 <= value < depth for value in values)):
         return False
     usual = deeper if isinstance(deeper, list) else []
-    return all(sorted(set(found)) == list(found) for found in (values, usual))
+    return all(sorted(set(numbers)) == list(numbers) for numbers in (values, usual))
 
 
 def require_same_rules(config: Mapping[str, Any], stacks: Sequence[Stack]) -> None:
-    """IncompatibleError if a layer of a config would not compute as the layers that it is made of: by the modules of
-    the real class, and what the config says of each layer. Families whose class is not installed are let pass."""
+    """IncompatibleError if a layer of a config would not compute as the layers that it is made of, judged by the
+    modules of the real class and the settings of each layer. Families whose class is not installed are accepted."""
     for stack in stacks:
-        if stack.moved:
+        if stack.changed:
             _require_same_rules(Checkpoint({}, config, name="the output"), stack)
 
 
@@ -215,25 +221,27 @@ def _require_same_rules(output: Checkpoint, stack: Stack) -> None:
 def _difference(
     stack: Stack, at: int, layer: Layer, key: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]
 ) -> str:
-    said = inside(layer.checkpoint.config, stack.path)
-    fields = [f"{name}: {said[name]}" for name in said if name == key or (IMPLIED.search(name) and said[name])]
-    found, expected = ours.get(key, "absent"), theirs.get(key, "absent")
-    values = f"{key} is {found}, expected {expected}" if found != expected else f"{key} uses the number of a layer"
-    said_so = f" (it has {', '.join(fields)})" if fields else ""
+    settings = inside(layer.checkpoint.config, stack.path)
+    fields = [
+        f"{name}: {settings[name]}" for name in settings if name == key or (IMPLIED.search(name) and settings[name])
+    ]
+    actual, expected = ours.get(key, "absent"), theirs.get(key, "absent")
+    values = f"{key} is {actual}, expected {expected}" if actual != expected else f"{key} uses the number of a layer"
+    in_config = f" (it has {', '.join(fields)})" if fields else ""
     return (
         f"layer {at} of the output{f' ({stack.part})' if stack.part else ''} would not compute as layer {layer.number} "
-        f"of {layer.checkpoint.name}: {values}; no field of config.json can give it to that layer{said_so}. Choose "
+        f"of {layer.checkpoint.name}: {values}; no field of config.json can give it to that layer{in_config}. Choose "
         "layers that keep their kind at their new place (layer_range)"
     )
 
 
 def _rules(checkpoint: Checkpoint, stack: Stack, depth: int) -> list[dict[str, Any]] | None:
-    """What decides how each layer computes; None if there is no class to ask."""
+    """All settings that decide how each layer computes; None if the class is not installed."""
     module = skeleton(checkpoint)
     if module is None:
         return None
-    said = _said(checkpoint.config, stack, depth)
-    rules = [said.rule(number) for number in range(depth)]
+    config = _layer_settings(checkpoint.config, stack, depth)
+    rules = [config.rule(number) for number in range(depth)]
     for where, layers in enumerate(_lists(module, stack, depth)):
         for rule, layer in zip(rules, layers, strict=True):
             rule.update({f"{where}.{key}".removeprefix("0."): value for key, value in _facts(layer)})
@@ -241,13 +249,13 @@ def _rules(checkpoint: Checkpoint, stack: Stack, depth: int) -> list[dict[str, A
 
 
 def _lists(module: nn.Module, stack: Stack, depth: int) -> list[nn.ModuleList]:
-    """The lists of that many layers that are in no other one."""
-    found: dict[str, nn.ModuleList] = {}
+    """The lists with that many layers that are not inside another one."""
+    lists: dict[str, nn.ModuleList] = {}
     for name, part in module.named_modules():
-        inner = any(name.startswith(f"{outer}.") for outer in found) or FRONT.search(name)
+        inner = any(name.startswith(f"{outer}.") for outer in lists) or FRONT.search(name)
         if isinstance(part, nn.ModuleList) and len(part) == depth and not inner and _is_in(name, stack):
-            found[name] = part
-    return list(found.values())
+            lists[name] = part
+    return list(lists.values())
 
 
 def _is_in(name: str, stack: Stack) -> bool:
@@ -256,7 +264,7 @@ def _is_in(name: str, stack: Stack) -> bool:
 
 
 def _facts(layer: nn.Module) -> Iterator[tuple[str, Any]]:
-    """The modules of a layer, their numbers and words, and the shapes of their parameters."""
+    """The modules of a layer, their numbers and strings, and the shapes of their parameters."""
     for name, part in layer.named_modules():
         if UNUSED.search(name):
             continue

@@ -1,7 +1,7 @@
-"""What an output folder says of itself: the run as data (symfuse.json), and the model card (README.md).
+"""The description of an output folder: the run as data (symfuse.json), and the model card (README.md).
 
-A checkpoint that a verb makes has a `Record` among what is done before it is saved, so that Python and the command line
-write the same folder.
+A checkpoint made by a verb has a `Record` among its functions `before_save`, so that Python and the command line write
+the same folder.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PAPERS = {  # of matching, by what is compared
     "arXiv 2403.00986",
     "learned": "Theus et al. 2025, Generalized linear mode connectivity for transformers, arXiv 2506.22712",
 }
-TASKS = {  # the hub's name of the task, by what the name of the class ends with
+TASKS = {  # the hub's name of the task, by the ending of the class's name
     "ForCausalLM": "text-generation",
     "LMHeadModel": "text-generation",
     "ForMaskedLM": "fill-mask",
@@ -51,9 +51,10 @@ TASKS = {  # the hub's name of the task, by what the name of the class ends with
     "ForSpeechSeq2Seq": "automatic-speech-recognition",
 }
 
-# Of alignments beside weights: safetensors files that nothing takes for weights, as serving engines load all of those.
+# Alignments beside weights: safetensors files in a folder of their own, since serving engines load all others as
+# weights.
 SUFFIX = ".symfuse"
-SUFFIXES = (SUFFIX, ".safetensors")  # of earlier versions, and of whoever saves one by itself
+SUFFIXES = (SUFFIX, ".safetensors")  # of earlier versions, and saved separately
 FILE = f"alignment{SUFFIX}"
 
 Run = Mapping[str, Any]
@@ -61,9 +62,9 @@ Run = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Record:
-    """What a checkpoint comes from. kind: "alignment", "frame" or "merge". make: makes the document (`run`), once, when
-    it is asked for or the checkpoint is saved. made_of: from which checkpoints. alignments: by the names of the files
-    that are saved with it. frame: in which it is."""
+    """How a checkpoint was made. kind: "alignment", "frame" or "merge". make: makes the document (`run`), once, on
+    first use or when the checkpoint is saved. made_of: its input checkpoints. alignments: by the names of the files
+    that are saved with it. frame: that of the checkpoint."""
 
     kind: str
     make: Callable[[], Run]
@@ -73,7 +74,7 @@ class Record:
 
     @cached_property
     def run(self) -> Run:
-        """The run as data, which symfuse.json holds."""
+        """The run as data, the content of symfuse.json."""
         return self.make()
 
     def __call__(self, checkpoint: Checkpoint) -> Checkpoint:
@@ -85,7 +86,7 @@ class Record:
         return checkpoint.replace(files={**checkpoint.companions(), **files})
 
     def known(self, run: Run) -> Record:
-        """The record with a document that is made already."""
+        """The record with a finished document."""
         return replace(self, make=partial(dict, run))
 
 
@@ -95,18 +96,18 @@ def record_of(checkpoint: Checkpoint) -> Record | None:
 
 
 def recorded(checkpoint: Checkpoint, record: Record | None) -> Checkpoint:
-    """The checkpoint with this record in the place of that of what it was made from."""
+    """The checkpoint with this record instead of that of its input."""
     others = tuple(step for step in checkpoint.before_save if not isinstance(step, Record))
     return checkpoint.replace(before_save=others if record is None else (*others, record))
 
 
 def lineage(checkpoints: Iterable[Checkpoint]) -> list[dict[str, Any]]:
-    """What checkpoints are made of: those that no verb made, each once."""
-    found: list[dict[str, Any]] = []
+    """The original inputs of checkpoints: those that no verb made, each once."""
+    out: list[dict[str, Any]] = []
     for checkpoint in checkpoints:
         record = record_of(checkpoint)
-        found += [checkpoint.lineage()] if record is None else lineage(record.made_of)
-    return [one for i, one in enumerate(found) if one not in found[:i]]
+        out += [checkpoint.lineage()] if record is None else lineage(record.made_of)
+    return [one for i, one in enumerate(out) if one not in out[:i]]
 
 
 def alignments_in(folder: Path) -> list[Path]:
@@ -115,27 +116,27 @@ def alignments_in(folder: Path) -> list[Path]:
 
 
 def alignment_file(path: Path) -> Path:
-    """The file of an alignment, or that in the folder in which `symfuse align` put it."""
+    """The file of an alignment: the path itself, or the file in the folder that `symfuse align` wrote."""
     if not path.is_dir():
         return path
     return next((file for suffix in SUFFIXES if (file := path / f"alignment{suffix}").is_file()), path / FILE)
 
 
-def record_alignment(moved: Checkpoint, source: Checkpoint, alignment: Alignment) -> Checkpoint:
-    """The moved source with the record of that; without one if the alignment does not come from matching."""
+def record_alignment(aligned: Checkpoint, source: Checkpoint, alignment: Alignment) -> Checkpoint:
+    """The aligned source with its record; without one if the alignment does not come from matching."""
     run = partial(movement, source, alignment)
     record = Record("alignment", run, (source,), {FILE: alignment}, alignment.frame)
-    return recorded(moved, record if is_matched(alignment) else None)
+    return recorded(aligned, record if is_matched(alignment) else None)
 
 
 def is_matched(alignment: Alignment) -> bool:
-    """Whether an alignment comes from matching, and knows what it did."""
+    """Whether an alignment comes from matching, and has a record of its steps."""
     return {"steps", "options", "source", "anchor"} <= alignment.provenance.keys()
 
 
 def movement(source: Checkpoint, alignment: Alignment, verified: Run | None = None) -> dict[str, Any]:
-    """What an alignment did: by axis what was matched, how far it moved, and the largest condition number of the maps;
-    the proof."""
+    """The effect of an alignment: by axis what was matched, how much it changed, and the largest condition number of
+    the maps; and the proof."""
     matched: dict[str, dict[str, Any]] = {}
     for step in alignment.provenance["steps"]:
         axis = step["instance"].partition("[")[0]
@@ -146,17 +147,17 @@ def movement(source: Checkpoint, alignment: Alignment, verified: Run | None = No
     for axis, row in matched.items():
         elements = [element for instance, element in alignment.elements.items() if instance.axis == axis]
         row["condition"] = max((float(element.condition().max()) for element in elements), default=1.0)
-    found = alignment.provenance
+    provenance = alignment.provenance
     computed = source.computed  # then its lineage is no more than its name
     return {
         "kind": "alignment",
         "symfuse": __version__,
-        "source": found["source"] if computed else source.lineage(),
-        "anchor": found["anchor"],
-        "options": found["options"],
-        "paper": PAPERS.get(found.get("from", ""), PAPERS["weights"]),
+        "source": provenance["source"] if computed else source.lineage(),
+        "anchor": provenance["anchor"],
+        "options": provenance["options"],
+        "paper": PAPERS.get(provenance.get("from", ""), PAPERS["weights"]),
         "matched": list(matched.values()),
-        **{key: found[key] for key in ("descents", "learning") if key in found},
+        **{key: provenance[key] for key in ("descents", "learning") if key in provenance},
         "translated_biases": len(alignment.shifts),
         "frame": list(alignment.frame),
         **({"inexact": list(alignment.variants)} if alignment.variants else {}),
@@ -165,13 +166,13 @@ def movement(source: Checkpoint, alignment: Alignment, verified: Run | None = No
 
 
 def framed(anchor: Checkpoint, alignment: Alignment) -> Checkpoint:
-    """The anchor in the frame of an alignment, with the record of that."""
+    """The anchor in the frame of an alignment, with its record."""
     run = partial(frame_run, anchor, alignment.frame)
     return recorded(alignment.in_frame(anchor), Record("frame", run, (anchor,), frame=alignment.frame))
 
 
 def frame_run(source: Checkpoint, frame: Sequence[str]) -> dict[str, Any]:
-    """What became of an anchor that was written in the frame of an alignment."""
+    """The document of an anchor that was written in the frame of an alignment."""
     return {"kind": "frame", "symfuse": __version__, "source": source.lineage(), "frame": list(frame)}
 
 
@@ -185,14 +186,14 @@ def frame_text(frame: Sequence[str]) -> str:
 
 
 def model_card(run: Run, checkpoint: Checkpoint) -> str:
-    """README.md of an output folder: the hub's metadata, the recipe and the lineage. Paths of this machine are not in
-    it: a local model has the end of its path for a name."""
+    """README.md of an output folder: the hub's metadata, the recipe and the lineage. It contains no absolute paths: a
+    local model is named by the end of its path."""
     from huggingface_hub import ModelCard
 
     inputs = _inputs(run)
     ids = {str(one["name"]): hub_id(one["folder"]) for one in inputs}
-    names = _short(name for name, found in ids.items() if found is None)
-    names |= {name: found for name, found in ids.items() if found is not None and "/snapshots/" in name}
+    names = _short(name for name, hub in ids.items() if hub is None)
+    names |= {name: hub for name, hub in ids.items() if hub is not None and "/snapshots/" in name}
     title = _title(run, [str(one["name"]) for one in inputs])
     text = "\n".join([f"# {title}", "", *_body(run), "The whole run as data: `symfuse.json`.", ""])
     for name in sorted(names, key=len, reverse=True):
@@ -210,10 +211,10 @@ def _inputs(run: Run) -> list[Run]:
 
 
 def _short(names: Iterable[str]) -> dict[str, str]:
-    """Of absolute paths, and of those that begin with a dot, the ends, long enough to tell them apart."""
+    """Short unique endings of absolute paths, and of those that begin with a dot."""
     split = {name: name.split("+") for name in names}  # a model and its adapter
-    chosen = {name: paths for name, paths in split.items() if any(re.match(r"[/.~].*\w", path) for path in paths)}
-    paths = {name: [PurePath(path).parts for path in given] for name, given in chosen.items()}
+    local = {name: paths for name, paths in split.items() if any(re.match(r"[/.~].*\w", path) for path in paths)}
+    paths = {name: [PurePath(path).parts for path in each] for name, each in local.items()}
     for count in range(1, 1 + max((len(part) for parts in paths.values() for part in parts), default=0)):
         ends = {name: ["/".join(part[-count:]).strip("/") for part in parts] for name, parts in paths.items()}
         short = {name: "+".join(end) for name, end in ends.items()}
@@ -223,12 +224,12 @@ def _short(names: Iterable[str]) -> dict[str, str]:
 
 
 def _metadata(run: Run, checkpoint: Checkpoint) -> str:
-    """What the hub reads: of models on it that this is made of, the ids alone."""
+    """The metadata for the hub; of input models on the hub only the ids."""
     from huggingface_hub import ModelCardData
 
     inputs, merged = _inputs(run), run["kind"] == "merge"
-    made_of = inputs if merged else inputs[:1]  # the function of an aligned model is that of its source
-    bases = list(dict.fromkeys(found for one in made_of if (found := hub_id(one["folder"])) is not None))
+    made_of = inputs if merged else inputs[:1]  # an aligned model has the function of its source
+    bases = list(dict.fromkeys(hub for one in made_of if (hub := hub_id(one["folder"])) is not None))
     sentence = "modules.json" in checkpoint.companions()
     more = ["sentence-transformers", "sentence-similarity", "feature-extraction"] if sentence else []
     fields: dict[str, Any] = {
@@ -253,22 +254,22 @@ def _task(config: Mapping[str, Any]) -> str | None:
 
 
 def _licence(inputs: Iterable[Run]) -> dict[str, str]:
-    """The licence of the inputs, by their own cards; none unless all name the same one."""
+    """The licence of the inputs, by their own cards; none unless all have the same one."""
     keys = ("license", "license_name", "license_link")
     cards = [_card_data(one["folder"]) for one in inputs]
-    found = [{key: str(card[key]) for key in keys if card.get(key)} for card in cards]
-    return found[0] if found[0].get("license") and all(one == found[0] for one in found) else {}
+    licences = [{key: str(card[key]) for key in keys if card.get(key)} for card in cards]
+    return licences[0] if licences[0].get("license") and all(one == licences[0] for one in licences) else {}
 
 
 def _card_data(folder: str | None) -> dict[str, Any]:
-    """The metadata of the card in a folder; none of one that is not there or cannot be read."""
+    """The metadata of the card in a folder; empty if there is none or it cannot be read."""
     from huggingface_hub import metadata_load
 
     if folder is None or not (card := Path(folder) / CARD).is_file():
         return {}
     try:
         return dict(metadata_load(card) or {})
-    except Exception:  # whatever it is: a card that others wrote does not end a merge
+    except Exception:  # whatever the error: an unreadable card of an input does not stop a merge
         return {}
 
 
@@ -287,7 +288,7 @@ def _body(run: Run) -> list[str]:
     rows = [f"- `{name}`{'' if weight is None else f', weight {weight:g}'}" for name, weight in own.items()]
     lines = [*about(run), *_proof(run), "", "Made from:", "", *rows, ""]
     if "tokenizer" in run:
-        lines += [f"It has config and dtypes of `{run['base']}` ({run['why base']}), {run['tokenizer']}.", ""]
+        lines += [f"It has config and dtypes of `{run['base']}` ({run['why_base']}), {run['tokenizer']}.", ""]
     papers = dict.fromkeys(one["paper"] for one in (run, *run.get("alignments", ())) if one.get("paper"))
     lines += ["Methods:", "", *(f"- {paper}" for paper in papers), ""] if papers else []
     return lines + (["```yaml", run["recipe"].rstrip(), "```", ""] if "recipe" in run else [])
@@ -298,10 +299,10 @@ def _of_merge(run: Run) -> list[str]:
     how = f"Aligned to `{run['anchor']}` first{_aligned_text(run['align'])}." if run["align"] else ""
     lines += [how or "Not aligned before the merge."]
     if "learned" in run:
-        lines += ["", "It looked at data; what it found out is in `symfuse.json`, under `learned`."]
+        lines += ["", "It was fitted to data; the results are in `symfuse.json`, under `learned`."]
         lines += [f"Note: {note}." for note in run["learned"].get("notes", ())]
     if variants := _inexact(run):
-        lines += [f"That is inexact ({variants}): models were moved in a way that does not keep their function."]
+        lines += [f"That is inexact ({variants}): models were aligned in a way that does not keep their function."]
     return lines
 
 

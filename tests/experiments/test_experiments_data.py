@@ -165,12 +165,12 @@ def test_a_published_family_is_read_by_its_pattern(away: Path) -> None:
     }
     family = families.family("berts", {"berts": about}, "cpu")
     assert not torch.equal(*(family.model(s)["bert.embeddings.word_embeddings.weight"] for s in (3, 4)))
-    assert symfuse.score(family.model(3), family.task("test")).loss > 0
+    assert symfuse.evaluate(family.model(3), family.task("test")).loss > 0
     assert len(family.training(2).batches) == 2
-    heard = family.heard(1)["data"]
+    heard = family.for_activations(1)["data"]
     assert len(heard) == 1
     assert "labels" not in heard[0]
-    found = symfuse.match(family.model(3), to=family.model(4), axes="ffn", **family.heard(1))
+    found = symfuse.match(family.model(3), to=family.model(4), axes="ffn", **family.for_activations(1))
     assert symfuse.verify(family.model(3), found(family.model(3)))
 
 

@@ -12,7 +12,7 @@ from study import DATA, Store
 
 
 def made() -> str:
-    studies = run.chosen(Config.read("small"), ())
+    studies = run.selected(Config.read("small"), ())
     found = {study: Store.of(study).rows() for study in studies}
     return "\n".join(results.page({study: rows for study, rows in found.items() if rows}, DATA))
 
@@ -24,7 +24,7 @@ def test_the_page_is_what_the_rows_make() -> None:
 
 def test_every_study_of_the_small_config_has_its_rows() -> None:
     """All parts were run: no table of the page is of some of the seeds."""
-    for study in run.chosen(Config.read("small"), ()):
+    for study in run.selected(Config.read("small"), ()):
         rows = Store.of(study).rows()
         assert rows, study.name
         assert not [row for row in rows if row["commit"].endswith("-dirty")], (
@@ -34,7 +34,7 @@ def test_every_study_of_the_small_config_has_its_rows() -> None:
 
 @pytest.mark.parametrize("config", ["long"])
 def test_documents_show_the_rows_of_other_configs(config: str) -> None:
-    for study in run.chosen(Config.read(config), ()):
+    for study in run.selected(Config.read(config), ()):
         mark = f"<!-- table: {study.name} of {config} -->"
         (text,) = (t for file in results.DOCS.glob("*.md") if mark in (t := file.read_text("utf-8")))
         shown = re.search(re.escape(mark) + r"\n\n(.*?)\n\n<!-- end of table -->", text, re.DOTALL)

@@ -53,7 +53,7 @@ def tiny(name: str) -> Study:
 def test_every_study_is_in_every_config(config: str) -> None:
     found = Config.read(config)
     assert sorted(found.studies) == sorted(STUDIES)
-    for study in run.chosen(found, ()):
+    for study in run.selected(found, ()):
         parts = list(study.parts())
         assert parts, study.name
         assert len(set(parts)) == len(parts), study.name
@@ -304,7 +304,7 @@ def test_a_config_that_is_wrong_is_refused_by_its_place(text: str, message: str,
     def read() -> None:
         config = Config.read(str(path))
         config.require_device()
-        for study in run.chosen(config, ()):
+        for study in run.selected(config, ()):
             list(study.parts())
 
     with pytest.raises(OptionError, match=f"some.yml.*{message}"):
@@ -324,7 +324,7 @@ def test_what_fails_is_said_and_the_others_go_on(tmp_path: Path, capsys: pytest.
     config["studies"] = {"zhang_layers": {"families": families}}
     path = tmp_path / "some.yml"
     path.write_text(yaml.safe_dump(config), "utf-8")
-    studies = run.chosen(Config.read(str(path)), ())
+    studies = run.selected(Config.read(str(path)), ())
     assert run.run(studies, tmp_path, 1, "test") == 3  # two models and a part
     said = capsys.readouterr().err
     assert "FAILED zhang_layers absent 0 1: OptionError: families: no family is called 'absent'" in said

@@ -99,8 +99,8 @@ def test_circuits_do_not_see_the_basis_inside_of_heads(apart: ways.Apart) -> Non
     assert len(inside) == 4
     turned = Alignment(spec, inside)
 
-    def elsewhere(one: ways.Apart, _: Path) -> ways.Moved:
-        return ways.Moved((turned(one.models[0]), one.models[1]))
+    def elsewhere(one: ways.Apart, _: Path) -> ways.Outcome:
+        return ways.Outcome((turned(one.models[0]), one.models[1]))
 
     plain, other = (peers.measured_in_circuits(apart, "x", way, "test") for way in (ways.plain, elsewhere))
     assert_close([p[1] for p in other["curve"]], [p[1] for p in plain["curve"]], rtol=1e-4, atol=1e-5)
@@ -110,19 +110,19 @@ def test_circuits_do_not_see_the_basis_inside_of_heads(apart: ways.Apart) -> Non
 
 
 def test_peers_keep_what_a_model_computes(apart: ways.Apart) -> None:
-    loss = symfuse.score(apart.models[0], apart.family.task("match")).loss
+    loss = symfuse.evaluate(apart.models[0], apart.family.task("match")).loss
     for name, way in peers.WAYS.items():
         source, anchor = way(apart, Path()).models
         assert anchor is apart.models[1]
         assert any(not torch.equal(source[key], tensor) for key, tensor in apart.models[0].items()), name
-        assert_close(symfuse.score(source, apart.family.task("match")).loss, loss, rtol=1e-4, atol=1e-5)
+        assert_close(symfuse.evaluate(source, apart.family.task("match")).loss, loss, rtol=1e-4, atol=1e-5)
 
 
 def test_sweeps_come_nearer_to_what_they_end_at(apart: ways.Apart) -> None:
     row = theus_iterations.swept(apart, theus_iterations.STARTS[0], 2)
     assert row["given"] == row["distances"][0] > row["distances"][1] >= row["distances"][2]
     frame = ways.plain_in_frame(apart, Path()).models
-    assert_close(row["given"], symfuse.distance(*frame).euclidean ** 2, rtol=1e-4, atol=0)
+    assert_close(row["given"], symfuse.relate(*frame).euclidean ** 2, rtol=1e-4, atol=0)
     plain = paths.measured(apart, "plain, rotatable", ways.plain_in_frame)
     evenly = [point for point in plain["curve"] if abs(10 * point[0] - round(10 * point[0])) < 1e-9]
     chord = [loss - at * evenly[-1][1] - (1 - at) * evenly[0][1] for at, loss, _ in evenly]
@@ -145,30 +145,30 @@ def test_places_that_are_kept(apart: ways.Apart) -> None:
 def test_what_is_learned_is_learned_once(apart: ways.Apart) -> None:
     calls = []
 
-    def way(one: ways.Apart, journal: Path) -> ways.Moved:
+    def way(one: ways.Apart, journal: Path) -> ways.Outcome:
         calls.append(journal)
-        return ways.Moved(one.models, {"learning": {"steps": 7}})
+        return ways.Outcome(one.models, {"learning": {"steps": 7}})
 
-    first, again = (ways.moved(apart, "learned so", way) for _ in range(2))
+    first, again = (ways.outcome_of(apart, "learned so", way) for _ in range(2))
     other = ways.Apart(apart.config, "vit", (0, 1), {"steps": 3, "batches": 4})
-    ways.moved(other, "learned so", way)
+    ways.outcome_of(other, "learned so", way)
     assert len(set(calls)) == len(calls) == 2
     assert first.about == again.about
     assert first.about["learning"] == {"steps": 7}
     for kept, model in zip(again.models, apart.models, strict=True):
         assert all(torch.equal(kept[name], tensor) for name, tensor in model.items())
-    ways.moved(apart, "plain", way)
-    ways.moved(apart, "plain", way)
+    ways.outcome_of(apart, "plain", way)
+    ways.outcome_of(apart, "plain", way)
     assert len(calls) == 4
 
 
 def test_labels_as_models_say_are_not_those_of_the_data(apart: ways.Apart) -> None:
     task = apart.family.task("match")
-    said = ways.said_by(task, apart)
+    said = ways.labelled_by(task, apart)
     wrong = type(task)([{**batch, "labels": (batch["labels"] + 1) % 10} for batch in task.batches], task.source)
     assert all(
         torch.equal(a["labels"], b["labels"])
-        for a, b in zip(said.batches, ways.said_by(wrong, apart).batches, strict=True)
+        for a, b in zip(said.batches, ways.labelled_by(wrong, apart).batches, strict=True)
     )
     assert ways.first(task, 1).batches == task.batches[:1]
 

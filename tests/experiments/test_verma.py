@@ -57,7 +57,7 @@ def case(name: str) -> tuple[Permuted, tuple[Checkpoint, Checkpoint], dict[str, 
     """A study with the models of its first pair and what is heard."""
     found = study(name)
     pair = found.pair(next(found.parts()))
-    return found, pair.models, found.heard(pair, 2)
+    return found, pair.models, found.for_activations(pair, 2)
 
 
 def changed(source: Checkpoint, moved: Checkpoint) -> set[str]:
@@ -68,7 +68,7 @@ def changed(source: Checkpoint, moved: Checkpoint) -> set[str]:
 def test_ways_without_variants_keep_the_function(name: str) -> None:
     found, models, heard = case(name)
     for way in found.ways_of("bert"):
-        moved = found.moved(way, models, heard)
+        moved = found.aligned(way, models, heard)
         if way != PLAIN:
             assert changed(models[0], moved), way
         if not found.variants(way):
@@ -77,17 +77,17 @@ def test_ways_without_variants_keep_the_function(name: str) -> None:
 
 def test_ignoring_heads_changes_the_function() -> None:
     found, models, heard = case("verma_table1")
-    assert not symfuse.verify(models[0], found.moved(verma_table1.IGNORED, models, heard)).equal
+    assert not symfuse.verify(models[0], found.aligned(verma_table1.IGNORED, models, heard)).equal
 
 
 def test_feed_forward_and_residual_alone_move_nothing_else() -> None:
     found, models, heard = case("verma_table1")
-    names = changed(models[0], found.moved(verma_table1.FFN, models, heard))
+    names = changed(models[0], found.aligned(verma_table1.FFN, models, heard))
     assert names
     assert all("intermediate.dense" in name or ".output.dense.weight" in name for name in names)
     assert not any("attention" in name for name in names)
     found, models, heard = case("verma_table2")
-    moved = found.moved(verma_table2.ALONE["all"], models, heard)
+    moved = found.aligned(verma_table2.ALONE["all"], models, heard)
     for name in (LAYER.format(0) + "attention.self.query.bias", LAYER.format(1) + "intermediate.dense.bias"):
         assert torch.equal(moved[name], models[0][name])  # of spaces that are not the stream
 
@@ -103,7 +103,7 @@ def heads_of(source: Checkpoint, moved: Checkpoint, layer: int) -> list[int]:
 def test_heads_by_index_keep_their_order_and_heads_ignored_mix() -> None:
     found, models, heard = case("verma_table1")
     orders = {
-        way: [heads_of(models[0], found.moved(way, models, heard), layer) for layer in range(2)]
+        way: [heads_of(models[0], found.aligned(way, models, heard), layer) for layer in range(2)]
         for way in (verma_table1.INDEX, verma_table1.IGNORED, verma_table1.AWARE)
     }
     kept = [0] * SIZE + [1] * SIZE
@@ -128,7 +128,7 @@ def test_neurons_are_assigned_by_pearsons_correlation() -> None:
     n = acts[0].shape[1]
     between = np.corrcoef(acts[1].T, acts[0].T)[:n, n:]  # anchor × source
     rows, index = linear_sum_assignment(between, maximize=True)
-    moved, name = found.moved(verma_table1.FFN, models, heard), LAYER.format(1) + "intermediate.dense.weight"
+    moved, name = found.aligned(verma_table1.FFN, models, heard), LAYER.format(1) + "intermediate.dense.weight"
     assert torch.equal(moved[name], models[0][name][index[np.argsort(rows)]])
     assert not np.array_equal(index, np.arange(n))
 
@@ -138,7 +138,7 @@ def test_the_barrier_is_over_the_models_as_they_are(way: str) -> None:
     """The path written out; a moved model that is another function does not lower what it is compared with."""
     found, models, heard = case("verma_table1")
     pair = found.pair(next(found.parts()))
-    moved = found.moved(way, models, heard)
+    moved = found.aligned(way, models, heard)
     row = found.path(pair, models, moved, found.variants(way))
     task, module = pair.tasks("test")[0], copy.deepcopy(symfuse.to_module(models[1]))
     ends = [task(symfuse.to_module(model)).loss for model in models]

@@ -402,7 +402,7 @@ def test_an_axis_twice_in_one_tensor(seed: int) -> None:
         moved = {name: one.alignment.move(name, t) for name, t in draw[1].items()}
         assert one.curve[-1] == pytest.approx(apart(draw[0], moved))
         assert falls({one.start: list(one.curve)})
-        assert one.given == pytest.approx(apart(*draw))
+        assert one.unaligned == pytest.approx(apart(*draw))
     assert found[0].curve[-1] <= apart(*draw)
     assert draw[1]["square"].shape == (9, 9)
 

@@ -15,7 +15,7 @@ from methods.tuned import case, classifier, data, inputs, models
 from symfuse.errors import CheckpointError, IncompatibleError, OptionError
 from symfuse.evaluation import Task
 from symfuse.evaluation.tasks.base import IGNORED, UNKNOWN
-from symfuse.methods import Found, learn, lookup
+from symfuse.methods import Fitted, learn, lookup
 from symfuse.methods.adamerging import Mixture
 from symfuse.model import Model
 from symfuse.modules import live
@@ -95,7 +95,7 @@ def test_the_gradient_is_that_of_finite_differences() -> None:
         torch.testing.assert_close((ends[0] - ends[1]) / (2 * step), gradient[place].item(), rtol=1e-5, atol=1e-9)
 
 
-def learned(found: list[Model], tasks: list[Task], **options: Any) -> Found:
+def learned(found: list[Model], tasks: list[Task], **options: Any) -> Fitted:
     heads, seed = options.pop("heads", "average"), options.pop("seed", 0)
     given = learn(lookup("adamerging"), found, base=0, tasks=tasks, parameters=options, heads=heads, seed=seed)
     assert given is not None
@@ -231,7 +231,7 @@ def test_what_there_must_be() -> None:
     found, task = models(base), data(base)
     with pytest.raises(OptionError, match="needs a base model"):
         learn(lookup("adamerging"), found[1:], tasks=[task, task])
-    with pytest.raises(OptionError, match="looks at data, and none are given"):
+    with pytest.raises(OptionError, match="needs data, and there are none"):
         learn(lookup("adamerging"), found, base=0)
     number, records = case("regression")
     with pytest.raises(OptionError, match="one number is predicted, no class"):

@@ -27,7 +27,7 @@ from symfuse.methods.fisher import fisher_of, log_likelihood, sampled, uniforms
 from symfuse.model import Model
 from symfuse.modules import canonical_names, live
 from symfuse.stats.statistics import Statistics
-from symfuse.transporting.statistics import moved_statistics
+from symfuse.transporting.statistics import transported_statistics
 
 
 def halves(label: str = "sequence") -> tuple[Task, Task]:
@@ -79,7 +79,7 @@ def test_the_statistics_are_the_mean_of_squared_gradients(label: str, labels: st
 def test_the_merge_is_the_formula() -> None:
     a, b = pair()
     one, two = halves()
-    merged = symfuse.merge([a, b], method="fisher", data=[one, two], weights=[1.0, 2.0], floor=1e-3)
+    merged = symfuse.merge([a, b], method="fisher", data=[one, two], weights=[1.0, 2.0], parameters={"floor": 1e-3})
     fishers = [fisher_of(Model.of(c), t) for c, t in ((a, one), (b, two))]
     for file in merged:
         name = file.removeprefix("bert.")
@@ -103,7 +103,9 @@ def test_where_nothing_is_known_it_is_the_weighted_mean() -> None:
     for one in empty:
         one.tensors[name.removeprefix("bert.")].zero_()  # type: ignore[attr-defined]
     for floor in (0.0, 1e-6):
-        merged = symfuse.merge([a, b], method="fisher", statistics=empty, weights=[1.0, 3.0], floor=floor)
+        merged = symfuse.merge(
+            [a, b], method="fisher", statistics=empty, weights=[1.0, 3.0], parameters={"floor": floor}
+        )
         torch.testing.assert_close(merged[name], (a[name] + 3 * b[name]) / 4, rtol=1e-6, atol=1e-7)
         assert all(torch.isfinite(merged[n]).all() for n in merged)
 
@@ -114,7 +116,7 @@ def test_scales_make_fishers_of_other_size_equal() -> None:
     fisher = replace(found, provenance={})  # of no model in particular
     large = replace(fisher, tensors={name: 100 * tensor for name, tensor in fisher.tensors.items()})
     for scale in ("mean", "norm"):
-        merged = symfuse.merge([a, b], method="fisher", statistics=[fisher, large], scale=scale)
+        merged = symfuse.merge([a, b], method="fisher", statistics=[fisher, large], parameters={"scale": scale})
         plain = symfuse.merge([a, b])
         for name in merged:
             torch.testing.assert_close(merged[name], plain[name], rtol=1e-5, atol=1e-6)
@@ -169,12 +171,15 @@ def test_of_an_aligned_model_they_are_the_transported_ones() -> None:
     data = task("sequence", batch_size=4, limit=9)
     alignment = permuted(a, ("ffn", "h"))
     before = symfuse.collect(a, data, "fisher", labels="given")
-    moved, anew = moved_statistics(before, alignment), symfuse.collect(alignment(a), data, "fisher", labels="given")
+    moved, anew = (
+        transported_statistics(before, alignment),
+        symfuse.collect(alignment(a), data, "fisher", labels="given"),
+    )
     assert_near(moved.tensors, anew.tensors)
     name = "encoder.layer.0.intermediate.dense.weight"
     assert not torch.allclose(before.tensors[name], anew.tensors[name], rtol=1e-2, atol=0.0)
     with pytest.raises(SymmetryError, match="rotated"):
-        moved_statistics(before, permuted(a, ("qk",)))
+        transported_statistics(before, permuted(a, ("qk",)))
 
 
 def test_statistics_taken_before_matching_are_not_those_of_the_aligned_model() -> None:
@@ -182,7 +187,7 @@ def test_statistics_taken_before_matching_are_not_those_of_the_aligned_model() -
     data, alignment = task("sequence", batch_size=4, limit=9), permuted(a, ("ffn",))
     before = [symfuse.collect(c, data, "fisher") for c in (a, b)]
     right = symfuse.merge(
-        [alignment(a), b], method="fisher", statistics=[moved_statistics(before[0], alignment), before[1]]
+        [alignment(a), b], method="fisher", statistics=[transported_statistics(before[0], alignment), before[1]]
     )
     with pytest.raises(IncompatibleError, match="another model"):
         symfuse.merge([alignment(a), b], method="fisher", statistics=before)
@@ -199,11 +204,11 @@ def test_what_cannot_be_is_said(tmp_path) -> None:  # type: ignore[no-untyped-de
     kept = Statistics.load(tmp_path / "f")
     assert all(torch.equal(kept.tensors[n], saved.tensors[n]) for n in saved.tensors)
     calls = [
-        ({}, "looks at data, and none are given"),
+        ({}, "needs data, and there are none"),
         ({"data": [data]}, "1 data for 2 models"),
-        ({"data": data, "labels": "guessed"}, "labels is 'guessed'"),
-        ({"data": data, "scale": "max"}, "scale is 'max'"),
-        ({"data": data, "floor": -1.0}, "at least 0"),
+        ({"data": data, "parameters": {"labels": "guessed"}}, "labels is 'guessed'"),
+        ({"data": data, "parameters": {"scale": "max"}}, "scale is 'max'"),
+        ({"data": data, "parameters": {"floor": -1.0}}, "at least 0"),
         ({"data": data, "weights": [1.0, -1.0]}, "at least 0"),
         ({"data": task("retrieval")}, "needs a task that predicts classes"),
     ]
@@ -266,13 +271,13 @@ def test_scales_and_floors_are_of_the_transported_information() -> None:
     alignment = random_alignment(symfuse.declare(relu), 1, axes=("ffn",), largest=True)
     aligned, other = alignment(relu), beside(relu, 0.1, 1, "b")
     before, of_other = (symfuse.collect(c, data, "fisher", labels="given") for c in (relu, other))
-    moved, anew = moved_statistics(before, alignment), symfuse.collect(aligned, data, "fisher", labels="given")
+    moved, anew = transported_statistics(before, alignment), symfuse.collect(aligned, data, "fisher", labels="given")
     for key in ("mean", "norm"):
         assert abs(before.totals[key] / anew.totals[key] - 1) > 1e-2
         assert abs(moved.totals[key] / anew.totals[key] - 1) < 1e-5
-    for options in ({"scale": "mean"}, {"scale": "norm"}, {"floor": 0.1}):
+    for parameters in ({"scale": "mean"}, {"scale": "norm"}, {"floor": 0.1}):
         right, found = (
-            symfuse.merge([aligned, other], method="fisher", statistics=[s, of_other], **options)  # type: ignore[arg-type]
+            symfuse.merge([aligned, other], method="fisher", statistics=[s, of_other], parameters=parameters)
             for s in (anew, moved)
         )
         for name in right:

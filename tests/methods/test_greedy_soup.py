@@ -13,12 +13,12 @@ from symfuse.errors import CheckpointError, OptionError
 from symfuse.evaluation import Task, measure, read_records
 from symfuse.evaluation.tasks import make_task
 from symfuse.io import Checkpoint
-from symfuse.methods import Found, learn, lookup
+from symfuse.methods import Fitted, learn, lookup
 from symfuse.model import Model
 from symfuse.modules import live
 
 
-def soups(found: list[Checkpoint], task: Task, **options: str) -> Found:
+def soups(found: list[Checkpoint], task: Task, **options: str) -> Fitted:
     models = [Model.of(one) for one in found]
     given = learn(lookup("greedy_soup"), models, tasks=[task] * len(models), parameters=options)
     assert given is not None
@@ -118,8 +118,8 @@ def test_what_it_needs() -> None:
 def test_from_python() -> None:
     base = classifier()
     found, task = [near(base, i, 0.15) for i in range(3)], data(base, step=1)
-    merged = symfuse.merge(found, method="greedy_soup", data=task, metric="loss")
-    assert symfuse.score(merged, task).loss <= min(symfuse.score(one, task).loss for one in found) + 1e-6
+    merged = symfuse.merge(found, method="greedy_soup", data=task, parameters={"metric": "loss"})
+    assert symfuse.evaluate(merged, task).loss <= min(symfuse.evaluate(one, task).loss for one in found) + 1e-6
 
 
 def test_a_model_whose_outputs_are_nan_is_in_no_soup() -> None:

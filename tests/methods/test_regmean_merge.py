@@ -17,7 +17,7 @@ from symfuse.errors import IncompatibleError, OptionError, SymmetryError
 from symfuse.matching.problem import ROTATABLE
 from symfuse.methods.regmean import gram_of, regmean
 from symfuse.model import Model
-from symfuse.transporting.statistics import moved_statistics
+from symfuse.transporting.statistics import transported_statistics
 
 NAME = "bert.encoder.layer.1.output.dense.weight"
 
@@ -25,7 +25,7 @@ NAME = "bert.encoder.layer.1.output.dense.weight"
 def test_the_merge_is_the_formula_and_no_average() -> None:
     a, b = pair()
     data = [task("sequence", batch_size=4, limit=9, seed=1), task("sequence", batch_size=3, limit=11, seed=2)]
-    merged = symfuse.merge([a, b], method="regmean", data=data, weights=[1.0, 2.0], alpha=0.8)
+    merged = symfuse.merge([a, b], method="regmean", data=data, weights=[1.0, 2.0], parameters={"alpha": 0.8})
     grams = [gram_of(Model.of(c), t) for c, t in zip((a, b), data, strict=True)]
     plain = symfuse.merge([a, b], weights=[1.0, 2.0])
     solved = 0
@@ -49,7 +49,7 @@ def test_aligned_models_take_transported_statistics() -> None:
     before = [symfuse.collect(c, data, "gram") for c in (a, b)]
     moved = alignment(a)
     anew = symfuse.merge([moved, b], method="regmean", data=data)
-    after = moved_statistics(before[0], alignment)
+    after = transported_statistics(before[0], alignment)
     carried = symfuse.merge([moved, b], method="regmean", statistics=[after, before[1]])
     for name in anew:
         torch.testing.assert_close(carried[name], anew[name], rtol=1e-4, atol=1e-5)
@@ -86,7 +86,7 @@ def test_statistics_of_another_kind_and_frame_are_refused() -> None:
     gpt, other = pair("causal")
     rotated = symfuse.match(other, to=gpt, axes=("residual",), frame=ROTATABLE)
     with pytest.raises(SymmetryError, match="rewrites the model first"):
-        moved_statistics(symfuse.collect(other, task("causal"), "gram"), rotated)
+        transported_statistics(symfuse.collect(other, task("causal"), "gram"), rotated)
     assert not gram.notes()
 
 

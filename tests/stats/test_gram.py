@@ -28,7 +28,7 @@ from symfuse.model.undeclared import undeclared
 from symfuse.stats.gram import gram_matrices
 from symfuse.stats.statistics import Statistics
 from symfuse.transporting import transport
-from symfuse.transporting.statistics import moved_statistics
+from symfuse.transporting.statistics import transported_statistics
 from symfuse.verification import random_inputs
 
 Batch = dict[str, Tensor]
@@ -339,7 +339,7 @@ def test_the_gram_matrices_of_the_aligned_model_are_the_moved_ones(label: str) -
     alignment = random_alignment(Model.of(checkpoint).spec, 3, largest=True)
     assert alignment.shifts
     ours = collect(checkpoint, data)
-    moved, expected = moved_statistics(ours, alignment, checkpoint), collect(alignment(checkpoint), data)
+    moved, expected = transported_statistics(ours, alignment, checkpoint), collect(alignment(checkpoint), data)
     tolerance = 1e-5 if label.startswith("llama") else 1e-10
     assert moved.inputs == expected.inputs
     for name in expected.tensors:
@@ -347,8 +347,8 @@ def test_the_gram_matrices_of_the_aligned_model_are_the_moved_ones(label: str) -
         assert_close(moved.read(name), expected.read(name), rtol=0, atol=tolerance * scale)
     wrong = {
         "nothing": ours,
-        "the inverse": moved_statistics(ours, alignment.inverse()),
-        "no translations": moved_statistics(ours, replace(alignment, shifts={})),
+        "the inverse": transported_statistics(ours, alignment.inverse()),
+        "no translations": transported_statistics(ours, replace(alignment, shifts={})),
     }
     for other in wrong.values():
         errors = [
@@ -371,7 +371,7 @@ def test_moved_gram_matrices_are_written_by_the_verb(tmp_path: Path) -> None:
     found.require(Model.of(open_checkpoint(tmp_path / "moved")))
     with pytest.raises(IncompatibleError, match="taken from another model"):
         found.require(Model.of(checkpoint))
-    expected = moved_statistics(ours, alignment)
+    expected = transported_statistics(ours, alignment)
     for name in expected.tensors:
         assert_close(found.read(name), expected.read(name).float(), rtol=1e-5, atol=1e-4)
 
@@ -380,11 +380,11 @@ def test_frames_and_variants_are_refused(tmp_path: Path) -> None:
     checkpoint = MODELS["gpt2-lm"]()
     ours, alignment = collect(checkpoint, batches()), random_alignment(Model.of(checkpoint).spec, 3)
     with pytest.raises(SymmetryError, match=r"rewrites the model first \(untie, fold_norms\).*from the aligned model"):
-        moved_statistics(ours, replace(alignment, frame=("untie", "fold_norms")))
+        transported_statistics(ours, replace(alignment, frame=("untie", "fold_norms")))
     with pytest.raises(SymmetryError, match="inexact"):
-        moved_statistics(ours, replace(alignment, variants=("flat_heads",)))
+        transported_statistics(ours, replace(alignment, variants=("flat_heads",)))
     with pytest.raises(IncompatibleError, match=r"the gram of .* is of shape \[20\], expected none for this alignment"):
-        moved_statistics(ours, random_alignment(Model.of(MODELS["bert-sequence"]()).spec, 3))
+        transported_statistics(ours, random_alignment(Model.of(MODELS["bert-sequence"]()).spec, 3))
 
 
 EVERY = [
@@ -401,7 +401,7 @@ def test_gram_matrices_of_every_kind_of_family_move_along(label: str) -> None:
     checkpoint = MODELS[label]()
     data = [random_inputs(real(checkpoint), checkpoint.config)]
     alignment = random_alignment(Model.of(checkpoint).spec, 3, largest=True)
-    moved = moved_statistics(collect(checkpoint, data), alignment, checkpoint)
+    moved = transported_statistics(collect(checkpoint, data), alignment, checkpoint)
     expected = collect(alignment(checkpoint), data)
     assert moved.inputs == expected.inputs
     for name in expected.tensors:

@@ -24,7 +24,7 @@ from symfuse.io.lazy import Lazy
 from symfuse.model import Model
 from symfuse.stats.statistics import Input, Statistics
 from symfuse.transporting import transport
-from symfuse.transporting.statistics import moved_statistics
+from symfuse.transporting.statistics import transported_statistics
 
 QUERY, KEY, OUT = (f"encoder.layer.0.attention.{part}.weight" for part in ("self.query", "self.key", "output.dense"))
 
@@ -170,13 +170,13 @@ def test_the_fisher_information_of_the_aligned_model_is_the_moved_one(label: str
     checkpoint = MODELS[label]()
     alignment = Alignment(Model.of(checkpoint).spec, exact(checkpoint, axes).elements)
     ours, expected = fisher(checkpoint), fisher(alignment(checkpoint))
-    moved = moved_statistics(ours, alignment, checkpoint)
+    moved = transported_statistics(ours, alignment, checkpoint)
     tolerance = 1e-4 if label.startswith("llama") else 1e-9
     assert len(expected.tensors) > 20
     for name, tensor in expected.tensors.items():
         atol = tolerance * tensor.abs().max().item() + 1e-25  # that of a key's bias is zero but for rounding
         assert_close(moved.read(name), tensor, rtol=tolerance, atol=atol)
-    wrong = moved_statistics(ours, alignment.inverse(), checkpoint)
+    wrong = transported_statistics(ours, alignment.inverse(), checkpoint)
     assert any(not torch.allclose(wrong.read(name), t, rtol=0.1) for name, t in expected.tensors.items())
     if label.startswith("llama"):
         assert any(isinstance(g, Monomial) and g.scale is not None for g in alignment.elements.values())
@@ -186,9 +186,9 @@ def test_a_fisher_information_is_not_rotated_nor_translated(tmp_path: Path) -> N
     checkpoint = MODELS["bert-sequence"]()
     ours = fisher(checkpoint)
     with pytest.raises(SymmetryError, match=r"axis v\[\d\] is rotated.*Collect them again, from the aligned model"):
-        moved_statistics(ours, Alignment(Model.of(checkpoint).spec, exact(checkpoint, ("v",)).elements))
+        transported_statistics(ours, Alignment(Model.of(checkpoint).spec, exact(checkpoint, ("v",)).elements))
     with pytest.raises(SymmetryError, match=r"translates .*value.bias through .*--no-biases"):
-        moved_statistics(ours, exact(checkpoint, ("v",)))
+        transported_statistics(ours, exact(checkpoint, ("v",)))
     folder = ours.save(tmp_path / "fisher")
     alignment = exact(checkpoint, ("ffn",))
     moved = Statistics.load(transport(folder, alignment).save(tmp_path / "out"))

@@ -23,7 +23,7 @@ from symfuse.spec import bias_of
 from symfuse.stats.gram import gram_matrices
 from symfuse.stats.statistics import Statistics
 from symfuse.transporting import transport
-from symfuse.transporting.statistics import moved_statistics
+from symfuse.transporting.statistics import transported_statistics
 from transporting.test_vectors import autoencoder, changed, randn, seen
 from transporting.trained import base_folder, load, outputs, train, with_adapter
 
@@ -89,8 +89,8 @@ def test_a_fisher_information_is_refused() -> None:
     fisher = Statistics("fisher", {name: torch.rand(of.read(name).shape) for name in of.spec.tensors}, 1)
     alignment = gauges(of.spec)
     with pytest.raises(SymmetryError, match=rf"along the norm .*LayerNorm\.weight.*{REFUSED}"):
-        moved_statistics(fisher, alignment, of.checkpoint, known=True)
-    assert moved_statistics(fisher, replace(alignment, gauges={}), of.checkpoint, known=True).tensors
+        transported_statistics(fisher, alignment, of.checkpoint, known=True)
+    assert transported_statistics(fisher, replace(alignment, gauges={}), of.checkpoint, known=True).tensors
 
 
 def test_gram_matrices_are_those_of_the_moved_model() -> None:
@@ -104,7 +104,7 @@ def test_gram_matrices_are_those_of_the_moved_model() -> None:
     def collect(checkpoint: Checkpoint) -> Statistics:
         return gram_matrices(real(checkpoint), batches, spec.tensors)
 
-    found, expected = moved_statistics(collect(source), alignment, source), collect(alignment(source))
+    found, expected = transported_statistics(collect(source), alignment, source), collect(alignment(source))
     for name, tensor in expected.tensors.items():
         torch.testing.assert_close(
             found.read(name), expected.read(name), rtol=0, atol=1e-10 * float(tensor.abs().max())

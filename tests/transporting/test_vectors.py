@@ -124,7 +124,7 @@ def test_a_probe_of_a_centred_stream_must_not_read_its_mean(tmp_path: Path) -> N
     weight = randn(3, size)
     save_file({"weight": weight}, tmp_path / "raw.safetensors")
     with pytest.raises(
-        SymmetryError, match=r"takes the mean off the stream \(residual\).*--group residual=permutation"
+        SymmetryError, match=r"subtracts the mean from the stream \(residual\).*--group residual=permutation"
     ):
         transport(tmp_path / "raw.safetensors", alignment, kind="probe", axis=axis)
     weight = weight - weight.mean(1, keepdim=True)
@@ -230,7 +230,7 @@ def spec_alignment(tmp_path: Path) -> Alignment:
         ("v[0,1,1]", OptionError, "names no head"),
         ("v[0,1]", OptionError, "one head, have the size 5; found 20"),
         ("pool", OptionError, "none: no tensor of this model has that axis"),
-        ("vocab", SymmetryError, "'vocab' is never moved"),
+        ("vocab", SymmetryError, "'vocab' is never transformed"),
     ],
 )
 def test_a_space_that_is_not_there(axis: str, kind: type[Exception], words: str, tmp_path: Path) -> None:

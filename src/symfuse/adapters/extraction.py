@@ -14,16 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from symfuse.adapters.config import CONFIG, MAX_RANK, SAFETENSORS, require_floating
+from symfuse.adapters.config import CONFIG, MAX_RANK, SAFETENSORS, module_pattern, require_floating
 from symfuse.adapters.factors import Factors, factorise
-from symfuse.adapters.layers import Layers
-from symfuse.adapters.names import class_name, is_tied, is_vocabulary
-from symfuse.adapters.patterns import module_pattern
+from symfuse.adapters.names import Layers, class_name, is_tied, is_vocabulary
 from symfuse.arguments import checked
 from symfuse.errors import IncompatibleError, OptionError
 from symfuse.io import Checkpoint, TensorInfo, is_finite
-from symfuse.io.outputs import output_folder, write_tensors
 from symfuse.io.remote import Place
+from symfuse.io.writer import output_folder, write_tensors
 from symfuse.messages import some
 
 # Task of peft, by the end of the class, with the modules that peft then trains, and expects in a file, as a whole. None
@@ -36,7 +34,7 @@ TASKS: Mapping[str, tuple[str | None, tuple[str, ...]]] = {
 }
 # What peft refuses to hold as a whole.
 CONTAINERS = (nn.ModuleDict, nn.ModuleList, nn.ParameterDict, nn.ParameterList)
-NO_FACTORS = "no layer that peft adapts, or not chosen; save_rest (--save-rest) saves it as a whole"
+NO_FACTORS = "no layer that peft adapts, or not selected; save_rest (--save-rest) saves it as a whole"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -132,14 +130,14 @@ def extract(
     _require_same_tensors(finetuned, base)
     task, heads = _task(base, layers)
     linear = _linear(base, heads, layers)
-    chosen = _chosen(linear, modules, exclude)
+    selected = _selected(linear, modules, exclude)
     factors: dict[str, Factors] = {}
     rest: dict[str, float] = {}
     for name in _floating(finetuned, base, linear):
         delta = _difference(finetuned, base, name)
         norm = float(torch.linalg.vector_norm(delta, dtype=torch.float64))
         module = name.removesuffix(".weight")
-        if norm and name.endswith(".weight") and module in chosen:
+        if norm and name.endswith(".weight") and module in selected:
             turned = delta.T if layers.transposed(module) else delta
             least = rank if layers.together(module) else 1
             factors[module] = factorise(module, turned, rank, alpha, dtype, least)
@@ -153,7 +151,7 @@ def extract(
     left_out = {name: norm for name, norm in rest.items() if name not in saved}
     reasons = {name: refused.get(_owner(name), NO_FACTORS) for name in left_out}
     if not factors:
-        raise IncompatibleError(f"{finetuned.name} and {base.name} differ in no linear layer that was chosen")
+        raise IncompatibleError(f"{finetuned.name} and {base.name} differ in no selected linear layer")
     config = _config(base, factors, saved, rank, alpha, task, heads)
     config["fan_in_fan_out"] = any(map(layers.transposed, factors))
     tensors = {name: finetuned[name].contiguous() for name in saved}
@@ -210,7 +208,7 @@ def _linear(base: Checkpoint, heads: Sequence[str], layers: Layers) -> list[str]
     ]
 
 
-def _chosen(linear: Sequence[str], modules: Sequence[str], exclude: Sequence[str]) -> set[str]:
+def _selected(linear: Sequence[str], modules: Sequence[str], exclude: Sequence[str]) -> set[str]:
     def matching(pattern: str) -> set[str]:
         try:
             result = set(filter(module_pattern(pattern), linear))

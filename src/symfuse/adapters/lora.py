@@ -117,7 +117,7 @@ def _added(
 
 
 def open_adapter(folder: str | Path, base: str | Path | Checkpoint | None = None) -> Checkpoint:
-    """An adapter added to its base: the one given, or the local folder that its config names.
+    """An adapter added to its base: `base`, or the local folder that its config names.
 
     Nothing is downloaded unless `base` is the id of a model on the hub. Errors as of `apply`.
     """
@@ -144,8 +144,8 @@ def changes_of(adapter: str, config: Config, tensors: StoredTensors, base: Check
         if name is None:
             continue
         require_floating(adapter, key, tensors.infos[key])
-        if found := FACTOR.fullmatch(name):
-            factors.setdefault(found["module"], {})[found["factor"]] = key
+        if factor := FACTOR.fullmatch(name):
+            factors.setdefault(factor["module"], {})[factor["factor"]] = key
         elif UNKNOWN_FACTOR.fullmatch(name):
             raise CheckpointError(f"{adapter}: {key!r} is not a part of plain LoRA. {WAY_OUT}.")
         else:

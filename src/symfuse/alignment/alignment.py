@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from symfuse.alignment.apply import acting, move, shift, shifted
-from symfuse.alignment.compose import composed, inverse
+from symfuse.alignment.apply import acting, composed, inverse, move, shift, shifted
 from symfuse.alignment.file import read, to_bytes
 from symfuse.architectures import ARCHITECTURES, resolve
 from symfuse.arguments import checked
@@ -43,12 +42,12 @@ from symfuse.spec import Axis, Instance, Spec, bias_of
 class Alignment:
     """{axis instance: element} for the checkpoints of a Spec, and the translations of biases.
 
-    elements: what is absent is the identity. shifts: by canonical name of a bias (Spec.shifts), a vector of its
-    shape, in the moved basis: bias → g·bias + t. provenance: where it comes from, JSON data. frame: the exact rewrites
-    (symfuse.rewriting) that come before the elements; the spec is that of the rewritten model. variants: those under
-    which the declaration is read (symfuse.model.variants); with any, the alignment is inexact: the moved model
-    computes something else. gauges: by canonical name of a weight that reads a norm (Spec.gauges), a vector of
-    its bias's shape, in the moved basis: W → g·W + v nᵀ.
+    elements: an absent one is the identity. shifts: by canonical name of a bias (Spec.shifts), a vector of its shape,
+    in the aligned basis: bias → g·bias + t. provenance: where it comes from, JSON data. frame: the exact rewrites
+    (symfuse.rewriting) before the elements; the spec is that of the rewritten model. variants: the variants of the
+    declaration (symfuse.model.variants); with any, the alignment is inexact: the aligned model computes something else.
+    gauges: by canonical name of a weight that reads a norm (Spec.gauges), a vector of its bias's shape, in the aligned
+    basis: W → g·W + v nᵀ.
     """
 
     spec: Spec
@@ -60,37 +59,37 @@ class Alignment:
     gauges: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __call__(self, source: Checkpoint | str | PathLike[str] | torch.nn.Module) -> Checkpoint:
-        """The source moved: the same function, as a lazy checkpoint (each tensor is moved when it is read, on the
-        device of `Checkpoint.on`).
+        """The aligned source: the same function, as a lazy checkpoint (each tensor is transformed when it is read, on
+        the device of `Checkpoint.on`).
 
-        It may be another checkpoint of the family, with another head or prefix, if the spaces that are moved are the
-        same; IncompatibleError if they are not. Derived buffers, such as position ids, are left out.
+        The source may be another checkpoint of the family, with another head or prefix, if its axes on which the
+        alignment acts are the same; IncompatibleError otherwise. Derived buffers, such as position ids, are left out.
         """
         if not isinstance(source, Checkpoint):
             source = open_checkpoint(source)
         source, _ = under_file_names(source)
         if self.frame:
             model = canonical(Model.of(source), self.frame)
-            moved = self._move(model.checkpoint, vary(model.spec, self.variants))
+            aligned = self._move(model.checkpoint, vary(model.spec, self.variants))
         else:
-            moved = self._move(source, self._declared(source))
-        return record_alignment(moved, source, self)
+            aligned = self._move(source, self._declared(source))
+        return record_alignment(aligned, source, self)
 
     def on(self, model: Model) -> Checkpoint:
-        """As the call, of a model that is in the frame already, and its declaration under the variants."""
+        """As the call, for a model that is in the frame already, with its declaration under the variants."""
         return self._move(model.checkpoint, model.spec)
 
     def in_frame(self, anchor: Checkpoint) -> Checkpoint:
-        """A model, such as the anchor, in the frame in which this alignment moves others: rewritten, and not moved."""
+        """A model, such as the anchor, in the frame of this alignment: rewritten, but not transformed by elements."""
         return guarded(canonical(Model.of(anchor), self.frame).checkpoint, [anchor]) if self.frame else anchor
 
     def bound(self, model: Model) -> Alignment:
-        """This alignment of a model that is in its frame already: with the declaration of that model, of which the axes
-        that are moved must be those of this one; IncompatibleError if they are not."""
+        """This alignment with the declaration of a model that is in its frame already. The axes on which it acts must
+        be the same in both; IncompatibleError otherwise."""
         return self._bound(model.checkpoint, model.spec)
 
     def _bound(self, source: Checkpoint, declared: Spec) -> Alignment:
-        """With the declaration of a source, and of the gauges those that it has: each is a symmetry by itself."""
+        """With the declaration of a source, and only the gauges that the source has: each is a symmetry alone."""
         spec = replace(self._bind(source, declared), gauges=declared.gauges)
         gauges = {n: v for n, v in self.gauges.items() if n in spec.gauges and spec.gauges[n] == self.spec.gauges[n]}
         elements = {i: g for i, g in self.elements.items() if i in spec.movable}  # not of another head
@@ -104,23 +103,23 @@ class Alignment:
         bound = self._bound(source, declared)
         require_unread(source, bound.spec, {instance.axis for instance in self.elements})
         whole = stacked(source, bound.spec)
-        moved = whole.replace(tensors=_moved(bound, whole), name=f"{source.name} (aligned)")
-        found = unstacked(moved, bound.spec)
-        return guarded(found, [source]) if source.config.get("model_type") in list(ARCHITECTURES) else found
+        aligned = whole.replace(tensors=_aligned_tensors(bound, whole), name=f"{source.name} (aligned)")
+        named = unstacked(aligned, bound.spec)
+        return guarded(named, [source]) if source.config.get("model_type") in list(ARCHITECTURES) else named
 
     def _bind(self, source: Checkpoint, declared: Spec) -> Spec:
-        """The declaration of the source, in which the axes that are moved must be those of this alignment.
+        """The declaration of the source, in which the axes that the alignment acts on must be the same.
 
-        Equal names and shapes are not enough: numbers of heads and activations hide behind them.
+        Equal names and shapes are not enough: they do not show numbers of heads and activations.
         """
         ours = self.spec.files.keys() | self.spec.buffers
         as_here = ours >= set(source) and declared.sizes.items() <= self.spec.sizes.items()
         as_here = as_here and declared.tensors.keys() == self.spec.tensors.keys()  # another head may have fewer
         spec = self.spec if as_here else declared
-        moved = {i.axis for i in self.elements} | {rule.axis.strip("*") for rule in self.spec.shifts}
-        outer = {per for axis in moved for per in self.spec.axes[axis].per}
-        self._require_same_axes(declared, sorted(moved | outer), source.name)
-        self._require_same_layouts(declared, moved, source.name)
+        acted_on = {i.axis for i in self.elements} | {rule.axis.strip("*") for rule in self.spec.shifts}
+        outer = {per for axis in acted_on for per in self.spec.axes[axis].per}
+        self._require_same_axes(declared, sorted(acted_on | outer), source.name)
+        self._require_same_layouts(declared, acted_on, source.name)
         spec.check({name: source.info(name).shape for name in source}, source.name)
         require_floating(Model(source, spec))
         return spec
@@ -138,8 +137,8 @@ class Alignment:
                 )
 
     def _require_same_layouts(self, spec: Spec, axes: set[str], what: str) -> None:
-        """IncompatibleError if a tensor on which these axes act, other than of a head, is laid out otherwise in another
-        declaration: its config says that the same weights compute something else (layers without positions)."""
+        """IncompatibleError if a tensor on which these axes act, other than of a head, has another layout in another
+        declaration: then the configs differ in what the same weights compute (layers without positions)."""
         for name in sorted((self.spec.tensors.keys() & spec.tensors.keys()) - self.spec.heads - spec.heads):
             ours, theirs = self.spec.tensors[name].layout, spec.tensors[name].layout
             if ours != theirs and axes & {*ours.names, *theirs.names}:
@@ -150,7 +149,7 @@ class Alignment:
 
     def to(self, device: str) -> Alignment:
         """The same alignment with its tensors there. What is kept (`symfuse.match`, files) is on the processor."""
-        vectors = ({name: t.to(device) for name, t in found.items()} for found in (self.shifts, self.gauges))
+        vectors = ({name: t.to(device) for name, t in vectors_of.items()} for vectors_of in (self.shifts, self.gauges))
         shifts, gauges = vectors
         return replace(self, elements={i: g.to(device) for i, g in self.elements.items()}, shifts=shifts, gauges=gauges)
 
@@ -165,17 +164,17 @@ class Alignment:
     )
 
     def move(self, name: str, tensor: Tensor) -> Tensor:
-        """The tensor of that canonical name moved by the linear part (no translation); its dtype is kept.
+        """The tensor of that canonical name transformed by the linear part (no translation), in its own dtype.
 
-        Entries are only moved about, or else computed in float32 at least and rounded once.
+        Permutations and signs only reorder entries; other elements compute in at least float32 and round once.
         """
-        return self._moved_by(self.elements, name, tensor)
+        return self._transformed(self.elements, name, tensor)
 
-    def _moved_by(self, elements: Mapping[Instance, Element], name: str, tensor: Tensor) -> Tensor:
+    def _transformed(self, elements: Mapping[Instance, Element], name: str, tensor: Tensor) -> Tensor:
         return move(self.spec, acting(self.spec, elements, name), name, tensor)
 
     def acting(self, name: str) -> dict[str, Element]:
-        """The elements that move the tensor of that canonical name, by axis, in the order in which they act."""
+        """The elements that act on the tensor of that canonical name, by axis, in the order in which they act."""
         return acting(self.spec, self.elements, name)
 
     @cached_property
@@ -188,14 +187,15 @@ class Alignment:
         """The gains of norms along which a gauge changes what reads them → one such weight."""
         return {self.spec.gauges[name]: name for name, v in self.gauges.items() if bool(v.any())}
 
-    def shift(self, name: str, moved: Tensor, weight: Callable[[str], Tensor]) -> Tensor:
-        """The moved tensor of that name with its part of translations and gauges; weight(name) reads another one."""
-        return shift(self.spec, self.shifts, self.gauges, name, moved, weight) if name in self.shifted else moved
+    def shift(self, name: str, aligned: Tensor, weight: Callable[[str], Tensor]) -> Tensor:
+        """The aligned tensor of that name with its part of translations and gauges; weight(name) reads another aligned
+        one."""
+        return shift(self.spec, self.shifts, self.gauges, name, aligned, weight) if name in self.shifted else aligned
 
     def inverse(self) -> Alignment:
         """The alignment that undoes this one."""
         elements = {i: g for i in self.elements if (g := inverse(self.spec, self.elements, i)) is not None}
-        back = replace(self, elements=elements, shifts={}, gauges={}, provenance={"inverse of": dict(self.provenance)})
+        back = replace(self, elements=elements, shifts={}, gauges={}, provenance={"inverse_of": dict(self.provenance)})
         shifts = {name: -back.move(name, t) for name, t in self.shifts.items()}
         return replace(back, shifts=shifts, gauges={n: -back.move(bias_of(n), v) for n, v in self.gauges.items()})
 
@@ -216,10 +216,10 @@ class Alignment:
                 element.inverse()  # which raises: nothing follows a transport
         elements = composed(first.spec, self.elements, first.elements)
         own = {name: t for name, t in self.shifts.items() if name in first.spec.tensors}
-        shifts = _added({name: first._moved_by(self.elements, name, t) for name, t in first.shifts.items()}, own)
+        shifts = _added({name: first._transformed(self.elements, name, t) for name, t in first.shifts.items()}, own)
         gauged = {**{n: gain for n, gain in self.spec.gauges.items() if n in first.spec.tensors}, **first.spec.gauges}
         gauges = _added(
-            {n: first._moved_by(self.elements, bias_of(n), v) for n, v in first.gauges.items()},
+            {n: first._transformed(self.elements, bias_of(n), v) for n, v in first.gauges.items()},
             {n: v for n, v in self.gauges.items() if n in gauged},
         )
         if not set(self.frame) <= set(first.frame):
@@ -252,14 +252,14 @@ class Alignment:
 
 
 def _in_words(axis: Axis | None) -> str:
-    return "absent" if axis is None else f"of size {axis.size} ({axis.group.label if axis.group else 'not moved'})"
+    return "absent" if axis is None else f"of size {axis.size} ({axis.group.label if axis.group else 'fixed'})"
 
 
 def _added(first: Mapping[str, Tensor], then: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {**first, **{name: first[name] + t if name in first else t for name, t in then.items()}}
 
 
-def _moved(alignment: Alignment, source: Checkpoint) -> Rewritten:
+def _aligned_tensors(alignment: Alignment, source: Checkpoint) -> Rewritten:
     """The tensors of a checkpoint, each moved when it is read; those that nothing moves, which may be the largest, are
     not widened."""
     move, spec = _Move(alignment.to(source.device), source), alignment.spec
@@ -279,20 +279,20 @@ class _Move:
         if not shifted and not self.alignment.acting(name):
             return Rule(info, partial(self.source.scanned, file))
         short = None if shifted else partial(self._short, name, file)
-        return Rule(info, partial(self._wide, name, file), short, what="the moved tensor")
+        return Rule(info, partial(self._wide, name, file), short, what="the aligned tensor")
 
     def _short(self, name: str, file: str) -> Tensor:
         return self.alignment.move(name, self.source.read(file))
 
     def _wide(self, name: str, file: str) -> Tensor:
-        """The moved tensor in float64."""
-        moved = self.alignment.shift(name, self._linear(name), self._linear)
-        if not is_finite(moved):
+        """The aligned tensor in float64."""
+        tensor = self.alignment.shift(name, self._linear(name), self._linear)
+        if not is_finite(tensor):
             raise IncompatibleError(
-                f"{file}: the moved tensor holds NaN or infinity before it is rounded, so the alignment is at "
+                f"{file}: the aligned tensor holds NaN or infinity before it is rounded, so the alignment is at "
                 "fault, not the model; make it again with `symfuse align`"
             )
-        return moved
+        return tensor
 
     def _linear(self, name: str) -> Tensor:
         return self.alignment.move(name, self.source.read(self.alignment.spec.file_name(name)).double())
@@ -305,9 +305,9 @@ def random_alignment(spec: Spec, seed: int, axes: Collection[str] | None = None,
     matching usually looks for, which is how a planted case is made.
     """
     rng = torch.Generator().manual_seed(seed)
-    chosen = [i for i in spec.movable if axes is None or i.axis in axes]
+    instances = [i for i in spec.movable if axes is None or i.axis in axes]
     elements = {}
-    for instance in sorted(chosen):
+    for instance in sorted(instances):
         axis = spec.axes[instance.axis]
         assert axis.group is not None
         group = axis.group if largest else axis.group.usual()

@@ -1,4 +1,4 @@
-"""An Alignment as one safetensors file: written with a checksum, and checked in every part when it is read."""
+"""An Alignment as one safetensors file: written with a checksum, and completely checked when it is read."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from symfuse.arguments import require_type
 from symfuse.errors import CheckpointError, LayoutError
 from symfuse.groups import ELEMENTS, INEXACT_ELEMENTS, Coupling, Element, Sinkhorn, shapes_of, subgroups
-from symfuse.io.content import refuse_pointer
-from symfuse.io.typed import require_type
-from symfuse.messages import some
+from symfuse.io.stamp import refuse_pointer
+from symfuse.messages import some, with_current_keys
 from symfuse.model import TRANSPORT, VARIANTS
 from symfuse.rewriting import REWRITES
 from symfuse.spec import Instance, Spec, bias_of
@@ -27,7 +27,15 @@ if TYPE_CHECKING:
 
 FORMAT = 2
 CHECKSUM = "sha256"
-KNOWN = ("format", "symfuse", "spec", "provenance", "frame", "variants", CHECKSUM)  # what the metadata may have
+KNOWN = (
+    "format",
+    "symfuse",
+    "spec",
+    "provenance",
+    "frame",
+    "variants",
+    CHECKSUM,
+)  # the keys that the metadata may have
 KINDS: dict[str, type[Element]] = {**ELEMENTS, **INEXACT_ELEMENTS}
 
 
@@ -49,7 +57,7 @@ def to_bytes(alignment: Alignment) -> bytes:
 
 def read(path: Path) -> dict[str, Any]:
     """The fields of the Alignment in a file; CheckpointError if it holds something else, or a byte of it has changed.
-    Files that were written before there were checksums are read without one."""
+    Files that were written before checksums were introduced are read without one."""
     refuse_pointer(path)
     try:
         with safe_open(path, framework="pt") as file:
@@ -67,7 +75,7 @@ def read(path: Path) -> dict[str, Any]:
             f"{path}: its metadata has {some(unknown)}, expected {', '.join(KNOWN)}: it is damaged, or of a later "
             "version; copy the file again, or make it again with `symfuse align`"
         )
-    if meta.pop(CHECKSUM, found := _checksum(tensors, meta)) != found:
+    if meta.pop(CHECKSUM, actual := _checksum(tensors, meta)) != actual:
         raise CheckpointError(
             f"{path}: its contents do not match the checksum in its metadata, so that it has changed since it was "
             "written; copy the file again, or make it again with `symfuse align`"
@@ -82,7 +90,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def _assemble(tensors: Mapping[str, Tensor], meta: Mapping[str, str]) -> dict[str, Any]:
-    """The fields of an Alignment; LayoutError or ValueError if they are not those of one."""
+    """The fields of an Alignment; LayoutError or ValueError if they are invalid."""
     spec = Spec.from_json(_entry(meta, "spec", dict[str, object]))
     vectors: dict[str, dict[str, Tensor]] = {"shift": {}, "gauge": {}}
     parts: dict[tuple[str, str], dict[str, Tensor]] = {}
@@ -116,12 +124,12 @@ def _assemble(tensors: Mapping[str, Tensor], meta: Mapping[str, str]) -> dict[st
             raise ValueError(f"{', '.join(map(str, unknown))}: no {what} that this version knows")
     return {
         "spec": spec, "elements": elements, "shifts": shifts, "gauges": gauges, "frame": frame, "variants": variants,
-        "provenance": _entry(meta, "provenance", dict[str, object]),
+        "provenance": with_current_keys(_entry(meta, "provenance", dict[str, object])),
     }  # fmt: skip
 
 
 def _elements(parts: Mapping[tuple[str, str], Mapping[str, Tensor]]) -> dict[Instance, Element]:
-    """The elements of which these are the tensors, by instance and kind."""
+    """The elements with these tensors, by instance and kind."""
     elements: dict[Instance, Element] = {}
     for (head, kind), values in parts.items():
         instance = Instance.parse(head)
@@ -140,7 +148,7 @@ def _require_dtype(key: str, tensor: Tensor, *, index: bool) -> None:
 
 
 def _entry(meta: Mapping[str, str], key: str, kind: Any) -> Any:
-    """The data under a key of the metadata; LayoutError, which names it, if they are not of that kind."""
+    """The value of a key of the metadata; LayoutError, which names the key, if it has another type."""
     try:
         value = json.loads(meta[key])
     except KeyError as error:
@@ -152,8 +160,8 @@ def _entry(meta: Mapping[str, str], key: str, kind: Any) -> Any:
 
 
 def _require_shape(key: str, tensor: Tensor, spec: Spec, instance: Instance, kind: type[Element], part: str) -> None:
-    """LayoutError if a part of an element is not of the shape that it must have for its axis; of an axis, or a part,
-    that is not known, the error comes later."""
+    """LayoutError if a part of an element does not have the shape that its axis requires. An unknown axis or part is
+    reported later."""
     shapes = (
         shapes_of(kind, spec.axes[instance.axis].size, spec.batch(instance.axis)) if instance.axis in spec.axes else {}
     )
@@ -162,7 +170,7 @@ def _require_shape(key: str, tensor: Tensor, spec: Spec, instance: Instance, kin
 
 
 def _checksum(tensors: Mapping[str, Tensor], meta: Mapping[str, str]) -> str:
-    """The sha256 of tensors and metadata, by name, but for the checksum itself."""
+    """The sha256 of tensors and metadata, by name, without the checksum itself."""
     digest = hashlib.sha256(json.dumps({key: meta[key] for key in sorted(meta) if key != CHECKSUM}).encode())
     for key in sorted(tensors):
         tensor = tensors[key].contiguous()
@@ -172,8 +180,8 @@ def _checksum(tensors: Mapping[str, Tensor], meta: Mapping[str, str]) -> str:
 
 
 def _belongs(element: Element, spec: Spec, instance: Instance, soft: bool) -> bool:
-    """Whether an element that was read from a file is one of its axis: then it keeps the function. soft: it may also
-    be a mean of permutations, which does not."""
+    """Whether an element from a file belongs to the group of its axis: then it keeps the function. soft: it may also be
+    a mean of permutations, which does not."""
     axis = spec.axes[instance.axis]
     if axis.group is None or (element.size, element.batch) != (axis.size, spec.batch(instance.axis)):
         return False
@@ -188,13 +196,13 @@ def _translates(shift: Tensor, spec: Spec, name: str) -> bool:
 
 
 def _fits(vector: Tensor, spec: Spec, name: str) -> bool:
-    """Whether a vector is finite and as long as the bias of that name, or of the weight of that name."""
+    """Whether a vector is finite and has the length of the bias, or of the weight, of that name."""
     bias = spec.tensors[name if name not in spec.gauges else bias_of(name)]
     return tuple(vector.shape) == bias.layout.shape(spec.sizes) and bool(vector.isfinite().all())
 
 
 def _sorted_header(data: bytes) -> bytes:
-    """A safetensors file with its header in one order: the library writes metadata in another one each time."""
+    """A safetensors file with a header in fixed order: the library writes metadata in another order each time."""
     end = 8 + int.from_bytes(data[:8], "little")
     header = json.dumps(json.loads(data[8:end]), sort_keys=True).encode()
     header += b" " * (-len(header) % 8)

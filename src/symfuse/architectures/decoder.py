@@ -6,10 +6,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from symfuse.architectures.base import Config, Family, Head
-from symfuse.architectures.blocks import ROTARY, groups_of_heads, rotary_axes, size_of_head, value_shift
-from symfuse.architectures.causal import HEADS as CAUSAL_HEADS
-from symfuse.architectures.causal import OUTPUTS
-from symfuse.architectures.feed_forward import neurons
+from symfuse.architectures.blocks import HEADS as CAUSAL_HEADS
+from symfuse.architectures.blocks import (
+    OUTPUTS,
+    ROTARY,
+    groups_of_heads,
+    neurons,
+    rotary_axes,
+    size_of_head,
+    value_shift,
+)
 from symfuse.groups import Group, Invertible, Permutation, Sign, Signed, SignedMonomial
 from symfuse.spec import Axis, NormKind
 
@@ -103,7 +109,7 @@ def axes(
 def gated(c: Config, activation: str = "") -> dict[str, Axis]:
     """The neurons of a gated block: up is linear, so that they may be permuted, flipped, rescaled behind any gate.
     activation: by default `hidden_act`."""
-    neurons(activation or c.get("hidden_act", "silu"))  # whether it acts on each by itself
+    neurons(activation or c.get("hidden_act", "silu"))  # raises unless it acts on each neuron separately
     return {"ffn": Axis(c.intermediate_size, SignedMonomial(), per=("l",))}
 
 
@@ -140,3 +146,38 @@ def biased(family: Family, biases: bool) -> Family:
         return family
     shifts = (value_shift(ATTENTION + "v_proj", ATTENTION + "o_proj"),)
     return replace(family.plus(tensors=BIASES | OUTPUT_BIAS), shifts=shifts)
+
+
+# Mixtures of experts: a router, and gated feed-forwards of which each token passes through those that it scores
+# highest. The experts have no order: they may be permuted, with the router's rows, and the neurons of each are its own.
+EXPERTS = {
+    MLP + "gate.weight": "e residual*",  # the router
+    MLP + "experts.gate_up_proj": "e (|ffn| + ffn) residual*",
+    MLP + "experts.down_proj": "e residual ffn*",
+}
+EXPERTS_READS = READS | {BEFORE_MLP: (MLP + "gate.weight", MLP + "experts.gate_up_proj")}
+
+
+def expert_axes(c: Config, size: int) -> dict[str, Axis]:
+    """size: how many neurons each expert has. Files of some releases say `num_local_experts`, others `num_experts`."""
+    neurons(c.get("hidden_act", "silu"))  # raises unless it acts on each neuron separately
+    count = c.num_experts if c.get("num_local_experts") is None else c.num_local_experts
+    return {
+        "e": Axis(count, Permutation(), per=("l",)),
+        "ffn": Axis(size, SignedMonomial(), per=("l", "e")),
+    }
+
+
+def mixture(
+    c: Config,
+    axes: Mapping[str, Axis],
+    tensors: Mapping[str, str],
+    reads: Mapping[str, tuple[str, ...]] = EXPERTS_READS,
+    pieces: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+    at: str = MLP,
+) -> Family:
+    """A decoder with experts, which are one stack in memory and in files mostly one tensor for each map of each.
+    pieces, at: how files call the maps, and where they have them."""
+    gate, up, down = (f"{at}experts.*.{piece}.weight" for piece in pieces)
+    stacks = {MLP + "experts.gate_up_proj": (gate, up), MLP + "experts.down_proj": (down,)}
+    return replace(family(c, axes, tensors, reads), stacks=stacks)

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from symfuse.architectures import bert, roberta
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import attention, norm, placed, rotary_axes, value_shift
-from symfuse.architectures.feed_forward import neurons
+from symfuse.architectures.blocks import attention, neurons, norm, placed, rotary_axes, value_shift
 from symfuse.errors import SpecError
 from symfuse.spec import Axis
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from symfuse.architectures import decoder
 from symfuse.architectures.base import Config, Family, architecture
-from symfuse.architectures.experts import EXPERTS, expert_axes, mixture
 from symfuse.architectures.olmo2 import NORMS_OVER_HEADS
 from symfuse.groups import Sign, Signed
 from symfuse.spec import Axis
@@ -14,10 +13,10 @@ from symfuse.spec import Axis
 
 @architecture("olmoe", tied=False)
 def olmoe(c: Config) -> Family:
-    axes = decoder.axes(c, plane=Sign()) | expert_axes(c, c.intermediate_size)
+    axes = decoder.axes(c, plane=Sign()) | decoder.expert_axes(c, c.intermediate_size)
     clipped = c.get("clip_qkv") is not None  # each entry of the values too, at the same limits
     if clipped:
         axes |= {"v": Axis(axes["v"].size, Signed(), ("l", "kv"))}
-    family = mixture(c, axes, decoder.PROJECTIONS | NORMS_OVER_HEADS | EXPERTS | decoder.NORMS)
+    family = decoder.mixture(c, axes, decoder.PROJECTIONS | NORMS_OVER_HEADS | decoder.EXPERTS | decoder.NORMS)
     family = decoder.biased(family, c.get("attention_bias", False))
     return replace(family, shifts=()) if clipped else family  # a value's bias is inside of what is clipped

@@ -25,7 +25,7 @@ def part_of(family: Family, at: str, part: str = "", shared: Collection[str] = (
     def name(template: str) -> str:
         return at + re.sub(r"{(\w+)}", lambda match: f"{{{axis(match[1])}}}", template)
 
-    def moved(shift: Shift) -> Shift:
+    def in_part(shift: Shift) -> Shift:
         names = (None if one is None else name(one) for one in (shift.weight, shift.into))
         return Shift(name(shift.bias), layout(shift.axis), *names)
 
@@ -37,7 +37,7 @@ def part_of(family: Family, at: str, part: str = "", shared: Collection[str] = (
         axes=axes(family.axes),
         tensors={name(template): layout(text) for template, text in family.tensors.items()},
         buffers=tuple(f"*{pattern}" if not pattern.startswith("*") else pattern for pattern in family.buffers),
-        shifts=tuple(map(moved, family.shifts)),
+        shifts=tuple(map(in_part, family.shifts)),
         reads={name(norm): tuple(map(name, readers)) for norm, readers in reads.items() if readers},
         norm=family.norm,
         scales={name(gain): name(writer) for gain, writer in family.scales.items()},

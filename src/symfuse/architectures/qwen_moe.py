@@ -8,7 +8,6 @@ from dataclasses import replace
 from symfuse.architectures import decoder
 from symfuse.architectures.base import Config, Family, architecture
 from symfuse.architectures.blocks import ROTARY, placed
-from symfuse.architectures.experts import EXPERTS, EXPERTS_READS, expert_axes, mixture
 from symfuse.errors import SpecError
 from symfuse.groups import Group, Sign, SignedMonomial
 from symfuse.spec import Axis
@@ -38,17 +37,16 @@ def qwen3_moe(c: Config) -> Family:
 
 
 def _family(c: Config, shared: dict[str, str], more: dict[str, Axis], plane: Group = ROTARY) -> Family:
-    axes = decoder.axes(c, plane=plane) | expert_axes(c, c.moe_intermediate_size) | more
-    sparse = EXPERTS | shared
+    axes = decoder.axes(c, plane=plane) | decoder.expert_axes(c, c.moe_intermediate_size) | more
+    sparse = decoder.EXPERTS | shared
     tensors = decoder.PROJECTIONS | sparse | decoder.NORMS
-    reads = EXPERTS_READS | {
-        decoder.BEFORE_MLP: EXPERTS_READS[decoder.BEFORE_MLP] + SHARED_READERS + decoder.READS[decoder.BEFORE_MLP]
-    }
+    at = decoder.BEFORE_MLP
+    reads = decoder.EXPERTS_READS | {at: decoder.EXPERTS_READS[at] + SHARED_READERS + decoder.READS[at]}
     if dense := _dense_layers(c):
         axes |= {"dense_ffn": Axis(c.intermediate_size, SignedMonomial(), per=("l",))}
         absent = {layer: sparse if layer in dense else DENSE for layer in range(c.num_hidden_layers)}
         tensors |= DENSE | {name.format(l=layer): "" for layer, names in absent.items() for name in names}
-    return mixture(c, axes, tensors, reads)
+    return decoder.mixture(c, axes, tensors, reads)
 
 
 def _dense_layers(c: Config) -> set[int]:

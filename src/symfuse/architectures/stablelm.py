@@ -12,7 +12,7 @@ from symfuse.spec import Axis, Shift
 
 # Where positions do not turn it, a key's bias adds one number to all scores of a query, which the softmax ignores.
 UNTURNED = (Shift(decoder.ATTENTION + "k_proj.bias", "p*"),)
-NUMBERED = "each head has a norm under a name with its number"  # why heads stay
+NUMBERED = "each head has its own norm, whose name contains the head's number"  # why heads stay
 
 
 @architecture("stablelm", tied=False)

@@ -7,8 +7,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import attention, attention_shifts, block_axes, linear, norm, projections, readers
-from symfuse.architectures.feed_forward import neurons
+from symfuse.architectures.blocks import (
+    attention,
+    attention_shifts,
+    block_axes,
+    linear,
+    neurons,
+    norm,
+    projections,
+    readers,
+)
 from symfuse.architectures.parts import called, part_of
 from symfuse.spec import Axis
 

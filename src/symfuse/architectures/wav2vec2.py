@@ -11,8 +11,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import attention, attention_shifts, block_axes, linear, norm, placed, projections
-from symfuse.architectures.feed_forward import neurons
+from symfuse.architectures.blocks import (
+    attention,
+    attention_shifts,
+    block_axes,
+    linear,
+    neurons,
+    norm,
+    placed,
+    projections,
+)
 from symfuse.errors import SpecError
 from symfuse.groups import Invertible, Orthogonal, Permutation, PositiveMonomial, Signed
 from symfuse.spec import Axis, Shift

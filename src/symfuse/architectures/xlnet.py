@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from symfuse.architectures.base import Config, Family, Head, architecture
 from symfuse.architectures.bert import QUESTION, TOKEN
-from symfuse.architectures.blocks import block_axes, linear, norm, post_norm
-from symfuse.architectures.feed_forward import neurons
+from symfuse.architectures.blocks import block_axes, linear, neurons, norm, post_norm
 from symfuse.spec import Axis
 
 LAYER = "layer.{l}."

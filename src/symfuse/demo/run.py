@@ -55,7 +55,7 @@ def run_demo(out: Output, work: Path | None = None, target: Path = Path("symfuse
         }
         _summary(out, data)
         runs = [folder / f"run-{case}" for case in ("everyday", "planted", "hard")]
-        data["page"] = str(reports.write_page(runs, target, "symfuse demo").resolve())
+        data["page"] = str(reports.report(runs, target, title="symfuse demo")[0].resolve())
         out.say(f"the page of all three, to look at in a browser: {data['page']}")
         data["seconds"] = time.perf_counter() - out.start
         out.say(
@@ -71,8 +71,8 @@ def _everyday(out: Output, work: Path) -> dict[str, Any]:
     out.say("\n1. The everyday pair: all-MiniLM-L6-v2 and its fine-tune on site-reliability phrases")
     base = open_checkpoint(packages.minilm(), name="MiniLM")
     tuned = open_checkpoint(packages.minilm_finetuned(), name="fine-tune")
-    about = reports.inspection(tuned)
-    rows = [[a["axis"], a["group"], str(a["size"]), str(a["instances"]), a["matched by"]] for a in about["axes"]]
+    about = reports.inspect(tuned)
+    rows = [[a["axis"], a["group"], str(a["size"]), str(a["instances"]), a["matched_by"]] for a in about["axes"]]
     out.table(
         ["axis", "group", "size", "elements", "matched by"],
         rows,
@@ -80,7 +80,7 @@ def _everyday(out: Output, work: Path) -> dict[str, Any]:
     )
 
     alignment, seconds = _timed(lambda: api.match(tuned, base))
-    moved = alignment(tuned)
+    aligned = alignment(tuned)
     proof = api.prove(tuned, alignment, inputs=_text(base, sentences.sentences(24)))
     run = reports.alignment_run(
         tuned, base, alignment, {"errors": dict(proof.exact.errors), "rounding": proof.rounding}
@@ -100,7 +100,7 @@ def _everyday(out: Output, work: Path) -> dict[str, Any]:
     )
 
     models = {"MiniLM": packages.minilm(), "fine-tune": packages.minilm_finetuned()}
-    for label, source in (("average", tuned), ("aligned average", moved)):
+    for label, source in (("average", tuned), ("aligned average", aligned)):
         models[label] = work / label.replace(" ", "-")
         api.merge([source, base]).save(models[label], overwrite=True)
     scores = {label: _sentence_scores(folder) for label, folder in models.items()}
@@ -120,7 +120,7 @@ def _planted(out: Output, work: Path) -> dict[str, Any]:
     exact = api.prove(base, plant).exact.worst
     alignment, seconds = _timed(lambda: api.match(planted, base))
     result = alignment(planted)
-    before, after = api.distance(planted, base), api.distance(result, base)
+    before, after = api.relate(planted, base), api.relate(result, base)
     out.say(
         f"same function (outputs differ by {exact:.0e} in float64, {same.worst:.0e} in the file's float32), "
         f"relative distance {before.relative:.3f}; "
@@ -170,11 +170,11 @@ def _hard(out: Output, work: Path) -> dict[str, Any]:
         return receptors.masked_accuracy(receptors.load(model, model.config), tokens)._asdict()
 
     alignment, seconds = _timed(lambda: api.match(a, b))
-    moved = alignment(a)
+    aligned = alignment(a)
     proof = api.prove(a, alignment, runner=outputs)
-    before, after = api.distance(a, b), api.distance(moved, b)
-    models = {SCEPTR_PAIR[0]: a, "aligned": moved, SCEPTR_PAIR[1]: b, "average": api.merge([a, b])}
-    models["aligned average"] = api.merge([moved, b])
+    before, after = api.relate(a, b), api.relate(aligned, b)
+    models = {SCEPTR_PAIR[0]: a, "aligned": aligned, SCEPTR_PAIR[1]: b, "average": api.merge([a, b])}
+    models["aligned average"] = api.merge([aligned, b])
     scores = {label: score(model) for label, model in models.items()}
     rows = [[label, f"{s['loss']:.3f}", f"{s['accuracy']:.3f}"] for label, s in scores.items()]
     out.table(["model", "loss (nats)", "accuracy"], rows, "masked amino acids of 400 sampled receptors")
@@ -189,7 +189,7 @@ def _hard(out: Output, work: Path) -> dict[str, Any]:
     with out.progress("landscape", None) as advance:
         plane, spent = _timed(
             lambda: api.landscape(
-                {a.name: a, f"{a.name} (aligned)": moved, b.name: b},
+                {a.name: a, f"{a.name} (aligned)": aligned, b.name: b},
                 page.masked_receptors,
                 steps=STEPS,
                 build=page.build_receptors,

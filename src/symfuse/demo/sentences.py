@@ -96,8 +96,8 @@ def embed(model: nn.Module, tokenizer: Any, texts: Sequence[str], *, max_tokens:
     order = sorted(range(len(texts)), key=lambda i: len(texts[i]))  # texts of a batch are padded to the longest
     pooled: list[Tensor] = []
     for start in range(0, len(order), batch):
-        chosen = [texts[i] for i in order[start : start + batch]]
-        inputs = tokenizer(chosen, padding=True, truncation=True, max_length=max_tokens, return_tensors="pt")
+        some = [texts[i] for i in order[start : start + batch]]
+        inputs = tokenizer(some, padding=True, truncation=True, max_length=max_tokens, return_tensors="pt")
         hidden = model(**inputs).last_hidden_state.float()
         present = inputs["attention_mask"].unsqueeze(-1)
         pooled.append((hidden * present).sum(1) / present.sum(1))

@@ -40,10 +40,10 @@ INEXACT_ELEMENTS: dict[str, type[Element]] = {"coupling": Coupling}
 
 def subgroups(group: Group, n: int | None = None) -> dict[str, Group]:
     """A group and its subgroups, by name, itself first; of an axis of n units those that act on as many."""
-    found = {group.name: group}
+    by_name = {group.name: group}
     for name in group.below:
-        found |= {key: one for key, one in subgroups(GROUPS[name]).items() if key not in found}
-    return {name: one for name, one in found.items() if n is None or one.size in (None, n)}
+        by_name |= {key: one for key, one in subgroups(GROUPS[name]).items() if key not in by_name}
+    return {name: one for name, one in by_name.items() if n is None or one.size in (None, n)}
 
 
 __all__ = [

@@ -60,10 +60,10 @@ def assign_batch(scores: Real[Tensor, "*b n n"]) -> Int[Tensor, "*b n"]:
             f"{int((~matrices.isfinite()).sum())} of {matrices.numel()} matching scores are not finite, so "
             f"no permutation is best. Look for NaN or infinity in the weights or statistics they come from."
         )
-    found = matrices.argmax(-1)
-    for k in (~_distinct(found)).nonzero().flatten().tolist():
-        found[k] = _solve(matrices[k])
-    return found.reshape(scores.shape[:-1])
+    indices = matrices.argmax(-1)
+    for k in (~_distinct(indices)).nonzero().flatten().tolist():
+        indices[k] = _solve(matrices[k])
+    return indices.reshape(scores.shape[:-1])
 
 
 def workspace(n: int) -> int:
@@ -104,10 +104,10 @@ def _distinct(places: Int[Tensor, "*b n"]) -> Bool[Tensor, "*b"]:
 def _solve(scores: Real[Tensor, "n n"]) -> Int[Tensor, " n"]:
     """The assignment where the row maxima are not it."""
     if _by_auction(len(scores)):
-        found = _auction(scores)
-        if found is not None:
-            return found
-    # A row that holds none is given column 0, as is the row that holds column 0: they are not distinct.
+        index = _auction(scores)
+        if index is not None:
+            return index
+    # A row without a column gets column 0, as does the row that has column 0: they are not distinct.
     columns = (scores == scores.amax(0)).byte().argmax(-1)
     return columns if _distinct(columns) else _paths(scores)
 
@@ -119,10 +119,10 @@ def _auction(scores: Real[Tensor, "n n"]) -> Int[Tensor, " n"] | None:
     solve = _solver()
     assert solve is not None
     try:
-        found = solve(wide.cpu().contiguous().numpy())
+        index = solve(wide.cpu().contiguous().numpy())
     except OSError:
         return None
-    return None if found is None else torch.as_tensor(found, device=scores.device)
+    return None if index is None else torch.as_tensor(index, device=scores.device)
 
 
 def _paths(scores: Real[Tensor, "n n"]) -> Int[Tensor, " n"]:

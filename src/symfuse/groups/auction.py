@@ -36,13 +36,13 @@ LISTED = 48  # columns of a list at most; half of them at least
 _PARTS = 256  # of a row, whose maxima tell which parts have columns for its list
 # Powers of two, so that small integers stay exact; in units of what separates the columns of a list.
 _FIRST, _LAST, _FALL, _RISE = 2.0**-7, 2.0**-13, 8.0, 4.0
-_TRIES = 4  # bids per row until ε = 0 is given up
+_TRIES = 4  # bids per row until the phase with ε = 0 is abandoned
 _SOON, _LATE = 4, 16  # scores looked at, in matrices, until ε is raised: in the first phase, and in later ones
 _BUDGET = 256  # scores looked at, in matrices; the hardest kinds that we know took less than 100
 
 
 def solve(scores: Scores, budget: float = _BUDGET) -> NDArray[np.int64] | None:
-    """argmax over permutations p of Σᵢ scores[i, p[i]], [n, n], finite and contiguous; or None, if it was not found
+    """argmax over permutations p of Σᵢ scores[i, p[i]], [n, n], finite and contiguous; or None, if it was not solved
     within the budget (scores looked at, in matrices) or not proved.
 
     The same each time for the same scores; of several optima, one.
@@ -83,7 +83,8 @@ def proved(scores: Scores, column: NDArray[np.int32], prices: NDArray[np.float64
 class _State(NamedTuple):
     """What the parts of the solver share. column: of each row, or −1; row: of each column, or −1. columns, values: the
     list of each row, and the scores there (−inf where it is shorter). limit: no column beside a row's list had a larger
-    net value when it was made. peaks, net, found: room to make a list. work: scores looked at, and how many may be."""
+    net value when it was made. peaks, net, order: buffers to make a list. work: the number of scores read, and its
+    limit."""
 
     prices: NDArray[np.float64]
     column: NDArray[np.int32]
@@ -93,7 +94,7 @@ class _State(NamedTuple):
     limit: NDArray[np.float64]
     peaks: NDArray[np.float64]
     net: NDArray[np.float64]
-    found: NDArray[np.int32]
+    order: NDArray[np.int32]
     work: NDArray[np.float64]
 
     @classmethod
@@ -116,7 +117,7 @@ def _compiled(function: F) -> F:
 
 
 @_compiled
-def _cut(net: NDArray[np.float64], found: NDArray[np.int32], many: int) -> float:
+def _cut(net: NDArray[np.float64], columns: NDArray[np.int32], many: int) -> float:
     """Of so many columns, bring the LISTED of the largest net values to the front (Hoare's selection). Returns the
     least of these."""
     low, high = 0, many - 1
@@ -130,7 +131,7 @@ def _cut(net: NDArray[np.float64], found: NDArray[np.int32], many: int) -> float
                 j -= 1
             if i <= j:
                 net[i], net[j] = net[j], net[i]
-                found[i], found[j] = found[j], found[i]
+                columns[i], columns[j] = columns[j], columns[i]
                 i += 1
                 j -= 1
         if j >= LISTED:
@@ -152,7 +153,7 @@ def _list(scores: Scores, s: _State, i: int) -> None:
     The row is cut into strided parts. At least half of LISTED parts have a maximum of `limit` or more, so that at least
     as many columns have; only those parts are looked through.
     """
-    prices, peaks, net, found = s.prices, s.peaks, s.net, s.found
+    prices, peaks, net, order = s.prices, s.peaks, s.net, s.order
     n, parts = len(prices), len(peaks)
     for p in range(parts):
         peaks[p] = scores[i, p] - prices[p]
@@ -184,14 +185,14 @@ def _list(scores: Scores, s: _State, i: int) -> None:
                 x = scores[i, j] - prices[j]
                 if x > limit:
                     net[many] = x
-                    found[many] = j
+                    order[many] = j
                     many += 1
         if many > 2 * LISTED or (many > LISTED and t == parts - 1):
-            limit = _cut(net, found, many)
+            limit = _cut(net, order, many)
             many = LISTED
     for t in range(LISTED):
-        s.columns[i, t] = found[t] if t < many else found[0]
-        s.values[i, t] = scores[i, found[t]] if t < many else -np.inf
+        s.columns[i, t] = order[t] if t < many else order[0]
+        s.values[i, t] = scores[i, order[t]] if t < many else -np.inf
     s.limit[i] = limit
     s.work[0] += n
 

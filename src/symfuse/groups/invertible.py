@@ -93,12 +93,12 @@ class Invertible(Group):
         if len(flat) == 1:
             ((part, m),) = flat.items()
             matrix = _least_squares(m, conformal.part(part).to_dense())
-            found = _least(problem, [matrix if part == "primal" else torch.linalg.inv(matrix).mT, *starts])
+            solution = _least(problem, [matrix if part == "primal" else torch.linalg.inv(matrix).mT, *starts])
         else:
             starts = [_least(problem, starts), _balanced(flat["primal"], flat["dual"])]
             tried = [_refined(problem, start, min(TRIAL_STEPS, self.rounds), self.rtol) for start in starts]
-            found = _refined(problem, _least(problem, tried), self.rounds, self.rtol)
-        return Linear(found.reshape(*batch, n, n), torch.linalg.inv(found).reshape(*batch, n, n))
+            solution = _refined(problem, _least(problem, tried), self.rounds, self.rtol)
+        return Linear(solution.reshape(*batch, n, n), torch.linalg.inv(solution).reshape(*batch, n, n))
 
 
 @dataclass(frozen=True)

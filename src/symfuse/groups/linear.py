@@ -41,8 +41,8 @@ class Linear(Dense):
         return Linear(tensors["matrix"], tensors["inverse_matrix"])
 
     def condition(self) -> Tensor:
-        found: Tensor = torch.linalg.cond(self.matrix.double())
-        return found
+        number: Tensor = torch.linalg.cond(self.matrix.double())
+        return number
 
     def is_identity(self) -> bool:
         eye = torch.eye(self.size, dtype=self.matrix.dtype, device=self.device)

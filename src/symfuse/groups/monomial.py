@@ -210,8 +210,8 @@ class Signed(Monomials):
         c = _felt(moments)
         plain = moments["plain"].xy if "plain" in moments else 0
         index = assign_batch(c.abs() + plain)
-        chosen = torch.take_along_dim(c, index[..., None], -1)[..., 0].double()
-        return Monomial(index, _sign(chosen))
+        matched = torch.take_along_dim(c, index[..., None], -1)[..., 0].double()
+        return Monomial(index, _sign(matched))
 
 
 def _felt(moments: PartMoments) -> Float[Tensor, "*b n n"]:

@@ -44,8 +44,8 @@ def best_scale(
     the anchor dwarfs the source.
     """
     with np.errstate(all="ignore"):
-        found = _best(torch.stack([t.double().reshape(-1) for t in (p, q, s, r)]).cpu().numpy())
-    return torch.as_tensor(found, device=p.device).reshape(p.shape)
+        scales = _best(torch.stack([t.double().reshape(-1) for t in (p, q, s, r)]).cpu().numpy())
+    return torch.as_tensor(scales, device=p.device).reshape(p.shape)
 
 
 def _best(terms: Reals) -> Reals:

@@ -94,8 +94,8 @@ def match_by_activations(
         elements |= along_the_stream(problem, live_anchor, live_source, again, elements, residual, kind)
     options = {"scaling": scaling, "kind": kind, "residual": residual, "without": sorted(without)}
     options |= {"groups": dict(groups)} if groups else {}
-    found = Alignment(problem.spec, elements)
-    return problem.alignment(found, "activations", options, steps_of(problem, found))
+    alignment = Alignment(problem.spec, elements)
+    return problem.alignment(alignment, "activations", options, steps_of(problem, alignment))
 
 
 def _live(checkpoint: Checkpoint) -> nn.Module:
@@ -124,23 +124,25 @@ def match_activations(
     if residual not in RESIDUAL:
         raise OptionError(f"residual is {residual!r}; expected {', '.join([*RESIDUAL, *POLICIES])}")
     where = taps(spec, anchor, instances)
-    where |= {i: found[RESIDUAL[residual]] for i, found in where.items() if not i.index}
-    where = {i: found for i, found in where.items() if found}
+    where |= {i: instance_taps[RESIDUAL[residual]] for i, instance_taps in where.items() if not i.index}
+    where = {i: instance_taps for i, instance_taps in where.items() if instance_taps}
     inside = _inside(where, groups)
     later = {outer: {i.axis for i in inner if i in inside} for outer, inner in inside.items()}
     apart = {
         outer: taps(spec, anchor, inner, without=later[outer]) if later[outer] else {i: where[i] for i in inner}
         for outer, inner in inside.items()
     }
-    of = [(i, found) for each in (where, *apart.values()) for i, found in each.items() if found]
-    wanted = list(dict.fromkeys(tap for _, found in of for tap in found))
-    full = {tap for i, found in of if groups[i].gram for tap in found}
+    of = [(i, instance_taps) for each in (where, *apart.values()) for i, instance_taps in each.items() if instance_taps]
+    wanted = list(dict.fromkeys(tap for _, instance_taps in of for tap in instance_taps))
+    full = {tap for i, instance_taps in of if groups[i].gram for tap in instance_taps}
     recorded = record(spec, anchor, source, batches, wanted, keep=keep, gram=full)
-    for instance, found in of:
-        _require_recorded(instance, found, recorded)
+    for instance, instance_taps in of:
+        _require_recorded(instance, instance_taps, recorded)
 
     def at(where: Mapping[Instance, Collection[Tap]]) -> dict[Instance, dict[Tap, Covariances]]:
-        return {i: {tap: recorded[tap] for tap in found if tap in recorded} for i, found in where.items()}
+        return {
+            i: {tap: recorded[tap] for tap in instance_taps if tap in recorded} for i, instance_taps in where.items()
+        }
 
     device = next((p.device for p in anchor.parameters()), torch.device(CPU))
     orders: dict[Instance, Tensor] = {}
@@ -155,26 +157,26 @@ def match_activations(
     return {instance: element for instance, element in elements.items() if not element.is_identity()}
 
 
-def _require_recorded(instance: Instance, found: Collection[Tap], recorded: Mapping[Tap, Covariances]) -> None:
+def _require_recorded(instance: Instance, expected_taps: Collection[Tap], recorded: Mapping[Tap, Covariances]) -> None:
     """OptionError if nothing was recorded at any tap of an axis instance."""
-    if not any(tap in recorded for tap in found):
+    if not any(tap in recorded for tap in expected_taps):
         raise OptionError(
-            f"no activations of {instance} at {', '.join(map(str, found))}: no batch makes the models call that "
-            "module, or they call its .forward, past its hooks; leave that axis out (axes=), or give build= a module "
-            "that calls its parts as module(x)"
+            f"no activations of {instance} at {', '.join(map(str, expected_taps))}: no batch makes the models call "
+            "that module, or they call its .forward, past its hooks; leave that axis out (axes=), or give build= a "
+            "module that calls its parts as module(x)"
         )
 
 
 def _inside(at: Mapping[Instance, Collection[Tap]], groups: Mapping[Instance, Group]) -> dict[Instance, list[Instance]]:
     """Each axis that is reordered and has others inside of it (heads; the query heads that share a key), with those:
     their units are at its taps, and vary faster than its own."""
-    found: dict[Instance, list[Instance]] = {}
+    inside: dict[Instance, list[Instance]] = {}
     for outer in at:
         for inner, where in at.items() if isinstance(groups[outer], Permutation) else ():
             parts = ([atom.name for atom in part] for tap in where for part in tap.layout.parts)
             if inner.index[: len(outer.index)] == outer.index and any(_is_in(inner, outer, part) for part in parts):
-                found.setdefault(outer, []).append(inner)
-    return found
+                inside.setdefault(outer, []).append(inner)
+    return inside
 
 
 def _is_in(inner: Instance, outer: Instance, part: Sequence[str]) -> bool:
@@ -210,16 +212,16 @@ def _reordered(spec: Spec, outer: Instance, tap: Tap, recorded: Covariances, ind
         return recorded
     axes = (*spec.batch_axes(outer.axis), outer.axis)
     order = torch.arange(tap.layout.shape(spec.sizes)[0])
-    moved = order.clone()
-    segments = (tap.layout.segments(numbers, spec.sizes) for numbers in (order, moved))
+    permuted = order.clone()
+    segments = (tap.layout.segments(numbers, spec.sizes) for numbers in (order, permuted))
     for segment, target in zip(*segments, strict=True):
         names = [atom.name for atom in segment.atoms]
         if outer.axis in names:
             by_place = index.permute(sorted(range(len(axes)), key=lambda i: names.index(axes[i])))
             shape = [spec.sizes[name] if name in axes else 1 for name in names]
             target.view.copy_(segment.view.take_along_dim(by_place.reshape(shape), names.index(outer.axis)))
-    yy = recorded.yy[moved][:, moved] if recorded.yy.ndim == 2 else recorded.yy[moved]
-    return Covariances(recorded.xy[:, moved], recorded.xx, yy)
+    yy = recorded.yy[permuted][:, permuted] if recorded.yy.ndim == 2 else recorded.yy[permuted]
+    return Covariances(recorded.xy[:, permuted], recorded.xx, yy)
 
 
 def _as_source(spec: Spec, instance: Instance, element: Element, orders: Mapping[Instance, Tensor]) -> Element:

@@ -1,8 +1,8 @@
 """Which axes to match by default: those that are worth it on real models (docs/pairs.md).
 
 A model and its fine-tune lie in one basin, in one basis: attention and feed-forward are matched for completeness;
-the order of heads and the residual stream are kept. Models that show no relation as they are need all axes: they were
-trained apart, or one is in another basis (moved by a symmetry), which only matching tells apart.
+the order of heads and the residual stream are kept. Models whose weights are not similar need all axes: they were
+trained apart, or one is in another basis (transformed by a symmetry); only matching distinguishes these cases.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def cosine(a: Model, b: Model) -> float:
     """The median of the cosines of all matrices that both have in one shape, by their first entries. Vectors are left
     out, as gains of norms are near 1 in models that have nothing in common, and so no table that is fixed, such as one
     of sines, decides. 1 if there is nothing to compare."""
-    found = []
+    cosines = []
     for name in a.spec.tensors:
         if not a.spec.shares(name, b.spec):
             continue
@@ -49,5 +49,5 @@ def cosine(a: Model, b: Model) -> float:
             if info is not None and len(info.shape) > 1 and info.dtype.is_floating_point:
                 parts.append(model.whole.part(file, 0, min(SAMPLE, info.numel)).double())
         if len(parts) == 2 and parts[0].shape == parts[1].shape:
-            found.append(torch.cosine_similarity(parts[0], parts[1], dim=0))
-    return float(torch.stack(found).median()) if found else 1.0
+            cosines.append(torch.cosine_similarity(parts[0], parts[1], dim=0))
+    return float(torch.stack(cosines).median()) if cosines else 1.0

@@ -15,8 +15,8 @@ NO_GROUP = "none"  # in the place of a group's name: the axis is not matched
 # Optimal transport (Singh & Jaggi 2020): without entropy, of equal numbers of units, it is the assignment.
 ALIASES = {"emd": "permutation"}
 
-# Anatomy → axes, and `biases` for their translations. Given the residual stream and the order of heads, attention and
-# feed-forward are independent of each other; the others meet them.
+# Anatomy → axes, and `biases` for their translations. With the residual stream and the order of heads fixed, attention
+# and feed-forward are independent of each other; the others share tensors with them.
 MATCHABLE: dict[str, tuple[str, ...]] = {
     "attention": ("qk", "c", "p", "v"), "ffn": ("ffn", "stem"), "heads": ("h", "kv", "q"),
     "residual": ("residual", "blocks"),
@@ -34,14 +34,14 @@ AUTO = "auto"  # in the place of words: `symfuse.matching.auto` looks at the mod
 def choose_axes(words: str | Iterable[str], spec: Spec) -> tuple[str, ...]:
     """The axes named by words such as "attention,ffn", "qk" or "all" (and "auto", all that it may
     become); OptionError for one that cannot be matched, and for one of a part that the model has not."""
-    chosen = {word: axes_of(word, spec.axes) for word in require_axes(words)}
-    if strange := [word for word, axes in chosen.items() if not axes and word not in WORDS]:
+    axes_by_word = {word: axes_of(word, spec.axes) for word in require_axes(words)}
+    if strange := [word for word, axes in axes_by_word.items() if not axes and word not in WORDS]:
         movable = sorted({instance.axis for instance in spec.movable})
         raise OptionError(
             f"axes {strange[0]}: this {spec.family} has no such axis{suggestion(strange[0], movable)}; it has "
             f"{', '.join(movable)}"
         )
-    return tuple(dict.fromkeys(axis for axes in chosen.values() for axis in axes))
+    return tuple(dict.fromkeys(axis for axes in axes_by_word.values() for axis in axes))
 
 
 def axes_of(word: str, axes: Iterable[str]) -> list[str]:
@@ -81,14 +81,14 @@ def choose_groups(groups: Mapping[str, str], spec: Spec) -> dict[str, str]:
     for fewer axes goes before one for more. OptionError as of `require_groups`, and for axes that the model has not."""
     require_groups(groups)
     movable = {instance.axis for instance in spec.movable}
-    chosen: dict[str, str] = {}
+    group_by_axis: dict[str, str] = {}
     named = {word: axes_of(word, spec.axes) for word in groups}
     for word in sorted(groups, key=lambda word: -len(named[word])):
         axes = [axis for axis in named[word] if axis in movable]
         if not axes:
             raise OptionError(f"groups: this {spec.family} has no axis {word!r}; it has {', '.join(sorted(movable))}")
-        chosen |= dict.fromkeys(axes, groups[word])
-    return chosen
+        group_by_axis |= dict.fromkeys(axes, groups[word])
+    return group_by_axis
 
 
 def require_groups(groups: Mapping[str, str]) -> None:
@@ -104,20 +104,20 @@ def require_groups(groups: Mapping[str, str]) -> None:
 def limited(axis: str, declared: Group, n: int, name: str) -> Group:
     """The subgroup of that name of what is declared for an axis of n units; OptionError, with those that it has, if it
     is none. Or transport, where `may_transport`, else OptionError too."""
-    name, soft, found = ALIASES.get(name, name), sinkhorn(name), subgroups(declared, n)
+    name, soft, allowed = ALIASES.get(name, name), sinkhorn(name), subgroups(declared, n)
     if soft is not None:
         if may_transport(axis, declared, n):
             return soft
         raise OptionError(
             f"groups: {name!r} does not fit axis {axis!r}: units are averaged only where they may be permuted, "
-            f"heads and experts are assigned one to one; choose from {', '.join([*found, NO_GROUP])}"
+            f"heads and experts are assigned one to one; choose from {', '.join([*allowed, NO_GROUP])}"
         )
-    if name not in found:
+    if name not in allowed:
         raise OptionError(
             f"groups: {name!r} is no part of what may act on axis {axis!r}, {declared.name} ({declared.label}); "
-            f"choose from {', '.join([*found, NO_GROUP])}"
+            f"choose from {', '.join([*allowed, NO_GROUP])}"
         )
-    return found[name]
+    return allowed[name]
 
 
 def may_transport(axis: str, declared: Group, n: int) -> bool:
@@ -136,13 +136,13 @@ def choose_layers(text: str | int | Sequence[int] | None, layers: int) -> frozen
         return frozenset(range(layers))
     if not isinstance(text, str):
         numbers = (text,) if isinstance(text, int) else text
-        chosen = frozenset(i + layers if i < 0 else i for i in numbers)
+        selected = frozenset(i + layers if i < 0 else i for i in numbers)
     else:
-        chosen = frozenset().union(*(_range(part.strip(), layers) for part in text.split(",")))
-    wrong = sorted(i for i in chosen if i not in range(layers))
-    if wrong or not chosen:
+        selected = frozenset().union(*(_range(part.strip(), layers) for part in text.split(",")))
+    wrong = sorted(i for i in selected if i not in range(layers))
+    if wrong or not selected:
         raise OptionError(f"layers {text!r}: the model has layers 0 to {layers - 1}, not {wrong or 'none'}")
-    return chosen
+    return selected
 
 
 def _range(part: str, layers: int) -> range:

@@ -1,4 +1,4 @@
-"""One block: the best element of an axis instance for given moments, never worse than none."""
+"""One block: the best element of an axis instance for its moments, never worse than the identity."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Matching from weights: for each axis instance the best element, given all the others.
+"""Matching from weights: for each axis instance the best element while all others stay fixed.
 
 Attention and feed-forward axes do not meet each other in any tensor part, so with the residual stream and the order of
 heads fixed one pass in any order is the optimum; the instances are solved in parallel threads, one BLAS thread each.
@@ -19,11 +19,10 @@ from torch import Tensor
 
 from symfuse.alignment import Alignment
 from symfuse.arguments import checked
-from symfuse.device import CPU, require
+from symfuse.device import CPU, budget, require
 from symfuse.errors import OptionError
 from symfuse.executors import Executor, Threads, one_torch_thread
 from symfuse.groups import Element, Group, PartMoments, Permutation, Sinkhorn, add, objective
-from symfuse.io.memory import budget
 from symfuse.matching.blocks import improve
 from symfuse.matching.descent import Watch, descend
 from symfuse.matching.problem import problem_of, steps_of
@@ -36,7 +35,7 @@ from symfuse.stats import weight_moments, workspace
 
 @dataclass(frozen=True)
 class Step:
-    """What matching one axis instance gave.
+    """The result of matching one axis instance.
 
     before, after: the squared distance over the tensors that the axis touches. units: how many elements (heads, or
     blocks of neurons) it has; moved: how many of them are not the identity. seconds: of its own thread.
@@ -66,26 +65,12 @@ Progress = Callable[[Step, int], None]  # a step that is done, and how many ther
 
 @checked
 def match_models(
-    source: Model,
-    anchor: Model,
-    *,
-    axes: str | tuple[str, ...] = "auto",
-    layers: str | int | tuple[int, ...] | None = None,
-    scaling: bool = True,
-    groups: Mapping[str, str] | None = None,
-    variants: Sequence[str] = (),
-    one_pass: bool = False,
-    biases: bool = True,
-    starts: int = 2,
-    seed: int = 0,
-    frame: Sequence[str] | None = None,
-    threads: int | None = None,
-    memory: int | None = None,
-    device: str = CPU,
-    executor: Executor | None = None,
-    progress: Progress | None = None,
-    watch: Watch | None = None,
-) -> Alignment:
+    source: Model, anchor: Model, *, axes: str | tuple[str, ...] = "auto",
+    layers: str | int | tuple[int, ...] | None = None, scaling: bool = True, groups: Mapping[str, str] | None = None,
+    variants: Sequence[str] = (), one_pass: bool = False, biases: bool = True, starts: int = 2, seed: int = 0,
+    frame: Sequence[str] | None = None, threads: int | None = None, memory: int | None = None, device: str = CPU,
+    executor: Executor | None = None, progress: Progress | None = None, watch: Watch | None = None,
+) -> Alignment:  # fmt: skip
     """The alignment that moves `source` towards `anchor`, from the weights.
 
     axes: what to match ("attention", "ffn", "qk", …). layers: which (see choose_layers). scaling: rescaling beside
@@ -102,10 +87,7 @@ def match_models(
     An element that does not lower its objective is replaced by the identity, which is left out of the alignment.
     Raises IncompatibleError, OptionError, CheckpointError (NaN or infinity, naming the tensor).
     """
-    if threads is not None and threads < 1:
-        raise OptionError(f"threads {threads}: at least one is needed")
-    if starts < 1:
-        raise OptionError(f"starts {starts}: at least one is needed, the identity")
+    _require_counts(threads, starts)
     device = require(device)
     source, anchor = (model.on(device) for model in (source, anchor))
     problem = problem_of(
@@ -113,13 +95,10 @@ def match_models(
     )
     source, anchor, spec, instances = problem.source, problem.anchor, problem.spec, list(problem.groups)
     hard, soft = problem.hard, any(isinstance(group, Sinkhorn) for group in problem.groups.values())
-    rules: dict[Instance, list[Shift]] = {}
-    for rule in spec.shifts if biases else ():
-        rules.setdefault(spec.instance(rule.axis.strip("*"), spec.tensors[rule.bias].index), []).append(rule)
+    rules = _translations(spec) if biases else {}
     shared = [name for name in spec.tensors if spec.shares(name, anchor.spec)]
     met = _meeting(spec, hard)
     meeting = [i for i in instances if spec.is_shared(i.axis) or i.axis in met]
-
     parts = _Parts(spec, hard, meeting, rules)
     room = (budget(device) if memory is None else memory) - OWN
     translated = [rule for i in instances if i not in meeting for rule in rules.get(i, [])]
@@ -157,6 +136,21 @@ def match_models(
     return problem.alignment(replace(total, elements=elements), "weights", options, steps, **more)
 
 
+def _require_counts(threads: int | None, starts: int) -> None:
+    if threads is not None and threads < 1:
+        raise OptionError(f"threads {threads}: at least one is needed")
+    if starts < 1:
+        raise OptionError(f"starts {starts}: at least one is needed, the identity")
+
+
+def _translations(spec: Spec) -> dict[Instance, list[Shift]]:
+    """The rules of biases that may be translated, by the axis instance that translates them."""
+    rules: dict[Instance, list[Shift]] = {}
+    for rule in spec.shifts:
+        rules.setdefault(spec.instance(rule.axis.strip("*"), spec.tensors[rule.bias].index), []).append(rule)
+    return rules
+
+
 def _meeting(spec: Spec, groups: Mapping[Instance, Group]) -> set[str]:
     """The axes inside of layers that are reordered together with what else is matched of the same weights: heads, whose
     insides are matched, and query heads beside the planes of the key that they share."""
@@ -186,7 +180,7 @@ class _Parts:
         instances = [i for i in self.groups if i not in self.meeting and (not self.meeting or self.rules.get(i))]
         work = _Solve(_Pair(self.spec, source, anchor), self.groups, self.rules)
         running = executor.start(work, instances, memory=lambda i: workspace(self.spec, i, self.groups[i]))
-        solved: dict[Instance, tuple[_Found, Step]] = {}
+        solved: dict[Instance, tuple[_Solution, Step]] = {}
         try:
             for done in running:
                 solved[done.item] = done.result
@@ -198,18 +192,19 @@ class _Parts:
         shifts: dict[str, Tensor] = {}
         steps = []
         for instance in instances:  # in this order, so that sums round the same whoever was first
-            found, step = solved[instance]
-            if found.moved:
-                elements[instance] = found.element
-            for name, t in found.shifts.items():
+            solution, step = solved[instance]
+            if solution.changed:
+                elements[instance] = solution.element
+            for name, t in solution.shifts.items():
                 shifts[name] = shifts[name] + t if name in shifts else t
             steps.append({key: value for key, value in asdict(step).items() if key != "seconds"})
         return Alignment(self.spec, elements, {n: t for n, t in shifts.items() if bool(t.any())}), steps
 
 
 @dataclass(frozen=True)
-class _Found:
-    """The solution of one instance, on the processor; before and after: the squared distance over all that it moves."""
+class _Solution:
+    """The solution of one instance, on the processor. before, after: the squared distance over the tensors that the
+    axis acts on. changed: how many of its units are not the identity."""
 
     group: str
     element: Element
@@ -217,7 +212,7 @@ class _Found:
     before: float
     after: float
     units: int
-    moved: int
+    changed: int
 
 
 @dataclass(frozen=True)
@@ -228,12 +223,12 @@ class _Pair:
     source: Model
     anchor: Model
 
-    def solve(self, instance: Instance, group: Group, rules: list[Shift]) -> _Found:
+    def solve(self, instance: Instance, group: Group, rules: list[Shift]) -> _Solution:
         """The best element of one axis instance, and the best translations of its biases.
 
-        A free translation (keys) takes its bias out of the matter. One that is paid for in another bias (values) leaves
-        two candidates, the element that is best without that bias and the one that is best with it; the second is tried
-        where the biases matter. The identity is the third, with translations of its own.
+        A free translation (keys) takes its bias out of the objective. One that is paid for in another bias (values)
+        leaves two candidates, the element that is best without that bias and the one that is best with it; the second
+        is tried where the biases matter. The identity is the third, with translations of its own.
         """
         free = {(rule.bias, rule.axis) for rule in rules if rule.into is None}
         paid = {(rule.bias, rule.axis) for rule in rules if rule.into is not None}
@@ -245,19 +240,19 @@ class _Pair:
 
         start = before.sum().item() + translated(None)[1]
         shifts, rest = translated(element)
-        found = [(after.sum().item() + rest, element, shifts, int(better.sum()))]
-        if rest > BIASES_MATTER * found[0][0]:
+        candidates = [(after.sum().item() + rest, element, shifts, int(better.sum()))]
+        if rest > BIASES_MATTER * candidates[0][0]:
             biases = self._moments(instance, group, free, only=paid)
-            other, _, _, moved = improve(group, add(moments, biases))
+            other, _, _, changed = improve(group, add(moments, biases))
             shifts, rest = translated(other)
-            found.append((objective(other, moments).sum().item() + rest, other, shifts, int(moved.sum())))
-        if min(found, key=_cost)[0] > start:
+            candidates.append((objective(other, moments).sum().item() + rest, other, shifts, int(changed.sum())))
+        if min(candidates, key=_cost)[0] > start:
             identity = group.identity(element.size, element.batch)
             shifts, rest = translated(identity)
-            found.append((before.sum().item() + rest, identity, shifts, 0))
-        cost, best, shifts, moved_units = min(found, key=_cost)
+            candidates.append((before.sum().item() + rest, identity, shifts, 0))
+        cost, best, shifts, changed_units = min(candidates, key=_cost)
         shifts = {name: t.cpu() for name, t in shifts.items()}
-        return _Found(group.label, best.to(CPU), shifts, start, cost, before.numel(), moved_units)
+        return _Solution(group.label, best.to(CPU), shifts, start, cost, before.numel(), changed_units)
 
     def _moments(
         self,
@@ -279,11 +274,11 @@ class _Solve:
     groups: Mapping[Instance, Group]
     rules: Mapping[Instance, list[Shift]]
 
-    def __call__(self, instance: Instance, _stop: threading.Event) -> tuple[_Found, Step]:
+    def __call__(self, instance: Instance, _stop: threading.Event) -> tuple[_Solution, Step]:
         start = time.perf_counter()
-        found = self.pair.solve(instance, self.groups[instance], self.rules.get(instance, []))
-        about = (str(instance), found.group, found.before, found.after, found.units, found.moved)
-        return found, Step(*about, time.perf_counter() - start)
+        solution = self.pair.solve(instance, self.groups[instance], self.rules.get(instance, []))
+        about = (str(instance), solution.group, solution.before, solution.after, solution.units, solution.changed)
+        return solution, Step(*about, time.perf_counter() - start)
 
 
 def _cost(candidate: tuple[float, Element, Mapping[str, Tensor], int]) -> float:

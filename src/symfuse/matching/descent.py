@@ -32,7 +32,7 @@ from symfuse.stats.weights import require_products
 ENOUGH = 1e-4
 SWEEPS = 30
 SMALL = 1 << 18  # numbers in a model, up to which threads would take longer to start than to do their work
-ROUNDING = 1e-6  # of the squared distance: moved weights are rounded to float32, and distances summed anew
+ROUNDING = 1e-6  # of the squared distance: aligned weights are rounded to float32, and distances summed anew
 
 Skip = Collection[tuple[str, str]]
 Watch = Callable[[str, float], None]  # the start and the squared distance, after each sweep
@@ -41,17 +41,18 @@ Watch = Callable[[str, float], None]  # the start and the squared distance, afte
 @dataclass(frozen=True)
 class Descent:
     """The result of one start. curve: the squared distance over all parts that count, at the start and after each
-    sweep. given: that of the unmoved source, where the curve of the identity begins. alignment: on the processor."""
+    sweep. unaligned: that of the source as it is, where the curve of the identity begins. alignment: on the
+    processor."""
 
     start: str
     alignment: Alignment
     curve: tuple[float, ...]
-    given: float
+    unaligned: float
 
     @property
     def better(self) -> bool:
         """Whether the alignment is better than none."""
-        return self.curve[-1] < self.given
+        return self.curve[-1] < self.unaligned
 
 
 def descend(
@@ -77,10 +78,10 @@ def descend(
     theirs, ours = (dict(zip(names, each(pool, read, names), strict=True)) for read in (anchor, source))
     pool = pool if sum(tensor.numel() for tensor in ours.values()) > SMALL else None
     sweeper = Sweeper(spec, theirs.__getitem__, instances, groups, pool, skip)
-    given = sweeper.distance(Workspace(spec, ours))
+    unaligned = sweeper.distance(Workspace(spec, ours))
     shared = [i for i in instances if spec.is_shared(i.axis)]
     tried = ["identity", *(["embeddings"] if shared else []), *(f"random {k}" for k in range(starts - 2) if shared)]
-    found = []
+    descents = []
     for number, start in enumerate(tried[: max(1, starts)]):
         work = Workspace(spec, dict(ours))
         if start == "embeddings":
@@ -93,16 +94,16 @@ def descend(
             for instance in shared:
                 element = groups[instance].random(spec.axes[instance.axis].size, (), rng)
                 work.apply(instance, element.to(work.device), pool)
-        found.append(_sweeps(sweeper, work, start, given, random.Random(seed), watch))
-    return sorted(found, key=lambda descent: descent.curve[-1])
+        descents.append(_sweeps(sweeper, work, start, unaligned, random.Random(seed), watch))
+    return sorted(descents, key=lambda descent: descent.curve[-1])
 
 
 def _sweeps(
-    sweeper: Sweeper, work: Workspace, start: str, given: float, order: random.Random, watch: Watch | None
+    sweeper: Sweeper, work: Workspace, start: str, unaligned: float, order: random.Random, watch: Watch | None
 ) -> Descent:
-    current = given if start == "identity" else sweeper.distance(work)
+    current = unaligned if start == "identity" else sweeper.distance(work)
     curve = [current]
-    rounding = ROUNDING * max(given, current)  # not of what is left, which may be nothing
+    rounding = ROUNDING * max(unaligned, current)  # not of what is left, which may be nothing
     for number in range(SWEEPS):
         gain = sweeper.sweep(work, order, layers_first=number == 0 and start != "identity")
         assert gain >= -rounding, f"a sweep raised the squared distance by {-gain}"
@@ -112,7 +113,7 @@ def _sweeps(
             watch(start, current)
         if gain <= ENOUGH * abs(current):
             break
-    return Descent(start, Alignment(sweeper.spec, work.elements).to(CPU), tuple(curve), given)
+    return Descent(start, Alignment(sweeper.spec, work.elements).to(CPU), tuple(curve), unaligned)
 
 
 @dataclass(frozen=True)
@@ -131,8 +132,8 @@ class Sweeper:
         layers at once, in random order. Returns what it gained.
 
         layers_first: where a start has just set the shared axes. Solved again before the layers follow, they would be
-        drawn away from it by all that is not matched yet (a rotated stream of 30 layers was not found again).
-        A block is left out while nothing has moved its tensors since it was at its best.
+        drawn away from it by all that is not matched yet (the rotation of a stream of 30 layers was not recovered).
+        A block is skipped while its tensors have not changed since it was at its best.
         """
         blocks: list[Instance | None] = [*self.of_all_layers, *([None] if self.by_layer else [])]
         drawn = order.sample(blocks, len(blocks))
@@ -149,7 +150,7 @@ class Sweeper:
         """What solving a block gains, if anything can be.
 
         Once solved it is at its best where the solution is a closed form of moments that are linear in the element; a
-        block whose solution is found in steps, when it no longer moves.
+        block that is solved iteratively, when it no longer changes.
         """
         before = work.version(instance)
         if work.solved.get(instance) == before:
@@ -177,9 +178,9 @@ class Sweeper:
                     gain += self.solved(part, instance, self.outer if inner else self.alone)
             return gain, part
 
-        found = each(self.pool, one, self.by_layer)
-        work.join([part for _, part in found])
-        return sum(gain for gain, _ in found)
+        results = each(self.pool, one, self.by_layer)
+        work.join([part for _, part in results])
+        return sum(gain for gain, _ in results)
 
     @cached_property
     def of_all_layers(self) -> list[Instance]:
@@ -292,12 +293,12 @@ class Sweeper:
         return bool(squares) and any((name, instance.axis) in squares for name in work.touched(instance))
 
     def from_fixed(self, instance: Instance, work: Workspace) -> Element | None:
-        """The best element of a shared axis for the tensors that nothing else moves."""
-        fixed = [name for name in work.touched(instance) if self._moved_by(name) == 1]
+        """The best element of a shared axis for the tensors that no other axis acts on."""
+        fixed = [name for name in work.touched(instance) if self._axes_of(name) == 1]
         moments = self.moments(instance, work, fixed)
         return self.groups[instance].best(moments) if moments else None
 
-    def _moved_by(self, name: str) -> int:
+    def _axes_of(self, name: str) -> int:
         axes = self.spec.tensors[name].layout.names
         return sum(self.spec.axes[axis].group is not None for axis in axes if not axis.isdigit())
 

@@ -31,7 +31,9 @@ def ot_alignment(
     residual: str = "all",
     **options: Any,
 ) -> Alignment:
-    """The source moved onto the anchor by optimal transport, inexact with "sinkhorn": their mean is OT fusion.
+    """The alignment of the source with the anchor by optimal transport, whose mean with the anchor is OT fusion.
+
+    Inexact with the solver "sinkhorn".
 
     solver: "sinkhorn" with the regularisation as a share of the mean cost (by default that of `Sinkhorn`), or "emd",
     hard maps, which are permutations. batches: what both are run on to compare what units do; None: their weights are

@@ -1,5 +1,5 @@
-"""What is to be matched, from weights or activations: two models in one frame, and the groups of their axes; and how
-much an alignment changed."""
+"""What a matching from weights or activations starts from: two models in one frame, and the groups of their axes; and
+how much an alignment changed."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def rotatable(spec: Spec) -> tuple[str, ...]:
 @dataclass(frozen=True)
 class Problem:
     """source, anchor: in the frame, their declarations under the variants. groups: each instance to match, with the
-    group to use. lineage: of both models as they were given, for the provenance. auto: why these axes and this frame,
+    group to use. lineage: of both models before any rewrite, for the provenance. auto: why these axes and this frame,
     where the caller named none."""
 
     source: Model
@@ -74,14 +74,19 @@ class Problem:
         return {i: Permutation() if isinstance(group, Sinkhorn) else group for i, group in self.groups.items()}
 
     def alignment(
-        self, found: Alignment, origin: str, options: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], **more: Any
+        self,
+        alignment: Alignment,
+        origin: str,
+        options: Mapping[str, Any],
+        steps: Sequence[Mapping[str, Any]],
+        **more: Any,
     ) -> Alignment:
-        """What was found, in the frame and with its provenance. origin: what the moments came from."""
+        """The same elements with frame, variants and provenance. origin: what the moments came from."""
         options = {"axes": list(self.axes), "layers": sorted(self.layers), **self.auto, **options}
         options |= {"variants": list(self.variants)} if self.variants else {}
         about = {"from": origin, "options": options, "steps": steps, **more}
         provenance = {"symfuse": __version__, **self.lineage, **about}
-        return replace(found, provenance=provenance, frame=self.frame, variants=self.variants)
+        return replace(alignment, provenance=provenance, frame=self.frame, variants=self.variants)
 
 
 def problem_of(
@@ -102,7 +107,7 @@ def problem_of(
     also if `axes` does not name it, or not matched ("none"). scaling: False stands for the subgroups that keep norms,
     where `groups` says nothing. variants: read the declarations under these (`symfuse.architectures.vary`), which is
     inexact; TRANSPORT comes of itself with a group `sinkhorn`, and stands for it where `groups` says nothing. Raises
-    IncompatibleError, OptionError, SpecError or CheckpointError unless one may be moved onto the other.
+    IncompatibleError, OptionError, SpecError or CheckpointError unless one can be aligned with the other.
     """
     require_same_shape(_alike_tied(source, anchor))
     for model in (source, anchor):
@@ -113,27 +118,27 @@ def problem_of(
     variants = require_variants([*variants, *(TRANSPORT for name in (groups or {}).values() if sinkhorn(name))])
     source, anchor = (canonical(model, frame) for model in (source, anchor))
     require_same_shape([source, anchor])  # once more: without a frame, ties still differ
-    asked, chosen = select(source.spec, axes, groups)  # untied, one stream may be two
-    require_unread(source.checkpoint, source.spec, chosen)
+    asked, axes_to_match = select(source.spec, axes, groups)  # untied, one stream may be two
+    require_unread(source.checkpoint, source.spec, axes_to_match)
     source, anchor = (replace(model, spec=vary(model.spec, variants)) for model in (source, anchor))
     spec = source.spec
     kept = choose_layers(layers, spec.depth)
     in_kept = {None, *kept}  # what is in no layer is always matched
     if gone := sorted(asked.keys() - {*with_split(asked, spec).values()}):
         raise OptionError(f"groups: {', '.join(gone)}: no such axis under {', '.join(variants)}; leave one of them out")
-    split = with_split(chosen, spec)
-    chosen = tuple(split)
-    moved = {
+    split = with_split(axes_to_match, spec)
+    axes_to_match = tuple(split)
+    group_of = {
         axis: _group(spec, axis, asked.get(of), scaling, one_pass, soft)
         for axis, of in split.items()
         if axis in spec.order
     }
     by_instance = {
-        instance: moved[instance.axis]
+        instance: group_of[instance.axis]
         for instance in spec.movable
-        if instance.axis in chosen and layer_of(spec.index_of(instance)) in in_kept
+        if instance.axis in axes_to_match and layer_of(spec.index_of(instance)) in in_kept
     }
-    return Problem(source, anchor, tuple(frame), chosen, kept, by_instance, lineage, variants, auto)
+    return Problem(source, anchor, tuple(frame), axes_to_match, kept, by_instance, lineage, variants, auto)
 
 
 def _alike_tied(source: Model, anchor: Model) -> list[Model]:
@@ -155,24 +160,24 @@ def usual(
     named: axes as of `auto_axes`; ROTATABLE where the residual stream of pre-norm models is matched by more than it
     allows as it is, if all of them can be rewritten so, else no frame."""
     axes, least = auto_axes(axes, models)
-    why: dict[str, Any] = {} if least is None else {"auto": {"cosine": least, "same basis": least >= SAME_BASIS}}
+    why: dict[str, Any] = {} if least is None else {"auto": {"cosine": least, "same_basis": least >= SAME_BASIS}}
     if frame is not None:
         return axes, tuple(frame), why
     spec = models[0].spec
-    asked, chosen = select(spec, axes, groups)
-    if not spec.reads or not _is_turned(spec, chosen, asked, "sinkhorn" if TRANSPORT in variants else ""):
+    asked, axes_to_match = select(spec, axes, groups)
+    if not spec.reads or not _is_turned(spec, axes_to_match, asked, "sinkhorn" if TRANSPORT in variants else ""):
         return axes, (), why
     reasons = [reason for model in models if (reason := _not_rotatable(model)) is not None]
     if reasons and (named := axes_of("residual", asked)):
         raise OptionError(f"groups: {named[0]} by {asked[named[0]]}: {reasons[0]}")
-    return axes, () if reasons else rotatable(spec), why | ({"not rotated": reasons[0]} if reasons else {})
+    return axes, () if reasons else rotatable(spec), why | ({"not_rotated": reasons[0]} if reasons else {})
 
 
 def select(
     spec: Spec, axes: str | tuple[str, ...], groups: Mapping[str, str] | None
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The groups that are asked for, by axis; and the axes that are chosen by them or by name. OptionError if a model
-    has none of them, or all are taken out."""
+    """The groups that are asked for, by axis; and the axes to match, which are named or have such a group. OptionError
+    if a model has none of them, or all are taken out."""
     asked = choose_groups(groups or {}, spec)
     named = dict.fromkeys([*choose_axes(axes, spec), *asked])
     movable = {instance.axis for instance in spec.movable}
@@ -182,10 +187,10 @@ def select(
         raise OptionError(
             f"axes {words}: this {spec.family} has no such axis, so that there is nothing to match; it has {has}"
         )
-    chosen = tuple(axis for axis in named if asked.get(axis) != NO_GROUP)
-    if not movable.intersection(chosen):
+    axes_to_match = tuple(axis for axis in named if asked.get(axis) != NO_GROUP)
+    if not movable.intersection(axes_to_match):
         raise OptionError("groups: every axis is taken out, so that there is nothing to match")
-    return asked, chosen
+    return asked, axes_to_match
 
 
 def _not_rotatable(model: Model) -> str | None:
@@ -197,11 +202,11 @@ def _not_rotatable(model: Model) -> str | None:
     return None
 
 
-def _is_turned(spec: Spec, chosen: Collection[str], asked: Mapping[str, str], default: str) -> bool:
+def _is_turned(spec: Spec, axes_to_match: Collection[str], asked: Mapping[str, str], default: str) -> bool:
     """Whether a residual stream that norms read is matched, and neither by what may act on it as it is nor transported.
     default: the name of the group of an axis of which none is asked for."""
     pre_norm = {axis for gain in spec.reads for axis in spec.tensors[gain].layout.names}
-    groups = {axis: spec.axes[axis].group for axis in axes_of("residual", chosen) if axis in pre_norm}
+    groups = {axis: spec.axes[axis].group for axis in axes_of("residual", axes_to_match) if axis in pre_norm}
     for axis, group in groups.items():
         name = asked.get(axis, default)
         if group is not None and sinkhorn(name) is None and ALIASES.get(name, name) not in subgroups(group):
@@ -221,16 +226,16 @@ def _group(spec: Spec, axis: str, name: str | None, scaling: bool, one_pass: boo
     return replace(group, one_pass=True) if one_pass and isinstance(group, Conformal) else group
 
 
-def steps_of(problem: Problem, found: Alignment) -> list[dict[str, Any]]:
-    """What an alignment over axes that meet did to each of them: over the tensors that it touches, before and after all
-    of it."""
+def steps_of(problem: Problem, alignment: Alignment) -> list[dict[str, Any]]:
+    """What an alignment over axes that meet changed of each: the squared distance over the tensors that the axis acts
+    on, before and after the whole alignment."""
     spec, instances = problem.spec, list(problem.groups)
     touched = dict.fromkeys(name for instance in instances for name in spec.movable[instance])
-    gaps = _gaps(problem, found, [name for name in touched if spec.shares(name, problem.anchor.spec)])
+    gaps = _gaps(problem, alignment, [name for name in touched if spec.shares(name, problem.anchor.spec)])
     steps = []
     for instance in instances:
         parts = [gaps[name] for name in spec.movable[instance] if name in gaps]
-        group, element = problem.groups[instance], found.elements.get(instance)
+        group, element = problem.groups[instance], alignment.elements.get(instance)
         steps.append(
             {
                 "instance": str(instance),
@@ -244,13 +249,13 @@ def steps_of(problem: Problem, found: Alignment) -> list[dict[str, Any]]:
     return steps
 
 
-def _gaps(problem: Problem, found: Alignment, names: Collection[str]) -> dict[str, tuple[float, float]]:
+def _gaps(problem: Problem, alignment: Alignment, names: Collection[str]) -> dict[str, tuple[float, float]]:
     """The squared distance of each tensor to the anchor's, before and after: once for all axes that touch it."""
-    moved = Model(found.on(problem.source), problem.spec)
+    aligned = Model(alignment.on(problem.source), problem.spec)
     gaps = {}
     for name in names:
         x = problem.anchor.read(name).double()
-        before, after = ((x - model.read(name)).square().sum() for model in (problem.source, moved))
+        before, after = ((x - model.read(name)).square().sum() for model in (problem.source, aligned))
         gaps[name] = (float(before), float(after))
     return gaps
 

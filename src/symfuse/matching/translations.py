@@ -27,16 +27,16 @@ def translate(
     """Translations by name of the bias, float64, with the squared distance over these biases that is left.
 
     Free ones (keys): the anchor's bias itself. Values: the least squares of t − (b_B − b_A) and W t − (c_A − c_B),
-    where c is the output bias and W the output projection, all in the moved basis. Of a head whose translation would be
-    too long (`_over`) the bias stays. Without an element: nothing moves.
+    where c is the output bias and W the output projection, all in the aligned basis. Of a head whose translation would
+    be too long (`_over`) the bias stays. Without an element: nothing moves.
     """
     linear = Alignment(spec, {} if element is None else {instance: element})
     shifts: dict[str, Tensor] = {}
     left = 0.0
     for rule in rules:
-        moved = linear.move(rule.bias, source(rule.bias).double())
-        out, gap = torch.zeros_like(moved), anchor(rule.bias).double() - moved
-        t, wanted, bias = (spec.part(rule.bias, tensor, rule.axis).view for tensor in (out, gap, moved))
+        aligned_bias = linear.move(rule.bias, source(rule.bias).double())
+        out, gap = torch.zeros_like(aligned_bias), anchor(rule.bias).double() - aligned_bias
+        t, wanted, bias = (spec.part(rule.bias, tensor, rule.axis).view for tensor in (out, gap, aligned_bias))
         over = partial(_over, linear, instance, rule, source, bias)
         if rule.weight is None or rule.into is None:
             if element is not None:
@@ -46,8 +46,8 @@ def translate(
             if element is not None:
                 w = spec.through(rule, source(rule.weight)).reshape(t.numel(), -1)
                 g = element.part(_variance(spec, instance, rule)).to_dense()
-                found, c = _least(w, wanted, c.reshape(-1), over, g)
-                t.copy_(found)
+                solution, c = _least(w, wanted, c.reshape(-1), over, g)
+                t.copy_(solution)
             left += c.square().sum().item()
         left += (wanted - t).square().sum().item()
         shifts[rule.bias] = shifts[rule.bias] + out if rule.bias in shifts else out
@@ -56,17 +56,17 @@ def translate(
 
 def _over(linear: Alignment, instance: Instance, rule: Shift, source: Read, bias: Tensor, t: Tensor) -> Tensor:
     """The length of a translation over the longest that is allowed, for each element of the batch: LONGEST times the
-    size of what it is added to, the moved outputs of weights and bias together for inputs whose entries are about 1, as
-    those of a norm. bias: the moved one, which often is long enough by itself. 0 without a translation."""
+    size of what it is added to, the aligned outputs of weights and bias together for inputs whose entries are about 1,
+    as those of a norm. bias: the aligned one, which often is long enough alone. 0 without a translation."""
     spec, size, length = linear.spec, bias.norm(dim=-1), t.norm(dim=-1)
     if not bool((length <= LONGEST * size).all()):
         square = size.square()
         for name in spec.movable[instance]:
             parts = spec.tensors[name].layout.parts
             if name not in (rule.weight, rule.bias) and any(str(atom) == rule.axis for part in parts for atom in part):
-                for at, (moved,) in features(spec, instance, name, linear.move(name, source(name))):
+                for at, (vector,) in features(spec, instance, name, linear.move(name, source(name))):
                     if str(at.atom) == rule.axis:
-                        square += torch.linalg.vector_norm(moved, dim=(-2, -1), dtype=torch.float64).square()
+                        square += torch.linalg.vector_norm(vector, dim=(-2, -1), dtype=torch.float64).square()
         size = square.sqrt()
     return torch.where(length == 0, 0.0, (length / (LONGEST * size)).nan_to_num(torch.inf))
 
@@ -83,8 +83,8 @@ def _least(
     """The t of the shape [*b, n] of `wanted` that has the least |t − wanted|² + |W'ᵀ t − c|²: 0 in those of the batch
     in which it would be too long, the least of all others. And what is left of c, float64.
 
-    w: the output projection, [*b n, k], not moved: W' = g⁻ᵀ W, and in u = g⁻¹ t it is |g u − wanted|² + |Wᵀ u − c|². g:
-    [*b, n, n]. Any t is exact, one that is not quite the least too: it is as near as the dtype of W tells.
+    w: the output projection, [*b n, k], before alignment: W' = g⁻ᵀ W, and in u = g⁻¹ t it is |g u − wanted|² + |Wᵀ u −
+    c|². g: [*b, n, n]. Any t is exact, one that is not quite the least too: it is as near as the dtype of W tells.
     """
     flat = wanted.reshape(-1)
     metric, pull = (None, flat) if g is None else (g.mT @ g, _rows(flat, g))

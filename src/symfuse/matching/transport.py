@@ -1,4 +1,4 @@
-"""Fusion by optimal transport: models softly moved onto an anchor, to be averaged with it (Singh & Jaggi 2020,
+"""Fusion by optimal transport: models softly aligned with an anchor, to be averaged with it (Singh & Jaggi 2020,
 arXiv 1910.05653; Imfeld et al. 2024, arXiv 2310.05719). Inexact.
 
 The cost of a pair of units is their squared distance: of all weights that touch them (in the papers of those that write
@@ -31,19 +31,19 @@ from symfuse.stats.taps import Tap, taps
 POLICIES = ("branch", "mean", "weighted-scalar", "weighted-matrix")
 
 
-def soften(problem: Problem, found: Alignment, pool: Executor) -> Alignment:
-    """Transport in the place of the permutations that were found in its place: of each axis the best plan, all others
-    as they were found. So the plans of axes that meet do not blur each other, and without entropy they are what was
-    found.
+def soften(problem: Problem, hard: Alignment, pool: Executor) -> Alignment:
+    """Replace the permutations of axes that are to be transported by plans: of each axis the best one for all others
+    as in `hard`. So the plans of axes that meet do not blur each other, and without entropy they are the permutations
+    again.
     """
-    spec, moved = problem.spec, Model(found.on(problem.source), problem.spec)
+    spec, aligned = problem.spec, Model(hard.on(problem.source), problem.spec)
 
     def one(instance: Instance, group: Sinkhorn) -> Element:
-        return group.best(weight_moments(spec, instance, problem.anchor.read, moved.read, group)).to(CPU)
+        return group.best(weight_moments(spec, instance, problem.anchor.read, aligned.read, group)).to(CPU)
 
     soft = {i: group for i, group in problem.groups.items() if isinstance(group, Sinkhorn)}
     plans = dict(zip(soft, pool.map(one, soft, soft.values()), strict=True))
-    return Alignment(spec, plans) @ found
+    return Alignment(spec, plans) @ hard
 
 
 def along_the_stream(
@@ -59,7 +59,7 @@ def along_the_stream(
     M ← s M + (1 − s) B, with B of what the sublayer adds at that point and the share s by policy:
 
     "branch": 0. "mean": 1/2. "weighted-scalar": the mean |activation| of the anchor's stream over the sum of that and
-    the branch's. "weighted-matrix": the same of each unit by itself; then rows sum to one, and columns need not.
+    the branch's. "weighted-matrix": the same for each unit; then rows sum to one, and columns need not.
     """
     spec = problem.spec
     points = [i for i in problem.groups if i.axis.partition("_")[0] == "residual"]
@@ -68,7 +68,7 @@ def along_the_stream(
         raise OptionError(f"residual is {policy!r}, and the residual stream is not matched; name it among the axes")
     skips = {point: _skip(spec, anchor, point) for point in points[:-1]}
     writers = taps(spec, anchor, points[1:], written=True)
-    branches = [tap for found in writers.values() for tap in found]
+    branches = [tap for written in writers.values() for tap in written]
     recorded = record(spec, anchor, source, batches, branches)
     sizes: Mapping[Tap, Tensor] = {}
     if policy.startswith("weighted"):
@@ -91,7 +91,7 @@ def along_the_stream(
 
 def _skip(spec: Spec, module: nn.Module, point: Instance) -> Tap:
     """Where the stream at a point is recorded as it bypasses the next sublayer: before the norm, where there is one."""
-    found = taps(spec, module, [point])[point]
-    reader = min(found, key=lambda tap: not spec.tensors[tap.weight].index)  # a tied decoder is in no layer
+    readers_of_stream = taps(spec, module, [point])[point]
+    reader = min(readers_of_stream, key=lambda tap: not spec.tensors[tap.weight].index)  # a tied decoder is in no layer
     gain = next((gain for gain, readers in spec.reads.items() if reader.weight in readers), None)
     return reader if gain is None else Tap(gain, "in", spec.tensors[gain].layout)

@@ -37,13 +37,13 @@ def _best(
         return improve(group, moments)[0]
     if isinstance(group, Scaling):  # what is left of it without scales is the identity
         xy = next(iter(moments.values())).xy
-        found: Element = group.identity(xy.shape[-1], tuple(xy.shape[:-2])).to(xy.device)
+        unscaled: Element = group.identity(xy.shape[-1], tuple(xy.shape[:-2])).to(xy.device)
     else:
-        found = improve(group.without_scaling(), moments)[0]
+        unscaled = improve(group.without_scaling(), moments)[0]
     covariances = moments_of(spec, instance, recorded, group, "covariance")
-    scale = _scale(found, {part: m.to(found.device) for part, m in covariances.items()})
-    tensors = dict(found.tensors())
-    return found.rebuild(tensors | {"scale": scale * tensors.get("scale", 1)})  # which has signs
+    scale = _scale(unscaled, {part: m.to(unscaled.device) for part, m in covariances.items()})
+    tensors = dict(unscaled.tensors())
+    return unscaled.rebuild(tensors | {"scale": scale * tensors.get("scale", 1)})  # which has signs
 
 
 def _rescales(group: Group) -> bool:
@@ -78,7 +78,7 @@ def alike(
     return out
 
 
-def _scale(found: Element, moments: PartMoments) -> Tensor:
+def _scale(element: Element, moments: PartMoments) -> Tensor:
     """The ratio of deviations of each unit, or of all that a rotation mixes: the geometric mean over the parts, of
     which the dual one goes the other way, and 1 where there is none in which both change.
 
@@ -89,8 +89,8 @@ def _scale(found: Element, moments: PartMoments) -> Tensor:
     for part, m in moments.items():
         if part == "plain":  # does not feel scales
             continue
-        by_unit = isinstance(found, Monomial)
-        x, y = (m.x_norms, found.forget().act(m.y_norms, -1)) if by_unit else (m.x_norms.sum(-1), m.y_norms.sum(-1))
+        by_unit = isinstance(element, Monomial)
+        x, y = (m.x_norms, element.forget().act(m.y_norms, -1)) if by_unit else (m.x_norms.sum(-1), m.y_norms.sum(-1))
         ratio = inverse_deviations(y) / inverse_deviations(x)
         logs.append(-ratio.log() if part == "dual" else ratio.log())
     each = torch.stack(logs)

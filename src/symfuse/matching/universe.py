@@ -1,4 +1,4 @@
-"""Many models without an anchor: all are moved onto their running mean, until it settles (generalised Procrustes,
+"""Many models without an anchor: all are aligned with their running mean, until it settles (generalised Procrustes,
 Gower 1975; for networks Crisostomi et al. 2024, C²M³). Going from one model to another through the mean is consistent
 along every cycle by construction."""
 
@@ -14,14 +14,30 @@ from symfuse.alignment import Alignment
 from symfuse.device import CPU
 from symfuse.errors import OptionError
 from symfuse.io import Checkpoint
-from symfuse.matching.anchor import nearest_to_mean
 from symfuse.matching.axes import AUTO
 from symfuse.matching.coordinate import match_models
 from symfuse.matching.problem import usual
-from symfuse.model import Model
+from symfuse.model import Model, require_same_shape
 
 ROUNDS = 10
 SETTLED = 1e-3  # rounds end when one lowers the spread by less than this share
+
+
+def nearest_to_mean(models: Sequence[Model]) -> int:
+    """The index of the model with the least Euclidean distance to the mean of the base models, read tensor by tensor.
+
+    Two models are equally near: then the last, so that `merge A B` aligns A with B.
+    """
+    require_same_shape(models)
+    spec = models[0].spec
+    squares = torch.zeros(len(models), dtype=torch.float64, device=models[0].checkpoint.device)
+    for name in spec.tensors:
+        if name in spec.heads or name in spec.tied:
+            continue
+        stack = torch.stack([model.read(name).double().flatten() for model in models])
+        squares += torch.linalg.vecdot(gap := stack - stack.mean(0), gap)
+    nearest = squares <= squares.min() * (1 + 1e-9)
+    return int(nearest.nonzero().max())
 
 
 @dataclass(frozen=True)
@@ -47,25 +63,25 @@ def match_universe(models: Sequence[Model], *, rounds: int = ROUNDS, **options: 
     asked = (options.get("axes", AUTO), options.get("groups"), options.get("frame"), options.get("variants", ()))
     options["axes"], options["frame"], _ = usual(models, *asked)  # the same for all, whatever their mean
     anchor = models[nearest_to_mean(models)]
-    found = [match_models(model, anchor, **options) for model in models]  # the anchor's is that of its frame
-    plain = [Alignment(g.spec, {}, frame=g.frame, variants=g.variants) for g in found]
-    curve = [spread(_moved(models, plain)), spread(_moved(models, found))]
+    alignments = [match_models(model, anchor, **options) for model in models]  # the anchor's is that of its frame
+    plain = [Alignment(g.spec, {}, frame=g.frame, variants=g.variants) for g in alignments]
+    curve = [spread(_aligned(models, plain)), spread(_aligned(models, alignments))]
     options = options | {"starts": 1}
     for _ in range(rounds):
-        moved = _moved(models, found)
-        mean = _mean(moved)
-        more = [match_models(model, mean, **options) @ g for model, g in zip(moved, found, strict=True)]
-        left = spread(_moved(models, more))
+        aligned = _aligned(models, alignments)
+        mean = _mean(aligned)
+        more = [match_models(model, mean, **options) @ g for model, g in zip(aligned, alignments, strict=True)]
+        left = spread(_aligned(models, more))
         if left > curve[-1]:
             break
-        gain, found = curve[-1] - left, more
+        gain, alignments = curve[-1] - left, more
         curve.append(left)
         if gain <= SETTLED * left:
             break
-    return Universe(tuple(found), tuple(curve))
+    return Universe(tuple(alignments), tuple(curve))
 
 
-def _moved(models: Sequence[Model], alignments: Sequence[Alignment]) -> list[Model]:
+def _aligned(models: Sequence[Model], alignments: Sequence[Alignment]) -> list[Model]:
     return [Model.of(alignment(model.checkpoint)) for model, alignment in zip(models, alignments, strict=True)]
 
 

@@ -1,4 +1,4 @@
-"""A source in memory that is moved step by step, and the elements that its steps come to."""
+"""A source in memory that is transformed step by step, and the product of the elements that acted."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from symfuse.alignment.apply import move
-from symfuse.alignment.compose import composed
+from symfuse.alignment.apply import composed, move
 from symfuse.device import CPU
 from symfuse.groups import Element
 from symfuse.spec import Instance, Spec
@@ -27,15 +26,15 @@ def each(pool: Executor | None, work: Callable[[A], B], items: Iterable[A]) -> l
 
 @dataclass
 class Workspace:
-    """The source as moved so far, in memory, and the elements that moved it.
+    """The source as transformed so far, in memory, and the elements that acted on it.
 
-    moves: how often each tensor was moved. solved: of each block the moves of its tensors when it was at its best.
+    changes: how often each tensor was changed. solved: the `version` of each block when it was at its best.
     """
 
     spec: Spec
     tensors: dict[str, Tensor]
     elements: dict[Instance, Element] = field(default_factory=dict)
-    moves: dict[str, int] = field(default_factory=dict)
+    changes: dict[str, int] = field(default_factory=dict)
     solved: dict[Instance, Sequence[int | None]] = field(default_factory=dict)
 
     @property
@@ -44,12 +43,12 @@ class Workspace:
         return next((tensor.device for tensor in self.tensors.values()), torch.device(CPU))
 
     def touched(self, instance: Instance) -> list[str]:
-        """The names of the tensors, of those that are here, that an instance moves."""
+        """The names of the tensors of this workspace on which an instance acts."""
         return [*filter(self.tensors.__contains__, self.spec.movable[instance])]
 
     def version(self, instance: Instance) -> Sequence[int | None]:
-        """How often each of them was moved; None for never."""
-        return [*map(self.moves.get, self.touched(instance))]
+        """How often each of them was changed; None for never."""
+        return [*map(self.changes.get, self.touched(instance))]
 
     def apply(self, instance: Instance, element: Element, pool: Executor | None = None) -> None:
         """Move all that the instance touches: one tensor a thread of the pool, if there is one."""
@@ -57,36 +56,36 @@ class Workspace:
 
         def one(name: str) -> None:
             self.tensors[name] = move(self.spec, by, name, self.tensors[name])
-            self.moves[name] = self.moves.get(name, 0) + 1
+            self.changes[name] = self.changes.get(name, 0) + 1
 
         each(pool, one, self.touched(instance))
         self.then({instance: element})
 
     def then(self, elements: Mapping[Instance, Element]) -> None:
-        """Note that these elements have acted too."""
+        """Record that these elements have acted too."""
         self.elements = composed(self.spec, elements, self.elements)
 
     def trial(self) -> Workspace:
-        """A copy, to be moved by itself."""
-        return replace(self, tensors=dict(self.tensors), moves=dict(self.moves))
+        """A copy, which changes independently."""
+        return replace(self, tensors=dict(self.tensors), changes=dict(self.changes))
 
     def take(self, trial: Workspace) -> None:
-        """Become what a copy became."""
-        self.tensors, self.moves, self.elements = trial.tensors, trial.moves, trial.elements
+        """Take over the state of a copy."""
+        self.tensors, self.changes, self.elements = trial.tensors, trial.changes, trial.elements
 
     def part(self, instances: Sequence[Instance]) -> Workspace:
-        """The tensors that some instances touch, as if nothing had moved them yet."""
+        """The tensors that some instances act on, with no elements yet."""
         names = dict.fromkeys(name for instance in instances for name in self.touched(instance))
-        moves = {name: self.moves[name] for name in names if name in self.moves}
+        changes = {name: self.changes[name] for name in names if name in self.changes}
         solved = {instance: self.solved[instance] for instance in instances if instance in self.solved}
-        return Workspace(self.spec, {name: self.tensors[name] for name in names}, {}, moves, solved)
+        return Workspace(self.spec, {name: self.tensors[name] for name in names}, {}, changes, solved)
 
     def join(self, parts: Sequence[Workspace]) -> None:
         """Take over parts that have no tensor in common."""
         elements: dict[Instance, Element] = {}
         for part in parts:
             self.tensors |= part.tensors
-            self.moves |= part.moves
+            self.changes |= part.changes
             self.solved |= part.solved
             elements |= part.elements
         self.then(elements)

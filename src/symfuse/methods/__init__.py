@@ -7,7 +7,7 @@ from pkgutil import iter_modules
 
 from symfuse.methods.collect import collect
 from symfuse.methods.data import Inputs, Learned
-from symfuse.methods.learn import Found, learn
+from symfuse.methods.learn import Fitted, learn
 from symfuse.methods.registry import METHODS, lookup
 
 for _module in iter_modules(__path__):
@@ -15,4 +15,4 @@ for _module in iter_modules(__path__):
 for _name in sorted(METHODS):
     METHODS[_name] = METHODS.pop(_name)
 
-__all__ = ["METHODS", "Found", "Inputs", "Learned", "collect", "learn", "lookup"]
+__all__ = ["METHODS", "Fitted", "Inputs", "Learned", "collect", "learn", "lookup"]

@@ -18,7 +18,7 @@ def karcher(stream: Stream, *, max_iter: int = 10, tol: float = 1e-5) -> Iterato
     """The point of the unit sphere with the least sum of squared angles to the tensors' directions, times their mean
     length; each tensor as one long vector.
 
-    Found by at most `max_iter` gradient steps, each along the mean of the vectors that lead to the directions, until
+    Computed by at most `max_iter` gradient steps, each along the mean of the vectors that lead to the directions, until
     that is shorter than `tol`. All this happens in coefficients, of which there is one per model. Zero tensors have no
     direction and count in the mean length only. If the directions cancel (their mean is shorter than tol), the search
     starts from the first one: opposite tensors have no unique mean, and the result depends on their order.

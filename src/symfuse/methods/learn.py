@@ -1,4 +1,4 @@
-"""A method's learning, for models that are numbered as the merge numbers them."""
+"""Run a method's `learn`, for models that are numbered as the merge numbers them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from symfuse.stats.statistics import Statistics
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a method learned. models: of the merge, moved where the method moves them. numbers: of those that it learned
-    from, by their number in the merge. data: of each, what it was shown: of a task or of saved statistics."""
+class Fitted:
+    """The result of a method's `learn`. models: of the merge, as the method changed them. numbers: of those that it
+    learned from, by their number in the merge. data: of each, what it was shown: of a task or of saved statistics."""
 
     models: tuple[Model, ...]
     numbers: Mapping[int, int]
@@ -27,7 +27,7 @@ class Found:
     data: tuple[Mapping[str, Any] | None, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """What was learned, from what."""
+        """A description of what was learned, and from which data."""
         notes = {"notes": list(self.learned.notes)} if self.learned.notes else {}
         return {**self.learned.record, **notes, "data": [None if one is None else dict(one) for one in self.data]}
 
@@ -39,8 +39,8 @@ class Found:
     def statistic(self, model: int, name: str) -> Statistic | None:
         if not self.learned.statistics or model not in self.numbers:
             return None
-        found = self.learned.statistics[self.numbers[model]]
-        return None if found is None else found.of(name, self.models[model].spec)
+        statistics = self.learned.statistics[self.numbers[model]]
+        return None if statistics is None else statistics.of(name, self.models[model].spec)
 
 
 def learn(
@@ -57,16 +57,16 @@ def learn(
     memory: int | None = None,
     device: str = CPU,
     report: Report = lambda _line: None,
-) -> Found | None:
-    """What a method finds out of the data of models; None for one that does not look at any.
+) -> Fitted | None:
+    """The result of a method's `learn` on the data of models; None for a method without one.
 
-    models: as they will be merged, in one frame. of: the numbers of those that it looks at; default: all but the base.
-    base: the number of that which task vectors start from. tasks, statistics: of each of `of`. parameters: of the
-    method; those that are learned with are picked out. memory, device: as in `Inputs`. Raises OptionError for data that
-    the method has no use for, too few of them, and parameters of the wrong kind.
+    models: as they will be merged, in one frame. of: the numbers of those whose data it uses; default: all but the
+    base. base: the number of the model from which task vectors start. tasks, statistics: for each of `of`. parameters:
+    of the method; those of `learn` are selected. memory, device: as in `Inputs`. Raises OptionError for data that the
+    method cannot use, too few of them, and parameters of the wrong type.
     """
     if method.learn is None:
-        if any(given is not None for given in (*(tasks or ()), *(statistics or ()))):
+        if any(source is not None for source in (*(tasks or ()), *(statistics or ()))):
             raise OptionError(f"{method.name} does not look at data; leave data and statistics out")
         return None
     if isinstance(seed, bool) or not isinstance(seed, int):
@@ -100,10 +100,10 @@ def learn(
     )
     asked = {name: value for name, value in (parameters or {}).items() if name in method.learned}
     learned: Learned = method.learn(inputs, **{n: method.learned[n].value(v, method.name) for n, v in asked.items()})
-    found = list(models)
-    for i, model in zip(numbers, learned.moved or (), strict=False):
-        found[i] = model
+    out = list(models)
+    for i, model in zip(numbers, learned.models or (), strict=False):
+        out[i] = model
     shown = [None if one is None else one.provenance for one in saved or [None] * len(numbers)]
     for i, task in enumerate(inputs.tasks):
         shown[i] = shown[i] if task is None or shown[i] is not None else task.describe()
-    return Found(tuple(found), {number: i for i, number in enumerate(numbers)}, learned, tuple(shown))
+    return Fitted(tuple(out), {number: i for i, number in enumerate(numbers)}, learned, tuple(shown))

@@ -1,4 +1,4 @@
-"""Two configs compared: which fields differ once they are spelled alike, and whether the difference matters."""
+"""Compare two configs: which fields differ after normalising their spelling, and whether the difference matters."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from symfuse.architectures.base import ARCHITECTURES, Config, lookup
-from symfuse.architectures.feed_forward import SAME
+from symfuse.architectures.blocks import SAME
 from symfuse.errors import SpecError
 from symfuse.io import Checkpoint
 from symfuse.io.installed import resolved
 
-# Values of fields that are absent, in all declared families that have them and whose declarations do not read them.
+# Defaults of absent fields, in all declared families that have them and whose declarations do not read them.
 SCALARS: dict[str, Any] = {
     "is_decoder": False, "position_embedding_type": "absolute", "scale_attn_weights": True,
     "scale_attn_by_inverse_layer_idx": False, "norm_first": False,
 }  # fmt: skip
 OF_HEADS = {"architectures", "id2label", "num_labels", "tie_word_embeddings", "legacy", "encoder_stride"}
 
-# Fields that do not change what given weights compute in evaluation: training (of SCEPTR a block of that name),
+# Fields that do not change what the same weights compute in evaluation: training (of SCEPTR a block of that name),
 # bookkeeping, generation, the head.
 HARMLESS = (
     "*dropout*", "*drop_rate*", "*drop_path*", "*layerdrop*", "*_pdrop", "initializer_*", "init_std*", "*_loss_coef",
@@ -32,10 +32,11 @@ HARMLESS = (
     "no_repeat_ngram_size", "early_stopping", "router_jitter_noise", "tie_encoder_decoder", "sceptr", *OF_HEADS,
 )  # fmt: skip
 
-# Where a config was last written, which is no property of the model.
+# Fields that record who wrote a config, which is no property of the model.
 UNSAID = ("transformers_version", "_name_or_path", "_commit_hash")
 
-# The base of rotary embeddings and the ε of RMSNorm where a config does not say them (transformers 5.24), by family.
+# The base of rotary embeddings and the ε of RMSNorm where a config does not contain them (transformers 5.24), by
+# family.
 THETA = {
     "mixtral": 1e6, "ministral3": 1e6, "smollm3": 2e6, "gpt_oss": 150_000.0, "helium": 1e5,
     **dict.fromkeys(("cohere", "exaone", "ernie4_5", "llama4_text", "olmo3"), 500_000.0),
@@ -44,7 +45,7 @@ EPSILON = dict.fromkeys(
     ("mixtral", "ministral3", "phi3", "olmo2", "ernie4_5", "exaone", "llama4_text", "olmo3", "olmoe"), 1e-5
 )
 
-# Of what kind some fields are, where they are there.
+# The types of some fields, where they are present.
 KINDS: dict[str, Any] = {
     "rope_parameters": {}, "rope_scaling": {}, "text_config": {}, "llm_config": {}, "layer_types": [],
     "architectures": [], "model_type": "",
@@ -107,7 +108,7 @@ def differences(one: Checkpoint, other: Checkpoint) -> list[Difference]:
     SpecError, naming the model, for a field of another kind than it must be.
     """
     configs = [_flat(_spelled(checkpoint)) for checkpoint in (one, other)]
-    found: dict[str, Difference] = {}
+    by_field: dict[str, Difference] = {}
     for key in dict.fromkeys((*configs[0], *configs[1])):
         ours, theirs = (config.get(key, _default(key, config)) for config in configs)
         if key.rpartition(".")[2] in UNSAID or ours == theirs or (not ours and not theirs):  # absent, false, 0: one
@@ -115,11 +116,11 @@ def differences(one: Checkpoint, other: Checkpoint) -> list[Difference]:
         known = ours is not None and theirs is not None
         if not known and _is_default(key, ours if theirs is None else theirs, one if ours is None else other):
             continue
-        said = _as_said(key, one, other)
-        found[said] = Difference(said, ours, theirs, known and not _harmless(key, configs))
+        field = _field_name(key, one, other)
+        by_field[field] = Difference(field, ours, theirs, known and not _harmless(key, configs))
     if all(str(checkpoint.config.get("model_type")) in ARCHITECTURES for checkpoint in (one, other)):
-        found |= _deciding_differences(one, other)
-    return sorted(found.values(), key=lambda difference: not difference.matters)
+        by_field |= _deciding_differences(one, other)
+    return sorted(by_field.values(), key=lambda difference: not difference.matters)
 
 
 def label_clash(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
@@ -137,19 +138,19 @@ def label_clash(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
 
 def _labels(config: Mapping[str, Any]) -> dict[str, int]:
     """The numbers of a classifier's labels by name; none if the config does not say them, or says no whole numbers."""
-    found = config.get("label2id")
-    if isinstance(found, Mapping) and found:
-        pairs = [(str(name), str(number)) for name, number in found.items()]
+    labels = config.get("label2id")
+    if isinstance(labels, Mapping) and labels:
+        pairs = [(str(name), str(number)) for name, number in labels.items()]
     else:
         names = config.get("id2label")
         pairs = [(str(name), str(number)) for number, name in names.items()] if isinstance(names, Mapping) else []
     return {name: int(number) for name, number in pairs} if all(number.isdecimal() for _, number in pairs) else {}
 
 
-def _as_said(key: str, one: Checkpoint, other: Checkpoint) -> str:
+def _field_name(key: str, one: Checkpoint, other: Checkpoint) -> str:
     """The field of an activation by the name that both configs have for it."""
-    said = {name for checkpoint in (one, other) for name in ACTIVATIONS if name in checkpoint.config}
-    return said.pop() if key == "hidden_act" and len(said) == 1 else key
+    fields = {name for checkpoint in (one, other) for name in ACTIVATIONS if name in checkpoint.config}
+    return fields.pop() if key == "hidden_act" and len(fields) == 1 else key
 
 
 def _harmless(key: str, configs: Sequence[Mapping[str, Any]]) -> bool:
@@ -223,7 +224,9 @@ def _alike(config: Mapping[str, Any]) -> dict[str, Any]:
     heads, width = c.get("num_attention_heads"), c.get("hidden_size")
     if isinstance(heads, int) and isinstance(width, int) and heads > 0:
         derived = {"num_key_value_heads": heads, "head_dim": width // heads}
-        c |= {key: value for key, value in derived.items() if key not in c}  # last: said after what they follow from
+        c |= {
+            key: value for key, value in derived.items() if key not in c
+        }  # last: these come after the fields that they follow from
     if not c.get("use_sliding_window", True):
         c = {key: value for key, value in c.items() if key not in ("sliding_window", "max_window_layers")}
     types = c.get("layer_types")
@@ -239,12 +242,12 @@ def _get(config: Mapping[str, Any], key: str, default: Any) -> Any:
 
 def _rope(c: dict[str, Any]) -> dict[str, Any]:
     """The rotary settings, taken out of a config, as `rope_parameters` of `transformers` 5 has them."""
-    scaling, given = c.pop("rope_scaling", {}), c.pop("rope_parameters", {})
+    scaling, parameters = c.pop("rope_scaling", {}), c.pop("rope_parameters", {})
     local = c.pop("rope_local_base_freq", None)
     single = {ROPE[key]: c.pop(key) for key in list(c) if key in ROPE}
-    settings = {**single, **scaling, **given}
+    settings = {**single, **scaling, **parameters}
     if any(isinstance(value, Mapping) for value in settings.values()):  # one for each type of layer
-        return {key: _one_rope(value) if isinstance(value, Mapping) else value for key, value in given.items()}
+        return {key: _one_rope(value) if isinstance(value, Mapping) else value for key, value in parameters.items()}
     if local is not None:
         return {"full_attention": _one_rope(settings), "sliding_attention": {"rope_theta": local}}
     return _one_rope(settings)
@@ -262,7 +265,7 @@ def rope_theta(config: Mapping[str, Any]) -> float | None:
     """The base of rotary embeddings without scaling; None if they are scaled, of several kinds, or not understood."""
     try:
         text = _alike(text_config(config))
-    except SpecError:  # said, with the model's name, where configs are compared
+    except SpecError:  # raised, with the model's name, where configs are compared
         return None
     rope = {"rope_theta": _default("rope_theta", text), **text.get("rope_parameters", {})}
     return float(rope["rope_theta"]) if set(rope) == {"rope_theta"} else None

@@ -23,7 +23,7 @@ from symfuse.model.undeclared import LAYER_COUNTS, disagreeing_frequencies, head
 from symfuse.model.undeclared import undeclared as by_names
 from symfuse.spec import Axis, Declared, Spec, anatomy, layer_of
 
-# Sizes of the config whose names say more than the shapes that follow from them.
+# Sizes in the config whose names are clearer in an error than shapes.
 WIDTHS = ("hidden_size", "n_embd", "d_model", "dim", "intermediate_size", "n_inner", "d_ff")
 
 
@@ -34,7 +34,7 @@ _checked: WeakKeyDictionary[Checkpoint, tuple[tuple[Any, ...], Spec, tuple[str, 
 @dataclass(frozen=True)
 class Model:
     """A checkpoint and its Spec, which it has been checked against; tensors are read by canonical name.
-    notes: what the user should be told of it."""
+    notes: messages for the user."""
 
     checkpoint: Checkpoint
     spec: Spec
@@ -44,7 +44,7 @@ class Model:
     def of(cls, checkpoint: Checkpoint, *, undeclared: bool = False) -> Model:
         """Resolve the family and check every name and shape, from headers alone.
 
-        undeclared: take a family without a declaration by names and shapes, without symmetries; a note says so.
+        undeclared: for a family without a declaration use names and shapes alone, without symmetries, and add a note.
         Raises UnknownArchitectureError, SpecError or LayoutError, each naming what does not fit.
         """
         asked, family = checkpoint, ARCHITECTURES.get(str(checkpoint.config.get("model_type")))
@@ -73,7 +73,7 @@ class Model:
 
     @property
     def declared(self) -> bool:
-        """Whether symfuse knows the family, and with it what may be aligned."""
+        """Whether symfuse has a declaration of the family, so that it can be aligned."""
         return self.spec.family in ARCHITECTURES
 
     def read(self, name: str) -> Tensor:
@@ -85,22 +85,22 @@ class Model:
         return replace(self, checkpoint=self.checkpoint.on(device))
 
     def scanned(self, name: str) -> Tensor:
-        """As `read`, in the dtype in which it is stored, or computed: for who widens it in pieces."""
+        """As `read`, in the dtype in which it is stored or computed: for callers that widen it piece by piece."""
         return self.whole.scanned(self.spec.file_name(name))
 
     def unrounded(self, name: str) -> Tensor:
-        """As `scanned`, for who finds NaN and infinity in what is made of it."""
+        """As `scanned`, but not checked for NaN and infinity: for callers that check what they compute from it."""
         return self.whole.wide(self.spec.file_name(name))
 
     @cached_property
     def whole(self) -> Checkpoint:
-        """The checkpoint with every tensor as it is declared, by `spec.file_name`, though the file may have it in
+        """The checkpoint with every tensor whole, as it is declared, by `spec.file_name`; the file may have it in
         pieces."""
         return stacked(self.checkpoint, self.spec)
 
     def as_in(self, like: Spec) -> Model:
-        """The model as tensors of files, in the pieces of that declaration's file: each declared by itself, under a
-        name that all models have for it. For what treats tensors one by one: pieces of a stack no longer move as one.
+        """The model with stacks cut into the pieces of that declaration's file. Each piece is declared separately,
+        under a name that all models share. For code that treats tensors one by one, such as a merge.
         """
         own = self.spec.stacks
         stacks = {name: own.get(name, pieces) for name, pieces in _stacks_in(like, self.spec).items()}
@@ -120,15 +120,15 @@ class Model:
 
 
 def as_declared(checkpoint: Checkpoint) -> Checkpoint:
-    """A checkpoint with every tensor as its family declares it (`Model.whole`); as it is if no family does."""
+    """A checkpoint with every tensor as its family declares it (`Model.whole`); unchanged without a declaration."""
     if str(checkpoint.config.get("model_type")) not in ARCHITECTURES:
         return checkpoint
     return stacked(checkpoint, resolve(checkpoint.config, checkpoint, checkpoint.name))
 
 
 def under_file_names(checkpoint: Checkpoint) -> tuple[Checkpoint, tuple[str, ...]]:
-    """A checkpoint of a declared family that has the names of memory, as the installed `transformers` would save it,
-    and a note of that; any other as it is."""
+    """Give a checkpoint of a declared family whose tensors have their names in memory the names of files, as the
+    installed `transformers` would save it, with a note; any other checkpoint is returned unchanged."""
     if str(checkpoint.config.get("model_type")) not in ARCHITECTURES:
         return checkpoint, ()
     try:
@@ -142,12 +142,14 @@ def under_file_names(checkpoint: Checkpoint) -> tuple[Checkpoint, tuple[str, ...
     saved = on_disk(checkpoint)
     if saved is checkpoint:
         return checkpoint, ()
-    return saved, (f"{len(unknown)} tensors have the names of memory, such as {unknown[0]}, and get those of files",)
+    return saved, (
+        f"{len(unknown)} tensors have their names in memory, such as {unknown[0]}; they are renamed as in files",
+    )
 
 
 def _stacks_in(like: Spec, spec: Spec) -> dict[str, tuple[str, ...]]:
-    """The tensors of a spec that are stacks in the other one's file → the pieces there: of layers which that does not
-    have, as of those that it has."""
+    """The tensors of a spec that are stacks in the other one's file → the pieces there. Layers that the other one does
+    not have get pieces like those of its own layers."""
 
     def at(name: str, declared: Declared, layer: int | str) -> str:
         own = layer_of(declared.index)
@@ -166,8 +168,8 @@ def _stacks_in(like: Spec, spec: Spec) -> dict[str, tuple[str, ...]]:
 def require_same_shape(models: Sequence[Model], *, force_config: bool = False, layers: bool = True) -> tuple[str, ...]:
     """IncompatibleError, with the first difference, unless the base models are of one family and size.
 
-    Task heads may differ; whoever combines them decides what becomes of them. force_config: let configs differ in what
-    they compute. layers: whether the numbers of layers must agree. Returns notes: the differences that are let pass.
+    Task heads may differ; the caller decides how to combine them. force_config: accept configs that compute different
+    functions. layers: whether the numbers of layers must agree. Returns notes: the differences that are accepted.
     """
     for model in models:
         for alias, name in model.spec.tied.items():
@@ -182,8 +184,8 @@ def require_same_shape(models: Sequence[Model], *, force_config: bool = False, l
                 "family share their symmetries"
             )
         require_same_sizes(first, other, pair, layers, force_config)
-        found = differences(first.checkpoint, other.checkpoint)
-        notes += let_pass(found, pair, force_config, layers)
+        fields = differences(first.checkpoint, other.checkpoint)
+        notes += let_pass(fields, pair, force_config, layers)
         require_same_tensors(first, other, pair, layers)
     return tuple(notes)
 
@@ -209,18 +211,18 @@ def require_same_sizes(first: Model, other: Model, pair: str, layers: bool, forc
                 )
 
 
-def let_pass(found: Sequence[Difference], pair: str, force_config: bool, layers: bool) -> list[str]:
-    """Notes for differences of configs; IncompatibleError for the first that matters, unless it is forced."""
+def let_pass(fields: Sequence[Difference], pair: str, force_config: bool, layers: bool) -> list[str]:
+    """Notes for differences of configs; IncompatibleError for the first that matters, unless `force_config`."""
     if not layers:
         by_layer = (*LAYER_COUNTS, "layer_types", "no_rope_layers", "mlp_only_layers")  # compared layer by layer
-        found = [d for d in found if d.field.rpartition(".")[2] not in by_layer]
-    deciding, others = [d for d in found if d.matters], [d for d in found if not d.matters]
+        fields = [d for d in fields if d.field.rpartition(".")[2] not in by_layer]
+    deciding, others = [d for d in fields if d.matters], [d for d in fields if not d.matters]
     if deciding and not force_config:
         more = f" (and in {some(d.field for d in deciding[1:])})" if deciding[1:] else ""
         d = deciding[0]
         raise IncompatibleError(
             f"{pair}: config.json differs in {d}{more}, so that the same weights compute something else; make them "
-            "equal if one of them is wrong; a merge can take the base's all the same (--force-config, or "
+            "equal if one of them is wrong; a merge can use the base's nevertheless (--force-config, or "
             "`force_config: true` in a recipe)"
         )
     notes = [
@@ -261,21 +263,21 @@ def _base_shapes(model: Model, layers: bool) -> dict[str, tuple[int, ...]]:
     return out
 
 
-def require_unread(source: Checkpoint, spec: Spec, moved: Collection[str]) -> None:
-    """IncompatibleError if one of these axes is that of the hidden states, and modules of sentence-transformers behind
-    the model read their units: those modules would have to move too, and are carried as they are."""
+def require_unread(source: Checkpoint, spec: Spec, axes: Collection[str]) -> None:
+    """IncompatibleError if one of these axes is that of the hidden states, and modules of sentence-transformers read
+    them: those modules would have to be transformed too, but are copied unchanged."""
     layout = spec.outputs.get("last_hidden_state")
-    read = {*layout.names} & set(moved) if layout is not None else set()
+    read = {*layout.names} & set(axes) if layout is not None else set()
     if read and (modules := source.readers()):
         raise IncompatibleError(
             f"{source.name}: {some(modules)} (modules.json) read the units of its hidden states, axis "
-            f"{some(sorted(read))}, and would not be moved with them; match all but that axis (--axes "
+            f"{some(sorted(read))}, and would not be transformed with them; match all but that axis (--axes "
             "attention,ffn,heads), or take these modules out of the folder"
         )
 
 
 def require_floating(model: Model) -> None:
-    """CheckpointError if a tensor holds integers: rotated they would be something else after rounding."""
+    """CheckpointError if a tensor holds integers, which cannot hold a rotated weight."""
     infos = {file: model.checkpoint.info(file) for file in model.spec.files if file in model.checkpoint}
     if wrong := [f"{file} ({info})" for file, info in infos.items() if not info.dtype.is_floating_point]:
         raise CheckpointError(
@@ -284,7 +286,7 @@ def require_floating(model: Model) -> None:
 
 
 def require_equal(checkpoint: Checkpoint, alias: str, name: str) -> None:
-    """SpecError if a tensor is stored that stands for another one by config.json or its family, and they differ."""
+    """SpecError if a stored tensor is tied to another one, by config.json or its family, and differs from it."""
     if alias not in checkpoint:
         return
     one, other = checkpoint[alias], checkpoint[name]
@@ -327,10 +329,10 @@ def _difference(axis: str, ours: Axis, theirs: Axis, fields: Sequence[Difference
             return f"the {what} differ: {ours.size} and {theirs.size}; {way}"
         way = "there is no exact map between them"
         if anatomy(axis) in ("residual", "ffn"):
-            way = "the narrower can be given the widths of the wider first (align --widen, docs/widths.md)"
+            way = "the narrower can be expanded to the widths of the wider first (align --widen, docs/widths.md)"
         sizes = [str(field) for field in fields if type(field.ours) is int]
-        said = f" ({some(sizes)} in config.json)" if sizes else ""
-        return f"the {what} differ: {ours.size} and {theirs.size}{said}; {way}"
+        in_config = f" ({some(sizes)} in config.json)" if sizes else ""
+        return f"the {what} differ: {ours.size} and {theirs.size}{in_config}; {way}"
     names = [a.group.name if a.group else "none" for a in (ours, theirs)]
     what = some(map(str, fields)) if fields else "something that decides them, such as the activation"
     return f"axis {axis!r} has different symmetries ({names[0]} and {names[1]}): config.json differs in {what}"

@@ -1,5 +1,5 @@
-"""Why an axis moves as it does, and no further: in the declaration's own words (`Axis.why`), or by what the axis is
-and which group acts on it."""
+"""Why no larger group may act on an axis: as its declaration says (`Axis.why`), or by the meaning of the axis and the
+group that acts on it."""
 
 from __future__ import annotations
 
@@ -9,44 +9,44 @@ from symfuse.spec.spec import anatomy
 MEANING = {
     "residual": "the residual stream", "h": "heads", "kv": "key/value heads", "q": "query heads that share a key",
     "qk": "queries and keys inside a head", "c": "a rotary plane of queries and keys",
-    "p": "what positions do not turn of queries and keys", "v": "values inside a head", "ffn": "neurons",
+    "p": "the part of queries and keys without rotary positions", "v": "values inside a head", "ffn": "neurons",
     "f": "rotary planes of a head", "pool": "units of the pooler", "embedding": "units of an embedding",
-    "lm": "units of the language model's head", "e": "experts", "vocab": "tokens", "positions": "places",
+    "lm": "units of the language model's head", "e": "experts", "vocab": "tokens", "positions": "input positions",
     "types": "segments", "labels": "classes", "stem": "channels between two convolutions", "buckets": "distances",
-    "mels": "pitches", "times": "moments",
+    "mels": "mel frequencies", "times": "time steps",
     "blocks": "blocks of the stream", "l": "layers", "projector": "units before the classes", "books": "books of codes",
     "entries": "codes of a book", "code": "units of a code", "projected": "the space in which codes are compared",
 }  # fmt: skip
 
 # By the name of the group, for any axis.
 BY_GROUP = {
-    "permutation": "elementwise or equal treatment: may be reordered",
+    "permutation": "all units are treated alike, one by one: may be reordered",
     "signed": "odd non-linearity, or RMSNorm: may be reordered and flipped",
     "monomial": "homogeneous non-linearity: may be reordered and rescaled",
-    "invertible": "linear on both sides: a map and its inverse cancel; usually matched by rotation and scale",
-    "sign": "queries and keys are normalised: of a rotary plane the sign is free",
-    "phase": "commutes with the turns of rotary positions",
-    "rotary": "commutes with the turns of rotary positions",
+    "invertible": "linear on both sides, so that a map and its inverse cancel; usually matched by rotation and scale",
+    "sign": "queries and keys are normalised: each rotary plane may only change sign",
+    "phase": "commutes with the rotations of rotary positions",
+    "rotary": "commutes with the rotations of rotary positions",
     "signed-monomial": "gated, so linear in one factor: may be reordered, flipped and rescaled",
-    "orthogonal": "nothing acts on single units: may be rotated",
-    "centred": "LayerNorm without gains: may be rotated if the mean stays",
+    "orthogonal": "no operation acts on single units: may be rotated",
+    "centred": "LayerNorm without gains: may be rotated while the mean is kept",
 }
-# By axis and name of the group (none: not moved), where more can be said.
+# By axis and name of the group (None: no group acts), where there is a more specific reason.
 BY_AXIS = {
-    ("residual", "permutation"): "LayerNorm has a gain for each unit, and a mean: reordered only",
+    ("residual", "permutation"): "LayerNorm has a gain for each unit, and subtracts the mean: reordered only",
     ("residual", "signed"): "RMSNorm has a gain for each unit: reordered and flipped only",
     ("ffn", "permutation"): "a non-linearity that acts on each neuron: reordered only",
-    ("f", None): "each plane turns at a speed of its own",
-    ("vocab", None): "rows belong to tokens: carried; the tokenizer says which is which",
-    ("positions", None): "rows belong to places: carried",
-    ("types", None): "rows belong to kinds of segments: carried",
-    ("labels", None): "rows belong to classes: carried",
+    ("f", None): "each plane rotates at its own frequency",
+    ("vocab", None): "one row per token, in the tokenizer's order: fixed",
+    ("positions", None): "one row per position: fixed",
+    ("types", None): "one row per segment type: fixed",
+    ("labels", None): "one row per class: fixed",
 }
-CARRIED = "its order has a meaning: never moved"
+FIXED = "the order of its units has a meaning: fixed"
 ONCE_FOLDED = {"layer": "centred", "rms": "orthogonal", "rms+1": "orthogonal"}
 
 
 def reason(name: str, axis: Axis) -> str:
-    """Why no larger group than its own acts on an axis; for one that none acts on, why it stays."""
+    """Why no larger group than its own may act on an axis; if none may, why the axis is fixed."""
     group = axis.group.name if axis.group is not None else None
-    return axis.why or BY_AXIS.get((anatomy(name), group)) or (CARRIED if group is None else BY_GROUP.get(group, ""))
+    return axis.why or BY_AXIS.get((anatomy(name), group)) or (FIXED if group is None else BY_GROUP.get(group, ""))

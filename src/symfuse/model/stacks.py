@@ -1,9 +1,9 @@
-"""Tensors that are declared whole and that files may have in pieces: the experts of a mixture are one stack in memory,
-and on disk mostly one tensor for each map of each.
+"""Tensors that are declared as one stack, and that files may have in pieces: the experts of a mixture are one tensor in
+memory, and on disk usually one tensor for each weight matrix of each expert.
 
-All that moves by layouts sees stacks, `stacked`, and what comes of it has the names of the file again, `unstacked`.
-What treats tensors one by one, as a merge does, sees those of the file (`Model.as_in`). Both ways are lazy: laid flat,
-a stack is its pieces one after the other (`Spec.stored`).
+Code that acts by layouts sees stacks (`stacked`); its result gets the names of the file again (`unstacked`). Code that
+treats tensors one by one, such as a merge, sees those of the file (`Model.as_in`). Both directions are lazy: flattened,
+a stack is the concatenation of its pieces (`Spec.stored`).
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from symfuse.spec.spec import pieces_of
 
 
 def stacked(checkpoint: Checkpoint, spec: Spec) -> Checkpoint:
-    """The checkpoint with every stack whole, by the name that `spec.file_name` has for it, in place of its pieces; what
-    is not there, or not all of it, is left as it is."""
+    """The checkpoint with every stack whole, by the name that `spec.file_name` has for it, in place of its pieces.
+    A stack of which a piece is missing stays in pieces."""
     names = [name for name in spec.stacks if all(piece in checkpoint for piece in spec.stored(name))]
     stacks = {spec.file_name(name): list(spec.stored(name)) for name in names}
     if not stacks:
         return checkpoint
     if isinstance(checkpoint.tensors, _Pieces):
         whole = checkpoint.tensors.whole
-        if all(name in whole for name in stacks):  # what these pieces were cut from
+        if all(name in whole for name in stacks):  # these pieces were cut from it
             return checkpoint.replace(tensors=whole.tensors)
     shapes = {spec.file_name(name): spec.tensors[name].layout.shape(spec.sizes) for name in names}
     stack_of = {piece: stack for stack, pieces in stacks.items() for piece in pieces}
@@ -60,8 +60,8 @@ def unstacked(checkpoint: Checkpoint, spec: Spec) -> Checkpoint:
 
 
 def piece_of(name: str, spec: Spec) -> Piece | None:
-    """Where in a stack a tensor lies that `Model.as_in` calls STACK.number; None if it is no such piece. spec: declares
-    the stack whole. Pieces are numbered through: at each index of the first axis all parts of the next dimension."""
+    """The piece of a stack that `Model.as_in` names STACK.number; None if the name is no such piece. spec: declares the
+    stack whole. Numbers go over the first axis, and at each of its indices over the parts of the next dimension."""
     stack, _, number = name.rpartition(".")
     if name in spec.tensors or stack not in spec.tensors or not number.isdecimal():
         return None
@@ -76,7 +76,7 @@ def piece_of(name: str, spec: Spec) -> Piece | None:
 
 @dataclass(frozen=True)
 class Piece:
-    """A tensor of that shape in the flat numbers of a stack, from `start` on."""
+    """A tensor of that shape in a flattened stack, from element `start` on."""
 
     stack: str
     start: int
@@ -88,7 +88,7 @@ class Piece:
 
 
 class _Stack:
-    """A stack that is put together of the pieces of a source when it is read."""
+    """A stack that is concatenated from the pieces of a source when it is read."""
 
     def __init__(self, source: Checkpoint, pieces: Sequence[str], shape: tuple[int, ...]) -> None:
         dtypes = (source.info(piece).dtype for piece in pieces)
@@ -134,8 +134,8 @@ def _filled(out: Tensor, pieces: Iterable[Tensor]) -> Tensor:
 
 
 class _Pieces(Rewritten):
-    """Tensors of a checkpoint, and pieces of its stacks, by stack and name. Of the stacks the last that was read is
-    kept, so that all its pieces, read one after the other by whichever threads, are of one computation."""
+    """Tensors of a checkpoint, with its stacks cut into pieces. The stack that was read last is cached, so that it is
+    computed once for all its pieces, whichever threads read them."""
 
     def __init__(self, whole: Checkpoint, pieces: Mapping[str, Mapping[str, Piece]]) -> None:
         self.whole = whole

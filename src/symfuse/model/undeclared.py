@@ -1,4 +1,4 @@
-"""A family that symfuse does not know is a declaration without symmetries: names and shapes, and what is tied."""
+"""A family without a declaration gets a Spec without symmetries: names, shapes and ties."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OTHER_MODALITY = re.compile(r"(.*\.)?(vision|visual|audio|image|speech|multi_?mo
 
 LAYER_COUNTS = ("encoder_layers", "num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_encoder_layers")
 LISTS = {"layers", "layer", "h", "block", "blocks"}
-PREDICTORS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")  # layers after the last, that guess more tokens
+PREDICTORS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")  # layers after the last, that predict further tokens
 
 LAYER = re.compile(r"(.*?)(?<![^.])(\d+)\.")  # a name up to the number of the layer
 BEHIND = "next"  # the index of the tensors of layers behind the last
@@ -37,7 +37,7 @@ ROTARY = re.compile(r"(.*\.)?rotary_emb\.(original_)?(inv_freq|cos_cached|sin_ca
 def undeclared(checkpoint: Checkpoint) -> Spec:
     """The Spec of a checkpoint by its names and shapes: no group acts, the layers of its main stack have index `l`.
 
-    SpecError for an output head that config.json asks for and that is not there, for layers or rows that contradict
+    Raises SpecError for a missing output head that config.json requires, and for layers or rows that contradict
     config.json.
     """
     config, where = checkpoint.config, checkpoint.name
@@ -90,7 +90,7 @@ def is_derived(name: str, info: TensorInfo) -> bool:
 def is_tied(config: Mapping[str, Any], names: Iterable[str]) -> bool:
     """Whether the output head is the embedding, from the config or the family's default."""
     if config.get("scale_decoder_outputs") is False and any(map(HEAD.fullmatch, names)):
-        return False  # `transformers` 5 says of every T5 that it is tied
+        return False  # `transformers` 5 writes tie_word_embeddings for every T5
     for part in (config, text_config(config)):
         if part.get("tie_word_embeddings") is not None:
             return bool(part["tie_word_embeddings"])
@@ -99,13 +99,13 @@ def is_tied(config: Mapping[str, Any], names: Iterable[str]) -> bool:
 
 def embedding(names: Iterable[str]) -> str | None:
     """The token embedding of the language model: the shared one, where there is one, else the first."""
-    found = [name for name in names if EMBEDDING.fullmatch(name) and not other_modality(name)]
-    found.sort(key=lambda name: not name.endswith(SHARED[0]))
-    return found[0] if found else None
+    candidates = [name for name in names if EMBEDDING.fullmatch(name) and not other_modality(name)]
+    candidates.sort(key=lambda name: not name.endswith(SHARED[0]))
+    return candidates[0] if candidates else None
 
 
 def head_name(config: Mapping[str, Any], names: Iterable[str]) -> str | None:
-    """The output head's weight: its name in the file, or that which its class would look for; None without a head."""
+    """The name of the output head's weight, in the file or as its class expects it; None for a class without a head."""
     stored = [name for name in names if HEAD.fullmatch(name) and name.endswith(".weight")]
     if stored:
         return stored[0]
@@ -116,7 +116,7 @@ def head_name(config: Mapping[str, Any], names: Iterable[str]) -> str | None:
 
 
 def _ties(config: Mapping[str, Any], names: list[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Alias → the tensor that it equals, and stored name → canonical name where only an alias is stored."""
+    """Two maps: alias → the tensor that it equals; and stored name → canonical name where only an alias is stored."""
     tied: dict[str, str] = {}
     renamed: dict[str, str] = {}
     for name in names:
@@ -135,21 +135,21 @@ def _ties(config: Mapping[str, Any], names: list[str]) -> tuple[dict[str, str], 
 
 
 def require_head(checkpoint: Checkpoint, names: Collection[str]) -> None:
-    """SpecError if the output head is not among these names, though by config.json it is no alias of the embedding."""
+    """SpecError if the output head is missing, although config.json does not tie it to the embedding."""
     head = head_name(checkpoint.config, names)
     embed = embedding(names)
     if head is None or head in names or embed is None or is_tied(checkpoint.config, names):
         return
-    said = "says that it is not" if "tie_word_embeddings" in checkpoint.config else "does not say that it is"
+    states = "unties it from" if "tie_word_embeddings" in checkpoint.config else "does not tie it to"
     raise SpecError(
-        f"{checkpoint.name}: {head} is missing, and config.json {said} the embedding {embed} (tie_word_embeddings); "
-        "it would be filled with random numbers on loading. Set tie_word_embeddings to true if the model is tied, or "
+        f"{checkpoint.name}: {head} is missing, and config.json {states} the embedding {embed} (tie_word_embeddings); "
+        "it would be initialised at random on loading. Set tie_word_embeddings to true if the model is tied, or "
         "add the tensor"
     )
 
 
 def _require_rows(checkpoint: Checkpoint, names: Iterable[str], vocab: int) -> None:
-    """SpecError if no embedding or head has the rows that the config says. (Some have a few more or fewer.)"""
+    """SpecError if no embedding or head has `vocab_size` rows. (Single ones may have a few more or fewer.)"""
     rows = {name: checkpoint.info(name).shape for name in names if EMBEDDING.fullmatch(name) or HEAD.fullmatch(name)}
     if rows and not any(shape[:1] == (vocab,) for shape in rows.values()):
         name, shape = next(iter(rows.items()))
@@ -160,18 +160,19 @@ def _require_rows(checkpoint: Checkpoint, names: Iterable[str], vocab: int) -> N
 
 
 def serves_all(name: str, names: Container[str]) -> bool:
-    """Whether a tensor is in the first layer alone and serves all of them: the relative bias of T5."""
+    """Whether a tensor is stored in the first layer only and used by all layers: the relative bias of T5."""
     return TABLE.fullmatch(name) is not None and LAYER.sub(r"\g<1>1.", name, count=1) not in names
 
 
 def predicts_more(name: str, layers: int | None) -> bool:
-    """Whether a tensor is of a layer that guesses further tokens: behind the last of so many, or in a part for them."""
+    """Whether a tensor belongs to a layer that predicts further tokens: after the last of `layers`, or in an mtp
+    module."""
     match = LAYER.match(name)
     parts = name.split(".")
     return "mtp" in parts or (match is not None and layers is not None and int(match[2]) >= layers)
 
 
-def depth_said(config: Mapping[str, Any]) -> int | None:
+def declared_depth(config: Mapping[str, Any]) -> int | None:
     """The number of layers of the language model in config.json."""
     text = text_config(config)
     return next((text[key] for key in LAYER_COUNTS if type(text.get(key)) is int), None)
@@ -180,8 +181,8 @@ def depth_said(config: Mapping[str, Any]) -> int | None:
 def _layers(config: Mapping[str, Any], names: Collection[str], where: str) -> tuple[int, dict[str, dict[str, int]]]:
     """The number of layers, and the index of each tensor that is in one; SpecError if config.json says another number.
 
-    All stacks of that many are layers (encoder and decoder); if the config does not say, the one with most tensors is.
-    Those of layers behind the last have an index of their own.
+    Every stack with that number of layers counts (encoder and decoder); without a number in the config, the stack with
+    the most tensors. Tensors of layers after the last have an index of their own.
     """
     stacks: dict[str, dict[str, int]] = defaultdict(dict)
     for name in names:
@@ -196,23 +197,23 @@ def _layers(config: Mapping[str, Any], names: Collection[str], where: str) -> tu
             )
     text = text_config(config)
     largest = max(known, key=lambda stack: len(stacks[stack]), default="")
-    said = depth_said(config)
-    count = sizes.get(largest, 0) if said is None else said
+    declared = declared_depth(config)
+    count = sizes.get(largest, 0) if declared is None else declared
     more = sum(int(text.get(key) or 0) for key in PREDICTORS)
-    chosen = [stack for stack, size in sizes.items() if size in (count, count + more)]
-    if not chosen and known:
-        if count % sizes[largest]:  # else the same layers are run several times
+    chosen_stacks = [stack for stack, size in sizes.items() if size in (count, count + more)]
+    if not chosen_stacks and known:
+        if count % sizes[largest]:  # otherwise the same layers are run several times
             raise SpecError(
                 f"{where}: config.json says {count} layers, and {largest}* has {sizes[largest]}; "
                 "does config.json belong to these weights?"
             )
-        count, chosen = sizes[largest], [largest]
-    every = {name: i for stack in chosen for name, i in stacks[stack].items()}
+        count, chosen_stacks = sizes[largest], [largest]
+    every = {name: i for stack in chosen_stacks for name, i in stacks[stack].items()}
     return count, {name: {"l": i} if i < count else {BEHIND: i - count} for name, i in every.items()}
 
 
 def refuse_placeholders(checkpoint: Checkpoint) -> None:
-    """SpecError for tensors of shape (0,) or (1,) where those of other layers, or all matrices, have a real shape."""
+    """SpecError for tensors of shape (0,) or (1,) that are matrices, or have another shape in other layers."""
     shapes: dict[str, tuple[int, ...]] = {}
     for name in checkpoint:
         if (shape := checkpoint.info(name).shape) not in ((), (0,), (1,)):
@@ -235,5 +236,5 @@ def disagreeing_frequencies(checkpoint: Checkpoint, buffers: Iterable[str], thet
         stored = checkpoint[name].double()
         expected = theta ** -(torch.arange(len(stored), dtype=torch.float64) / max(1, len(stored)))
         if not torch.allclose(stored, expected, rtol=0.02, atol=1e-6):
-            return f"{name} is not what rope_theta {theta:g} of config.json gives; the buffer is dropped"
+            return f"{name} differs from the frequencies of rope_theta {theta:g} in config.json; the buffer is dropped"
     return None

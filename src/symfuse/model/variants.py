@@ -1,7 +1,7 @@
-"""Declarations that are coarser than the truth, or wrong: matching under one is inexact, the moved model computes
-something else (Verma & Elbayad 2024, who compare them with what is exact).
+"""Declarations that are deliberately wrong: matching under one is inexact, the aligned model computes something else
+(Verma & Elbayad 2024, who compare them with exact matching).
 
-A variant is a function from a Spec to a Spec. Whatever acts by layouts follows: moving, matching, proving.
+A variant is a function from a Spec to a Spec. Matching, alignment and proof use its layouts without further code.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from symfuse.messages import some, suggestion
 from symfuse.spec import Atom, Declared, Layout, Spec, Variance, anatomy
 from symfuse.spec.layout import Node, Product
 
-# What a variant splits off an axis: whoever matches the one matches the others.
+# The axes that a variant splits off an axis: matching the axis also matches these.
 SPLIT = {"qk": re.compile("k"), "residual": re.compile(r"residual_\d+")}
 
 
@@ -27,11 +27,7 @@ def separate_qk(spec: Spec) -> Spec:
         return Atom("k") if node == Atom("qk", Variance.DUAL) else node
 
     if not any(Atom("qk", Variance.DUAL) in declared.layout.atoms for declared in spec.tensors.values()):
-        why = (
-            "positions turn its queries and keys"
-            if "c" in spec.axes
-            else "no tensor has keys that follow queries (qk*)"
-        )
+        why = "it has rotary positions" if "c" in spec.axes else "no tensor has keys that are dual to queries (qk*)"
         raise _unfit(spec, "separate-qk", why)
     shifts = tuple(replace(s, axis="k") if s.axis == "qk*" else s for s in spec.shifts)
     return replace(_each(spec, rename), axes={**spec.axes, "k": spec.axes["qk"]}, shifts=shifts)
@@ -49,33 +45,33 @@ def heads_ignored(spec: Spec) -> Spec:
             return node.parts[1] if isinstance(node.parts[1], Atom) else node
         return node
 
-    found = _each(spec, flatten)
+    flattened = _each(spec, flatten)
     if not inner:
-        why = "queries share its heads of keys and values" if "kv" in spec.axes else "it has no heads"
+        why = "several queries share one head of keys and values" if "kv" in spec.axes else "it has no heads"
         raise _unfit(spec, "heads-ignored", why)
-    if left := [n for n, d in found.tensors.items() if Atom("h") in d.layout.atoms]:
-        raise _unfit(spec, "heads-ignored", f"what is inside of heads of {some(left)} is not one space")
+    if left := [n for n, d in flattened.tensors.items() if Atom("h") in d.layout.atoms]:
+        raise _unfit(spec, "heads-ignored", f"the heads of {some(left)} are not one space inside")
     axes = {name: axis for name, axis in spec.axes.items() if name != "h"}
     for name in inner:
         per = tuple(outer for outer in axes[name].per if outer != "h")
         axes[name] = replace(axes[name], size=axes[name].size * spec.axes["h"].size, group=Permutation(), per=per)
-    return replace(found, axes=axes)
+    return replace(flattened, axes=axes)
 
 
 def separate_residual(spec: Spec) -> Spec:
-    """Each point of the residual stream has an element of its own; the skip connections between them are not moved.
+    """Each point of the residual stream has an element of its own; the skip connections between them stay as they are.
 
     Points are where sublayers meet, from 0 to twice the number of layers: `residual` is what the embeddings write and
     the first attention reads, `residual_1` what this attention writes and its feed-forward reads, and so on; heads read
-    the last. A norm is of the point at which it stands: post-norm where its sublayer has written, pre-norm where the
-    next one reads. A tied decoder is of the embeddings' point. Blocks side by side, each behind a norm of its own, are
-    taken as one after the other. (The paper has post-norm models only.)
+    the last. A norm belongs to the point at which it is applied: post-norm where its sublayer has written, pre-norm
+    where the next one reads. A tied decoder belongs to the embeddings' point. Parallel blocks, each after a norm of its
+    own, are treated as sequential. (The paper has post-norm models only.)
     """
     if not {"l", "residual"} <= spec.axes.keys():
         raise _unfit(spec, "separate-residual", "it has no one residual stream")
     streams = [name for name, layout in spec.outputs.items() if _names(layout) & {"residual"}]
     if len(streams) > 1:
-        raise _unfit(spec, "separate-residual", f"where in the stream {some(streams)} stand is not declared")
+        raise _unfit(spec, "separate-residual", f"it is not declared at which point of the stream {some(streams)} are")
     points, last = _points(spec), 2 * spec.axes["l"].size
 
     def at(layout: Layout, writes: int, reads: int) -> Layout:
@@ -97,7 +93,7 @@ def _point_name(point: int) -> str:
 
 
 def _points(spec: Spec) -> dict[str, tuple[int, int]]:
-    """At which point of the stream each tensor that touches it writes, or stands; and at which it reads."""
+    """The point of the stream at which each of its tensors writes or is applied, and the one at which it reads."""
     last = 2 * spec.axes["l"].size
     points: dict[str, tuple[int, int]] = {}
     norms: dict[int, list[str]] = {}  # the gains of post-norm layers, in their order
@@ -119,11 +115,13 @@ def _points(spec: Spec) -> dict[str, tuple[int, int]]:
             norms.setdefault(layer, []).append(name)
     for layer, gains in norms.items():
         if len(gains) != 2:
-            raise _unfit(spec, "separate-residual", f"where in layer {layer} {some(gains)} stand is not declared")
+            raise _unfit(
+                spec, "separate-residual", f"it is not declared at which points of layer {layer} {some(gains)} are"
+            )
         points |= {gain: (point, point) for point, gain in enumerate(gains, 2 * layer + 1)}
     for gain, readers in spec.reads.items():
         if len({points[name][1] for name in readers if name in points}) > 1:
-            raise _unfit(spec, "separate-residual", f"attention and feed-forward read one norm, {gain}, side by side")
+            raise _unfit(spec, "separate-residual", f"attention and feed-forward read the same norm {gain} in parallel")
         if gain not in points:
             points[gain] = (points[readers[0]][1],) * 2
     points |= {bias: points[weight] for bias, weight in biases.items()}
@@ -131,17 +129,16 @@ def _points(spec: Spec) -> dict[str, tuple[int, int]]:
 
 
 def _require_outside(spec: Spec, name: str) -> None:
-    """SpecError for a tensor outside the layers that is neither before nor after them, or does not say which."""
+    """SpecError for a tensor outside the layers that is not clearly before or after them."""
     layout, order = spec.tensors[name].layout, list(spec.tensors)
     inside = next(i for i, declared in enumerate(spec.tensors.values()) if declared.index)
     atoms = [atom for atom in layout.atoms if atom.name == "residual"]
     late = order.index(name) > inside and any(atom.variance is Variance.PLAIN for atom in atoms)
     if name not in spec.heads | spec.reads.keys() and (late or len(atoms) > 1 or "relative" in _names(layout)):
-        raise _unfit(spec, "separate-residual", f"where in the stream {name} stands is not declared")
+        raise _unfit(spec, "separate-residual", f"it is not declared at which point of the stream {name} is")
 
 
-# A licence, not a declaration: units may be averaged (symfuse.groups.coupling) where they may be permuted. The layouts
-# stay as they are.
+# Not a change of layouts: where units may be permuted, they may also be averaged (symfuse.groups.coupling).
 TRANSPORT = "transport"
 
 # In the order in which they are applied: keys are split off before heads are left out.
@@ -153,27 +150,27 @@ VARIANTS: Mapping[str, Callable[[Spec], Spec]] = {
 
 
 def require_variants(names: Iterable[str]) -> tuple[str, ...]:
-    """The names in the order of VARIANTS, TRANSPORT last; OptionError for one that there is not."""
-    given, known = list(names), [*VARIANTS, TRANSPORT]
-    for name in given:
+    """The names in the order of VARIANTS, TRANSPORT last; OptionError for one that does not exist."""
+    requested, known = list(names), [*VARIANTS, TRANSPORT]
+    for name in requested:
         if name not in known:
             raise OptionError(f"no variant is called {name!r}{suggestion(name, known)}; there are {known}")
-    return tuple(name for name in known if name in given)
+    return tuple(name for name in known if name in requested)
 
 
 def vary(spec: Spec, names: Iterable[str]) -> Spec:
     """The declaration under these variants. OptionError for an unknown name; SpecError for a family whose layouts one
     of them does not fit."""
-    chosen = [name for name in require_variants(names) if name != TRANSPORT]
-    if chosen and len([key for key in spec.index_axes if anatomy(key) == "l"]) > 1:
-        raise _unfit(spec, some(chosen), "it has several stacks of layers")
-    for name in chosen:
+    variants = [name for name in require_variants(names) if name != TRANSPORT]
+    if variants and len([key for key in spec.index_axes if anatomy(key) == "l"]) > 1:
+        raise _unfit(spec, some(variants), "it has several stacks of layers")
+    for name in variants:
         spec = VARIANTS[name](spec)
     return spec
 
 
 def with_split(axes: Iterable[str], spec: Spec) -> dict[str, str]:
-    """Those of the axes that the declaration has, and what variants have split off them; each → the one it was of."""
+    """Those of the axes that the declaration has, and those that variants have split off; each → the original axis."""
     split = {axis: [n for n in spec.axes if axis in SPLIT and SPLIT[axis].fullmatch(n)] for axis in axes}
     return {name: axis for axis, parts in split.items() for name in (axis, *parts) if name in spec.axes}
 

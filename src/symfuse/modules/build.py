@@ -18,8 +18,7 @@ from symfuse.device import CPU
 from symfuse.errors import CheckpointError
 from symfuse.io import Checkpoint, TensorInfo, scan
 from symfuse.io.installed import class_config, meta_module, quiet
-from symfuse.io.live import names_in_memory
-from symfuse.io.names import class_prefix
+from symfuse.io.live import class_prefix, names_in_memory
 from symfuse.messages import first_line
 from symfuse.model import Model
 
@@ -149,8 +148,8 @@ def _auto_class(checkpoint: Checkpoint, auto: str) -> Any:
     config = transformers.CONFIG_MAPPING[model_type]
     if config not in mapping:
         raise CheckpointError(f"{checkpoint.name}: transformers has no {auto} for a {model_type}; choose another task")
-    found = mapping[config]
-    return found[0] if isinstance(found, tuple) else found
+    classes = mapping[config]
+    return classes[0] if isinstance(classes, tuple) else classes
 
 
 def _known_type(checkpoint: Checkpoint) -> str:
@@ -160,7 +159,8 @@ def _known_type(checkpoint: Checkpoint) -> str:
     if model_type not in transformers.CONFIG_MAPPING:
         raise CheckpointError(
             f"{checkpoint.name}: transformers {transformers.__version__} has no model_type {model_type!r}, so "
-            "the model cannot be run; give verify a `runner`, or skip the check"
+            "the model cannot be run; install a transformers that has it, leave the proof out (--no-verify), or "
+            "check it from Python: symfuse.verify(before, after, runner=…)"
         )
     return model_type
 
@@ -263,28 +263,28 @@ def stored_names(module: torch.nn.Module, checkpoint: Checkpoint) -> dict[tuple[
         for at, owner in module.named_modules(remove_duplicate=False)
         for leaf in (*owner._parameters, *owner._buffers)
     }
-    found: dict[str, str] = {}
+    by_name: dict[str, str] = {}
     of_tied: dict[int, str] = {}
     for name, tensor in saved.items():
         on_disk = disk.get(name, name)
         names = (on_disk, on_disk.removeprefix(prefix), prefix + on_disk)
         file = next((n for n in names if n in checkpoint and checkpoint.info(n).shape == tuple(tensor.shape)), None)
         if file is not None:
-            found[name] = file
+            by_name[name] = file
             of_tied.setdefault(id(tensor), file)
-    found = {name: of_tied[id(tensor)] for name, tensor in saved.items() if id(tensor) in of_tied} | found
-    return {owners[name]: file for name, file in found.items()}
+    by_name = {name: of_tied[id(tensor)] for name, tensor in saved.items() if id(tensor) in of_tied} | by_name
+    return {owners[name]: file for name, file in by_name.items()}
 
 
 def name_parameters(module: torch.nn.Module, checkpoint: Checkpoint) -> set[str]:
     """Let each parameter of a module know which tensor of the checkpoint it holds; the names of these."""
     files = stored_names(module, checkpoint)
-    found = {}
+    parameters = {}
     for owner in module.modules():
         for leaf, parameter in owner.named_parameters(recurse=False, remove_duplicate=False):
             if file := files.get((id(owner), leaf)):
-                found[file] = stored_as(parameter, file)
-    return set(found)
+                parameters[file] = stored_as(parameter, file)
+    return set(parameters)
 
 
 def stored_as(parameter: torch.nn.Parameter, file: str) -> torch.nn.Parameter:

@@ -89,7 +89,7 @@ def statistics_of(stage: Stage, saved: Sequence[Statistics | None] | None = None
 
 
 def _followed(stage: Stage, listed: Input, statistics: Statistics) -> Statistics:
-    from symfuse.transporting.statistics import moved_statistics
+    from symfuse.transporting.statistics import transported_statistics
 
     ref, what = listed.model, listed.statistics or f"statistics of {listed.model}"
     statistics.require(Model.of(stage.opened[ref], undeclared=True))
@@ -105,7 +105,7 @@ def _followed(stage: Stage, listed: Input, statistics: Statistics) -> Statistics
             f"{what}: the alignment brings {ref} into another frame ({', '.join(framed)}), in which these statistics "
             "were not taken; leave them out, and give data"
         )
-    return statistics if alignment is None else moved_statistics(statistics, alignment, known=True)
+    return statistics if alignment is None else transported_statistics(statistics, alignment, known=True)
 
 
 def _rewritten(stage: Stage, ref: ModelRef) -> str | None:

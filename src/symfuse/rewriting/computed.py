@@ -29,5 +29,5 @@ def computed(model: Model, rules: Mapping[str, Formula], spec: Spec | None = Non
     for name, make in rules.items():
         file = model.spec.file_name(name)
         every[file] = Rule(whole.info(file), partial(make, read), what="the tensor in canonical form")
-    found = whole.replace(tensors=Rewritten(whole, every))
-    return replace(model, checkpoint=unstacked(found, model.spec), spec=spec or model.spec)
+    rewritten = whole.replace(tensors=Rewritten(whole, every))
+    return replace(model, checkpoint=unstacked(rewritten, model.spec), spec=spec or model.spec)

@@ -1,4 +1,4 @@
-"""Moments: all that solvers see of two models."""
+"""Moments: the only input of solvers."""
 
 from __future__ import annotations
 

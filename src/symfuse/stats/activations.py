@@ -1,7 +1,7 @@
-"""Moments of an axis from activations: the units of two models on the same inputs, centred, or correlated (Verma &
-Elbayad 2024, Section 3; Theus et al. 2025, Section 4.2).
+"""Moments of an axis from activations: covariances or correlations of the units of two models on the same inputs (Verma
+& Elbayad 2024, Section 3; Theus et al. 2025, Section 4.2).
 
-Moments stream: only the activations of one batch of one model are kept beside the sums. Where they are recorded:
+Moments stream: besides the sums, only the activations of one batch of one model are in memory. Where they are recorded:
 `symfuse.stats.taps`.
 """
 
@@ -24,8 +24,8 @@ KINDS = ("pearson", "covariance")
 
 @dataclass(frozen=True)
 class Covariances:
-    """What two models' units at one tap have in common, all with all: xy[i, j] of the anchor's unit i and the
-    source's unit j, [width, width]; xx and yy of each model with itself, or their diagonals. Covariances, float64."""
+    """Covariances of two models' units at one tap, float64: xy[i, j] of the anchor's unit i and the source's unit j,
+    [width, width]; xx and yy of each model with itself, or their diagonals."""
 
     xy: Tensor
     xx: Tensor
@@ -45,11 +45,11 @@ def record(
     """The covariances of both models' units at each tap, over all positions of all batches.
 
     anchor, source: live modules in evaluation mode, run on the same batches. keep: the positions [batch, length] of a
-    batch that count, by default those that its mask does not call padding. gram: where xx and yy are wanted in full.
-    Activations are multiplied where the modules are, tap by tap, and summed on the processor.
+    batch that count, by default those that its mask does not mark as padding. gram: the taps for which xx and yy are
+    needed in full. Products are formed on the device of the modules, tap by tap, and summed on the processor.
 
-    A tap whose module is called in no batch is left out, as that of a head is which a model calls by `.forward`, past
-    its hooks. OptionError if it is called in some batches only, or no position is left.
+    A tap whose module is never called is left out; so is one whose module is called by `.forward`, which bypasses
+    hooks. Raises OptionError for a module that is called in some batches only, and if no position is left.
     """
     sums = {tap: _Sums(tap in gram) for tap in wanted}
     count = 0  # of batches
@@ -95,13 +95,13 @@ def magnitudes(spec: Spec, module: nn.Module, batches: Iterable[Batch], wanted: 
 
 
 def present(batch: Batch) -> Tensor | None:
-    """Which positions [batch, length] of a batch are no padding; None if it has no mask."""
-    if PADDING in batch:  # true at padding, or what is added to its scores
+    """The positions [batch, length] of a batch that are no padding; None if it has no mask."""
+    if PADDING in batch:  # true at padding, or a large negative number that is added to the scores there
         return batch[PADDING] == 0
     return batch.get("attention_mask")
 
 
-# Fields of batches that modules take.
+# Fields of batches that are passed to modules.
 PADDING = "src_key_padding_mask"
 _INPUTS = (
     "input_ids", "attention_mask", "token_type_ids", "position_ids", "pixel_values", "inputs_embeds", "src", PADDING,
@@ -109,8 +109,8 @@ _INPUTS = (
 
 
 def inputs_of(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
-    """What of a batch the module takes, where it is, numbers in its dtype; a torch.nn.TransformerEncoder calls its mask
-    otherwise, and turns it round."""
+    """The fields of a batch that the module takes, on its device, floating-point ones in its dtype. A
+    torch.nn.TransformerEncoder has another name for its mask, and the inverse convention."""
     like = next((p for p in module.parameters() if p.is_floating_point()), torch.zeros(()))
     inputs = {
         name: field.to(like) if field.is_floating_point() else field.to(like.device)
@@ -123,10 +123,10 @@ def inputs_of(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
 
 
 class _Sums:
-    """Sums over rows: x yᵀ, x xᵀ, y yᵀ (or the diagonals of these two), x, y; and of how many rows and batches.
+    """Sums over rows: x yᵀ, x xᵀ, y yᵀ (or the diagonals of these two), x, y; and the numbers of rows and batches.
 
-    x and y are taken from the means of the first rows: covariances are the same, and no digits are lost to units whose
-    means are far larger than their deviations.
+    The means of the first rows are subtracted from x and y: covariances are the same, and units whose means are far
+    larger than their deviations lose no digits.
     """
 
     def __init__(self, full: bool) -> None:
@@ -166,7 +166,7 @@ def inverse_deviations(variances: Tensor) -> Tensor:
 
 
 def require_kind(kind: str) -> None:
-    """OptionError for a kind of moments that there is not."""
+    """OptionError for an unknown kind of moments."""
     if kind not in KINDS:
         raise OptionError(f"kind is {kind!r}; expected {' or '.join(KINDS)}")
 
@@ -183,30 +183,33 @@ def moments_of(
 ) -> PartMoments:
     """The moments of one axis instance, summed over its taps.
 
-    kind: covariances, or correlations ("pearson"), in which every unit has the same say; of units that a group rotates
-    always covariances, as no rotation of units leaves their deviations what they are. pairs: an axis that this one is
-    inside of: the moments of each of the anchor's units h of that axis with each of the source's, [*o, h, h, *b, ...],
-    o what that axis is batched over and b what this one is besides. without: axes; what has them does not count.
+    kind: "covariance", or "pearson" for correlations, in which every unit has the same weight. Units that a group
+    rotates always use covariances, since a rotation changes the deviations of single units. pairs: an axis that this
+    one is inside of; then there are moments for each pair of the anchor's and the source's units h of that axis: [*o,
+    h, h, *b, ...], where o are the batch axes of that axis and b the other batch axes of this one. without: axes; parts
+    that have them do not count.
     """
     require_kind(kind)
     by_unit = kind == "pearson" and isinstance(group.identity(1, ()), Monomial | Coupling)
     outer = (*spec.batch_axes(pairs), pairs) if pairs else ()
     front, at = (*outer, *(axis for axis in spec.batch_axes(instance.axis) if axis not in outer)), len(outer) - 1
     out: dict[Part, Moments] = {}
-    for tap, found in recorded.items():
+    for tap, covariances in recorded.items():
         for variance, index in _units(spec, instance, tap, front, without):
             part: Part = "primal" if group.self_dual and variance is Variance.DUAL else variance.value
             i = j = index
             if pairs:
                 both = (*index.shape[:at], index.shape[at], *index.shape[at:])
                 i, j = index.unsqueeze(at + 1).expand(both), index.unsqueeze(at).expand(both)
-            xy = found.xy
+            xy = covariances.xy
             xx, yy = (
                 g[(k[..., :, None, :], k[..., None, :, :]) if group.gram else (k, k)] if g.ndim == 2 else g[k]
-                for g, k in ((found.xx, i), (found.yy, j))
+                for g, k in ((covariances.xx, i), (covariances.yy, j))
             )
             if by_unit:
-                sx, sy = (inverse_deviations(g.diagonal() if g.ndim == 2 else g) for g in (found.xx, found.yy))
+                sx, sy = (
+                    inverse_deviations(g.diagonal() if g.ndim == 2 else g) for g in (covariances.xx, covariances.yy)
+                )
                 xy, xx, yy = xy * sx[:, None] * sy, xx * sx[i].square(), yy * sy[j].square()
             moments = Moments(xy[i[..., :, None, :], j[..., None, :, :]].sum(-1), xx.sum(-1), yy.sum(-1))
             out[part] = out[part] + moments if part in out else moments
@@ -216,9 +219,9 @@ def moments_of(
 def _units(
     spec: Spec, instance: Instance, tap: Tap, batch: Sequence[str], without: Collection[str]
 ) -> Iterator[tuple[Variance, Tensor]]:
-    """Which entries of a tap are the units of an axis: numbers [*batch, n, rest], with how they transform: an input
-    as g, whatever the variance of the dimension that reads it. Parts that have not all of these axes, or one that is
-    not wanted, are left out."""
+    """The entries of a tap that are the units of an axis: numbers [*batch, n, rest], and how they transform. An input
+    transforms by g, whatever the variance of the dimension that reads it. Parts that lack one of the axes, or have an
+    excluded one, are left out."""
     width = tap.layout.shape(spec.sizes)[0]
     for segment in tap.layout.segments(torch.arange(width), spec.sizes):
         names = [atom.name for atom in segment.atoms]
@@ -232,11 +235,11 @@ def _units(
 
 
 def rows(activations: Tensor, mask: Tensor | None) -> Tensor:
-    """[…, width] as [positions, width], without those that are masked out; float32 at least. What is pooled, and what
-    is of no positions of the batch, is taken as it is."""
+    """[…, width] as [positions, width], without masked positions; at least float32. Pooled activations, and those
+    without positions of the batch, are used as they are."""
     if mask is not None:
-        mask = mask.reshape(-1, mask.shape[-1])  # of a choice among several the body sees each as a row
-        if activations.ndim == 2 and len(activations) == mask.numel():  # laid flat, as routers of experts read
+        mask = mask.reshape(-1, mask.shape[-1])  # of multiple-choice inputs the model sees each choice as a row
+        if activations.ndim == 2 and len(activations) == mask.numel():  # flattened, as routers of experts read it
             activations = activations.reshape(*mask.shape, -1)
         if activations.ndim == 3 and activations.shape[:2] == mask.shape:
             activations = activations[mask.to(activations.device).bool()]

@@ -140,8 +140,8 @@ class _Taken:
         for row in range(size):
             with torch.enable_grad():
                 value = self._value(_rows(batch, row, row + 1), number)
-                found = torch.autograd.grad(value, [*self.wanted.values()], allow_unused=True)
-            for name, gradient in zip(self.wanted, found, strict=True):
+                gradients = torch.autograd.grad(value, [*self.wanted.values()], allow_unused=True)
+            for name, gradient in zip(self.wanted, gradients, strict=True):
                 if gradient is not None:
                     wide = gradient.to(sums[name].dtype)
                     sums[name].addcmul_(wide, wide)
@@ -162,10 +162,10 @@ class _Taken:
 
 
 def _wanted(module: nn.Module, names: Collection[str] | None) -> dict[str, nn.Parameter]:
-    found = {name: p for name, p in module.named_parameters() if p.is_floating_point()}
+    parameters = {name: p for name, p in module.named_parameters() if p.is_floating_point()}
     if names is None:
-        return found
-    unknown = [name for name in names if name not in found]
+        return parameters
+    unknown = [name for name in names if name not in parameters]
     if unknown or not names:
         raise OptionError(
             f"parameters: {unknown[0]!r} is not one of this {type(module).__name__}, or another name of a tied one; "
@@ -173,7 +173,7 @@ def _wanted(module: nn.Module, names: Collection[str] | None) -> dict[str, nn.Pa
             if unknown
             else "parameters: none are named; leave the option out to take all"
         )
-    return {name: p for name, p in found.items() if name in {*names}}
+    return {name: p for name, p in parameters.items() if name in {*names}}
 
 
 @contextmanager

@@ -1,5 +1,5 @@
-"""Gram matrices of what linear maps read, Σ x xᵀ over all positions of all batches (Jin et al. 2023, Dataless Knowledge
-Fusion by Merging Weights of Language Models, arXiv 2212.09849, Section 3), in bounded memory."""
+"""Gram matrices of the inputs of linear maps, Σ x xᵀ over all positions of all batches (Jin et al. 2023, Dataless
+Knowledge Fusion by Merging Weights of Language Models, arXiv 2212.09849, Section 3), in bounded memory."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from torch.utils.weak import WeakIdKeyDictionary
 from symfuse.errors import CheckpointError, OptionError
 from symfuse.io import TensorInfo, is_finite
 from symfuse.io.lazy import StoredTensor, StoredTensors
-from symfuse.io.outputs import write_tensors
 from symfuse.io.safetensors_file import read_safetensors
+from symfuse.io.writer import write_tensors
 from symfuse.stats.activations import Batch, inputs_of, present, rows
 from symfuse.stats.statistics import Input, Statistics
 from symfuse.stats.taps import input_dim, owners_of, unfused
 
-# Columns that are multiplied at a time with those from there on: of a symmetric matrix half is enough, and the product
-# in float32 stays small beside the sums.
+# Columns that are multiplied at a time, with those to their right: half of a symmetric matrix is enough, and the
+# product in float32 stays small beside the sums.
 STEP = 256
 
 
@@ -41,20 +41,20 @@ def gram_matrices(
     keep: Callable[[Batch], Tensor] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Statistics:
-    """Σ x xᵀ and Σ x of the inputs x of linear maps, and over how many positions.
+    """Σ x xᵀ and Σ x of the inputs x of linear maps, and the number of positions.
 
-    module: live, in evaluation mode. names: canonical names of weights; each that a linear map owns, is no embedding
-    too, and takes part gets its Gram matrix, or that of another weight that reads the same tensor. memory: bytes that
-    the sums, which are of float64, may take; if all do not fit, the batches are run again for each group that does.
-    scratch: a folder in which the sums of each group are written to a file of its own, from which the result reads
-    them; by default they stay in memory. keep: the positions [batch, length] of a batch that count, by default those
-    that its mask does not call padding; of what is pooled, [batch, width], every row counts. progress: called after
-    each batch with how many are done, and how many there are.
+    module: live, in evaluation mode. names: canonical names of weights. Every weight of a linear map that is not also
+    an embedding, and that is used, gets its Gram matrix, or that of another weight with the same input. memory: bytes
+    for the sums, which are float64; if not all fit, the batches are run again for each group of weights that does.
+    scratch: a folder to which the sums of each group are written, as one file that the result reads lazily; by default
+    they stay in memory. keep: the positions [batch, length] of a batch that count, by default those that its mask does
+    not mark as padding; of pooled inputs, [batch, width], every row counts. progress: called after each batch with the
+    number done and the total.
 
-    Products are of float32 at least. A map that is called several times in one run counts each time (a layer that is
-    run several times), but not where it reads what is the same for every batch (the relative positions of DeBERTa),
-    unless it reads nothing else. OptionError for no batches, no positions, or memory for less than one Gram matrix;
-    CheckpointError for inputs that are not finite.
+    Products are formed in at least float32. A map that is called several times in one run counts each time (a layer
+    that is run several times), but inputs that are the same for every batch do not count (the relative positions of
+    DeBERTa), unless there are no others. Raises OptionError for no batches, no positions, or memory for less than one
+    Gram matrix; CheckpointError for inputs that are not finite.
     """
     if not batches:
         raise OptionError("there are no batches to take Gram matrices from")
@@ -80,14 +80,14 @@ def gram_matrices(
         infos = {f"{e}.{key}": info for e, one in called.items() for key, info in one.infos.items()}
         write_tensors(path, infos, lambda name, tensors=tensors: tensors[name]())  # type: ignore[misc]
         stored |= read_safetensors(path)
-    found = kept if scratch is None else StoredTensors(stored)
-    given = {name: inputs[name] for name in maps if name in inputs}
-    return Statistics("gram", found, examples, inputs=given, sources=() if scratch is None else (scratch,))
+    results = kept if scratch is None else StoredTensors(stored)
+    used_inputs = {name: inputs[name] for name in maps if name in inputs}
+    return Statistics("gram", results, examples, inputs=used_inputs, sources=() if scratch is None else (scratch,))
 
 
 @dataclass(frozen=True)
 class _Map:
-    """A linear map: the module, the dimension of its weight that reads its input, the size of that."""
+    """A linear map: its module, the dimension of its weight that reads the input, and the size of that dimension."""
 
     owner: nn.Module
     dim: int
@@ -95,44 +95,44 @@ class _Map:
 
 
 def _maps(module: nn.Module, names: Collection[str]) -> dict[str, _Map]:
-    """The linear maps among the modules that own weights. One whose weight is an embedding's (a tied head) is none:
-    merged alike, the embedding would follow what the head reads."""
+    """The linear maps among the modules that own weights, except those whose weight is also an embedding's (a tied
+    head): merged by a Gram matrix, the embedding would follow the inputs of the head."""
     embeddings = {id(part.weight) for part in module.modules() if isinstance(part, nn.Embedding)}
-    found = {}
+    linear_maps = {}
     for name, owner in owners_of(names, module).items():
         dim = input_dim(owner)
         weight = getattr(owner, name.rpartition(".")[2], None)
         if dim is not None and isinstance(weight, Tensor) and weight.ndim == 2 and id(weight) not in embeddings:
-            found[name] = _Map(owner, dim, weight.shape[dim])
-    return found
+            linear_maps[name] = _Map(owner, dim, weight.shape[dim])
+    return linear_maps
 
 
 def _shared(
     module: nn.Module, maps: Mapping[str, _Map], batch: Batch
 ) -> tuple[dict[str, tuple[str, ...]], dict[str, set[int]]]:
-    """The weights that read one and the same tensor, by the one that does so first; and of each weight the calls, by
-    number, in which it reads what is no part of the batch. Found by running one example, alone and twice over: what is
-    of the batch has more positions then."""
+    """The weights that share one input tensor, by the first that reads it; and for each weight the numbers of the calls
+    whose input does not depend on the batch. Determined by running one example, alone and duplicated: inputs that
+    depend on the batch have more positions then."""
     one = {key: field[:1] for key, field in batch.items()}
     alone, twice = _Calls(), _Calls()
     with _recording(maps, alone), unfused():
         module(**inputs_of(module, one))
-    # A model that takes one example only has mostly been recorded when it says so.
+    # A model that takes one example only has usually been recorded before it raises.
     with suppress(RuntimeError, ValueError), _recording(maps, twice), unfused():
         module(**inputs_of(module, {key: torch.cat([field, field]) for key, field in one.items()}))
-    found: dict[tuple[int, ...], list[str]] = defaultdict(list)
+    readers: dict[tuple[int, ...], list[str]] = defaultdict(list)
     fixed: dict[str, set[int]] = {}
     for name, calls in alone.of.items():  # in the order in which they read
         pairs = zip(calls, twice.of.get(name, ()), strict=False)
         same = {number for number, (a, b) in enumerate(pairs) if a[1] == b[1]}
         fixed[name] = same if len(same) < len(calls) else set()
-        found[tuple(tensor for number, (tensor, _) in enumerate(calls) if number not in fixed[name])].append(name)
+        readers[tuple(tensor for number, (tensor, _) in enumerate(calls) if number not in fixed[name])].append(name)
     silent = {name: (name,) for name in maps if name not in alone.of}
-    return {names[0]: tuple(names) for names in found.values()} | silent, fixed
+    return {names[0]: tuple(names) for names in readers.values()} | silent, fixed
 
 
 class _Calls:
-    """What is read in one run. of: by weight, for each call, the number of the tensor and of its positions."""
+    """The inputs of one run. of: by weight, for each call, the number of the tensor and of its positions."""
 
     def __init__(self) -> None:
         self.of: dict[str, list[tuple[int, int]]] = {}
@@ -145,7 +145,7 @@ class _Calls:
 
 
 def _groups(widths: Mapping[str, int], memory: int | None) -> list[list[str]]:
-    """The entries in order, in as few groups as memory allows; OptionError if it holds not even one."""
+    """The entries in order, in as few groups as memory allows; OptionError if one alone does not fit."""
     groups: list[list[str]] = [[]]
     taken = 0
     for entry, width in widths.items():
@@ -171,7 +171,7 @@ def _run(
     keep: Callable[[Batch], Tensor] | None,
     report: Callable[[int], None],
 ) -> int:
-    """Add what is read in all batches; how many examples these are."""
+    """Add the inputs of all batches. Returns the number of examples."""
     examples = 0
     with _recording({name: maps[name] for name in recorder.entries}, recorder), unfused():
         for number, batch in enumerate(batches):
@@ -188,8 +188,8 @@ def _run(
 
 
 class _Recorder:
-    """What is read in one run of the module: the first of the weights of an entry adds it, the others are looked at.
-    fixed: by weight, the calls that do not count."""
+    """The inputs of one run of the module: the first weight of an entry adds its input, the others are checked against
+    it. fixed: by weight, the calls that do not count."""
 
     def __init__(
         self, shared: Mapping[str, Sequence[str]], fixed: Mapping[str, Collection[int]], sums: Mapping[str, _Sums]
@@ -223,7 +223,7 @@ class _Recorder:
 
 
 class _Sums:
-    """Σ x xᵀ, of which only the upper blocks are kept up, and Σ x: float64."""
+    """Σ x xᵀ, of which only the upper blocks are computed, and Σ x: float64."""
 
     def __init__(self, width: int) -> None:
         self.width = width
@@ -264,7 +264,7 @@ class _Sums:
 
 @contextmanager
 def _recording(maps: Mapping[str, _Map], record: Callable[[str, Tensor], None]) -> Iterator[None]:
-    """While a module runs, `record` gets what each weight reads."""
+    """While a module runs, pass the input of each weight to `record`."""
     handles = []
     for name, one in maps.items():
 
@@ -282,10 +282,10 @@ def _recording(maps: Mapping[str, _Map], record: Callable[[str, Tensor], None]) 
 
 
 def _read(owner: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
-    """What a map is called with; None of torch's attention from one sequence to another, whose weight reads both."""
+    """The input of a call; None for torch's cross-attention, whose weight reads two inputs."""
     if not isinstance(owner, nn.MultiheadAttention):
-        given: Tensor = args[0] if args else next(iter(kwargs.values()))
-        return given
+        inputs: Tensor = args[0] if args else next(iter(kwargs.values()))
+        return inputs
     named: dict[str, Tensor] = dict(zip(("query", "key", "value"), args, strict=False)) | dict(kwargs)
     return named["query"] if named["query"] is named["key"] is named["value"] else None
 

@@ -1,12 +1,12 @@
 """The squares of per-example gradients, summed over the examples of a batch, from one backward pass of the whole batch.
 
-A parameter gets its gradient where it meets a function. All such meetings are intercepted (`torch.overrides`): autograd
-sees a constant and leaves the weight's gradient out, and when the gradient d of the function's output arrives, what it
-is for each example is formed from d and the function's other input x. For a linear map that is G_b = d_bᵀ x_b, whose
-square is added while it is in the cache: as many multiplications as the sum over examples that autograd would form.
-Where an example has one position, the square factorises (Goodfellow 2015, Efficient per-example gradient computations).
+Every call of a function with a parameter is intercepted (`torch.overrides`). Autograd sees a constant, and does not
+form the weight's gradient; when the gradient d of the function's output arrives, the gradient of each example is formed
+from d and the function's other input x. For a linear map that is G_b = d_bᵀ x_b, whose square is added while it is in
+the cache: as many multiplications as for the sum over examples that autograd would form. For an example with one
+position the square factorises (Goodfellow 2015, Efficient per-example gradient computations).
 
-How a meeting splits into examples is read off shapes, which can mislead: whoever uses this compares first.
+How a call splits into examples is inferred from shapes, which can mislead: callers compare the result first.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from symfuse.stats.squares import Outer, Part, Rows, add_square
 
-DENSE = 2**26  # elements of per-example gradients that may be held at a time where they are formed in full
+DENSE = 2**26  # elements of per-example gradients in memory at a time, where they are formed in full
 Arrived = Callable[[Tensor], Mapping[str, Part]]
 Meetings = tuple[tuple[str, str], ...]
 
 
 class NotCovered(Exception):  # noqa: N818
-    """A parameter is used in a way that does not split into examples. No error: they are taken one by one then."""
+    """A parameter is used in a way that does not split into examples. No failure: examples are then run one by one."""
 
 
 def add_squares(
@@ -42,9 +42,9 @@ def add_squares(
     """Add to each of the sums Σ_b (∂ loss_b / ∂ parameter)², over the `size` examples b of a batch.
 
     loss: the sum over examples, a scalar with its graph. parameters: all of the module; those without a sum are
-    constants. sums: by name, in the dtype in which gradients are formed and squared. Returns where parameters met
-    functions: (parameter, function), in order. Raises NotCovered, before anything is added, also if the meetings are
-    not those given as `as_before`: what was true of those need not be true of others.
+    constants. sums: by name, in the dtype in which gradients are formed and squared. Returns the calls with parameters:
+    (parameter, function), in order. Raises NotCovered, before anything is added, also if the calls differ from
+    `as_before`: a comparison with those does not hold for others.
     """
     meetings = _Intercepted(parameters, sums, size)
     try:
@@ -60,19 +60,19 @@ def add_squares(
 
 
 class _Intercepted(TorchFunctionMode):
-    """While a loss is computed, notes where parameters meet functions; `backward` then adds to the sums."""
+    """Record, while a loss is computed, the calls of functions with parameters; `backward` then adds to the sums."""
 
     def __init__(self, parameters: Mapping[str, Tensor], sums: Mapping[str, Tensor], size: int) -> None:
         super().__init__()
         self.sums, self.size = sums, size
         self.names = {id(p): name for name, p in parameters.items()}
         self.parameters = {name: p.detach().requires_grad_(name in sums) for name, p in parameters.items()}
-        # Results of functions of parameters alone, with their graphs and the names of what they are made of.
+        # Results of functions of parameters alone, with their graphs and the names of these parameters.
         self.derived: dict[int, tuple[Tensor, frozenset[str]]] = {}
         self.copies: dict[str, Tensor] = {}  # of parameters [1, …], as [B, …]
         self.leaves: list[Tensor] = []
         self.met: list[tuple[str, str]] = []
-        self.by_content = False  # whether rows were chosen by what they hold
+        self.by_content = False  # whether rows were selected by content
         self.expected: Counter[str] = Counter()
         self.parts: dict[str, list[Part]] = {}
         self.later: list[tuple[Tensor, frozenset[str], Tensor]] = []  # derived tensors with their gradients
@@ -105,11 +105,11 @@ class _Intercepted(TorchFunctionMode):
         return out
 
     def known(self, t: Tensor) -> bool:
-        """Whether it is a parameter, or made of parameters alone."""
+        """Whether it is a parameter, or computed from parameters alone."""
         return id(t) in self.names or id(t) in self.derived
 
     def sources(self, t: Tensor) -> frozenset[str]:
-        """The parameters with a sum that a known tensor is made of."""
+        """The parameters with a sum from which a known tensor was computed."""
         if id(t) in self.derived:
             return self.derived[id(t)][1]
         return frozenset({self.names[id(t)]} & self.sums.keys()) if id(t) in self.names else frozenset()
@@ -128,9 +128,10 @@ class _Intercepted(TorchFunctionMode):
             raise NotCovered(f"{name!r} meets in {what} a tensor {list(t.shape)}, which is not of {self.size} examples")
 
     def meet(self, out: Tensor, names: Iterable[str], what: str, arrived: Arrived) -> Tensor:
-        """The output of a meeting. When its gradient d arrives, arrived(d) are parts of the parameters' gradients."""
+        """Register the output of a call. When its gradient d arrives, arrived(d) are parts of the parameters'
+        gradients."""
         for name in names:
-            if self.by_content:  # then the number of rows may be that of examples by chance
+            if self.by_content:  # then the number of rows may equal that of examples by chance
                 raise NotCovered(
                     f"{name!r} comes behind a choice of rows by content, which does not split into examples"
                 )
@@ -160,7 +161,7 @@ class _Intercepted(TorchFunctionMode):
         return self.copies[name]
 
     def _general(self, call: Callable[[Sequence[Any]], Any], flat: Sequence[Any], what: str) -> Any:
-        """Any function of known tensors and of tensors [B, …]: its vector-Jacobian product, example by example."""
+        """Any function of known tensors and tensors [B, …]: its vector-Jacobian product, example by example."""
         tensors = {i: t for i, t in enumerate(flat) if isinstance(t, Tensor)}
         constants = [t.detach() if i in tensors and self.known(t) else t for i, t in enumerate(flat)]
         wanted = [i for i, t in tensors.items() if self.sources(t)]
@@ -186,13 +187,13 @@ class _Intercepted(TorchFunctionMode):
         def arrived(d: Tensor) -> dict[str, Part]:
             each = torch.func.vmap(torch.func.grad(product), in_dims=(None, 0, 0))
             gradients = each([constants[i] for i in wanted], rows, d.unsqueeze(1))
-            found: dict[str, Part] = {}
+            parts: dict[str, Part] = {}
             for i, gradient in zip(wanted, gradients, strict=True):
                 if i in direct:
-                    found[direct[i]] = gradient
+                    parts[direct[i]] = gradient
                 else:
                     self.later.append((*self.derived[id(flat[i])], gradient))
-            return found
+            return parts
 
         direct = {i: self.names[id(flat[i])] for i in wanted if id(flat[i]) in self.names}
         for name in (name for i in wanted if i not in direct for name in self.sources(flat[i])):
@@ -206,15 +207,16 @@ class _Intercepted(TorchFunctionMode):
         for t, sources, gradient in self.later:
             names = sorted(sources)
             own = [self.parameters[name] for name in names]
-            found = torch.autograd.grad(t, own, gradient, retain_graph=True, is_grads_batched=True)
-            for name, part in zip(names, found, strict=True):
+            gradients = torch.autograd.grad(t, own, gradient, retain_graph=True, is_grads_batched=True)
+            for name, part in zip(names, gradients, strict=True):
                 self.parts.setdefault(name, []).append(part)
-        for name, parts in self.parts.items():  # also what a loss did not use everywhere
+        for name, parts in self.parts.items():  # also where the loss did not use all of it
             add_square(self.sums[name], parts, self.size)
 
 
 def _chooses_by_content(func: Any, flat: Sequence[Any]) -> bool:
-    """Whether how many rows a function gives depends on what its tensors hold, as where a router picks tokens."""
+    """Whether the number of rows of a function's result depends on the content of tensors, as where a router picks
+    tokens."""
     if func is Tensor.__getitem__:
         return any(isinstance(t, Tensor) and t.dtype == torch.bool and t.ndim for t in flat[1:])
     return func in _CHOOSING or (func is torch.where and sum(isinstance(t, Tensor) for t in flat) == 1 == len(flat))
@@ -249,12 +251,12 @@ def _product(
 
     def arrived(d: Tensor) -> dict[str, Part]:
         d = at.split(d, 1)
-        found: dict[str, Part] = {}
+        parts: dict[str, Part] = {}
         if name and kept is not None:
-            found[name] = Outer.of(d, at.split(kept, 1), transposed=call is not F.linear)
+            parts[name] = Outer.of(d, at.split(kept, 1), transposed=call is not F.linear)
         if bias_name:
-            found[bias_name] = d.sum(1, dtype=at.sums[bias_name].dtype)
-        return found
+            parts[bias_name] = d.sum(1, dtype=at.sums[bias_name].dtype)
+        return parts
 
     return at.meet(out, names, "a linear map", arrived)
 
@@ -309,12 +311,12 @@ def _layer_norm(
     kept = x.detach() if name else None
 
     def arrived(d: Tensor) -> dict[str, Part]:
-        found: dict[str, Part] = {}
+        parts: dict[str, Part] = {}
         if name and kept is not None:
-            found[name] = at.split(d * F.layer_norm(kept, shape, eps=eps), len(shape)).sum(1, dtype=at.sums[name].dtype)
+            parts[name] = at.split(d * F.layer_norm(kept, shape, eps=eps), len(shape)).sum(1, dtype=at.sums[name].dtype)
         if shift_name:
-            found[shift_name] = at.split(d, len(shape)).sum(1, dtype=at.sums[shift_name].dtype)
-        return found
+            parts[shift_name] = at.split(d, len(shape)).sum(1, dtype=at.sums[shift_name].dtype)
+        return parts
 
     return at.meet(out, names, "a normalisation", arrived)
 

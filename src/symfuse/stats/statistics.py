@@ -1,7 +1,7 @@
-"""What the data of one model say of its tensors, as a folder: the Fisher information of the weights, or the Gram
-matrices of what linear maps read.
+"""Statistics of a model from data, saved as a folder: the Fisher information of its weights, or the Gram matrices of
+the inputs of its linear maps.
 
-A folder has one file for each layer, and `statistics.json` with what the numbers are of.
+A folder has one file for each layer, and `statistics.json`, which describes them.
 """
 
 from __future__ import annotations
@@ -21,22 +21,21 @@ import torch
 from torch import Tensor
 
 from symfuse import __version__
-from symfuse.arguments import checked
+from symfuse.arguments import checked, require_type
 from symfuse.errors import CheckpointError, IncompatibleError, LayoutError, OptionError
 from symfuse.io import TensorInfo, is_other, scan
 from symfuse.io.folder import read_json
 from symfuse.io.lazy import Held, Lazy, StoredTensors
-from symfuse.io.outputs import output_folder, write_tensors
 from symfuse.io.remote import Place
 from symfuse.io.safetensors_file import read_safetensors
-from symfuse.io.typed import require_type
-from symfuse.messages import some
+from symfuse.io.writer import output_folder, write_tensors
+from symfuse.messages import some, with_current_keys
 from symfuse.model import Model
 from symfuse.model.stacks import Piece, piece_of
 from symfuse.spec import Spec
 
 Kind = Literal["fisher", "gram"]
-# The tensors of each kind, by what is behind the name of a weight.
+# The suffixes of the tensors of each kind, after the name of a weight.
 SUFFIXES: Mapping[str, Mapping[str, str]] = {"fisher": {"fisher": ""}, "gram": {"gram": ".gram", "sum": ".sum"}}
 INDEX, FORMAT = "statistics.json", 1
 _DATA = {
@@ -51,8 +50,8 @@ _DATA = {
 
 @dataclass(frozen=True)
 class Input:
-    """What a weight reads. entry: the weight by whose name its Gram matrix is kept, of several that read one input the
-    first. dim: the dimension of this weight that reads it. positions: over how many the sums are."""
+    """The input of a weight. entry: the weight under whose name the Gram matrix is stored, the first of those that
+    share this input. dim: the dimension of the weight that reads the input. positions: how many were summed."""
 
     entry: str
     dim: int
@@ -63,13 +62,13 @@ class Input:
 class Statistics:
     """Statistics of a model.
 
-    kind: "fisher", tensors by canonical name and of the shapes of the model's; or "gram", of what weights read Σ x xᵀ
-    [n, n] as NAME.gram and Σ x [n] as NAME.sum, NAME being an entry of `inputs`. tensors: read when they are asked for.
-    count: of examples. provenance: JSON data; "model": the model's lineage. inputs: of a Gram, by the canonical name of
-    each weight. name: for messages. sources: what is read, and never written to.
+    kind: "fisher", tensors by canonical name with the shapes of the model's; or "gram", of the inputs of weights Σ x xᵀ
+    [n, n] as NAME.gram and Σ x [n] as NAME.sum, where NAME is an entry of `inputs`. tensors: read lazily. count: of
+    examples. provenance: JSON data; "model": the model's lineage. inputs: of a Gram, by the canonical name of each
+    weight. name: for messages. sources: files that are read, which are never written to.
 
-    What is read is looked at: CheckpointError for NaN, infinity, negative numbers in a Fisher information, and what
-    cannot be a Gram matrix.
+    Tensors are checked when they are read: CheckpointError for NaN, infinity, negative numbers in a Fisher information,
+    and matrices that are no Gram matrix.
     """
 
     kind: Kind
@@ -95,8 +94,8 @@ class Statistics:
 
     @property
     def totals(self) -> Mapping[str, float]:
-        """What the entries of a Fisher information are compared with: their "mean" over all tensors, and the Euclidean
-        "norm" of all. Found once, when it is asked for, with one tensor in memory at a time."""
+        """The scale of the entries of a Fisher information: their "mean" over all tensors, and the Euclidean "norm" of
+        all. Computed once, on first use, with one tensor in memory at a time."""
         with self._lock:
             return self._totals
 
@@ -118,8 +117,8 @@ class Statistics:
         return tensor
 
     def part(self, name: str, start: int, stop: int) -> Tensor:
-        """The elements from start to stop of a tensor as flat, read without the rest where they are in a file; of one
-        that is computed each thread keeps the whole until it asks for another."""
+        """The elements from start to stop of a flattened tensor. From a file only these are read; of a computed tensor
+        each thread keeps the whole until it asks for another."""
         return self._checked(name, self._lazy.part(name, start, stop))
 
     def _checked(self, name: str, tensor: Tensor) -> Tensor:
@@ -133,21 +132,23 @@ class Statistics:
         return tensor
 
     def of(self, name: str, spec: Spec | None = None) -> OfTensor | None:
-        """What is known of the model's tensor of that canonical name. spec: the model's declaration, by which a Fisher
-        information is found for the pieces of a stack too, as `Model.as_in` calls them (STACK.number)."""
+        """The statistics of the model's tensor of that canonical name; None if there are none. spec: the model's
+        declaration, which also gives the Fisher information of the pieces of a stack, as `Model.as_in` names them
+        (STACK.number)."""
         if name in (self.infos if self.kind == "fisher" else self.inputs):
             return OfTensor(self, name)
         piece = None if spec is None or self.kind != "fisher" else piece_of(name, spec)
         return None if piece is None or piece.stack not in self.infos else OfTensor(self, piece.stack, piece)
 
     def require(self, model: Model) -> None:
-        """IncompatibleError unless these are statistics of that model: of its weights, under its names and shapes."""
+        """IncompatibleError unless these are statistics of that model: taken from its weights, with its names and
+        shapes."""
         of, lineage = self.provenance.get("model") or {}, model.checkpoint.lineage(compute=True)
-        before = (self.provenance.get("moved from") or {}).get("model") or {}
+        before = (self.provenance.get("moved_from") or {}).get("model") or {}
         if of.get("sha256") is None and before.get("sha256") == lineage["sha256"]:
             raise IncompatibleError(
-                f"{self.name}: moved with an alignment from {model.name}, which is here as it was; take the statistics "
-                "from before, or the aligned model"
+                f"{self.name}: transported by an alignment of {model.name}, but this is the unaligned model; take the "
+                "statistics from before, or the aligned model"
             )
         if is_other(of, lineage):
             raise IncompatibleError(
@@ -161,14 +162,14 @@ class Statistics:
         self.require_shapes(model.spec, model.name)
 
     def require_shapes(self, spec: Spec, model: str) -> None:
-        """IncompatibleError for a statistic of a tensor that a model has not, or has in another shape."""
+        """IncompatibleError for the statistics of a tensor that a model does not have, or has in another shape."""
         for name in self.infos if self.kind == "fisher" else self.inputs:
-            found = self.infos[name].shape if self.kind == "fisher" else self._width(name)
+            actual = self.infos[name].shape if self.kind == "fisher" else self._width(name)
             shape = spec.tensors[name].layout.shape(spec.sizes) if name in spec.tensors else ()
             expected = shape if self.kind == "fisher" else shape[self.inputs[name].dim :][:1]
-            if found != expected or name not in spec.tensors:
+            if actual != expected or name not in spec.tensors:
                 raise IncompatibleError(
-                    f"{self.name}: the {self.kind} of {name!r} is of shape {list(found)}, expected "
+                    f"{self.name}: the {self.kind} of {name!r} is of shape {list(actual)}, expected "
                     f"{list(expected) if name in spec.tensors else 'none'} for {model}; collect them again from it"
                 )
 
@@ -176,7 +177,7 @@ class Statistics:
         return self.infos[f"{self.inputs[name].entry}.gram"].shape[:1]
 
     def notes(self) -> tuple[str, ...]:
-        """Messages for the user: of Gram matrices of fewer positions than inputs, which are singular."""
+        """Messages for the user: about Gram matrices of fewer positions than inputs, which are singular."""
         few = {
             i.entry: f"{i.entry} ({i.positions} positions, {self._width(n)[0]} inputs)"
             for n, i in self.inputs.items()
@@ -188,8 +189,8 @@ class Statistics:
 
     @checked
     def save(self, folder: str | os.PathLike[str], extra: Mapping[str, str] | None = None) -> Path:
-        """Write a new folder; extra: more files by name. It appears as a whole, or nothing does. OutputError if it
-        exists, touches an input, or cannot be written."""
+        """Write a new folder; extra: more files by name. All or nothing is written. Raises OutputError if the folder
+        exists, overlaps with an input, or cannot be written."""
         nbytes = sum(4 * info.numel for info in self.infos.values()) + sum(map(len, (extra or {}).values()))
         with output_folder(folder, nbytes, self.sources) as partial:
             self.write(partial)
@@ -217,14 +218,14 @@ class Statistics:
     @classmethod
     @checked
     def load(cls, folder: str | os.PathLike[str]) -> Statistics:
-        """Read what `save` wrote, tensors when they are asked for; CheckpointError, with file and key, for what is
-        something else."""
+        """Read what `save` wrote; tensors are read lazily. CheckpointError, with file and key, for anything else."""
         place = Path(folder)
         if not (place / INDEX).is_file():
             raise CheckpointError(f"{place} holds no {INDEX}; expected a folder of statistics, as symfuse saves them")
         data = read_json(place / INDEX)
         try:
             require_type(data, _DATA, INDEX)
+            data["provenance"] = with_current_keys(data["provenance"])
             _require_lineage(data["provenance"], f"{INDEX}.provenance")
         except LayoutError as error:
             raise CheckpointError(f"{place}: {error}; collect the statistics again") from error
@@ -235,18 +236,18 @@ class Statistics:
             )
         inputs = {name: Input(*values) for name, values in data["inputs"].items()}
         tensors = _stored(place, data["files"])
-        found = cls(data["statistics"], tensors, data["count"], data["provenance"], inputs, place.name, (place,))
-        found._require_whole(place)
-        return found
+        statistics = cls(data["statistics"], tensors, data["count"], data["provenance"], inputs, place.name, (place,))
+        statistics._require_whole(place)
+        return statistics
 
     def _require_whole(self, place: Path) -> None:
-        """CheckpointError unless the tensors are those that a Gram needs, of the shapes that one has."""
+        """CheckpointError unless the tensors have the names and shapes of Gram matrices."""
         for name, info in self.infos.items():
             if not info.dtype.is_floating_point:
                 raise CheckpointError(f"{place}: {name!r} is {info}, expected floating-point numbers")
         if not self.infos:
             raise CheckpointError(f"{place / INDEX}: 'files' is empty; these statistics are of nothing, collect again")
-        most = max((self.count, *(given.positions for given in self.inputs.values())))
+        most = max((self.count, *(entry.positions for entry in self.inputs.values())))
         if self.count < 1 or most > 2**53 or (self.kind == "fisher" and self.inputs):
             raise CheckpointError(
                 f"{place / INDEX}: 'count' or 'inputs' make no sense for {self.kind} statistics; collect them again"
@@ -256,18 +257,18 @@ class Statistics:
         expected = {f"{i.entry}{suffix}" for i in self.inputs.values() for suffix in SUFFIXES["gram"].values()}
         if wrong := sorted(expected ^ self.infos.keys()):
             raise CheckpointError(f"{place / INDEX}: {some(wrong)} in one of 'inputs' and 'files' only")
-        for name, given in self.inputs.items():
-            gram, total = (self.infos[f"{given.entry}{suffix}"].shape for suffix in (".gram", ".sum"))
+        for name, entry in self.inputs.items():
+            gram, total = (self.infos[f"{entry.entry}{suffix}"].shape for suffix in (".gram", ".sum"))
             if (
                 len(gram) != 2
                 or gram[0] != gram[1]
                 or total != gram[:1]
-                or given.positions < 1
-                or given.dim not in (0, 1)
+                or entry.positions < 1
+                or entry.dim not in (0, 1)
             ):
                 raise CheckpointError(
                     f"{place}: the Gram matrix of {name!r} is {list(gram)}, the sum {list(total)}, over "
-                    f"{given.positions} positions along dimension {given.dim}; expected [n, n] and [n]"
+                    f"{entry.positions} positions along dimension {entry.dim}; expected [n, n] and [n]"
                 )
 
 
@@ -281,22 +282,22 @@ class OfTensor:
 
     @property
     def values(self) -> Mapping[str, Any]:
-        """count: of examples; of a Gram `dim` and `positions` (see `Input`); of a Fisher information, of all of its
-        tensors, `mean` and `norm`."""
+        """count: of examples. Of a Gram also `dim` and `positions` (see `Input`); of a Fisher information also `mean`
+        and `norm` over all its tensors."""
         count = {"count": self.statistics.count}
         if self.statistics.kind == "fisher":
             return {**count, **self.statistics.totals}
-        given = self.statistics.inputs[self.name]
-        return {**count, "dim": given.dim, "positions": given.positions}
+        entry = self.statistics.inputs[self.name]
+        return {**count, "dim": entry.dim, "positions": entry.positions}
 
     def read(self, key: str) -> Tensor:
-        """ "fisher", of the tensor's shape; or of its input "gram" [n, n] and "sum" [n], over all positions."""
+        """ "fisher", of the tensor's shape; or "gram" [n, n] and "sum" [n] of its input, over all positions."""
         if self.piece is None:
             return self.statistics.read(self._key(key))
         return self.part(key, 0, self.piece.numel).reshape(self.piece.shape)
 
     def part(self, key: str, start: int, stop: int) -> Tensor:
-        """Some elements of it, flat."""
+        """Some elements of the flattened tensor."""
         first = 0 if self.piece is None else self.piece.start
         return self.statistics.part(self._key(key), first + start, first + stop)
 
@@ -306,21 +307,21 @@ class OfTensor:
             raise OptionError(
                 f"{self.statistics.name} are {self.statistics.kind} statistics, which have no {key!r} of {self.name!r}"
             )
-        given = self.statistics.inputs.get(self.name)
-        return (self.name if given is None else given.entry) + suffixes[key]
+        entry = self.statistics.inputs.get(self.name)
+        return (self.name if entry is None else entry.entry) + suffixes[key]
 
 
 def _require_lineage(provenance: Mapping[str, Any], key: str) -> None:
-    """LayoutError unless what names models, now and before they were moved, are objects."""
-    for name in ("model", "moved from", "by"):
+    """LayoutError unless the entries that describe models, now and before a transport, are objects."""
+    for name in ("model", "moved_from", "by"):
         if provenance.get(name) is not None:
             require_type(provenance[name], dict[str, object], f"{key}.{name}")
             _require_lineage(provenance[name], f"{key}.{name}")
 
 
 def _gram_fault(gram: Tensor) -> str | None:
-    """Why a matrix is no Gram matrix, in words, if that shows in its entries: rounding aside, it is symmetric and no
-    entry is larger than the largest of its diagonal, which has no negative ones."""
+    """Why a matrix cannot be a Gram matrix, in words; None if its entries do not show it. Up to rounding, a Gram matrix
+    is symmetric, its diagonal is not negative, and no entry is larger than the largest of the diagonal."""
     diagonal = gram.diagonal().double()
     slack = 1e-4 * float(diagonal.abs().amax())
     if (least := float(diagonal.amin())) < -slack:
@@ -339,7 +340,7 @@ def _file(name: str) -> str:
 
 
 def _stored(place: Path, files: Mapping[str, str]) -> StoredTensors:
-    """The tensors that an index lists, each in the file that it says."""
+    """The tensors that an index lists, each read from the file that it names."""
     stored = {}
     for file in dict.fromkeys(files.values()):
         if PurePath(file).name != file or len(file) > 255 or not (place / file).is_file():

@@ -1,8 +1,8 @@
-"""Where a live module has the activations of the units of axes, and recording them while it runs.
+"""Where a live module has the activations of an axis, and recording them while it runs.
 
-Where that is follows from the layouts. A weight that reads an axis (`axis*` in its input dimension) has the units'
-activations as its module's input; where no module with hooks reads it, the outputs of the weights that
-write it are taken.
+The places follow from the layouts. A weight that reads an axis (`axis*` in its input dimension) has the axis's
+activations as its module's input. Where no module with hooks reads the axis, the outputs of the weights that write it
+are used.
 """
 
 from __future__ import annotations
@@ -15,16 +15,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from symfuse.io.live import names_in_memory
-from symfuse.io.names import class_prefix
+from symfuse.io.live import class_prefix, names_in_memory
 from symfuse.spec import Instance, Layout, Spec
 
 
 @dataclass(frozen=True)
 class Tap:
-    """A place of activations: the input ("in") or the output ("out") of the module that owns a weight.
+    """Where activations are recorded: the input ("in") or the output ("out") of the module that owns a weight.
 
-    layout: of the features, without the positions in front.
+    layout: of the features, without the leading positions.
     """
 
     weight: str
@@ -43,8 +42,8 @@ def taps(
     *,
     written: bool = False,
 ) -> dict[Instance, tuple[Tap, ...]]:
-    """The taps of each axis instance: every input that has its units, else every output. without:
-    axes that a tap must not have beside them. written: at the outputs, whatever reads them."""
+    """The taps of each axis instance: all inputs that have its units; without any, all outputs. without: axes that a
+    tap must not have beside them. written: use the outputs in any case."""
     owners = owners_of(spec.tensors, module)
     return {instance: _taps(spec, owners, instance, without, written) for instance in instances}
 
@@ -52,17 +51,17 @@ def taps(
 def _taps(
     spec: Spec, owners: Mapping[str, nn.Module], instance: Instance, without: Collection[str], written: bool
 ) -> tuple[Tap, ...]:
-    found: dict[str, list[Tap]] = {"in": [], "out": []}
+    by_side: dict[str, list[Tap]] = {"in": [], "out": []}
     for name in spec.movable[instance]:
         if name not in owners:
             continue
         inputs, outputs = _sides(owners[name], spec.tensors[name].layout)
         if inputs is not None and _has(inputs, instance.axis, without):
-            found["in"].append(Tap(name, "in", inputs))
+            by_side["in"].append(Tap(name, "in", inputs))
         if outputs is not None and _has(outputs, instance.axis, without):
-            found["out"].append(Tap(name, "out", outputs))
-    reads = _of_one_input(found["in"], owners)
-    return tuple(found["out"] if written else reads or found["out"])
+            by_side["out"].append(Tap(name, "out", outputs))
+    reads = _of_one_input(by_side["in"], owners)
+    return tuple(by_side["out"] if written else reads or by_side["out"])
 
 
 def _has(layout: Layout, axis: str, without: Collection[str]) -> bool:
@@ -79,43 +78,43 @@ def _sides(owner: nn.Module, layout: Layout) -> tuple[Layout | None, Layout | No
 
 
 def input_dim(owner: nn.Module) -> int | None:
-    """The dimension of the weight of a linear map that reads its input; None of other modules."""
+    """The dimension of a linear map's weight that reads its input; None of other modules."""
     if isinstance(owner, nn.Linear | nn.MultiheadAttention):
         return 1
-    return 0 if type(owner).__name__ == "Conv1D" else None  # of transformers: stored the other way round
+    return 0 if type(owner).__name__ == "Conv1D" else None  # of transformers, with the transposed weight
 
 
 def owners_of(names: Iterable[str], module: nn.Module) -> dict[str, nn.Module]:
-    """The module that owns each weight of those names, and is called with its input."""
+    """The module that owns each weight of those names, if it is called with the weight's input."""
     modules = _by_weight(module)
     prefix = class_prefix(module)
-    found = {}
+    owners = {}
     for name in names:
         for one in (name, prefix + name, name.removeprefix(prefix)):
             owner = modules.get(one)
-            # Of torch's attention the input projection is called as the module itself, and the output one not at all.
+            # torch's attention is called with the input of its input projection, and never calls its output projection.
             if owner is not None and type(owner).__name__ != "NonDynamicallyQuantizableLinear":
-                found[name] = owner
+                owners[name] = owner
                 break
-    return found
+    return owners
 
 
 def _by_weight(module: nn.Module) -> dict[str, nn.Module]:
-    """The module that owns each weight, by the weight's name in memory, and by that on disk, which may be another."""
+    """The module that owns each weight, by the weight's name in memory and by its name on disk, which may differ."""
     names = dict(module.named_parameters(remove_duplicate=False))
     owners = {name: module.get_submodule(name.rpartition(".")[0]) for name in names}
     return {disk: owners[name] for disk, name in names_in_memory(module).items() if name in owners} | owners
 
 
 def _of_one_input(reads: Sequence[Tap], owners: Mapping[str, nn.Module]) -> list[Tap]:
-    """Of several weights that read one and the same input (query, key, value) the first: those of one kind of module
-    inside of one other."""
-    found: dict[tuple[str, ...], Tap] = {}
+    """Of several weights with the same input (query, key, value) the first: those of equal module types inside one
+    module."""
+    by_input: dict[tuple[str, ...], Tap] = {}
     for tap in reads:
         path = tap.weight.rpartition(".")[0]
         inside = path.rpartition(".")[0]
-        found.setdefault((inside, type(owners[tap.weight]).__name__) if inside else (path,), tap)
-    return list(found.values())
+        by_input.setdefault((inside, type(owners[tap.weight]).__name__) if inside else (path,), tap)
+    return list(by_input.values())
 
 
 @contextmanager
@@ -128,13 +127,13 @@ def recording(spec: Spec, module: nn.Module, wanted: Iterable[Tap]) -> Iterator[
         owner = owners[tap.weight]
 
         def hook(called: Any, args: Any, output: Any, tap: Tap = tap) -> None:
-            given: Tensor = args[0]
-            if tap in recorded:  # called again, as DeBERTa's projections are with the relative positions
+            inputs: Tensor = args[0]
+            if tap in recorded:  # called again, as DeBERTa's projections are for the relative positions
                 return
             if tap.side == "in":
-                recorded[tap] = given
+                recorded[tap] = inputs
             elif isinstance(called, nn.MultiheadAttention):
-                recorded[tap] = nn.functional.linear(given, called.in_proj_weight, called.in_proj_bias)
+                recorded[tap] = nn.functional.linear(inputs, called.in_proj_weight, called.in_proj_bias)
             else:
                 recorded[tap] = output
 
@@ -148,7 +147,7 @@ def recording(spec: Spec, module: nn.Module, wanted: Iterable[Tap]) -> Iterator[
 
 @contextmanager
 def unfused() -> Iterator[None]:
-    """Without gradients, and without torch's fused encoder layer, which calls none of its modules."""
+    """Disable gradients, and torch's fused encoder layer, which does not call its submodules."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:

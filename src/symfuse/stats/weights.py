@@ -1,5 +1,6 @@
-"""Moments of an axis from the weights alone: with every other space fixed, an axis sees only its cross-Gram,
-the sum over tensors of unfold(anchor) unfold(source)ᵀ (Git Re-Basin, Eq. 3; Zhang et al. 2025, Theorem 4.1)."""
+"""Moments of an axis from the weights alone. With all other axes fixed, the objective of an axis depends only on its
+cross-Gram, the sum over tensors of unfold(anchor) unfold(source)ᵀ (Git Re-Basin, Eq. 3; Zhang et al. 2025, Theorem
+4.1)."""
 
 from __future__ import annotations
 
@@ -24,12 +25,12 @@ Read = Callable[[str], Tensor]
 def features(
     spec: Spec, instance: Instance, name: str, *tensors: Tensor
 ) -> Iterator[tuple[Occurrence, tuple[Tensor, ...]]]:
-    """What each part of a tensor says of the units of an axis: where the axis is in it, and a view [*b, n, k] of each
-    tensor.
+    """The features of the units of an axis in each part of a tensor: the part that has the axis, and a view [*b, n, k]
+    of each tensor.
 
     Where the axis occurs twice in one part (a square map of a space to itself) moments are quadratic in the element.
-    Then it comes once for each, the other held as it is: the moments are linear in the element, to first order around
-    the identity, and whether an element is better must be looked at.
+    Then there are features for each occurrence, with the other one fixed: the moments are linear in the element, to
+    first order around the identity, and the caller has to check whether an element is better.
     """
     for at in spec.occurrences[name, instance.axis]:
         yield at, tuple(at.unfold(tensor) for tensor in tensors)
@@ -50,7 +51,7 @@ def weight_moments(
     (name, atom) in `skip`, or over those in `only`.
 
     anchor, source: read a tensor by canonical name; whatever else moves has already been applied to the source. NaN and
-    infinity of what is summed are found in the moments; scanned: how the two are then read to say where, if otherwise.
+    infinity are detected in the moments; scanned: readers that then report the tensor, if other than these.
     The dtype is the group's, or that of the tensors if it is wider, and xx and yy are what it needs (`Group.gram`).
     Where g acts like its dual, both parts are summed as they come. Raises CheckpointError if a moment overflows.
     """
@@ -79,7 +80,7 @@ def weight_moments(
                 out[part] = Moments(fx.new_empty(*batch, n, n, dtype=dtype), xx, yy)
             _add(out[part], fx, fy, wide, first=first)
     for m in out.values():
-        # Solvers multiply two moments with each other, in float64. No entry of xy is larger than the norms are.
+        # Solvers multiply two moments with each other, in float64. No entry of xy exceeds the norms.
         x, y = m.x_norms.double(), m.y_norms.double()
         fits = streams or bool((x.sum() * y.sum()).sqrt() < torch.finfo(m.dtype).max / 2)
         products = (x * x, y * y) if fits else (m.xy, x * x, y * y)
@@ -88,12 +89,12 @@ def weight_moments(
 
 
 def workspace(spec: Spec, instance: Instance, group: Group) -> int:
-    """About how many bytes one axis instance takes while it is solved: what is read of both models, the moments, and
-    scores with the copy in float64 and the prices of an assignment."""
+    """An estimate of the bytes that solving one axis instance takes: the tensors read from both models, the moments,
+    and scores with their copy in float64 and the prices of an assignment."""
     n, batch = spec.axes[instance.axis].size, math.prod(spec.batch(instance.axis))
     read = [2 * 4 * math.prod(spec.tensors[name].layout.shape(spec.sizes)) for name in spec.movable[instance]]
     if group.streams(n) and not spec.batch_axes(instance.axis):
-        # Measured; what was read is gone when scores are assigned.
+        # Measured; the tensors that were read are freed when scores are assigned.
         return max(sum(read) + 4 * n * n, 5 * n * n + assignment.workspace(n))
     variances = {a.variance for name in spec.movable[instance] for a in spec.tensors[name].layout.atoms}
     moments = batch * n * n * group.moments_dtype.itemsize * (3 if group.gram else 1)
@@ -101,13 +102,13 @@ def workspace(spec: Spec, instance: Instance, group: Group) -> int:
 
 
 def _read(at: Occurrence, name: str, anchor: Read, source: Read) -> tuple[Tensor, Tensor]:
-    """The features of one part of a tensor, read anew."""
+    """The features of one part of a tensor, read again."""
     return at.unfold(anchor(name)), at.unfold(source(name))
 
 
 class Streamed(Moments):
-    """Moments without the cross-Gram: its rows and entries are formed of the features, which are read when they are
-    asked for and not kept. pairs: each reads the features X and Y, [n, k], of one part."""
+    """Moments without the cross-Gram: its rows and entries are computed from the features, which are read on demand and
+    not kept. pairs: each reads the features X and Y, [n, k], of one part."""
 
     pairs: Sequence[Callable[[], tuple[Tensor, Tensor]]]
     full: ClassVar[bool] = False
@@ -115,7 +116,7 @@ class Streamed(Moments):
 
     def __init__(self, pairs: Sequence[Callable[[], tuple[Tensor, Tensor]]], xx: Tensor, yy: Tensor) -> None:
         for key, value in {"pairs": pairs, "xx": xx, "yy": yy}.items():
-            object.__setattr__(self, key, value)  # the class that this is derived of is frozen
+            object.__setattr__(self, key, value)  # the base class is frozen
 
     @classmethod
     def of(cls, pair: Callable[[], tuple[Tensor, Tensor]], x: Tensor, y: Tensor) -> Streamed:
@@ -124,7 +125,7 @@ class Streamed(Moments):
 
     @property
     def xy(self) -> Tensor:
-        """The whole cross-Gram, for who wants it after all."""
+        """The whole cross-Gram, for callers that need it."""
         return torch.cat(list(self.rows(self.dtype, BLOCK)))
 
     @property
@@ -172,8 +173,8 @@ def require_products(
     anchor: Read,
     source: Read,
 ) -> None:
-    """CheckpointError unless products of weights are finite, which names the tensor with the largest weights and the
-    dtype in which they are summed; or, of readers that look for it, the tensor with NaN or infinity."""
+    """CheckpointError unless products of weights are finite. It names the tensor with the largest weights and the dtype
+    of the sums; with readers that check values, the tensor with NaN or infinity."""
     if all(map(is_finite, products)):
         return
     models = (("anchor", anchor), ("source", source))
@@ -186,20 +187,20 @@ def require_products(
     )
 
 
-# What is widened at once: so many entries that both copies stay in a processor's cache, but so many columns at least
-# that a product is not held up by reading and writing its sum.
+# What is widened at once: so many entries that both copies fit in a processor's cache, but so many columns at least
+# that reading and writing the sum does not slow the product.
 ENTRIES, COLUMNS = 1 << 17, 1 << 10
 
 
 class Widened:
-    """Blocks of two tensors in a wider dtype, in memory that is used again: new memory is fetched, page by page, from
-    the system, and takes longer than the widening."""
+    """Blocks of two tensors in a wider dtype, in memory that is reused: the system provides new memory page by page,
+    which takes longer than the widening."""
 
     def __init__(self) -> None:
         self._kept: dict[object, Tensor] = {}
 
     def __call__(self, side: int, block: Float[Tensor, "b n k"], dtype: torch.dtype) -> Float[Tensor, "b n k"]:
-        """The block, overwritten by the next of that side and shape; rows stay rows and columns columns, which is
+        """The block, overwritten by the next of that side and shape. Row-major blocks stay row-major, which is
         faster."""
         if block.dtype == dtype:
             return block
@@ -212,7 +213,7 @@ class Widened:
 
 
 def _add(m: Moments, fx: Tensor, fy: Tensor, wide: Widened, *, first: bool) -> None:
-    """Add the moments of features [*b, n, k] in place, a block at a time; of the first what is in xy is overwritten."""
+    """Add the moments of features [*b, n, k] in place, a block at a time; the first call overwrites xy."""
     n, k = fx.shape[-2:]
     own, dtype, full = m.xx.shape[fx.ndim - 2 :], m.dtype, m.full
     as_is = fx.dtype == fy.dtype == dtype
@@ -233,5 +234,5 @@ def _add(m: Moments, fx: Tensor, fy: Tensor, wide: Widened, *, first: bool) -> N
                 elif block.stride(-1) == 1:
                     norms = torch.linalg.vector_norm(block, dim=-1)
                     moment.addcmul_(norms, norms)
-                else:  # a norm of columns takes three times as long
+                else:  # a norm over columns takes three times as long
                     moment.add_(block.square().sum(-1))

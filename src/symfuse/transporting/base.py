@@ -1,4 +1,4 @@
-"""The model that an adapter was trained on: the checkpoint itself, or what an alignment says of it."""
+"""The model that an adapter was trained on: its checkpoint, or names and shapes alone, as an alignment records them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CLASSES = {
 @dataclass(frozen=True)
 class Base:
     """model: as it is stored, its head untied where the frame unties it; framed: after the rewrites of the alignment's
-    frame; alignment: with the declaration of that. notes: what the user should be told."""
+    frame; alignment: with the declaration of that. notes: messages for the user."""
 
     model: Model
     framed: Model
@@ -43,7 +43,7 @@ class Base:
     def of(cls, alignment: Alignment, base: Checkpoint | None, adapter: StoredTensors, task: object) -> Base:
         """task: of peft, for the head of a class that the base is not of, such as a classifier that the adapter holds.
 
-        OptionError if the alignment has a frame and there is no base; IncompatibleError if they do not fit.
+        Raises OptionError if the alignment has a frame and there is no base; IncompatibleError if they do not fit.
         """
         if base is None:
             if alignment.frame:
@@ -59,7 +59,7 @@ class Base:
         return cls(model, framed, alignment.bound(framed), notes)
 
     def with_whole(self, changes: Mapping[str, Change], adapter: StoredTensors) -> Base:
-        """With the tensors that an adapter holds as a whole in the place of the base's. changes: by canonical name."""
+        """With the tensors that an adapter replaces as a whole. changes: by canonical name."""
         checkpoint = self.model.checkpoint
         files = {self.framed.spec.file_name(name): c.whole for name, c in changes.items() if c.whole is not None}
         if not files:
@@ -70,8 +70,8 @@ class Base:
         framed = canonical(model, self.alignment.frame) if self.alignment.frame else model
         return replace(self, model=model, framed=framed)
 
-    def moved(self, name: str) -> Tensor:
-        """The tensor of that canonical name moved, in float64, with its part of the translations."""
+    def aligned(self, name: str) -> Tensor:
+        """The aligned tensor of that canonical name, float64, with its part of the translations."""
         alignment = self.alignment
         return alignment.shift(name, self._linear(name), self._linear)
 
@@ -86,7 +86,7 @@ class Base:
 
 
 def described(alignment: Alignment) -> Checkpoint:
-    """The model of an alignment, as far as its declaration says it: names and shapes, tensors without data."""
+    """The model of an alignment, from its declaration alone: names and shapes, tensors without data."""
     spec = alignment.spec
     infos = {spec.file_name(n): TensorInfo(torch.float32, d.layout.shape(spec.sizes)) for n, d in spec.tensors.items()}
     empty = {name: torch.empty(info.shape, device="meta") for name, info in infos.items()}

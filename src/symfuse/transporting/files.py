@@ -10,10 +10,9 @@ import numpy as np
 import torch
 
 from symfuse.errors import CheckpointError
-from symfuse.io.content import refuse_pointer
 from symfuse.io.lazy import Rewritten, StoredTensor, StoredTensors
 from symfuse.io.safetensors_file import read_safetensors
-from symfuse.io.stamp import Stamp
+from symfuse.io.stamp import Stamp, refuse_pointer
 from symfuse.io.tensors import TensorInfo, flat_part
 from symfuse.messages import first_line, some
 from symfuse.transporting.result import Writer, write_safetensors
@@ -38,11 +37,11 @@ def read_arrays(path: Path) -> StoredTensors:
 
 def payload(folder: Path) -> Path:
     """The one file of arrays in a folder. CheckpointError if there is none, or more than one."""
-    found = sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES and path.is_file())
-    if len(found) != 1:
-        there = some([path.name for path in found]) or "none"
+    files = sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES and path.is_file())
+    if len(files) != 1:
+        there = some([path.name for path in files]) or "none"
         raise CheckpointError(f"{folder}: expected one file that ends in {' or '.join(SUFFIXES)}, found {there}")
-    return found[0]
+    return files[0]
 
 
 def writer_of(path: Path) -> Writer:

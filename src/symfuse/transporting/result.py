@@ -1,4 +1,4 @@
-"""What was moved: tensors that are computed when they are read, and the folder that they are written to."""
+"""The result of a transport: tensors that are computed when they are read, and the folder that they are written to."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from symfuse.arguments import checked
 from symfuse.errors import CheckpointError
 from symfuse.io import TensorInfo, scan
 from symfuse.io.lazy import Rewritten, Rule
-from symfuse.io.outputs import output_folder, write_tensors
 from symfuse.io.remote import Place
 from symfuse.io.tensors import DTYPE_NAMES
+from symfuse.io.writer import output_folder, write_tensors
 
 Compute = Callable[[], Tensor]
 
@@ -28,7 +28,7 @@ def computed(what: str, infos: Mapping[str, TensorInfo], compute: Mapping[str, C
     in whose dtypes they are, for errors."""
 
     def rule(name: str, info: TensorInfo) -> Rule:
-        return Rule(info, lambda: compute[name]().reshape(info.shape), what="the moved tensor")
+        return Rule(info, lambda: compute[name]().reshape(info.shape), what="the transported tensor")
 
     return Rewritten(None, {name: rule(name, info) for name, info in infos.items()}, what)
 
@@ -46,7 +46,8 @@ class Transported:
 
     kind: "adapter", "vector", "probe", "sae" or "moments". tensors: by the names in the file, computed when they are
     read. file, writer: the name of the file that holds them, and what writes it. files: what goes beside it. notes:
-    what the user should be told. details: what was done, JSON data. sources: what was read, which is never written to.
+    messages for the user. details: what was done, JSON data. sources: the files that were read, which are never
+    written to.
     """
 
     kind: str

@@ -1,4 +1,4 @@
-"""Which kind of thing is to be moved, and by what."""
+"""The verb `transport`: detect the kind of a file or folder, and transform it by an alignment."""
 
 from __future__ import annotations
 
@@ -37,37 +37,38 @@ def transport(
     encoder: str | None = None,
     names: Sequence[str] | None = None,
 ) -> Transported:
-    """What belongs to a model A, in the frame of A' = alignment(A): `.save(folder)` it, or read its tensors.
+    """Transform what belongs to a model A so that it belongs to A' = alignment(A). `.save(folder)` writes the result.
 
     thing: the folder of a LoRA adapter or of statistics, or a file (also the folder of a sparse auto-encoder).
     alignment: one in memory, its file, or the folder that `symfuse align` wrote. kind: one of KINDS, by default what
     the file looks like, a vector if nothing else. axis: of vectors, probes and sparse auto-encoders, the space that
-    they are of: "residual", "ffn[3]", "v[3]" (all heads), "v[3,2]" (head 2). base: A itself, where it takes that; by
-    default the local folder that the adapter names, or the one in which optimizer.pt lies. new_base: what an adapter's
-    config is to name as its base, by default the folder of the alignment if that holds the moved model. encoder, names:
-    see `transport_sae`, `transport_moments`.
+    they belong to: "residual", "ffn[3]", "v[3]" (all heads), "v[3,2]" (head 2). base: A itself, where that is needed;
+    by default the local folder that the adapter names, or the one that contains optimizer.pt. new_base: the base that
+    the adapter's new config names, by default the folder of the alignment if that holds the aligned model. encoder,
+    names: see `transport_sae`, `transport_moments`.
 
-    Exact: the adapter on A and the moved one on A' compute the same, and so on; SymmetryError where that cannot be.
+    Exact: the adapter on A and the transported one on A' compute the same, and so on. Raises SymmetryError where no
+    exact result exists.
     """
     place = Path(thing)
-    found = alignment_of(alignment)
+    loaded = alignment_of(alignment)
     kind = kind_of(place) if kind is None else kind
     if kind not in KINDS:
         raise OptionError(f"no kind is called {kind!r}{suggestion(kind, KINDS)}; there are {', '.join(KINDS)}")
     _require_use(kind, axis, {"new_base": new_base, "encoder": encoder, "names": names, "base": base})
     if kind == "adapter":
         if new_base is None and not isinstance(alignment, Alignment):
-            new_base = moved_model(Path(alignment))
-        return transport_adapter(place, found, _base_of_adapter(place, base), new_base)
+            new_base = aligned_model_of(Path(alignment))
+        return transport_adapter(place, loaded, _base_of_adapter(place, base), new_base)
     if kind == "moments":
         beside = place.parent if base is None and (place.parent / "config.json").is_file() else base
-        return transport_moments(place, found, _opened(beside), names)
+        return transport_moments(place, loaded, _opened(beside), names)
     if kind == "statistics":
-        model = None if isinstance(alignment, Alignment) else moved_model(Path(alignment))
-        return transport_statistics(place, found, _opened(base), _opened(model))
+        model = None if isinstance(alignment, Alignment) else aligned_model_of(Path(alignment))
+        return transport_statistics(place, loaded, _opened(base), _opened(model))
     if kind == "sae":
-        return transport_sae(place, found, str(axis), encoder)
-    return transport_vectors(payload(place) if place.is_dir() else place, found, str(axis), dual=kind == "probe")
+        return transport_sae(place, loaded, str(axis), encoder)
+    return transport_vectors(payload(place) if place.is_dir() else place, loaded, str(axis), dual=kind == "probe")
 
 
 def alignment_of(source: Alignment | str | os.PathLike[str]) -> Alignment:
@@ -78,7 +79,7 @@ def alignment_of(source: Alignment | str | os.PathLike[str]) -> Alignment:
 
 
 def kind_of(thing: Path) -> str:
-    """What something looks like; CheckpointError if it is not there."""
+    """The kind of a file or folder, by its content. CheckpointError if it does not exist."""
     if not thing.exists():
         raise CheckpointError(f"{thing} does not exist; give an adapter's folder, or a file of tensors")
     if (thing / CONFIG).is_file():
@@ -95,10 +96,10 @@ def kind_of(thing: Path) -> str:
 
 
 def _require_use(kind: str, axis: str | None, options: dict[str, object]) -> None:
-    """OptionError for an option that this kind has not, or lacks."""
+    """OptionError for an option that this kind does not have, and for a missing one that it needs."""
     spatial = kind in ("vector", "probe", "sae")
     if spatial and axis is None:
-        raise OptionError(f"a {kind} needs the axis that it is of (--axis residual, --axis 'ffn[3]', …)")
+        raise OptionError(f"a {kind} needs the axis that it belongs to (--axis residual, --axis 'ffn[3]', …)")
     if not spatial and axis is not None:
         raise OptionError(f"the axes of {'an adapter' if kind == 'adapter' else kind} are known; leave --axis out")
     uses: dict[str, tuple[str, ...]] = {"new_base": ("adapter",), "encoder": ("sae",), "names": ("moments",)}
@@ -119,7 +120,7 @@ def _opened(source: Checkpoint | str | os.PathLike[str] | None) -> Checkpoint | 
     return source if source is None or isinstance(source, Checkpoint) else open_checkpoint(source)
 
 
-def moved_model(alignment: Path) -> str | None:
-    """The folder of an alignment, if it holds the model that it moved."""
+def aligned_model_of(alignment: Path) -> str | None:
+    """The folder of an alignment, if it also holds the aligned model."""
     folder = alignment_file(alignment).parent
     return str(folder.resolve()) if (folder / "config.json").is_file() else None

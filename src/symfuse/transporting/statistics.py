@@ -41,34 +41,35 @@ def transport_statistics(
     source: Statistics | str | os.PathLike[str],
     alignment: Alignment,
     base: Checkpoint | None = None,
-    moved: Checkpoint | None = None,
+    aligned: Checkpoint | None = None,
 ) -> Transported:
-    """The folder of `moved_statistics`, for the verb. source: statistics, or their folder."""
+    """The folder of `transported_statistics`, for the verb. source: statistics, or their folder."""
     statistics = source if isinstance(source, Statistics) else Statistics.load(source)
-    found = moved_statistics(statistics, alignment, base, moved)
-    assert isinstance(found.tensors, Rewritten)
-    details = {"statistics": found.kind, "tensors": len(found.tensors), "of": found.provenance["model"]}
+    result = transported_statistics(statistics, alignment, base, aligned)
+    assert isinstance(result.tensors, Rewritten)
+    details = {"statistics": result.kind, "tensors": len(result.tensors), "of": result.provenance["model"]}
 
     def write(path: Path, _tensors: Rewritten) -> None:
-        found.write(path.parent)
+        result.write(path.parent)
 
-    return Transported("statistics", found.tensors, INDEX, {}, (), details, found.sources, write)
+    return Transported("statistics", result.tensors, INDEX, {}, (), details, result.sources, write)
 
 
-def moved_statistics(
+def transported_statistics(
     statistics: Statistics,
     alignment: Alignment,
     base: Checkpoint | None = None,
-    moved: Checkpoint | None = None,
+    aligned: Checkpoint | None = None,
     *,
     known: bool = False,
 ) -> Statistics:
     """Statistics of A' from those of A, each tensor computed when it is read.
 
-    base: A, where it has tensors that the alignment does not declare, such as another head. moved: A', whose lineage
-    they get. known: that they are of A is. Raises IncompatibleError for statistics of another model, and for moved ones
-    of a model that nobody knows; SymmetryError for alignments with a frame or
-    variants, and of a Fisher information for those that rotate an axis, or translate biases of values.
+    base: A, where it has tensors that the alignment does not declare, such as another head. aligned: A', whose lineage
+    the result records. known: the caller knows that the statistics are of A, so that this is not checked. Raises
+    IncompatibleError for statistics of another model, and for transported ones whose model is not recorded;
+    SymmetryError for alignments with a frame or variants, and of a Fisher information for those that rotate an axis, or
+    translate biases of values.
     """
     require_exact(alignment)
     if alignment.frame:
@@ -85,12 +86,12 @@ def moved_statistics(
     of = statistics.provenance.get("model") or {}
     if not known and base is None:
         _require_source(statistics, alignment)
-    lineage = {"name": f"{of.get('name')} (aligned)", "sha256": None} if moved is None else moved.lineage()
+    lineage = {"name": f"{of.get('name')} (aligned)", "sha256": None} if aligned is None else aligned.lineage()
     history = {"model": dict(of), "by": dict(alignment.provenance)}
     return replace(
         statistics,
         tensors=computed(statistics.name, statistics.infos, compute),
-        provenance={**statistics.provenance, "model": lineage, "moved from": history},
+        provenance={**statistics.provenance, "model": lineage, "moved_from": history},
     )
 
 
@@ -98,15 +99,15 @@ def _require_source(statistics: Statistics, alignment: Alignment) -> None:
     """IncompatibleError for statistics of another model than the alignment was made for, as far as both say."""
     of, source = statistics.provenance.get("model") or {}, alignment.provenance.get("source")
     source = source if isinstance(source, Mapping) and source.get("folder") else {}
-    if of.get("sha256") is None and "moved from" in statistics.provenance:
+    if of.get("sha256") is None and "moved_from" in statistics.provenance:
         raise IncompatibleError(
-            f"{statistics.name}: moved before, and of which model they are now is not known; move those from before by "
-            "the composed alignment, or collect them again"
+            f"{statistics.name}: they were transported before, and the model that they belong to now is not recorded; "
+            "transport the original statistics by the composed alignment, or collect them again"
         )
     if is_other(source, of):
         raise IncompatibleError(
-            f"{statistics.name}: of {of.get('name')!r}, and the alignment moves {source.get('name')!r}; take the "
-            "statistics of that model"
+            f"{statistics.name}: statistics of {of.get('name')!r}, but the alignment moves {source.get('name')!r}; "
+            "take the statistics of that model"
         )
 
 
@@ -121,8 +122,8 @@ def _of_fisher(statistics: Statistics, alignment: Alignment) -> dict[str, Comput
 
 def _of_gram(statistics: Statistics, alignment: Alignment) -> dict[str, Compute]:
     readers: dict[str, list[str]] = {}
-    for name, given in statistics.inputs.items():
-        readers.setdefault(given.entry, []).append(name)
+    for name, inputs in statistics.inputs.items():
+        readers.setdefault(inputs.entry, []).append(name)
     out: dict[str, Compute] = {}
     for entry, names in readers.items():
         rules = [rule for rule in alignment.spec.shifts if rule.weight in names and rule.bias in alignment.shifts]
@@ -133,23 +134,23 @@ def _of_gram(statistics: Statistics, alignment: Alignment) -> dict[str, Compute]
 
 def _sum(statistics: Statistics, space: _Space) -> Tensor:
     name = f"{space.entry}.sum"
-    moved = space.move(wide(statistics.name, name, statistics.tensors[name])[None])[0]
-    return moved + space.input.positions * space.constant
+    total = space.move(wide(statistics.name, name, statistics.tensors[name])[None])[0]
+    return total + space.input.positions * space.constant
 
 
 def _gram(statistics: Statistics, space: _Space) -> Tensor:
     name, total = f"{space.entry}.gram", f"{space.entry}.sum"
-    moved = space.move(space.move(wide(statistics.name, name, statistics.tensors[name])).T)
+    gram = space.move(space.move(wide(statistics.name, name, statistics.tensors[name])).T)
     if space.rules:
         s, m = space.constant, space.move(wide(statistics.name, total, statistics.tensors[total])[None])[0]
         cross = torch.outer(s, m)
-        moved = moved + cross + cross.T + space.input.positions * torch.outer(s, s)
-    return moved
+        gram = gram + cross + cross.T + space.input.positions * torch.outer(s, s)
+    return gram
 
 
 @dataclass(frozen=True)
 class _Space:
-    """Where inputs live that some weights read. rules: those by which the alignment adds a constant to them."""
+    """The space of the inputs of some weights. rules: those by which the alignment adds a constant to the inputs."""
 
     alignment: Alignment
     entry: str
@@ -158,7 +159,7 @@ class _Space:
 
     @property
     def node(self) -> Node:
-        """The axes of an input, as it moves."""
+        """The axes of an input, with the variances by which it is transformed."""
         return varied(self.alignment.spec.tensors[self.entry].layout.dims[self.input.dim], CONTRAGREDIENT)
 
     def move(self, vectors: Tensor) -> Tensor:

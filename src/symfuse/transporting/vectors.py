@@ -55,7 +55,7 @@ def transport_sae(path: Path, alignment: Alignment, axis: str, encoder: str | No
 
     path: a file, or a folder with one, of SAE-lens (W_enc [d, m]) or EleutherAI's sparsify (encoder.weight [m, d]),
     with W_dec [m, d], b_dec [d] and tensors of the latents. encoder: how the encoder lies, "rows" for [m, d], "columns"
-    for [d, m]: to be said where d = m. Errors as of `transport_vectors`, and CheckpointError for a tensor not known.
+    for [d, m]: needed where d = m. Raises as `transport_vectors`, and CheckpointError for an unknown tensor.
     """
     require_exact(alignment)
     file = payload(path) if path.is_dir() else path
@@ -64,7 +64,7 @@ def transport_sae(path: Path, alignment: Alignment, axis: str, encoder: str | No
     shape, back = tensors.infos[encoding].shape, tensors.infos[decoding].shape
     if len(shape) != 2 or len(back) != 2:
         raise CheckpointError(f"{file.name}: {encoding} is {list(shape)}, {decoding} {list(back)}; expected matrices")
-    space, rows = _lying(file, alignment, axis, (encoding, shape), encoder)
+    space, rows = _orientation(file, alignment, axis, (encoding, shape), encoder)
     latents = shape[0] if rows else shape[1]
     if sorted(back) != sorted((latents, space.size)):
         raise CheckpointError(
@@ -92,24 +92,24 @@ def transport_sae(path: Path, alignment: Alignment, axis: str, encoder: str | No
         else:
             raise CheckpointError(
                 f"{file.name}: {name!r} {list(info.shape)} is not known; expected {encoding}, {decoding}, b_dec and "
-                f"tensors of the {latents} latents. Leave it out, or move it by itself as a vector or probe"
+                f"tensors of the {latents} latents. Leave it out, or transport it separately as a vector or probe"
             )
     beside = {"cfg.json": (path / "cfg.json").read_bytes()} if (path / "cfg.json").is_file() else {}
     return _result("sae", file, tensors.infos, compute, space, beside)
 
 
 def _first(file: Path, tensors: StoredTensors, names: tuple[str, ...]) -> str:
-    found = [name for name in names if name in tensors]
-    if len(found) != 1:
+    present = [name for name in names if name in tensors]
+    if len(present) != 1:
         raise CheckpointError(
             f"{file.name}: expected one of {' or '.join(names)}, found {', '.join(tensors)}; is it a sparse "
             f"auto-encoder? ({file})"
         )
-    return found[0]
+    return present[0]
 
 
-def _lying(
-    file: Path, alignment: Alignment, axis: str, encoder: tuple[str, tuple[int, ...]], said: str | None
+def _orientation(
+    file: Path, alignment: Alignment, axis: str, encoder: tuple[str, tuple[int, ...]], orientation: str | None
 ) -> tuple[Space, bool]:
     """The space of an encoder, and whether its rows are the linear forms."""
     name, shape = encoder
@@ -119,14 +119,14 @@ def _lying(
             spaces[word] = space_of(alignment, axis, size)
         except OptionError as error:
             wrong = error
-    if said is not None and said in spaces:
-        return spaces[said], said == "rows"
-    if len(spaces) == 1 and said is None:
+    if orientation is not None and orientation in spaces:
+        return spaces[orientation], orientation == "rows"
+    if len(spaces) == 1 and orientation is None:
         return next(iter(spaces.values())), "rows" in spaces
     if not spaces:
         raise wrong
-    if said is not None:
-        raise OptionError(f"{file.name}: {name} is {list(shape)}, in which {axis} is not read by its {said}")
+    if orientation is not None:
+        raise OptionError(f"{file.name}: {name} is {list(shape)}, in which {axis} is not read by its {orientation}")
     if name == "encoder.weight":  # of a torch Linear, whose rows are the forms
         return spaces["rows"], True
     raise OptionError(
@@ -156,8 +156,8 @@ def _moving(
     path: Path, tensors: StoredTensors, name: str, space: Space, dual: bool, *, transposed: bool = False
 ) -> Compute:
     def compute() -> Tensor:
-        moved = space.move(_rows(path, tensors, name, space, transposed=transposed), dual=dual)
-        return moved.T if transposed else moved
+        rows = space.move(_rows(path, tensors, name, space, transposed=transposed), dual=dual)
+        return rows.T if transposed else rows
 
     return compute
 
@@ -174,9 +174,11 @@ def _result(
     space: Space,
     files: Mapping[str, bytes] | None = None,
 ) -> Transported:
-    moved = computed(path.name, infos, compute)
+    tensors = computed(path.name, infos, compute)
     notes = (
-        () if space.moved_head == space.head else (f"{space.instance}: head {space.head} is {space.moved_head} now",)
+        ()
+        if space.aligned_head == space.head
+        else (f"{space.instance}: head {space.head} is {space.aligned_head} now",)
     )
     details = {"axis": space.label, "layout": str(space.node)}
-    return Transported(kind, moved, path.name, files or {}, notes, details, (path,), writer_of(path))
+    return Transported(kind, tensors, path.name, files or {}, notes, details, (path,), writer_of(path))

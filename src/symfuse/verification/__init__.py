@@ -1,4 +1,4 @@
-"""Whether two models compute the same, by running both, and how much of them was seen."""
+"""Verify that two models compute the same, by running both, and report how much of them the inputs reached."""
 
 from __future__ import annotations
 

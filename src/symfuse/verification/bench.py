@@ -1,4 +1,4 @@
-"""Checkpoints run as their real class, all on the same inputs."""
+"""Run checkpoints as their real class, all on the same inputs."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from symfuse.alignment import Alignment
+from symfuse.device import budget
 from symfuse.errors import CheckpointError, IncompatibleError
 from symfuse.io import Checkpoint, TensorInfo
 from symfuse.io.lazy import Rewritten, Rule
-from symfuse.io.memory import budget
 from symfuse.messages import first_line, some
 from symfuse.model import Model, as_declared
 from symfuse.modules import live, name_parameters
@@ -23,8 +23,8 @@ from symfuse.spec import Atom, Declared, Layout
 from symfuse.verification.coverage import Changed, Reach, Reads, long_inputs
 from symfuse.verification.outputs import Outputs, computes_in, random_inputs, run
 
-# Of a model that is run layer by layer: words enough for the inputs, in place of an embedding and a head that can be
-# larger than all else. Rows of words are moved alike, or not at all, so that the others show nothing new.
+# The vocabulary of a model that is run layer by layer: enough tokens for the inputs, instead of an embedding and a head
+# that can be larger than all else. An alignment acts on all rows of tokens alike, so the other rows show nothing new.
 WORDS = 2048
 LAYERWISE = ", layer by layer"
 
@@ -36,10 +36,11 @@ def _first_rows(whole: Checkpoint, name: str, rows: int) -> Rule:
 
 
 class Bench:
-    """Runs checkpoints on the same inputs: those given, or seeded random ones that suit the first.
+    """Runs checkpoints on the same inputs: the caller's, or seeded random ones that suit the first checkpoint.
 
-    compared: two models of which all is to be seen, on long inputs too, with `words`; what the first reads is recorded.
-    computed_in: the coarsest dtype in which a module that was run computed."""
+    compared: two models that are compared as completely as possible, also on long inputs that contain `words`; the rows
+    that the first one reads are recorded. computed_in: the coarsest dtype in which a module computed.
+    """
 
     def __init__(
         self,
@@ -59,20 +60,21 @@ class Bench:
         self.reads: Reads | None = None
         self.positions: tuple[int, int] | None = None
         self.first: str | None = None
-        given = inputs is not None or runner is not None
-        self.what = "the given inputs" if given else "seeded random inputs"
+        requested = inputs is not None or runner is not None
+        self.what = "the given inputs" if requested else "seeded random inputs"
         self.what += "" if runner is not None else f", run in {str(dtype).removeprefix('torch.')}"
 
     def pages(self, checkpoint: Checkpoint) -> bool:
-        """Whether a model is run layer by layer: weights as they are read and those of the module do not fit."""
+        """Whether a model is run layer by layer: its weights as they are read, and those of the module, do not fit into
+        memory."""
         infos = [checkpoint.info(name) for name in checkpoint]
-        found = self.runner is None and 2 * sum(info.numel for info in infos) * self.dtype.itemsize > self.memory
-        if found and LAYERWISE not in self.what:
+        pages = self.runner is None and 2 * sum(info.numel for info in infos) * self.dtype.itemsize > self.memory
+        if pages and LAYERWISE not in self.what:
             self.what += LAYERWISE
-        return found
+        return pages
 
     def few_words(self, checkpoint: Checkpoint) -> Checkpoint:
-        """The model with the first rows of its embeddings and heads alone, if those are rows of a larger vocabulary."""
+        """The model with only the first rows of its embeddings and heads, if these have a larger vocabulary."""
         spec = Model.of(checkpoint).spec
         size = spec.sizes.get("vocab", 0)
         layouts = {spec.file_name(name): declared.layout for name, declared in spec.tensors.items()}
@@ -87,14 +89,14 @@ class Bench:
         return checkpoint.replace(tensors=Rewritten(checkpoint, rules), config=config)
 
     def run(self, checkpoint: Checkpoint, alignment: Alignment | None = None) -> list[Outputs]:
-        """The outputs of a checkpoint on each of the inputs; of a moved one on inputs that are moved along."""
+        """The outputs of a checkpoint on each of the inputs; of an aligned one on inputs that are aligned too."""
         if self.runner is not None:
             return [self.runner(checkpoint)]
         module = (paged if self.pages(checkpoint) else live)(checkpoint, self.dtype)
         self.computed_in = computes_in(module, self.computed_in)
         if self.first is not None:
             try:
-                return [run(module, moved(fields, alignment)) for fields in self.inputs or ()]
+                return [run(module, aligned(fields, alignment)) for fields in self.inputs or ()]
             except Exception as error:  # whatever that class raises
                 what = f"{checkpoint.name} does not run on the inputs of {self.first}: {first_line(error)}"
                 raise IncompatibleError(what) from error
@@ -106,17 +108,17 @@ class Bench:
         return outputs
 
     def _first(self, module: torch.nn.Module, checkpoint: Checkpoint) -> list[Outputs]:
-        given = self.inputs is not None
+        requested = self.inputs is not None
         self.inputs = self.inputs or [random_inputs(module, checkpoint.config)]
         try:
             outputs: list[Outputs] = [run(module, fields) for fields in self.inputs]
         except Exception as error:
             raise CheckpointError(f"{checkpoint.name} does not run on {self.what}: {first_line(error)}") from error
-        return outputs if given or not self.compared else outputs + self._longer(module)
+        return outputs if requested or not self.compared else outputs + self._longer(module)
 
     def _longer(self, module: torch.nn.Module) -> list[Outputs]:
         """The outputs on long inputs, which are added to the others. A module that counts positions from its padding
-        token on takes fewer than its config says."""
+        token takes fewer than its config allows."""
         configs = [checkpoint.config for checkpoint in self.compared]
         pads = [pad for config in configs if type(pad := config.get("pad_token_id")) is int]
         assert self.inputs is not None
@@ -147,12 +149,12 @@ class Bench:
             yield
 
     def unread(self, edits: Mapping[str, Changed], tolerance: float) -> tuple[str, ...]:
-        """The rows that differ where others do not, and that the first model did not read."""
+        """The rows that differ while others do not, and that the first model did not read."""
         rows = {} if self.reads is None else self.reads.rows
-        found = {name: changed.edited(tolerance) & ~rows[name] for name, changed in edits.items() if name in rows}
+        edited = {name: changed.edited(tolerance) & ~rows[name] for name, changed in edits.items() if name in rows}
         return tuple(
             f"{some(map(str, rows.nonzero().flatten().tolist()))} of {name}"
-            for name, rows in found.items()
+            for name, rows in edited.items()
             if rows.any()
         )
 
@@ -162,17 +164,17 @@ class Bench:
 
 
 def _refuse_nan(outputs: Outputs, what: str) -> None:
-    """CheckpointError for a model of which nothing can be proved, since it puts out NaN itself."""
+    """CheckpointError for a model that outputs NaN itself, so that nothing can be proved."""
     if names := [name for name, value in outputs.items() if bool(value.isnan().any())]:
         raise CheckpointError(
-            f"{what}: output {some(names)} has NaN before anything is moved. A row of scores whose keys are all masked "
-            "makes one in some classes (padding on the left, or wider than the sliding window of the model): give "
-            "inputs without such padding"
+            f"{what}: output {some(names)} has NaN before anything is aligned. A row of scores whose keys are all "
+            "masked makes one in some classes (padding on the left, or wider than the sliding window of the model): "
+            "give inputs without such padding"
         )
 
 
-def moved(fields: Mapping[str, Tensor], alignment: Alignment | None) -> dict[str, Tensor]:
-    """Let the alignment act on the last dimension of the fields that live in a moved space."""
+def aligned(fields: Mapping[str, Tensor], alignment: Alignment | None) -> dict[str, Tensor]:
+    """Let the alignment act on the last dimension of the fields whose space it transforms."""
     if alignment is None:
         return dict(fields)
     out = dict(fields)

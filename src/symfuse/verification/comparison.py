@@ -1,7 +1,7 @@
-"""Whether two checkpoints compute the same: both run as the real class on the same inputs, and their outputs compared.
+"""Whether two checkpoints compute the same: run both as the real class on the same inputs, and compare the outputs.
 
-An output that lives in a moved space (a base model's hidden states under a residual permutation) is compared after
-the same element has acted on the original's.
+An output in a transformed space (a base model's hidden states under a residual permutation) is compared after the same
+element has acted on the original's.
 """
 
 from __future__ import annotations
@@ -22,24 +22,23 @@ from symfuse.messages import SCHEMA, shown, some
 from symfuse.model import as_declared
 from symfuse.model.config import OF_HEADS, differences, text_config
 from symfuse.modules import with_defaults
-from symfuse.verification.bench import Bench, moved
+from symfuse.verification.bench import Bench, aligned
 from symfuse.verification.coverage import Changed, changes
 from symfuse.verification.outputs import Outputs, worst
 
-# Largest relative difference of outputs that rounding alone explains: a few dozen times what rounding the weights of
-# real encoders costs (1e-7, 2e-4 and 1e-3), and for float64 a thousand times the error of exact moves. In half
-# precision this can hide small mistakes: `prove` looks at an alignment before it is rounded.
+# The largest relative difference of outputs that counts as rounding: a few dozen times the effect of rounding the
+# weights of real encoders (1e-7, 2e-4 and 1e-3), and for float64 a thousand times the error of exact alignments. In
+# half precision this can hide small mistakes: `prove` compares an alignment before it is rounded.
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 
 
 @dataclass(frozen=True)
 class Verification:
-    """errors: for each output field the largest difference, relative to the largest entry in the original's: of its
-    row for `verify`, of all for `prove`.
-    tolerance: what was allowed. inputs: a sentence on what was fed. config: the fields of config.json that differ and
-    change what the same weights compute. unread: tensors of which single rows differ that no input read, with these
-    rows. coverage: of tables (embeddings, positions, experts) how many rows were read, and of how many; of "positions"
-    how many were run; tensors of which nothing was read count 0."""
+    """errors: for each output field the largest difference, relative to the largest entry of the original's output: of
+    its row for `verify`, of all for `prove`. tolerance: the largest difference allowed. inputs: a description of the
+    inputs. config: the fields of config.json that differ and change what the same weights compute. unread: tensors of
+    which single rows differ that no input read, with these rows. coverage: of tables (embeddings, positions, experts)
+    how many rows were read, of how many; of "positions" how many were run; tensors that were not read count 0."""
 
     errors: Mapping[str, float]
     tolerance: float
@@ -90,13 +89,13 @@ class Verification:
     def differences(self) -> list[str]:
         """Every reason why the models are not equal."""
         outputs = f"output {self.worst_output!r} differs by {self.worst:.2e}, {self.tolerance:.0e} allowed"
-        found = [] if self.worst <= self.tolerance else [outputs]  # NaN compares false
-        found += [f"config.json differs in {text}" for text in self.config]
-        return found + [f"rows differ that no input reads: {text}" for text in self.unread]
+        out = [] if self.worst <= self.tolerance else [outputs]  # NaN compares false
+        out += [f"config.json differs in {text}" for text in self.config]
+        return out + [f"rows differ that no input reads: {text}" for text in self.unread]
 
     @property
     def seen(self) -> str:
-        """How much of tables and positions was read, in words; empty if that is not known."""
+        """How many rows of tables and positions were read, in words; empty if unknown."""
         whole = sum(read == of for read, of in self.coverage.values())
         parts = [f"{read} of {of} rows of {name}" for name, (read, of) in self.coverage.items() if 0 < read < of]
         none = [name for name, (read, _) in self.coverage.items() if not read]
@@ -125,21 +124,21 @@ def verify(
     tolerance: float | None = None,
 ) -> Verification:
     """Whether two checkpoints compute the same function, on `inputs` (default: seeded random ones, of which some have
-    padding, and some reach as far as is affordable: `symfuse.verification.coverage.long_inputs`).
+    padding, and some are as long as is affordable: `symfuse.verification.coverage.long_inputs`).
 
-    Configs are compared as for a merge, and the tensors that both have row by row: rows of a table that differ where
+    Configs are compared as for a merge, and the tensors that both have row by row: rows of a table that differ while
     others do not are among the inputs, and make the models differ if no input reads them. dtype: in which both are run.
-    alignment: how `after` came about, if outputs in moved spaces are to be undone. runner: runs a checkpoint, for
+    alignment: the one that produced `after`, if its outputs are in transformed spaces. runner: runs a checkpoint, for
     models that `transformers` does not have. tolerance: default by the coarsest dtype of the tensors that differ, or
-    computed in (TOLERANCE). Raises CheckpointError if a model cannot be run, IncompatibleError if the second does not
-    take the inputs, or does not have the outputs, of the first.
+    that is computed in (TOLERANCE). Raises CheckpointError if a model cannot be run, IncompatibleError if the second
+    does not accept the inputs, or does not have the outputs, of the first.
     """
     if tolerance is not None and not 0 <= tolerance < math.inf:
         raise OptionError(f"tolerance {tolerance}: it must be a number from 0 on, such as 1e-6")
     compared = _edits(before, after, alignment) if runner is None else None
     edits = compared or {}
     bench = Bench(inputs, runner, dtype, compared=(before, after), words=_words(before, edits))
-    expected = [moved(outputs, alignment) for outputs in bench.run(before)]
+    expected = [aligned(outputs, alignment) for outputs in bench.run(before)]
     errors = worst(expected, bench.run(after, alignment), by_row=True)
     if tolerance is None:
         changed = changes(before, after) if compared is None or alignment is not None else compared
@@ -150,8 +149,8 @@ def verify(
 
 
 def _edits(before: Checkpoint, after: Checkpoint, alignment: Alignment | None) -> dict[str, Changed] | None:
-    """How the tensors of both differ, once the first is moved; None where that is unknown: for an alignment that
-    does not fit the declaration, which outputs alone judge, and for models that are not of one declared family."""
+    """How the tensors of both differ after the alignment; None where that is unknown: for an alignment that does not
+    fit the declaration, where only outputs are compared, and for models that are not of one declared family."""
     with suppress(IncompatibleError):
         source = before if alignment is None else alignment(before)
         try:
@@ -162,12 +161,12 @@ def _edits(before: Checkpoint, after: Checkpoint, alignment: Alignment | None) -
 
 
 def _words(before: Checkpoint, edits: Mapping[str, Changed]) -> list[int]:
-    """The rows of tables of the vocabulary in which the models differ, those that differ most first."""
+    """The rows of vocabulary tables in which the models differ, largest difference first."""
     size = text_config(before.config).get("vocab_size")
-    found = [changed.rows for changed in edits.values() if len(changed.rows) == size]
-    if not found:
+    per_row = [changed.rows for changed in edits.values() if len(changed.rows) == size]
+    if not per_row:
         return []
-    rows = torch.stack(found).amax(0)
+    rows = torch.stack(per_row).amax(0)
     order: list[int] = rows.argsort(descending=True)[: int(rows.count_nonzero())].tolist()
     return order
 
@@ -181,8 +180,8 @@ def _differing_dtypes(before: Checkpoint, after: Checkpoint, changed: Mapping[st
 
 
 def _deciding(before: Checkpoint, after: Checkpoint) -> tuple[str, ...]:
-    """The fields of the configs that decide what the same weights compute, and differ. Where the weights have other
-    shapes (widened models), whole numbers are no difference: their sizes show in the run."""
+    """The fields of the configs that differ and change what the same weights compute. Where the weights have other
+    shapes (widened models), whole numbers are ignored: running the models shows whether sizes fit."""
     if before.config.get("model_type") != after.config.get("model_type"):
         return ()
     resized = any(name in after and before.info(name).shape != after.info(name).shape for name in before)

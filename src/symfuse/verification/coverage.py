@@ -1,5 +1,5 @@
-"""What a comparison of two models sees: which of their tensors differ as they are stored, inputs that reach every kind
-of token and position, and which rows of the tensors a run has read."""
+"""How complete a comparison of two models is: which stored tensors differ, inputs that reach every kind of token and
+position, and the rows of tensors that a run reads."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from symfuse.io.tensors import BLOCK
 
 
 class Reads(TorchFunctionMode):
-    """Records, while it is active, which rows of its parameters a module reads: of those that know which tensors of a
-    checkpoint they hold (`symfuse.modules.build.stored_as`).
+    """Records, while it is active, which rows of its parameters a module reads, for parameters whose tensor in the
+    checkpoint is known (`symfuse.modules.build.stored_as`).
 
-    rows: by tensor, whether each row was read; a lookup, by `embedding` or by an index (experts), reads single rows,
-    all else reads all of them. tables: the tensors in which rows were looked up.
+    rows: by tensor, whether each row was read. A lookup, by `embedding` or by an index (experts), reads single rows;
+    any other operation reads all of them. tables: the tensors in which rows were looked up.
     """
 
     def __init__(self, counts: Mapping[str, int]) -> None:
@@ -46,7 +46,7 @@ class Reads(TorchFunctionMode):
                 self.tables.add(name)
 
     def counts(self) -> dict[str, tuple[int, int]]:
-        """How many rows were read, and of how many: of tables, and of parameters that were not read at all."""
+        """The number of rows read, and of all rows: of tables, and of parameters that were not read."""
         return {
             name: (int(rows.sum()), len(rows))
             for name, rows in self.rows.items()
@@ -63,7 +63,7 @@ def _parameters(values: Any) -> Iterator[Tensor]:
 
 
 def _index(func: Any, parameter: Tensor, args: tuple[Any, ...]) -> Any:
-    """Which rows of a parameter a call looks up; None if it is no lookup."""
+    """The rows of a parameter that a call looks up; None if it is no lookup."""
     if func is torch.nn.functional.embedding and args[1] is parameter:
         return args[0].reshape(-1)
     if func is Tensor.__getitem__ and args[0] is parameter:
@@ -74,30 +74,30 @@ def _index(func: Any, parameter: Tensor, args: tuple[Any, ...]) -> Any:
 
 @dataclass(frozen=True)
 class Changed:
-    """How one tensor of a checkpoint differs from that of another. rows: for each row the largest difference, relative
-    to the row's largest entry in either (a vector is one row). nonzero: which rows have other entries than 0."""
+    """How one tensor differs between two checkpoints. rows: for each row the largest difference, relative to the row's
+    largest entry in either (a vector is one row). nonzero: which rows have entries other than 0."""
 
     rows: Tensor
     nonzero: Tensor
     dtypes: frozenset[torch.dtype] = field(default_factory=frozenset)
 
     def edited(self, tolerance: float) -> Tensor:
-        """The rows that differ by more than rounding, where other rows do not: none where all do, as of a model that is
-        in another basis."""
+        """The rows that differ by more than rounding while other rows do not: none where all do, as for a model in
+        another basis."""
         beyond = self.rows > tolerance
         return beyond if bool((~beyond & self.nonzero).any()) else torch.zeros_like(beyond)
 
 
 def changes(one: Checkpoint, other: Checkpoint) -> dict[str, Changed]:
-    """The tensors that both checkpoints have in one shape and whose entries differ, compared in blocks of rows."""
-    found = {}
+    """The tensors with equal names and shapes whose entries differ, compared in blocks of rows."""
+    changed_tensors = {}
     for name in one:
         if name not in other or one.info(name).shape != other.info(name).shape:
             continue
         info = one.info(name)
         if info.dtype.is_floating_point and (changed := _changed(one, other, name)) is not None:
-            found[name] = changed
-    return found
+            changed_tensors[name] = changed
+    return changed_tensors
 
 
 def _changed(one: Checkpoint, other: Checkpoint, name: str) -> Changed | None:
@@ -118,18 +118,18 @@ def _changed(one: Checkpoint, other: Checkpoint, name: str) -> Changed | None:
 
 
 def _rows(checkpoint: Checkpoint, name: str, start: int, stop: int, length: int) -> Tensor:
-    """Rows as they are written, rounded to the dtype of the tensor."""
+    """Rows as they are saved, rounded to the dtype of the tensor."""
     part = checkpoint.part(name, start, stop).to(checkpoint.info(name).dtype)
     return part.to("cpu", torch.float64).reshape(-1, max(1, length))
 
 
-# The tokens that are run are bounded by the cost of a model's weights: some 1e11 multiplications, seconds on a
-# processor, and by the memory that its logits take; the length of a text also by that of the scores of attention.
+# The number of tokens is bounded by the cost of a model's weights, some 1e11 multiplications (seconds on a processor),
+# and by the memory of its logits; the length of a text also by the memory of the attention scores.
 MULTIPLICATIONS = 1.5e11
 LOGITS = 2**26
 TOKENS = (64, 4096)
 LONGEST = 1024
-SHORT = 256  # reaches every bucket of relative positions, and enough of what is a function of distance
+SHORT = 256  # reaches every bucket of relative positions, and enough distances
 
 _LIMITS = ("max_target_positions", "max_position_embeddings", "n_positions", "max_seq_len")
 _WINDOWS = ("sliding_window", "local_attention", "attention_window", "attention_chunk_size")
@@ -139,7 +139,7 @@ _PLACEHOLDER = re.compile(r"(image|video|audio|vision|speech)\w*token_(id|index)
 
 @dataclass(frozen=True)
 class Reach:
-    """How far inputs reach. length: of a text; positions: how many there are; tokens: of all texts together."""
+    """The extent of the inputs. length: of a text; positions: how many there are; tokens: of all texts together."""
 
     length: int
     positions: int
@@ -160,7 +160,7 @@ class Reach:
         return cls(max(1, min(wanted, LONGEST, tokens)), positions, tokens)
 
     def run(self, inputs: Sequence[Mapping[str, Tensor]]) -> tuple[int, int]:
-        """How many positions were run, and of how many."""
+        """The number of positions that were run, and of all positions."""
         lengths = [fields.get("input_ids", fields.get("decoder_input_ids")) for fields in inputs]
         return sum(ids.shape[-1] for ids in lengths if ids is not None), self.positions
 
@@ -172,11 +172,11 @@ def long_inputs(
     words: Sequence[int],
     less: int = 0,
 ) -> list[dict[str, Tensor]]:
-    """Random inputs like `short`, for a module that reads tokens, which reach further: special ids and those below 5,
-    `words`, the first of which matter most, as much of the rest of the vocabulary as the model's size allows, all token
-    types, and positions up to `Reach`; and some of those behind, where the module takes `position_ids`.
+    """Random inputs like `short` with a larger range, for a module that reads tokens: special ids and those below 5,
+    `words`, in order of importance, as much of the rest of the vocabulary as the model's size allows, all token types,
+    and positions up to `Reach`; and some of the later positions, where the module takes `position_ids`.
 
-    less: than that many positions, of a module that counts from its padding token on.
+    less: the number of positions that are not available, for a module that counts from its padding token.
     """
     keys = [key for key in ("input_ids", "decoder_input_ids") if key in short]
     if not keys or (length := (reach := Reach.of(module)).length - less) < 1:
@@ -206,7 +206,7 @@ def _text(module: torch.nn.Module) -> Any:
 
 
 def _like(short: Mapping[str, Tensor], ids: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Inputs with other token ids, none of which are padding, and as many of all else."""
+    """Inputs with other token ids, none of which are padding; all other fields with the same number of rows."""
     count = len(next(iter(ids.values())))
     out = {name: value[torch.arange(count) % len(value)] for name, value in short.items() if "mask" not in name}
     for key, value in ids.items():
@@ -229,13 +229,13 @@ def _ids(
     special = [n for name, n in fields if type(n) is int and _SPECIAL.fullmatch(name)]
     apart = {n for name, n in fields if type(n) is int and _PLACEHOLDER.fullmatch(name)}
     ranked = dict.fromkeys([*special, *range(5), *words, *torch.randperm(size, generator=rng).tolist()])
-    chosen = torch.tensor([n for n in ranked if 0 <= n < size and n not in apart])
+    selected = torch.tensor([n for n in ranked if 0 <= n < size and n not in apart])
     count = shape[0] * shape[1]
-    fill = chosen[torch.randint(len(chosen), (max(0, count - len(chosen)),), generator=rng)]
-    ids = torch.cat([chosen[:count], fill])[torch.randperm(count, generator=rng)].reshape(shape)
+    fill = selected[torch.randint(len(selected), (max(0, count - len(selected)),), generator=rng)]
+    ids = torch.cat([selected[:count], fill])[torch.randperm(count, generator=rng)].reshape(shape)
     if "decoder_input_ids" in inspect.signature(module.forward).parameters and type(module).__name__.endswith(
         "ForSequenceClassification"
-    ):  # which reads a text at its one end
+    ):  # which reads out a text at its single end token
         ids[ids == text.eos_token_id] = 0
         ids[:, -1] = text.eos_token_id
     return ids

@@ -1,4 +1,4 @@
-"""The outputs of a live module on random inputs that suit it, and how far those of two modules are apart."""
+"""The outputs of a live module on random inputs that suit it, and the distance between the outputs of two modules."""
 
 from __future__ import annotations
 
@@ -15,25 +15,27 @@ from symfuse.errors import IncompatibleError, OptionError
 
 Outputs = Mapping[str, Tensor]
 
-# How the names of classes end that `transformers` computes in float32 whatever the model's dtype.
+_GIVE = "from Python give it `inputs`, by name"
+
+# Endings of the names of classes that `transformers` computes in float32 whatever the model's dtype.
 IN_FLOAT32 = ("RMSNorm", *sorted({name for one in ARCHITECTURES.values() for name in one.float32}))
 
 
 FRAMES = 12  # vectors that the inputs of a speech encoder give
 
-# Outputs of the base model that models with a head have beside its own: in whatever basis, nothing reads them.
+# Outputs of the base model that models with a head return too: whatever the basis, nothing reads them.
 UNDER_A_HEAD = {"encoder_last_hidden_state"}
 
 
 def random_inputs(module: torch.nn.Module, config: Mapping[str, Any], seed: int = 0) -> dict[str, Tensor]:
     """Seeded inputs for a live module, by what it takes: token ids with padding, pixels, sounds, or hidden states; for
-    an encoder and a decoder those of both."""
+    an encoder-decoder those of both."""
     rng = torch.Generator().manual_seed(seed)
     dtype = next(module.parameters()).dtype
     main = getattr(module, "main_input_name", None)
     if main is None:
         if not isinstance(config.get("hidden_size"), int):
-            raise OptionError(f"no inputs for {type(module).__name__} are known; give it `inputs`, by name")
+            raise OptionError(f"no inputs for {type(module).__name__} are known; {_GIVE}")
         return {"src": torch.randn(3, 7, config["hidden_size"], generator=rng, dtype=dtype)}
     unsaid = "vision_config" in config or "vocab_size" not in config  # it need not say what is usual
     if unsaid and hasattr(getattr(module, "config", None), "to_dict"):
@@ -52,7 +54,7 @@ def random_inputs(module: torch.nn.Module, config: Mapping[str, Any], seed: int 
         sounds = torch.randn(shape, generator=rng, dtype=dtype)
         return {main: sounds, **_decoder_inputs(config, config["max_target_positions"], len(sounds), rng)}
     if main != "input_ids":
-        raise OptionError(f"verify knows no inputs for {type(module).__name__} (it reads {main!r}); give it `inputs`")
+        raise OptionError(f"no inputs for {type(module).__name__} are known (it reads {main!r}); {_GIVE}")
     length = max(1, min(16, text.get("max_position_embeddings", text.get("n_positions", 16)) - 4))
     ids = torch.randint(min(5, text["vocab_size"] - 1), text["vocab_size"], (3, length), generator=rng)
     mask = torch.ones_like(ids)
@@ -111,7 +113,7 @@ def _sounds(config: Mapping[str, Any], rng: torch.Generator, dtype: torch.dtype)
 
 
 def _decoder_inputs(config: Mapping[str, Any], longest: int, batch: int, rng: torch.Generator) -> dict[str, Tensor]:
-    """Token ids for a decoder, with padding: fewer than the encoder has, so that no mask fits the other's outputs."""
+    """Token ids for a decoder, with padding: fewer than the encoder has, so that masks cannot be mixed up."""
     length = max(1, min(16, longest) - 3)
     words = config.get("decoder_vocab_size") or config["vocab_size"]
     ids = torch.randint(min(5, words - 1), words, (batch, length), generator=rng)
@@ -121,8 +123,8 @@ def _decoder_inputs(config: Mapping[str, Any], longest: int, batch: int, rng: to
 
 
 def _widest_padding(module: torch.nn.Module, length: int) -> int:
-    """Behind so much padding every row of scores still has a key: a row without one is NaN in classes that mask by the
-    least number of float64 and take the softmax in float32 (Gemma 2)."""
+    """The length of padding after which every row of scores still has a key: a row without one is NaN in classes that
+    mask by the least number of float64 and compute the softmax in float32 (Gemma 2)."""
     window = getattr(getattr(module, "config", None), "sliding_window", None)
     return max(0, int(window) - 1) if window else length  # of Qwen2's mixtures 0 is none
 
@@ -137,8 +139,8 @@ def computes_in(module: torch.nn.Module, dtype: torch.dtype) -> torch.dtype:
 
 
 def run(module: torch.nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The floating-point outputs of a live module by field name: those of the base model if it has no head. Positions
-    that are masked out are set to zero."""
+    """The floating-point outputs of a live module by field name: those of the base model if it has no head. Masked
+    positions are set to zero."""
     with torch.inference_mode():
         if "src" in inputs:
             return {"output": module(inputs["src"])}
@@ -157,7 +159,7 @@ def run(module: torch.nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tens
 
 
 def _by_name(out: Any) -> Mapping[str, Any]:
-    """The outputs of a module by name; those of one that returns a tensor or a tuple by their places."""
+    """The outputs of a module by name; if it returns a tensor or a tuple, by position."""
     if isinstance(out, Mapping):
         return out
     parts = [out] if isinstance(out, Tensor) else out if isinstance(out, tuple | list) else []
@@ -165,10 +167,10 @@ def _by_name(out: Any) -> Mapping[str, Any]:
 
 
 def compare(before: Outputs, after: Outputs, *, by_row: bool = False) -> dict[str, float]:
-    """For each field the largest absolute difference over the largest absolute entry of `before`; by_row: over that of
-    the same row, such as the logits of one position, of rows of more than one entry.
+    """For each field the largest absolute difference over the largest absolute entry of `before`. by_row: over that of
+    the same row, such as the logits of one position, for rows of more than one entry.
 
-    Raises IncompatibleError if the outputs are not the same fields of the same shapes.
+    Raises IncompatibleError if the outputs do not have the same fields and shapes.
     """
     if not before:
         raise IncompatibleError("the models have no outputs to compare")
@@ -178,7 +180,7 @@ def compare(before: Outputs, after: Outputs, *, by_row: bool = False) -> dict[st
     return {name: _difference(value, after[name], by_row) for name, value in before.items()}
 
 
-# A row of outputs that is all but zero holds the rounding of what was added to make it.
+# A row of outputs that is nearly zero holds the rounding errors of the terms that were added.
 _LEAST = 1e-3
 
 _ROWS = 256  # compared at once
@@ -199,9 +201,9 @@ def _difference(before: Tensor, after: Tensor, by_row: bool) -> float:
 
 
 def worst(before: Sequence[Outputs], after: Sequence[Outputs], *, by_row: bool = False) -> dict[str, float]:
-    """`compare` of each of several outputs: the largest of each field."""
-    found = [compare(one, other, by_row=by_row) for one, other in zip(before, after, strict=True)]
+    """The largest result of `compare` over several outputs, for each field."""
+    compared = [compare(one, other, by_row=by_row) for one, other in zip(before, after, strict=True)]
     return {
-        name: max((errors[name] for errors in found), key=lambda e: math.inf if math.isnan(e) else e)
-        for name in found[0]
+        name: max((errors[name] for errors in compared), key=lambda e: math.inf if math.isnan(e) else e)
+        for name in compared[0]
     }

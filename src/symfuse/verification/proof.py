@@ -1,4 +1,4 @@
-"""Proof that an alignment leaves the function of its source, before anything is rounded."""
+"""Prove that an alignment keeps the function of its source, before anything is rounded."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from symfuse.errors import VerificationError
 from symfuse.io import Checkpoint
 from symfuse.io.lazy import Rewritten, Rule
 from symfuse.messages import shown
-from symfuse.verification.bench import Bench, moved
+from symfuse.verification.bench import Bench, aligned
 from symfuse.verification.comparison import TOLERANCE, Verification
 from symfuse.verification.outputs import Outputs, worst
 
 
 @dataclass(frozen=True)
 class Proof:
-    """exact: source and moved model before anything is rounded, in float64. rounding: what casting the moved weights to
-    the dtypes of the source changes beside that, in the same units. rounded_to: these dtypes, by name."""
+    """exact: source and aligned model before anything is rounded, in float64. rounding: the further change from casting
+    the aligned weights to the dtypes of the source, in the same units. rounded_to: these dtypes, by name."""
 
     exact: Verification
     rounding: float
@@ -40,7 +40,7 @@ class Proof:
     )
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON: the exact comparison, and what rounding changes."""
+        """As JSON: the exact comparison, and the effect of rounding."""
         return self.exact.to_dict() | {"rounding": self.rounding, "rounded_to": self.rounded_to}
 
 
@@ -52,30 +52,32 @@ def prove(
     runner: Callable[[Checkpoint], Outputs] | None = None,
     memory: int | None = None,
 ) -> Proof:
-    """Whether an alignment leaves the function of its source, whatever the dtype that it is stored in.
+    """Whether an alignment keeps the function of its source, whatever the dtype that it is stored in.
 
-    The source is widened to float64, moved and run: an exact symmetry shows 1e-15, or with norms that cast to float32
-    its rounding. That the moved weights are then rounded to the stored dtype is measured apart. memory: bytes (default:
-    a share of what is free); a model that takes more in float64 is run layer by layer, each read when it runs, and on
-    WORDS of its vocabulary, if no inputs are given. Raises VerificationError if the function changed.
+    The source is widened to float64, aligned and run: an exact symmetry shows 1e-15, or, with norms that cast to
+    float32, float32 rounding. The effect of rounding the aligned weights to the stored dtype is measured separately.
+    memory: bytes (default: a share of the free memory); a model that needs more in float64 is run layer by layer, each
+    layer being read when it runs, and without `inputs` on the first WORDS tokens of its vocabulary. Raises
+    VerificationError if the function changed.
     """
     bench = Bench(inputs, runner, torch.float64, memory)
     if bench.pages(source) and inputs is None:
         source = bench.few_words(source)
     wide = source.to(torch.float64)
-    expected = [moved(outputs, alignment) for outputs in bench.run(wide)]
+    expected = [aligned(outputs, alignment) for outputs in bench.run(wide)]
     errors = worst(expected, bench.run(alignment(wide), alignment))
     exact = Verification(errors, TOLERANCE[bench.computed_in], bench.what)
     if not exact.equal:
         nudged = bench.run(_nudged(wide))
-        own = worst(expected, [moved(outputs, alignment) for outputs in nudged])[exact.worst_output]
+        own = worst(expected, [aligned(outputs, alignment) for outputs in nudged])[exact.worst_output]
         raise VerificationError(f"{exact.difference(f'{source.name} after alignment')}{_hint(exact.worst, own)}")
     stored = Verification(worst(expected, bench.run(alignment(source), alignment)), math.inf, bench.what)
     dtypes = dict.fromkeys(info.dtype for name in source if (info := source.info(name)).dtype.is_floating_point)
     return Proof(exact, stored.worst, ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes))
 
 
-# A difference of up to so many times what the last bits of the weights make is theirs: a move rounds a few times more.
+# A difference of up to so many times the effect of the weights' last bits is explained by them: aligning rounds a few
+# more times.
 _MAGNIFIED = 100
 
 
@@ -94,9 +96,9 @@ def _nudged(wide: Checkpoint) -> Checkpoint:
     return wide.replace(tensors=Rewritten(wide, rules))
 
 
-def _hint(found: float, own: float) -> str:
-    """What to do about a difference, given the one that the last bits of the model's own weights make."""
-    if not found <= _MAGNIFIED * own:
+def _hint(difference: float, own: float) -> str:
+    """Advice about a difference, by comparison with the effect of the last bits of the model's own weights."""
+    if not difference <= _MAGNIFIED * own:
         return ""
     return (
         f". Changes in the last bit of its own weights change that output by {own:.2e}: the model magnifies rounding "

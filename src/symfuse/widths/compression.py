@@ -1,4 +1,4 @@
-"""A model in the shape of a narrower one: what `expand` makes is undone; of any other model something is lost."""
+"""Compress a model to the shape of a narrower one: exact for a model that `expand` made, inexact for any other."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ def compress(model: Model, like: Model) -> Model:
     if not defaults:
         return shape.model
     maps = {i: _fitted(large, small, i, default, read) for i, default in defaults.items()}
-    found = resized(shape, maps, factors(shape), back=True, name="compressed, inexact")
+    compressed = resized(shape, maps, factors(shape), back=True, name="compressed, inexact")
     sizes = [f"{small.axes[axis].size} of {large.axes[axis].size} ({axis})" for axis in shape.changed]
     note = (
         f"{model.name}: compressed to {some(sizes)}, which is inexact: {_lost(shape, maps, read):.2%} of the squared "
         "norm of the weights is lost"
     )
-    return replace(found, notes=(*model.notes, note))
+    return replace(compressed, notes=(*model.notes, note))
 
 
 def _fitted(large: Spec, small: Spec, instance: Instance, default: Widening, read: Read) -> Widening:
-    """The map of that kind whose inverse loses least of the weights, about."""
+    """The map of that kind whose inverse loses about the least of the weights."""
     group, n = large.axes[instance.axis].group, small.axes[instance.axis].size
     if isinstance(group, Centred | Orthogonal):
         isometry = Isometry.stream(_as_isometry(default)) if isinstance(default, Duplication) else default
@@ -73,7 +73,8 @@ def _fitted(large: Spec, small: Spec, instance: Instance, default: Widening, rea
 
 
 def _written(spec: Spec, instance: Instance, read: Read, batch: Sequence[str]) -> tuple[Tensor, Tensor]:
-    """All that writes the units of an axis, [*b, m, k]; and the norm of what reads each, [*b, m]."""
+    """All weights that write the units of an axis, [*b, m, k]; and the norm of the weights that read each unit, [*b,
+    m]."""
     written, squares = [], torch.zeros(())
     for name in spec.movable[instance]:
         for one in occurrences(spec, instance.axis, name, read(name)):
@@ -87,26 +88,26 @@ def _written(spec: Spec, instance: Instance, read: Read, batch: Sequence[str]) -
 
 
 def _as_isometry(copies: Duplication) -> Float[Tensor, "m n"]:
-    """Equally many copies, as a matrix with orthonormal columns."""
+    """Equal numbers of copies, as a matrix with orthonormal columns."""
     return torch.nn.functional.one_hot(copies.index, copies.size).double() * copies.share.sqrt()[:, None]
 
 
 def _principal(rows: Float[Tensor, "m k"], like: Float[Tensor, "m n"], *, centred: bool) -> Float[Tensor, "m n"]:
-    """The isometry onto the n directions that most of the columns' squares is in, and of all of these the nearest to
-    another one. centred: one direction is that of the ones."""
+    """The isometry onto the n directions with the largest part of the columns' squares; of all such isometries, the one
+    nearest to `like`. centred: one direction is that of the ones."""
     gram, (m, n) = rows @ rows.mT, like.shape
     if centred:
         basis = centred_basis(m)
-        found = keeping_mean(basis @ torch.linalg.eigh(basis.mT @ gram @ basis).eigenvectors[:, m - n :])
+        subspace = keeping_mean(basis @ torch.linalg.eigh(basis.mT @ gram @ basis).eigenvectors[:, m - n :])
     else:
-        found = torch.linalg.eigh(gram).eigenvectors[:, m - n :]
-    u, _, vh = torch.linalg.svd(found.mT @ like)
-    nearest: Tensor = found @ (u @ vh)
+        subspace = torch.linalg.eigh(gram).eigenvectors[:, m - n :]
+    u, _, vh = torch.linalg.svd(subspace.mT @ like)
+    nearest: Tensor = subspace @ (u @ vh)
     return nearest
 
 
 def _clusters(rows: Float[Tensor, "m k"], n: int) -> Int[Tensor, " m"]:
-    """Ward's clusters: those whose sum of squares about their means grows least from merge to merge."""
+    """Ward's clusters: each merge is the one that increases the sum of squares about the clusters' means least."""
     from scipy.cluster.hierarchy import cut_tree, linkage
 
     if len(rows) == 1:
@@ -115,7 +116,7 @@ def _clusters(rows: Float[Tensor, "m k"], n: int) -> Int[Tensor, " m"]:
 
 
 def _equal_groups(rows: Float[Tensor, "m k"], n: int) -> Int[Tensor, " m"]:
-    """Groups of m / n units: the first that is in none, with those that are nearest to it."""
+    """Groups of m / n units: the first unit that is in no group, with those that are nearest to it."""
     m = len(rows)
     out = torch.full((m,), -1)
     gaps = torch.cdist(rows, rows)
@@ -128,7 +129,7 @@ def _equal_groups(rows: Float[Tensor, "m k"], n: int) -> Int[Tensor, " m"]:
 
 
 def _shares(sizes: Float[Tensor, "*b m"], index: Int[Tensor, "*b m"], n: int) -> Float[Tensor, "*b m"]:
-    """In proportion to what is read of each, in its cluster; equal where nothing is."""
+    """Proportional to the norm of the weights that read each unit, within its cluster; equal where all are zero."""
     zeros = sizes.new_zeros(*sizes.shape[:-1], n)
     sums = zeros.scatter_add(-1, index, sizes).gather(-1, index)
     counts = zeros.scatter_add(-1, index, torch.ones_like(sizes)).gather(-1, index)
@@ -136,7 +137,7 @@ def _shares(sizes: Float[Tensor, "*b m"], index: Int[Tensor, "*b m"], n: int) ->
 
 
 def _lost(shape: Shape, maps: Maps, read: Read) -> float:
-    """The share of the squared norm of all weights that the maps back and forth do not keep."""
+    """The share of the squared norm of all weights that is lost by compressing and expanding again."""
     lost = total = 0.0
     for name in shape.model.spec.tensors:
         if shape.model.spec.file_name(name) not in shape.model.whole:

@@ -1,4 +1,4 @@
-"""Of which unit of the narrow model each unit of the wide one is to be a copy: an assignment, many to one."""
+"""Assign to each unit of the wide model the unit of the narrow one of which it is a copy: many to one."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from symfuse.widths.units import Occurrence, occurrences
 def assign_copies(scores: Float[Tensor, "m n"]) -> Int[Tensor, " m"]:
     """argmax over maps s from m units onto n ≤ m of Σᵢ scores[i, s(i)], exact.
 
-    As one assignment of m × m: n columns are the units, each of which must be taken once; each of the m − n others is
-    worth to a row what its best unit is. SymmetryError if a score is not finite.
+    Solved as one m × m assignment: n columns are the units, each of which must be assigned once; each of the other m −
+    n columns scores for a row as much as the row's best unit. SymmetryError if a score is not finite.
     """
     m, n = scores.shape
     best = scores.amax(-1, keepdim=True)
-    found = assign(torch.cat([scores, best.expand(m, m - n)], -1))
-    return torch.where(found < n, found, scores.argmax(-1))
+    assigned = assign(torch.cat([scores, best.expand(m, m - n)], -1))
+    return torch.where(assigned < n, assigned, scores.argmax(-1))
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A narrow model, by which maps it is widened, and how it was then aligned to the wide one."""
+    """A narrow model, the maps by which it is widened, and its alignment with the wide one."""
 
     narrow: Model
     wide: Model
@@ -43,14 +43,14 @@ class Pair:
     alignment: Alignment
 
 
-def chosen_copies(pair: Pair, *, even: bool = True) -> dict[Instance, Duplication]:
-    """The copies that bring the narrow model nearest to the wide one, of each axis whose units may have any number of
-    them (neurons, heads), all else as it was widened and aligned. Shares are equal, or if not `even`, of neurons those
-    of least squares.
+def match_copies(pair: Pair, *, even: bool = True) -> dict[Instance, Duplication]:
+    """The copies that bring the narrow model nearest to the wide one, for each axis whose units may have any number of
+    copies (neurons, heads), everything else being widened and aligned already. Shares are equal; if not `even`, those
+    of neurons are fitted by least squares.
 
-    A pair is worth −½ |x_i − y_j|², over all weights that touch a unit; what reads a copy is counted at the mean share,
-    n / m. Scales and signs that a neuron leaves free are taken out of the matter first; of heads the best map inside of
-    each is taken, of the kind that keeps norms.
+    A pair scores −½ |x_i − y_j|², over all weights of a unit; weights that read a copy count with the mean share, n /
+    m. Scales and signs that a neuron leaves free are normalised first; of heads the best norm-preserving map inside of
+    each pair is used.
     """
     spec = pair.narrow.spec
     out = {}
@@ -63,14 +63,14 @@ def chosen_copies(pair: Pair, *, even: bool = True) -> dict[Instance, Duplicatio
         scores = sides.heads() if anatomy(instance.axis) in HEADS else sides.neurons()
         flat = scores.reshape(-1, *scores.shape[-2:])
         index = torch.stack([assign_copies(one) for one in flat]).reshape(*scores.shape[:-1])
-        found = Duplication.of(index, widening.size)
-        out[instance] = found if even or anatomy(instance.axis) in HEADS else sides.least_squares(found)
+        copies = Duplication.of(index, widening.size)
+        out[instance] = copies if even or anatomy(instance.axis) in HEADS else sides.least_squares(copies)
     return out
 
 
 class _Sides:
-    """What the weights say of the units of one axis: those of the wide model, and of the narrow one, of which all but
-    this axis is widened and aligned. x: [*b, m, k]; y: [*b, n, k]."""
+    """The weights of the units of one axis: of the wide model, and of the narrow one after widening and aligning every
+    other axis. x: [*b, m, k]; y: [*b, n, k]."""
 
     def __init__(self, pair: Pair, instance: Instance) -> None:
         self.pair, self.instance = pair, instance
@@ -91,12 +91,12 @@ class _Sides:
 
     @property
     def group(self) -> Group:
-        found = self.pair.narrow.spec.axes[self.instance.axis].group
-        assert found is not None
-        return found
+        group = self.pair.narrow.spec.axes[self.instance.axis].group
+        assert group is not None
+        return group
 
     def pairs(self) -> Iterator[tuple[Occurrence, Occurrence]]:
-        """The axis at each place where it occurs, in both models."""
+        """All occurrences of the axis, in both models."""
         axis = self.instance.axis
         for name, (x, y) in self.tensors.items():
             sides = (occurrences(spec, axis, name, t) for spec, t in ((self.pair.wide.spec, x), (self.mixed, y)))
@@ -121,14 +121,14 @@ class _Sides:
         return total
 
     def by_kind(self) -> dict[Variance, tuple[Tensor, Tensor]]:
-        """Both sides of all that is written, read (DUAL), or only reordered, side by side."""
+        """Both sides of all weights that write, read (DUAL), or are only reordered, side by side."""
         batch = self.mixed.batch_axes(self.instance.axis)
-        found: dict[Variance, list[tuple[Tensor, Tensor]]] = {}
+        rows_by_kind: dict[Variance, list[tuple[Tensor, Tensor]]] = {}
         for x, y in self.pairs():
-            found.setdefault(x.atoms[x.at].variance, []).append((x.of_units(batch), y.of_units(batch)))
+            rows_by_kind.setdefault(x.atoms[x.at].variance, []).append((x.of_units(batch), y.of_units(batch)))
         return {
             kind: (torch.cat([x for x, _ in rows], -1), torch.cat([y for _, y in rows], -1))
-            for kind, rows in found.items()
+            for kind, rows in rows_by_kind.items()
         }
 
     def heads(self) -> Float[Tensor, "m n"]:
@@ -142,14 +142,14 @@ class _Sides:
             share = self.share if x.read else 1.0
             norms += (share * y.of_units(())).square().sum(-1) / 2
             inside = [name for name in x.names if name in spec.axes and axis in spec.axes[name].per]
-            moved = [name for name in inside if spec.axes[name].group is not None]
-            if not moved:
+            inner = [name for name in inside if spec.axes[name].group is not None]
+            if not inner:
                 total += share * x.of_units(()) @ y.of_units(()).mT
                 continue
-            between = [per for per in spec.batch_axes(moved[0]) if per != axis]
-            front = [x.at, *map(x.names.index, [*between, moved[0]])]
+            between = [per for per in spec.batch_axes(inner[0]) if per != axis]
+            front = [x.at, *map(x.names.index, [*between, inner[0]])]
             gram = share * x.rows(front)[:, None] @ y.rows(front)[None].mT
-            grams[moved[0]] = grams[moved[0]] + gram if moved[0] in grams else gram
+            grams[inner[0]] = grams[inner[0]] + gram if inner[0] in grams else gram
         for name, gram in grams.items():
             group = spec.axes[name].group
             assert group is not None
@@ -158,8 +158,8 @@ class _Sides:
         return total - norms
 
     def least_squares(self, copies: Duplication) -> Duplication:
-        """The same copies, with shares w that sum to one and make Σᵢ |xᵢ − wᵢ y_s(i)|² least, over what is read: of
-        each group bᵢ + (1 − Σ b) / count, with b the shares that are best without the sum."""
+        """The same copies, with shares w that sum to one and minimise Σᵢ |xᵢ − wᵢ y_s(i)|² over the weights that read:
+        for each group bᵢ + (1 − Σ b) / count, where b are the unconstrained best shares."""
         kinds = self.by_kind()
         if Variance.DUAL not in kinds:
             return copies
@@ -177,7 +177,7 @@ class _Sides:
 
     @staticmethod
     def _beside(sides: tuple[Tensor, Tensor], copies: Duplication) -> tuple[Tensor, Tensor]:
-        """Each unit of the wide model, and of the narrow one that whose copy it is."""
+        """Each unit of the wide model, and the unit of the narrow one of which it is a copy."""
         x, y = sides
         return x, torch.take_along_dim(y, copies.index[..., None], -2)
 
@@ -194,7 +194,8 @@ def _worth(x: Tensor, y: Tensor, share: float) -> tuple[Tensor, Tensor]:
 
 
 def _balanced(kinds: Mapping[Variance, tuple[Tensor, Tensor]]) -> dict[Variance, tuple[Tensor, Tensor]]:
-    """Each unit of both sides so scaled that what it is written by and what reads it weigh the same."""
+    """Rescale the units of both sides so that the weights that write a unit and those that read it have the same
+    norm."""
     out = dict(kinds)
     if not {Variance.PRIMAL, Variance.DUAL} <= out.keys():
         return out

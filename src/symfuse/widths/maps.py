@@ -1,6 +1,7 @@
 """How an axis of n units becomes one of m ≥ n, and back: a primal and a dual map, [m, n], with dualᵀ primal = 1.
 
-What writes the axis goes through the primal map, what reads it through the dual one, so that what is read stays.
+Weights that write the axis go through the primal map, those that read it through the dual one, so that the values that
+are read do not change.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor
 from symfuse.errors import SymmetryError
 from symfuse.groups import Part
 
-# Of a sum of shares that is one, or of an inner product that is zero, up to rounding.
+# Rounding: for a sum of shares that should be one, and for an inner product that should be zero.
 ROUNDING = 1e-9
 
 
@@ -35,9 +36,9 @@ class Widening(ABC):
 
 @dataclass(frozen=True)
 class Duplication(Widening):
-    """Unit i of m is a copy of unit index[i] of n: its incoming weights are copied, and its outgoing ones are times
-    share[i]. The shares of all copies of a unit sum to one; SymmetryError if they do not. (A semi-permutation: Theus et
-    al. 2025, Section 3.) A gain, a gate is copied."""
+    """Unit i of m is a copy of unit index[i] of n: its incoming weights are copied, and its outgoing ones are
+    multiplied by share[i]. Gains and gates are copied. The shares of all copies of a unit sum to one; SymmetryError
+    otherwise. (A semi-permutation: Theus et al. 2025, Section 3.)"""
 
     size: int
     index: Int[Tensor, "*b m"]
@@ -61,13 +62,14 @@ class Duplication(Widening):
 
     @classmethod
     def of(cls, index: Int[Tensor, "*b m"], size: int) -> Duplication:
-        """These copies, of each unit with equal shares."""
+        """The same copies with equal shares for all copies of a unit."""
         counts = _sums(torch.ones(index.shape, dtype=torch.float64), index, size)
         return cls(size, index, 1 / counts.gather(-1, index))
 
     @property
     def balanced(self) -> bool:
-        """Whether all units have equally many copies, with equal shares: then mean and variance over them stay."""
+        """Whether all units have equal numbers of copies, with equal shares: then mean and variance over the units do
+        not change."""
         return bool(((self.share - self.size / self.index.shape[-1]).abs() <= ROUNDING).all())
 
     def act(self, w: Tensor, k: int, part: Part) -> Tensor:
@@ -76,7 +78,7 @@ class Duplication(Widening):
         return out * share.to(w.dtype) if part == "dual" else out
 
     def back(self, w: Tensor, k: int, part: Part) -> Tensor:
-        """Of the copies the mean, weighted by shares; of what reads them the sum."""
+        """Of weights that write, the mean over copies, weighted by shares; of weights that read, the sum."""
         index, share = self._beside(w, k)
         w = w if part == "dual" else w * share.to(w.dtype)
         out = w.new_zeros(*w.shape[:k], self.size, *w.shape[k + 1 :])
@@ -90,8 +92,9 @@ class Duplication(Widening):
 
 @dataclass(frozen=True)
 class Isometry(Widening):
-    """w → primal · E w of what writes, dual · E w of what reads, with Eᵀ E = 1; SymmetryError if it is not. What is
-    read is times primal · dual, which is one but inside of heads, where it corrects the scale of the softmax."""
+    """w → primal · E w for weights that write, dual · E w for weights that read, with Eᵀ E = 1; SymmetryError
+    otherwise. Values that are read are multiplied by primal · dual, which is one except inside of heads, where it
+    corrects the scale of the softmax."""
 
     matrix: Float[Tensor, "m n"]
     primal: float = 1.0
@@ -104,12 +107,12 @@ class Isometry(Widening):
 
     @classmethod
     def padding(cls, n: int, m: int, primal: float = 1.0) -> Isometry:
-        """m − n zeros behind."""
+        """Append m − n zeros."""
         return cls(torch.eye(m, n, dtype=torch.float64), primal)
 
     @classmethod
     def stream(cls, matrix: Float[Tensor, "m n"]) -> Isometry:
-        """Of a stream that norms read: the mean of squares over m units is what it was over n."""
+        """For a stream that norms read: keeps the mean of squares, over m units instead of n."""
         m, n = matrix.shape
         return cls(matrix, math.sqrt(m / n), math.sqrt(n / m))
 
@@ -133,9 +136,9 @@ class Isometry(Widening):
 
 
 def keeping_mean(columns: Float[Tensor, "m k"]) -> Float[Tensor, "m n"]:
-    """n = k + 1. The isometry that maps the unit vector along the ones to that of m dimensions, and what is orthogonal
-    to it, in the basis of a Householder reflection, to these orthonormal columns. They must be orthogonal to the ones,
-    too: then a centred vector stays centred, and the mean of any other is a mean."""
+    """n = k + 1. The isometry that maps the unit vector along the ones to that in m dimensions, and its orthogonal
+    complement, in the basis of a Householder reflection, to these orthonormal columns. The columns must be orthogonal
+    to the ones: then means are preserved, and centred vectors stay centred."""
     m, n = len(columns), columns.shape[1] + 1
     ones = torch.full((m, 1), 1 / math.sqrt(m), dtype=columns.dtype)
     return torch.cat([ones, columns], -1) @ _householder(n).mT

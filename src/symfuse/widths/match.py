@@ -1,4 +1,4 @@
-"""Matching a narrow model to a wide one: it is expanded, aligned, and its copies are chosen anew for what was found."""
+"""Match a narrow model to a wide one: expand it, align it, and choose its copies again after the alignment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from symfuse.matching.problem import rotatable
 from symfuse.model import Model
 from symfuse.rewriting import canonical
 from symfuse.rewriting.ties import tied_heads
-from symfuse.widths.copies import Pair, chosen_copies
+from symfuse.widths.copies import Pair, match_copies
 from symfuse.widths.expansion import expand, widened
 
 
@@ -27,14 +27,14 @@ def match_widths(
     even: bool = False,
     **options: Any,
 ) -> tuple[Model, Alignment]:
-    """The narrow model in the shape of the wide one, and the alignment that moves it towards that, from the weights.
+    """The narrow model in the shape of the wide one, and the alignment of that with the wide one, from the weights.
 
-    It is expanded evenly and matched (`match_models`, with these axes and options); then, `rounds` times, the copies of
-    neurons and heads are chosen for the stream that was found (`chosen_copies`; even: with equal shares), and all is
-    matched again, from there. What is farther away is not kept. frame: the rewrites before, by default those of the
-    rotatable frame where both models allow it, and a tied head is untied where its stream grows. The average of
-    `alignment(expanded.checkpoint)` and `alignment.in_frame(wide.checkpoint)` is then that of two models in one shape.
-    Raises as `expand` and `match_models` do.
+    It is expanded evenly and matched (`match_models`, with these axes and options). Then, `rounds` times, the copies of
+    neurons and heads are chosen again after the alignment of the stream (`match_copies`; even: with equal shares), and
+    the result is matched again from there; a round that increases the distance is discarded. frame: the rewrites before
+    matching, by default those of the rotatable frame where both models allow it; a tied head is untied where its stream
+    grows. The average of `alignment(expanded.checkpoint)` and `alignment.in_frame(wide.checkpoint)` is then that of two
+    models of one shape. Raises as `expand` and `match_models` do.
     """
     frame = _frame(narrow, wide) if frame is None else tuple(frame)
     small, large = canonical(narrow, frame), canonical(wide, frame)
@@ -47,23 +47,23 @@ def match_widths(
     best = expanded, match_models(expanded, large, axes=axes, frame=frame, **options)
     distance = _distance(*best, large)
     for _ in range(rounds):
-        copies = chosen_copies(Pair(small, large, maps, best[1]), even=even)
+        copies = match_copies(Pair(small, large, maps, best[1]), even=even)
         if not copies:
             break
         other = expand(small, large, copies)
         initial = _shared(other, best[1])
-        moved = Model(initial.on(other), other.spec)
-        again = match_models(moved, large, axes=axes, frame=frame, **options)
-        found = other, replace(again @ initial, provenance=again.provenance)
-        found_distance = _distance(*found, large)
-        if found_distance >= distance:
+        aligned = Model(initial.on(other), other.spec)
+        again = match_models(aligned, large, axes=axes, frame=frame, **options)
+        candidate = other, replace(again @ initial, provenance=again.provenance)
+        new_distance = _distance(*candidate, large)
+        if new_distance >= distance:
             break
-        best, distance, maps = found, found_distance, {**maps, **copies}
+        best, distance, maps = candidate, new_distance, {**maps, **copies}
     return best
 
 
 def _frame(narrow: Model, wide: Model) -> tuple[str, ...]:
-    """The rotatable one, if both models can be brought into it."""
+    """The rotatable frame, if both models can be rewritten to it."""
     frame = rotatable(narrow.spec)
     if not narrow.spec.reads:
         return ()
@@ -75,15 +75,15 @@ def _frame(narrow: Model, wide: Model) -> tuple[str, ...]:
     return frame
 
 
-def _shared(expanded: Model, found: Alignment) -> Alignment:
-    """The part of an alignment that moves what all layers share: the stream."""
+def _shared(expanded: Model, alignment: Alignment) -> Alignment:
+    """The part of an alignment that acts on axes that all layers share: the stream."""
     spec = expanded.spec
-    kept = {i: g for i, g in found.elements.items() if spec.is_shared(i.axis) and not spec.batch_axes(i.axis)}
-    return Alignment(spec, kept, frame=found.frame)
+    kept = {i: g for i, g in alignment.elements.items() if spec.is_shared(i.axis) and not spec.batch_axes(i.axis)}
+    return Alignment(spec, kept, frame=alignment.frame)
 
 
 def _distance(expanded: Model, alignment: Alignment, wide: Model) -> float:
-    """The squared distance of all that both models have."""
-    moved = Model(alignment.on(expanded), expanded.spec)
+    """The squared distance over the tensors that both models have."""
+    aligned = Model(alignment.on(expanded), expanded.spec)
     names = [name for name in expanded.spec.tensors if expanded.spec.shares(name, wide.spec)]
-    return sum(float((moved.read(name).double() - wide.read(name).double()).square().sum()) for name in names)
+    return sum(float((aligned.read(name).double() - wide.read(name).double()).square().sum()) for name in names)

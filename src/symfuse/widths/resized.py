@@ -20,9 +20,9 @@ from symfuse.widths.shape import Shape
 
 
 def resized(shape: Shape, maps: Maps, factors: Mapping[str, float], *, back: bool = False, name: str = "") -> Model:
-    """The model of a shape in that shape. factors: what some tensors are multiplied by, by canonical name. back:
-    through the left inverses of the maps, which make it narrower. A tensor is computed in float64 and rounded once, to
-    the dtype that it had. name: what the model is, for its name."""
+    """The model in the shape of `shape`. factors: numbers by which some tensors are multiplied, by canonical name.
+    back: through the left inverses of the maps, which make it narrower. A tensor is computed in float64 and rounded
+    once, to its dtype. name: describes the result, for its name."""
     model, spec = shape.model, shape.spec
     whole = model.whole
     read = reader(model)
@@ -37,8 +37,8 @@ def resized(shape: Shape, maps: Maps, factors: Mapping[str, float], *, back: boo
             info = TensorInfo(whole.info(file).dtype, declared.layout.shape(spec.sizes))
             rules[file] = Rule(info, partial(computed, one), what="the tensor in its new shape")
     tensors = Rewritten(None, rules, whole.name)
-    found = whole.replace(tensors=tensors, config=shape.config, name=f"{model.name} ({name})")
-    checkpoint = unstacked(found, spec)
+    out = whole.replace(tensors=tensors, config=shape.config, name=f"{model.name} ({name})")
+    checkpoint = unstacked(out, spec)
     spec.check({file: info.shape for file, info in checkpoint.infos.items()}, checkpoint.name)
     return replace(model, checkpoint=checkpoint, spec=spec)
 
@@ -49,7 +49,7 @@ def through(old: Spec, new: Spec, maps: Maps, name: str, tensor: Tensor, *, back
     shape = new.tensors[name].layout.shape(new.sizes)
     if layout != new.tensors[name].layout:  # sizes that no axis has
         return _fixed(tensor, shape)
-    acting = {axis: found for axis in old.order if (found := maps.get(old.instance(axis, index))) is not None}
+    acting = {axis: widening for axis in old.order if (widening := maps.get(old.instance(axis, index))) is not None}
     if not any(axis in layout.names for axis in acting):
         return tensor
     out = tensor.new_empty(shape)
@@ -66,7 +66,8 @@ def through(old: Spec, new: Spec, maps: Maps, name: str, tensor: Tensor, *, back
 
 
 def _copied(atom: Atom) -> Part:
-    """How what does not read an axis is widened: keys, which are the dual of queries, as the dual."""
+    """The variance by which a part that does not read an axis is widened: keys, which are dual to queries, as the
+    dual."""
     return "primal" if anatomy(atom.name) in HEADS else atom.variance.value
 
 
@@ -83,14 +84,14 @@ def _act(
     names = [atom.name for atom in atoms]
     front = [names.index(axis) for axis in batch]
     order = [*front, at, *(i for i in range(len(names)) if i not in (*front, at))]
-    moved = view.permute(order)
-    moved = (widening.back if back else widening.act)(moved, len(front), part)
+    rows = view.permute(order)
+    rows = (widening.back if back else widening.act)(rows, len(front), part)
     inverse = [order.index(i) for i in range(len(order))]
-    return moved.permute(inverse)
+    return rows.permute(inverse)
 
 
 def _fixed(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """A folded gain, all of whose entries are equal, or a table that nothing reads: entries again and again."""
+    """A folded gain, whose entries are all equal, or a table that no axis reads: entries are repeated."""
     for dim, size in enumerate(shape):
         n = tensor.shape[dim]
         if size < n:

@@ -1,4 +1,4 @@
-"""How each axis is widened, from what the declaration says of it: the default of each kind, and what is allowed."""
+"""How each axis is widened, by its declaration: the default of each kind, and what is allowed."""
 
 from __future__ import annotations
 
@@ -79,7 +79,8 @@ def normed(spec: Spec, axis: str) -> str:
 
 
 def is_read(part: tuple[Atom, ...], at: int) -> bool:
-    """Whether a part of a tensor reads the axis of its atom: by the dual, or heads where their values are read."""
+    """Whether a part of a tensor reads the axis of its atom: by the dual, or, for heads, where their values are
+    read."""
     atom = part[at]
     if anatomy(atom.name) in HEADS:
         return any(anatomy(a.name) == "v" and a.variance is Variance.DUAL for a in part)
@@ -87,8 +88,8 @@ def is_read(part: tuple[Atom, ...], at: int) -> bool:
 
 
 def score_scale(shape: Shape, small: Spec, large: Spec, axis: str) -> float:
-    """What queries are to be multiplied by so that scores stay: the root of how much larger heads are, where the model
-    divides scores by that of their size."""
+    """The factor of queries that keeps scores: the root of the ratio of head sizes, where the model divides scores by
+    the root of the head size."""
     config = shape.config
     family = small.family
     if (
@@ -122,9 +123,9 @@ def _head(spec: Spec, axis: str) -> int:
 
 
 def factors(shape: Shape) -> dict[str, float]:
-    """What some tensors are multiplied by, by canonical name: embeddings that the model multiplies by the root of the
-    size of its stream; and the norm before a head that is the embedding whatever the config says (DeBERTa v3), so that
-    it cannot be untied: of d' / d copies of each unit it would read all."""
+    """Factors of some tensors, by canonical name: of embeddings that the model multiplies by the root of the size of
+    its stream; and of the norm before a head that is always the embedding (DeBERTa v3), which cannot be untied and
+    would otherwise read all d' / d copies of each unit."""
     ours, theirs, config = shape.model.spec, shape.spec, shape.config
     out: dict[str, float] = {}
     for name, declared in ours.tensors.items():
@@ -141,6 +142,6 @@ def factors(shape: Shape) -> dict[str, float]:
 
 
 def _reads_embedding(spec: Spec) -> bool:
-    """Whether the head has a bias for each word, and no weights of its own, nor tied ones."""
+    """Whether the head has a bias for each token, and neither weights of its own nor tied ones."""
     of_words = [d.layout.names for n, d in spec.tensors.items() if n in spec.heads and "vocab" in d.layout.names]
     return bool(of_words) and all(names == ("vocab",) for names in of_words)

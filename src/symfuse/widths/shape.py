@@ -1,5 +1,5 @@
-"""Which shape a model is to have, by another one of its family and depth: its config with the sizes of that one, and
-its declaration in these sizes."""
+"""The shape that a model gets from another one of its family and depth: its config with the sizes of that one, and its
+declaration in these sizes."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from symfuse.rewriting import untie
 from symfuse.rewriting.ties import tied_heads
 from symfuse.spec import Declared, Spec, anatomy, parse
 
-# In names of fields that are sizes, though only a class may read them (SigLIP's projection_size).
+# Names of fields contain these if they are sizes, even if only a class reads them (SigLIP's projection_size).
 SIZES = ("heads", "size", "dim")
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A model, untied if its stream changes its size; the declaration and the config that it is to have."""
+    """A model, untied if its stream changes its size; and the declaration and the config that it gets."""
 
     model: Model
     spec: Spec
@@ -33,14 +33,14 @@ class Shape:
 
     @property
     def changed(self) -> list[str]:
-        """The axes that change their size, of those that its tensors have."""
+        """The axes of its tensors whose size changes."""
         ours, theirs = self.model.spec.sizes, self.spec.sizes
         return [axis for axis in used(self.spec) if ours[axis] != theirs[axis]]
 
 
 def shape_of(model: Model, like: Model) -> Shape:
-    """The shape of `like` for this model. IncompatibleError, with the reason, where it may not have that: it is of
-    another family, depth or vocabulary, or an axis on which nothing acts has another size."""
+    """The shape of `like` for this model. IncompatibleError, with the reason, if the model cannot have it: another
+    family, depth or vocabulary, or another size of an axis without a group."""
     pair = f"{model.name} and {like.name}"
     if model.spec.family != like.spec.family:
         raise IncompatibleError(
@@ -50,25 +50,25 @@ def shape_of(model: Model, like: Model) -> Shape:
     if not model.declared:
         raise IncompatibleError(f"{pair}: symfuse has no declaration for {model.spec.family!r}, and so knows no axes")
     _require_depth(model.spec, like.spec, pair)
-    found = _shape(model, like, pair)
-    if tied_heads(model) and any(anatomy(axis) in ("residual", "embedding") for axis in found.changed):
-        found = _shape(untie(model), like, pair)  # what writes is copied, what reads is divided
-    for axis in found.changed:
-        ours, theirs = found.model.spec.axes[axis], found.spec.axes[axis]
+    shape = _shape(model, like, pair)
+    if tied_heads(model) and any(anatomy(axis) in ("residual", "embedding") for axis in shape.changed):
+        shape = _shape(untie(model), like, pair)  # what writes is copied, what reads is divided
+    for axis in shape.changed:
+        ours, theirs = shape.model.spec.axes[axis], shape.spec.axes[axis]
         if ours.group is None or anatomy(axis) == "e":
-            raise IncompatibleError(f"{pair}: {_refusal(axis, found.model.spec, ours.size, theirs.size)}")
-    for axis in used(found.spec):
+            raise IncompatibleError(f"{pair}: {_refusal(axis, shape.model.spec, ours.size, theirs.size)}")
+    for axis in used(shape.spec):
         there = like.spec.axes.get(axis)
-        if there is not None and anatomy(axis) != "labels" and there.size != found.spec.axes[axis].size:
+        if there is not None and anatomy(axis) != "labels" and there.size != shape.spec.axes[axis].size:
             raise IncompatibleError(
-                f"{pair}: axis {axis!r} would have {found.spec.axes[axis].size} units, and has {there.size} there; "
+                f"{pair}: axis {axis!r} would have {shape.spec.axes[axis].size} units, and has {there.size} there; "
                 "config.json does not say the sizes of both alike"
             )
-    return found
+    return shape
 
 
 def used(spec: Spec) -> list[str]:
-    """The axes that tensors have, or of which names have an index."""
+    """The axes that tensors have, and those that index them."""
     layouts = {name for declared in spec.tensors.values() for name in declared.layout.names}
     return [axis for axis in spec.axes if axis in layouts or axis in spec.index_axes]
 
@@ -108,7 +108,7 @@ def _shape(model: Model, like: Model, pair: str) -> Shape:
 
 
 def _differing(one: Spec, other: Spec) -> list[str]:
-    """The tensors that are not of the same axes."""
+    """The tensors whose axes differ."""
 
     def words(spec: Spec, name: str) -> list[str]:
         return [str(atom) for atom in spec.tensors[name].layout.atoms if not atom.name.isdigit()]
@@ -117,8 +117,8 @@ def _differing(one: Spec, other: Spec) -> list[str]:
 
 
 def _with_sizes(model: Model, like: Model) -> dict[str, Any]:
-    """The config of a model with those numbers of the other's from which a declaration takes its sizes; numbers of
-    heads too, which some classes alone read. What decides something else, such as where values are clipped, stays."""
+    """The config of a model with those numbers of the other's from which a declaration takes its sizes, and numbers of
+    heads that only classes read. Other settings, such as where values are clipped, stay."""
     config = dict(model.checkpoint.config)
     ours, theirs = (_numbers(one) for one in (model, like))
     others = [

@@ -1,4 +1,4 @@
-"""What the weights say of single units of an axis, in models in which it has different sizes."""
+"""The weights of single units of an axis, in models in which the axis has different sizes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from symfuse.widths.rules import is_read
 
 @dataclass(frozen=True)
 class Occurrence:
-    """An axis in a part of a tensor: at which atom of it. view: the part, with one dimension for each atom."""
+    """An axis in one part of a tensor. at: the position of its atom. view: the part, with one dimension for each
+    atom."""
 
     atoms: tuple[Atom, ...]
     at: int

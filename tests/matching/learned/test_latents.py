@@ -252,7 +252,7 @@ def test_the_path_is_that_of_the_moved_models(label: str, permutations: Permutat
     data = task(label)
     batch = data.batches[0]
     with torch.no_grad():
-        points = path.moved()
+        points = path.aligned()
         for end, found in zip(ends, points, strict=True):
             for name, tensor in found.items():
                 torch.testing.assert_close(tensor, end[of.spec.file_name(name)], rtol=1e-10, atol=1e-10)
@@ -271,11 +271,11 @@ def test_the_path_is_that_of_the_moved_models(label: str, permutations: Permutat
 def test_a_model_that_stays(tmp_path: Folder) -> None:
     of = Model.of(model("bert"))
     path = opened(of, [of.checkpoint, model("bert", 1)], tmp_path, "bert", torch.float64, latents(of), None)
-    stays = path.moved()[1]
+    stays = path.aligned()[1]
     for name, tensor in stays.items():
         assert torch.equal(tensor, model("bert", 1)[of.spec.file_name(name)])
     assert all(not tensor.requires_grad for tensor in stays.values())
-    assert any(tensor.requires_grad for tensor in path.moved()[0].values())
+    assert any(tensor.requires_grad for tensor in path.aligned()[0].values())
 
 
 def test_the_gradient_of_the_loss_is_that_of_finite_differences(tmp_path: Folder) -> None:
@@ -286,7 +286,7 @@ def test_the_gradient_of_the_loss_is_that_of_finite_differences(tmp_path: Folder
     data = task("bert")
 
     def loss() -> Tensor:
-        return path.at(path.moved(), (0.4, 0.6), data.totals, data.batches[0]).loss
+        return path.at(path.aligned(), (0.4, 0.6), data.totals, data.batches[0]).loss
 
     leaves = [(f"{i} {name}", leaf) for i, one in enumerate(moves) for name, leaf in one.leaves.items()]
     gradients = torch.autograd.grad(loss(), [leaf for _, leaf in leaves])
@@ -313,11 +313,11 @@ def test_scores_get_the_gradient_of_the_matrix(tmp_path: Folder) -> None:
     one = Latents.of(of.spec, {instance: Permutation()}, "straight-through", torch.float64, "cpu")
     path = opened(of, [of.checkpoint, model("bert", 1)], tmp_path, "bert", torch.float64, one, None)
     data = task("bert")
-    path.at(path.moved(), (0.4, 0.6), data.totals, data.batches[0]).loss.backward()
+    path.at(path.aligned(), (0.4, 0.6), data.totals, data.batches[0]).loss.backward()
     found = one.leaves[f"0.{SCORES}"].grad
     assert found is not None
     matrix = torch.eye(29, dtype=torch.float64).requires_grad_()
-    moved, other = path.moved()
+    moved, other = path.aligned()
     dense = {name: tensor.detach() for name, tensor in moved.items()}
     layer = "bert.encoder.layer.0." if any(n.startswith("bert.") for n in dense) else "encoder.layer.0."
     up, down = f"{layer}intermediate.dense.", f"{layer}output.dense.weight"
@@ -350,7 +350,7 @@ def test_one_module_runs_for_all(tmp_path: Folder) -> None:
     inputs = random_inputs(path.module, of.checkpoint.config)
     before = run(path.module, inputs)
     data = task("gpt2")
-    path.at(path.moved(), (0.5, 0.5), data.totals, data.batches[0]).loss.backward()
+    path.at(path.aligned(), (0.5, 0.5), data.totals, data.batches[0]).loss.backward()
     assert compare(before, run(path.module, inputs)) == dict.fromkeys(before, 0.0)
     assert compare(before, run(real(model("gpt2", 1)), inputs)) == dict.fromkeys(before, 0.0)
     assert all(not p.requires_grad and p.grad is None for p in path.module.parameters())

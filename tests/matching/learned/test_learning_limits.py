@@ -113,7 +113,7 @@ def test_teachers_are_the_models_as_they_were(permutations: Any, tmp_path: Folde
         found = taught._taught(task("bert").batches[number])
         torch.testing.assert_close(found, expected[number], rtol=1e-9, atol=1e-12)
     if permutations == "annealed":
-        soft = path.moved(WARM)
+        soft = path.aligned(WARM)
         with torch.no_grad():
             logits, _ = path.at(soft, (1.0, 0.0), task("bert").predicted, task("bert").batches[0])  # type: ignore[attr-defined]
         assert float((logits.softmax(-1) - expected[0][0]).abs().max()) > 1e-3
@@ -180,9 +180,9 @@ def test_how_much_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Folder) -> 
     for limit, count in ((0, 0), (one - 1, 0), (one, 1), (2 * one, 2)):
         monkeypatch.setattr(objective, "KEPT", limit)
         taught = Objective(path, task("bert"), 1.0)
-        values = [taught((path.moved()), (0.3, 0.7), batch)[0] for batch in task("bert").batches[:3]]
+        values = [taught((path.aligned()), (0.3, 0.7), batch)[0] for batch in task("bert").batches[:3]]
         assert len(taught.taught) == count
-        again = [taught((path.moved()), (0.3, 0.7), batch)[0] for batch in task("bert").batches[:3]]
+        again = [taught((path.aligned()), (0.3, 0.7), batch)[0] for batch in task("bert").batches[:3]]
         assert [v.item() for v in values] == [v.item() for v in again]
 
 

@@ -48,7 +48,7 @@ def test_it_is_the_formula(label: str, distil: float, tmp_path: Folder) -> None:
     objective = Objective(path, task(label), distil)
     middle = api.merge(sources, method="linear", weights=list(WEIGHTS))
     for number in (0, 1, 0):  # what the models say is kept by batch
-        found, count = objective(path.moved(), WEIGHTS, task(label).batches[number])
+        found, count = objective(path.aligned(), WEIGHTS, task(label).batches[number])
         (logits, labels), *ends = (predicted(one, label, number) for one in (middle, *sources))
         q = logits.log_softmax(-1)
         p = sum(w * end.softmax(-1) for w, (end, _) in zip(WEIGHTS, ends, strict=True))
@@ -63,7 +63,7 @@ def test_a_corner_is_no_way_from_itself(tmp_path: Folder) -> None:
     _, path = opened("bert", tmp_path)
     objective = Objective(path, task("bert"), 1.0)
     for corner in ((1.0, 0.0), (0.0, 1.0)):
-        found, _ = objective(path.moved(), corner, task("bert").batches[0])
+        found, _ = objective(path.aligned(), corner, task("bert").batches[0])
         torch.testing.assert_close(found, torch.zeros_like(found), rtol=0.0, atol=1e-9)
 
 

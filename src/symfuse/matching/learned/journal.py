@@ -56,17 +56,17 @@ class Journal:
         try:
             if not self.path.exists():
                 return None
-            found = torch.load(self.path, map_location="cpu", weights_only=True)
-            if found["about"] != self.about:
+            state = torch.load(self.path, map_location="cpu", weights_only=True)
+            if state["about"] != self.about:
                 raise OutputError(
                     f"{self.path}: the journal of another learning (other models, data or options); name another file "
                     "to start anew"
                 )
-            for own, kept in zip(self.leaves, found["leaves"], strict=True):
+            for own, kept in zip(self.leaves, state["leaves"], strict=True):
                 for name, leaf in own.items():
                     leaf.data.copy_(kept[name])
-            self.optimizer.load_state_dict(found["optimizer"])
-            run = Run(found["step"], [tuple(one) for one in found["history"]], found["ends"], found["best"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            run = Run(state["step"], [tuple(one) for one in state["history"]], state["ends"], state["best"])
             self._require_whole(run)
             return run
         except OutputError:
@@ -80,10 +80,10 @@ class Journal:
         """ValueError if what was read cannot be the state of a run."""
         numbers = [x for one in run.history for x in one[2:]] + list(run.ends)
         shapes = [{name: leaf.shape for name, leaf in one.items()} for one in self.leaves]
-        found = [{name: leaf.shape for name, leaf in one.items()} for one in run.best]
+        best_shapes = [{name: leaf.shape for name, leaf in one.items()} for one in run.best]
         finite = all(bool(leaf.isfinite().all()) for one in run.best for leaf in one.values())
         whole = type(run.step) is int and 0 <= run.step == run.history[-1][0]
-        if not (whole and all(map(math.isfinite, numbers)) and found == shapes and finite):
+        if not (whole and all(map(math.isfinite, numbers)) and best_shapes == shapes and finite):
             raise ValueError("it is not the state of such a run")
 
     def save(self, run: Run) -> None:

@@ -1,4 +1,4 @@
-"""The parameters of the elements that move one model: those of all layers in one tensor, as their groups map them."""
+"""The learned parameters of one model's elements: those of all layers in one tensor, as their groups map them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WARM, TEPID, COLD = 1.0, 10.0, 1000.0
 
 @dataclass(frozen=True)
 class Latents:
-    """Elements that begin as the identity, of a model that matching has moved already.
+    """Elements that start as the identity, for a model that matching has already aligned.
 
     translations: of biases that another takes back (values), by the number of the rule in the declaration. gauges: by
     weight that reads a norm (Spec.gauges). All leaves are in the dtype that is learned in. A permutation is learned
@@ -65,7 +65,7 @@ class Latents:
         translations = {
             number: torch.zeros_like(_part(spec, rule, _zeros(spec, rule, dtype, device))).requires_grad_()
             for number, rule in enumerate(spec.shifts)
-            if biases and rule.into is not None and _moved(spec, rule) in groups
+            if biases and rule.into is not None and _instance_of(spec, rule) in groups
         }
         touched = {name for instance in groups for name in spec.movable[instance]}
         gauges = {
@@ -90,12 +90,12 @@ class Latents:
 
     def shifts(self) -> dict[str, Tensor]:
         """The translation of each bias, with its graph."""
-        found: dict[str, Tensor] = {}
+        shifts: dict[str, Tensor] = {}
         for number, leaf in self.translations.items():
             rule = self.spec.shifts[number]
-            whole = found.setdefault(rule.bias, _zeros(self.spec, rule, leaf.dtype, str(leaf.device)))
+            whole = shifts.setdefault(rule.bias, _zeros(self.spec, rule, leaf.dtype, str(leaf.device)))
             _part(self.spec, rule, whole).copy_(leaf)
-        return found
+        return shifts
 
     @torch.no_grad()
     def elements(self) -> dict[Instance, Element]:
@@ -154,8 +154,8 @@ def _soft(scores: Tensor, odds: float) -> Relaxed:
     return soft(scores, 1 / max(1e-3, math.log1p(odds * (scores.shape[-1] - 1))))
 
 
-def _moved(spec: Spec, rule: Shift) -> Instance:
-    """What the part of a bias that a rule moves is of."""
+def _instance_of(spec: Spec, rule: Shift) -> Instance:
+    """The axis instance of the part of a bias that a rule translates."""
     return spec.instance(rule.axis.strip("*"), spec.tensors[rule.bias].index)
 
 
@@ -164,5 +164,5 @@ def _zeros(spec: Spec, rule: Shift, dtype: torch.dtype, device: str) -> Tensor:
 
 
 def _part(spec: Spec, rule: Shift, whole: Tensor) -> Tensor:
-    """The view of a bias that a rule moves."""
+    """The view of the part of a bias that a rule translates."""
     return spec.part(rule.bias, whole, rule.axis).view

@@ -83,7 +83,7 @@ def _step(
 ) -> float:  # fmt: skip
     path = objective.path
     weights = _draw(len(path.latents), learning.spread, rng)
-    total, count = objective(path.moved(_odds(learning, run.step)), weights, batch)
+    total, count = objective(path.aligned(_odds(learning, run.step)), weights, batch)
     loss = total / max(1, count)
     optimizer.zero_grad()
     loss.backward()  # type: ignore[no-untyped-call]
@@ -101,18 +101,18 @@ def _validate(
     path = judge.path
     soft, ends = learning.permutations == "soft", corners(len(path.latents))
     with torch.no_grad():
-        moved = path.moved(TEPID if soft else None)
-        if not run.ends:  # they compute what they did; of soft permutations, what they should
+        aligned = path.aligned(TEPID if soft else None)
+        if not run.ends:  # the unaligned models: soft permutations change what the aligned ones compute
             run.ends = [_score(judge, path.tensors, weights) for weights in ends]
         excess = [
-            _score(judge, moved, weights) - sum(w * end for w, end in zip(weights, run.ends, strict=True))
+            _score(judge, aligned, weights) - sum(w * end for w, end in zip(weights, run.ends, strict=True))
             for weights in inner_points(len(path.latents), learning.points)
         ]
-        # The ends compute what they did, unless they are moved by what is too ill-conditioned for float32.
-        drift = [abs(_score(judge, moved, w) - end) for w, end in zip(ends, run.ends, strict=True) if not soft]
+        # The ends compute what they did before, unless their elements are too ill-conditioned for float32.
+        drift = [abs(_score(judge, aligned, w) - end) for w, end in zip(ends, run.ends, strict=True) if not soft]
         barrier = max(excess) + max(drift, default=0.0)
         point = point_of(learning.keep, len(path.latents))
-        measured = barrier if point is None else _score(judge, moved, point)
+        measured = barrier if point is None else _score(judge, aligned, point)
     if not math.isfinite(barrier + measured):
         raise CheckpointError(
             f"learning: the loss on {judge.task.source} is not finite after {run.step} steps; take a smaller rate than "
@@ -128,8 +128,8 @@ def _validate(
 
 
 @torch.no_grad()
-def _score(judge: Objective, moved: Sequence[Weights], weights: Sequence[float]) -> float:
-    sums = [judge(moved, weights, batch) for batch in judge.task.batches]
+def _score(judge: Objective, models: Sequence[Weights], weights: Sequence[float]) -> float:
+    sums = [judge(models, weights, batch) for batch in judge.task.batches]
     if (count := sum(count for _, count in sums)) == 0:
         raise DataError(f"learning: {judge.task.source} asks for nothing, so that there is no barrier; name other data")
     return math.fsum(total.item() for total, _ in sums) / count

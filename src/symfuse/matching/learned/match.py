@@ -1,4 +1,4 @@
-"""Learned matchings of models: one moved onto an anchor, or all of them onto a path that they share."""
+"""Learned matchings of models: one is aligned with an anchor, or all are aligned with each other."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def learn_universe(
     simplex between them. They start from `match_universe`, of two models from the first matched to the second, with
     `batches` from all others matched to the last by activations.
 
-    A path is moved as a whole by what moves both ends alike, and computes the same everywhere. So what two models reach
-    together, one reaches alone; the way there is another.
+    An element that acts on both ends of a path acts on all of it, and changes no output. So aligning both models
+    reaches no barrier that aligning one cannot reach; only the optimisation differs.
     """
     if len(models) == 2 or batches is not None:
         data = None if batches is None else list(batches)
@@ -86,7 +86,7 @@ def learn(
     point_of(learning.keep, len(models))
     first = next((s for s in starts if s is not None), None)
     if first is None:
-        raise OptionError("learning: no model is to be moved")
+        raise OptionError("learning: every model is an anchor, so that there is nothing to learn; name a source")
     problem = _problem(models[0], models[-1], first, options)
     groups = _groups(problem, options, learning)
     frame = Alignment(first.spec, {}, frame=first.frame, variants=first.variants)
@@ -105,20 +105,20 @@ def learn(
                 f"learning: nothing that moves {', '.join(sorted(_names(groups)))} can be learned while permutations "
                 'are kept; name more axes, or learn them too (permutations="straight-through")'
             )
-        moved = [Model(source, first.spec) for source in sources]
+        starting_models = [Model(source, first.spec) for source in sources]
         about: dict[str, Any] = {"groups": {str(i): group.name for i, group in groups.items()}, "biases": biases}
         teacher, taught = _teacher(learning, names, Folder(scratch) / "teacher")
         about |= taught
         if learning.journal is not None:  # which takes reading all weights
             about |= {"models": [_digest(g, model) for g, model in zip(initial, models, strict=True)]}
-        run = descend(Path(space, moved, latents, learning.device), learning, about, teacher)
+        run = descend(Path(space, starting_models, latents, learning.device), learning, about, teacher)
     validation = learning.validation
     record = {
         **summary(learning),
         **taught,
         "data": describe(learning.task),
         "validation": "a fifth of the data" if validation is None else describe(validation),
-        "stopped at": run.step,
+        "stopped_at": run.step,
         "ends": run.ends,
         "history": [
             {"step": step, "loss": None if math.isnan(loss) else loss, "barrier": barrier, "decides": measured}
@@ -127,15 +127,15 @@ def learn(
     }
     out = []
     alone = starts.index(None) if starts.count(None) == 1 else None
-    for i, (start, found) in enumerate(zip(initial, latents, strict=True)):
-        total = start if found is None else _then(found, start)
+    for i, (start, learned) in enumerate(zip(initial, latents, strict=True)):
+        total = start if learned is None else _then(learned, start)
         other = alone if alone not in (None, i) else 0 if i == len(models) - 1 else -1
         pair = _problem(models[i], models[other], first, options)
         pair = replace(pair, groups=groups, variants=total.variants)
-        steps = [] if found is None else steps_of(pair, total)
+        steps = [] if learned is None else steps_of(pair, total)
         origin: dict[str, Any] = {"start": dict(start.provenance), "learning": record}
         others = [m.name for j, m in enumerate(models) if j != i and latents[j] is not None]
-        origin |= {"together with": others} if others else {}
+        origin |= {"together_with": others} if others else {}
         out.append(pair.alignment(total, "learned", {"groups": _names(groups)}, steps, **origin))
     return tuple(out)
 
@@ -168,12 +168,12 @@ def _teacher(
     return space.set([1.0]), {"teacher": name}
 
 
-def _then(found: Latents, start: Alignment) -> Alignment:
+def _then(learned: Latents, start: Alignment) -> Alignment:
     """The start, and after it what was learned. An element that is the identity is left out."""
-    elements, soft = found.elements(), found.permutations == "soft"
+    elements, soft = learned.elements(), learned.permutations == "soft"
     shifts, gauges = (
         {name: t.detach().cpu().double() for name, t in vectors.items() if bool(t.any())}
-        for vectors in (found.shifts(), found.gauges)
+        for vectors in (learned.shifts(), learned.gauges)
     )
     variants = (TRANSPORT,) if soft and TRANSPORT not in start.variants else ()
     start = replace(start, variants=(*start.variants, *variants))
@@ -218,17 +218,17 @@ def _digest(start: Alignment, model: Model) -> dict[str, Any]:
 
 
 def _problem(source: Model, anchor: Model, first: Alignment, options: Mapping[str, Any]) -> Problem:
-    """What may be moved."""
+    """The instances to match, from the options of the learning and the frame of the first start."""
     own = {key: options[key] for key in ("layers", "groups", "variants") if key in options}
-    given: dict[str, Any] = {"axes": "auto", "layers": None, "scaling": True} | own
-    given |= {key: options[key] for key in ("axes", "scaling") if options.get(key) is not None}
-    return problem_of(source, anchor, **given, frame=first.frame)
+    problem_options: dict[str, Any] = {"axes": "auto", "layers": None, "scaling": True} | own
+    problem_options |= {key: options[key] for key in ("axes", "scaling") if options.get(key) is not None}
+    return problem_of(source, anchor, **problem_options, frame=first.frame)
 
 
 def _groups(problem: Problem, options: Mapping[str, Any], learning: Learning) -> dict[Instance, Group]:
     """The group that each instance is learned in."""
     asked = choose_groups(options.get("groups") or {}, problem.spec)
-    found: dict[Instance, Group] = {}
+    by_instance: dict[Instance, Group] = {}
     for instance, group in problem.hard.items():
         axis = problem.spec.axes[instance.axis]
         assert axis.group is not None
@@ -236,5 +236,5 @@ def _groups(problem: Problem, options: Mapping[str, Any], learning: Learning) ->
             group = axis.group
         if learning.permutations == "soft" and reorders(group, axis.size):
             group = Permutation()
-        found[instance] = group
-    return found
+        by_instance[instance] = group
+    return by_instance

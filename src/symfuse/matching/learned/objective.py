@@ -30,12 +30,12 @@ class Objective:
     teacher: int | nn.Module | None = None
     taught: dict[int, list[Tensor]] = field(default_factory=dict)
 
-    def __call__(self, moved: Sequence[Weights], weights: Sequence[float], batch: Batch) -> tuple[Tensor, int]:
+    def __call__(self, models: Sequence[Weights], weights: Sequence[float], batch: Batch) -> tuple[Tensor, int]:
         """The sum over what a batch asks for, with its graph, and how much that is."""
         if self.distil == 0:
-            found = self.path.at(moved, weights, self.task.totals, batch)
-            return found.loss, found.count
-        logits, labels = self._predicted(moved, weights, batch)
+            totals = self.path.at(models, weights, self.task.totals, batch)
+            return totals.loss, totals.count
+        logits, labels = self._predicted(models, weights, batch)
         shares = weights if self.teacher is None else [1.0]
         target = torch.stack([w * p for w, p in zip(shares, self._taught(batch), strict=True)]).sum(0)
         if target.shape != logits.shape:
@@ -50,19 +50,19 @@ class Objective:
 
     @torch.no_grad()
     def _taught(self, batch: Batch) -> list[Tensor]:
-        """What each model predicts, as it was before it was moved; with a teacher, what that predicts."""
+        """What each model predicts before it is aligned; with a teacher, what that predicts."""
         if (kept := self.taught.get(id(batch))) is not None:
             return kept
         ends = corners(len(self.path.latents))
         if isinstance(self.teacher, nn.Module):
-            found = [self._asked(*self._predicting.predicted(self.teacher, batch))[0].softmax(-1)]
+            predictions = [self._asked(*self._predicting.predicted(self.teacher, batch))[0].softmax(-1)]
         else:
             ends = ends if self.teacher is None else [ends[self.teacher]]
-            found = [self._predicted(self.path.tensors, end, batch)[0].softmax(-1) for end in ends]
+            predictions = [self._predicted(self.path.tensors, end, batch)[0].softmax(-1) for end in ends]
         held = sum(p.nbytes for known in self.taught.values() for p in known)
-        if held + sum(p.nbytes for p in found) <= KEPT:
-            self.taught[id(batch)] = found
-        return found
+        if held + sum(p.nbytes for p in predictions) <= KEPT:
+            self.taught[id(batch)] = predictions
+        return predictions
 
     @property
     def _predicting(self) -> Predicting:
@@ -75,10 +75,10 @@ class Objective:
         return self.task
 
     def _predicted(
-        self, moved: Sequence[Weights], weights: Sequence[float], batch: Mapping[str, Tensor]
+        self, models: Sequence[Weights], weights: Sequence[float], batch: Mapping[str, Tensor]
     ) -> tuple[Tensor, Tensor]:
         """Logits [positions, classes] and labels of what is asked for, at a point between the models."""
-        return self._asked(*self.path.at(moved, weights, self._predicting.predicted, batch))
+        return self._asked(*self.path.at(models, weights, self._predicting.predicted, batch))
 
     @staticmethod
     def _asked(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

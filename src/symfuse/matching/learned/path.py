@@ -1,4 +1,4 @@
-"""The points between models that are being moved, with their graphs: what is evaluated is the real module."""
+"""The points between models whose alignment is learned, with their graphs: what is evaluated is the real module."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ T = TypeVar("T")
 
 
 class Path:
-    """The simplex of models, of which some are moved by latents (None: it stays).
+    """The simplex of models, of which some are transformed by latents (None: an anchor).
 
-    The weights of each model are in memory once, those of the last in the module itself; what is moved is formed anew
-    for each point, with its graph.
+    The weights of each model are in memory once, those of the last in the module itself; aligned weights are
+    computed anew for each point, with their graph.
     """
 
     def __init__(
@@ -43,22 +43,22 @@ class Path:
         for model in models:
             _require_declared(model, last)
 
-    def moved(self, odds: float | None = None) -> list[Weights]:
-        """The weights of each model, by canonical name, as its latents move them now."""
+    def aligned(self, odds: float | None = None) -> list[Weights]:
+        """The weights of each model, by canonical name, transformed by its latents as they are now."""
         return [
-            tensors if latents is None else _moved(latents, tensors, odds)
+            tensors if latents is None else _aligned(latents, tensors, odds)
             for latents, tensors in zip(self.latents, self.tensors, strict=True)
         ]
 
     def at(
-        self, moved: Sequence[Weights], weights: Sequence[float], what: Callable[[Any, Batch], T], batch: Batch
+        self, tensors: Sequence[Weights], weights: Sequence[float], what: Callable[[Any, Batch], T], batch: Batch
     ) -> T:
         """What a function of the module and a batch gives at the point Σ wᵢ θᵢ, with the graph."""
         device = next(self.module.parameters()).device
         here = {name: tensor.to(device) for name, tensor in batch.items()}
-        point = {f"module.{memory}": mixed([m[name] for m in moved], weights) for memory, name in self.names.items()}
-        found: T = torch.func.functional_call(_Evaluated(self.module, what), point, (here,))
-        return found
+        point = {f"module.{memory}": mixed([m[name] for m in tensors], weights) for memory, name in self.names.items()}
+        result: T = torch.func.functional_call(_Evaluated(self.module, what), point, (here,))
+        return result
 
 
 def mixed(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
@@ -113,7 +113,7 @@ class _Evaluated(nn.Module):
         return self.what(self.module, batch)
 
 
-def _moved(latents: Latents, tensors: Weights, odds: float | None) -> Weights:
+def _aligned(latents: Latents, tensors: Weights, odds: float | None) -> Weights:
     spec, actions, shifts, gauges = latents.spec, latents.actions(odds), latents.shifts(), latents.gauges
     out = {name: move(spec, acting(spec, actions, name), name, tensor) for name, tensor in tensors.items()}
     done = {
@@ -126,14 +126,16 @@ def _moved(latents: Latents, tensors: Weights, odds: float | None) -> Weights:
 
 def _names(model: Model, module: nn.Module) -> dict[str, str]:
     """The canonical name of each weight of the module, by its name there; IncompatibleError if one has none."""
-    found = canonical_names(model, module)
-    strange = [name for name, weight in module.named_parameters() if name not in found and weight.is_floating_point()]
+    canonical = canonical_names(model, module)
+    strange = [
+        name for name, weight in module.named_parameters() if name not in canonical and weight.is_floating_point()
+    ]
     if strange:
         raise IncompatibleError(
             f"{model.name}: {strange[0]} of a {type(module).__name__} has no tensor of the file as its own, so that a "
             "matching cannot be learned through it; match from weights or activations"
         )
-    return found
+    return canonical
 
 
 def _like(tensors: Weights, name: str, like: Tensor) -> Tensor:

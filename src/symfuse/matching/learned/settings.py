@@ -51,7 +51,7 @@ class Learning:
     loss that is how far the point's predictions are from the mean of the models' own, each by its weight at the point,
     or from those of the teacher; 1 needs no labels. teacher: one of the models by its number from 0 (of a pair 0 is the
     source, 1 the anchor), or another model: its folder, a checkpoint or a live module.
-    permutations: those that matching found are "kept"; or learned "straight-through"; or by a soft matrix that
+    permutations: those of the matching are "kept"; or learned "straight-through"; or by a soft matrix that
     hardens ("annealed"); or left "soft", which is inexact. every: steps between two validations; keep: which step is
     kept: that of the least "barrier", or of the least loss at the "midpoint" of the models, or at a point λ of the path
     from the anchor (0) to the source (1); patience: how many validations in a row without a better one end it. points:

@@ -62,19 +62,19 @@ TEMPLATES: Mapping[str, str] = {
 }
 
 
-def chat_template(given: str, checkpoints: Sequence[Checkpoint] = ()) -> str | None:
+def chat_template(text: str, checkpoints: Sequence[Checkpoint] = ()) -> str | None:
     """The Jinja text that `chat_template:` of a recipe means: "auto" (the one that most models have, the first of
     several; None if none has one), a name of TEMPLATES, or a Jinja text. OptionError for anything else."""
-    if given == "auto":
-        found = [template for model in checkpoints if (template := _of(model))]
-        return Counter(found).most_common(1)[0][0] if found else None
-    if given in TEMPLATES:
-        return TEMPLATES[given]
-    if "{{" in given or "{%" in given:
-        return given
+    if text == "auto":
+        templates = [template for model in checkpoints if (template := _of(model))]
+        return Counter(templates).most_common(1)[0][0] if templates else None
+    if text in TEMPLATES:
+        return TEMPLATES[text]
+    if "{{" in text or "{%" in text:
+        return text
     raise OptionError(
-        f"chat_template: {given!r} is neither auto, nor one of {', '.join(TEMPLATES)}, nor a Jinja template"
-        f"{suggestion(given, ['auto', *TEMPLATES])}"
+        f"chat_template: {text!r} is neither auto, nor one of {', '.join(TEMPLATES)}, nor a Jinja template"
+        f"{suggestion(text, ['auto', *TEMPLATES])}"
     )
 
 
