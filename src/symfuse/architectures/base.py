@@ -46,7 +46,9 @@ class Config:
     def __init__(
         self, data: Mapping[str, Any], family: str, *, at: str = "", seen: dict[str, Any] | None = None
     ) -> None:
-        self._data = data
+        known = ARCHITECTURES.get(family)
+        spelt = {} if known is None else {key: data[old] for key, old in known.spelt.items() if old in data}
+        self._data = {**spelt, **data}
         self._family = family
         self._at = at
         self.seen: dict[str, Any] = {} if seen is None else seen
@@ -71,6 +73,17 @@ class Config:
         ):
             raise _wrong(self._at + key, value, _KINDS[type(default)])
         return value
+
+    def is_null(self, key: str) -> bool:
+        """Whether a field is there without a value, which in some classes is no default."""
+        null = self._data.get(key, self) is None
+        self.seen[f"{self._at}{key} is null"] = null
+        return null
+
+    def refuse(self, key: str, why: str) -> None:
+        """SpecError if this field is set, which nothing here declares."""
+        if self.get(key):
+            raise SpecError(f"config.json: {self._at}{key} is {self.get(key)!r}: {why}, and that is not declared")
 
     def size(self, key: str, usual: int) -> int:
         """A positive integer, or its default."""
@@ -197,7 +210,8 @@ class Architecture:
     """A registered family: its declaration, (outside `transformers`) how to build the live module, whether the
     output head is the embedding where config.json does not say, and (outside `transformers`) an example of a config.
     float32: how the names of its classes end that compute in float32 whatever the model's dtype: norms, and attention
-    that does the softmax or the turning of planes so."""
+    that does the softmax or the turning of planes so. spelt: fields that configs may have under another name → that
+    name. default_dtype: whether its class makes constants in torch's default dtype, where those of float64 overflow."""
 
     model_type: str
     declare: Declare
@@ -205,6 +219,8 @@ class Architecture:
     tied: bool = True
     example: Mapping[str, Any] | None = None
     float32: tuple[str, ...] = ()
+    spelt: Mapping[str, str] = field(default_factory=dict)
+    default_dtype: bool = False
 
 
 ARCHITECTURES: dict[str, Architecture] = {}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
-from symfuse.architectures.base import Config
+from symfuse.architectures.base import Config, Family
 from symfuse.architectures.feed_forward import neurons
 from symfuse.errors import SpecError
 from symfuse.groups import Group, Invertible, Permutation, Rotary
@@ -151,6 +152,26 @@ def replaced(text: str, pieces: Mapping[str, str]) -> str:
 def renamed(tensors: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
     """The same layouts under other names, of which pieces are replaced."""
     return {replaced(name, names): layout for name, layout in tensors.items()}
+
+
+def with_names(family: Family, names: Mapping[str, str]) -> Family:
+    """The family with names of which pieces are replaced, but for those of its heads."""
+
+    def name(old: str) -> str:
+        return replaced(old, names)
+
+    def of(shift: Shift) -> Shift:
+        weight, into = (None if one is None else name(one) for one in (shift.weight, shift.into))
+        return Shift(name(shift.bias), shift.axis, weight, into)
+
+    return replace(
+        family,
+        tensors=renamed(family.tensors, names),
+        tied={alias: name(tensor) for alias, tensor in family.tied.items()},
+        shifts=tuple(map(of, family.shifts)),
+        reads={name(gain): tuple(map(name, readers)) for gain, readers in family.reads.items()},
+        stacks={name(stack): tuple(map(name, pieces)) for stack, pieces in family.stacks.items()},
+    )
 
 
 def placed(tensors: Mapping[str, str], places: Mapping[str, str]) -> dict[str, str]:

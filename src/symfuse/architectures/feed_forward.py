@@ -11,6 +11,7 @@ _ODD = {"tanh", "linear"}
 _ELEMENTWISE = {
     "gelu", "gelu_new", "gelu_fast", "gelu_python", "gelu_pytorch_tanh", "gelu_accurate", "gelu_python_tanh",
     "quick_gelu", "silu", "swish", "mish", "sigmoid", "relu2", "relu6", "gelu_10", "laplace",
+    "xielu",
 }  # fmt: skip
 
 # One function under several names, so that configs which differ only in the name agree.

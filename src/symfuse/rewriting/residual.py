@@ -70,7 +70,7 @@ def fold_norms(model: Model) -> Model:
             )
         rules |= fold_rules(model, norm)
         tensors[norm.gain] = Declared(parse(str(axes[norm.axis].size)), tensors[norm.gain].index)
-        group = Centred() if model.spec.norm == "layer" else Orthogonal()
+        group = Centred() if model.spec.centred else Orthogonal()
         axes[norm.axis] = replace(axes[norm.axis], group=group)
     return computed(model, rules, replace(model.spec, tensors=tensors, axes=axes)) if norms else model
 
@@ -123,7 +123,7 @@ def centre(model: Model) -> Model:
     SymmetryError for post-norm models, tied heads, and where the stream itself is an output of the model. RMSNorm does
     not subtract it: then nothing changes.
     """
-    if model.spec.norm != "layer":
+    if not model.spec.centred:
         return model
     norms = norms_of(model)
     require_untied(model, "centring the embedding")
@@ -151,7 +151,7 @@ def drop_gauges(model: Model) -> Model:
     Void in each model, but not between two: the average of two such components acts on what the averaged norm puts out.
     The output of an RMSNorm has a mean: then nothing changes.
     """
-    if model.spec.norm != "layer":
+    if not model.spec.centred:
         return model
     norms = norms_of(model)
     if unfolded := [norm.gain for norm in norms if not is_folded(model.spec, norm)]:
