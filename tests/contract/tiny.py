@@ -104,15 +104,15 @@ MIXTURE = DECODER | {"num_local_experts": 9, "num_experts_per_tok": 3}
 QWEN_MIXTURE = DECODER | {
     "num_experts": 9, "num_experts_per_tok": 3, "moe_intermediate_size": 13, "shared_expert_intermediate_size": 11,
 }  # fmt: skip
-# Of DeepSeek's experts there are two groups of three, of which one is selected; the first layer has none.
+# Of DeepSeek's experts there are two groups of three, of which one is selected.
 ROUTED = QWEN_MIXTURE | {
-    "n_routed_experts": 6, "num_experts": 6, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2, "n_shared_experts": 1,
-    "num_shared_experts": 1, "num_hidden_layers": 3, "first_k_dense_replace": 1,
+    "n_routed_experts": 6, "num_experts": 6, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2,
+    "n_shared_experts": 1, "num_shared_experts": 1, "first_k_dense_replace": 0,
 }  # fmt: skip
 HALF = {"head_dim": 14}  # of which positions turn three planes, and eight units are not turned
 WIDE = DECODER | {"hidden_size": 60}
 PHI = {key: value for key, value in DECODER.items() if key != "head_dim"} | {"hidden_size": 72}
-NOPE = WINDOW | {"layer_types": ["sliding_attention", "full_attention"]}
+NOPE = WINDOW | {"layer_types": ["full_attention", "sliding_attention"]}
 GPT_NEO = {
     "vocab_size": 61,
     "hidden_size": 20,
@@ -489,7 +489,9 @@ MODELS: dict[str, Callable[..., Checkpoint]] = {
         "GraniteMoeSWAForCausalLM", "GraniteMoeSWAConfig", MIXTURE | NOPE, shared_intermediate_size=13
     ),
     "glm4-moe-lm": of("Glm4MoeForCausalLM", "Glm4MoeConfig", ROUTED | HALF, use_qk_norm=True, attention_bias=True),
-    "glm4-moe-plain": of("Glm4MoeForCausalLM", "Glm4MoeConfig", ROUTED | HALF, topk_group=2),
+    "glm4-moe-plain": of(
+        "Glm4MoeForCausalLM", "Glm4MoeConfig", ROUTED | HALF | {"first_k_dense_replace": 1, "topk_group": 2}
+    ),
     "solar-open-lm": of("SolarOpenForCausalLM", "SolarOpenConfig", ROUTED),
     "sarvam-moe-lm": of("Glm4MoeForCausalLM", "SarvamMoEConfig", ROUTED),
     "dots1-lm": of("Dots1ForCausalLM", "Dots1Config", ROUTED, attention_bias=True),
@@ -497,9 +499,9 @@ MODELS: dict[str, Callable[..., Checkpoint]] = {
         "ExaoneMoeForCausalLM",
         "ExaoneMoeConfig",
         ROUTED | {"sliding_window": 11},
-        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        layer_types=NOPE["layer_types"],
     ),
-    "hy-v3-lm": of("HYV3ForCausalLM", "HYV3Config", ROUTED),
+    "hy-v3-lm": of("HYV3ForCausalLM", "HYV3Config", ROUTED, mlp_layer_types=["sparse", "dense"]),
     "mellum-lm": of(
         "MellumForCausalLM",
         "MellumConfig",

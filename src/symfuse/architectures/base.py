@@ -14,6 +14,7 @@ import torch
 
 from symfuse.errors import SpecError, UnknownArchitectureError
 from symfuse.spec import (
+    BEHIND,
     Atom,
     Axis,
     Declared,
@@ -26,6 +27,7 @@ from symfuse.spec import (
     expand,
     indices,
     parse,
+    pieces_of,
 )
 
 # Fields that say how many layers there are, which declarations list, and more than any model has.
@@ -174,6 +176,8 @@ class Family:
     tied: alias → the tensor it equals; an alias may be absent, or be stored in the place of that tensor. absent: those
     that are aliases only where they are not stored. reads: of any head; what is absent does not read.
     stacks: tensors that files may have in pieces → the names of these, as Spec.stacks has them, without `prefix`.
+    predictors: what layers behind the last one have, as `tensors`, beside the tensors of a layer; where a file has such
+    layers, the stream may not be rotated.
     gauges: of any head, by full names; of them count those whose weight is there, untied, with a bias, and reads the
     norm's axis.
     buffers: patterns of derived tensors, dropped. legacy: old endings of names → today's. See Spec for the rest.
@@ -195,6 +199,7 @@ class Family:
     scales: Mapping[str, str] = field(default_factory=dict)
     stacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     gauges: Mapping[str, str] = field(default_factory=dict)
+    predictors: Mapping[str, str] = field(default_factory=dict)
 
     def plus(self, **more: Mapping[str, Any]) -> Family:
         """The family with more axes, tensors, reads and so on, which replace those of the same names."""
@@ -313,6 +318,9 @@ def bind(family: Family, model_type: str, class_name: str, names: list[str], whe
     there = {label for label, head in family.heads.items() if present(head.tensors, "")}
     for head in _heads(family, class_name, there, where):
         heads.update(add(head.tensors, ""))
+    behind = _behind(family, current, prefix)
+    tensors.update(behind)
+    stored.update({name: prefix + name for name in behind})
     # Aliases may be stored without a head of their own (the tied decoder of GPT-2).
     aliases = {n: t for head in family.heads.values() for n, t in head.tensors.items() if n in family.tied}
     heads.update(add({n: t for n, t in aliases.items() if n in current and n not in tensors}, ""))
@@ -320,7 +328,7 @@ def bind(family: Family, model_type: str, class_name: str, names: list[str], whe
     bare = not heads & tensors.keys()  # then the outputs are those of the base model
     return Spec(
         family=model_type,
-        axes=family.axes,
+        axes={**family.axes, **_predicting(behind)},
         tensors=tensors,
         heads=frozenset(heads & tensors.keys()),
         tied={alias: name for alias, name in family.tied.items() if alias in tensors},
@@ -339,7 +347,7 @@ def bind(family: Family, model_type: str, class_name: str, names: list[str], whe
             )
             for norm, readers in family.reads.items()
             for index in indices(norm, family.axes)
-            if norm.format(**index) in tensors
+            if norm.format(**index) in tensors and not behind
         },
         norm=family.norm,
         scales={
@@ -355,6 +363,42 @@ def bind(family: Family, model_type: str, class_name: str, names: list[str], whe
         buffers=frozenset(name for name in names if is_buffer(name, family)),
         gauges={reader: gain for reader, gain in family.gauges.items() if _is_gauge(reader, gain, tensors, family)},
     )
+
+
+def _behind(family: Family, current: Collection[str], prefix: str) -> dict[str, Declared]:
+    """The tensors of layers behind the last one: the axes of the whole model act on them, and none of their own."""
+    if not family.predictors:
+        return {}
+    pieces = {
+        piece: str(layout)
+        for stack, names in family.stacks.items()
+        for piece, layout in zip(names, pieces_of(parse(family.tensors[stack])), strict=True)
+    }
+    out = {}
+    for name in current:
+        number = re.match(re.escape(prefix) + r"layers\.(\d+)\.", name)
+        if number is None or (behind := int(number[1]) - family.axes["l"].size) < 0:
+            continue
+        template = "layers.{l}." + name[number.end() :]
+        stack = re.sub(r"\.\d+\.", ".*.", template)
+        layout = ({**family.tensors, **family.predictors}.get(template)) or pieces.get(stack)
+        if layout is not None:
+            out[name.removeprefix(prefix)] = Declared(_of_the_whole(layout, family.axes), {BEHIND: behind})
+    return out
+
+
+def _of_the_whole(layout: str, axes: Mapping[str, Axis]) -> Layout:
+    """A layout with sizes in the place of all axes that are of a layer."""
+
+    def atom(match: re.Match[str]) -> str:
+        axis = axes[match[1]]
+        return str(axis.size) if axis.per or axis.group is None else match[0]
+
+    return parse(re.sub(r"\|?\b([A-Za-z_]\w*)\|?\*?", atom, layout))
+
+
+def _predicting(behind: Mapping[str, Declared]) -> dict[str, Axis]:
+    return {BEHIND: Axis(1 + max(declared.index[BEHIND] for declared in behind.values()))} if behind else {}
 
 
 def _is_gauge(reader: str, gain: str, tensors: Mapping[str, Declared], family: Family) -> bool:

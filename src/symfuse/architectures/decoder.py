@@ -60,6 +60,12 @@ READS = {
 # Attention and feed-forward side by side, behind one norm.
 PARALLEL_READS = {name: readers for name, readers in READS.items() if name != BEFORE_MLP}
 PARALLEL_READS[BEFORE_ATTENTION] += READS[BEFORE_MLP]
+# What layers behind the last one, which predict further tokens, have beside the tensors of a layer.
+PREDICTORS = {
+    LAYER + "embed_tokens.weight": "vocab residual", LAYER + "shared_head.head.weight": "vocab residual*",
+    LAYER + "eh_proj.weight": "residual (residual* + residual*)",
+    **{LAYER + f"{name}.weight": "|residual|" for name in ("enorm", "hnorm", "shared_head.norm")},
+}  # fmt: skip
 BUFFERS = ("*rotary_emb.inv_freq", "*rotary_emb.cos_cached", "*rotary_emb.sin_cached")
 
 SIGNED = Signed()
@@ -67,7 +73,7 @@ SIGNED = Signed()
 NEIGHBOURS = {"c f": "f c", "c* f": "f c*"}
 PARTLY = {"c f": "(c f + p)", "c* f": "(c* f + p*)"}
 UNTURNED = {"c f": "p", "c* f": "p*"}
-# The same behind an RMSNorm of each head with gains that all heads share: the rest has one order n, and signs s by head.
+# The same behind an RMSNorm with gains that all heads share: what is not turned has one order n, and signs s by head.
 NORMED_PARTLY = {"(2 f)": "(2 f + n)", "c f": "(c f + s n)", "c* f": "(c* f + s n)"}
 NORMED_UNTURNED = {"(2 f)": "n", "c f": "s n", "c* f": "s n"}
 SHARED_GAINS = "normalised with gains that all heads share: one order for all, and signs"

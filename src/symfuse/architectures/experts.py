@@ -74,7 +74,7 @@ def mixture(
     family = decoder.family(c, axes, tensors, decoder.READS | {decoder.BEFORE_MLP: readers}, norm, question)
     gate, up, down = (f"{at}experts.*.{piece}.weight" for piece in pieces or ("", "", ""))
     stacks = {decoder.MLP + "experts.gate_up_proj": (gate, up), decoder.MLP + "experts.down_proj": (down,)}
-    return replace(family, stacks=stacks if pieces else {})
+    return replace(family, stacks=stacks if pieces else {}, predictors=decoder.PREDICTORS)
 
 
 def _in_groups(layout: str) -> str:

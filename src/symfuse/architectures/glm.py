@@ -16,8 +16,9 @@ FUSED_MLP = {name: layout for name, layout in FUSED.items() if name.startswith(d
 READS = FUSED_READS | {decoder.BEFORE_ATTENTION: decoder.READS[decoder.BEFORE_ATTENTION]}
 POST_NORMS = {decoder.LAYER + f"post_{block}_layernorm.weight": "|residual|" for block in ("self_attn", "mlp")}
 SARVAM = {
-    "embed_tokens": "word_embeddings", "self_attn.o_proj": "attention.dense", "self_attn.q_norm": "attention.query_layernorm",
-    "self_attn.k_norm": "attention.key_layernorm", "self_attn.": "attention.", "e_score_correction_bias": "expert_bias",
+    "embed_tokens": "word_embeddings", "self_attn.o_proj": "attention.dense",
+    "self_attn.q_norm": "attention.query_layernorm", "self_attn.k_norm": "attention.key_layernorm",
+    "self_attn.": "attention.", "e_score_correction_bias": "expert_bias",
 }  # fmt: skip
 
 

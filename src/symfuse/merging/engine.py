@@ -26,8 +26,7 @@ from symfuse.io.tensors import require_fit
 from symfuse.merging.base import Method, Parameter
 from symfuse.merging.stream import Source, Statistic, Stream
 from symfuse.model import Model
-from symfuse.model.undeclared import BEHIND
-from symfuse.spec import Spec, layer_of
+from symfuse.spec import BEHIND, Spec, layer_of
 
 # What a recipe says for a parameter: of which of a slice's models (by position; None: of all), for which tensor, how
 # deep (0 the first layer, 1 the last).
