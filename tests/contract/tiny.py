@@ -104,9 +104,9 @@ MIXTURE = DECODER | {"num_local_experts": 9, "num_experts_per_tok": 3}
 QWEN_MIXTURE = DECODER | {
     "num_experts": 9, "num_experts_per_tok": 3, "moe_intermediate_size": 13, "shared_expert_intermediate_size": 11,
 }  # fmt: skip
-# Of DeepSeek's experts there are two groups of three, of which one is selected.
+# Of DeepSeek's experts there are three groups of five, of which two are selected.
 ROUTED = QWEN_MIXTURE | {
-    "n_routed_experts": 6, "num_experts": 6, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2,
+    "n_routed_experts": 15, "num_experts": 15, "n_group": 3, "topk_group": 2, "num_experts_per_tok": 2,
     "n_shared_experts": 1, "num_shared_experts": 1, "first_k_dense_replace": 0,
 }  # fmt: skip
 HALF = {"head_dim": 14}  # of which positions turn three planes, and eight units are not turned
@@ -490,7 +490,7 @@ MODELS: dict[str, Callable[..., Checkpoint]] = {
     ),
     "glm4-moe-lm": of("Glm4MoeForCausalLM", "Glm4MoeConfig", ROUTED | HALF, use_qk_norm=True, attention_bias=True),
     "glm4-moe-plain": of(
-        "Glm4MoeForCausalLM", "Glm4MoeConfig", ROUTED | HALF | {"first_k_dense_replace": 1, "topk_group": 2}
+        "Glm4MoeForCausalLM", "Glm4MoeConfig", ROUTED | HALF | {"first_k_dense_replace": 1, "topk_group": 3}
     ),
     "solar-open-lm": of("SolarOpenForCausalLM", "SolarOpenConfig", ROUTED),
     "sarvam-moe-lm": of("Glm4MoeForCausalLM", "SarvamMoEConfig", ROUTED),

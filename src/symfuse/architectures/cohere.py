@@ -3,6 +3,8 @@ the second, positions turn nothing in layers that see all tokens."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from symfuse.architectures import decoder
 from symfuse.architectures.base import Config, Family, architecture
 from symfuse.architectures.blocks import ROTARY
@@ -14,14 +16,15 @@ NORMS_OF_EACH = {"q": "kv q", "k": "kv"}  # a gain of its own for each head, [he
 NORMS = {name: layout for name, layout in decoder.NORMS.items() if name != decoder.BEFORE_MLP}
 
 
-def _family(c: Config, plane: Group | None, size: int | None = None) -> Family:
-    """Logits are scaled by a number, which commutes."""
-    axes = decoder.axes(c, plane=plane, residual=Permutation(), size=size) | decoder.gated(c)
+def _family(c: Config, plane: Group | None, unturned: Iterable[int] = ()) -> Family:
+    """Logits are scaled by a number, which commutes. unturned: the layers without positions."""
+    axes = decoder.axes(c, plane=plane, residual=Permutation()) | decoder.gated(c)
     tensors = decoder.PROJECTIONS | decoder.GATED | NORMS
     family = decoder.biased(
         decoder.family(c, axes, tensors, decoder.PARALLEL_READS, "layer"), c.get("attention_bias", False)
     )
-    return decoder.rearranged(family, decoder.NEIGHBOURS if plane else decoder.WHOLE)
+    places = decoder.NEIGHBOURS if plane else decoder.WHOLE
+    return decoder.rearranged(decoder.unturned(family, unturned), places)
 
 
 @architecture("cohere", float32=("CohereLayerNorm",))
@@ -40,4 +43,4 @@ def cohere(c: Config) -> Family:
 def cohere2(c: Config) -> Family:
     layers, every = c.num_hidden_layers, c.size("sliding_window_pattern", 4)
     types = ["sliding_attention" if (layer + 1) % every else "full_attention" for layer in range(layers)]
-    return decoder.unturned(_family(c, ROTARY), decoder.full_layers(c, types))
+    return _family(c, ROTARY, decoder.full_layers(c, types))

@@ -15,6 +15,7 @@ from symfuse.spec import Axis, Shift
 PHI = {"o_proj": "dense", "up_proj": "fc1", "down_proj": "fc2"}
 VALUE = decoder.ATTENTION + "v_proj"
 QKV, DENSE = decoder.ATTENTION + "query_key_value", decoder.ATTENTION + "dense"
+KEY_NORM = Shift(decoder.ATTENTION + "k_layernorm.bias", "n")  # added to keys where no position turns them: free
 UP, DOWN = decoder.MLP + "dense_h_to_4h", decoder.MLP + "dense_4h_to_h"
 BEFORE, BETWEEN = decoder.LAYER + "input_layernorm", decoder.LAYER + "post_attention_layernorm"
 LAST = "final_layernorm"
@@ -43,8 +44,8 @@ def phi(c: Config) -> Family:
     if not c.get("qk_layernorm", False):
         return family
     axes, places, norms = _normed(family.axes)
-    family = replace(decoder.rearranged(family, places), axes=axes, shifts=(value_shift(VALUE, DENSE),))
-    return family.plus(tensors=norms)
+    shifts = (value_shift(VALUE, DENSE), *([KEY_NORM] if "n" in axes else []))
+    return replace(decoder.rearranged(family, places), axes=axes, shifts=shifts).plus(tensors=norms)
 
 
 @architecture("persimmon", tied=False)
@@ -61,6 +62,7 @@ def persimmon(c: Config) -> Family:
     if c.get("qk_layernorm", True):
         axes, places, norms = _normed(axes)
         query = key = f"({places[query]})"
+        shifts = (*shifts, *([KEY_NORM] if "n" in axes else []))
     elif "p" in axes:
         shifts = (Shift(QKV + ".bias", "p*"), *shifts)
     tensors = {

@@ -94,7 +94,7 @@ def fold_rules(model: Model, norm: Norm) -> dict[str, Formula]:
 def _quotient(model: Model, norm: Norm, bias: str) -> Tensor:
     """δ with W diag(γ) δ = W β for all readers W: β/γ, or where γ is zero whatever of least norm makes up for it."""
     read = reader(model)
-    gain, beta = read(norm.gain), read(bias)
+    gain, beta = model.spec.offset + read(norm.gain), read(bias)
     lost = ((gain == 0) & (beta != 0)).nonzero()[:, 0]
     kept = gain != 0
     delta = torch.where(kept, beta / torch.where(kept, gain, 1.0), 0.0)
