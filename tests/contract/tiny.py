@@ -489,12 +489,10 @@ MODELS: dict[str, Callable[..., Checkpoint]] = {
         "GraniteMoeSWAForCausalLM", "GraniteMoeSWAConfig", MIXTURE | NOPE, shared_intermediate_size=13
     ),
     "glm4-moe-lm": of("Glm4MoeForCausalLM", "Glm4MoeConfig", ROUTED | HALF, use_qk_norm=True, attention_bias=True),
-    "glm4-moe-plain": of(
-        "Glm4MoeForCausalLM", "Glm4MoeConfig", ROUTED | HALF | {"first_k_dense_replace": 1, "topk_group": 3}
-    ),
+    "glm4-moe-plain": of("Glm4MoeForCausalLM", "Glm4MoeConfig", ROUTED | HALF | {"topk_group": 3}),
     "solar-open-lm": of("SolarOpenForCausalLM", "SolarOpenConfig", ROUTED),
     "sarvam-moe-lm": of("Glm4MoeForCausalLM", "SarvamMoEConfig", ROUTED),
-    "dots1-lm": of("Dots1ForCausalLM", "Dots1Config", ROUTED, attention_bias=True),
+    "dots1-lm": of("Dots1ForCausalLM", "Dots1Config", ROUTED | {"first_k_dense_replace": 1}, attention_bias=True),
     "exaone-moe-lm": of(
         "ExaoneMoeForCausalLM",
         "ExaoneMoeConfig",
