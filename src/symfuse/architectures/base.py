@@ -213,7 +213,8 @@ Declare = Callable[[Config], Family]
 @dataclass(frozen=True, eq=False)
 class Architecture:
     """A registered family: its declaration, (outside `transformers`) how to build the live module, whether the
-    output head is the embedding where config.json does not say, and (outside `transformers`) an example of a config.
+    output head is the embedding where config.json does not say, and an example of a config (of one in `transformers`
+    what its default lacks).
     float32: how the names of its classes end that compute in float32 whatever the model's dtype: norms, and attention
     that does the softmax or the turning of planes so. spelt: fields that configs may have under another name → that
     name. default_dtype: whether its class makes constants in torch's default dtype, where those of float64 overflow."""

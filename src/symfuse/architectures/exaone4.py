@@ -38,7 +38,7 @@ def exaone_moe(c: Config) -> Family:
     return decoder.unturned(with_names(family, EXAONE), _without_positions(c), normed=True)
 
 
-@architecture("dots1", tied=False)
+@architecture("dots1", tied=False, example={"n_routed_experts": 128, "n_shared_experts": 2})
 def dots1(c: Config) -> Family:
     family = deepseek(c, Sign(), NORMED, dense_layers(c, range(c.get("first_k_dense_replace", 0))))
     return decoder.biased(family, c.get("attention_bias", False))

@@ -43,7 +43,7 @@ def _mixture(c: Config, first: int, share: float | None, normed: bool) -> Family
     return decoder.partly_normed(family) if normed else decoder.partly(family)
 
 
-@architecture("glm4_moe", tied=False)
+@architecture("glm4_moe", tied=False, example={"head_dim": 128})
 def glm4_moe(c: Config) -> Family:
     return _mixture(c, c.get("first_k_dense_replace", 1), 0.5, c.get("use_qk_norm", False))
 

@@ -35,6 +35,8 @@ BY_GROUP = {
 BY_AXIS = {
     ("residual", "permutation"): "LayerNorm has a gain for each unit, and subtracts the mean: reordered only",
     ("residual", "signed"): "RMSNorm has a gain for each unit: reordered and flipped only",
+    ("c", "phase"): "normalised without gains behind their positions: each rotary plane may be turned, not rescaled",
+    ("p", "signed"): "normalised with gains for each unit: reordered and flipped only",
     ("ffn", "permutation"): "a non-linearity that acts on each neuron: reordered only",
     ("f", None): "each plane rotates at its own frequency",
     ("vocab", None): "one row per token, in the tokenizer's order: fixed",
