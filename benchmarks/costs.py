@@ -29,7 +29,7 @@ from symfuse.io.shards import parse_size, plan_shards
 from symfuse.matching.problem import Problem, problem_of
 from symfuse.merging.stream import PIECE
 from symfuse.model import Model
-from symfuse.recipes.check.cost import COPIES
+from symfuse.recipes.check.facts import COPIES
 from symfuse.stats.weights import workspace
 
 DATA = Path(__file__).parent / "data" / "scale.json"

@@ -55,7 +55,7 @@ def job(models: tuple[Path, Path], out: Path, executor: Executor | None, stage: 
     stage.stage("matching attention and feed-forward")
     alignment = symfuse.match(a, to=b, axes=("attention", "ffn"), executor=executor)
     stage.stage("writing the merge, dare_ties")
-    merged = symfuse.merge([b, alignment(a), b], method="dare_ties", base=0, density=0.5)
+    merged = symfuse.merge([b, alignment(a), b], method="dare_ties", base=0, parameters={"density": 0.5})
     merged.save(out, max_shard_size="50MB", extra={"alignment.symfuse": alignment.to_bytes()}, executor=executor)
     stage.say("done")
 

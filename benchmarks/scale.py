@@ -178,7 +178,7 @@ def constants(work: Path, *, quick: bool) -> Constants:
         tasks = matching(shape, found, related=True)
         took = cpu(lambda: symfuse.match(source, to=anchor, axes=("attention", "ffn"), threads=1))
         merged = {}
-        for method, options in (("linear", {}), ("ties", {"base": 0, "density": 0.5})):
+        for method, options in (("linear", {}), ("ties", {"base": 0, "parameters": {"density": 0.5}})):
             three = symfuse.merge([source, anchor, source], method=method, **options)
             merged[method] = cpu(lambda three=three: three.save(folder / "out", overwrite=True)) / (4 * size)
         moved = planted(source)

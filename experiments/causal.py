@@ -43,7 +43,7 @@ def kept(checkpoint: Checkpoint, dtype: torch.dtype | None = None) -> Checkpoint
 
 def perplexity(checkpoint: Checkpoint, loss: Loss) -> float:
     """Computed in float32, whatever the weights are stored in."""
-    return math.exp(symfuse.score(checkpoint, loss).loss)
+    return math.exp(symfuse.evaluate(checkpoint, loss).loss)
 
 
 def squared(a: Checkpoint, b: Checkpoint) -> float:

@@ -103,7 +103,7 @@ class Tuned:
         with publishing(folder) as scratch:
             model.cpu().save_pretrained(scratch)
             AutoTokenizer.from_pretrained(self.start(seed)).save_pretrained(scratch)
-            score = symfuse.score(scratch, self.part(domain, "match"))
+            score = symfuse.evaluate(scratch, self.part(domain, "match"))
             its_own = {"seconds": round(seconds, 1), "match": score.to_dict()}
             (scratch / "training.json").write_text(json.dumps(its_own, indent=1) + "\n", "utf-8")
         print(f"{self.name} {domain} {seed}: {score.loss:.3f} {dict(score.metrics)} in {seconds:.0f} s", flush=True)

@@ -58,7 +58,7 @@ def rows_of(kind: str, count: int) -> list[dict[str, Any]]:
 
     def score(alignments: Sequence[Alignment]) -> tuple[float, float, float]:
         aligned = [g(m.checkpoint) for g, m in zip(alignments, models, strict=True)]
-        merged = symfuse.score(symfuse.merge(aligned), loss, build=build)
+        merged = symfuse.evaluate(symfuse.merge(aligned), loss, build=build)
         return merged.loss, merged.metrics["accuracy"], spread([Model.of(c) for c in aligned])
 
     def anchored(number: int) -> tuple[list[Alignment], float]:
@@ -66,7 +66,7 @@ def rows_of(kind: str, count: int) -> list[dict[str, Any]]:
         matched = [match_models(model, models[number], **options) for model in models]
         return matched, time.perf_counter() - start
 
-    ends = [symfuse.score(m.checkpoint, loss, build=build) for m in models]
+    ends = [symfuse.evaluate(m.checkpoint, loss, build=build) for m in models]
     by_anchor = [anchored(number) for number in range(count)]
     plain = [Alignment(g.spec, {}, frame=g.frame) for g in by_anchor[0][0]]
     start = time.perf_counter()

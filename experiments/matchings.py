@@ -130,7 +130,7 @@ class Pair:
 
     def accuracy(self, model: Checkpoint, split: Split = "test") -> float:
         """The mean over the tasks."""
-        return fmean(symfuse.score(model, one, build=self.build).metrics["accuracy"] for one in self.tasks(split))
+        return fmean(symfuse.evaluate(model, one, build=self.build).metrics["accuracy"] for one in self.tasks(split))
 
 
 class PairStudy(Study):

@@ -82,7 +82,7 @@ alone). Learned: starts from there and minimises the loss of random points of th
         for i, j in itertools.product(range(PARTS + 1), repeat=2):
             if i + j <= PARTS:
                 weights = [i / PARTS, j / PARTS, (PARTS - i - j) / PARTS]
-                score = symfuse.score(symfuse.merge(outcome.models, weights=weights), task, build=apart.family.build)
+                score = symfuse.evaluate(symfuse.merge(outcome.models, weights=weights), task, build=apart.family.build)
                 points.append([*weights, score.loss, score.metrics["accuracy"]])
         return {**of_points(points), **outcome.about}
 

@@ -84,7 +84,7 @@ class Permuted(PairStudy):
         ends = {"path": (aligned, models[1])}
         curve = barrier(ends, task, points=points, refine=0, build=build).curves["path"]
         anchor, source = curve.ends
-        own = symfuse.score(models[0], task, build=build).loss
+        own = symfuse.evaluate(models[0], task, build=build).loss
         above = curve.peak_over_mean.score.loss - (own + anchor) / 2
         return {**of_curve(curve), "above": above, "change": source - own, "inexact": list(variants)}
 

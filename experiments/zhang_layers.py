@@ -54,8 +54,8 @@ the best single layer on the validation set.
                 continue
             axes = self.options["families"][name]["axes"]
             aligned = symfuse.match(source, to=anchor, axes=axes, layers=list(layers))(source) if layers else source
-            score = symfuse.score(symfuse.merge([aligned, anchor]), task, build=family.build)
-            distance = symfuse.distance(aligned, anchor).euclidean
+            score = symfuse.evaluate(symfuse.merge([aligned, anchor]), task, build=family.build)
+            distance = symfuse.relate(aligned, anchor).euclidean
             yield row | {"accuracy": score.metrics["accuracy"], "loss": score.loss, "distance": distance}
 
     def tables(self, rows: Sequence[Row]) -> str:

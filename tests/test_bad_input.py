@@ -162,12 +162,12 @@ def test_json_that_is_none(folders: Path, text: str, words: str) -> None:
         ("position_embedding_type", "absolute", "relative_key"),
     ],
 )
-@pytest.mark.parametrize("verb", ["align", "merge", "distance"])
+@pytest.mark.parametrize("verb", ["align", "merge", "relate"])
 def test_c47_c60_functions_that_differ_in_the_config_only(
     folders: Path, verb: str, key: str, ours: object, theirs: object
 ) -> None:
     configure(folders / "b", **{key: theirs})
-    args = {"align": ["a", "--to", "b", "-o", "out"], "merge": ["a", "b", "-o", "out"], "distance": ["a", "b"]}
+    args = {"align": ["a", "--to", "b", "-o", "out"], "merge": ["a", "b", "-o", "out"], "relate": ["a", "b"]}
     words = f"config.json differs in {key}: {ours!r} and {theirs!r}"
     refused(folders, 5, words, verb, *args[verb])
 
@@ -175,7 +175,7 @@ def test_c47_c60_functions_that_differ_in_the_config_only(
 def test_c47_one_function_under_two_names() -> None:
     a, b = (model(seed=i) for i in (1, 2))
     renamed = b.replace(config={**b.config, "hidden_act": "gelu_python"})
-    assert symfuse.distance(a, renamed).whole.squared == symfuse.distance(a, b).whole.squared
+    assert symfuse.relate(a, renamed).whole.squared == symfuse.relate(a, b).whole.squared
 
 
 # ---- weights
@@ -221,7 +221,7 @@ def test_weights_that_are_no_floats_are_not_rotated(folders: Path, dtype: torch.
 def test_a_moved_tensor_that_does_not_fit_its_dtype(folders: Path) -> None:
     """60000 fits in float16, and a rotation of two of them does not; without the proof as well."""
     edit(folders / "a", lambda t: t.update({n: x.sign().mul(6e4).half() for n, x in t.items() if "self.query" in n}))
-    words = "the moved tensor does not fit in float16, the dtype of a"
+    words = "the aligned tensor does not fit in float16, the dtype of a"
     for more in ((), ("--no-verify",)):
         refused(folders, 5, words, "align", "a", "--to", "b", "-o", "out", "--no-scaling", *more)
 
@@ -264,7 +264,7 @@ def test_a_header_that_is_a_tower(folders: Path) -> None:
 
 @pytest.mark.parametrize("layers", ["0-99999999999", "last:99999999999", "first:99999999999"])
 def test_ranges_of_layers_that_fill_the_memory(folders: Path, layers: str) -> None:
-    refused(folders, 2, "the model has layers 0 to 1", "distance", "a", "b", "--layers", layers)
+    refused(folders, 2, "the model has layers 0 to 1", "relate", "a", "b", "--layers", layers)
 
 
 def test_weights_whose_sum_is_no_number(folders: Path) -> None:

@@ -10,84 +10,121 @@ Names are imported when they are first used, so that `import symfuse` and `symfu
 
 from __future__ import annotations
 
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from symfuse.alignment import Alignment
     from symfuse.api import (
+        Adapter,
+        Aligned,
+        Alignment,
+        Barrier,
+        Checkpoint,
+        Distance,
+        Draft,
+        Landscape,
+        Learning,
+        Proof,
+        Report,
+        Score,
+        Spec,
+        Statistics,
+        Task,
+        Transported,
+        Verification,
         align,
         barrier,
+        check,
         collect,
         declare,
-        distance,
+        evaluate,
+        extract_lora,
         landscape,
         match,
         merge,
         merge_recipe,
         prove,
-        score,
+        relate,
+        rewrite,
         suggest,
         task,
         to_module,
         transport,
         verify,
+        widen,
     )
     from symfuse.errors import SymfuseError
-    from symfuse.io import Checkpoint, open  # noqa: A004
+    from symfuse.io import open  # noqa: A004
+    from symfuse.reports import inspect, report
 
-_HOME = {
-    "Alignment": "alignment",
-    "Checkpoint": "io",
-    "SymfuseError": "errors",
-    "align": "api",
-    "barrier": "api",
-    "collect": "api",
-    "declare": "api",
-    "distance": "api",
-    "landscape": "api",
-    "match": "api",
-    "merge": "api",
-    "merge_recipe": "api",
-    "open": "io",
-    "prove": "api",
-    "score": "api",
-    "suggest": "api",
-    "task": "api",
-    "to_module": "api",
-    "transport": "api",
-    "verify": "api",
+# Where a name is, unless in symfuse.api.
+_HOME = {"SymfuseError": "errors", "inspect": "reports", "open": "io", "report": "reports"}
+
+# Old names, with what each is called now and the options that it stands for.
+_OLD: dict[str, tuple[str, dict[str, str]]] = {
+    "distance": ("relate", {}),
+    "plot": ("report", {"format": "pdf"}),
+    "score": ("evaluate", {}),
 }
 
 __all__ = [
+    "Adapter",
+    "Aligned",
     "Alignment",
+    "Barrier",
     "Checkpoint",
+    "Distance",
+    "Draft",
+    "Landscape",
+    "Learning",
+    "Proof",
+    "Report",
+    "Score",
+    "Spec",
+    "Statistics",
     "SymfuseError",
+    "Task",
+    "Transported",
+    "Verification",
     "align",
     "barrier",
+    "check",
     "collect",
     "declare",
-    "distance",
+    "evaluate",
+    "extract_lora",
+    "inspect",
     "landscape",
     "match",
     "merge",
     "merge_recipe",
     "open",
     "prove",
-    "score",
+    "relate",
+    "report",
+    "rewrite",
     "suggest",
     "task",
     "to_module",
     "transport",
     "verify",
+    "widen",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(f"symfuse.{_HOME[name]}"), name)
+    if name in __all__:
+        return getattr(import_module(f"symfuse.{_HOME.get(name, 'api')}"), name)
+    if name in _OLD:
+        from symfuse.errors import warn_caller
+
+        now, options = _OLD[name]
+        given = "".join(f", {option}={value!r}" for option, value in options.items())
+        warn_caller(f"symfuse.{name} is now called symfuse.{now}" + (f"(…{given})" if given else ""))
+        return partial(__getattr__(now), **options) if options else __getattr__(now)
     raise AttributeError(f"module 'symfuse' has no attribute {name!r}")
 
 

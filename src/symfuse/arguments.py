@@ -1,17 +1,18 @@
-"""The arguments of public functions, checked against their signatures before any work."""
+"""The arguments of public functions, checked against their signatures before any work; and data read from JSON."""
 
 from __future__ import annotations
 
 import builtins
 import functools
 import inspect
+import json
 import numbers
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from symfuse.errors import OptionError
+from symfuse.errors import LayoutError, OptionError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -25,11 +26,21 @@ WORDS = {
 }  # fmt: skip
 MODEL = {"str", "PathLike", "Checkpoint", "Module"}  # what stands for a model in the public verbs
 _KINDS: Mapping[Any, type] = {int: numbers.Integral, float: numbers.Real}
+_WORDS = {str: "a text", int: "a whole number", type(None): "null", list: "a list", tuple: "a list", dict: "an object"}
 
 
 def checked(function: F) -> F:
     """The function, which raises OptionError for an option that it does not have, naming the nearest one, and for the
     first argument that is not what its annotation says. A text is no list, a switch no number."""
+    return checked_with(lambda _names: "")(function)
+
+
+def checked_with(elsewhere: Callable[[Sequence[str]], str]) -> Callable[[F], F]:
+    """`checked`, with the words for options that are not the function's own, by their names, or "" for no words."""
+    return lambda function: _checked(function, elsewhere)
+
+
+def _checked(function: F, elsewhere: Callable[[Sequence[str]], str]) -> F:
     signature = inspect.signature(function)
     named = [name for name, one in signature.parameters.items() if one.kind is not one.VAR_KEYWORD]
     options = [name for name in named if name not in ("self", "cls")]
@@ -41,12 +52,13 @@ def checked(function: F) -> F:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        for name in () if anything else kwargs:
-            if name not in options:
-                from symfuse.messages import suggestion  # here, as io has checked functions itself
+        if unknown := [] if anything else [name for name in kwargs if name not in options]:
+            from symfuse.messages import suggestion  # here, as io has checked functions itself
 
-                near = suggestion(name, options)
-                raise OptionError(f"{function.__name__} has no option {name!r}{near}; it has {', '.join(options)}")
+            if where := elsewhere(unknown):
+                raise OptionError(f"{function.__name__}: {where}")
+            near = suggestion(unknown[0], options)
+            raise OptionError(f"{function.__name__} has no option {unknown[0]!r}{near}; it has {', '.join(options)}")
         for name, value in signature.bind_partial(*args[:by_place], **kwargs).arguments.items():
             hint = _hints(function).get(name, Any)
             if name in options and not _fits(value, hint):
@@ -131,3 +143,33 @@ def _name(hint: Any) -> str:
 
 def _a(name: str) -> str:
     return f"an {name}" if name[:1].lower() in "aeiou" else f"a {name}"
+
+
+def require_type(value: object, kind: Any, key: str) -> None:
+    """LayoutError that names the key, unless a value is of a kind: str, int, object (anything), kinds joined by |,
+    list[kind], tuple[kind, …] (a list of as many), dict[str, kind], or {key: kind, …}, an object with those keys."""
+    if kind is object or (get_origin(kind) is UnionType and type(value) in get_args(kind)):
+        return
+    origin = dict if isinstance(kind, dict) else get_origin(kind) or kind
+    args = get_args(kind)
+    if type(value) is not (list if origin is tuple else origin):
+        words = " or ".join(_WORDS[one] for one in (args if origin is UnionType else (origin,)))
+        raise LayoutError(f"{key!r} is {_short(value)}, expected {words}")
+    if isinstance(kind, dict) and isinstance(value, dict):
+        for name, inner in kind.items():
+            if name not in value:
+                raise LayoutError(f"{key!r} has no {name!r}")
+            require_type(value[name], inner, f"{key}.{name}")
+    elif isinstance(value, dict):
+        for name, one in value.items():
+            require_type(one, args[1], f"{key}.{name}")
+    elif isinstance(value, list):
+        if origin is tuple and len(value) != len(args):
+            raise LayoutError(f"{key!r} is {_short(value)}, expected a list of {len(args)}")
+        for number, one in enumerate(value):
+            require_type(one, args[number] if origin is tuple else args[0], f"{key}[{number}]")
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 40 else text[:39] + "…"

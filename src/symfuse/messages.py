@@ -9,6 +9,28 @@ from typing import Any
 
 SCHEMA = 1  # the version of the keys of documents: it rises when one of them gets another meaning
 
+# Keys with blanks, as earlier versions wrote them into documents, alignments and statistics.
+_BLANK = (
+    "at over mean", "barrier over mean", "batch statistics", "inverse of", "left of", "moved from", "new base",
+    "not rotated", "of whole", "peak memory", "rounded to", "same basis", "sha256 of", "stopped at", "together with",
+    "translated biases", "whole tensors", "why base",
+)  # fmt: skip
+_NOW = {key: key.replace(" ", "_") for key in _BLANK}
+
+
+def with_current_keys(data: Any) -> Any:
+    """JSON data that were read, of this version or an earlier one, changed to the keys of this version."""
+    left = [data]  # no recursion, since data may be nested as deep as a parser allows
+    while left:
+        one = left.pop()
+        if isinstance(one, dict):
+            for key in one.keys() & _NOW.keys():
+                one[_NOW[key]] = one.pop(key)
+            left += one.values()
+        elif isinstance(one, list):
+            left += one
+    return data
+
 
 def some(names: Iterable[str], limit: int = 5) -> str:
     """The first few names, and how many more there are."""

@@ -288,7 +288,7 @@ def _body(run: Run) -> list[str]:
     rows = [f"- `{name}`{'' if weight is None else f', weight {weight:g}'}" for name, weight in own.items()]
     lines = [*about(run), *_proof(run), "", "Made from:", "", *rows, ""]
     if "tokenizer" in run:
-        lines += [f"It has config and dtypes of `{run['base']}` ({run['why base']}), {run['tokenizer']}.", ""]
+        lines += [f"It has config and dtypes of `{run['base']}` ({run['why_base']}), {run['tokenizer']}.", ""]
     papers = dict.fromkeys(one["paper"] for one in (run, *run.get("alignments", ())) if one.get("paper"))
     lines += ["Methods:", "", *(f"- {paper}" for paper in papers), ""] if papers else []
     return lines + (["```yaml", run["recipe"].rstrip(), "```", ""] if "recipe" in run else [])
@@ -299,10 +299,10 @@ def _of_merge(run: Run) -> list[str]:
     how = f"Aligned to `{run['anchor']}` first{_aligned_text(run['align'])}." if run["align"] else ""
     lines += [how or "Not aligned before the merge."]
     if "learned" in run:
-        lines += ["", "It looked at data; what it found out is in `symfuse.json`, under `learned`."]
+        lines += ["", "It was fitted to data; the results are in `symfuse.json`, under `learned`."]
         lines += [f"Note: {note}." for note in run["learned"].get("notes", ())]
     if variants := _inexact(run):
-        lines += [f"That is inexact ({variants}): models were moved in a way that does not keep their function."]
+        lines += [f"That is inexact ({variants}): models were aligned in a way that does not keep their function."]
     return lines
 
 

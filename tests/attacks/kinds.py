@@ -261,7 +261,7 @@ PAIR: Verbs = (
     ("check", "a", "b", "--tokenizer", "union"),
     ("align", "a", "--to", "b", "-o", "out", "--axes", "attention,ffn", "--threads", "1"),
     ("verify", "a", "a"),
-    ("distance", "a", "b"),
+    ("relate", "a", "b"),
     ("inspect", "a"),
 )
 KINDS: dict[str, Kind] = {

@@ -326,7 +326,7 @@ def test_extract_lora_knows_before_the_work_that_it_cannot_write(
     def work(*args: Any, **options: Any) -> None:
         raise AssertionError("the adapter was computed")
 
-    monkeypatch.setattr("symfuse.adapters.extract", work)
+    monkeypatch.setattr("symfuse.api.extract_lora", work)
     result = CliRunner().invoke(main, ["extract-lora", "tuned", "--base", "base", "-o", "base/o", "--rank", "2"])
     assert result.exit_code == 8
     assert "lies inside the input" in result.stderr

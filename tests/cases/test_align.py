@@ -10,8 +10,9 @@ import torch
 from click.testing import CliRunner
 from torch import Tensor
 
-from contract.tiny import MODELS, marked, model_of, of_all_families
+from contract.tiny import MODELS, case, family, marked, of_all_families
 from matched import match
+from recovery.planted import kept
 from symfuse import api, reports
 from symfuse.alignment import Alignment, random_alignment
 from symfuse.architectures import ARCHITECTURES
@@ -55,8 +56,7 @@ def cast(checkpoint: Checkpoint, dtype: torch.dtype) -> Checkpoint:
 
 
 def test_families_are_all_there() -> None:
-    families = {model_of(label).spec.family for label in FAMILIES}
-    assert families == ARCHITECTURES.keys() - {"sceptr"}
+    assert set(map(family, FAMILIES)) == ARCHITECTURES.keys() - {"sceptr"}
 
 
 # ---- C42: the value projection moves with the heads
@@ -86,14 +86,14 @@ def test_c42_planted_heads_are_found_where_they_are_matched_and_not_by_rotations
     b = random_alignment(api.declare(a), 1, {"h", "qk", "v"})(a)
     inside = match(b, a, axes="attention")
     assert {instance.axis for instance in inside.elements} <= {"qk", "v"}
-    assert 0.1 < api.distance(inside(b), a).relative < api.distance(b, a).relative
+    assert 0.1 < api.relate(inside(b), a).relative < api.relate(b, a).relative
     both = match(b, a, axes="heads,attention")
     assert {instance.axis for instance in both.elements} == {"h", "qk", "v"}
-    assert api.distance(both(b), a).relative < 1e-6
+    assert api.relate(both(b), a).relative < 1e-6
     for alignment in (inside, both):
         assert api.verify(b, alignment(b), alignment).equal
-    rows = {row["axis"]: row for row in reports.inspection(a)["axes"]}
-    assert (rows["h"]["group"], rows["h"]["matched by"]) == ("permutation", "heads")
+    rows = {row["axis"]: row for row in reports.inspect(a)["axes"]}
+    assert (rows["h"]["group"], rows["h"]["matched_by"]) == ("permutation", "heads")
 
 
 # ---- C50: one rounding
@@ -147,7 +147,7 @@ def test_c51_fine_tunes_of_one_model_keep_the_identity(label: str) -> None:
         alignment = match(a, b, **options)
         steps = alignment.provenance["steps"]
         assert all(step["after"] <= step["before"] for step in steps)
-        assert api.distance(alignment(a), b).whole.squared <= api.distance(a, b).whole.squared
+        assert api.relate(alignment(a), b).whole.squared <= api.relate(a, b).whole.squared
         assert not [i for i in alignment.elements if i.axis not in matched(a)]
         permuted = [g for i, g in alignment.elements.items() if i.axis == "ffn"]
         identity = torch.arange(29)
@@ -174,7 +174,7 @@ def test_c52_aligned_to_a_random_partner_it_is_the_same_function(label: str) -> 
     a, b = MODELS[label](0), MODELS[label](1)
     alignment = match(a, b)
     assert {instance.axis for instance in alignment.elements} == matched(a)
-    moved = alignment(a)
+    moved = kept(alignment(a))
     inputs: dict[str, Tensor] | None = None
     if "vocab_size" in a.config and not {"is_encoder_decoder", "patch_size"} & {k for k, v in a.config.items() if v}:
         # 64 tokens
@@ -183,7 +183,7 @@ def test_c52_aligned_to_a_random_partner_it_is_the_same_function(label: str) -> 
     result = api.verify(a, moved, alignment, inputs=inputs)
     assert result.equal
     assert result.worst < (5e-6 if label in SINGLE else 1e-12)  # of each output row
-    assert not api.verify(a, b, inputs=inputs).equal
+    assert case(label).error(b) > 1e-3  # the other model is another function
 
 
 # ---- C53: matching that does nothing, or reports nonsense
@@ -194,13 +194,13 @@ def test_c53_all_planted_neurons_are_found(label: str) -> None:
     a = MODELS[label]()
     spec = api.declare(a)
     planted = random_alignment(spec, 5, matched(a))
-    b = planted(a)
+    b = kept(planted(a))
     alignment = match(b, a)
     for instance, element in (alignment @ planted).elements.items():
         if anatomy(instance.axis) == "ffn":
             index = element.tensors()["index"]  # of experts one for each
             assert torch.equal(index, torch.arange(spec.axes[instance.axis].size).expand_as(index)), instance
-    moved = alignment(b)
+    moved = kept(alignment(b))
     assert max(float((moved[name] - a[name]).abs().max()) for name in a) < 1e-10
     for step in alignment.provenance["steps"]:
         assert step["before"] - step["after"] > 1
@@ -226,7 +226,7 @@ def test_c53_an_unchanged_model_is_left_alone(label: str) -> None:
 @pytest.mark.parametrize("label", ["torch-relu-post", "bert-mlm", "gpt2-lm", "vit-classification"])
 def test_c108a_a_planted_copy_is_at_no_distance_after_alignment(label: str) -> None:
     a = MODELS[label]()
-    copy = random_alignment(api.declare(a), 6, matched(a))(a)
+    copy = kept(random_alignment(api.declare(a), 6, matched(a))(a))
     alignment = match(copy, a)
     run = reports.alignment_run(copy, a, alignment, None)
     assert run["distance"]["before"] > 10
@@ -243,6 +243,6 @@ def test_elements_of_other_axes_than_those_named_are_left_alone() -> None:
     b = planted(a)
     alignment = match(b, a, axes="ffn")
     assert isinstance(alignment, Alignment)
-    after = api.distance(alignment(b), a)
+    after = api.relate(alignment(b), a)
     assert after.by("axis")["ffn"].squared == 0
-    assert after.by("axis")["qk"] == api.distance(b, a).by("axis")["qk"]
+    assert after.by("axis")["qk"] == api.relate(b, a).by("axis")["qk"]

@@ -54,7 +54,8 @@ def valid(pair: tuple[Checkpoint, Checkpoint]) -> dict[str, Any]:
     return {
         "source": a, "to": b, "sources": [a, b], "a": a, "b": b, "before": a, "after": b, "models": {"a": a, "b": b},
         "loss": lambda _module: 1.0, "alignment": symfuse.match(a, to=b, axes="ffn"), "recipe": {}, "model": a,
-        "name": None, "data": memory(a), "thing": "adapter",
+        "name": None, "data": memory(a), "thing": "adapter", "runs": ["run"], "output": "page.html",
+        "rewrites": ["untie"], "finetuned": a, "base": b,
     }  # fmt: skip
 
 
@@ -144,8 +145,8 @@ def test_d37_the_reported_calls(pair: tuple[Checkpoint, Checkpoint]) -> None:
         symfuse.match(a, b, variants="transport")
     with pytest.raises(OptionError, match=r"^merge: weights is '0.5'"):
         symfuse.merge([a, b], weights="0.5")  # type: ignore[arg-type]
-    with pytest.raises(OptionError, match=r"^score: loss is None; expected a task \(symfuse.task\) or a function"):
-        symfuse.score(a, None)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match=r"^evaluate: loss is None; expected a task \(symfuse.task\) or a function"):
+        symfuse.evaluate(a, None)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match=r"^match: data is an object; expected a task"):
         symfuse.match(a, b, data=object())  # type: ignore[arg-type]
     assert symfuse.merge((a, b), weights=(0.25, 0.75))
@@ -155,11 +156,14 @@ def test_d37_the_reported_calls(pair: tuple[Checkpoint, Checkpoint]) -> None:
     ("call", "says"),
     [
         (lambda a, b: symfuse.match(a, b, scalin=False), "no option 'scalin' (did you mean 'scaling'?)"),
-        (lambda a, b: symfuse.match(a, b, kind="pearson"), "match_models has no option 'kind'"),
+        (lambda a, b: symfuse.merge([a, b], wieght=[1, 1]), "merge has no option 'wieght'"),
+        (lambda a, b: symfuse.merge([a, b], density=0.5), 'written together: parameters={"density": …}'),
+        (lambda a, b: symfuse.merge([a, b], parameters={"wieght": [1, 1]}), "(did you mean 'weight'?)"),
+        (lambda a, b: symfuse.match(a, b, kind="pearson"), "match: 'kind': of matching from activations; add data"),
         (lambda a, b: symfuse.match(a, b, data=[{"input_ids": torch.ones(1, 2).long()}], one_pass=True), "'one_pass'"),
         (lambda a, b: symfuse.align([a, b], scalin=False), "(did you mean 'scaling'?)"),
-        (lambda a, b: symfuse.merge([a, b], wieght=[1, 1]), "(did you mean 'weight'?)"),
-        (lambda a, _: symfuse.score(a, lambda _m: 1.0, devise="cpu"), "(did you mean 'device'?)"),
+        (lambda a, b: symfuse.merge([a, b], wieghts=[1, 1]), "(did you mean 'weights'?)"),
+        (lambda a, _: symfuse.evaluate(a, lambda _m: 1.0, devise="cpu"), "(did you mean 'device'?)"),
         (lambda a, b: symfuse.barrier(a, b, lambda _m: 1.0, pionts=3), "(did you mean 'points'?)"),
         (lambda a, b: symfuse.barrier(a, b, lambda _m: 1.0, points="3"), "points is '3'; expected a whole number"),
         (lambda a, b: symfuse.landscape({"a": a, "b": b}, lambda _m: 1.0, stesp=3), "(did you mean 'steps'?)"),
@@ -235,7 +239,7 @@ def test_d16_labels_that_overlap_and_differ_are_refused(other: tuple[str, ...], 
     with pytest.raises(IncompatibleError, match="mixes the rows of different labels"):
         symfuse.barrier(a, b, memory(a))
     with pytest.raises(IncompatibleError, match="the mean of their predictions is of different labels"):
-        symfuse.score([a, b], memory(a))
+        symfuse.evaluate([a, b], memory(a))
 
 
 @pytest.mark.parametrize("other", [("a", "b", "c"), ("LABEL_0", "LABEL_1", "LABEL_2"), ("x", "y", "z")])
@@ -264,7 +268,7 @@ def llamas(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_d17_two_spellings_of_one_parameter(llamas: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(llamas)
     with pytest.raises(OptionError, match="weights and weight are one parameter"):
-        symfuse.merge(["a", "b"], weights=[0.5, 0.5], weight=[1, 3])
+        symfuse.merge(["a", "b"], weights=[0.5, 0.5], parameters={"weight": [1, 3]})
     out = str(tmp_path / "out")
     for words, says in (
         (["--weights", "0.5,0.5", "--set", "weight=1,3"], "--weights and --set weight="),
@@ -307,7 +311,7 @@ def test_d40_head_counts_name_the_fields(
 ) -> None:
     monkeypatch.chdir(llamas)
     out = str(tmp_path / "out")
-    for words in (["merge", "a", other, "-o", out], ["align", "a", "--to", other, "-o", out], ["distance", "a", other]):
+    for words in (["merge", "a", other, "-o", out], ["align", "a", "--to", other, "-o", out], ["relate", "a", other]):
         result = run(*words)
         assert result.exit_code == 5
         assert field in result.stderr
@@ -367,7 +371,7 @@ def test_d43_modules_of_ones_own() -> None:
     a, b = Own(), Own()
     alignment = symfuse.match(*(MODELS[LABEL](seed) for seed in (0, 1)), axes="ffn")
     for call in (
-        lambda: symfuse.verify(a, b), lambda: symfuse.distance(a, b), lambda: symfuse.merge([a, b]),
+        lambda: symfuse.verify(a, b), lambda: symfuse.relate(a, b), lambda: symfuse.merge([a, b]),
         lambda: symfuse.barrier(a, b, lambda _m: 1.0, {"x": alignment}),
     ):  # fmt: skip
         with pytest.raises(OptionError, match=r"Own has no config of its own; open it with one first: symfuse\.open\("):

@@ -384,7 +384,7 @@ def test_c75_processor_and_gpu_agree(name: str) -> None:
     models = models or [known[f"m{i}"] for i in range(number(name))]
     base = 0 if METHODS[name].base == "required" else None
     given = required(name)
-    results = [api.merge(models, method=name, base=base, device=device, **given) for device in ("cpu", "cuda")]
+    results = [api.merge(models, method=name, base=base, device=device, parameters=given) for device in ("cpu", "cuda")]
     for key in results[0]:
         one, two = (result[key] for result in results)
         tolerance = 0.0 if name in ELEMENTWISE else 2e-3

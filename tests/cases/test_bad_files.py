@@ -16,7 +16,7 @@ from torch import Tensor
 import symfuse
 from attacks import kinds
 from command import run
-from symfuse.adapters.patterns import module_pattern
+from symfuse.adapters.config import module_pattern
 from symfuse.errors import LONGEST, CheckpointError, OptionError, SymfuseError, printable
 from symfuse.io import Checkpoint
 from symfuse.reports.collect import read
@@ -194,7 +194,7 @@ def statistics(folder: Path, kind: str, **fields: Any) -> Path:
     return path.parent
 
 
-@pytest.mark.parametrize("key", ["model", "moved from", "by"])
+@pytest.mark.parametrize("key", ["model", "moved_from", "by"])
 @pytest.mark.parametrize("value", ["x", 3, ["a"], {"model": "x"}])
 def test_d31_a_lineage_that_is_no_object(folder: Path, key: str, value: object) -> None:
     provenance = json.loads((folder / "fisher/statistics.json").read_text("utf-8"))["provenance"]
@@ -265,7 +265,7 @@ def test_d32_a_layer_whose_squares_overflow(which: int) -> None:
     wide = [one.to(torch.float64) for one in times(1e20)]  # the way out that the message names
     for pair in (wide, times(1e15)):
         found = symfuse.match(*pair, axes="residual,ffn", starts=1, threads=1)
-        after = symfuse.distance(found(pair[0]), found.in_frame(pair[1])).whole.squared
+        after = symfuse.relate(found(pair[0]), found.in_frame(pair[1])).whole.squared
         assert 0 < after < float("inf")
 
 
@@ -330,11 +330,11 @@ def test_d45_names_in_messages_tables_and_pages(folder: Path) -> None:
     assert f"odd{SHOWN}" in result.stderr
     assert not set(HIDDEN) & set(result.output) - set("[2J")
     shutil.copytree("b", f"b{HIDDEN}")
-    for command in (("inspect",), ("distance", "b"), ("verify", "b"), ("check", "b")):
+    for command in (("inspect",), ("relate", "b"), ("verify", "b"), ("check", "b")):
         shown = run(*command, f"b{HIDDEN}")
         assert shown.exit_code == 0, shown.output
         assert not set("\u202e\x1b\r\x07\ufeff") & set(shown.output)
-        assert command[0] in ("verify", "distance") or SHOWN in shown.output.replace("\n", "")
+        assert command[0] in ("verify", "relate") or SHOWN in shown.output.replace("\n", "")
 
 
 def test_d45_brackets_in_a_table_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:

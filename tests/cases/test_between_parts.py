@@ -31,7 +31,7 @@ def test_a_merge_is_merged_again(folders: Path) -> None:
     third = symfuse.merge(["a", "b", "c"])
     for name in third:
         torch.testing.assert_close(again[name], third[name])
-    symfuse.merge([first, first], method="slerp", base=0, t=0.5).save("twice")
+    symfuse.merge([first, first], method="slerp", base=0, parameters={"t": 0.5}).save("twice")
     found = json.loads(Path("twice/symfuse.json").read_text("utf-8"))
     assert [one["name"] for one in found["inputs"]] == ["a", "b"]
 

@@ -20,7 +20,7 @@ from symfuse.io import open as open_checkpoint
 from symfuse.model import Model, require_same_shape
 from symfuse.model.config import differences
 from symfuse.recipes import parse_recipe
-from symfuse.recipes.check import check
+from symfuse.recipes.check import check_all
 from symfuse.recipes.stage import open_models, prepare
 
 Make = Callable[..., Checkpoint]
@@ -226,7 +226,7 @@ def test_fields_of_another_kind(llama: Make, key: str, value: Any, words: str) -
     known = dict(zip("ab", pair, strict=True))
     with pytest.raises(SpecError, match=f"a: config.json: {words}"):
         prepare(recipe, open_models(recipe, known))
-    problems = check(recipe, known, sample=False).problems
+    problems = check_all([recipe], known, sample=False)[0].problems
     assert {problem.exit_code for problem in problems} == {4}
     assert re.search(f"a: config.json: {words}", problems[0].text)
     assert all(re.search(f"[ab]: config.json: {words}", problem.text) for problem in problems)

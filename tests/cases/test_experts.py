@@ -114,7 +114,7 @@ def test_c54_rescaled_and_flipped_neurons_are_found_too() -> None:
     a, b, _ = pair()
     b = moving(api.declare(b), 3, {"ffn"})(b)
     found = api.match(a, b, axes="experts,ffn")
-    left, before = api.distance(found(a), b), api.distance(a, b)
+    left, before = api.relate(found(a), b), api.relate(a, b)
     assert left.euclidean < 1e-5 * before.euclidean
     assert api.prove(a, found).exact.equal
 
@@ -135,8 +135,8 @@ def test_c54_the_order_is_kept_where_nobody_asks() -> None:
 
 def test_c54_without_the_order_an_average_is_far_from_both() -> None:
     a, b, _ = pair()
-    plain = api.distance(api.merge([a, b]), b).euclidean
-    aligned = api.distance(api.merge([api.match(a, b, axes="all", groups={"residual": "none"})(a), b]), b).euclidean
+    plain = api.relate(api.merge([a, b]), b).euclidean
+    aligned = api.relate(api.merge([api.match(a, b, axes="all", groups={"residual": "none"})(a), b]), b).euclidean
     assert aligned < 1e-4 * plain
 
 
@@ -214,7 +214,7 @@ def test_c30_stacks_in_a_file_are_the_same_model(layers: tuple[int, ...], tmp_pa
     assert not set(a) >= set(b)
     spec = api.declare(b)
     assert {name.split(".")[1] for name in spec.stacks} == {"0", "1"} - {str(layer) for layer in layers}
-    assert api.distance(a, b).euclidean == 0
+    assert api.relate(a, b).euclidean == 0
     g = moving(api.declare(a), 2)
     ours, theirs = g(a), g(b)
     assert set(theirs) == set(b)
@@ -269,13 +269,15 @@ def test_c30_layers_that_the_base_does_not_have_come_in_its_pieces(form: str, tm
 def test_c30_what_is_merged_is_a_tensor_of_the_file(tmp_path: Path) -> None:
     """Methods look at one tensor: of experts, not at all of a layer together."""
     a, b = (open_checkpoint(saved(make(seed), tmp_path / str(seed))) for seed in (0, 1))
-    merged = api.merge([a, b], method="slerp", base=0, t=0.3)
+    merged = api.merge([a, b], method="slerp", base=0, parameters={"t": 0.3})
     assert set(merged) == set(a)
     assert isinstance(merged.tensors, Merged)
     assert all(term.stored for output in merged.tensors.outputs.values() for term in output.terms)
     name = "model.layers.1.block_sparse_moe.experts.2.w3.weight"
     single = [Checkpoint({"w": c[name]}, {"model_type": "none"}, name=c.name) for c in (a, b)]
-    torch.testing.assert_close(merged[name], api.merge(single, method="slerp", base=0, t=0.3)["w"], rtol=0, atol=1e-14)
+    torch.testing.assert_close(
+        merged[name], api.merge(single, method="slerp", base=0, parameters={"t": 0.3})["w"], rtol=0, atol=1e-14
+    )
 
 
 def test_c30_aligned_files_are_merged_by_a_recipe(tmp_path: Path) -> None:
@@ -349,7 +351,7 @@ def test_a_model_is_evaluated_from_either_form(tmp_path: Path) -> None:
     expected = loss(live(a))
     moved = moving(api.declare(a), 1)(a)
     for source in (a, str(tmp_path / "pieces"), str(tmp_path / "whole"), moved):
-        score = api.score(source, loss, dtype=torch.float64)
+        score = api.evaluate(source, loss, dtype=torch.float64)
         assert score.loss == pytest.approx(expected, rel=1e-6)
 
 

@@ -215,7 +215,7 @@ def test_c11_rotary_frequencies(llama: Make) -> None:
     assert len(model.notes) == (0 if model.declared else 1)
     assert set(mean(harmonise([old, llama(1)]).checkpoints)) == set(plain)
     halved = changed(plain, dict.fromkeys(buffers, frequencies / 2))
-    words = "inv_freq is not what rope_theta 10000 of config.json gives"
+    words = "inv_freq differs from the frequencies of rope_theta 10000 in config.json"
     assert words in of(halved).notes[-1]
     recipe = parse_recipe({"merge_method": "linear", "models": [{"model": "a"}, {"model": "b"}]})
     known = open_models(recipe, {"a": llama(1), "b": halved})

@@ -54,7 +54,7 @@ def learned(models: list[Checkpoint], task: Any, **how: Any) -> Mapping[str, Any
 
 def test_d53_batches_of_tensors_are_a_task(models: list[Checkpoint], batches: list[dict[str, Tensor]]) -> None:
     task = symfuse.task("image-classification", batches, models[0])
-    found = symfuse.score(models[0], task)
+    found = symfuse.evaluate(models[0], task)
     module = live(models[0])
     with torch.no_grad():
         logits = torch.cat([module(pixel_values=batch["pixel_values"]).logits for batch in batches])
@@ -70,7 +70,7 @@ def test_d53_batches_of_tensors_are_a_task(models: list[Checkpoint], batches: li
         {**batch, "pixel_values": batch["pixel_values"].bfloat16(), "labels": batch["labels"].int()}
         for batch in batches
     ]
-    assert symfuse.score(models[0], symfuse.task(None, half, models[0])).loss == pytest.approx(found.loss, rel=0.05)
+    assert symfuse.evaluate(models[0], symfuse.task(None, half, models[0])).loss == pytest.approx(found.loss, rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -108,11 +108,11 @@ def test_d53_texts_as_tensors(label: str) -> None:
     task = symfuse.task(None, [{"input_ids": ids, "attention_mask": mask}], model)
     if task.name == "causal-lm":  # its labels are its own tokens, without padding
         labelled = {"input_ids": ids, "attention_mask": mask, "labels": ids.where(mask.bool(), -100)}
-        assert symfuse.score(model, task) == symfuse.score(model, symfuse.task(None, [labelled], model))
-        assert symfuse.score(model, task).count == 8
+        assert symfuse.evaluate(model, task) == symfuse.evaluate(model, symfuse.task(None, [labelled], model))
+        assert symfuse.evaluate(model, task).count == 8
     else:
         with pytest.raises(DataError, match="without their labels"):
-            symfuse.score(model, task)
+            symfuse.evaluate(model, task)
 
 
 # ---- D52: no labels
@@ -150,7 +150,7 @@ def test_d54_the_step_of_the_least_loss_at_the_point_is_kept(
         decides = [one["decides"] for one in alignment.provenance["learning"]["history"]]
         weights = [at, 1 - at]
         merged = symfuse.merge([alignment(models[0]), alignment.in_frame(models[1])], weights=weights)
-        assert symfuse.score(merged, task).loss == pytest.approx(min(decides), rel=1e-4)
+        assert symfuse.evaluate(merged, task).loss == pytest.approx(min(decides), rel=1e-4)
         assert max(decides) > min(decides) * 1.001
 
 

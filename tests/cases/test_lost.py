@@ -17,13 +17,13 @@ import torch
 import symfuse
 from cases.disks import small_disk
 from command import done, everything, run
-from symfuse.cli.results import check_result
 from symfuse.errors import CheckpointError, OutputError
 from symfuse.evaluation.landscape import _Journal
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
+from symfuse.io.partial import together
 from symfuse.io.target import check_target, overlap, write_text
-from symfuse.io.together import together
+from symfuse.reports import check_result
 
 ALIGN = ("align", "a", "--to", "b", "-o", "out", "--axes", "residual", "--anchor-output", "framed", "--no-verify", "-q")
 
@@ -291,13 +291,13 @@ def test_d22_on_the_command_line(place: Path) -> None:
 
 def test_d22_single_files_of_others_are_not_replaced(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages, results, figures, alignments: each again, which replaces its own; and where somebody else's file is."""
-    assert run("distance", "a", "b", "--axes", "ffn", "-o", "run", "-q").exit_code == 0
+    assert run("relate", "a", "b", "--axes", "ffn", "-o", "run", "-q").exit_code == 0
     monkeypatch.setattr("symfuse.reports.page._library", lambda: "")
     alignment = symfuse.match(open_checkpoint("a"), open_checkpoint("b"), axes="ffn")
     commands = {
         "page.html": lambda: run("report", "run", "-o", "page.html", "-q").exit_code,
-        "run/distance.json": lambda: run("distance", "a", "b", "--axes", "ffn", "-o", "run", "-q").exit_code,
-        "figures/distance-by-axis.svg": lambda: run("plot", "run", "-o", "figures", "--format", "svg").exit_code,
+        "run/distance.json": lambda: run("relate", "a", "b", "--axes", "ffn", "-o", "run", "-q").exit_code,
+        "figures/distance-by-axis.svg": lambda: run("report", "run", "-o", "figures", "--format", "svg").exit_code,
         "a.alignment": lambda: 0 if alignment.save("a.alignment") else 1,
     }
     for name, command in commands.items():
@@ -335,21 +335,21 @@ def test_d22_the_work_of_distance_does_not_begin(place: Path, monkeypatch: pytes
     (place / "run").mkdir()
     (place / "run" / "distance.json").write_text("mine")
     monkeypatch.setattr("symfuse.cli.models.open_model", lambda *_, **__: pytest.fail("was computed"))
-    result = run("distance", "a", "b", "--axes", "ffn", "-o", "run", "-q")
+    result = run("relate", "a", "b", "--axes", "ffn", "-o", "run", "-q")
     assert result.exit_code == 8, result.output
     assert "distance.json exists, and symfuse did not write it" in result.stderr
 
 
 def test_d22_all_figures_or_none(place: Path) -> None:
-    assert run("distance", "a", "b", "--axes", "ffn", "-o", "run", "-q").exit_code == 0
-    assert run("plot", "run", "-o", "figures", "--format", "svg").exit_code == 0
+    assert run("relate", "a", "b", "--axes", "ffn", "-o", "run", "-q").exit_code == 0
+    assert run("report", "run", "-o", "figures", "--format", "svg").exit_code == 0
     names = sorted(path.name for path in (place / "figures").iterdir())
     assert len(names) > 1
     for path in (place / "figures").iterdir():
         path.unlink()
     for mine in names:  # one of them is written first
         (place / "figures" / mine).write_text("mine")
-        assert run("plot", "run", "-o", "figures", "--format", "svg").exit_code == 8
+        assert run("report", "run", "-o", "figures", "--format", "svg").exit_code == 8
         assert everything(place / "figures") == {mine: b"mine"}
         (place / "figures" / mine).unlink()
 
@@ -501,7 +501,7 @@ def test_d30_an_output_whose_name_is_not_utf8(place: Path) -> None:
         ("merge", "a", "b", "-o", name),
         ("align", "a", "--to", "b", "-o", name),
         ("extract-lora", "a", "--base", "b", "--rank", "2", "-o", name),
-        ("distance", "a", "b", "-o", name),
+        ("relate", "a", "b", "-o", name),
         ("check", "a", "b", "-o", name),
     ):
         result = run(*args)

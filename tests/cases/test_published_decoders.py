@@ -285,7 +285,7 @@ def test_names_without_the_prefix_of_the_base_model_are_the_same_tensors(name: s
 def test_a_head_of_its_own_must_be_there(name: str) -> None:
     checkpoint = published(name)
     rest = {n: t for n, t in checkpoint.items() if not n.startswith(("lm_head", "embed_out"))}
-    with pytest.raises(SpecError, match="would be filled with random numbers on loading"):
+    with pytest.raises(SpecError, match="would be initialised at random on loading"):
         Model.of(checkpoint.replace(tensors=rest))
 
 

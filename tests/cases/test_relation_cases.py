@@ -46,10 +46,10 @@ def test_d20_a_moved_fine_tune_has_no_relation_in_this_basis() -> None:
 
 def test_d20_all_axes_are_matched_by_default_and_show_the_relation() -> None:
     found = api.match("moved", to="base")
-    assert found.provenance["options"]["auto"]["same basis"] is False
+    assert found.provenance["options"]["auto"]["same_basis"] is False
     assert {"residual", "h", "ffn"} <= {instance.axis for instance in found.elements}
-    assert api.distance("moved", "base").cosine < 0.2
-    assert api.distance(found("moved"), "base").cosine > 0.99
+    assert api.relate("moved", "base").cosine < 0.2
+    assert api.relate(found("moved"), "base").cosine > 0.99
     assert (
         "without a relation in this basis" in done("align", "moved", "--to", "base", "-o", "out", "--no-verify").stdout
     )
@@ -84,9 +84,9 @@ def test_j8_a_lineage_says_which_numbers_it_is_of() -> None:
 
     size = base[name].numel()
     known = base.lineage()
-    assert known["sha256 of"] == "the first, middle and last 64 numbers of each tensor"
+    assert known["sha256_of"] == "the first, middle and last 64 numbers of each tensor"
     assert all(is_other(changed(at), known) for at in (0, 63, size // 2, size - 64, size - 1))
     assert not is_other(changed(200), known)  # as it says
-    earlier = {**known, "sha256": "0" * 64, "sha256 of": None}
+    earlier = {**known, "sha256": "0" * 64, "sha256_of": None}
     assert not is_other(earlier, known)  # of an earlier version, over other numbers
     assert symfuse.open("base").lineage()["sha256"] == known["sha256"]

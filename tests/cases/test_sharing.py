@@ -190,7 +190,7 @@ def assert_same_folders(ours: Path, theirs: Path) -> None:
         (("--weights", "0.3,0.7", "--dtype", "bfloat16"), {"weights": [0.3, 0.7], "dtype": torch.bfloat16}),
         (
             ("--method", "dare_ties", "--base", "1", "--set", "density=0.5", "--set", "weight=0.4", "--seed", "3"),
-            {"method": "dare_ties", "base": 0, "density": 0.5, "weight": 0.4, "seed": 3},
+            {"method": "dare_ties", "base": 0, "parameters": {"density": 0.5, "weight": 0.4}, "seed": 3},
         ),
         (("--task-heads", "2"), {"heads": 1}),
     ],

@@ -268,7 +268,7 @@ def test_d33_no_credentials_in_what_is_printed_and_written(store: MemoryFileSyst
     (tmp_path / "r.yml").write_text(json.dumps(recipe))
     assert SECRET not in done("merge", str(tmp_path / "r.yml"), str(tmp_path / "two"), "--json").output
     assert SECRET not in done("inspect", a).output
-    assert SECRET not in done("distance", a, b, "--axes", "ffn", "-o", str(tmp_path / "run")).output
+    assert SECRET not in done("relate", a, b, "--axes", "ffn", "-o", str(tmp_path / "run")).output
     store.rm(f"/{SECRET}@host/b/config.json")
     failed = run("merge", a, b, "-o", str(tmp_path / "no"))
     assert failed.exit_code != 0

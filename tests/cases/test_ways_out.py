@@ -337,13 +337,13 @@ def test_a_rank_that_is_not_reached_is_said(place: Path) -> None:
             "extract-lora", "tuned", "--base", "a", "-o", "two", "--rank", "1", "--module", "q_proj,up_proj", "--json"
         ).stdout
     )
-    assert two["lower rank"] == {}
+    assert two["lower_rank"] == {}
     config = json.loads(Path("two/adapter_config.json").read_text("utf-8"))
     assert {name.rpartition(".")[2] for name in config["target_modules"]} == {"q_proj", "up_proj"}
 
 
 def _commands() -> Iterator[click.Command]:
-    names = ("align", "check", "demo", "distance", "extract-lora", "inspect", "merge", "methods", "verify")
+    names = ("align", "check", "demo", "extract-lora", "inspect", "merge", "methods", "relate", "verify")
     return (main.commands[name] for name in names)
 
 

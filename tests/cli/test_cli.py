@@ -101,15 +101,15 @@ def test_inspect(models: Path) -> None:
     assert found["tensors"] == len(a)
     assert found["parameters"] == sum(tensor.numel() for tensor in a.values())
     axes = {row["axis"]: row for row in found["axes"]}
-    assert set(axes["ffn"]) == {"axis", "size", "group", "instances", "matched by", "why"}
+    assert set(axes["ffn"]) == {"axis", "size", "group", "instances", "matched_by", "why"}
     assert (axes["ffn"]["group"], axes["ffn"]["size"], axes["ffn"]["instances"]) == ("permutation", 29, 2)
-    assert (axes["qk"]["group"], axes["qk"]["instances"], axes["qk"]["matched by"]) == (
+    assert (axes["qk"]["group"], axes["qk"]["instances"], axes["qk"]["matched_by"]) == (
         "invertible map",
         8,
         "attention",
     )
     assert (axes["vocab"]["group"], axes["vocab"]["instances"]) == ("none", 0)
-    assert (axes["h"]["matched by"], axes["residual"]["matched by"]) == ("heads", "residual")
+    assert (axes["h"]["matched_by"], axes["residual"]["matched_by"]) == ("heads", "residual")
     text = done("inspect", "a").stdout
     assert text.startswith("a: bert, 42 tensors, ")
     assert all(axis in text for axis in axes)
@@ -133,8 +133,8 @@ def test_align(models: Path) -> None:
     assert max(run_["verified"]["errors"].values()) < 1e-12 < run_["verified"]["tolerance"]
     assert 0 < run_["verified"]["rounding"] < 1e-12
     assert run_["distance"]["after"] < run_["distance"]["before"]
-    assert run_["distance"]["before"] == pytest.approx(api.distance("a", "b").euclidean)
-    assert run_["distance"]["after"] == pytest.approx(api.distance("out", "b").euclidean)
+    assert run_["distance"]["before"] == pytest.approx(api.relate("a", "b").euclidean)
+    assert run_["distance"]["after"] == pytest.approx(api.relate("out", "b").euclidean)
     assert {name: content for name, content in everything(models).items() if not name.startswith("out/")} == before
 
     out = models / "out"
@@ -219,13 +219,13 @@ def test_verify_on_text(models: Path) -> None:
 
 
 def test_distance(models: Path) -> None:
-    found = data("distance", "a", "b")
+    found = data("relate", "a", "b")
     assert set(found) == {
         "kind", "source", "anchor", "before", "after", "left", "relative", "cosine", "by_axis", "by_layer",
         "by_layer_and_axis", "by_tensor", "seconds", "peak_memory",
     }  # fmt: skip
     assert found["left"] == pytest.approx(found["after"] / found["before"])
-    before = api.distance("a", "b")
+    before = api.relate("a", "b")
     assert {row["axis"]: row["before"] for row in found["by_axis"]} == pytest.approx(
         {axis: gap.squared for axis, gap in before.by("axis").items()}
     )
@@ -233,8 +233,8 @@ def test_distance(models: Path) -> None:
         {layer: gap.squared for layer, gap in before.by("layer").items()}
     )
     assert all(row["share"] == pytest.approx(row["after"] / row["before"]) for row in found["by_axis"])
-    assert "cosine" in done("distance", "a", "b").stdout
-    ffn = data("distance", "a", "b", "--axes", "ffn")
+    assert "cosine" in done("relate", "a", "b").stdout
+    ffn = data("relate", "a", "b", "--axes", "ffn")
     assert {row["axis"]: row["share"] < 1 for row in ffn["by_axis"]} == {
         axis: axis == "ffn" for axis in before.by("axis")
     }
@@ -243,7 +243,7 @@ def test_distance(models: Path) -> None:
 def test_merge(models: Path) -> None:
     run_ = data("merge", "a", "b", "-o", "out", "--weights", "0.3,0.7")
     assert set(run_) == {
-        "kind", "symfuse", "method", "paper", "recipe", "merged", "models", "inputs", "weights", "base", "why base",
+        "kind", "symfuse", "method", "paper", "recipe", "merged", "models", "inputs", "weights", "base", "why_base",
         "tokenizer",
         "heads", "seed", "anchor", "align", "alignments", "notes", "warnings", "output", "seconds",
         "peak_memory",
@@ -371,7 +371,7 @@ def test_quiet_says_nothing(models: Path) -> None:
         ["inspect", "a"],
         ["align", "a", "--to", "b", "-o", "out"],
         ["verify", "a", "out"],
-        ["distance", "a", "b"],
+        ["relate", "a", "b"],
         ["merge", "a", "b", "-o", "merged", "--align", "all"],
     ):
         assert done(*args, "--quiet").output == ""
@@ -387,7 +387,7 @@ def test_json_is_alone_on_stdout(models: Path) -> None:
 
 
 def test_identical_models_divide_nothing_by_zero(models: Path) -> None:
-    found = data("distance", "a", "a")
+    found = data("relate", "a", "a")
     assert (found["before"], found["after"], found["left"]) == (0, 0, 1)
     assert all(row["share"] == 1 for row in found["by_axis"])
     run_ = data("align", "a", "--to", "a", "-o", "out")
@@ -406,7 +406,7 @@ BAD = [
     (5, "one is a bert, the other a gpt2", ["align", "a", "--to", "gpt2", "-o", "out"]),
     (5, "one is a bert, the other a gpt2", ["merge", "a", "gpt2", "-o", "out"]),
     (5, "hidden sizes", ["merge", "a", "wide", "-o", "out", "--align", "all"]),
-    (5, "hidden sizes", ["distance", "a", "wide"]),
+    (5, "hidden sizes", ["relate", "a", "wide"]),
     (5, "the same outputs", ["verify", "a", "tagger"]),
     (2, "3 weights for 2 models", ["merge", "a", "b", "-o", "out", "--weights", "1,2,3"]),
     (2, "numbers separated by commas", ["merge", "a", "b", "-o", "out", "--weights", "1;2"]),
@@ -416,7 +416,7 @@ BAD = [
     (2, "not known", ["merge", "a", "b", "-o", "out", "--align", "everything"]),
     (2, "'resid' is not known (did you mean 'residual'?)", ["align", "a", "--to", "b", "-o", "out", "--axes", "resid"]),
     (2, "layers 0 to 1", ["align", "a", "--to", "b", "-o", "out", "--layers", "7"]),
-    (2, "does not parse", ["distance", "a", "b", "--layers", "first"]),
+    (2, "does not parse", ["relate", "a", "b", "--layers", "first"]),
     (2, "1 (a), 2 (b)", ["merge", "a", "b", "-o", "out", "--align", "all", "--anchor", "3"]),
     (2, "1 (a), 2 (b)", ["merge", "a", "b", "-o", "out", "--task-heads", "c"]),
     (2, "--base '3'", ["merge", "a", "b", "-o", "out", "--base", "3"]),
@@ -474,7 +474,7 @@ def test_nan_is_found_and_nothing_left(models: Path) -> None:
     message = f"'{name}' of bad/model.safetensors holds 20 NaN"
     refused(models, 3, message, "align", "bad", "--to", "b", "-o", "out", "--no-verify", "-q")
     refused(models, 3, message, "merge", "a", "bad", "-o", "out", "-q")
-    refused(models, 3, message, "distance", "bad", "b", "-q")
+    refused(models, 3, message, "relate", "bad", "b", "-q")
 
 
 def test_what_a_refused_run_leaves_is_said(models: Path) -> None:
@@ -506,7 +506,7 @@ def wrong(alignment: Alignment) -> Alignment:
 def test_c52_an_alignment_that_fails_its_proof_is_not_written(
     models: Path, monkeypatch: pytest.MonkeyPatch, args: list[str]
 ) -> None:
-    for module in (api, aligning):
+    for module in (api.aligning, aligning):
         match = module.match_pair
         monkeypatch.setattr(module, "match_pair", lambda *a, match=match, **k: wrong(match(*a, **k)))
     before = everything(models)
@@ -541,7 +541,7 @@ def test_c97_c100_the_target_is_checked_before_any_work(
     def never(*_args: object, **_options: object) -> None:
         raise AssertionError("work was done before the target was checked")
 
-    for module in (api, aligning):
+    for module in (api.aligning, aligning):
         monkeypatch.setattr(module, "match_pair", never)
     monkeypatch.setattr(aligning, "prove", never)
     flags = ["--overwrite"] if case != "exists" else []
@@ -576,7 +576,7 @@ def test_an_interrupt_ends_with_130_and_leaves_nothing(
     def interrupt(*_args: object, **_options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(*{"match": (api, "match_pair"), "prove": (aligning, "prove")}[stage], interrupt)
+    monkeypatch.setattr(*{"match": (api.aligning, "match_pair"), "prove": (aligning, "prove")}[stage], interrupt)
     refused(models, 130, "interrupted", "align", "a", "--to", "b", "-o", "out", "-q")
 
 
@@ -648,8 +648,8 @@ def test_help_is_quick_and_complete(tmp_path: Path) -> None:
     assert found.returncode == 0
     assert found.stdout.splitlines()[-1] == "[]"
     assert set(main.commands) == {
-        "inspect", "align", "verify", "distance", "merge", "methods", "check", "extract-lora", "demo", "barrier",
-        "collect", "evaluate", "landscape", "plot", "report", "suggest", "transport",
+        "inspect", "align", "verify", "relate", "merge", "methods", "check", "extract-lora", "demo", "barrier",
+        "collect", "evaluate", "landscape", "report", "suggest", "transport",
     }  # fmt: skip
     for name in main.commands:
         assert name in found.stdout
@@ -700,9 +700,7 @@ def test_align_from_activations_and_the_anchor_in_the_frame(models: Path) -> Non
     assert found.frame == ("untie", "fold_norms", "centre", "drop_gauges")
     assert api.verify("h", "framed").equal
     assert api.verify("g", "out").equal
-    assert (
-        api.distance("out", "framed").relative < api.distance(found.in_frame(open_checkpoint("g")), "framed").relative
-    )
+    assert api.relate("out", "framed").relative < api.relate(found.in_frame(open_checkpoint("g")), "framed").relative
     refused = run("align", "g", "--to", "h", "-o", "out2", "--from", "activations")
     assert refused.exit_code == 2
     assert "--from activations, or --from learned, and --data belong together" in refused.stderr

@@ -100,7 +100,7 @@ def test_neither_the_result_nor_the_anchor_is_left_alone(
 
 
 VERBS = {
-    "distance": ["distance", "a", "b"],
+    "distance": ["relate", "a", "b"],
     "evaluation": ["evaluate", "a", "b", "--data", "t.txt"],
     "barrier": ["barrier", "a", "b", *PATH],
     "landscape": ["landscape", "a", "b", "--data", "t.txt", "--steps", "2"],
@@ -109,7 +109,7 @@ VERBS = {
 
 @pytest.mark.parametrize("kind", VERBS)
 def test_results_are_put_into_no_input(place: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    monkeypatch.setattr("symfuse.io.open", never)
+    monkeypatch.setattr("symfuse.api.open_checkpoint", never)
     refused(place, 8, f"the folder a for {kind}.json is the input a", *VERBS[kind], "-o", "a")
     refused(place, 8, "is the input b", *VERBS[kind], "-o", "a/../b")
     refused(place, 8, "a/run for", *VERBS[kind], "-o", "a/run")
@@ -117,7 +117,7 @@ def test_results_are_put_into_no_input(place: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_result_may_stand_beside_the_models(place: Path) -> None:
-    done("distance", "a", "b", "-o", ".", "-q")
+    done("relate", "a", "b", "-o", ".", "-q")
     assert Path("distance.json").is_file()
 
 
@@ -136,7 +136,7 @@ def test_an_empty_name_beside_a_recipe(place: Path) -> None:
 # ---- words
 
 
-@pytest.mark.parametrize("args", [["align", "a", "--to", "b", "-o", "o"], ["distance", "a", "b"]])
+@pytest.mark.parametrize("args", [["align", "a", "--to", "b", "-o", "o"], ["relate", "a", "b"]])
 def test_auto_is_no_axis(place: Path, args: list[str]) -> None:
     refused(place, 2, "axis 'auto' is not known", *args, "--group", "auto=none")
     refused(place, 2, "auto stands alone", *args, "--axes", "auto,ffn")
@@ -297,7 +297,7 @@ def test_the_card_says_axes_and_frame(place: Path) -> None:
     assert run_["align"]["axes"] == one["options"]["axes"]
     assert "residual" in run_["align"]["axes"]
     assert run_["align"]["frame"] == one["frame"] == GPT.split(", ")
-    assert not run_["align"]["auto"]["same basis"]
+    assert not run_["align"]["auto"]["same_basis"]
     assert json.loads(Path("o/symfuse.json").read_text("utf-8"))["align"] == run_["align"]
     card = Path("o/README.md").read_text("utf-8")
     assert f"first: axes {', '.join(one['options']['axes'])}; in the frame {GPT} (" in card

@@ -82,7 +82,7 @@ def test_evaluate(place: Path) -> None:
     assert (found["task"]["task"], found["task"]["data"]) == ("masked-lm", "t.txt")
     task = api.task(None, "t.txt", "a")
     for one, name in zip(found["models"], "ab", strict=True):
-        score = api.score(name, task)
+        score = api.evaluate(name, task)
         assert (one["name"], one["loss"], one["metrics"]) == (name, score.loss, dict(score.metrics))
         assert 0 < one["seconds"] <= found["seconds"]
     assert found["peak_memory"] > 2**20
@@ -115,8 +115,8 @@ def test_barrier(place: Path) -> None:
     curves = {curve["name"]: curve for curve in found["curves"]}
     assert list(curves) == ["none", "permutation", "rotation", "scaling", "qk,v", "mine"]
     task = api.task(None, "t.txt", "b")
-    assert curves["none"]["points"][0]["loss"] == api.score("b", task).loss
-    assert curves["none"]["points"][-1]["loss"] == api.score("a", task).loss
+    assert curves["none"]["points"][0]["loss"] == api.evaluate("b", task).loss
+    assert curves["none"]["points"][-1]["loss"] == api.evaluate("a", task).loss
     distances = [curves[name]["distance"] for name in ("none", "permutation", "rotation", "scaling")]
     assert distances == sorted(distances, reverse=True)
     assert len(set(distances)) == 4
@@ -137,7 +137,7 @@ def test_models_are_compared_in_the_frame_of_the_alignment(place: Path) -> None:
     for end in (0, -1):
         losses = [curve["points"][end]["loss"] for curve in (plain, aligned, folded)]
         assert losses == pytest.approx([losses[0]] * 3, abs=1e-4)
-    whole = data("distance", "gpt2", "gpt2-b", "--axes", "residual")
+    whole = data("relate", "gpt2", "gpt2-b", "--axes", "residual")
     assert [whole["before"], whole["after"]] == pytest.approx([folded["distance"], aligned["distance"]], rel=1e-4)
     corners = data("landscape", "gpt2", "gpt2-b", *PLANE, "--align", "residual")["models"]
     assert corners[2]["x"] ** 2 + corners[2]["y"] ** 2 == pytest.approx(folded["distance"] ** 2, rel=1e-4)
@@ -193,16 +193,16 @@ def test_landscape_of_three_models(place: Path) -> None:
 
 
 def test_distance_leaves_its_document(place: Path) -> None:
-    found = data("distance", "a", "b", "-o", "run")
+    found = data("relate", "a", "b", "-o", "run")
     assert read(Path("run/distance.json")) == found
     assert (found["kind"], found["source"], found["anchor"]) == ("distance", "a", "b")
-    text = done("distance", "a", "b").stdout
+    text = done("relate", "a", "b").stdout
     for row in found["by_axis"]:
         assert f"{row['cosine'][1]:.4f}" in text
     a = open_checkpoint("a")
     still = {name: torch.zeros_like(tensor) if name.endswith("bias") else tensor for name, tensor in a.items()}
     open_checkpoint(still, config=a.config).save("still")  # a zero vector has no angle
-    cosines = [row["cosine"] for row in data("distance", "still", "b")["by_tensor"] if row["tensor"].endswith("bias")]
+    cosines = [row["cosine"] for row in data("relate", "still", "b")["by_tensor"] if row["tensor"].endswith("bias")]
     assert [None, None] in cosines
 
 
@@ -210,7 +210,7 @@ def test_runs_are_shown(place: Path) -> None:
     done("evaluate", "a", "b", "--data", "t.txt", "-o", "run", "-q")
     done("barrier", "a", "b", *PATH, "-o", "run", "-q")
     done("landscape", "a", "b", *PLANE, "-o", "run", "-q")
-    done("distance", "a", "b", "-o", "run", "-q")
+    done("relate", "a", "b", "-o", "run", "-q")
     done("align", "a", "--to", "b", "-o", "moved", "-q")
     found = data("report", "run", "moved", "-o", "page.html", "--title", "Two models")
     page = Path("page.html").read_text("utf-8")
@@ -220,7 +220,7 @@ def test_runs_are_shown(place: Path) -> None:
         assert heading in page
     assert "page.html" in done("report", "run/barrier.json", "-o", "page.html").stdout
     assert done("report", "run", "-o", "page.html", "--quiet").output == ""
-    figures = data("plot", "run", "moved", "-o", "figures", "--format", "png")["output"]
+    figures = data("report", "run", "moved", "-o", "figures", "--format", "png")["output"]
     assert {Path(file).name for file in figures} >= {"barrier.png", "landscape.png"}
     assert all(Path(file).read_bytes().startswith(b"\x89PNG") for file in figures)
 
@@ -301,7 +301,7 @@ PAIRS: list[tuple[int, str, list[str]]] = [
     (2, "none is aligned", ["landscape", "a", "b", "c", *PLANE, "--align", "ffn"]),
     (2, "a margin of 0 to 100", ["landscape", "a", "b", "c", *PLANE, "--margin", "1e300"]),
     (2, "a margin of 0 to 100", ["landscape", "a", "b", "c", *PLANE, "--margin", "nan"]),
-    (5, "hidden sizes", ["distance", "a", "wide"]),
+    (5, "hidden sizes", ["relate", "a", "wide"]),
 ]
 
 
@@ -340,7 +340,7 @@ VERBS = {
     "evaluation": ["evaluate", "a", "--data", "t.txt"],
     "barrier": ["barrier", "a", "b", *PATH],
     "landscape": ["landscape", "a", "b", *PLANE],
-    "distance": ["distance", "a", "b"],
+    "distance": ["relate", "a", "b"],
 }
 
 
@@ -355,7 +355,7 @@ def test_the_place_is_checked_before_any_work(
     def never(*_args: object, **_options: object) -> None:
         raise AssertionError("work was done before the place was checked")
 
-    monkeypatch.setattr("symfuse.io.open", never)
+    monkeypatch.setattr("symfuse.api.open_checkpoint", never)
     refused(place, 8, OUTPUTS[target], *VERBS[kind], "-o", target)
 
 
@@ -367,16 +367,16 @@ def test_a_place_that_cannot_be_written(place: Path, monkeypatch: pytest.MonkeyP
         patch.setattr("tempfile.TemporaryFile", locked)
         refused(place, 8, "Permission denied", "evaluate", "a", "--data", "t.txt", "-o", "new/run")
     monkeypatch.setattr(Path, "replace", locked)  # known only at the end
-    result = run("distance", "a", "b", "-o", "late")
+    result = run("relate", "a", "b", "-o", "late")
     assert result.exit_code == 8
     assert "cannot be written" in result.stderr
     assert list(Path("late").iterdir()) == []
 
 
 def test_an_older_result_is_replaced_and_its_neighbours_stay(place: Path) -> None:
-    done("distance", "a", "b", "-o", "run", "-q")
+    done("relate", "a", "b", "-o", "run", "-q")
     Path("run/notes.txt").write_text("mine", "utf-8")
-    done("distance", "a", "c", "-o", "run", "-q")
+    done("relate", "a", "c", "-o", "run", "-q")
     assert read(Path("run/distance.json"))["anchor"] == "c"
     assert {path.name for path in Path("run").iterdir()} == {"distance.json", "notes.txt"}
 
@@ -389,9 +389,9 @@ def test_an_older_result_is_replaced_and_its_neighbours_stay(place: Path) -> Non
         (3, "cannot be read as JSON", ["report", "t.txt", "-o", "x.html"]),
         (2, "is a directory", ["report", "a", "-o", "b"]),
         (2, "'--output'", ["report", "a"]),
-        (3, "no run of symfuse in this folder", ["plot", "a", "-o", "figures"]),
-        (2, "is a file", ["plot", "a", "-o", "t.txt"]),
-        (2, "'--format'", ["plot", "a", "-o", "figures", "--format", "gif"]),
+        (3, "no run of symfuse in this folder", ["report", "a", "-o", "figures", "--format", "pdf"]),
+        (2, "is a file", ["report", "a", "-o", "t.txt", "--format", "pdf"]),
+        (2, "'--format'", ["report", "a", "-o", "figures", "--format", "gif"]),
     ],
 )
 def test_runs_that_cannot_be_shown(place: Path, code: int, message: str, args: list[str]) -> None:

@@ -8,14 +8,13 @@ import pytest
 import torch
 import transformers
 
-from contract.tiny import EXACT, MODELS, Case, case, marked, model_of, moving
+from contract.tiny import EXACT, MODELS, Case, case, family, marked, moving, seen
 from symfuse.alignment import Alignment, random_alignment
 from symfuse.architectures import ARCHITECTURES, resolve
 from symfuse.errors import SpecError
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
 from symfuse.model import Model
-from symfuse.modules import live
 from symfuse.spec import Spec, bias_of, layer_of
 
 every_model = pytest.mark.parametrize("label", marked(MODELS))
@@ -38,12 +37,13 @@ def assert_moved(this: Case, g: Alignment, axes: set[str] | None = None) -> Chec
 
 
 def test_every_family_has_a_tiny_model() -> None:
-    assert {model_of(label).spec.family for label in MODELS} == ARCHITECTURES.keys()
+    assert set(map(family, MODELS)) == ARCHITECTURES.keys()
 
 
 @every_model
 def test_every_tensor_is_declared(label: str) -> None:
     spec, checkpoint = case(label).spec, case(label).checkpoint
+    assert spec.family == family(label)
     assert spec.files.keys() == set(checkpoint)
     assert not spec.buffers
     assert spec.movable
@@ -73,8 +73,7 @@ def test_an_extra_tensor_is_named(label: str) -> None:
 def test_all_symmetries_at_once_leave_the_function(label: str) -> None:
     this = case(label)
     g = moving(this.spec, seed=1)
-    assert_moved(this, g)
-    assert this.error(g(this.checkpoint), g) < this.exact
+    assert this.error(assert_moved(this, g), g) < this.exact
 
 
 @every_model
@@ -90,8 +89,7 @@ def test_the_symmetries_of_each_axis_alone_leave_the_function(label: str) -> Non
 def test_translated_biases_alone_leave_the_function(label: str) -> None:
     this = case(label)
     g = Alignment(this.spec, {}, random_alignment(this.spec, 3, largest=True).shifts)
-    assert_moved(this, g)
-    assert this.error(g(this.checkpoint)) < this.exact
+    assert this.error(assert_moved(this, g)) < this.exact
 
 
 @every_model
@@ -136,7 +134,7 @@ def test_files_of_the_real_class(label: str, tmp_path: Path) -> None:
     """Saved by the class, opened, moved, written: it loads through the class without any complaint."""
     this = case(label)
     if hasattr(transformers, this.checkpoint.name):
-        live(this.checkpoint).save_pretrained(tmp_path / "source")
+        seen(this.checkpoint).save_pretrained(tmp_path / "source")
     else:
         this.checkpoint.save(tmp_path / "source")
     source = open_checkpoint(tmp_path / "source")

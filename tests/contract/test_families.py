@@ -17,7 +17,7 @@ def test_every_family_is_there_and_every_axis_has_a_reason() -> None:
     assert FOUND.keys() == ARCHITECTURES.keys()
     for name, one in FOUND.items():
         assert one["moved"], name
-        for axis in [*one["moved"], *one["not moved"]]:
+        for axis in [*one["moved"], *one["not_moved"]]:
             assert axis["why"], (name, axis)
 
 
@@ -34,15 +34,15 @@ def test_it_is_what_the_declaration_of_a_model_says(label: str) -> None:
 def test_known_reasons() -> None:
     def why(family: str, axis: str) -> str:
         one = FOUND[family]
-        return str(next(a["why"] for a in [*one["moved"], *one["not moved"]] if a["axis"] == axis))
+        return str(next(a["why"] for a in [*one["moved"], *one["not_moved"]] if a["axis"] == axis))
 
     assert "ALiBi" in why("bloom", "h")
     assert "normalised" in why("qwen3", "c")
     assert "reordered only" in why("bert", "residual")
     assert "tokens" in why("llama", "vocab")
-    assert FOUND["bert"]["residual once folded"] is None
-    assert FOUND["llama"]["residual once folded"] == "rotation"
-    assert FOUND["gpt2"]["residual once folded"] == "rotation that keeps the mean"
+    assert FOUND["bert"]["residual_once_folded"] is None
+    assert FOUND["llama"]["residual_once_folded"] == "rotation"
+    assert FOUND["gpt2"]["residual_once_folded"] == "rotation that keeps the mean"
     assert FOUND["bloom"]["biases"] == ["keys free", "values move on into the output"]
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from contract.tiny import EXACT, Case, case
 from symfuse.alignment import Alignment, random_alignment
-from symfuse.architectures.feed_forward import neurons
+from symfuse.architectures.blocks import neurons
 from symfuse.errors import IncompatibleError, SpecError, SymmetryError
 from symfuse.groups import (
     Conformal,

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from contract.table import COLUMNS, cells, in_all_or_some, measure
-from contract.tiny import MODELS, case
+from contract.tiny import MODELS, model_of
 
 
 def test_every_axis_of_the_columns_is_moved_in_some_model() -> None:
-    moved = {instance.axis for label in MODELS for instance in case(label).spec.movable}
-    assert set().union(*COLUMNS.values()) <= moved
+    axes = set().union(*COLUMNS.values())
+    for label in MODELS:
+        axes -= {instance.axis for instance in model_of(label).spec.movable}
+        if not axes:
+            break
+    assert not axes
 
 
 def test_a_row() -> None:

@@ -22,8 +22,8 @@ from symfuse.alignment import Alignment, random_alignment
 from symfuse.architectures.torch_encoder import build
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
-from symfuse.model import Model
-from symfuse.modules import live
+from symfuse.model import Model, as_declared
+from symfuse.modules import live, stored_names
 from symfuse.spec import Spec
 from symfuse.verification import compare, computes_in, random_inputs, run
 
@@ -250,11 +250,77 @@ def sceptr(seed: int = 0) -> Checkpoint:
 
 def real(checkpoint: Checkpoint) -> torch.nn.Module:
     """The live module in float64: that of symfuse, or where it has none the one of these tests."""
+    module, shared = _filled(checkpoint)
+    return copy.deepcopy(module) if shared else module
+
+
+def seen(checkpoint: Checkpoint) -> torch.nn.Module:
+    """The same, to be read at once: the next model of its form gets its weights in this one."""
+    return _filled(checkpoint)[0]
+
+
+def loaded(checkpoint: Checkpoint) -> torch.nn.Module:
     if checkpoint.config["model_type"] != "sceptr":
         return live(checkpoint)
     module = Sceptr(checkpoint.config, torch.Generator()).double()
     module.load_state_dict(dict(checkpoint))
     return module.eval()
+
+
+@dataclass(frozen=True)
+class Form:
+    """A live module of one config, and its tensors with their names in files of the same names and shapes. Loading
+    such files by their class takes ten times as long as running the module."""
+
+    module: torch.nn.Module
+    tensors: list[tuple[Tensor, str]]
+    in_pieces: bool
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> Form:
+        module, whole = copy.deepcopy(loaded(checkpoint)), as_declared(checkpoint)  # loaded, it has the file's memory
+        owners = {id(owner): owner for owner in module.modules()}
+        names = stored_names(module, whole)
+        tensors = [(getattr(owners[at], leaf), file) for (at, leaf), file in names.items()]
+        return cls(module, tensors, whole.keys() != checkpoint.keys())
+
+    def weights(self, checkpoint: Checkpoint) -> dict[str, Tensor]:
+        whole = as_declared(checkpoint) if self.in_pieces else checkpoint
+        return {name: tensor.double() for name, tensor in whole.items()}
+
+    def holds(self, checkpoint: Checkpoint) -> bool:
+        """Whether these weights, as they were loaded, are all of the module and all of the file."""
+        saved = {id(tensor) for tensor in self.module.state_dict(keep_vars=True).values()}
+        weights = self.weights(checkpoint)
+        all_of_it = saved == {id(tensor) for tensor, _ in self.tensors}
+        return all_of_it and weights.keys() == {name for _, name in self.tensors} and self.has(weights)
+
+    def has(self, weights: Mapping[str, Tensor]) -> bool:
+        return all(torch.equal(tensor, weights[name]) for tensor, name in self.tensors)
+
+    def fill(self, checkpoint: Checkpoint) -> bool:
+        """Write the weights into the module. False if it has one tensor for two that differ."""
+        weights = self.weights(checkpoint)
+        with torch.no_grad():
+            for tensor, name in self.tensors:
+                tensor.copy_(weights[name])
+        return self.has(weights)
+
+
+FORMS: dict[object, Form | None] = {}
+
+
+def _filled(checkpoint: Checkpoint) -> tuple[torch.nn.Module, bool]:
+    """The live module, and whether it is the one that all of its form share."""
+    key = repr(checkpoint.config), frozenset((name, info.shape) for name, info in checkpoint.infos.items())
+    if key not in FORMS:
+        form = Form.of(checkpoint)
+        FORMS[key] = form if form.holds(checkpoint) else None
+        return form.module, FORMS[key] is not None
+    form = FORMS[key]
+    if form is not None and form.fill(checkpoint):
+        return form.module, True
+    return loaded(checkpoint), False
 
 
 def of(class_name: str, config_class: str, base: dict[str, object], **options: object) -> Callable[..., Checkpoint]:
@@ -713,11 +779,11 @@ class Case:
     @cached_property
     def exact(self) -> float:
         """The largest error of what is a symmetry."""
-        return EXACT if computes_in(real(self.checkpoint), torch.float64) == torch.float64 else ROUNDED
+        return EXACT if computes_in(seen(self.checkpoint), torch.float64) == torch.float64 else ROUNDED
 
     def error(self, changed: Checkpoint | torch.nn.Module, alignment: Alignment | None = None) -> float:
         """The largest relative difference of a changed model's outputs; those in moved spaces follow."""
-        module = changed if isinstance(changed, torch.nn.Module) else real(changed)
+        module = changed if isinstance(changed, torch.nn.Module) else seen(changed)
         found = run(module, self.follow(self.inputs, alignment))
         return max(compare(self.follow(self.outputs, alignment), found).values())
 
@@ -741,7 +807,7 @@ def model_of(label: str) -> Model:
 def case(label: str) -> Case:
     """The case of that label, made once."""
     model = model_of(label)
-    module = real(model.checkpoint)
+    module = seen(model.checkpoint)
     inputs = random_inputs(module, model.checkpoint.config)
     rng = torch.Generator().manual_seed(1)
     types = model.checkpoint.config.get("type_vocab_size") or 0

@@ -137,8 +137,8 @@ def test_losses_are_the_same() -> None:
     base = classifier()
     task, models = data(base), [near(base, seed) for seed in range(2)]
     for device in (None, "cuda"):
-        assert api.score(models[0], task, device=device).loss == pytest.approx(
-            api.score(models[0], task).loss, rel=LOSS
+        assert api.evaluate(models[0], task, device=device).loss == pytest.approx(
+            api.evaluate(models[0], task).loss, rel=LOSS
         )
     one, other = (api.barrier(*models, task, points=3, refine=0, device=device) for device in (None, "cuda"))
     assert other.curves["none"].barrier == pytest.approx(one.curves["none"].barrier, abs=LOSS)

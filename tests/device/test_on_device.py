@@ -209,7 +209,7 @@ def test_models_are_moved_where_they_are_read_to_and_written_from_there(tmp_path
     plain, there, moves = on_both(written)
     assert plain == there
     assert len(moves.there) >= len(a)
-    g, h, _ = on_both(lambda device: api.distance(alignment(a.on(device)), b.on(device)).pieces)
+    g, h, _ = on_both(lambda device: api.relate(alignment(a.on(device)), b.on(device)).pieces)
     assert g == h
 
 
@@ -296,8 +296,8 @@ def test_the_next_block_is_on_its_way_while_one_is_used() -> None:
 # ---- running models
 
 TASKS: dict[str, Callable[[Sequence[Checkpoint], Any, str], Any]] = {
-    "score": lambda m, t, device: api.score(m[1], t, device=device).to_dict(),
-    "ensemble": lambda m, t, device: api.score(m, t, device=device).to_dict(),
+    "score": lambda m, t, device: api.evaluate(m[1], t, device=device).to_dict(),
+    "ensemble": lambda m, t, device: api.evaluate(m, t, device=device).to_dict(),
     "barrier": lambda m, t, device: api.barrier(m[1], m[2], t, points=3, refine=0, device=device).to_dict(),
     "landscape": lambda m, t, device: api.landscape({c.name: c for c in m}, t, steps=2, device=device).to_dict(),
     "fisher": lambda m, t, device: values(api.collect(m[1], t, "fisher", device=device).tensors),
@@ -307,7 +307,7 @@ TASKS: dict[str, Callable[[Sequence[Checkpoint], Any, str], Any]] = {
     "greedy soup": lambda m, t, device: values(api.merge(m[1:], method="greedy_soup", data=t, device=device)),
     "ot": lambda m, t, device: values(api.merge(m[1:], method="ot", data=t, device=device)),
     "adamerging": lambda m, t, device: values(
-        api.merge(m, base=0, method="adamerging", data=t, device=device, steps=2)
+        api.merge(m, base=0, method="adamerging", data=t, device=device, parameters={"steps": 2})
     ),
 }  # fmt: skip
 
@@ -327,7 +327,7 @@ COMMANDS = {
     "collect": ("collect", "a", "--data", "a.csv", "--limit", "4"),
     "evaluate": ("evaluate", "a", "--data", "a.csv", "--limit", "4"),
     "barrier": ("barrier", "a", "b", "--data", "a.csv", "--limit", "4", "--points", "3", "--align", "ffn"),
-    "distance": ("distance", "a", "b", "--axes", "ffn"),
+    "distance": ("relate", "a", "b", "--axes", "ffn"),
 }
 
 

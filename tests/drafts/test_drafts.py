@@ -167,7 +167,7 @@ def test_the_file_of_an_unknown_family_can_be_imported_and_aligns(name: str, tmp
             result = verify(one, g(one), g, dtype=dtype, tolerance=TOLERANCE[torch.float32] if rms else tolerance)
             assert result.equal, (axes, result)
     alignment = symfuse.match(one, to=other, axes="attention,ffn")
-    assert symfuse.distance(alignment(one), other).euclidean < symfuse.distance(one, other).euclidean
+    assert symfuse.relate(alignment(one), other).euclidean < symfuse.relate(one, other).euclidean
     aligned = symfuse.align([one, other], anchor=1, starts=1)
     assert aligned.alignments[0] is not None
 
@@ -384,7 +384,7 @@ def test_errors_of_reading_come_through(tmp_path: Path) -> None:
     (adapter / "adapter_model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
     (folder / "config.json").unlink()
     for name, message in (
-        ("empty", "weights"), ("model", "no config.json"), ("quantised", "quantised"), ("adapter", "adapter"),
+        ("empty", "weights"), ("model", "without model_type"), ("quantised", "quantised"), ("adapter", "adapter"),
     ):  # fmt: skip
         with pytest.raises(CheckpointError, match=message):
             symfuse.suggest(tmp_path / name)

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 
 from recipes.llama import llama
-from symfuse.io import Checkpoint, journal
+from symfuse.io import Checkpoint, weights
 
 SIZES: dict[str, Any] = {
     "rows": 1000, "hidden_size": 128, "intermediate_size": 352, "num_attention_heads": 8, "num_key_value_heads": 4,
@@ -141,12 +141,12 @@ def killed(at: int) -> Event:
 
 def save_until(event: Event, target: Path, seed: int, **options: Any) -> list[str]:
     """`save_small` with each tensor noted at once; its calls."""
-    batch, journal.BATCH = journal.BATCH, 1
+    batch, weights.BATCH = weights.BATCH, 1
     try:
         with before_each_call(event) as calls:
             save_small(target, seed, **options)
     finally:
-        journal.BATCH = batch
+        weights.BATCH = batch
     return calls
 
 

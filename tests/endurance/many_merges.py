@@ -25,11 +25,11 @@ import symfuse
 # Of each method the parameters that it must be given, and how many models it takes.
 METHODS: dict[str, tuple[dict[str, Any], int]] = {
     "linear": ({}, 3),
-    "ties": ({"base": 0, "density": 0.5}, 3),
-    "dare_ties": ({"base": 0, "density": 0.5}, 3),
-    "slerp": ({"base": 0, "t": 0.3}, 2),
-    "breadcrumbs": ({"base": 0, "density": 0.5}, 3),
-    "della": ({"base": 0, "density": 0.5}, 3),
+    "ties": ({"base": 0, "parameters": {"density": 0.5}}, 3),
+    "dare_ties": ({"base": 0, "parameters": {"density": 0.5}}, 3),
+    "slerp": ({"base": 0, "parameters": {"t": 0.3}}, 2),
+    "breadcrumbs": ({"base": 0, "parameters": {"density": 0.5}}, 3),
+    "della": ({"base": 0, "parameters": {"density": 0.5}}, 3),
     "karcher": ({}, 3),
     "model_stock": ({"base": 0}, 3),
     "nuslerp": ({"weights": [0.3, 0.7]}, 2),

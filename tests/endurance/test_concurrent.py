@@ -51,8 +51,11 @@ def at_once(works: Mapping[Any, Callable[[], object]]) -> dict[Any, Exception | 
 
 
 METHODS: dict[str, dict[str, Any]] = {
-    "linear": {}, "ties": {"base": 0, "density": 0.3}, "dare_ties": {"base": 0, "density": 0.3}, "karcher": {},
-}  # fmt: skip
+    "linear": {},
+    "ties": {"base": 0, "parameters": {"density": 0.3}},
+    "dare_ties": {"base": 0, "parameters": {"density": 0.3}},
+    "karcher": {},
+}
 
 
 def merged(folders: list[Path], method: str) -> symfuse.Checkpoint:

@@ -24,7 +24,7 @@ from symfuse.alignment import random_alignment
 from symfuse.errors import OutputError, SymfuseError
 from symfuse.evaluation import Score, landscape
 from symfuse.executors import Threads
-from symfuse.io import Checkpoint, journal, write
+from symfuse.io import Checkpoint, weights, write
 from symfuse.io.direct import DirectFile
 from symfuse.io.target import write_text
 from symfuse.io.weights import SCRATCH, WriteShard
@@ -39,7 +39,7 @@ Writer = Callable[[Path, int], object]  # writes to a place; what, depends on a 
 @pytest.fixture(autouse=True)
 def every_tensor_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     """And nobody waits for the disk: no power fails here."""
-    monkeypatch.setattr(journal, "BATCH", 1)
+    monkeypatch.setattr(weights, "BATCH", 1)
     monkeypatch.setattr(os, "fsync", lambda _file: None)
 
 

@@ -77,7 +77,7 @@ def test_another_family_is_refused(tmp_path: Path) -> None:
 def test_a_tied_and_an_untied_model_are_both_themselves(tmp_path: Path, order: tuple[int, int]) -> None:
     folders = [bert(tmp_path / "tied", 0), bert(tmp_path / "own", 1, tie_word_embeddings=False)]
     modules: list[Any] = [transformers.BertForMaskedLM.from_pretrained(folder) for folder in folders]
-    losses = [symfuse.score(folder, token_loss).loss for folder in folders]
+    losses = [symfuse.evaluate(folder, token_loss).loss for folder in folders]
     a, b = order
     assert ends(folders[a], folders[b]) == (losses[b], losses[a])
     assert ends(modules[a], modules[b]) == (losses[b], losses[a])
@@ -189,7 +189,7 @@ def test_layers_that_the_module_has_not_are_refused_and_heads_of_other_tasks_are
         return transformers.BertForMaskedLM(transformers.BertConfig.from_dict(dict(checkpoint.config)))
 
     with pytest.raises(IncompatibleError, match=r"shallow: a BertForMaskedLM of this depth has no place for bert\."):
-        symfuse.score(shallow, token_loss, build=build)
+        symfuse.evaluate(shallow, token_loss, build=build)
 
     def body(checkpoint: Checkpoint) -> nn.Module:
         config = transformers.BertConfig.from_dict(dict(checkpoint.config))

@@ -12,7 +12,7 @@ from PIL import Image
 
 from symfuse.errors import DataError, OptionError, SymfuseError
 from symfuse.evaluation.data import FORMATS, Records, read_records
-from symfuse.evaluation.data.images import open_image
+from symfuse.evaluation.data.reading import open_image
 
 ROWS = [{"text": "a, b", "label": "x"}, {"text": 'two "lines"\nof it', "label": "y"}, {"text": "é", "label": "x"}]
 

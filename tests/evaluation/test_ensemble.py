@@ -53,7 +53,7 @@ def test_the_score_is_that_of_the_mean(label: str, of_what: Any) -> None:
             p, wanted = mean[tuple(place)], int(labels[tuple(place)])
             losses.append(-math.log(p[wanted]))
             hits += int(p.argmax()) == wanted
-    score = symfuse.score(found, made, ensemble=of_what, dtype=torch.float64)
+    score = symfuse.evaluate(found, made, ensemble=of_what, dtype=torch.float64)
     torch.testing.assert_close(score.loss, sum(losses) / len(losses), rtol=1e-10, atol=0.0)
     assert score.count == len(losses)
     assert score.metrics == {"accuracy": hits / len(losses)}
@@ -61,64 +61,64 @@ def test_the_score_is_that_of_the_mean(label: str, of_what: Any) -> None:
 
 def test_of_one_model_it_is_that_model() -> None:
     made, (one,) = task("sequence"), members("sequence", 1)
-    alone = symfuse.score(one, made)
+    alone = symfuse.evaluate(one, made)
     for of_what in ("probabilities", "logits"):
-        both = symfuse.score([one, one], made, ensemble=of_what)
+        both = symfuse.evaluate([one, one], made, ensemble=of_what)
         torch.testing.assert_close(both.loss, alone.loss, rtol=1e-6, atol=0.0)
         assert (both.metrics, both.count) == (alone.metrics, alone.count)
 
 
 def test_order_and_kind_of_source_do_not_matter() -> None:
     made, found = task("sequence"), members("sequence")
-    score = symfuse.score(found, made, dtype=torch.float64)
+    score = symfuse.evaluate(found, made, dtype=torch.float64)
     modules: list[nn.Module] = [live(one) for one in found]
-    other = symfuse.score(tuple(modules[::-1]), made, dtype=torch.float64)
+    other = symfuse.evaluate(tuple(modules[::-1]), made, dtype=torch.float64)
     torch.testing.assert_close(other.loss, score.loss, rtol=1e-12, atol=0.0)
 
 
 def test_the_mean_probability_is_no_worse_than_the_mean_loss() -> None:
     """Jensen's inequality."""
     made, found = task("token"), members("token")
-    losses = [symfuse.score(one, made).loss for one in found]
-    assert symfuse.score(found, made).loss < sum(losses) / len(losses)
+    losses = [symfuse.evaluate(one, made).loss for one in found]
+    assert symfuse.evaluate(found, made).loss < sum(losses) / len(losses)
 
 
 def test_small_probabilities_are_not_lost() -> None:
     """All are sure of another class than the label: in float32 its probability is no number above zero."""
     made, (one,) = task("sequence"), members("sequence", 1)
     sure = one.replace(tensors={**one, "classifier.weight": one["classifier.weight"] * 1e4})
-    alone = symfuse.score(sure, made)
+    alone = symfuse.evaluate(sure, made)
     assert alone.loss > 1e3
-    torch.testing.assert_close(symfuse.score([sure, sure], made).loss, alone.loss, rtol=1e-6, atol=0.0)
+    torch.testing.assert_close(symfuse.evaluate([sure, sure], made).loss, alone.loss, rtol=1e-6, atol=0.0)
 
 
 def test_families_may_differ() -> None:
     made, found = task("sequence"), members("sequence", 1)
     config = {key: TEXT[key] for key in TEXT if key != "type_vocab_size"} | NAMED
     other = of("ElectraForSequenceClassification", "ElectraConfig", config, embedding_size=11, type_vocab_size=3)(0)
-    assert symfuse.score([found[0], other], made).count == 23
+    assert symfuse.evaluate([found[0], other], made).count == 23
 
 
 def test_what_is_refused() -> None:
     made, found = task("sequence"), members("sequence", 2)
     three = of(SEQUENCE, "BertConfig", TEXT | {"num_labels": 3})(0).replace(name="three")
     with pytest.raises(IncompatibleError, match="three: one tells 7 classes apart, the other 3"):
-        symfuse.score([found[0], three], made)
+        symfuse.evaluate([found[0], three], made)
     names = {label: 6 - i for label, i in found[0].config["label2id"].items()}
     turned = found[1].replace(config={**found[1].config, "label2id": names}, name="turned")
     with pytest.raises(IncompatibleError, match=r"turned: the label '\S+' is number \d in one, \d in the other"):
-        symfuse.score([found[0], turned], made)
+        symfuse.evaluate([found[0], turned], made)
     with pytest.raises(OptionError, match="made of predicted classes"):
-        symfuse.score(found, lambda _module: 0.0)
+        symfuse.evaluate(found, lambda _module: 0.0)
     with pytest.raises(OptionError, match="made of predicted classes"):
-        symfuse.score([CASES["retrieval"][1]()] * 2, task("retrieval"))
+        symfuse.evaluate([CASES["retrieval"][1]()] * 2, task("retrieval"))
     with pytest.raises(OptionError, match="one number is predicted"):
-        symfuse.score([CASES["regression"][1]()] * 2, task("regression"))
+        symfuse.evaluate([CASES["regression"][1]()] * 2, task("regression"))
     with pytest.raises(OptionError, match="none are given"):
-        symfuse.score([], made)
+        symfuse.evaluate([], made)
     unknown = type(made)([{**b, "labels": torch.full_like(b["labels"], UNKNOWN)} for b in made.batches])
     with pytest.raises(DataError, match="without their labels"):
-        symfuse.score(found, unknown)
+        symfuse.evaluate(found, unknown)
 
 
 def test_a_row_of_evaluate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +129,7 @@ def test_a_row_of_evaluate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     command = ("evaluate", "a", "b", "--data", "t.txt", "--ensemble")
     found = json.loads(done(*command, "--json", "-o", "run").stdout)
     assert [one["name"] for one in found["models"]] == ["a", "b", "ensemble"]
-    score = symfuse.score(["a", "b"], symfuse.task(None, "t.txt", "a"))
+    score = symfuse.evaluate(["a", "b"], symfuse.task(None, "t.txt", "a"))
     assert found["models"][2]["loss"] == score.loss
     assert found["models"][2]["metrics"] == score.metrics
     assert "ensemble" in done(*command).stdout

@@ -262,6 +262,6 @@ print(identity(loss), identity(own))
         subprocess.run(
             [sys.executable, "-c", program], env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, check=True
         ).stdout
-        for seed in "123"
+        for seed in "12"  # in which the words of these sets come in other orders
     }
     assert len(said) == 1

@@ -124,7 +124,7 @@ def hidden(folder: Path) -> list[str]:
 def test_merges_are_the_same_bytes(ray: Ray, folders: Mapping[str, Path], tmp_path: Path, method: str) -> None:
     a, b = (symfuse.open(folders[name]) for name in "ab")
     aligned = moving(Model.of(b).spec, 2)(b)
-    how: dict[str, Any] = {} if method == "linear" else {"base": 0, "density": 0.5, "seed": 3}
+    how: dict[str, Any] = {} if method == "linear" else {"base": 0, "parameters": {"density": 0.5}, "seed": 3}
     merged = symfuse.merge([a, b, aligned], method=method, **how)
     local = everything(merged.save(tmp_path / "local", max_shard_size=SHARD))  # type: ignore[arg-type]
     assert everything(merged.save(tmp_path / "ray", max_shard_size=SHARD, executor=ray)) == local  # type: ignore[arg-type]

@@ -66,7 +66,7 @@ def test_a_run_that_is_killed_is_gone_on_from(folders: list[str], tmp_path: Path
     assert process.returncode == 0, error
     assert "written to" in out
     merged = symfuse.open(tmp_path / "out")
-    plain = symfuse.merge(folders, method="della", base=0, density=0.5)
+    plain = symfuse.merge(folders, method="della", base=0, parameters={"density": 0.5})
     for name in merged:
         assert torch.equal(merged[name], plain[name])
     assert [path.name for path in tmp_path.iterdir()] == ["out"]

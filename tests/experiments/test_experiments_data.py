@@ -165,7 +165,7 @@ def test_a_published_family_is_read_by_its_pattern(away: Path) -> None:
     }
     family = families.family("berts", {"berts": about}, "cpu")
     assert not torch.equal(*(family.model(s)["bert.embeddings.word_embeddings.weight"] for s in (3, 4)))
-    assert symfuse.score(family.model(3), family.task("test")).loss > 0
+    assert symfuse.evaluate(family.model(3), family.task("test")).loss > 0
     assert len(family.training(2).batches) == 2
     heard = family.for_activations(1)["data"]
     assert len(heard) == 1

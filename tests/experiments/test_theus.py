@@ -110,19 +110,19 @@ def test_circuits_do_not_see_the_basis_inside_of_heads(apart: ways.Apart) -> Non
 
 
 def test_peers_keep_what_a_model_computes(apart: ways.Apart) -> None:
-    loss = symfuse.score(apart.models[0], apart.family.task("match")).loss
+    loss = symfuse.evaluate(apart.models[0], apart.family.task("match")).loss
     for name, way in peers.WAYS.items():
         source, anchor = way(apart, Path()).models
         assert anchor is apart.models[1]
         assert any(not torch.equal(source[key], tensor) for key, tensor in apart.models[0].items()), name
-        assert_close(symfuse.score(source, apart.family.task("match")).loss, loss, rtol=1e-4, atol=1e-5)
+        assert_close(symfuse.evaluate(source, apart.family.task("match")).loss, loss, rtol=1e-4, atol=1e-5)
 
 
 def test_sweeps_come_nearer_to_what_they_end_at(apart: ways.Apart) -> None:
     row = theus_iterations.swept(apart, theus_iterations.STARTS[0], 2)
     assert row["given"] == row["distances"][0] > row["distances"][1] >= row["distances"][2]
     frame = ways.plain_in_frame(apart, Path()).models
-    assert_close(row["given"], symfuse.distance(*frame).euclidean ** 2, rtol=1e-4, atol=0)
+    assert_close(row["given"], symfuse.relate(*frame).euclidean ** 2, rtol=1e-4, atol=0)
     plain = paths.measured(apart, "plain, rotatable", ways.plain_in_frame)
     evenly = [point for point in plain["curve"] if abs(10 * point[0] - round(10 * point[0])) < 1e-9]
     chord = [loss - at * evenly[-1][1] - (1 - at) * evenly[0][1] for at, loss, _ in evenly]

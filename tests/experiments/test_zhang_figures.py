@@ -85,7 +85,7 @@ def test_shares_are_norms_of_differences_over_those_before() -> None:
             own = [name for name in own if ".attention." not in name]
         apart = [torch.cat([(m[n] - anchor[n]).flatten() for n in own]).norm() for m in (moved, source)]
         assert row[part] == pytest.approx(float(apart[0] / apart[1]), rel=1e-9)
-    assert row["distance"] == pytest.approx(row["all"] * symfuse.distance(source, anchor).euclidean)
+    assert row["distance"] == pytest.approx(row["all"] * symfuse.relate(source, anchor).euclidean)
     assert row["exact"]
     assert row["change"] < 1e-11
 
@@ -181,11 +181,11 @@ def test_a_path_has_the_losses_of_interpolated_models(vit: matchings.Pair) -> No
         between = found.source.replace(
             tensors={n: at * t + (1 - at) * found.anchor[n] for n, t in found.source.items()}
         )
-        assert loss == pytest.approx(symfuse.score(between, vit.tasks("test")[0]).loss, rel=1e-5)
+        assert loss == pytest.approx(symfuse.evaluate(between, vit.tasks("test")[0]).loss, rel=1e-5)
     start, middle, end = row["loss"]
     assert row["excess"] == pytest.approx(fmean([0, middle - (start + end) / 2, 0]), abs=1e-7)
     # The moved source is the same function: so is its loss.
-    assert end == pytest.approx(symfuse.score(source, vit.tasks("test")[0]).loss, rel=1e-5)
+    assert end == pytest.approx(symfuse.evaluate(source, vit.tasks("test")[0]).loss, rel=1e-5)
 
 
 def test_a_plane_has_the_models_at_its_corners(vit: matchings.Pair) -> None:
@@ -199,7 +199,7 @@ def test_a_plane_has_the_models_at_its_corners(vit: matchings.Pair) -> None:
         (("A", found.plain), ("A'", found.source)),
     ):
         apart = float((corners[one] - corners[other]).norm())
-        assert apart == pytest.approx(symfuse.distance(a, b).euclidean, rel=1e-5)
+        assert apart == pytest.approx(symfuse.relate(a, b).euclidean, rel=1e-5)
 
 
 def test_peers_are_what_is_shown() -> None:

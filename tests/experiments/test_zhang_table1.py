@@ -94,9 +94,9 @@ def test_rows_are_what_symfuse_says_of_the_models(study: zhang_table1.Fusion, ro
     rest = tuned.part("rest", "test")
     mean = models[0].replace(tensors={name: sum(m[name] for m in models) / 3 for name in models[0]})
     losses = {
-        ("simple", "none"): symfuse.score(mean, rest).loss,
-        ("ensemble", "none"): symfuse.score(models, rest).loss,
-        ("single", "second"): symfuse.score(models[1], rest).loss,
+        ("simple", "none"): symfuse.evaluate(mean, rest).loss,
+        ("ensemble", "none"): symfuse.evaluate(models, rest).loss,
+        ("single", "second"): symfuse.evaluate(models[1], rest).loss,
     }
     assert len(set(losses.values())) == 3
     for (method, matching), loss in losses.items():
@@ -105,7 +105,7 @@ def test_rows_are_what_symfuse_says_of_the_models(study: zhang_table1.Fusion, ro
         assert found["rest"]["loss"] == pytest.approx(loss, rel=1e-5)
     own = one(rows, DOMAINS[:2], "own", "none")["scores"]
     for model, domain in zip(models, DOMAINS[:2], strict=False):
-        assert own[domain]["loss"] == pytest.approx(symfuse.score(model, tuned.part(domain, "test")).loss, rel=1e-5)
+        assert own[domain]["loss"] == pytest.approx(symfuse.evaluate(model, tuned.part(domain, "test")).loss, rel=1e-5)
 
 
 def test_moved_models_are_apart_and_matching_brings_them_back(study: zhang_table1.Fusion, rows: list[Row]) -> None:

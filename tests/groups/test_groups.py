@@ -461,7 +461,7 @@ def test_no_other_element_is_better_than_the_best_under_noise(
     m = moments(features)
     reached = objective(group.best(m), m) - 1e-9 * size_of(features)
     assert (reached <= objective(g, m)).all()
-    for seed in range(100):
+    for seed in range(30):
         other = group.random(g.size, (3,), rng(seed))
         assert (reached <= objective(other, m)).all()
         assert (reached <= objective(g @ other, m)).all()

@@ -100,7 +100,7 @@ def test_lineage_tells_models_apart(tmp_path: Path) -> None:
     folders = [MODELS["bert-mlm"](seed).save(tmp_path / str(seed)) for seed in (0, 1)]
     first, second = (open_checkpoint(folder).lineage() for folder in folders)
     assert first == open_checkpoint(folders[0]).lineage()
-    assert first == {"name": "0", "folder": str(folders[0]), "sha256": first["sha256"], "sha256 of": SAMPLED}
+    assert first == {"name": "0", "folder": str(folders[0]), "sha256": first["sha256"], "sha256_of": SAMPLED}
     assert re.fullmatch("[0-9a-f]{64}", first["sha256"])
     assert first["sha256"] != second["sha256"]
     other = open_checkpoint(MODELS["bert-mlm"](0).to(torch.float32).save(tmp_path / "cast")).lineage()

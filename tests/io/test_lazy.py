@@ -55,8 +55,8 @@ def test_a_shorter_way_to_the_value_is_what_is_read_and_saved() -> None:
 
 
 def test_values_that_do_not_fit_are_named() -> None:
-    large = Rule(TensorInfo(torch.float16, (1,)), lambda: torch.full((1,), 1e6), what="the moved tensor")
-    with pytest.raises(IncompatibleError, match=r"^a: the moved tensor does not fit in float16, the dtype of m; "):
+    large = Rule(TensorInfo(torch.float16, (1,)), lambda: torch.full((1,), 1e6), what="the aligned tensor")
+    with pytest.raises(IncompatibleError, match=r"^a: the aligned tensor does not fit in float16, the dtype of m; "):
         Rewritten(None, {"a": large}, "m")["a"]
 
 

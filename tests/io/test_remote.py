@@ -196,7 +196,7 @@ def test_seeds_do_not_depend_on_where_a_model_is(url: str, folder: Path, tmp_pat
     changed = {n: t * 2 if t.is_floating_point() else t for n, t in base.items()}
     start = symfuse.open(changed, config=base.config, name="base")
     here, there = (
-        symfuse.merge([start, symfuse.open(name, name=name)], method="dare_linear", base=0, density=0.5)
+        symfuse.merge([start, symfuse.open(name, name=name)], method="dare_linear", base=0, parameters={"density": 0.5})
         for name in names.values()
     )
     for name in here:

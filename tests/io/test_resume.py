@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from symfuse.errors import OutputError
-from symfuse.io import TensorInfo, write
-from symfuse.io import journal as journal_module
+from symfuse.io import TensorInfo, weights, write
 from symfuse.io.direct import DirectFile
 from symfuse.io.shards import Layout
 
@@ -104,8 +103,8 @@ KILLED = textwrap.dedent("""
                 time.sleep(600)
             yield from super().__call__(name)
     from symfuse.executors import threads
-    from symfuse.io import journal
-    journal.BATCH, threads.GRACE = 1, 0.5
+    from symfuse.io import weights
+    weights.BATCH, threads.GRACE = 1, 0.5
     run(Path(sys.argv[1]), Slow(), **eval(sys.argv[2]))
 """)
 
@@ -201,10 +200,10 @@ def test_companions_and_config_are_those_of_the_last_run(tmp_path: Path) -> None
 
 def test_a_tensor_is_noted_only_after_its_data_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
-    append, sync = journal_module.Journal._append, os.fsync
-    monkeypatch.setattr(journal_module, "BATCH", 1)
+    append, sync = weights.Journal._append, os.fsync
+    monkeypatch.setattr(weights, "BATCH", 1)
 
-    def noted(self: journal_module.Journal, words: object) -> None:
+    def noted(self: weights.Journal, words: object) -> None:
         events.extend(w for w in list(words) if w in NAMES)  # type: ignore[call-overload]
         append(self, list(words))  # type: ignore[call-overload]
 
@@ -213,7 +212,7 @@ def test_a_tensor_is_noted_only_after_its_data_is_on_the_disk(tmp_path: Path, mo
             events.append("data")
         sync(file)
 
-    monkeypatch.setattr(journal_module.Journal, "_append", noted)
+    monkeypatch.setattr(weights.Journal, "_append", noted)
     monkeypatch.setattr(os, "fsync", synced)
     run(tmp_path / "out", Source())
     assert events[:12] == [event for name in NAMES for event in ("data", name)]
@@ -276,17 +275,17 @@ def test_partials_of_other_targets_stay(tmp_path: Path) -> None:
 
 def test_after_a_failure_the_journal_waits_for_the_disk_as_before(tmp_path: Path) -> None:
     """Not at each tensor: what failed is not counted any more."""
-    journal, synced = journal_module.Journal(tmp_path, "f", {"file": Layout.of(INFOS)}), []
+    journal, synced = weights.Journal(tmp_path, "f", {"file": Layout.of(INFOS)}), []
 
     def fails(_file: str) -> None:
         raise OSError("input/output error")
 
     with pytest.raises(OSError, match="input/output error"):
-        journal.add(NAMES[0], "file", journal_module.BATCH, fails)
+        journal.add(NAMES[0], "file", weights.BATCH, fails)
     journal.add(NAMES[1], "file", 1, synced.append)
     assert synced == []
     assert journal.done == set()
-    journal.add(NAMES[2], "file", journal_module.BATCH - 1, synced.append)
+    journal.add(NAMES[2], "file", weights.BATCH - 1, synced.append)
     assert synced == ["file"]
     assert journal.done == {NAMES[1], NAMES[2]}
     journal.close()

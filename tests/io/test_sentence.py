@@ -15,7 +15,7 @@ from command import done, run
 from contract.tiny import MODELS
 from symfuse.alignment import random_alignment
 from symfuse.errors import CheckpointError, IncompatibleError, SymmetryError
-from symfuse.io.sentence import module_weights, readers
+from symfuse.io.companions import module_weights, readers
 from symfuse.model import Model
 from symfuse.rewriting import canonical
 

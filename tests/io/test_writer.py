@@ -27,7 +27,7 @@ from torch import Tensor
 from symfuse.errors import OptionError, OutputError
 from symfuse.io import Checkpoint, TensorInfo, write
 from symfuse.io import open as open_checkpoint
-from symfuse.io.quantised import PACKED
+from symfuse.io.opening import PACKED
 from symfuse.io.shards import parse_size, plan_shards
 from symfuse.io.target import check_target, existing_parent
 from symfuse.io.tensors import DTYPES

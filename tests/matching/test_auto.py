@@ -67,10 +67,10 @@ def test_a_stream_that_is_an_output_is_permuted_and_why_is_said() -> None:
     bare = apart("gpt2")
     assert bare.frame == ()
     assert axes_of(bare) >= {"residual"}
-    assert "cannot be folded" in bare.provenance["options"]["not rotated"]
+    assert "cannot be folded" in bare.provenance["options"]["not_rotated"]
     rotated = apart("gpt2-lm")
     assert rotated.frame != ()
-    assert "not rotated" not in rotated.provenance["options"]
+    assert "not_rotated" not in rotated.provenance["options"]
 
 
 def test_several_models_are_matched_on_the_same_axes() -> None:

@@ -86,11 +86,13 @@ def test_nan_of_an_alignment_is_told_from_overflow_in_the_dtype_of_the_file() ->
     def shifted(value: float) -> Alignment:
         return replace(found, shifts={name: torch.full((20,), value, dtype=torch.float64)})
 
-    with pytest.raises(IncompatibleError, match=rf"^{name}: the moved tensor does not fit in float16, the dtype of"):
+    with pytest.raises(IncompatibleError, match=rf"^{name}: the aligned tensor does not fit in float16, the dtype of"):
         shifted(1e6)(a)[name]
     for value in (torch.nan, torch.inf):
         for read in (Checkpoint.__getitem__, Checkpoint.read):
-            with pytest.raises(IncompatibleError, match=rf"^{name}: the moved tensor holds NaN or infinity before it"):
+            with pytest.raises(
+                IncompatibleError, match=rf"^{name}: the aligned tensor holds NaN or infinity before it"
+            ):
                 read(shifted(value)(a), name)
 
 

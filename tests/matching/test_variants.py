@@ -182,11 +182,15 @@ def test_shapes_and_sides_stay(label: str) -> None:
         ("deberta-mlm", "separate-residual", "where in"),
         ("deberta", "separate-residual", "where in"),
         ("torch-relu-post", "separate-residual", "where in"),
-        ("gptj-lm", "separate-residual", "attention and feed-forward read one norm, h.0.ln_1.weight, side by side"),
-        ("gemma2-lm", "separate-residual", "where in the stream norm.weight stands is not declared"),
-        ("llama-lm", "separate-qk", "positions turn its queries and keys"),
-        ("llama-lm", "heads-ignored", "queries share its heads of keys and values"),
-        ("bloom-lm", "heads-ignored", "what is inside of heads of h.0.self_attention.query_key_value.weight"),
+        ("gptj-lm", "separate-residual", "attention and feed-forward read the same norm h.0.ln_1.weight in parallel"),
+        ("gemma2-lm", "separate-residual", "it is not declared at which point of the stream norm.weight is"),
+        ("llama-lm", "separate-qk", "it has rotary positions"),
+        ("llama-lm", "heads-ignored", "several queries share one head of keys and values"),
+        (
+            "bloom-lm",
+            "heads-ignored",
+            "the heads of h.0.self_attention.query_key_value.weight are not one space inside",
+        ),
     ],
 )
 def test_a_family_that_a_variant_does_not_fit(label: str, variant: str, why: str) -> None:

@@ -91,9 +91,9 @@ def test_any_weights(weights: list[float], normalize: bool) -> None:
     total = math.fsum(weights)
     if normalize and total < 1e-2:
         with pytest.raises(OptionError, match=r"sum to") if total <= 0 else nullcontext():
-            api.merge(models, weights=weights, normalize=normalize)
+            api.merge(models, weights=weights, parameters={"normalize": normalize})
         return
-    merged = api.merge(models, weights=weights, normalize=normalize)
+    merged = api.merge(models, weights=weights, parameters={"normalize": normalize})
     scale = 1 / total if normalize else 1.0
     for name in merged:
         expected = torch.zeros_like(merged[name])
@@ -107,7 +107,7 @@ def test_c66_weights_that_do_not_sum_to_one() -> None:
     model = small(0)
     normalised = api.merge([model, model], weights=[0.1, 1.0])
     assert_same_bits(dict(normalised), dict(model))
-    as_they_are = api.merge([model, model], weights=[0.1, 1.0], normalize=False)
+    as_they_are = api.merge([model, model], weights=[0.1, 1.0], parameters={"normalize": False})
     assert_same_bits(dict(as_they_are), {name: 0.1 * tensor + tensor for name, tensor in model.items()})
     assert "0.0909091·" in normalised.name
     assert "0.1·" in as_they_are.name
@@ -125,7 +125,7 @@ def test_c67_weights_that_sum_to_zero_are_not_normalised(weights: list[float]) -
     a, b = small(0), small(1)
     with pytest.raises(OptionError, match="sum to zero"):
         api.merge([a, b], weights=weights)
-    difference = api.merge([a, b], weights=weights, normalize=False)
+    difference = api.merge([a, b], weights=weights, parameters={"normalize": False})
     for name in a:
         expected = weights[0] * a[name] + weights[1] * b[name]
         torch.testing.assert_close(difference[name], expected, rtol=0, atol=1e-15)
@@ -174,11 +174,11 @@ def test_a_merge_with_itself_is_itself(dtype: torch.dtype, weights: list[float])
 def test_sums_are_formed_wide_and_rounded_once() -> None:
     tiny = 2.0**-8  # half a unit in the last place of 1 in bfloat16: a running sum never gets away from 1
     models = [filled(1.0, torch.bfloat16), filled(tiny, torch.bfloat16), filled(tiny, torch.bfloat16)]
-    merged = api.merge(models, weights=[1.0, 1.0, 1.0], normalize=False)
+    merged = api.merge(models, weights=[1.0, 1.0, 1.0], parameters={"normalize": False})
     assert all(bool((t == 1 + 2 * tiny).all()) and t.dtype == torch.bfloat16 for t in merged.values())
     tiny = 2.0**-24  # the same for float32, which is summed in float64
     models = [filled(1.0, torch.float32), filled(tiny, torch.float32), filled(tiny, torch.float32)]
-    merged = api.merge(models, weights=[1.0, 1.0, 1.0], normalize=False)
+    merged = api.merge(models, weights=[1.0, 1.0, 1.0], parameters={"normalize": False})
     assert all(bool((t == 1 + 2 * tiny).all()) and t.dtype == torch.float32 for t in merged.values())
 
 
@@ -213,11 +213,11 @@ def test_c72_what_does_not_fit_the_dtype_is_refused(tmp_path: Path, value: float
     name = "layers.0.norm2.bias"  # not the first: the type checks of the tests look into mappings there
     base = with_tensors(cast(small(0), torch.float16), {name: torch.full((6,), 6e4, dtype=torch.float16)})
     other = with_tensors(cast(small(1), torch.float32), {name: torch.full((6,), value)})
-    merged = api.merge([base, other], weights=[1.0, 1.0], normalize=False)
+    merged = api.merge([base, other], weights=[1.0, 1.0], parameters={"normalize": False})
     with pytest.raises(IncompatibleError, match=r"norm2\.bias: .* do not fit in float16"):
         merged.save(tmp_path / "out")
     assert not list(tmp_path.iterdir())
-    wide = api.merge([base, other], weights=[1.0, 1.0], normalize=False, base=1)
+    wide = api.merge([base, other], weights=[1.0, 1.0], parameters={"normalize": False}, base=1)
     assert torch.equal(wide[name], torch.full((6,), 6e4 + value))
 
 
@@ -463,8 +463,8 @@ def test_three_models_are_aligned_to_one() -> None:
             if alignment is not None:
                 assert api.verify(model, moved, alignment).equal
                 assert (
-                    api.distance(moved, models[anchor]).whole.squared
-                    < 0.9 * api.distance(model, models[anchor]).whole.squared
+                    api.relate(moved, models[anchor]).whole.squared
+                    < 0.9 * api.relate(model, models[anchor]).whole.squared
                 )
 
 

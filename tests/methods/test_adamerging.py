@@ -231,7 +231,7 @@ def test_what_there_must_be() -> None:
     found, task = models(base), data(base)
     with pytest.raises(OptionError, match="needs a base model"):
         learn(lookup("adamerging"), found[1:], tasks=[task, task])
-    with pytest.raises(OptionError, match="looks at data, and none are given"):
+    with pytest.raises(OptionError, match="needs data, and there are none"):
         learn(lookup("adamerging"), found, base=0)
     number, records = case("regression")
     with pytest.raises(OptionError, match="one number is predicted, no class"):

@@ -72,7 +72,7 @@ def test_only_what_needs_it_is_wider(tmp_path: Path, method: str) -> None:
 @pytest.mark.parametrize("weight", [[1, 1e-50], [1e-50, 1e-50], [1e-40, 1e-40], [3e38, 3e38]], ids=str)
 def test_weights_that_float32_does_not_hold(tmp_path: Path, method: str, weight: list[float]) -> None:
     """As from models of float64."""
-    how: dict[str, Any] = {"base": 0, "density": 0.9, "weight": weight, "normalize": True}
+    how: dict[str, Any] = {"base": 0, "parameters": {"density": 0.9, "weight": weight, "normalize": True}}
     base, *changed = torch.tensor([[0.0, 0.0, 0.0, 0.0], [1.0, 0.0, 1.0, 0.0], [1.0, 1.0, -1.0, 0.0]])
     half, double = (
         saved(
@@ -87,7 +87,7 @@ def test_weights_that_float32_does_not_hold(tmp_path: Path, method: str, weight:
 
 def test_what_is_too_large_is_refused_all_the_same(tmp_path: Path) -> None:
     models = stored(tmp_path, torch.tensor([LARGE]), torch.tensor([LARGE]))
-    merged = symfuse.merge(models, weights=[1.0, 1.0], normalize=False)
+    merged = symfuse.merge(models, weights=[1.0, 1.0], parameters={"normalize": False})
     with pytest.raises(
         IncompatibleError, match=r"^w: values from 6.0\d+e\+38 .* do not fit in bfloat16, .*smaller weights"
     ):
@@ -95,4 +95,4 @@ def test_what_is_too_large_is_refused_all_the_same(tmp_path: Path) -> None:
     largest = torch.tensor([1e308], dtype=torch.float64)
     wide = stored(tmp_path / "wide", largest, largest, dtype=torch.float64)
     with pytest.raises(IncompatibleError, match=r"^w: the merge does not fit in torch.float64; take smaller weights"):
-        symfuse.merge(wide, weights=[1.0, 1.0], normalize=False).save(tmp_path / "out")
+        symfuse.merge(wide, weights=[1.0, 1.0], parameters={"normalize": False}).save(tmp_path / "out")

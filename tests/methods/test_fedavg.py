@@ -80,5 +80,5 @@ def test_wrong_samples(options: dict[str, Any], message: str) -> None:
 def test_data_of_some_models_only() -> None:
     base = classifier()
     found = [near(base, i) for i in range(2)]
-    with pytest.raises(OptionError, match="tuned 1: this method looks at data, and none are given"):
+    with pytest.raises(OptionError, match="tuned 1: this method needs data, and there are none"):
         averaged(found, [data(base), None])

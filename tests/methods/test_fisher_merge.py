@@ -79,7 +79,7 @@ def test_the_statistics_are_the_mean_of_squared_gradients(label: str, labels: st
 def test_the_merge_is_the_formula() -> None:
     a, b = pair()
     one, two = halves()
-    merged = symfuse.merge([a, b], method="fisher", data=[one, two], weights=[1.0, 2.0], floor=1e-3)
+    merged = symfuse.merge([a, b], method="fisher", data=[one, two], weights=[1.0, 2.0], parameters={"floor": 1e-3})
     fishers = [fisher_of(Model.of(c), t) for c, t in ((a, one), (b, two))]
     for file in merged:
         name = file.removeprefix("bert.")
@@ -103,7 +103,9 @@ def test_where_nothing_is_known_it_is_the_weighted_mean() -> None:
     for one in empty:
         one.tensors[name.removeprefix("bert.")].zero_()  # type: ignore[attr-defined]
     for floor in (0.0, 1e-6):
-        merged = symfuse.merge([a, b], method="fisher", statistics=empty, weights=[1.0, 3.0], floor=floor)
+        merged = symfuse.merge(
+            [a, b], method="fisher", statistics=empty, weights=[1.0, 3.0], parameters={"floor": floor}
+        )
         torch.testing.assert_close(merged[name], (a[name] + 3 * b[name]) / 4, rtol=1e-6, atol=1e-7)
         assert all(torch.isfinite(merged[n]).all() for n in merged)
 
@@ -114,7 +116,7 @@ def test_scales_make_fishers_of_other_size_equal() -> None:
     fisher = replace(found, provenance={})  # of no model in particular
     large = replace(fisher, tensors={name: 100 * tensor for name, tensor in fisher.tensors.items()})
     for scale in ("mean", "norm"):
-        merged = symfuse.merge([a, b], method="fisher", statistics=[fisher, large], scale=scale)
+        merged = symfuse.merge([a, b], method="fisher", statistics=[fisher, large], parameters={"scale": scale})
         plain = symfuse.merge([a, b])
         for name in merged:
             torch.testing.assert_close(merged[name], plain[name], rtol=1e-5, atol=1e-6)
@@ -202,11 +204,11 @@ def test_what_cannot_be_is_said(tmp_path) -> None:  # type: ignore[no-untyped-de
     kept = Statistics.load(tmp_path / "f")
     assert all(torch.equal(kept.tensors[n], saved.tensors[n]) for n in saved.tensors)
     calls = [
-        ({}, "looks at data, and none are given"),
+        ({}, "needs data, and there are none"),
         ({"data": [data]}, "1 data for 2 models"),
-        ({"data": data, "labels": "guessed"}, "labels is 'guessed'"),
-        ({"data": data, "scale": "max"}, "scale is 'max'"),
-        ({"data": data, "floor": -1.0}, "at least 0"),
+        ({"data": data, "parameters": {"labels": "guessed"}}, "labels is 'guessed'"),
+        ({"data": data, "parameters": {"scale": "max"}}, "scale is 'max'"),
+        ({"data": data, "parameters": {"floor": -1.0}}, "at least 0"),
         ({"data": data, "weights": [1.0, -1.0]}, "at least 0"),
         ({"data": task("retrieval")}, "needs a task that predicts classes"),
     ]
@@ -273,9 +275,9 @@ def test_scales_and_floors_are_of_the_transported_information() -> None:
     for key in ("mean", "norm"):
         assert abs(before.totals[key] / anew.totals[key] - 1) > 1e-2
         assert abs(moved.totals[key] / anew.totals[key] - 1) < 1e-5
-    for options in ({"scale": "mean"}, {"scale": "norm"}, {"floor": 0.1}):
+    for parameters in ({"scale": "mean"}, {"scale": "norm"}, {"floor": 0.1}):
         right, found = (
-            symfuse.merge([aligned, other], method="fisher", statistics=[s, of_other], **options)  # type: ignore[arg-type]
+            symfuse.merge([aligned, other], method="fisher", statistics=[s, of_other], parameters=parameters)
             for s in (anew, moved)
         )
         for name in right:

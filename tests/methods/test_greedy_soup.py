@@ -118,8 +118,8 @@ def test_what_it_needs() -> None:
 def test_from_python() -> None:
     base = classifier()
     found, task = [near(base, i, 0.15) for i in range(3)], data(base, step=1)
-    merged = symfuse.merge(found, method="greedy_soup", data=task, metric="loss")
-    assert symfuse.score(merged, task).loss <= min(symfuse.score(one, task).loss for one in found) + 1e-6
+    merged = symfuse.merge(found, method="greedy_soup", data=task, parameters={"metric": "loss"})
+    assert symfuse.evaluate(merged, task).loss <= min(symfuse.evaluate(one, task).loss for one in found) + 1e-6
 
 
 def test_a_model_whose_outputs_are_nan_is_in_no_soup() -> None:

@@ -52,7 +52,7 @@ def assert_same(found: str | Path | symfuse.Checkpoint, expected: symfuse.Checkp
 def test_a_recipe_is_the_merge_of_python(place: Path) -> None:
     assert "impossible" not in done("check", "r.yml").stdout
     done("merge", "r.yml", "out")
-    expected = symfuse.merge(["a", "b"], method="fisher", data=tasks(), floor=1e-3, labels="given")
+    expected = symfuse.merge(["a", "b"], method="fisher", data=tasks(), parameters={"floor": 1e-3, "labels": "given"})
     assert_same("out", expected)
     assert_same(symfuse.merge_recipe("r.yml"), expected)
     document = json.loads(Path("out/symfuse.json").read_text("utf-8"))
@@ -68,9 +68,9 @@ def test_options_are_a_recipe(place: Path) -> None:
     shared = ("--method", "fisher", "--set", "labels=given", "--batch-size", "4")
     done("merge", "a", "b", "-o", "out", *shared, "--data", "a.csv", "--data", "b.csv")
     data = [symfuse.task(None, f"{name}.csv", name, batch_size=4) for name in "ab"]
-    assert_same("out", symfuse.merge(["a", "b"], method="fisher", data=data, labels="given"))
+    assert_same("out", symfuse.merge(["a", "b"], method="fisher", data=data, parameters={"labels": "given"}))
     done("merge", "a", "b", "-o", "one", *shared, "--data", "a.csv", "--column", "text=text")
-    assert_same("one", symfuse.merge(["a", "b"], method="fisher", data=data[0], labels="given"))
+    assert_same("one", symfuse.merge(["a", "b"], method="fisher", data=data[0], parameters={"labels": "given"}))
 
 
 def test_statistics_are_kept_and_taken_again(place: Path) -> None:
@@ -185,7 +185,7 @@ def test_encoders_without_a_head_are_run_on_plain_text(tmp_path: Path, monkeypat
     assert found.exit_code != 0
     data = symfuse.task("retrieval", "t.txt", "a", unlabelled=True)
     with pytest.raises(DataError, match="read without their labels"):
-        symfuse.score("a", data)
+        symfuse.evaluate("a", data)
 
 
 def test_sampled_labels_and_gram_matrices_need_no_labels(place: Path) -> None:
@@ -214,7 +214,7 @@ def test_statistics_say_of_which_labels_they_are(place: Path) -> None:
     for name, labels in (("a", "given"), ("b", "sampled")):
         done("collect", name, "--labels", labels, "--data", f"{name}.csv", "-o", f"{name}-f")
     found = done("merge", "a", "b", "-o", "out", "--method", "fisher", "--statistics", "a-f", "--statistics", "b-f")
-    assert "of some models is of sampled labels, of others of given ones" in " ".join(found.output.split())
+    assert "of some models uses sampled labels, that of others the labels of the data" in " ".join(found.output.split())
     document = json.loads(Path("out/symfuse.json").read_text("utf-8"))
     assert document["learned"]["labels"] == ["given", "sampled"]
 
@@ -325,7 +325,7 @@ for more in ({"kind": "gram", "memory": "1GB"}, {"seed": 1.5}, {"labels": "x"}):
     for line, word in zip(lines, words, strict=True):
         assert word in line
     with pytest.raises(OptionError, match="at least 1e-09"):
-        symfuse.merge(["a", "b"], method="ot", regularisation=1e-20)
+        symfuse.merge(["a", "b"], method="ot", parameters={"regularisation": 1e-20})
 
 
 def test_one_set_of_labels_in_two_orders_is_no_head_to_average(place: Path) -> None:

@@ -25,7 +25,7 @@ NAME = "bert.encoder.layer.1.output.dense.weight"
 def test_the_merge_is_the_formula_and_no_average() -> None:
     a, b = pair()
     data = [task("sequence", batch_size=4, limit=9, seed=1), task("sequence", batch_size=3, limit=11, seed=2)]
-    merged = symfuse.merge([a, b], method="regmean", data=data, weights=[1.0, 2.0], alpha=0.8)
+    merged = symfuse.merge([a, b], method="regmean", data=data, weights=[1.0, 2.0], parameters={"alpha": 0.8})
     grams = [gram_of(Model.of(c), t) for c, t in zip((a, b), data, strict=True)]
     plain = symfuse.merge([a, b], weights=[1.0, 2.0])
     solved = 0

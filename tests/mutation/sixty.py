@@ -91,7 +91,7 @@ DECLARATIONS = (
 )  # fmt: skip
 
 SOLVERS = (
-    Slip("assignment: the least of each row", "found = matrices.argmax(-1)", "found = matrices.argmin(-1)",
+    Slip("assignment: the least of each row", "indices = matrices.argmax(-1)", "indices = matrices.argmin(-1)",
          ("test_assignment.py",)),
     Slip("assignment: costs are scores", "costs.neg_().add_(prices.cpu().double())",
          "costs.add_(prices.cpu().double())", ("test_assignment.py",)),
@@ -127,8 +127,8 @@ SOLVERS = (
          "compose(out[instance], element)", model("llama-lm", of="test_composing_is_applying_in_turn")),
     Slip("matching: long translations are kept", "t.copy_(wanted * (over(wanted) <= 1)[..., None])", "t.copy_(wanted)",
          ("test_overflow.py", "test_matching_cases.py")),
-    Slip("matching: the dearest candidate", "cost, best, shifts, moved_units = min(found, key=_cost)",
-         "cost, best, shifts, moved_units = max(found, key=_cost)", ("test_matching.py large_value_biases",)),
+    Slip("matching: the dearest candidate", "cost, best, shifts, changed_units = min(candidates, key=_cost)",
+         "cost, best, shifts, changed_units = max(candidates, key=_cost)", ("test_matching.py large_value_biases",)),
     Slip("moments: norms for squared norms", "moment.addcmul_(norms, norms)", "moment.add_(norms)",
          ("test_matching.py steps_report or no_scaled_permutation",)),
 )  # fmt: skip

@@ -24,7 +24,7 @@ from symfuse.errors import CheckpointError, IncompatibleError, OptionError, Symf
 from symfuse.io import Checkpoint, TensorInfo
 from symfuse.merging.stream import PIECE
 from symfuse.recipes import Recipe, parse_recipe
-from symfuse.recipes.check import Report, Target, check, check_all
+from symfuse.recipes.check import Report, Target, check_all
 from symfuse.recipes.check.relation import BYTES, TENSORS, _ranges, _spread
 from symfuse.recipes.stage import open_models, plan, prepare
 
@@ -62,6 +62,11 @@ def recipe_of(known: Mapping[str, Checkpoint], method: str = "linear", base: str
     listed = [name for name in known if name != base or method == "linear"]
     fields = {"merge_method": method, "models": [{"model": name} for name in listed], "base_model": base, **more}
     return parse_recipe({key: value for key, value in fields.items() if value is not None})
+
+
+def check(recipe: Recipe, known: Mapping[str, Checkpoint] | None = None, **more: Any) -> Report:
+    """The check of one recipe."""
+    return check_all([recipe], known, **more)[0]
 
 
 def checked(known: Mapping[str, Checkpoint], *args: Any, sample: bool = True, **more: Any) -> Report:

@@ -15,11 +15,11 @@ from symfuse.recipes import (
     ModelRef,
     Setting,
     Tokenizer,
-    TokenSource,
     parse_recipe,
     read_recipes,
     settings_for,
 )
+from symfuse.rewriting.vocabulary import TokenSource
 
 FOLDER = Path(__file__).parent
 FILES = sorted(path.name for path in FOLDER.glob("*.yml"))
@@ -102,12 +102,13 @@ def test_tokenizers() -> None:
     assert tokenizer == Tokenizer(
         chat,
         {
-            "<|im_start|>": TokenSource(chat),
-            "<|tool|>": TokenSource(ModelRef("tiny/a"), force=True),
-            "<|think|>": TokenSource(chat, "<|im_start|>"),
-            "<|answer|>": TokenSource(chat, 12),
-            "<|spare|>": TokenSource(zero=True),
+            "<|im_start|>": TokenSource("model", "tiny/chat"),
+            "<|tool|>": TokenSource("model", "tiny/a", force=True),
+            "<|think|>": TokenSource("model_token", "tiny/chat", token="<|im_start|>"),
+            "<|answer|>": TokenSource("model_token", "tiny/chat", token_id=12),
+            "<|spare|>": TokenSource("zero"),
         },
+        (chat, ModelRef("tiny/a"), chat, chat),
     )
     assert tokenizer.models_used() == (chat, ModelRef("tiny/a"))
     two = one("tokenizer_two_formats.yml").tokenizer
@@ -181,7 +182,7 @@ tokenizer:
     assert recipe.parameters == {}
     assert recipe.tokenizer is not None
     assert list(recipe.tokenizer.tokens) == ["<<", "=", "2024"]
-    assert recipe.tokenizer.tokens["2024"] == TokenSource(ModelRef("b"))
+    assert recipe.tokenizer.tokens["2024"] == TokenSource("model", "b")
 
 
 def test_a_byte_order_mark_and_windows_lines_are_read(tmp_path: Path) -> None:

@@ -170,7 +170,7 @@ def test_a_base_model_whose_final_norm_is_its_output(base: str, label: str) -> N
         match_models(Model.of(source), Model.of(anchor), axes="residual", frame=ROTATABLE, threads=1)
     plain = match_models(Model.of(source), Model.of(anchor), axes="residual", threads=1)
     assert plain.frame == ()
-    assert "permute the residual stream only" in plain.provenance["options"]["not rotated"]
+    assert "permute the residual stream only" in plain.provenance["options"]["not_rotated"]
     assert prove(source, plain).exact.equal
 
 

@@ -60,7 +60,9 @@ def test_fisher() -> None:
             normalized,
             1e-30,  # which is added, where ours is a floor
         )
-        merged = symfuse.merge([a, b], method="fisher", statistics=found, weights=[0.3, 0.7], floor=0.0, scale=scale)
+        merged = symfuse.merge(
+            [a, b], method="fisher", statistics=found, weights=[0.3, 0.7], parameters={"floor": 0.0, "scale": scale}
+        )
         for file, name in names.items():
             # Where no Fisher is above their number there is nothing but it; ours is the weighted mean then, as theirs.
             seen = sum(f.tensors[name] for f in found) > 1e-20
@@ -71,7 +73,7 @@ def test_regmean() -> None:
     a, b = wide()
     data = [task("sequence", batch_size=4, limit=9, seed=1), task("sequence", batch_size=3, limit=11, seed=2)]
     found = [symfuse.collect(c, t, "gram") for c, t in zip((a, b), data, strict=True)]
-    merged = symfuse.merge([a, b], method="regmean", statistics=found, alpha=0.8, ridge=0.0)
+    merged = symfuse.merge([a, b], method="regmean", statistics=found, parameters={"alpha": 0.8, "ridge": 0.0})
     files = [file for file in merged if found[0].of(file.removeprefix("bert."))]
     assert len(files) == 14
     grams = []

@@ -51,7 +51,7 @@ def test_formats_and_that_files_are_the_same_each_time(runs: Path, tmp_path: Pat
 
 
 def test_the_verb(runs: Path, tmp_path: Path) -> None:
-    result = CliRunner().invoke(main, ["plot", str(runs / "landscape.json"), "-o", str(tmp_path), "--format", "svg"])
+    result = CliRunner().invoke(main, ["report", str(runs / "landscape.json"), "-o", str(tmp_path), "--format", "svg"])
     assert result.exit_code == 0, result.output
     assert result.stdout.splitlines() == [str(tmp_path / "landscape.svg")]
 
@@ -164,3 +164,29 @@ def test_the_look_of_the_page_is_the_look_of_the_figure(runs: Path, tmp_path: Pa
     assert 'width="237.6pt"' in text
     assert {"landscape": "#d55e00", "barrier": "#0072b2"}[name] in text  # of the page's style sheet
     assert "$" not in re.sub(r">[^<]*<", "", text)
+
+
+def test_a_figure_that_cannot_be_written_leaves_none(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second fails while it is written beside its place, or while it gets its name; older ones are as they were."""
+    folder = tmp_path / "figures"
+    names = [path.name for path in plot([runs / "barrier.json", runs / "distance.json"], folder, "svg")]
+    before = {name: (folder / name).read_bytes() for name in names}
+    (folder / names[0]).unlink()
+    before.pop(names[0])
+    for step in ("write_bytes", "replace"):
+        real, calls = getattr(Path, step), list[Path]()
+
+        def fails(path: Path, *args: Any, real: Any = real, calls: list[Path] = calls) -> Any:
+            calls.append(path)
+            if len(calls) == 2:
+                raise OSError("no space left")
+            return real(path, *args)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, step, fails)
+            with pytest.raises(OutputError, match="no space left"):
+                plot([runs / "barrier.json", runs / "distance.json"], folder, "svg")
+        assert len(calls) > 1
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == before

@@ -234,8 +234,8 @@ def test_comparison_names_what_differs(pair: list[Checkpoint]) -> None:
     assert difference
     assert difference.only_model == ("c0",)
     assert difference.only_other == ("d0", "d1")
-    assert (difference.same, len(difference.moved)) == (4, 49)
-    assert ("t0", 3, 53) in difference.moved
+    assert (difference.same, len(difference.renumbered)) == (4, 49)
+    assert ("t0", 3, 53) in difference.renumbered
     assert "49 with another: 't0' (3 and 53)" in str(difference)
     assert "2 only in b: 'd0', 'd1'" in str(difference)
     (difference,) = vocabulary.compare([pair[0], pair[0]])

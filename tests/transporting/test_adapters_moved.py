@@ -225,7 +225,7 @@ def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert str(tmp_path) not in card.text
     assert json.loads((tmp_path / "lora-moved" / "symfuse.json").read_text("utf-8"))["alignment"]["frame"]
     named = done("transport", "lora", "--by", "moved/alignment.symfuse", "-o", "other", "--new-base", "org/x", "--json")
-    assert json.loads(named.stdout)["new base"] == "org/x"
+    assert json.loads(named.stdout)["new_base"] == "org/x"
     assert ModelCard.load(tmp_path / "other" / "README.md").data.base_model == "org/x"
     wrong = run("transport", "lora", "--by", "moved", "-o", "out", "--axis", "residual")
     assert (wrong.exit_code, (tmp_path / "out").exists()) == (2, False)

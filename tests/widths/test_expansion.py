@@ -180,7 +180,7 @@ def test_no_multiple_of_a_stream_is_refused_outside_of_the_frame() -> None:
     [
         ({"num_hidden_layers": 3}, "the numbers of layers differ"),
         ({"vocab_size": 62}, "tokens"),
-        ({"max_position_embeddings": 38}, "places"),
+        ({"max_position_embeddings": 38}, "one row per position"),
         ({"hidden_size": 10, "num_attention_heads": 2}, "narrower"),
         ({"hidden_size": 10, "intermediate_size": 99, "num_attention_heads": 2}, "narrower"),
     ],

@@ -1,4 +1,4 @@
-"""Reading an adapter's folder: what its config says, which kinds are plain LoRA, and its tensors."""
+"""Read an adapter's folder: its config, whether it is plain LoRA, and its tensors."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from symfuse.adapters.patterns import module_pattern
 from symfuse.errors import CheckpointError
 from symfuse.io import TensorInfo
 from symfuse.io.folder import read_json
@@ -35,10 +36,10 @@ UNSUPPORTED = {
     "kasa_config": "KaSA, which changes the base's weights",
     "monteclora_config": "MonteCLoRA, which samples its weights",
 }
-# How A and B began. The others that peft knows (pissa, olora, corda, lora_ga, loftq) subtract B·A from the base, or
-# quantise it; an adapter that peft converted for the unchanged base says `true` here.
+# The initialisation of A and B. The other kinds in peft (pissa, olora, corda, lora_ga, loftq) subtract B·A from the
+# base, or quantise it; an adapter that peft converted for the unchanged base has `true` here.
 INITS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
-# Options that say how the adapter was made, but not what it computes.
+# Options that describe how the adapter was made, but do not change what it computes.
 TRAINING = {
     "task_type", "auto_mapping", "revision", "inference_mode", "peft_version", "target_modules", "exclude_modules",
     "lora_dropout", "bias", "lora_bias", "modules_to_save", "layers_to_transform", "layers_pattern", "runtime_config",
@@ -58,11 +59,16 @@ KINDS: Mapping[str, Callable[[Any], bool]] = {
     "a text": lambda value: value is None or isinstance(value, str),
     "a JSON object": lambda value: isinstance(value, Mapping),
 }
+# Patterns for names of modules are regular expressions of whoever wrote the file. For some, such as `(a+)+x`, `re`
+# takes time that doubles with every letter of the name. These are refused.
+LETTERS = 64  # the length of a name, about, and so the ways in which one unbounded repeat can match
+MOST_WAYS = LETTERS**4  # that `re` may have to try
+_SINGLE = ("LITERAL", "NOT_LITERAL", "ANY", "IN", "AT")
 
 
 @dataclass(frozen=True)
 class Config:
-    """What adapter_config.json says of the deltas."""
+    """The content of adapter_config.json about the deltas."""
 
     base: str | None
     rank: int
@@ -107,7 +113,7 @@ class Config:
 
 def is_adapter(folder: Path) -> bool:
     """Whether a folder holds an adapter and not a whole model (some trainers leave an adapter's config beside one).
-    CheckpointError if it may not be looked into."""
+    CheckpointError if it is not readable."""
     try:
         return (folder / CONFIG).is_file() and not any(MODEL_WEIGHTS.fullmatch(path.name) for path in folder.iterdir())
     except OSError as error:
@@ -162,7 +168,7 @@ def _refuse_unsupported(folder: Path, values: Mapping[str, Any]) -> None:
 
 
 def _checked(folder: Path, key: str, value: Any, kind: str) -> Any:
-    """A value of the config, or CheckpointError if it is not of that kind."""
+    """A value of the config, or CheckpointError if it has another type."""
     if not KINDS[kind](value):
         text = repr(value)
         shown = text if len(text) <= 60 else f"{text[:60]}…"
@@ -171,7 +177,7 @@ def _checked(folder: Path, key: str, value: Any, kind: str) -> Any:
 
 
 def _patterns(folder: Path, key: str, value: Any, kind: str) -> Mapping[str, Any]:
-    """Values of that kind, by regular expression for modules."""
+    """The values of a mapping from regular expressions for modules."""
     patterns: Mapping[str, Any] = _checked(folder, key, value or {}, "a JSON object")
     for pattern, one in patterns.items():
         _checked(folder, f"{key} of {pattern!r}", one, kind)
@@ -185,3 +191,40 @@ def _patterns(folder: Path, key: str, value: Any, kind: str) -> Mapping[str, Any
 def _of_pattern(patterns: Mapping[str, Any], module: str, default: Any) -> Any:
     """As peft does: the first pattern that matches."""
     return next((value for pattern, value in patterns.items() if module_pattern(pattern)(module)), default)
+
+
+@cache
+def module_pattern(pattern: str) -> Callable[[str], bool]:
+    """What peft makes of a name or a regular expression: whether it matches the end of a module's dotted name.
+
+    ValueError if it is not valid, has look-around, back-references or flags, or could take very long to match.
+    """
+    try:
+        compiled = re.compile(rf"(.*\.)?({pattern})$")
+        if _ways(import_module("re._parser").parse(pattern)) > MOST_WAYS:
+            raise ValueError("it has too many repeats and alternatives, so that it could take very long to match")
+    except (re.error, ValueError, RecursionError, OverflowError) as error:
+        raise ValueError(f"the pattern {pattern!r} is not valid: {error}") from error
+    return lambda name: compiled.match(name) is not None
+
+
+def _ways(nodes: Any) -> int:
+    """In how many ways a sequence of nodes can match the letters of a name, at most."""
+    return math.prod(_ways_of(str(kind), argument) for kind, argument in nodes)
+
+
+def _ways_of(kind: str, argument: Any) -> int:
+    if kind in _SINGLE:
+        return 1
+    if kind == "SUBPATTERN" and not argument[1] and not argument[2]:  # no flags of its own
+        return _ways(argument[3])
+    if kind == "BRANCH":
+        return sum(map(_ways, argument[1]))
+    if kind in ("MAX_REPEAT", "MIN_REPEAT"):
+        least, most, inner = argument
+        ways = _ways(inner)
+        if most > 1 and ways > 1:
+            raise ValueError("it repeats what has repeats or alternatives itself, which could take very long to match")
+        repeats: int = max(1, min(most - least + 1, LETTERS))
+        return repeats * ways
+    raise ValueError(f"it has a part of kind {kind.lower()}, expected no look-around, back-references or flags")

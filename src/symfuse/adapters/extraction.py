@@ -14,16 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from symfuse.adapters.config import CONFIG, MAX_RANK, SAFETENSORS, require_floating
+from symfuse.adapters.config import CONFIG, MAX_RANK, SAFETENSORS, module_pattern, require_floating
 from symfuse.adapters.factors import Factors, factorise
-from symfuse.adapters.layers import Layers
-from symfuse.adapters.names import class_name, is_tied, is_vocabulary
-from symfuse.adapters.patterns import module_pattern
+from symfuse.adapters.names import Layers, class_name, is_tied, is_vocabulary
 from symfuse.arguments import checked
 from symfuse.errors import IncompatibleError, OptionError
 from symfuse.io import Checkpoint, TensorInfo, is_finite
-from symfuse.io.outputs import output_folder, write_tensors
 from symfuse.io.remote import Place
+from symfuse.io.writer import output_folder, write_tensors
 from symfuse.messages import some
 
 # Task of peft, by the end of the class, with the modules that peft then trains, and expects in a file, as a whole. None
@@ -36,7 +34,7 @@ TASKS: Mapping[str, tuple[str | None, tuple[str, ...]]] = {
 }
 # What peft refuses to hold as a whole.
 CONTAINERS = (nn.ModuleDict, nn.ModuleList, nn.ParameterDict, nn.ParameterList)
-NO_FACTORS = "no layer that peft adapts, or not chosen; save_rest (--save-rest) saves it as a whole"
+NO_FACTORS = "no layer that peft adapts, or not selected; save_rest (--save-rest) saves it as a whole"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -153,7 +151,7 @@ def extract(
     left_out = {name: norm for name, norm in rest.items() if name not in saved}
     reasons = {name: refused.get(_owner(name), NO_FACTORS) for name in left_out}
     if not factors:
-        raise IncompatibleError(f"{finetuned.name} and {base.name} differ in no linear layer that was chosen")
+        raise IncompatibleError(f"{finetuned.name} and {base.name} differ in no selected linear layer")
     config = _config(base, factors, saved, rank, alpha, task, heads)
     config["fan_in_fan_out"] = any(map(layers.transposed, factors))
     tensors = {name: finetuned[name].contiguous() for name in saved}

@@ -117,7 +117,7 @@ def _added(
 
 
 def open_adapter(folder: str | Path, base: str | Path | Checkpoint | None = None) -> Checkpoint:
-    """An adapter added to its base: the one given, or the local folder that its config names.
+    """An adapter added to its base: `base`, or the local folder that its config names.
 
     Nothing is downloaded unless `base` is the id of a model on the hub. Errors as of `apply`.
     """

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from symfuse.alignment.apply import acting, move, shift, shifted
-from symfuse.alignment.compose import composed, inverse
+from symfuse.alignment.apply import acting, composed, inverse, move, shift, shifted
 from symfuse.alignment.file import read, to_bytes
 from symfuse.architectures import ARCHITECTURES, resolve
 from symfuse.arguments import checked
@@ -175,7 +174,7 @@ class Alignment:
         return move(self.spec, acting(self.spec, elements, name), name, tensor)
 
     def acting(self, name: str) -> dict[str, Element]:
-        """The elements that move the tensor of that canonical name, by axis, in the order in which they act."""
+        """The elements that act on the tensor of that canonical name, by axis, in the order in which they act."""
         return acting(self.spec, self.elements, name)
 
     @cached_property
@@ -196,7 +195,7 @@ class Alignment:
     def inverse(self) -> Alignment:
         """The alignment that undoes this one."""
         elements = {i: g for i in self.elements if (g := inverse(self.spec, self.elements, i)) is not None}
-        back = replace(self, elements=elements, shifts={}, gauges={}, provenance={"inverse of": dict(self.provenance)})
+        back = replace(self, elements=elements, shifts={}, gauges={}, provenance={"inverse_of": dict(self.provenance)})
         shifts = {name: -back.move(name, t) for name, t in self.shifts.items()}
         return replace(back, shifts=shifts, gauges={n: -back.move(bias_of(n), v) for n, v in self.gauges.items()})
 
@@ -253,7 +252,7 @@ class Alignment:
 
 
 def _in_words(axis: Axis | None) -> str:
-    return "absent" if axis is None else f"of size {axis.size} ({axis.group.label if axis.group else 'not moved'})"
+    return "absent" if axis is None else f"of size {axis.size} ({axis.group.label if axis.group else 'fixed'})"
 
 
 def _added(first: Mapping[str, Tensor], then: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -280,17 +279,17 @@ class _Move:
         if not shifted and not self.alignment.acting(name):
             return Rule(info, partial(self.source.scanned, file))
         short = None if shifted else partial(self._short, name, file)
-        return Rule(info, partial(self._wide, name, file), short, what="the moved tensor")
+        return Rule(info, partial(self._wide, name, file), short, what="the aligned tensor")
 
     def _short(self, name: str, file: str) -> Tensor:
         return self.alignment.move(name, self.source.read(file))
 
     def _wide(self, name: str, file: str) -> Tensor:
-        """The moved tensor in float64."""
+        """The aligned tensor in float64."""
         tensor = self.alignment.shift(name, self._linear(name), self._linear)
         if not is_finite(tensor):
             raise IncompatibleError(
-                f"{file}: the moved tensor holds NaN or infinity before it is rounded, so the alignment is at "
+                f"{file}: the aligned tensor holds NaN or infinity before it is rounded, so the alignment is at "
                 "fault, not the model; make it again with `symfuse align`"
             )
         return tensor

@@ -1,6 +1,14 @@
-"""How elements and translations move one tensor of a declaration: what an alignment does, and learning with a graph.
+"""Apply elements and translations to one tensor of a declaration: for alignments, and with a graph for learning.
 
 Nothing here rounds twice or breaks the graph: where elements are made of parameters, what they move depends on them.
+
+Inverses and compositions of elements that are nested follow the wreath law. Elements of an axis with `per` are indexed
+by other axes, which may be permuted themselves. An element acts on the inside first (indexed as the source is), then
+the outer permutation moves it along. From this follow, with σ the outer permutation and h the inner elements:
+
+    inverse:      h'[k] = h[σ(k)]⁻¹           composition (first 1, then 2):   h[k] = h₂[σ₁⁻¹(k)] h₁[k]
+
+Both re-indexings are the action of the outer elements on the batch dimensions of the inner ones.
 """
 
 from __future__ import annotations
@@ -11,14 +19,15 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from symfuse.groups import Action
-from symfuse.spec import Atom, Instance, Shift, Spec, bias_of, cut
+from symfuse.groups import Action, Element, compose
+from symfuse.spec import Atom, Instance, Shift, Spec, Variance, bias_of, cut
 
 A = TypeVar("A", bound=Action)
+Elements = Mapping[Instance, Element]
 
 
 def acting(spec: Spec, elements: Mapping[Instance, A], name: str) -> dict[str, A]:
-    """The elements that move the tensor of that canonical name, by axis, in the order in which they act."""
+    """The elements that act on the tensor of that canonical name, by axis, in the order in which they act."""
     return {
         axis: element
         for axis, instance in spec.touched[name].items()
@@ -27,9 +36,9 @@ def acting(spec: Spec, elements: Mapping[Instance, A], name: str) -> dict[str, A
 
 
 def move(spec: Spec, by: Mapping[str, Action], name: str, tensor: Tensor) -> Tensor:
-    """The tensor of that canonical name moved by the elements of its axes (see `acting`); its dtype is kept.
+    """The tensor of that canonical name transformed by the elements of its axes (see `acting`), in its own dtype.
 
-    Entries are only moved about, or else computed in float32 at least and rounded once.
+    Permutations and signs only reorder entries; other elements compute in at least float32 and round once.
     """
     if not by:
         return tensor
@@ -82,8 +91,8 @@ def shift(
     weight: Callable[[str], Tensor],
     dtype: torch.dtype = torch.float64,
 ) -> Tensor:
-    """The moved tensor of that name with its part of translations and gauges, computed in `dtype`; weight(name) reads
-    another moved one."""
+    """The aligned tensor of that name with its part of translations and gauges, computed in `dtype`; weight(name) reads
+    another aligned one."""
     out = tensor.to(dtype)
     if name in shifts:
         out = out + shifts[name].to(dtype)
@@ -115,3 +124,38 @@ def _through(spec: Spec, rule: Shift, translation: Tensor, weight: Tensor) -> Te
     t = spec.part(rule.bias, translation, rule.axis).view
     left: Tensor = torch.tensordot(t, spec.through(rule, weight.to(t.dtype)), t.ndim)
     return left
+
+
+def inverse(spec: Spec, elements: Elements, instance: Instance) -> Element | None:
+    """The element that an instance has in the inverse; None where that is the identity."""
+    element = elements.get(instance)
+    return None if element is None else _reindexed(spec, instance, element.inverse(), elements.get)
+
+
+def composed(spec: Spec, elements: Elements, first: Elements) -> dict[Instance, Element]:
+    """The elements that act as `first`, which are of `spec`, then as `elements`."""
+    out = dict(first)
+    for instance, element in elements.items():
+        if instance not in spec.movable:
+            continue
+        element = _reindexed(spec, instance, element, lambda outer: inverse(spec, first, outer))
+        out[instance] = compose(element, out[instance]) if instance in out else element
+    return out
+
+
+def _reindexed(spec: Spec, instance: Instance, element: Element, by: Callable[[Instance], Element | None]) -> Element:
+    """Let the elements of the axes that `instance` is batched over act on its batch dimensions. by: the element of an
+    instance; None for the identity."""
+    batch = spec.batch_axes(instance.axis)
+    if not batch:
+        return element
+    index = spec.index_of(instance)
+    outer = {per: g.forget() for per in batch if (g := by(spec.instance(per, index))) is not None}
+    if not outer:
+        return element
+    atoms = tuple(Atom(per, Variance.PLAIN) for per in batch)
+    tensors = dict(element.tensors())
+    for per in sorted(outer, key=spec.order.index):
+        for key, tensor in tensors.items():
+            tensors[key] = act(outer[per], tensor, batch.index(per), atoms, spec.batch_axes(per))
+    return element.rebuild(tensors)

@@ -13,11 +13,11 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from symfuse.arguments import require_type
 from symfuse.errors import CheckpointError, LayoutError
 from symfuse.groups import ELEMENTS, INEXACT_ELEMENTS, Coupling, Element, Sinkhorn, shapes_of, subgroups
-from symfuse.io.content import refuse_pointer
-from symfuse.io.typed import require_type
-from symfuse.messages import some
+from symfuse.io.stamp import refuse_pointer
+from symfuse.messages import some, with_current_keys
 from symfuse.model import TRANSPORT, VARIANTS
 from symfuse.rewriting import REWRITES
 from symfuse.spec import Instance, Spec, bias_of
@@ -124,7 +124,7 @@ def _assemble(tensors: Mapping[str, Tensor], meta: Mapping[str, str]) -> dict[st
             raise ValueError(f"{', '.join(map(str, unknown))}: no {what} that this version knows")
     return {
         "spec": spec, "elements": elements, "shifts": shifts, "gauges": gauges, "frame": frame, "variants": variants,
-        "provenance": _entry(meta, "provenance", dict[str, object]),
+        "provenance": with_current_keys(_entry(meta, "provenance", dict[str, object])),
     }  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from symfuse.errors import SpecError, UnknownArchitectureError
+from symfuse.messages import nearest
 from symfuse.spec import (
     BEHIND,
     Atom,
@@ -30,7 +31,7 @@ from symfuse.spec import (
     pieces_of,
 )
 
-# Fields that say how many layers there are, which declarations list, and more than any model has.
+# Fields with the number of layers, which declarations enumerate, and a bound above that of any model.
 LAYERS = (
     "num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers",
 )  # fmt: skip
@@ -39,10 +40,10 @@ MOST_LAYERS = 10_000
 
 class Config:
     """config.json with attribute access for sizes: `c.hidden_size`, or `c.get("n_inner", …)` where a field may be
-    absent. `seen` are the fields that were asked for, with defaults filled in: what decides the declaration.
+    absent. `seen` are the fields that were read, with defaults filled in: they determine the declaration.
 
-    Every value is checked: SpecError for a size that is not a positive integer, or a value whose type is not that of
-    its default.
+    Every value is checked: SpecError for a size that is not a positive integer, or a value whose type differs from that
+    of its default.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class Config:
         return self._positive(key, self.get(key, usual))
 
     def under(self, key: str) -> Config:
-        """The config of a part of the model, nested in this one; what is `seen` there, is seen here."""
+        """The config of a part of the model, nested in this one; fields that are `seen` there are seen here."""
         return Config(self.get(key, {}), self._family, at=f"{self._at}{key}.", seen=self.seen)
 
     def pair(self, key: str, usual: int | None = None) -> tuple[int, int]:
@@ -117,8 +118,8 @@ class Config:
         return value
 
     def rotary_share(self, usual: float, before: str = "partial_rotary_factor") -> float:
-        """The part of a head that positions turn: since `transformers` 5 among the rotary settings, and in older
-        configs beside their scaling or in the field `before`, which are not `seen`: only other spellings."""
+        """The share of a head with rotary positions: since `transformers` 5 among the rotary settings, in older configs
+        beside their scaling or in the field `before`, which are not `seen`, as they are only other spellings."""
         key, older = "rope_parameters.partial_rotary_factor", Config(self._data, self._family)
         share = self.get(key, float(older.get("rope_scaling.partial_rotary_factor", float(older.get(before, usual)))))
         if not 0 < share <= 1:
@@ -134,7 +135,7 @@ class Config:
 
     @property
     def class_name(self) -> str:
-        """The class that will be loaded: the first that `architectures` names, or nothing."""
+        """The class that will be loaded: the first in `architectures`, or nothing."""
         return str((self.get("architectures", []) or [""])[0])
 
     @property
@@ -160,8 +161,8 @@ def _wrong(key: str, value: Any, expected: str) -> SpecError:
 
 @dataclass(frozen=True)
 class Head:
-    """What sits on top of the base model. classes: how the names of its classes end (`ForMaskedLM`);
-    tensors: their layouts, by full name. Heads of different classes may use one name for other layouts."""
+    """A head on top of the base model. classes: endings of the names of its classes (`ForMaskedLM`); tensors: their
+    layouts, by full name. Heads of different classes may use one name for other layouts."""
 
     classes: tuple[str, ...]
     tensors: Mapping[str, str]
@@ -247,11 +248,13 @@ def lookup(config: Mapping[str, Any], where: str) -> Architecture:
     """The architecture of a config; UnknownArchitectureError names the type and those that are known."""
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
-        named = "no model_type" if model_type is None else f"model_type {model_type!r}"
+        named = "has no config.json, or one without model_type"
+        named = named if model_type is None else f"config.json has model_type {model_type!r}"
+        similar = nearest(str(model_type), ARCHITECTURES)
         raise UnknownArchitectureError(
-            f"{where}: config.json has {named}; symfuse has declarations for "
-            f"{', '.join(sorted(ARCHITECTURES))}. Set model_type if it is one of these, or add a declaration "
-            "(`symfuse suggest` drafts one; CONTRIBUTING.md)"
+            f"{where}: {named}; symfuse has declarations for {len(ARCHITECTURES)} types (docs/families.md)"
+            f"{f', such as {similar}' if similar else ''}. Set model_type if it is one of them, or add a "
+            "declaration (`symfuse suggest` drafts one; CONTRIBUTING.md)"
         )
     return ARCHITECTURES[model_type]
 
@@ -270,8 +273,8 @@ def declaration(config: Mapping[str, Any], names: Collection[str], where: str) -
 
 
 def resolve(config: Mapping[str, Any], names: Iterable[str], where: str = "checkpoint") -> Spec:
-    """The Spec of a checkpoint with these config and tensor names (its shapes are checked by Spec.check): the same
-    object where both are the same, so that what it works out is worked out once."""
+    """The Spec of a checkpoint with this config and these tensor names (its shapes are checked by Spec.check): the same
+    object for equal arguments, so that its caches are shared."""
     names = list(names)
     key = lookup(config, where), repr(config), tuple(names)
     with _lock:
@@ -286,13 +289,13 @@ def resolve(config: Mapping[str, Any], names: Iterable[str], where: str = "check
     return spec
 
 
-RESOLVED = 32  # specs that are kept: those of a merge, and of what its models are rewritten to
+RESOLVED = 32  # specs in the cache: those of a merge, and of its rewritten models
 _resolved: dict[tuple[Architecture, str, tuple[str, ...]], Spec] = {}
 _lock = threading.Lock()
 
 
 def bind(family: Family, model_type: str, class_name: str, names: list[str], where: str = "checkpoint") -> Spec:
-    """The Spec of a checkpoint with these tensor names, which that class has written, by a declaration."""
+    """The Spec of a checkpoint with these tensor names, saved by that class, by a declaration."""
     if names:  # without any, the declaration itself is asked for
         _check_indices(family, len(names), where)
     current = {modern(name, family.legacy): name for name in names if not is_buffer(name, family)}
@@ -411,7 +414,8 @@ def _is_gauge(reader: str, gain: str, tensors: Mapping[str, Declared], family: F
 
 
 def _take_aliases(current: dict[str, str], family: Family, prefix: str) -> None:
-    """Where an alias is stored, and not what it stands for, it is that: its entry of `current` gets the other name."""
+    """Where only an alias of a tensor is stored, it is used as that tensor: its entry of `current` gets the tensor's
+    name."""
     for alias, name in family.tied.items():
         meant = prefix + name if name in family.tensors else name
         stored = next((n for n in (prefix + alias, alias) if n in current), None)
@@ -436,8 +440,8 @@ def _too_many(what: str, count: int, tensors: int, where: str) -> SpecError:
 def _stacks(
     family: Family, stored: Mapping[str, str], prefix: str, current: Mapping[str, str], where: str
 ) -> dict[str, tuple[str, ...]]:
-    """Of the stacks that are declared, those of which the file has pieces, and not the whole. stored: canonical name →
-    that of the whole in the file. SpecError for more pieces than tensors, before a name is made for each."""
+    """The declared stacks that the file has in pieces. stored: canonical name → name of the whole tensor in the file.
+    SpecError for more pieces than tensors, before a name is made for each."""
     out: dict[str, tuple[str, ...]] = {}
     there = {re.sub(r"^(.*\.)\d+(?=\.)", r"\1*", name) for name in current} if family.stacks else set()
     for template, pieces in family.stacks.items():
@@ -495,7 +499,7 @@ def _all_tied(head: Head, family: Family) -> bool:
 
 
 def modern(name: str, legacy: Mapping[str, str]) -> str:
-    """A name with an old ending replaced by today's (`Family.legacy`)."""
+    """A name with an old ending replaced by the current one (`Family.legacy`)."""
     for old, new in legacy.items():
         if name.endswith(old):
             return name[: -len(old)] + new

@@ -1,18 +1,44 @@
-"""What blocks of attention and feed-forward have in common, whatever their names: maps, axes, free translations."""
+"""What blocks of attention and feed-forward have in common, whatever their names: maps, axes, neurons, translations."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from symfuse.architectures.base import Config, Family
-from symfuse.architectures.feed_forward import neurons
+from symfuse.architectures.base import Config, Family, Head
 from symfuse.errors import SpecError
-from symfuse.groups import Group, Invertible, Permutation, Rotary
+from symfuse.groups import Group, Invertible, Permutation, PositiveMonomial, Rotary, Signed
 from symfuse.spec import Axis, Shift
+
+# a(c x) = c a(x) for c > 0: neurons may be rescaled too. a(−x) = −a(x): they may be flipped.
+_HOMOGENEOUS = {"relu", "leaky_relu"}
+_ODD = {"tanh", "linear"}
+_ELEMENTWISE = {
+    "gelu", "gelu_new", "gelu_fast", "gelu_python", "gelu_pytorch_tanh", "gelu_accurate", "gelu_python_tanh",
+    "quick_gelu", "silu", "swish", "mish", "sigmoid", "relu2", "relu6", "gelu_10", "laplace", "xielu",
+}  # fmt: skip
+
+# One function under several names, so that configs which differ only in the name agree.
+SAME = {"gelu_python": "gelu", "swish": "silu"} | dict.fromkeys(
+    ("gelu_fast", "gelu_pytorch_tanh", "gelu_accurate", "gelu_python_tanh"), "gelu_new"
+)
 
 ROTARY = Rotary()
 ALIBI = "ALiBi: the slope of a head depends on its number"  # why heads stay
+
+
+def neurons(activation: str) -> Group:
+    """The symmetry group of neurons behind an elementwise activation; SpecError for one that is not known."""
+    if activation in _HOMOGENEOUS:
+        return PositiveMonomial()
+    if activation in _ODD:
+        return Signed()
+    if activation in _ELEMENTWISE:
+        return Permutation()
+    raise SpecError(
+        f"config.json: activation {activation!r} is not known to act on each neuron by itself; known are "
+        f"{', '.join(sorted(_HOMOGENEOUS | _ODD | _ELEMENTWISE))}"
+    )
 
 
 def linear(name: str, out: str, read: str = "residual*", *, bias: bool = True) -> dict[str, str]:
@@ -177,3 +203,15 @@ def with_names(family: Family, names: Mapping[str, str]) -> Family:
 def placed(tensors: Mapping[str, str], places: Mapping[str, str]) -> dict[str, str]:
     """The same tensors with other layouts, of which pieces are replaced."""
     return {name: replaced(layout, places) for name, layout in tensors.items()}
+
+
+# The task heads of GPT-2, GPT-NeoX, GPT-J, Falcon, OPT, BLOOM and MPT.
+HEADS = {
+    "causal LM": Head(("ForCausalLM",), {"lm_head.weight": "vocab residual*"}),
+    "sequence": Head(("ForSequenceClassification",), {"score.weight": "labels residual*"}),
+    "token": Head(("ForTokenClassification",), linear("classifier", "labels")),
+    "question": Head(("ForQuestionAnswering",), linear("qa_outputs", "2")),
+}
+# What reads the last norm.
+READERS = ("last_hidden_state", *(name for head in HEADS.values() for name in head.tensors if name.endswith("weight")))
+OUTPUTS = {"last_hidden_state": "residual"}

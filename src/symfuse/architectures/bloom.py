@@ -4,8 +4,7 @@ embedding. Through the gain of that norm the stream cannot be rotated."""
 from __future__ import annotations
 
 from symfuse.architectures.base import Config, Family, architecture
-from symfuse.architectures.blocks import ALIBI, block_axes, linear, norm, value_shift
-from symfuse.architectures.causal import HEADS, OUTPUTS
+from symfuse.architectures.blocks import ALIBI, HEADS, OUTPUTS, block_axes, linear, norm, value_shift
 from symfuse.spec import Axis, Shift
 
 LAYER = "h.{l}."

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from symfuse.architectures import bert
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import block_axes, key_shift, linear, norm, renamed, value_shift
-from symfuse.architectures.feed_forward import neurons
+from symfuse.architectures.blocks import block_axes, key_shift, linear, neurons, norm, renamed, value_shift
 from symfuse.architectures.names import LEGACY
 from symfuse.errors import SpecError
 from symfuse.groups import Permutation

@@ -6,10 +6,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from symfuse.architectures.base import Config, Family, Head
-from symfuse.architectures.blocks import ROTARY, groups_of_heads, placed, rotary_axes, size_of_head, value_shift
-from symfuse.architectures.causal import HEADS as CAUSAL_HEADS
-from symfuse.architectures.causal import OUTPUTS
-from symfuse.architectures.feed_forward import neurons
+from symfuse.architectures.blocks import HEADS as CAUSAL_HEADS
+from symfuse.architectures.blocks import (
+    OUTPUTS,
+    ROTARY,
+    groups_of_heads,
+    neurons,
+    placed,
+    rotary_axes,
+    size_of_head,
+    value_shift,
+)
 from symfuse.errors import SpecError
 from symfuse.groups import Group, Invertible, Permutation, Sign, Signed, SignedMonomial
 from symfuse.spec import Axis, NormKind, Shift
@@ -119,7 +126,7 @@ def axes(
 def gated(c: Config, activation: str = "") -> dict[str, Axis]:
     """The neurons of a gated block: up is linear, so that they may be permuted, flipped, rescaled behind any gate.
     activation: by default `hidden_act`."""
-    neurons(activation or c.get("hidden_act", "silu"))  # whether it acts on each by itself
+    neurons(activation or c.get("hidden_act", "silu"))  # raises unless it acts on each neuron separately
     return {"ffn": Axis(c.intermediate_size, SignedMonomial(), per=("l",))}
 
 
@@ -203,13 +210,13 @@ def partly_normed(family: Family) -> Family:
 def unturned(family: Family, layers: Iterable[int], *, normed: bool = False) -> Family:
     """The family, in some of whose layers positions turn nothing: queries and keys may move by any invertible map
     there, and a key's bias is free; or where they are normalised, by signs and one order."""
-    size, layers = 2 * family.axes["f"].size, list(layers)
+    if not (layers := list(layers)):
+        return family
+    size = 2 * family.axes["f"].size
     places = NORMED_UNTURNED if normed else UNTURNED
     new = placed(family.tensors, places)
     changed = {name: layout for name, layout in new.items() if layout != family.tensors[name]}
     exceptions = {name.format(l=layer): layout for layer in layers for name, layout in changed.items()}
-    if not exceptions:
-        return family
     keys = [name for name in exceptions if name.endswith("k_proj.bias") and not normed]
     shifts = (*family.shifts, *(Shift(name, "p*") for name in keys))
     free = normed_axes(size) if normed else {"p": Axis(size, Invertible(), ("l", "kv"))}

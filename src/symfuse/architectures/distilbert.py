@@ -9,11 +9,11 @@ from symfuse.architectures.blocks import (
     block_axes,
     dense_head,
     linear,
+    neurons,
     post_norm,
     projections,
     renamed,
 )
-from symfuse.architectures.feed_forward import neurons
 from symfuse.groups import Permutation
 from symfuse.spec import Axis
 

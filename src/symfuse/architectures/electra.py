@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from symfuse.architectures import bert
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import dense_head, linear
-from symfuse.architectures.feed_forward import neurons
+from symfuse.architectures.blocks import dense_head, linear, neurons
 from symfuse.architectures.names import LEGACY
 from symfuse.groups import Permutation
 from symfuse.spec import Axis

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from symfuse.architectures.base import Config, Family, Head, architecture
 from symfuse.architectures.bert import TOKEN
-from symfuse.architectures.blocks import linear
-from symfuse.architectures.feed_forward import neurons
+from symfuse.architectures.blocks import linear, neurons
 from symfuse.architectures.llama import llama
 from symfuse.spec import Axis
 

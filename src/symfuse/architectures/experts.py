@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from symfuse.architectures import decoder
 from symfuse.architectures.base import Config, Family
-from symfuse.architectures.feed_forward import neurons
+from symfuse.architectures.blocks import neurons
 from symfuse.errors import SpecError
 from symfuse.groups import Group, Permutation, SignedMonomial
 from symfuse.spec import Axis, NormKind

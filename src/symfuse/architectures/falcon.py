@@ -4,8 +4,18 @@ rotary positions or ALiBi, whose slopes belong to the index of a head."""
 from __future__ import annotations
 
 from symfuse.architectures.base import Config, Family, architecture
-from symfuse.architectures.blocks import ALIBI, block_axes, groups_of_heads, linear, norm, rotary_axes, value_shift
-from symfuse.architectures.causal import HEADS, OUTPUTS, READERS
+from symfuse.architectures.blocks import (
+    ALIBI,
+    HEADS,
+    OUTPUTS,
+    READERS,
+    block_axes,
+    groups_of_heads,
+    linear,
+    norm,
+    rotary_axes,
+    value_shift,
+)
 from symfuse.groups import Group, Invertible, Permutation
 from symfuse.spec import Axis, Shift
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import block_axes, norm, value_shift
-from symfuse.architectures.causal import HEADS, OUTPUTS, READERS
+from symfuse.architectures.blocks import HEADS, OUTPUTS, READERS, block_axes, norm, value_shift
 from symfuse.spec import Axis, Shift
 
 LAYER = "h.{l}."

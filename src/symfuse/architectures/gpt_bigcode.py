@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from symfuse.architectures.base import Config, Family, architecture
-from symfuse.architectures.blocks import linear, value_shift
-from symfuse.architectures.causal import HEADS
+from symfuse.architectures.blocks import HEADS, linear, value_shift
 from symfuse.architectures.gpt2 import ATTENTION, LAYER, OUT, family
 from symfuse.groups import Invertible, Permutation
 from symfuse.spec import Axis, Shift

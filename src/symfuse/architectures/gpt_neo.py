@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from symfuse.architectures.base import Config, Family, architecture
-from symfuse.architectures.blocks import attention, block_axes, linear, norm, projections, readers
-from symfuse.architectures.causal import HEADS, OUTPUTS, READERS
+from symfuse.architectures.blocks import (
+    HEADS,
+    OUTPUTS,
+    READERS,
+    attention,
+    block_axes,
+    linear,
+    norm,
+    projections,
+    readers,
+)
 from symfuse.spec import Axis
 
 LAYER = "h.{l}."

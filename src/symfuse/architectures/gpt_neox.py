@@ -4,8 +4,7 @@ feed-forward on the same stream or one after the other."""
 from __future__ import annotations
 
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import block_axes, linear, norm, rotary_axes, value_shift
-from symfuse.architectures.causal import HEADS, OUTPUTS, READERS
+from symfuse.architectures.blocks import HEADS, OUTPUTS, READERS, block_axes, linear, norm, rotary_axes, value_shift
 from symfuse.spec import Axis, Shift
 
 LAYER = "layers.{l}."

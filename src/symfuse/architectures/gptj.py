@@ -6,8 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import block_axes, linear, norm, rotary_axes
-from symfuse.architectures.causal import HEADS, OUTPUTS, READERS
+from symfuse.architectures.blocks import HEADS, OUTPUTS, READERS, block_axes, linear, norm, rotary_axes
 from symfuse.errors import SpecError
 from symfuse.groups import Permutation
 from symfuse.spec import Axis

@@ -8,9 +8,7 @@ from collections.abc import Mapping
 
 from symfuse.architectures import decoder
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import block_axes, linear, norm, rotary_axes, value_shift
-from symfuse.architectures.causal import OUTPUTS
-from symfuse.architectures.feed_forward import neurons
+from symfuse.architectures.blocks import OUTPUTS, block_axes, linear, neurons, norm, rotary_axes, value_shift
 from symfuse.groups import Permutation
 from symfuse.spec import Axis, Shift
 

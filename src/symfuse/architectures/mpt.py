@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from symfuse.architectures.base import Config, Family, architecture
-from symfuse.architectures.blocks import ALIBI, block_axes, linear, norm
-from symfuse.architectures.causal import HEADS, OUTPUTS, READERS
+from symfuse.architectures.blocks import ALIBI, HEADS, OUTPUTS, READERS, block_axes, linear, norm
 from symfuse.groups import Signed
 from symfuse.spec import Axis
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from symfuse.architectures.base import Config, Family, Head, architecture
 from symfuse.architectures.blocks import (
+    HEADS,
+    READERS,
     attention,
     attention_shifts,
     block_axes,
@@ -13,7 +15,6 @@ from symfuse.architectures.blocks import (
     projections,
     readers,
 )
-from symfuse.architectures.causal import HEADS, READERS
 from symfuse.groups import Centred, Invertible
 from symfuse.spec import Axis
 

@@ -13,13 +13,13 @@ from symfuse.architectures.blocks import (
     attention,
     attention_shifts,
     linear,
+    neurons,
     norm,
     of_heads,
     projections,
     readers,
     size_of_head,
 )
-from symfuse.architectures.feed_forward import neurons
 from symfuse.groups import Group, Invertible, Permutation, Signed
 from symfuse.spec import Axis, Shift
 

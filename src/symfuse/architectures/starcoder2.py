@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from symfuse.architectures import decoder
 from symfuse.architectures.base import Config, Family, architecture
-from symfuse.architectures.feed_forward import neurons
+from symfuse.architectures.blocks import neurons
 from symfuse.groups import Permutation
 from symfuse.spec import Axis
 

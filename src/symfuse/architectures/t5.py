@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from symfuse.architectures import seq2seq
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import attention, linear
-from symfuse.architectures.feed_forward import neurons
+from symfuse.architectures.blocks import attention, linear, neurons
 from symfuse.errors import SpecError
 from symfuse.groups import Signed, SignedMonomial
 from symfuse.spec import Axis

@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import attention, attention_shifts, block_axes, linear, norm, projections, readers
-from symfuse.architectures.feed_forward import neurons
+from symfuse.architectures.blocks import (
+    attention,
+    attention_shifts,
+    block_axes,
+    linear,
+    neurons,
+    norm,
+    projections,
+    readers,
+)
 from symfuse.spec import Axis
 
 LAYER = "encoder.layer.{l}."

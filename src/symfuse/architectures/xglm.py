@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from symfuse.architectures.base import Config, Family, architecture
-from symfuse.architectures.blocks import attention, attention_shifts, block_axes, linear, norm, projections
-from symfuse.architectures.causal import HEADS, OUTPUTS
+from symfuse.architectures.blocks import (
+    HEADS,
+    OUTPUTS,
+    attention,
+    attention_shifts,
+    block_axes,
+    linear,
+    norm,
+    projections,
+)
 from symfuse.architectures.marian import SINES
 from symfuse.spec import Axis
 

@@ -52,13 +52,12 @@ def extract_lora(
     """
     import torch
 
-    from symfuse import adapters
-    from symfuse.io import check_target
+    from symfuse import api
     from symfuse.messages import some
 
     tuned, start = open_model(out, finetuned), open_model(out, base)
-    check_target(output, overwrite=None, inputs=(*start.sources, *tuned.sources))  # before the work
-    adapter = adapters.extract(
+    api.check_target(output, overwrite=None, inputs=(*start.sources, *tuned.sources))  # before the work
+    adapter = api.extract_lora(
         tuned,
         start,
         rank,
@@ -76,7 +75,7 @@ def extract_lora(
     for line in adapter.report():
         out.say(line)
     out.say(f"written to {output}")
-    out.finish({"output": str(output), "error": adapter.error, "lower rank": lower, "report": adapter.report()})
+    out.finish({"output": str(output), "error": adapter.error, "lower_rank": lower, "report": adapter.report()})
 
 
 def _listed(given: Sequence[str]) -> list[str]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from symfuse.cli.app import (
+    CPU,
     NEW_PLACE,
     check_place,
     common,
@@ -31,14 +32,11 @@ from symfuse.cli.app import (
 from symfuse.cli.evaluate import DATA_OPTIONS, data_options, task
 from symfuse.cli.events import Printer
 from symfuse.cli.learning import HEARD, LEARNING_OPTIONS, learning_of, learning_options, say_learned
-from symfuse.device import CPU
 from symfuse.errors import OptionError, OutputError
 from symfuse.output import Output
 
 if TYPE_CHECKING:
-    from symfuse.alignment import Alignment
-    from symfuse.io import Checkpoint
-    from symfuse.io.remote import Place
+    from symfuse.api import Alignment, Checkpoint, Place
     from symfuse.recipes.events import Event
 
 
@@ -89,7 +87,7 @@ def align(
 
     The result computes the same function and is nearer in weight space; with --from learned the loss on the path
     between the two is low. Prints, per axis, the squared distance over the tensors that the axis acts on. Value heads
-    act on the output bias too, which `distance` counts under residual.
+    act on the output bias too, which `relate` counts under residual.
     """
     import_at_once("api")
     from symfuse import api
@@ -132,20 +130,19 @@ def align(
 
 def _check_places(options: dict[str, Any], source: Checkpoint, anchor: Checkpoint, anchor_output: Place | None) -> None:
     """OutputError for places that cannot be written, or lie in each other; before any work."""
-    from symfuse.io.remote import Remote
-    from symfuse.io.target import overlap
+    from symfuse import api
 
-    if anchor_output is not None and any(isinstance(place, Remote) for place in (options["output"], anchor_output)):
+    if anchor_output is not None and any(isinstance(place, api.Remote) for place in (options["output"], anchor_output)):
         options["overwrite"] = None  # what a store has is replaced as soon as the new one comes, and cannot be restored
     check_place(options, source, anchor)
     if anchor_output is not None:
         check_place(options | {"output": anchor_output}, source, anchor)
-        if relation := overlap(anchor_output, options["output"]):
+        if relation := api.overlap(anchor_output, options["output"]):
             raise OutputError(
                 f"--anchor-output {anchor_output} {relation} the output {options['output']}; choose another folder"
             )
     for folder in (options["output"], anchor_output):
-        if folder is not None and options["journal"] is not None and overlap(options["journal"], folder):
+        if folder is not None and options["journal"] is not None and api.overlap(options["journal"], folder):
             raise OutputError(f"--journal {options['journal']} lies in the output {folder}; choose another place")
 
 
@@ -204,13 +201,12 @@ def _save(
     out: Output, new: Checkpoint, beside: Checkpoint, options: dict[str, Any], anchor_output: Place | None
 ) -> None:
     """The moved source and, if asked for, the anchor, in its frame or moved too: both, or none."""
-    from symfuse.io.target import check_space
-    from symfuse.io.together import together
+    from symfuse import api
 
-    with together():
+    with api.together():
         if anchor_output is not None:
             sizes = {options["output"]: new.nbytes, anchor_output: beside.nbytes}
-            check_space({place: size for place, size in sizes.items() if isinstance(place, Path)})
+            api.check_space({place: size for place, size in sizes.items() if isinstance(place, Path)})
             save(out, beside, options | {"output": anchor_output})
         save(out, new, options)
 

@@ -17,16 +17,15 @@ import click
 
 from symfuse import __version__
 from symfuse.cli.command import Command, F, grouped
-from symfuse.cli.verbs import VERBS, Verbs
-from symfuse.device import CPU, require
+from symfuse.cli.verbs import OLD_VERBS, VERBS, Verbs
 from symfuse.errors import OptionError, SymfuseError, SymfuseWarning, masked
 from symfuse.output import Output, note, warn
 from symfuse.signals import signals_as_exceptions
 
 if TYPE_CHECKING:
-    from symfuse.alignment import Alignment
-    from symfuse.executors import Ray
-    from symfuse.io import Checkpoint
+    from symfuse.api import Alignment, Checkpoint, Ray
+
+CPU = "cpu"  # the default of --device
 
 
 class _NewFolder(click.Path):
@@ -43,9 +42,9 @@ class _NewFolder(click.Path):
         if isinstance(value, str) and value != masked(value) and "://" not in value:
             self.fail(f"the name {masked(value)} is not UTF-8; name another folder", param, ctx)
         if isinstance(value, str) and "://" in value:
-            from symfuse.io.remote import place_of
+            from symfuse import api
 
-            place = place_of(value)
+            place = api.place_of(value)
             if not self._url and not isinstance(place, Path):
                 self.fail(f"{masked(value)} is a URL; name a folder", param, ctx)
             return place
@@ -67,6 +66,17 @@ class _Group(click.Group):
         lines = {name: click.Command(name, help=line).get_short_help_str(width) for name, (_, line) in VERBS.items()}
         with formatter.section("Commands"):
             formatter.write_dl(list(lines.items()))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The verb; an old name runs as today's, which is printed."""
+        if args[0] in OLD_VERBS:
+            now = OLD_VERBS[args[0]]
+            if not {"--quiet", "-q"} & set(args):
+                note(f"symfuse {args[0]} is now called symfuse {' '.join(now)}")
+            args = [*now, *args[1:]]
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -136,13 +146,21 @@ def common(function: F) -> F:
     )(verb)  # type: ignore[return-value]
 
 
+def _device(name: str) -> str:
+    if name == CPU:  # which needs no import
+        return name
+    from symfuse import api
+
+    return api.require(name)
+
+
 device_option = grouped(
     "Resources",
     click.option(
         "--device",
         default=CPU,
         show_default=True,
-        callback=lambda _ctx, _param, value: require(value),  # OptionError before any work
+        callback=lambda _ctx, _param, value: _device(value),  # OptionError before any work
         help="Compute on cpu, cuda, or cuda:1 (the second GPU).",
     ),
 )
@@ -154,9 +172,9 @@ def memory_option(text: str) -> Callable[[F], F]:
     def read(_ctx: click.Context, _param: click.Parameter, value: str | None) -> int | None:
         if value is None:
             return None
-        from symfuse.io.shards import parse_size
+        from symfuse import api
 
-        size = parse_size(value, "--memory")
+        size = api.parse_size(value, "--memory")
         if size < 1000:
             raise OptionError(f"--memory {value} is {size} bytes, too little for anything; give a unit: 6GB")
         return size
@@ -230,10 +248,10 @@ def executor_of(out: Output, options: Mapping[str, Any]) -> Ray | None:
         return None
     if device != CPU and not device.endswith(":0"):
         raise OptionError(f"--device {device}: Ray gives each task a GPU of its own; write --device cuda")
-    from symfuse.executors import Ray
+    from symfuse import api
 
     gpus = int(device != CPU)
-    cluster = Ray(
+    cluster = api.Ray(
         options["address"], workers=options["threads"], gpus=gpus, say=out.say, note=out.note, follow=out.follow
     )
     return click.get_current_context().with_resource(cluster)
@@ -284,9 +302,9 @@ def groups_of(options: Mapping[str, Any]) -> dict[str, str]:
 
 
 def open_model(out: Output, source: str) -> Checkpoint:
-    from symfuse.io import open as open_checkpoint
+    from symfuse import api
 
-    checkpoint = open_checkpoint(source, name=source)
+    checkpoint = api.open_checkpoint(source, name=source)
     for text in () if out.quiet else checkpoint.notes:
         note(text)
     return checkpoint
@@ -295,16 +313,14 @@ def open_model(out: Output, source: str) -> Checkpoint:
 def check_place(options: dict[str, Any], *inputs: Checkpoint, others: Sequence[Path] = ()) -> None:
     """Whether the target can be written, and the cluster be reached, is known first, not after the work. others: more
     inputs."""
-    from symfuse.io import check_target
-    from symfuse.io.hub import require_upload
-    from symfuse.io.shards import parse_size
+    from symfuse import api
 
-    parse_size(options["max_shard_size"])
+    api.parse_size(options["max_shard_size"])
     folders = [*(folder for checkpoint in inputs for folder in checkpoint.sources), *others]
     resume = bool(options.get("resume"))
-    check_target(options["output"], overwrite=options["overwrite"], inputs=folders, resume=resume, lasting=True)
+    api.check_target(options["output"], overwrite=options["overwrite"], inputs=folders, resume=resume, lasting=True)
     if options["push"] is not None:
-        require_upload(options["push"], options["output"])
+        api.require_upload(options["push"], options["output"])
     elif options["private"]:
         raise OptionError("--private is of the repository that --push names: add --push ORG/NAME, or leave it out")
     if options["executor"] is not None:
@@ -344,11 +360,11 @@ def save(
 
 def pushed(out: Output, options: Mapping[str, Any]) -> dict[str, Any]:
     """Upload the output folder if --push is set; returns what the document of the run has of it."""
-    from symfuse.io.hub import upload
+    from symfuse import api
 
     if options["push"] is None:
         return {}
-    url = upload(Path(options["output"]), options["push"], private=options["private"] or None)
+    url = api.upload(Path(options["output"]), options["push"], private=options["private"] or None)
     out.say(f"uploaded to {url}")
     return {"pushed": url}
 
@@ -358,10 +374,10 @@ def say_alignment(out: Output, run: Mapping[str, Any]) -> None:
         out.say(f"inexact: {', '.join(run['inexact'])}: moved in a way that does not keep the function")
     if "auto" in run["options"]:
         auto = run["options"]["auto"]
-        kind = "in one basis" if auto["same basis"] else "without a relation in this basis"
+        kind = "in one basis" if auto["same_basis"] else "without a relation in this basis"
         out.say(f"axes chosen for models {kind} (cosine {auto['cosine']:.2f} in a sample)")
-    if "not rotated" in run["options"]:
-        out.say(f"the residual stream is not rotated: {run['options']['not rotated']}")
+    if "not_rotated" in run["options"]:
+        out.say(f"the residual stream is not rotated: {run['options']['not_rotated']}")
     matched = run["matched"]
     rows = [
         [r["axis"], r["group"], f"{r['moved']} of {r['units']}", f"{r['before']:.4g}", f"{r['after']:.4g}"]

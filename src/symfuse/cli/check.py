@@ -13,7 +13,7 @@ from symfuse.cli.recipes import recipe_options, recipes_of, reconcile_options
 from symfuse.output import Output, warn
 
 if TYPE_CHECKING:
-    from symfuse.recipes.check import Report
+    from symfuse.api import Report
     from symfuse.recipes.check.report import Alignment
 
 LINES = 6  # of one kind, for people; --json has all

@@ -38,7 +38,6 @@ def collect(model: str, kind: str, output: Path, out: Output, **options: Any) ->
     moves them with an alignment.
     """
     from symfuse import api
-    from symfuse.io import check_target
 
     own: dict[str, Any] = {"fisher": {"labels": options["labels"]}, "gram": {"memory": options["memory"]}}
     for other in own.keys() - {kind}:
@@ -46,7 +45,7 @@ def collect(model: str, kind: str, output: Path, out: Output, **options: Any) ->
             if value is not None:
                 raise OptionError(f"--{name}: this is of --kind {other}; leave it out")
     opened = open_model(out, model)
-    check_target(output, overwrite=None, inputs=opened.sources)
+    api.check_target(output, overwrite=None, inputs=opened.sources)
     data = task(options, opened, unlabelled=options["labels"] != "given")
     given = {name: value for name, value in own[kind].items() if value is not None} | {"device": options["device"]}
     if kind == "fisher":

@@ -12,14 +12,12 @@ import click
 
 from symfuse.cli.app import common, device_option, main, matched, open_model
 from symfuse.cli.command import F, grouped
-from symfuse.cli.results import check_result, finish, result_option
-from symfuse.errors import CheckpointError, OptionError, SymfuseError
+from symfuse.cli.results import finish, result_option
+from symfuse.errors import CheckpointError, OptionError
 from symfuse.output import Output, warn
 
 if TYPE_CHECKING:
-    from symfuse.alignment import Alignment
-    from symfuse.evaluation import Barrier, Task
-    from symfuse.io import Checkpoint
+    from symfuse.api import Alignment, Barrier, Checkpoint, Task
 
 # Alignments by name, as in the papers' tables: permutations of neurons; with rotations of heads; and their scales.
 NAMED: dict[str, dict[str, Any]] = {
@@ -54,27 +52,16 @@ def data_options(function: F, required: bool = True, several: bool = False) -> F
 def task(options: Mapping[str, Any], checkpoint: Checkpoint, *others: Checkpoint, unlabelled: bool = False) -> Task:
     """The task that the options name, on data that the checkpoint's tokenizer or image processor reads. Warns of each
     of the other models that would read them differently. unlabelled: do not read labels."""
-    from symfuse.evaluation import make_task, read_records
+    from symfuse import api
 
     columns = {f"{role}_column": name for role, name in columns_of(options).items()}
     given = {key: options[key] for key in _OPTIONS if options[key] is not None} | {"unlabelled": unlabelled}
-    records = read_records(options["data"], encoding=options["encoding"] or "utf-8")
-    made = make_task(options["task"], records, checkpoint, **columns, **given)
-    for other in others:
-        if _reading(other) == _reading(checkpoint):
-            continue
-        reason = "its tokens or labels have other numbers"
-        try:
-            same = make_task(made.name, records, other, **columns, **given).describe() == made.describe()
-        except CheckpointError:  # it has no tokenizer of its own
-            continue
-        except SymfuseError as error:
-            same, reason = False, str(error)
-        if not same:
-            warn(
-                f"warning: {other.name} would read these data differently from {checkpoint.name} ({reason}); it gets "
-                f"what {checkpoint.name} reads"
-            )
+    encoding = options["encoding"] or "utf-8"
+    made, warnings = api.task_of_models(
+        options["task"], options["data"], [checkpoint, *others], encoding, columns | given
+    )
+    for text in warnings:
+        warn(f"warning: {text}")
     return made
 
 
@@ -91,19 +78,6 @@ def columns_of(options: Mapping[str, Any]) -> dict[str, str]:
     return columns
 
 
-def _reading(checkpoint: Checkpoint) -> tuple[object, ...]:
-    """All of a checkpoint that data are read by, but its weights."""
-    from symfuse.io.companions import is_of_tokenizer
-
-    files = {
-        name: data
-        for name, data in checkpoint.companions().items()
-        if is_of_tokenizer(name) or name == "preprocessor_config.json"
-    }
-    keys = ("label2id", "num_labels", "vocab_size", "max_position_embeddings", "type_vocab_size", "pad_token_id")
-    return (files, *(checkpoint.config.get(key) for key in keys))
-
-
 @main.command()
 @click.argument("models", nargs=-1, required=True)
 @data_options
@@ -116,9 +90,9 @@ def evaluate(models: tuple[str, ...], ensemble: bool, output: Path | None, out: 
 
     The tokenizer or image processor of the first reads the data.
     """
-    from symfuse import api
+    from symfuse import api, reports
 
-    check_result(output, "evaluation", models)
+    reports.check_result(output, "evaluation", models)
     if ensemble and len(models) < 2:
         raise OptionError("--ensemble: an ensemble is of two models at least; name another, or leave it out")
     checkpoints = [open_model(out, model) for model in models]
@@ -129,7 +103,7 @@ def evaluate(models: tuple[str, ...], ensemble: bool, output: Path | None, out: 
     with out.progress("evaluating", len(rows_of)) as advance:
         for name, source in rows_of:
             start = time.perf_counter()
-            score = api.score(source, loss, device=options["device"])
+            score = api.evaluate(source, loss, device=options["device"])
             if not math.isfinite(score.loss):
                 raise CheckpointError(
                     f"{name}: the loss on {loss.source} is {score.loss}, which cannot be compared; numbers may "
@@ -180,9 +154,9 @@ def barrier(
     permutation (of neurons), rotation (and of heads), scaling (and their scales), axes such as attention, or
     NAME=FOLDER for an alignment that `symfuse align` wrote (its folder, or the file in it).
     """
-    from symfuse import api
+    from symfuse import api, reports
 
-    check_result(output, "barrier", (a, b))
+    reports.check_result(output, "barrier", (a, b))
     asked = _asked(alignments or ("auto",))
     source, anchor = open_model(out, a), open_model(out, b)
     loss = task(options, anchor, source)
@@ -227,11 +201,10 @@ def say_barrier(out: Output, result: Barrier) -> None:
 def _asked(texts: Sequence[str]) -> dict[str, Alignment | dict[str, Any]]:
     """By name, the alignments that are read from files, and the options of those that are to be computed. Raises before
     any work."""
-    from symfuse.alignment import Alignment
-    from symfuse.matching.axes import AUTO, WORDS, require_axes
+    from symfuse import api
     from symfuse.messages import suggestion
 
-    words = [AUTO, *NAMED, *WORDS]
+    words = [api.AUTO, *NAMED, *api.WORDS]
     known = f"choose from {', '.join(words)}, or NAME=FOLDER, such as mine=moved"
     result: dict[str, Alignment | dict[str, Any]] = {}
     for text in texts:
@@ -244,10 +217,10 @@ def _asked(texts: Sequence[str]) -> dict[str, Alignment | dict[str, Any]]:
             raise OptionError(f"--align {text!r}: {name!r} is {what}; choose another name")
         if equals:
             try:
-                loaded = Alignment.load(_file(Path(file)))
+                loaded = api.Alignment.load(_file(Path(file)))
             except CheckpointError as error:
                 raise CheckpointError(f"--align {text!r}: {error} (NAME=FOLDER is what `align` wrote)") from error
-            if others := loaded.provenance.get("together with"):
+            if others := loaded.provenance.get("together_with"):
                 raise OptionError(
                     f"--align {text!r}: this alignment was learned together with that of {', '.join(others)}, which "
                     "moves too: measure the two folders that were written instead"
@@ -258,10 +231,10 @@ def _asked(texts: Sequence[str]) -> dict[str, Alignment | dict[str, Any]]:
             raise OptionError(f"--align {text!r}: what was written needs a name, for the table; write NAME={text}")
         if name not in NAMED:
             try:
-                require_axes(name)
+                api.require_axes(name)
             except OptionError as error:
                 near = suggestion(text, words)
-                why = f": {error}" if AUTO in text.split(",") else f" is not known{near}; {known}"
+                why = f": {error}" if api.AUTO in text.split(",") else f" is not known{near}; {known}"
                 raise OptionError(f"--align {text!r}{why}") from error
         result[name] = NAMED.get(name, {"axes": name})
     return result
@@ -299,14 +272,14 @@ def _alignment(
 ) -> Alignment:
     """The alignment: computed by these options, or the one that was read, if it fits the source. Warns if that was
     computed for other models."""
-    from symfuse.io import is_other
+    from symfuse import api
 
     if isinstance(what, dict):
         return matched(out, source, anchor, what | {"device": device})
     what(source)
     for role, checkpoint in (("source", source), ("anchor", anchor)):
         made = what.provenance.get(role)
-        if isinstance(made, dict) and is_other(made, checkpoint.lineage()):
+        if isinstance(made, dict) and api.is_other(made, checkpoint.lineage()):
             warn(
                 f"warning: the alignment was made for another {role} ({made.get('name')}) than {checkpoint.name}; it "
                 f"moves {source.name}, but perhaps not towards {anchor.name}"
@@ -342,10 +315,10 @@ def landscape(
     The models are A, A aligned to B, and B; or A, B and C. With -o each point is kept in DIR/landscape.jsonl as soon as
     it is measured: run the same command again to continue after an interruption.
     """
-    from symfuse import api
+    from symfuse import api, reports
 
     names = [model for model in (a, b, c) if model is not None]
-    check_result(output, "landscape", names)
+    reports.check_result(output, "landscape", names)
     if len(set(names)) < len(names):
         raise OptionError(f"{', '.join(names)}: a plane goes through different models; one is named twice")
     if c is not None and what is not None:

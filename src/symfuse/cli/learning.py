@@ -14,8 +14,7 @@ from symfuse.cli.evaluate import task
 from symfuse.output import Output
 
 if TYPE_CHECKING:
-    from symfuse.io import Checkpoint
-    from symfuse.matching.learned import Learning, Progress
+    from symfuse.api import Checkpoint, Learning, Progress
 
 # Those that a Learning takes as they are.
 _SETTINGS = ("steps", "rate", "spread", "distil", "permutations", "journal", "keep", "teacher")
@@ -82,7 +81,7 @@ learning_options = grouped(
 
 def learning_of(options: Mapping[str, Any], anchor: Checkpoint, advance: Any) -> Learning:
     """The settings of the options, with tasks on data that the anchor's tokenizer reads."""
-    from symfuse.matching.learned import Learning
+    from symfuse import api
 
     given = {key: options[key] for key in _SETTINGS if options[key] is not None}
     validation = None
@@ -95,7 +94,7 @@ def learning_of(options: Mapping[str, Any], anchor: Checkpoint, advance: Any) ->
 
     seed = {} if options["seed"] is None else {"seed": options["seed"]}
     given |= {"device": options["device"], **seed}
-    return Learning(task(options, anchor), validation=validation, progress=report, **given)
+    return api.Learning(task(options, anchor), validation=validation, progress=report, **given)
 
 
 def say_learned(out: Output, learned: Mapping[str, Any]) -> None:
@@ -107,5 +106,5 @@ def say_learned(out: Output, learned: Mapping[str, Any]) -> None:
         out.say("no step was better than the start: take more steps, another rate (--rate), or more data")
     out.say(
         f"learned: barrier on the validation data {barriers[0]:.4g} -> {barriers[best]:.4g}, at step "
-        f"{learned['history'][best]['step']} of {learned['stopped at']}"
+        f"{learned['history'][best]['step']} of {learned['stopped_at']}"
     )

@@ -33,7 +33,7 @@ from symfuse.output import Output
 from symfuse.readahead import read_ahead
 
 if TYPE_CHECKING:
-    from symfuse.io import Checkpoint
+    from symfuse.api import Checkpoint
     from symfuse.recipes.events import Planned
 
 
@@ -100,9 +100,9 @@ def _save_merged(
     out: Output, merged: Checkpoint, options: dict[str, Any], run: Mapping[str, Any], state: list[Any]
 ) -> None:
     """state: of the input files, so that a run is not resumed with others."""
-    from symfuse.executors import keep_freed_memory
+    from symfuse import api
 
-    keep_freed_memory()
+    api.keep_freed_memory()
     kept = {key: value for key, value in run.items() if key in ("symfuse", "recipe", "inputs", "learned")}
     kept["alignments"] = [{key: one[key] for key in one if key != "seconds"} for one in run["alignments"]]
     fingerprint = hashlib.sha256(json.dumps([kept, state], default=str).encode())
@@ -118,7 +118,7 @@ def _save_merged(
 
 
 def say_merge(out: Output, run: Mapping[str, Any]) -> None:
-    base = f"{run['base']} ({run['why base']})"
+    base = f"{run['base']} ({run['why_base']})"
     own = run["tokenizer"] == f"tokenizer of {run['base']}"
     taken = f"config, dtypes and tokenizer of {base}" if own else f"config and dtypes of {base}, {run['tokenizer']}"
     out.say(f"{run['merged']}; {taken}")

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import click
 
 from symfuse.cli.command import Command
-from symfuse.device import CPU, require
 from symfuse.errors import OptionError
 
 Words = tuple[str, ...]
@@ -34,10 +33,12 @@ def _same(option: str, form: str = "{}") -> Spelling:
 
 def _gpu(_value: str) -> Words:
     """The first GPU; without one the processor, which computes the same."""
+    from symfuse import api
+
     try:
-        require("cuda")
+        api.require("cuda")
     except OptionError:
-        return ("--device", CPU)
+        return ("--device", "cpu")
     return ("--device", "cuda")
 
 

@@ -1,11 +1,11 @@
-"""Verbs that look at models: inspect, verify, distance, demo."""
+"""Verbs that look at models: inspect, suggest, verify, relate, demo."""
 
 from __future__ import annotations
 
 import math
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -18,12 +18,9 @@ from symfuse.cli.app import (
     matching_options,
     open_model,
 )
-from symfuse.cli.results import check_draft, check_result, finish, result_option
+from symfuse.cli.results import finish, result_option
 from symfuse.errors import CheckpointError, OptionError
 from symfuse.output import Output, warn
-
-if TYPE_CHECKING:
-    from symfuse.io import Checkpoint
 
 
 @main.command()
@@ -36,18 +33,14 @@ def inspect(model: str | None, families: bool, out: Output) -> None:
     Lists axes with their symmetry groups and sizes. A family without a declaration can be merged, but not aligned; of
     one of its models the content of its files is listed. With --families no MODEL is read.
     """
-    from symfuse.architectures import ARCHITECTURES
-    from symfuse.reports import inspection
-
     if families == (model is not None):
         raise OptionError("inspect looks at one MODEL, or at all declared families (--families): give one of the two")
     if model is None:
         _families(out)
         return
-    checkpoint = open_model(out, model)
-    family = checkpoint.config.get("model_type")
-    undeclared = isinstance(family, str) and family not in ARCHITECTURES
-    data = _undeclared(checkpoint) if undeclared else inspection(checkpoint)
+    from symfuse import reports
+
+    data = reports.inspect(open_model(out, model))
     out.say(
         f"{model}: {data['family']}, {data['tensors']} tensors, {data['parameters']:,} parameters, {data['dtypes']}"
     )
@@ -58,7 +51,7 @@ def inspect(model: str | None, families: bool, out: Output) -> None:
             a["group"],
             str(a["size"]),
             str(a["instances"]),
-            a["matched by"].replace("-", not_matched[a["axis"]]),
+            a["matched_by"].replace("-", not_matched[a["axis"]]),
         ]
         for a in data["axes"]
     ]
@@ -85,31 +78,6 @@ def _families(out: Output) -> None:
     out.finish({"kind": "families", "families": result})
 
 
-def _undeclared(checkpoint: Checkpoint) -> dict[str, Any]:
-    """`inspection` of a family that symfuse does not declare."""
-    from symfuse.architectures import ARCHITECTURES
-    from symfuse.model import Model
-    from symfuse.recipes import ModelRef
-    from symfuse.recipes.check.facts import model_facts
-
-    result = model_facts(ModelRef(checkpoint.name), checkpoint, Model.of(checkpoint, undeclared=True), ())
-    return {
-        "model": checkpoint.name,
-        "family": result.family,
-        "tensors": len(checkpoint),
-        "parameters": result.parameters,
-        "dtypes": ", ".join(result.dtypes),
-        "heads": [],
-        "axes": [],
-        "notes": [
-            *checkpoint.notes,
-            f"{result.layers or 'no'} layers, vocabulary of {result.vocabulary or 'no'} tokens",
-            f"symfuse has no declaration for {result.family!r}: it can be merged, by names and shapes, and not "
-            f"aligned; declared are {', '.join(sorted(ARCHITECTURES))}; `symfuse suggest` drafts a declaration",
-        ],
-    }
-
-
 @main.command()
 @click.argument("model")
 @click.option("--output", "-o", metavar="FILE", type=click.Path(path_type=Path), help="Write this Python file.")
@@ -128,10 +96,10 @@ def suggest(model: str, output: Path | None, no_run: bool, seed: int, out: Outpu
     Reads names, shapes and config.json. If transformers has the class, runs it with random weights: each axis gets the
     largest group that keeps its outputs. MODEL is not changed, and its weights are not read.
     """
-    from symfuse import api
+    from symfuse import api, reports
 
     if output is not None:
-        check_draft(output, model)
+        reports.check_draft(output, model)
     draft = api.suggest(open_model(out, model), run=not no_run, seed=seed)
     rows = [[t.axis, t.group, t.how, f"{t.error:.0e}", "holds" if t.holds else "fails"] for t in draft.trials]
     if rows:
@@ -188,7 +156,7 @@ def verify(before: str, after: str, tolerance: float | None, text: str | None, o
 @device_option
 @result_option
 @common
-def distance(a: str, b: str, axes: str, output: Path | None, out: Output, **options: Any) -> None:
+def relate(a: str, b: str, axes: str, output: Path | None, out: Output, **options: Any) -> None:
     """Measure how far A is from B, before and after alignment.
 
     Prints squared distances by axis and layer. Each number of a model counts once, under the innermost axis that acts
@@ -196,11 +164,12 @@ def distance(a: str, b: str, axes: str, output: Path | None, out: Output, **opti
     """
     from symfuse import api, reports
 
-    check_result(output, "distance", (a, b))
+    reports.check_result(output, "distance", (a, b))
     source, anchor = (open_model(out, model).on(options["device"]) for model in (a, b))
     alignment = matched(out, source, anchor, match_options(options, axes))
-    start, end = alignment.in_frame(source), alignment.in_frame(anchor)  # distances are between models in one frame
-    before, after = api.distance(start, end), api.distance(alignment(source), end)
+    before = api.relate(source, anchor, alignment)
+    after = before.after
+    assert after is not None
     if not math.isfinite(before.euclidean):
         raise CheckpointError(f"{a} and {b}: their distance is more than float64 can hold; look at their weights")
     data = reports.distances(before, after)

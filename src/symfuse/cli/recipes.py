@@ -15,9 +15,8 @@ from symfuse.cli.evaluate import columns_of, data_options
 from symfuse.errors import OptionError
 
 if TYPE_CHECKING:
-    from symfuse.io.remote import Place
+    from symfuse.api import Place, Recipe
     from symfuse.merging import Method
-    from symfuse.recipes import Recipe
 
 
 reconcile_options = grouped(
@@ -81,7 +80,6 @@ def recipes_of(models: Sequence[str], options: Mapping[str, Any]) -> tuple[tuple
     """The recipes that the arguments mean, and the folder to write if one is named; OptionError for arguments that
     clash."""
     from symfuse import api
-    from symfuse.io.remote import place_of
 
     if not is_recipe(models):
         return (_recipe_of_options(models, options),), options["output"]
@@ -97,7 +95,7 @@ def recipes_of(models: Sequence[str], options: Mapping[str, Any]) -> tuple[tuple
         raise OptionError("a recipe and one folder to write are expected: symfuse merge recipe.yml OUT")
     if "" in models:
         raise OptionError("the name of the folder to write is empty; name one: symfuse merge recipe.yml OUT")
-    target = place_of(models[1]) if len(models) == 2 else options["output"]
+    target = api.place_of(models[1]) if len(models) == 2 else options["output"]
     return tuple(_completed(recipe, options) for recipe in api.read_recipes(Path(models[0]))), target
 
 

@@ -51,15 +51,14 @@ def transport(
     A LoRA adapter (folder of peft), steering vectors, a probe, a sparse auto-encoder, the moments of AdamW
     (optimizer.pt), or statistics of data: on the aligned model it does exactly what it did on the model.
     """
-    from symfuse import transporting
-    from symfuse.io import check_target
+    from symfuse import api
     from symfuse.reports import transport_card, transport_run
 
-    model_of = transporting.aligned_model_of(alignment)
+    model_of = api.aligned_model_of(alignment)
     inputs = (thing, alignment, *(Path(folder) for folder in (base, model_of) if folder))
-    check_target(output, overwrite=None, inputs=[path for path in inputs if path.exists()])
+    api.check_target(output, overwrite=None, inputs=[path for path in inputs if path.exists()])
     model = None if base is None else open_model(out, base)
-    moved = transporting.transport(thing, alignment, base=model, names=_lines(names), **options)
+    moved = api.transport(thing, alignment, base=model, names=_lines(names), **options)
     run = transport_run(moved, thing, alignment)
     for text in () if out.quiet else moved.notes:
         note(text)

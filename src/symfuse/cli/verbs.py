@@ -14,19 +14,21 @@ VERBS = {
     "check": ("check", "Check whether a merge can be done, and what it takes."),
     "collect": ("collect", "Collect statistics of MODEL on data, for merges."),
     "demo": ("models", "Run all of it on real models, in minutes."),
-    "distance": ("models", "Measure how far A is from B, before and after alignment."),
     "evaluate": ("evaluate", "Measure loss and metrics of MODELS on the same data."),
     "extract-lora": ("adapter", "Extract what FINETUNED changed, as a LoRA adapter."),
     "inspect": ("models", "List what of MODEL can be matched, what not, and why."),
     "landscape": ("evaluate", "Measure the loss on the plane through three models."),
     "merge": ("merge", "Merge as RECIPE.yml or the options say."),
     "methods": ("merge", "List the merge methods, with their parameters and papers."),
-    "plot": ("report", "Draw figures of each RUN for a paper."),
-    "report": ("report", "Write one HTML page that shows each RUN."),
+    "relate": ("models", "Measure how far A is from B, before and after alignment."),
+    "report": ("report", "Show each RUN on one HTML page, or as figures."),
     "suggest": ("models", "Draft a declaration for the family of MODEL."),
     "transport": ("transport", "Move THING, which belongs to a model, to its aligned form."),
     "verify": ("models", "Verify that two models compute the same, by running them."),
 }
+
+# Old names of verbs, with the words that each stands for.
+OLD_VERBS = {"distance": ("relate",), "plot": ("report", "--format", "pdf")}
 
 
 class Verbs(MutableMapping[str, click.Command]):

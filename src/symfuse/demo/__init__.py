@@ -1,1 +1,1 @@
-"""`symfuse demo`: all of it on real models, with the data that it needs."""
+"""`symfuse demo`: all of symfuse on real models, with the data that they need."""

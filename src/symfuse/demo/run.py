@@ -55,7 +55,7 @@ def run_demo(out: Output, work: Path | None = None, target: Path = Path("symfuse
         }
         _summary(out, data)
         runs = [folder / f"run-{case}" for case in ("everyday", "planted", "hard")]
-        data["page"] = str(reports.write_page(runs, target, "symfuse demo").resolve())
+        data["page"] = str(reports.report(runs, target, title="symfuse demo")[0].resolve())
         out.say(f"the page of all three, to look at in a browser: {data['page']}")
         data["seconds"] = time.perf_counter() - out.start
         out.say(
@@ -71,8 +71,8 @@ def _everyday(out: Output, work: Path) -> dict[str, Any]:
     out.say("\n1. The everyday pair: all-MiniLM-L6-v2 and its fine-tune on site-reliability phrases")
     base = open_checkpoint(packages.minilm(), name="MiniLM")
     tuned = open_checkpoint(packages.minilm_finetuned(), name="fine-tune")
-    about = reports.inspection(tuned)
-    rows = [[a["axis"], a["group"], str(a["size"]), str(a["instances"]), a["matched by"]] for a in about["axes"]]
+    about = reports.inspect(tuned)
+    rows = [[a["axis"], a["group"], str(a["size"]), str(a["instances"]), a["matched_by"]] for a in about["axes"]]
     out.table(
         ["axis", "group", "size", "elements", "matched by"],
         rows,
@@ -120,7 +120,7 @@ def _planted(out: Output, work: Path) -> dict[str, Any]:
     exact = api.prove(base, plant).exact.worst
     alignment, seconds = _timed(lambda: api.match(planted, base))
     result = alignment(planted)
-    before, after = api.distance(planted, base), api.distance(result, base)
+    before, after = api.relate(planted, base), api.relate(result, base)
     out.say(
         f"same function (outputs differ by {exact:.0e} in float64, {same.worst:.0e} in the file's float32), "
         f"relative distance {before.relative:.3f}; "
@@ -172,7 +172,7 @@ def _hard(out: Output, work: Path) -> dict[str, Any]:
     alignment, seconds = _timed(lambda: api.match(a, b))
     aligned = alignment(a)
     proof = api.prove(a, alignment, runner=outputs)
-    before, after = api.distance(a, b), api.distance(aligned, b)
+    before, after = api.relate(a, b), api.relate(aligned, b)
     models = {SCEPTR_PAIR[0]: a, "aligned": aligned, SCEPTR_PAIR[1]: b, "average": api.merge([a, b])}
     models["aligned average"] = api.merge([aligned, b])
     scores = {label: score(model) for label, model in models.items()}

@@ -1,5 +1,4 @@
-"""Drafts of declarations for families that symfuse does not know, from names, shapes and config, tried on the real
-class."""
+"""Drafts of declarations for families without one, from names, shapes and config, tested on the real class."""
 
 from __future__ import annotations
 
@@ -12,8 +11,7 @@ from torch import Tensor
 from symfuse.drafts.bench import open_bench
 from symfuse.drafts.draft import Draft, Trial
 from symfuse.drafts.facts import gather
-from symfuse.drafts.reads import with_reads
-from symfuse.drafts.trials import settled
+from symfuse.drafts.trials import settled, with_reads
 from symfuse.io import Checkpoint
 from symfuse.model.undeclared import refuse_placeholders
 
@@ -31,8 +29,9 @@ def draft_of(
     """A declaration for the family of a checkpoint, from headers and config alone.
 
     Where `transformers` has the class (or there is a live module) it is run with random weights, and each axis gets the
-    largest group that leaves its outputs; otherwise, or with run=False, the draft is UNVERIFIED, and says why. Tensors
-    of which nothing is known are listed, and stay. inputs: what to run it on; default random ones.
+    largest group that does not change its outputs; otherwise, or with run=False, the draft is UNVERIFIED, with the
+    reason. Tensors that cannot be classified are listed, and stay fixed. inputs: inputs for the class; default random
+    ones.
     """
     refuse_placeholders(checkpoint)
     facts = gather({name: checkpoint.info(name).shape for name in checkpoint}, checkpoint.config)

@@ -1,4 +1,4 @@
-"""Where drafts are run: the real class with random weights, in float64, before and after random elements."""
+"""Test drafts: run the real class with random weights, in float64, before and after random elements."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from symfuse.modules import build_module, live
 from symfuse.spec import Declared, Instance, Spec, parse
 from symfuse.verification import TOLERANCE, compare, computes_in, random_inputs, run, verify
 
-# Of so many weights a class is still run in float64 (of this many with 8 bytes each, twice).
+# Up to so many weights a class is run in float64 (8 bytes each, twice).
 LARGEST = 500_000_000
 SEEDS = 20
 # Maps that are so much larger reach what classes clip (values at 8, neurons at 7); a change that is no rounding there.
@@ -31,11 +31,11 @@ LOUD, CLIPPED = 10.0, 1e-3
 
 
 class Bench:
-    """The class of a checkpoint, run with random weights; `error` is what an alignment changes of its outputs.
+    """The class of a checkpoint, run with random weights; `error` measures how much an alignment changes its outputs.
 
-    So no gain of 1 and no bias of 0 hides anything; the checkpoint's own weights are not read. module: a live one of a
-    class that `transformers` does not build. Raises CheckpointError or OptionError if the class cannot
-    be built, or run on any inputs that symfuse knows.
+    No gain is 1 and no bias 0, which would hide errors; the checkpoint's own weights are not read. module: a live one
+    of a class that `transformers` does not build. Raises CheckpointError or OptionError if the class cannot be built,
+    or run on any inputs that symfuse knows.
     """
 
     def __init__(
@@ -58,10 +58,10 @@ class Bench:
         self.dtype = dtype
         self.foreign = module is not None
         module = live(opened, dtype) if module is None else made
-        # What the module holds is overwritten at each run.
+        # The module's weights are overwritten at each run.
         self.checkpoint = opened.replace(tensors={name: tensor.clone() for name, tensor in opened.items()})
         names = names_in_memory(module)
-        # Weights that are put together while they are loaded go through a new module each time.
+        # Weights that are converted while they are loaded need a new module each time.
         self._live = module if set(self.checkpoint) <= set(names) else None
         self._names = names
         fields = random_inputs(module, self.checkpoint.config) if inputs is None else inputs
@@ -98,7 +98,7 @@ class Bench:
         return self._live
 
     def _own(self, step: float) -> float:
-        """What a relative change of all weights by so much changes."""
+        """The effect of a relative change of all weights by so much."""
         nudged = {n: t * (1 + step) if t.is_floating_point() else t for n, t in self.checkpoint.items()}
         return max(compare(self._expected, self._run(self.checkpoint.replace(tensors=nudged))).values())
 
@@ -109,7 +109,7 @@ class Bench:
             raise CheckpointError(f"it does not run on {self._which}: {first_line(error)}") from error
 
     def random(self, spec: Spec, axes: set[str] | None, seed: int) -> Alignment:
-        """Random elements of these axes, none of them the identity by chance where it need not be."""
+        """Random elements of these axes, none of which is the identity by chance if that can be avoided."""
         candidates = (random_alignment(spec, seed + 100 * n, axes, largest=True) for n in range(SEEDS))
         first = next(candidates)
         good = (g for g in (first, *candidates) if not any(e.is_identity() for e in g.elements.values()))
@@ -122,7 +122,8 @@ class Bench:
         return max(plain, clipped) if self.loud is not None and clipped > self.loud.tolerance else plain
 
     def notices(self, spec: Spec, alignment: Alignment) -> bool:
-        """Whether the outputs change if an axis is moved in one place alone: else they are no evidence for it."""
+        """Whether the outputs change if an axis is transformed in one tensor alone: else they are no evidence for
+        it."""
         broken = _in_one_place(spec, {instance.axis for instance in alignment.elements})
         changed = replace(alignment, spec=broken).on(Model(self.checkpoint, broken))
         return not self.change(changed, alignment) <= self.tolerance
@@ -140,7 +141,7 @@ class Bench:
         return not self.change(self.checkpoint.replace(tensors=tensors)) <= self.tolerance
 
     def change(self, after: Checkpoint, alignment: Alignment | None = None) -> float:
-        """The largest change of an output of another checkpoint of the class, which that alignment has moved."""
+        """The largest change of an output of another checkpoint of the class, which is aligned by that alignment."""
 
         def outputs(checkpoint: Checkpoint) -> Mapping[str, Tensor]:
             return self._expected if checkpoint is self.checkpoint else self._run(checkpoint)
@@ -150,7 +151,7 @@ class Bench:
 
 
 def _in_one_place(spec: Spec, axes: set[str]) -> Spec:
-    """A declaration that is wrong: of each instance of these axes only the first place in a matrix moves."""
+    """A wrong alignment: for each instance of these axes only one occurrence in a matrix is transformed."""
     seen: set[Instance] = set()
     tensors = {}
     for name, declared in sorted(spec.tensors.items(), key=lambda item: len(item[1].layout.dims) < 2):
@@ -168,7 +169,7 @@ def _in_one_place(spec: Spec, axes: set[str]) -> Spec:
 
 
 def _randomise(module: torch.nn.Module, seed: int) -> None:
-    """Weights that pass on what comes in at its own size, gains about 1, biases about 0."""
+    """Weights that keep the magnitude of their input, gains about 1, biases about 0."""
     rng = torch.Generator().manual_seed(seed)
 
     def normal(p: Tensor) -> Tensor:
@@ -187,7 +188,7 @@ def _randomise(module: torch.nn.Module, seed: int) -> None:
 def open_bench(
     checkpoint: Checkpoint, module: torch.nn.Module | None, inputs: Mapping[str, Any] | None, seed: int
 ) -> tuple[Bench | None, str]:
-    """The bench of a checkpoint, or None and why there is none."""
+    """The bench of a checkpoint, or None and the reason."""
     why = ""
     for dtype in (torch.float64, torch.float32):  # some classes do not run in float64
         try:

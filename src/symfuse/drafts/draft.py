@@ -1,4 +1,4 @@
-"""A draft: a declaration for one family in memory, what was tried for it, and what is left to do."""
+"""A draft: a declaration for one family in memory, the trials that were made for it, and what is left to do."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _CLASS = re.compile(r"(For[A-Z]\w+|LMHeadModel|Model)$")
 
 @dataclass(frozen=True)
 class Trial:
-    """Random elements of a group on an axis. error: the largest relative change of an output. holds: whether that is
-    rounding. how: the other choices for it, in words."""
+    """A trial of random elements of a group on an axis. error: the largest relative change of an output. holds: whether
+    that is rounding. how: the other choices of the trial, in words."""
 
     axis: str
     group: str
@@ -69,13 +69,13 @@ class Draft:
 
     @property
     def unplaced(self) -> list[str]:
-        """Templates of tensors of which some dimension could not be placed: nothing moves it."""
+        """Templates of tensors with a dimension that could not be classified: no group acts on it."""
         others = (names for names in self.facts.templates.others.values())
         return [*self.layouts.unplaced, *(name for names in others for name, shape in names.items() if shape)]
 
     @cached_property
     def prefix(self) -> str:
-        """What the names of the base model begin with in a checkpoint with a head: that of the layers."""
+        """The prefix of the base model's names in a checkpoint with a head: that of the layers."""
         names = self.facts.parts
         first = next((name.split(".")[0] for name in names if "{l}" in name), "")
         inside = [name for name in names if name.startswith(f"{first}.")]
@@ -123,13 +123,13 @@ class Draft:
 
     @property
     def outputs(self) -> dict[str, str]:
-        """Of a base model: its outputs live in spaces that may move."""
+        """Of a base model: the layouts of its outputs, whose spaces may be transformed."""
         pooled = {"pooler_output": "pool"} if self.parts[1] else {}
         return {"last_hidden_state": "residual"} | pooled
 
     @cached_property
     def axes(self) -> dict[str, Axis]:
-        """Those that the layouts name, and those that these depend on."""
+        """The axes in layouts, and those that these depend on."""
         sizes, texts = self.layouts.axes.sizes, self.layouts.tensors
         used = {axis for text in texts.values() for axis in parse(text).names}
         used |= set(re.findall(r"{(\w+)}", " ".join(texts))) | set(self.outputs.values())
@@ -169,7 +169,7 @@ class Draft:
 
     @checked
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write `source()`; OutputError if there is a file of that name."""
+        """Write `source()`; OutputError if the file exists."""
         path = Path(path)
         if os.path.lexists(path):
             raise OutputError(f"{path} exists; choose another name for the draft, or remove it")
@@ -209,8 +209,8 @@ class Draft:
             "axes": {n: a.group.name if a.group else None for n, a in self.axes.items()},
             "biases": [[s.bias, s.axis, s.into] for s in self.shifts],
             "trials": [vars(trial) for trial in self.trials],
-            "not placed": self.unplaced,
-            "next steps": self.next_steps,
+            "not_placed": self.unplaced,
+            "next_steps": self.next_steps,
             "source": self.source(),
         }
 
@@ -252,7 +252,7 @@ def _source(draft: Draft) -> str:
 
 
 def _heading(draft: Draft) -> str:
-    """What was tried, axis by axis, and what is left to do."""
+    """The docstring: what was tried, axis by axis, and what is left to do."""
     state = "VERIFIED" if draft.verified else "UNVERIFIED"
     lines = [f"{draft.facts.model_type}: drafted by `symfuse suggest` from names, shapes and config.", ""]
     lines += [f"{state}: {draft.reason}.", ""]

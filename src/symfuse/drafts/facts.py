@@ -1,20 +1,23 @@
-"""What names, shapes and config say of a model: its sizes, as the config has them, and what each tensor is for."""
+"""Facts from names, shapes and config of a model: its sizes, as fields of the config, and the role of each tensor."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from symfuse.architectures.base import Config
 from symfuse.architectures.names import HEAD
-from symfuse.drafts.names import Part, Shape, Templates, part, templates
 from symfuse.errors import SpecError
 from symfuse.model.undeclared import LAYER_COUNTS, head_name, is_tied
 
+Shape = tuple[int, ...]
+
+_LAYER = re.compile(r"(.*?)(?<![^.])(\d+)\.")  # a name up to its first number
+_EXPERT = re.compile(r"(\{l\}.*experts?\.)(\d+)\.")
 HIDDEN = ("hidden_size", "n_embd", "d_model", "dim", "embed_dim")
 HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads", "encoder_attention_heads")
 GROUPS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
@@ -23,7 +26,7 @@ EXPERT_NEURONS = ("moe_intermediate_size", "expert_ffn_hidden_size", *NEURONS)
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 EMBEDDING = ("embedding_size", "input_embedding_size", "word_embed_proj_dim")
 
-# How the last part of a module's name says what it is for, in attention and in feed-forward blocks.
+# Names of modules by role: the last part of the name, in attention and in feed-forward blocks.
 _WORDS = {
     "q": "q q_proj query query_proj q_lin q_linear linear_q wq to_q",
     "k": "k k_proj key key_proj k_lin k_linear linear_k wk to_k",
@@ -46,8 +49,95 @@ _EMBEDS = re.compile(r"embed|wte|wpe|position|_token$|patch")
 
 
 @dataclass(frozen=True)
+class Templates:
+    """shapes: by template. layers, experts: how many {l} and {e} stand for, 0 where there is no such. others: by
+    template the full names that have another shape, or with None are not there."""
+
+    shapes: Mapping[str, Shape]
+    layers: int
+    experts: int
+    others: Mapping[str, Mapping[str, Shape | None]]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A parsed template. module: without the kind of the tensor; words: its parts, in lower case."""
+
+    template: str
+    shape: Shape
+    module: str
+    kind: Literal["weight", "bias"]
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        return tuple(self.module.lower().split("."))
+
+    @property
+    def leaf(self) -> str:
+        return self.words[-1]
+
+    @property
+    def layered(self) -> bool:
+        """Whether it is in a layer: of the stack, or one that is run several times."""
+        return re.search(r"\{l\}|\.\d+\.", self.template) is not None
+
+
+def templates(shapes: Mapping[str, Shape], layers: int | None) -> Templates:
+    """The templates of these tensors. layers: as config.json counts them: the stack of one layer is one if it says so.
+
+    The stack of layers is the list that has most tensors; numbers elsewhere stay as they are.
+    """
+    stack, size = _stack(shapes, layers)
+    named = {name: _template(name, stack) for name in shapes}
+    indices = {int(m[2]) for text, _ in named.values() if (m := _EXPERT.search(text))}
+    experts = len(indices) if indices == set(range(len(indices))) and len(indices) > 1 else 0
+    shapes_of: dict[str, dict[str, Shape]] = defaultdict(dict)
+    for name, (text, _) in named.items():
+        shapes_of[_EXPERT.sub(r"\1{e}.", text) if experts else text][name] = shapes[name]
+    usual = {text: Counter(named.values()).most_common(1)[0][0] for text, named in shapes_of.items()}
+    others: dict[str, dict[str, Shape | None]] = {}
+    for text, have in shapes_of.items():
+        filled = [text.replace("{l}", str(i)) for i in range(size)] if "{l}" in text else [text]
+        filled = [n.replace("{e}", str(i)) for n in filled for i in range(experts)] if "{e}" in text else filled
+        if odd := {name: have.get(name) for name in filled if have.get(name) != usual[text]}:
+            others[text] = odd
+    return Templates(usual, size, experts, others)
+
+
+def _stack(names: Mapping[str, Shape], layers: int | None) -> tuple[str, int]:
+    """The prefix of the names of layers, and the number of layers."""
+    stacks: dict[str, list[int]] = defaultdict(list)
+    for name in names:
+        if match := _LAYER.match(name):
+            stacks[match[1]].append(int(match[2]))
+    whole = {
+        at: len(set(numbers))
+        for at, numbers in stacks.items()
+        if set(numbers) == set(range(len(set(numbers)))) and (len(set(numbers)) > 1 or layers == 1)
+    }
+    at = max(whole, key=lambda one: len(stacks[one]), default="")
+    return at, whole.get(at, 0)
+
+
+def _template(name: str, stack: str) -> tuple[str, int]:
+    match = _LAYER.match(name)
+    if not stack or match is None or match[1] != stack:
+        return name, -1
+    return f"{stack}{{l}}.{name[match.end() :]}", int(match[2])
+
+
+def part(template: str, shape: Shape) -> Part:
+    *before, last = template.split(".")
+    kind: Literal["weight", "bias"] = "bias" if "bias" in last or last == "beta" else "weight"
+    if last in ("weight", "bias", "gamma", "beta"):
+        return Part(template, shape, ".".join(before), kind)
+    stem, _, end = last.rpartition("_")
+    return Part(template, shape, ".".join([*before, stem if end in ("weight", "bias") else last]), kind)
+
+
+@dataclass(frozen=True)
 class Size:
-    """A size of this model, and how a declaration has it from a Config c."""
+    """A size of this model, and the expression by which a declaration computes it from a Config c."""
 
     value: int
     text: str
@@ -55,7 +145,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Facts:
-    """All that a draft is made of. roles: of each template what it is for, as far as that is known."""
+    """The input of a draft. roles: for each template its role, as far as known."""
 
     model_type: str
     class_name: str
@@ -66,7 +156,7 @@ class Facts:
     parts: Mapping[str, Part]
 
     def size(self, keys: Iterable[str], value: int | None = None) -> Size | None:
-        """The first of these fields of the config that is a size, of that value if there is one."""
+        """The first of these fields of the config that is a size, and has that value if there is one."""
         for key in keys:
             have = self.config.get(key)
             if type(have) is int and have > 0 and value in (None, have):
@@ -116,7 +206,7 @@ class Facts:
         return self._neurons(p)
 
     def _neurons(self, p: Part) -> str | None:
-        """In a feed-forward block: by its shape, and by its name where that does not tell."""
+        """The role in a feed-forward block: by shape, or by name where shapes are ambiguous."""
         hidden, (rows, columns) = self.hidden.value, p.shape[-2:]
         if self.experts and p.leaf in FEED_FORWARD["router"] and (rows, columns) == (self.experts.value, hidden):
             return "router"
@@ -172,14 +262,14 @@ class Facts:
         return [p for p in self.parts.values() if p.kind == "weight"]
 
     def weight_of(self, p: Part) -> Part | None:
-        """The weight that a bias belongs to, if that is a map or a table."""
+        """The weight of a bias, if that is a map or a table."""
         return next((w for w in self.weights if w.module == p.module and len(w.shape) > len(p.shape)), None)
 
     def module(self, role: str) -> str | None:
         return next((module for module, own in self.roles.items() if own == role), None)
 
     def side(self, role: str, side: int = 0) -> int | None:
-        """How many outputs the map of that role has; with side 1, how many inputs."""
+        """The number of outputs of the map with that role; with side 1, of inputs."""
         module = self.module(role)
         shapes = [p.shape for p in self.parts.values() if p.module == module and len(p.shape) == 2]
         return shapes[0][1 - side if self.transposed else side] if shapes else None
@@ -209,7 +299,7 @@ class Facts:
 
     @cached_property
     def head(self) -> Size | None:
-        """The size of one head; None if rows of queries do not say."""
+        """The size of one head; None if the rows of queries do not determine it."""
         if self.heads is None:
             return None
         groups = self.groups.value if self.groups else self.heads.value
@@ -225,7 +315,7 @@ class Facts:
 
     @cached_property
     def turns(self) -> bool:
-        """Whether the config speaks of rotary positions, and not of ALiBi in their place."""
+        """Whether the config has rotary positions, and not ALiBi."""
         if self.config.get("alibi"):
             return False
         keys = (key for key, value in self.config.items() if value not in (None, False))
@@ -235,7 +325,7 @@ class Facts:
 
     @cached_property
     def planes(self) -> Size:
-        """How many planes of a head positions turn, if they do."""
+        """The number of rotary planes of a head, if it has any."""
         assert self.head is not None
         if size := self.size(("rotary_dim",)):
             return Size(size.value // 2, f"{size.text} // 2")
@@ -255,8 +345,8 @@ def _require_plain(what: str, name: str, pattern: str) -> None:
 
 
 def gather(shapes: Mapping[str, Shape], config: Mapping[str, Any]) -> Facts:
-    """The facts of a checkpoint with tensors of these names and shapes. SpecError for names that are none: a draft is
-    Python, and they are written into it."""
+    """The facts of a checkpoint with tensors of these names and shapes. SpecError for invalid names: they are written
+    into a draft, which is Python."""
     model_type, class_name = str(config.get("model_type", "unknown")), Config(config, "").class_name
     _require_plain("config.json: model_type", model_type, r"[\w.+-]+")
     _require_plain("config.json: architectures", class_name, r"\w*")

@@ -1,4 +1,4 @@
-"""The layout of each tensor, from what it is for and from what cannot be read off names: the choices that are tried."""
+"""The layout of each tensor, from its role, and from choices that names do not determine and that are tried."""
 
 from __future__ import annotations
 
@@ -8,18 +8,142 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from symfuse.drafts.axes import ROWS, Axes
-from symfuse.drafts.facts import Facts
-from symfuse.drafts.names import Part, Shape
-from symfuse.errors import LayoutError
+from symfuse.architectures.base import Config
+from symfuse.drafts.facts import EXPERT_NEURONS, NEURONS, Facts, Part, Shape, Size
+from symfuse.errors import LayoutError, SymfuseError
 from symfuse.spec import parse
 from symfuse.spec.layout import SCALAR
 
-# How queries and keys lie in a head: as they are, or rotary planes of halves or of neighbours.
+ROWS = {
+    "vocab": ("vocab_size",),
+    "positions": ("max_position_embeddings", "n_positions"),
+    "types": ("type_vocab_size",),
+}
+# Layouts of queries and keys in a head: plain, or rotary planes of halves or of neighbours.
 PLACES = ("whole", "halves", "neighbours")
 _ORDERS = ((0, 1, 2), *(order for order in itertools.permutations(range(3)) if order != (0, 1, 2)))
 # Gate and up in one tensor: one after the other, or neighbours.
 GATES = ("|{0}| + {0}", "{0} + |{0}|", "{0} 2")
+
+
+@dataclass(frozen=True)
+class Neurons:
+    """Of a feed-forward block. width: how many. fused: the module of gate and up in one. pair: those of both, the one
+    that is called gate first; or of one map alone. down: those that read them."""
+
+    width: int
+    fused: str | None
+    pair: tuple[str, ...]
+    down: tuple[str, ...]
+
+    @property
+    def gated(self) -> bool:
+        return self.fused is not None or len(self.pair) == 2
+
+
+@dataclass(frozen=True)
+class Axes:
+    """place: the layout of queries and keys in a head (PLACES)."""
+
+    facts: Facts
+    place: str
+
+    @cached_property
+    def neurons(self) -> dict[str, Neurons]:
+        """By axis: those of experts, of shared experts, and the others."""
+        out = {}
+        for axis in dict.fromkeys(self.of_neurons.values()):
+            weights = [p for p in self.facts.weights if self.of_neurons.get(p.module) == axis and len(p.shape) > 1]
+            others = {p.module: self._other(p.shape) for p in weights}
+            down = [module for module in others if self.facts.roles[module] == "down"]
+            width = others[down[0]] if down else 0
+            inputs = [module for module in others if module not in down and others[module] == width]
+            fused = next((module for module in others if module not in down and others[module] == 2 * width), None)
+            inputs.sort(key=lambda module: self.facts.roles[module] != "gate")
+            if inputs or fused:
+                out[axis] = Neurons(width, fused, tuple(inputs), tuple(m for m in down if others[m] == width))
+        return out
+
+    def _other(self, shape: tuple[int, ...]) -> int:
+        """The side of a map that is not the stream."""
+        sizes = list(shape[-2:])
+        sizes.remove(self.facts.hidden.value)
+        return sizes[0]
+
+    @cached_property
+    def of_neurons(self) -> dict[str, str]:
+        """The axis of neurons of each module of a feed-forward block."""
+        out = {}
+        for module, role in self.facts.roles.items():
+            if role in ("gate", "up", "read", "down"):
+                words = module.lower()
+                apart = "shared_" if "shared" in words else "expert_" if "experts" in words else ""
+                out[module] = f"{apart}ffn"
+        return out
+
+    @cached_property
+    def sizes(self) -> dict[str, Size]:
+        """Every axis that a layout may contain."""
+        f = self.facts
+        out = {"l": f.layers} if f.templates.layers else {}
+        out["residual"] = f.hidden
+        for name, keys in ROWS.items():
+            if size := f.size(keys):
+                out[name] = size
+        if self.labels > 1:
+            out["labels"] = Size(self.labels, "c.labels")
+        if f.embedding:
+            out["embedding"] = f.embedding
+        if f.experts:
+            out["e"] = f.experts
+        for name, role in (("lm", "transform"), ("pool", "pool")):
+            rows = next((p.shape[0] for p in f.weights if f.roles.get(p.module) == role), None)
+            if rows:
+                out[name] = f.hidden if rows == f.hidden.value else f.sized(rows, f.config)
+        for axis, block in self.neurons.items():
+            keys = NEURONS if axis == "ffn" else EXPERT_NEURONS
+            four = Size(block.width, f"4 * {f.hidden.text}")
+            out[axis] = f.size(keys, block.width) or (
+                four if block.width == 4 * f.hidden.value else Size(block.width, str(block.width))
+            )
+        return out | self._of_heads()
+
+    def _of_heads(self) -> dict[str, Size]:
+        f = self.facts
+        if f.heads is None or f.head is None:
+            return {}
+        out = {"h": f.heads}
+        if f.groups:
+            each = f.heads.value // f.groups.value
+            out = {"kv": f.groups, "q": Size(each, f"{f.heads.text} // {f.groups.text}")}
+        out["v"] = Size(f.head.value, "head")
+        if self.place == "whole":
+            return out | {"qk": out["v"]}
+        out |= {"f": Size(f.planes.value, "planes"), "c": Size(2, "2")}
+        return out | ({"p": Size(self.rest, "head - 2 * planes")} if self.rest else {})
+
+    @property
+    def rest(self) -> int:
+        """The number of units of a head without rotary positions, if it has rotary planes."""
+        if self.place == "whole" or self.facts.head is None:
+            return 0
+        return self.facts.head.value - 2 * self.facts.planes.value
+
+    @cached_property
+    def labels(self) -> int:
+        try:
+            return Config(self.facts.config, self.facts.model_type).labels
+        except SymfuseError:
+            return 0
+
+    def per(self, axis: str) -> tuple[str, ...]:
+        """The `per` of an axis: the axes for each of whose indices it has a separate element."""
+        layer = ("l",) if self.facts.templates.layers else ()
+        heads = "kv" if self.facts.groups else "h"
+        inside = {"qk": (heads,), "v": (heads,), "p": (heads,), "c": (heads, "f"), "q": ("kv",), "expert_ffn": ("e",)}
+        if axis in inside or axis in ("h", "kv", "e") or axis.endswith("ffn"):
+            return (*layer, *inside.get(axis, ()))
+        return ()
 
 
 @dataclass(frozen=True)
@@ -35,7 +159,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Layouts:
-    """The layouts of all templates. A dimension of which nothing is known is a number, and nothing moves it."""
+    """The layouts of all templates. A dimension that cannot be classified is a number, on which no group acts."""
 
     facts: Facts
     choice: Choice
@@ -51,7 +175,8 @@ class Layouts:
 
     @cached_property
     def unplaced(self) -> list[str]:
-        """Templates of which some dimension larger than 1 is of no known space, and has no known reason to stay."""
+        """Templates with a dimension larger than 1 that could not be classified, and has no known reason to be
+        fixed."""
         known = {"embed", "patches", "head", "q_norm", "k_norm", "project"}
         return [
             template
@@ -76,7 +201,7 @@ class Layouts:
     # -- linear maps, their biases, and tables --
 
     def _map(self, p: Part, known: bool = True) -> str | None:
-        """known: by what it is for; else by which of its sides is the stream."""
+        """known: by its role; else by which of its sides is the stream."""
         if self.facts.roles.get(p.module) == "embed":
             axis = "residual" if p.shape[-1] == self.facts.hidden.value else "embedding"
             return " ".join([*map(self._rows, p.shape[:-1]), axis])
@@ -105,7 +230,7 @@ class Layouts:
         return p.shape[-2:] == (*other, *one)
 
     def _ends(self, p: Part, role: str | None) -> tuple[str, str | None] | None:
-        """What a map writes to, and what it reads: None where that stays."""
+        """The axes that a map writes and reads: None for a fixed side."""
         if role in ("q", "k", "v", "o", "qkv"):
             return self._of_attention(role)
         if role == "router" and self.facts.experts is not None:
@@ -157,7 +282,7 @@ class Layouts:
 
     @property
     def orders(self) -> list[str]:
-        """Ways in which queries, keys and values may lie in one tensor, the usual ones first."""
+        """Layouts of queries, keys and values in one tensor, the usual ones first."""
         if self.facts.module("qkv") is None or self.facts.head is None:
             return [""]
         outside, inside = self._pieces(), self._pieces(of_head=True)
@@ -169,7 +294,7 @@ class Layouts:
         return out
 
     def with_values_there(self) -> list[int]:
-        """The orders that have the values where this choice has them."""
+        """The orders in which the values are where this choice has them."""
 
         def at(i: int) -> tuple[int, int]:
             return i % 2, _ORDERS[i // 2].index(2)
@@ -193,7 +318,7 @@ class Layouts:
         return (f"({pair[0]} + p)", f"({pair[1]} + p*)") if self.axes.rest else pair
 
     def _of_norm(self, p: Part, role: str) -> str | None:
-        """Of queries or keys: of a plane the sign alone is free, which a gain does not feel."""
+        """Of queries or keys: of a plane only the sign is free, which a gain does not change."""
         if self.facts.head is None:
             return None
         heads = ("kv q" if role == "q_norm" else "kv") if self.facts.groups else "h"
@@ -226,13 +351,13 @@ class Layouts:
 
     @property
     def transformed(self) -> str:
-        """What the transform of a head writes to: the space of the embedding where that is the head too."""
+        """The axis that the transform of a head writes: that of the embedding if the head is tied to it."""
         if not self.facts.tied:
             return "lm"
         return "embedding" if self.facts.embedding else "residual"
 
     def _rows(self, size: int) -> str:
-        """Rows that stay: of tokens, places, classes; else a number."""
+        """Fixed rows: of tokens, positions, classes; else a number."""
         named = (name for name, keys in ROWS.items() if self.facts.size(keys, size))
         return next(named, "labels" if size == self.axes.labels > 1 else str(size))
 

@@ -1,4 +1,4 @@
-"""What an alignment or a merge is worth: distances, and losses at points, along paths and on planes in weight space."""
+"""Measure an alignment or a merge: distances, and losses at points, along paths and on planes in weight space."""
 
 from __future__ import annotations
 

@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from symfuse.arguments import checked
 from symfuse.errors import CheckpointError, OptionError, SymfuseError
-from symfuse.evaluation.statistics import renew_statistics
 from symfuse.evaluation.task import Batch, Loss, Score, describe, measure
 from symfuse.evaluation.weights import Build, WeightSpace, name_of, open_space
 from symfuse.io import Checkpoint
@@ -29,9 +28,9 @@ from symfuse.messages import SCHEMA, first_line, shown
 Source = Checkpoint | nn.Module
 PLAIN = "none"
 
-# Losses are known to this many eps of the dtype, relative to the largest. A loss is the mean of sums over batches: each
-# sum is rounded in the dtype, a few times as torch adds in pairs; their mean is exact. Beside that the weights and the
-# forward pass are rounded, alike for all tokens. Between exact copies 1.2 eps were the most that was seen.
+# Losses are exact up to this many eps of the dtype, relative to the largest. A loss is the mean of sums over batches:
+# each sum is rounded in the dtype, a few times as torch adds in pairs; their mean is exact. The weights and the forward
+# pass are rounded too, alike for all tokens. Between exact copies the largest difference seen was 1.2 eps.
 _ROUNDING = 8
 
 # New points a round of refinement at most: on both sides of two maxima.
@@ -49,7 +48,7 @@ class Point:
 @dataclass(frozen=True)
 class Curve:
     """Scores along one path, by rising λ; distance: Euclidean, between its ends; dtype: what they were computed in.
-    inexact: the variants under which A was moved, if it is another function at this end."""
+    inexact: the variants of A's alignment, if A computes another function at this end."""
 
     name: str
     points: tuple[Point, ...]
@@ -111,9 +110,9 @@ class Curve:
 
 @dataclass(frozen=True)
 class Barrier:
-    """Curves over the same batches. task: what was evaluated. baselines: for a curve what to compare it with: the plain
-    one in its own parametrisation, then the plain one of the models as they are. renewed: from how many batches the
-    statistics of batch normalisation were recomputed at inner points; 0 where they were interpolated."""
+    """Curves over the same batches. task: what was evaluated. baselines: the curve that a curve is compared with: the
+    plain one in its own parametrisation, then the plain one of the unchanged models. renewed: the number of batches
+    from which the statistics of batch normalisation were recomputed at inner points; 0 where they were interpolated."""
 
     source: str
     anchor: str
@@ -123,7 +122,8 @@ class Barrier:
     renewed: int = 0
 
     def share(self, name: str, baseline: str) -> float | None:
-        """What is left of a baseline's barrier; None if that has none, or no more than the `rounding` of its losses."""
+        """The share of a baseline's barrier that remains; None if the baseline has none, or no more than the `rounding`
+        of its losses."""
         plain = self.curves[baseline]
         return self.curves[name].barrier / plain.barrier if plain.barrier > plain.rounding else None
 
@@ -192,7 +192,7 @@ def barrier(
         with tempfile.TemporaryDirectory(prefix="symfuse-") as scratch:
             space = open_space([b, a], [name_of(b), name_of(a)], loss, Path(scratch), build, dtype, device)
             if batches is not None:
-                renewed |= _renew(space.set([1.0, 0.0]), batches[:1])  # whether it can be done at all
+                renewed |= _renew(space.set([1.0, 0.0]), batches[:1])  # raises if it cannot be done at all
             report = None if progress is None else _reporter(progress, name, others)
             result = _path(space, loss, points, refine, batches, report)
             variants = (inexact or {}).get(name, ())
@@ -223,8 +223,8 @@ def _require_sense(
 
 
 def _renew(module: nn.Module, batches: Sequence[Batch]) -> bool:
-    """Recompute the statistics of batch normalisation, if the module has any; OptionError for batches that it does not
-    take."""
+    """Recompute the statistics of batch normalisation, if the module has any; OptionError for batches that the module
+    does not accept."""
     try:
         return bool(renew_statistics(module, batches))
     except SymfuseError:
@@ -283,3 +283,33 @@ def _beside(result: Sequence[Point]) -> list[float]:
 def _reporter(progress: Callable[[str, Point, int], None], name: str, others: int) -> Callable[[Point, int], None]:
     """others: how many points the other curves have, at most."""
     return lambda point, most: progress(name, point, others + most)
+
+
+def renew_statistics(module: nn.Module, batches: Iterable[Mapping[str, Tensor]]) -> int:
+    """Measure the running statistics of all batch normalisation again, as means over the batches (of module inputs by
+    name). Returns the number of layers that have them. All other parts stay in evaluation mode, and all modes are
+    restored."""
+    layers: list[Any] = [
+        part
+        for part in module.modules()
+        if isinstance(part, nn.modules.batchnorm._NormBase) and part.track_running_stats
+    ]
+    if not layers:
+        return 0
+    before = [(layer, layer.training, layer.momentum) for layer in layers]
+    for layer in layers:
+        layer.reset_running_stats()
+        layer.momentum = None  # a mean over all batches
+        layer.train()
+    seen = 0
+    try:
+        with torch.no_grad():
+            for batch in batches:
+                module(**{name: field.to(layers[0].running_mean.device) for name, field in batch.items()})
+                seen += 1
+    finally:
+        for layer, training, momentum in before:
+            layer.training, layer.momentum = training, momentum
+    if not seen:
+        raise OptionError("there are no batches to take the statistics of batch normalisation from")
+    return len(layers)

@@ -1,4 +1,4 @@
-"""How far apart two models are: Euclidean distance and cosine, over all parameters or by axis, layer and tensor."""
+"""The distance of two models: Euclidean distance and cosine, over all parameters or by axis, layer and tensor."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class Gap:
 
 @dataclass(frozen=True)
 class Piece:
-    """What one axis has of one tensor. axis: the innermost on which a group acts (`qk`, `v`, `ffn`, else `residual`,
-    else `rest`); each number belongs to one. layer: -1 for tensors that are in none."""
+    """The part of one tensor that belongs to one axis. axis: the innermost on which a group acts (`qk`, `v`, `ffn`,
+    else `residual`, else `rest`); each number belongs to one. layer: -1 for tensors outside of layers."""
 
     tensor: str
     axis: str
@@ -61,9 +61,10 @@ class Piece:
 
 @dataclass(frozen=True)
 class Distance:
-    """The distance of two models as the pieces that add up to it."""
+    """The distance of two models as the pieces that add up to it. after: what is left once an alignment is applied."""
 
     pieces: tuple[Piece, ...]
+    after: Distance | None = None
 
     @property
     def whole(self) -> Gap:
@@ -103,7 +104,8 @@ class Distance:
     )
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON; parts by axis, layer and tensor are squared distances, which add up. No number is null."""
+        """As JSON; parts by axis, layer and tensor are squared distances, which add up. No number is null. `after` is
+        there if an alignment was applied."""
 
         def parts(key: str) -> list[dict[str, Any]]:
             shares = self.shares(key)
@@ -113,11 +115,12 @@ class Distance:
             ]
 
         whole = {name: finite(getattr(self, name)) for name in ("euclidean", "relative", "cosine")}
-        return {"schema": SCHEMA, **whole} | {f"by_{key}": parts(key) for key in ("axis", "layer", "tensor")}
+        after = {} if self.after is None else {"after": self.after.to_dict()}
+        return {"schema": SCHEMA, **whole} | {f"by_{key}": parts(key) for key in ("axis", "layer", "tensor")} | after
 
 
 def finite(number: float) -> float | None:
-    """None for a number that is none, as of the angle to a zero vector: JSON has no NaN."""
+    """None for a number that is not finite, such as the angle to a zero vector: JSON has no NaN."""
     return number if math.isfinite(number) else None
 
 
@@ -141,10 +144,10 @@ def distance(a: Model, b: Model) -> Distance:
 
 
 def _gap(x: Tensor, y: Tensor) -> Gap:
-    """Of two tensors, some rows at a time: they are widened to float64."""
+    """The gap of two tensors, some rows at a time: they are widened to float64."""
     rows = max(1, (BLOCK if x.is_cpu else LARGE) * len(x) // max(1, x.numel()))
     total = Gap()
-    with one_torch_thread():  # for blocks as small as these, several wait for each other
+    with one_torch_thread():  # with blocks as small as these, several threads wait for each other
         for left, right in zip(torch.split(x, rows), torch.split(y, rows), strict=True):
             left, right = left.reshape(-1).double(), right.reshape(-1).double()
             apart = left - right

@@ -1,4 +1,4 @@
-"""The ensemble of models: what their predictions give together, as a reference for what their merge gives."""
+"""The ensemble of models: the mean of their predictions, as a reference for their merge."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def ensemble(
 def _predicted(
     source: Checkpoint | nn.Module, task: Predicting, build: Build | None, dtype: torch.dtype, device: str | None
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Of one model, the logits [predictions, classes] that are asked for, by batch, and their labels."""
+    """For one model, the requested logits [predictions, classes], by batch, and their labels."""
     logits, labels = [], []
 
     def collect(module: nn.Module) -> float:

@@ -1,6 +1,6 @@
-"""What a model is asked to do: batches that never change, and a loss and metrics that add up over them.
+"""Tasks: batches that never change, and a loss and metrics that add up over them.
 
-A `Task` is a callable from a live module to a `Score`; any other callable of that kind takes its place (`Loss`).
+A `Task` is a callable from a live module to a `Score`; any other callable of that kind can be used instead (`Loss`).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ Loss = Callable[[nn.Module], Score | Tensor | float]
 class Task(ABC):
     """Fixed batches with a loss. auto: the `transformers` class that builds the module, such as AutoModelForMaskedLM.
 
-    options: of those that read rows, the options with their defaults.
+    options: the options of tasks that read rows, with their defaults.
     batches: what the module takes by name, and `labels` where the loss has any. source: where the data come from.
     """
 
@@ -100,15 +100,15 @@ class Task(ABC):
 
 
 def describe(loss: Loss) -> dict[str, Any]:
-    """What a loss is, for reports; of a callable that is not a Task only its name is known."""
+    """A description of a loss, for reports; of a callable that is not a Task only the name is known."""
     return loss.describe() if isinstance(loss, Task) else {"task": getattr(loss, "__name__", type(loss).__name__)}
 
 
 def measure(loss: Loss, module: nn.Module) -> Score:
     """The score of a module in evaluation mode, without gradients and with fixed random numbers: the same each time.
 
-    The module's mode and the caller's random numbers stay. OptionError if the loss gives something else than a Score
-    or one number.
+    The module's mode and the caller's random state are restored. OptionError if the loss returns neither a Score nor
+    one number.
     """
     modes = [(part, part.training) for part in module.modules()]
     module.eval()

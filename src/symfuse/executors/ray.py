@@ -1,8 +1,8 @@
-"""Work as tasks of a Ray cluster: on any number of machines that see the same files. Nothing else imports ray.
+"""Work as tasks of a Ray cluster: on any number of machines that share a file system. Nothing else imports ray.
 
-What travels is the work, once, into Ray's object store: a lazy model is a few kilobytes of names, and its files are
-opened again where a tensor is asked for. A task then is the number of an item. A task whose worker is lost is done
-again; an error of the work itself is raised here, as it was there.
+The function is sent once, to Ray's object store: a lazy model is a few kilobytes of names, and its files are opened
+again where a tensor is read. A task is then the number of an item. A task whose worker is lost is repeated; an error of
+the function itself is raised here.
 """
 
 from __future__ import annotations
@@ -26,13 +26,12 @@ from typing import Any, Generic, NamedTuple
 import torch
 
 from symfuse.errors import OptionError, SymfuseError
-from symfuse.executors.base import Done, Item, Result, Work
-from symfuse.executors.threads import GRACE, keep_freed_memory, one_torch_thread
+from symfuse.executors.threads import GRACE, Done, Item, Result, Work, keep_freed_memory, one_torch_thread
 from symfuse.signals import interruptible
 
-RETRIES = 3  # for how many lost workers the same item is tried again
-LOST = ("WorkerCrashed", "NodeDied", "OutOfMemory", "ObjectLost")  # errors of Ray after which an item is tried again
-MATTERS = ("symfuse", "torch", "numpy", "scipy", "numba")  # packages that results may depend on
+RETRIES = 3  # how many lost workers are tolerated for one item
+LOST = ("WorkerCrashed", "NodeDied", "OutOfMemory", "ObjectLost")  # errors of Ray after which an item is repeated
+MATTERS = ("symfuse", "torch", "numpy", "scipy", "numba")  # packages on which results may depend
 
 
 class Ray:
@@ -56,7 +55,7 @@ class Ray:
         note: Callable[[str], None] = lambda _text: None,
         follow: Callable[[str], None] = lambda _text: None,
     ) -> None:
-        # What Ray would print of lost workers is reported by `say`, and not on standard output.
+        # Ray's own messages about lost workers are reported by `say` instead.
         os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
         try:
             import ray  # noqa: F401
@@ -76,12 +75,12 @@ class Ray:
         self._processors: set[str] = set()
 
     def connect(self) -> None:
-        """Connect, or begin, unless that is done: the first work does it too."""
+        """Connect to the cluster, or start one, unless that is done: starting work does it too."""
         import ray
 
         if ray.is_initialized():
             return
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster that symfuse starts reports to nobody
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster started by symfuse sends no usage data
         own: dict[str, Any] = {} if self.address else {"num_cpus": self.workers, "include_dashboard": False}
         before = signal.getsignal(signal.SIGTERM)  # which Ray replaces in the main thread
         try:
@@ -105,7 +104,7 @@ class Ray:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Leave the cluster, and end it if it was started here."""
+        """Leave the cluster, and stop it if it was started here."""
         import ray
 
         if self._started:
@@ -115,19 +114,20 @@ class Ray:
     def start(
         self, work: Work[Item, Result], items: Sequence[Item], *, memory: Callable[[Item], int] | None = None
     ) -> _Tasks[Item, Result]:
-        """Begin; what cannot travel is a TypeError or PicklingError, what fails in Ray itself a SymfuseError."""
+        """Start; a function that cannot be pickled raises TypeError or PicklingError, errors of Ray itself
+        SymfuseError."""
         self.connect()
         with _failures():
             return _Tasks(self, work, items, memory)
 
     def summary(self) -> dict[str, Any]:
-        """workers: the processes that did something; retried: tasks that were done again, as their worker was lost."""
+        """workers: the processes that did work; retried: tasks that were repeated because their worker was lost."""
         machines = len({machine for machine, _ in self._tasks})
         counts = {"machines": machines, "tasks": self._tasks.total(), "retried": self.retried}
         return {"name": "ray", "workers": len(self._tasks), **counts}
 
     def note(self, item: object, worker: Worker) -> str:
-        """Count an item that is done; where it was done, in words."""
+        """Count a finished item; returns a description of its worker."""
         self._tasks[worker.machine, worker.process] += 1
         if worker.processor not in self._processors | {_worker().processor}:
             self.say_note(
@@ -141,7 +141,7 @@ class Ray:
 
 
 class Worker(NamedTuple):
-    """Who did a task. processor: the instructions that torch uses there."""
+    """The worker of a task. processor: the instruction set that torch uses there."""
 
     machine: str
     process: int
@@ -149,7 +149,7 @@ class Worker(NamedTuple):
 
 
 class _Tasks(Generic[Item, Result]):
-    """The tasks of one piece of work."""
+    """The tasks of one call of `start`."""
 
     def __init__(
         self, cluster: Ray, work: Work[Item, Result], items: Sequence[Item], memory: Callable[[Item], int] | None
@@ -166,14 +166,14 @@ class _Tasks(Generic[Item, Result]):
         self._task = ray.remote(_task())
         self._tries: Counter[int] = Counter()
         self._pending: dict[int, Any] = {}
-        self._left: list[Any] = []  # of those, what has not ended although it was stopped
-        # What waits for Ray itself turns signals into errors of its own.
+        self._left: list[Any] = []  # of those, the ones that have not ended although they were stopped
+        # Waiting for Ray itself turns signals into other errors.
         self._ended: SimpleQueue[tuple[int, Future[Any]]] = SimpleQueue()
 
     def __iter__(self) -> Iterator[Done[Item, Result]]:
         import ray
 
-        # The errors of a worker, a machine or a result that is gone.
+        # The errors for a lost worker, machine or result.
         lost = tuple(getattr(ray.exceptions, f"{name}Error") for name in LOST)
         with _failures():
             for number in range(len(self._items)):
@@ -205,7 +205,7 @@ class _Tasks(Generic[Item, Result]):
         ref.future().add_done_callback(lambda future: self._ended.put((number, future)))
 
     def _again(self, number: int, error: Exception) -> None:
-        """The worker that had an item is lost."""
+        """Handle the loss of an item's worker."""
         item, why = self._items[number], _in_a_line(error)
         if self._tries[number] > RETRIES:
             raise SymfuseError(
@@ -217,7 +217,7 @@ class _Tasks(Generic[Item, Result]):
         self._submit(number)
 
     def stop(self) -> bool:
-        """Cancel what is not done: first as an interrupt does, then by ending the worker."""
+        """Cancel unfinished tasks: first by an interrupt, then by killing the worker."""
         import ray
 
         self._left, self._pending = list(self._pending.values()), {}
@@ -229,7 +229,7 @@ class _Tasks(Generic[Item, Result]):
         return not self._left
 
     def when_ended(self, then: Callable[[], None]) -> None:
-        """Call `then` once what was left when it was stopped has ended too, or the cluster has."""
+        """Call `then` once the stopped tasks have ended too, or the cluster has."""
         import ray
 
         def wait() -> None:
@@ -240,7 +240,7 @@ class _Tasks(Generic[Item, Result]):
         threading.Thread(target=wait, daemon=True).start()
 
     def _wait(self, seconds: float | None) -> None:
-        """For what is left, so long at most."""
+        """Wait for the remaining tasks, at most this long."""
         import ray
 
         if self._left:
@@ -249,7 +249,7 @@ class _Tasks(Generic[Item, Result]):
 
 @contextmanager
 def _failures() -> Iterator[None]:
-    """What fails in Ray itself as SymfuseError; the errors of the work stay as they are."""
+    """Errors of Ray itself as SymfuseError; the errors of the function stay as they are."""
     from ray.exceptions import RayError, RayTaskError
 
     try:
@@ -269,8 +269,8 @@ def _in_a_line(error: Exception) -> str:
 
 
 def _task() -> Callable[..., Any]:
-    """The function of a Ray task, which travels as its code, so that a worker without symfuse can report that. A
-    cancelled worker ends its process: an import that was interrupted cannot be started again."""
+    """The function of a Ray task, which is sent as code, so that a worker without symfuse can report that. A cancelled
+    worker ends its process, since an interrupted import cannot be repeated."""
 
     def task(parcel, number, here):  # type: ignore[no-untyped-def]
         import os
@@ -291,7 +291,7 @@ def _task() -> Callable[..., Any]:
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """On what the bits of a result depend, beside the processor: versions of packages, those that are here."""
+    """The versions of installed packages on which the bits of a result depend, beside the processor."""
     out = dict.fromkeys(MATTERS, "missing")
     for name in MATTERS:
         with suppress(metadata.PackageNotFoundError):
@@ -303,7 +303,7 @@ _unpacked: tuple[str, Any] = ("", None)  # the parcel that this worker opened la
 
 
 def perform(parcel: Any, number: int, here: dict[str, str]) -> tuple[Worker, Any]:
-    """In a worker: the result for the item of that number. here: the versions of who asks, OptionError if others."""
+    """In a worker: the result for the item of that number. here: the versions of the caller, OptionError if others."""
     global _unpacked
     if (own := versions()) != here:
         differ = ", ".join(f"{name} {own[name]} (here {here[name]})" for name in MATTERS if own[name] != here[name])
@@ -328,7 +328,7 @@ def _worker() -> Worker:
 
 
 def packed(value: Any) -> bytes:
-    """As bytes for another process: what belongs to the threads of this one is made anew there, and paths are whole."""
+    """Pickled for another process: thread-local state is created again there, and paths are absolute."""
     from ray import cloudpickle
 
     made_anew = {type(threading.Lock()): threading.Lock, threading.local: threading.local}

@@ -1,4 +1,5 @@
-"""Work on many items in threads, which stop as soon as one fails."""
+"""The interface of executors: run one function on each of many items, in any order, until one call fails; and the
+executor of this process, in threads."""
 
 from __future__ import annotations
 
@@ -8,20 +9,70 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any, Generic
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
 
 from symfuse.errors import SymfuseError
-from symfuse.executors.base import Done, Item, Result, Work
 from symfuse.signals import interruptible
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Item_co = TypeVar("Item_co", covariant=True)
+Result_co = TypeVar("Result_co", covariant=True)
+
+# The function that is called for an item, on one BLAS thread. Once the event is set it returns early, with any value:
+# the result is no longer used. In other processes it is pickled with all that it holds; lazy models are pickled as
+# names of files.
+Work = Callable[[Item, threading.Event], Result]
 GRACE = 5.0  # seconds that workers get to notice that they should stop
 
 
+@dataclass(frozen=True)
+class Done(Generic[Item_co, Result_co]):
+    """A finished item. where: a description of the worker; empty: a thread of this process."""
+
+    item: Item_co
+    result: Result_co
+    where: str = ""
+
+
+@runtime_checkable
+class Running(Protocol[Item_co, Result_co]):
+    """Work that has started. Iterating yields finished items, in any order, and raises the errors of the function."""
+
+    def __iter__(self) -> Iterator[Done[Item_co, Result_co]]: ...
+
+    def stop(self) -> bool:
+        """Let all workers end. Returns whether they have, after a while."""
+
+    def when_ended(self, then: Callable[[], None]) -> None:
+        """Call `then` when no worker runs any more."""
+
+
+@runtime_checkable
+class Executor(Protocol):
+    """Runs a function on many items at once."""
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether other processes do the work: then the function is pickled, and files must be visible to all of
+        them."""
+
+    def start(
+        self, work: Work[Item, Result], items: Sequence[Item], *, memory: Callable[[Item], int] | None = None
+    ) -> Running[Item, Result]:
+        """Start. memory: an estimate of the bytes that an item needs, by which the number of parallel items is
+        limited."""
+
+    def summary(self) -> dict[str, Any]:
+        """A description of the executor and its work, for the document of a run."""
+
+
 class Threads:
-    """Work by threads of this process, at most `threads`, which share `memory` bytes (None: as much as they like)."""
+    """Work by threads of this process, at most `threads`, which share `memory` bytes (None: no limit)."""
 
     elsewhere = False
 
@@ -32,7 +83,7 @@ class Threads:
     def start(
         self, work: Work[Item, Result], items: Sequence[Item], *, memory: Callable[[Item], int] | None = None
     ) -> _Workers[Item, Result]:
-        """Begin, when what is done is iterated over; who does that holds `one_torch_thread`."""
+        """Start when the result is iterated; the iterating thread holds `one_torch_thread`."""
         budget = self._budget
 
         def room(item: Item) -> AbstractContextManager[None]:
@@ -45,10 +96,10 @@ class Threads:
 
 
 class _Workers(Generic[Item, Result]):
-    """`work(item, stop)` for each item, in threads that take the next one in order; iterate over what is finished.
+    """Call `work(item, stop)` for each item, in threads that take the next one in order; yields finished items.
 
-    `work` returns early if `stop` is set. What it raises, an interrupt included, is raised by the iteration. room: what
-    an item may have to wait for; once one fails, none that waited begins.
+    `work` returns early if `stop` is set. Its errors, interrupts included, are raised by the iteration. room: resources
+    for which an item may have to wait; after an error, no waiting item starts.
     """
 
     def __init__(
@@ -75,7 +126,7 @@ class _Workers(Generic[Item, Result]):
                     try:
                         done = Done(taken[0], self._work(taken[0], self._stop))
                     except BaseException:
-                        self._stop.set()  # before another has the room
+                        self._stop.set()  # before another item takes the room
                         raise
                 if not self._stop.is_set():
                     self._results.put(done)
@@ -101,7 +152,7 @@ class _Workers(Generic[Item, Result]):
                 yield result
 
     def _started(self) -> int:
-        """How many workers there are: fewer, but one at least, where the system starts no more threads."""
+        """The number of workers: fewer, but at least one, where the system starts no more threads."""
         for number in range(self._most):
             # A thread inside a long computation cannot be interrupted; the interpreter does not wait for daemons.
             thread = threading.Thread(target=self._run, name=f"worker {number}", daemon=True)
@@ -117,7 +168,7 @@ class _Workers(Generic[Item, Result]):
         return len(self._threads)
 
     def stop(self) -> bool:
-        """Let all workers end; whether they have, after a while."""
+        """Let all workers end. Returns whether they have, after a while."""
         self._stop.set()
         deadline = time.monotonic() + GRACE
         for thread in self._threads:
@@ -132,12 +183,12 @@ class _Workers(Generic[Item, Result]):
                 thread.join()
             then()
 
-        with suppress(RuntimeError):  # of no more threads; then the files are closed with the process
+        with suppress(RuntimeError):  # no more threads can be started; then the files are closed with the process
             threading.Thread(target=wait, daemon=True).start()
 
 
 class Budget:
-    """Bytes that threads share: who wants more than is left waits, but for one who would be alone."""
+    """Bytes that threads share: a thread that needs more than is free waits, unless it would be the only one."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -167,7 +218,7 @@ def one_torch_thread() -> Iterator[int]:
     """One BLAS thread for each thread of ours: parallel by tensor, never by both.
 
     torch's number of threads belongs to the process: the first of overlapping users sets it, the last restores it.
-    Gives the number that it was.
+    Yields the previous number.
     """
     global _users, _torch_threads
     with _lock:
@@ -185,8 +236,8 @@ def one_torch_thread() -> Iterator[int]:
 
 
 def keep_freed_memory() -> None:
-    """Ask glibc not to give freed blocks back to the system: a merge allocates blocks of the same sizes many times,
-    and each new page costs a fault. For processes of our own; elsewhere, and without glibc, nothing happens."""
+    """Ask glibc not to return freed blocks to the system: a merge allocates blocks of the same sizes many times, and
+    each new page costs a fault. For processes of our own; without glibc, nothing happens."""
     with suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)
         for option, value in ((M_TRIM_THRESHOLD, 2**28), (M_MMAP_THRESHOLD, 2**25), (M_TOP_PAD, 2**24)):

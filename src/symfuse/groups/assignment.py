@@ -107,7 +107,7 @@ def _solve(scores: Real[Tensor, "n n"]) -> Int[Tensor, " n"]:
         index = _auction(scores)
         if index is not None:
             return index
-    # A row that holds none is given column 0, as is the row that holds column 0: they are not distinct.
+    # A row without a column gets column 0, as does the row that has column 0: they are not distinct.
     columns = (scores == scores.amax(0)).byte().argmax(-1)
     return columns if _distinct(columns) else _paths(scores)
 

@@ -36,13 +36,13 @@ LISTED = 48  # columns of a list at most; half of them at least
 _PARTS = 256  # of a row, whose maxima tell which parts have columns for its list
 # Powers of two, so that small integers stay exact; in units of what separates the columns of a list.
 _FIRST, _LAST, _FALL, _RISE = 2.0**-7, 2.0**-13, 8.0, 4.0
-_TRIES = 4  # bids per row until ε = 0 is given up
+_TRIES = 4  # bids per row until the phase with ε = 0 is abandoned
 _SOON, _LATE = 4, 16  # scores looked at, in matrices, until ε is raised: in the first phase, and in later ones
 _BUDGET = 256  # scores looked at, in matrices; the hardest kinds that we know took less than 100
 
 
 def solve(scores: Scores, budget: float = _BUDGET) -> NDArray[np.int64] | None:
-    """argmax over permutations p of Σᵢ scores[i, p[i]], [n, n], finite and contiguous; or None, if it was not found
+    """argmax over permutations p of Σᵢ scores[i, p[i]], [n, n], finite and contiguous; or None, if it was not solved
     within the budget (scores looked at, in matrices) or not proved.
 
     The same each time for the same scores; of several optima, one.
@@ -83,7 +83,8 @@ def proved(scores: Scores, column: NDArray[np.int32], prices: NDArray[np.float64
 class _State(NamedTuple):
     """What the parts of the solver share. column: of each row, or −1; row: of each column, or −1. columns, values: the
     list of each row, and the scores there (−inf where it is shorter). limit: no column beside a row's list had a larger
-    net value when it was made. peaks, net, found: room to make a list. work: scores looked at, and how many may be."""
+    net value when it was made. peaks, net, order: buffers to make a list. work: the number of scores read, and its
+    limit."""
 
     prices: NDArray[np.float64]
     column: NDArray[np.int32]

@@ -1,4 +1,4 @@
-"""Elements and groups: what acts on an axis, and how the best element is found from moments.
+"""Elements and groups: what acts on an axis, and how the best element is computed from moments.
 
 Shapes: `*b` are batch dimensions (one element for each index of the axes that an axis is declared `per`),
 `n` is the size of the axis.
@@ -25,7 +25,8 @@ E = TypeVar("E", bound="Element")
 
 @dataclass(frozen=True)
 class Moments:
-    """All that a closed form needs of anchor features X and source features Y, one row per unit; they add.
+    """The input of every closed form: Gram matrices of anchor features X and source features Y, one row per unit.
+    Moments of several features add.
 
     xy: the cross-Gram X Yᵀ. xx, yy: X Xᵀ and Y Yᵀ, of which most groups need the diagonals alone, the squared norms of
     the rows: for a group without `Group.gram` they are those, for one with it the full matrices. Every solver takes
@@ -53,12 +54,12 @@ class Moments:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """That of xy."""
+        """The device of xy."""
         return tuple(self.xy.shape)
 
     @property
     def dtype(self) -> torch.dtype:
-        """In which single entries of xy come."""
+        """The dtype of single entries of xy."""
         return self.xy.dtype
 
     @property
@@ -66,11 +67,11 @@ class Moments:
         return self.xx.device
 
     def to(self, device: torch.device | str) -> Moments:
-        """The same moments there."""
+        """The same moments on that device."""
         return Moments(self.xy.to(device), self.xx.to(device), self.yy.to(device))
 
     def rows(self, dtype: torch.dtype, step: int) -> Iterator[Float[Tensor, "*b k n"]]:
-        """xy in blocks of so many rows."""
+        """xy in blocks of `count` rows."""
         return (block.to(dtype) for block in torch.split(self.xy, step, dim=-2))
 
     def picked(self, index: Int[Tensor, "*b n"]) -> Float[Tensor, "*b n"]:
@@ -93,7 +94,7 @@ PartMoments = Mapping[Part, Moments]
 
 
 class Action(ABC):
-    """What moves the tensors of an axis, batched."""
+    """What acts on the tensors of an axis, batched."""
 
     @abstractmethod
     def act(self, w: Tensor, dim: int) -> Tensor:
@@ -108,7 +109,7 @@ class Action(ABC):
         """|g|, the permutation part; SymmetryError if there is none."""
 
     def part(self, part: Part) -> Action:
-        """How it acts on a dimension of that variance."""
+        """The action on a dimension of that variance."""
         if part == "primal":
             return self
         return self.dual() if part == "dual" else self.forget()
@@ -116,11 +117,11 @@ class Action(ABC):
     @property
     @abstractmethod
     def reorders_only(self) -> bool:
-        """Whether acting only moves entries about: then it is exact in every dtype."""
+        """Whether acting only reorders entries: then it is exact in every dtype."""
 
 
 class Element(Action):
-    """An element of a group, batched: kept as an index, a vector or a matrix, never denser than it is."""
+    """An element of a group, batched: stored as an index, a vector or a matrix, whichever is smallest."""
 
     @property
     @abstractmethod
@@ -138,7 +139,7 @@ class Element(Action):
 
     @abstractmethod
     def inverse(self: E) -> E:
-        """g⁻¹ (of each element of the batch by itself; Alignment re-indexes batches, the wreath law)."""
+        """g⁻¹ of each element of the batch (Alignment re-indexes batches by the wreath law)."""
 
     @abstractmethod
     def __matmul__(self: E, other: E) -> E:
@@ -161,7 +162,7 @@ class Element(Action):
         return next(iter(self.tensors().values())).device
 
     def to(self: E, device: torch.device | str) -> E:
-        """The same element there."""
+        """The same element on that device."""
         return self.rebuild({name: tensor.to(device) for name, tensor in self.tensors().items()})
 
     @abstractmethod
@@ -169,7 +170,7 @@ class Element(Action):
         """⟨g, C⟩, the sum over entries of g times C, float64."""
 
     def cross(self, moments: Moments) -> Float[Tensor, "*b"]:
-        """⟨g, X Yᵀ⟩, float64, from no more of it than g has entries."""
+        """⟨g, X Yᵀ⟩, float64, from only those entries of it where g is not zero."""
         return self.inner(moments.xy)
 
     @abstractmethod
@@ -178,7 +179,7 @@ class Element(Action):
 
     @abstractmethod
     def condition(self) -> Float[Tensor, "*b"]:
-        """The largest singular value over the smallest: by how much rounding errors may grow."""
+        """The largest singular value over the smallest: the factor by which rounding errors may grow."""
 
     @abstractmethod
     def is_identity(self) -> bool:
@@ -220,7 +221,7 @@ class Dense(Element):
         return ((matrix @ yy) * matrix).sum((-2, -1))
 
     def condition(self) -> Tensor:
-        """1: what is averaged or rotated is no larger than it was, so that no rounding error grows."""
+        """1: averages and rotations do not increase norms, so that no rounding error grows."""
         return torch.ones(self.batch, dtype=torch.float64, device=self.device)
 
     def is_identity(self) -> bool:
@@ -237,7 +238,7 @@ def shapes_of(kind: type[Element], size: int, batch: tuple[int, ...]) -> dict[st
 
 
 class Group(ABC):
-    """A symmetry group of an axis: which elements it has, and which is best for given moments."""
+    """A symmetry group of an axis: its elements, and the best one for moments."""
 
     # The dtype in which moments are formed. A rotation is as exact as its factorisation; a permutation is
     # exact whatever rounding its scores had.
@@ -262,7 +263,7 @@ class Group(ABC):
 
     @property
     def label(self) -> str:
-        """What it does, in words."""
+        """Its action, in words."""
         return self.name
 
     def __eq__(self, other: object) -> bool:

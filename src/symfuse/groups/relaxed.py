@@ -16,7 +16,7 @@ from torch import Tensor
 
 from symfuse.groups.assignment import assign_batch
 from symfuse.groups.base import Action, multiply
-from symfuse.groups.plans import doubly_stochastic
+from symfuse.groups.coupling import doubly_stochastic
 
 
 @dataclass(frozen=True, eq=False)

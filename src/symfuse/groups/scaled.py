@@ -106,7 +106,7 @@ class _Rescaled(Scales):
 
     @abstractmethod
     def _scales(self, p: Tensor, q: Tensor, r: Tensor, s: Tensor) -> Tensor:
-        """The best scales of given pairs."""
+        """The best scales of pairs."""
 
 
 class PositiveMonomial(_Rescaled):

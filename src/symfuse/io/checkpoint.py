@@ -16,12 +16,11 @@ from symfuse.arguments import checked
 from symfuse.device import CPU, require
 from symfuse.errors import CheckpointError, OptionError
 from symfuse.executors import Executor
-from symfuse.io.companions import read_companions
+from symfuse.io.companions import behind, module_weights, read_companions, readers
 from symfuse.io.folder import weight_stem
 from symfuse.io.hub import require_upload, upload
 from symfuse.io.lazy import Held, Lazy, Rewritten, Rule
 from symfuse.io.remote import Place, Remote, entries
-from symfuse.io.sentence import behind, module_weights, readers
 from symfuse.io.stamp import Stamp
 from symfuse.io.target import output_place
 from symfuse.io.tensors import TensorInfo, is_finite, scan
@@ -131,7 +130,7 @@ class Checkpoint(Lazy):
     def lineage(self, *, compute: bool = False) -> dict[str, Any]:
         """What tells this model from others: name, folder, and a sha256 over names, dtypes, shapes, some numbers of
         each tensor, and adapters as a whole; of a model that is computed (aligned, merged) its name for the numbers,
-        or with `compute` its numbers too: the sha256 is then that of the model when it is saved. "sha256 of" says which
+        or with `compute` its numbers too: the sha256 is then that of the model when it is saved. "sha256_of" says which
         numbers: two models that differ in others alone have the same.
         """
         computed = self.computed and not compute
@@ -149,13 +148,13 @@ class Checkpoint(Lazy):
             digest.update(path.read_bytes())
         folder = None if self.folder is None else str(self.folder)
         of = NAMED if computed else SAMPLED
-        return {"name": self.name, "folder": folder, "sha256": digest.hexdigest(), "sha256 of": of}
+        return {"name": self.name, "folder": folder, "sha256": digest.hexdigest(), "sha256_of": of}
 
     def state(self) -> list[tuple[str, int, int | str, tuple[int, ...]]]:
         """Name, size, times of change and inode of every file that the model is read from: equal if none was written
         since. CheckpointError if one is gone."""
         try:
-            files = [path for folder in self.sources for path in entries(folder) if path.is_file()]
+            files = [path for place in self.sources for path in _files(place)]
             return [Stamp.of(path).state for path in files]
         except OSError as error:
             raise CheckpointError(f"{self.name} has changed since it was opened: {error}") from error
@@ -263,24 +262,31 @@ class Checkpoint(Lazy):
         *,
         private: bool | None = None,
         token: str | None = None,
-        **options: Any,
+        overwrite: bool = False,
+        max_shard_size: int | str = "5GB",
+        threads: int | None = None,
     ) -> str:
         """Write the model to a folder, by default one in the working folder with the name of the repository, and upload
         that to the Hugging Face hub; the URL there. The repository is made if it is not there.
 
-        private: of a new repository. token: by default the one of `hf auth login`. options: of `save`. OutputError if
-        the hub refuses: the folder stays then, too.
+        private: of a new repository. token: by default the one of `hf auth login`. overwrite, max_shard_size, threads:
+        as in `save`. OutputError if the hub refuses: the folder stays then, too.
         """
         place = output_place(repo_id.rpartition("/")[2] if folder is None else folder)
         require_upload(repo_id, place, token)
-        self.save(place, **options)
+        self.save(place, overwrite=overwrite, max_shard_size=max_shard_size, threads=threads)
         assert isinstance(place, Path)
         return upload(place, repo_id, private=private, token=token)
 
 
+def _files(place: Place) -> list[Place]:
+    """A file itself, or those of a folder."""
+    return [place] if place.is_file() else [path for path in entries(place) if path.is_file()]
+
+
 def is_other(lineage: Mapping[str, Any], than: Mapping[str, Any]) -> bool:
     """Whether two lineages are of different models, as far as both say: their sha256 is over the same, and differs."""
-    one, other = ((known.get("sha256"), known.get("sha256 of")) for known in (lineage, than))
+    one, other = ((known.get("sha256"), known.get("sha256_of")) for known in (lineage, than))
     return None not in (one[0], other[0]) and one[1] == other[1] and one[0] != other[0]
 
 

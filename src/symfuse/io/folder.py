@@ -11,18 +11,27 @@ from typing import Any
 
 from symfuse.errors import CheckpointError
 from symfuse.io.companions import companions
-from symfuse.io.content import refuse_pointer, substitute_in
 from symfuse.io.lazy import StoredTensor, StoredTensors
 from symfuse.io.remote import INDEX, Place, entries
 from symfuse.io.safetensors_file import read_safetensors
+from symfuse.io.stamp import refuse_pointer, substitute_in
 from symfuse.io.torch_file import read_torch_file
 from symfuse.messages import some
 
 MOST_NESTED = 50  # levels of a JSON file; what copies and writes it again takes several calls for each
 SHARD = re.compile(r"(?P<stem>.+)-(?P<n>\d+)-of-(?P<m>\d+)(?P<suffix>\.\w+)")
-TORCH_SUFFIXES = (".bin", ".pt", ".pth")
+TORCH_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
+GGUF = ".gguf"
 WEIGHT_SUFFIXES = (".safetensors", *TORCH_SUFFIXES)
 DIFFUSERS = "diffusion_pytorch_model"  # the stem of the weight files of diffusers
+# Of other formats, what writes a file that can be read.
+CONVERTED_BY = {
+    ".h5": "transformers 4: from_pretrained(FOLDER, from_tf=True).save_pretrained(OTHER)",
+    ".msgpack": "transformers 4: from_pretrained(FOLDER, from_flax=True).save_pretrained(OTHER)",
+    ".distcp": "python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER FILE.pt",
+    ".nemo": "the script for its architecture in NeMo's scripts/checkpoint_converters",
+    ".onnx": "none: take the checkpoint that it was exported from",
+}
 # What trainers leave beside the weights.
 NOT_WEIGHTS = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state|adapter_model|alignment).*")
 
@@ -237,13 +246,17 @@ def _no_weights(folder: Place, files: Mapping[str, Place]) -> CheckpointError:
             f"{folder} holds an adapter of the model {base!r}, not a model. As an input of a merge write "
             f"base+adapter: {base or 'BASE'}+{folder}."
         )
-    if gguf := [name for name in files if name.endswith(".gguf")]:
-        return CheckpointError(
-            f"{folder} holds its weights only as GGUF ({some(gguf)}), whose blocks are quantised. Use the "
-            "original model, or unpack it: from_pretrained(folder, gguf_file=…, quantization_config="
-            "GgufConfig(dequantize=True)).save_pretrained(other)."
-        )
+    if len(gguf := [name for name in files if name.endswith(GGUF)]) > 1:
+        return CheckpointError(f"{folder} holds several GGUF files ({some(gguf)}); give one of them")
     return CheckpointError(
         f"{folder} holds no weights: expected model.safetensors or pytorch_model.bin, or shards of either; "
-        f"found {some(files, 10) or 'no files'}."
+        f"found {some(files, 10) or 'no files'}. {way_out(files)}"
     )
+
+
+def way_out(names: Iterable[str]) -> str:
+    """What converts files of other formats; what is read, where none is known."""
+    known = [(name, command) for name in names if (command := CONVERTED_BY.get(Path(name).suffix))]
+    if known:
+        return f"{some(name for name, _ in known)} is converted by {known[0][1]}."
+    return f"Expected a folder, or a file that ends in .safetensors, {', '.join(TORCH_SUFFIXES)} or {GGUF}."

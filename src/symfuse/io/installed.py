@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from symfuse.io.checkpoint import Checkpoint
 from symfuse.io.lazy import Latest, Rewritten, Rule
-from symfuse.io.live import as_on_disk
-from symfuse.io.names import class_prefix, spelt
+from symfuse.io.live import as_on_disk, class_prefix, spelt
 from symfuse.io.tensors import TensorInfo
 
 Convert = Callable[[dict[str, Tensor]], dict[str, Tensor]]

@@ -7,9 +7,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
 from symfuse.errors import OutputError
-from symfuse.io.partial import system_errors
+from symfuse.io.partial import system_errors, together
 from symfuse.io.remote import CONFIG, Remote, below
-from symfuse.io.together import together
 
 UNFINISHED = ".symfuse-unfinished"  # beside what is being put there, or what a killed run has left
 

@@ -1,8 +1,9 @@
-"""Opening a model: a folder, a hub id, a live module or a state dictionary."""
+"""Opening a model: a folder, a hub id, a live module or a state dictionary. Quantised weights are refused."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,24 @@ from symfuse.arguments import checked
 from symfuse.errors import CheckpointError, OptionError, masked
 from symfuse.io.checkpoint import Checkpoint
 from symfuse.io.companions import names_code
-from symfuse.io.folder import read_folder, read_json, refuse_stand_ins
-from symfuse.io.live import module_config, module_tensors, unwrap
-from symfuse.io.names import ties, without_prefixes
-from symfuse.io.quantised import refuse_quantised
+from symfuse.io.folder import GGUF, WEIGHT_SUFFIXES, read_folder, read_json, refuse_stand_ins
+from symfuse.io.lazy import Lazy, StoredTensors
+from symfuse.io.live import module_config, module_tensors, ties, unwrap, without_prefixes
 from symfuse.io.remote import CONFIG, Place, Remote, place_of
+from symfuse.io.single import NO_CONFIG, read_file
 from symfuse.io.tensors import TensorInfo
 from symfuse.messages import some
+
+# Names of tensors that only the packed form of a scheme has.
+PACKED = {
+    "bitsandbytes": re.compile(r"(.*\.)?(SCB|weight\.(absmax|quant_map|nested_absmax|quant_state\..*)|.*\.absmax)"),
+    "compressed-tensors": re.compile(r".*\.weight_packed"),
+    "HQQ": re.compile(r".*\.W_q"),
+    "MXFP4": re.compile(r".*_blocks"),
+}
+SCALE = re.compile(r".*(weight_scale|weight_scale_inv|\.scale|_scale|\.scales)")
+FLOAT8 = {dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype) and "float8" in str(dtype)}
+WAY_OUT = "Use the original model, or load it dequantised (in transformers: model.dequantize()) and save that."
 
 
 @checked
@@ -32,8 +44,10 @@ def open(  # noqa: A001 - the verb that users type: symfuse.open
     revision: str | None = None,
     prefer_bin: bool = False,
 ) -> Checkpoint:
-    """A model from a local folder, a hub id, a URL that fsspec reads, a live module or a state dictionary.
+    """A model from a local folder or file, a hub id, a URL that fsspec reads, a live module or a state dictionary.
 
+    A file may be of safetensors, torch.save, Lightning (.ckpt) or GGUF, which is dequantised to float32 in memory.
+    A folder or file without config.json can be merged by names and shapes, and not aligned.
     Of a URL (s3://bucket/model) only headers are read, and then the ranges of bytes of the tensors that are asked for.
     `config`: a mapping or an object with `to_dict()`; needed where the source has none, else used instead of
     its own. `revision` is for hub ids, `prefer_bin` for folders with both safetensors and .bin files. No code
@@ -86,6 +100,8 @@ def _open_path(
         raise OptionError(f"revision is for hub ids; {folder} is a {kind}")
     if isinstance(folder, Remote) or isinstance(source, Remote):
         _require_folder(folder)
+    elif file := _one_file(folder):
+        return _open_file(file, config, masked(name or folder.name))
     elif not folder.is_dir():
         folder, name = _from_hub(source, folder, revision, bin_), name or str(source)
     name = masked(name or folder.resolve().name)
@@ -95,18 +111,41 @@ def _open_path(
     except OSError as error:
         raise CheckpointError(f"{folder} cannot be read: {error}") from error
     if config is None:
-        if not (folder / CONFIG).exists():
-            raise CheckpointError(
-                f"{folder} has no {CONFIG}. Add it, or pass config= (a dictionary, or a config of transformers)."
-            )
-        config = read_json(folder / CONFIG)
+        has_config = (folder / CONFIG).exists()
+        config = read_json(folder / CONFIG) if has_config else {}
+        notes += () if has_config else (NO_CONFIG,)
+    return _checkpoint(tensors, config, name, notes, folder=folder)
+
+
+def _checkpoint(tensors: Lazy, config: dict[str, Any], name: str, notes: tuple[str, ...], **options: Any) -> Checkpoint:
+    """What files hold, checked, under the names that the class saves."""
     if note := names_code(CONFIG, config):
         notes += (note,)
     _require_families(name, config)
-    stored, more = without_prefixes(name, {key: key for key in tensors})
-    tensors = tensors.renamed(stored)
+    if isinstance(tensors, StoredTensors):
+        stored, more = without_prefixes(name, {key: key for key in tensors})
+        tensors, notes = tensors.renamed(stored), notes + more
     refuse_quantised(name, config, tensors.infos)
-    return Checkpoint(tensors, config, name=name, folder=folder, notes=notes + more)
+    return Checkpoint(tensors, config, name=name, notes=notes, **options)
+
+
+def _one_file(place: Path) -> Path | None:
+    """The file that is a model by itself: this one, or the GGUF file of a folder that has no other weights."""
+    if place.is_file():
+        return place
+    files = [path.name for path in place.iterdir()] if place.is_dir() else []
+    weights = [name for name in files if name.endswith((*WEIGHT_SUFFIXES, ".index.json", GGUF))]
+    return place / weights[0] if len(weights) == 1 and weights[0].endswith(GGUF) else None
+
+
+def _open_file(path: Path, config: dict[str, Any] | None, name: str) -> Checkpoint:
+    try:
+        tensors, own, files, notes = read_file(path)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if config is None:
+        config, notes = ({}, (*notes, NO_CONFIG)) if own is None else (own, notes)
+    return _checkpoint(tensors, config, name, notes, sources=(path,), files=files or {})
 
 
 def _require_families(name: str, config: Mapping[Any, Any]) -> None:
@@ -136,7 +175,7 @@ def _from_hub(source: str | os.PathLike[str], path: Path, revision: str | None, 
     if path.is_symlink():
         raise CheckpointError(f"{path} is a symbolic link to {path.readlink()}, which is not there")
     if path.exists():
-        raise CheckpointError(f"{path} is a file; give the folder that holds the weights and {CONFIG}")
+        raise CheckpointError(f"{path} is neither a file nor a folder; give one that holds weights")
     if not isinstance(source, str) or not HUB_ID.fullmatch(source):
         raise CheckpointError(f"{path} does not exist, and is not the id of a model on the hub (org/name)")
     return download(source, revision=revision, prefer_bin=prefer_bin)
@@ -162,3 +201,45 @@ def _in_memory(tensors: Mapping[str, Any], config: dict[str, Any] | None, name: 
     kept = {key: value for key, value in kept.items() if key not in tied}
     refuse_quantised(name, config, {key: TensorInfo.of(value) for key, value in kept.items()})
     return Checkpoint(kept, config, name=name, notes=notes)
+
+
+def refuse_quantised(name: str, config: Mapping[str, Any], infos: Mapping[str, TensorInfo]) -> None:
+    """Raises CheckpointError, naming the scheme, if the config or the tensors' names and dtypes show one."""
+    for where in (config, *(value for value in config.values() if isinstance(value, Mapping))):
+        for key in ("quantization_config", "compression_config"):
+            if where.get(key):
+                settings = where[key]
+                method = settings.get("quant_method") if isinstance(settings, Mapping) else None
+                raise CheckpointError(
+                    f"{name} is quantised: its config has a {key} ({method or 'method not named'}). {WAY_OUT}"
+                )
+    for scheme, tensor in _evidence(infos):
+        raise CheckpointError(f"{name} is quantised with {scheme}: found {tensor!r} ({infos[tensor]}). {WAY_OUT}")
+    small = [tensor for tensor, info in infos.items() if info.dtype in FLOAT8]
+    if small:
+        scales = [tensor for tensor in infos if SCALE.fullmatch(tensor)]
+        kind = f"with separate scales such as {scales[0]!r}" if scales else "without scales"
+        way_out = (
+            WAY_OUT if scales else "If the values are the weights themselves, convert them to bfloat16 and save that."
+        )
+        raise CheckpointError(f"{name} holds 8-bit floats {kind}: {small[0]!r} ({infos[small[0]]}). {way_out}")
+
+
+def _evidence(infos: Mapping[str, TensorInfo]) -> list[tuple[str, str]]:
+    result = [(scheme, tensor) for tensor in infos for scheme, names in PACKED.items() if names.fullmatch(tensor)]
+    # MXFP4's blocks are bytes that come with scales; a module may well be called "…_blocks".
+    result = [(s, t) for s, t in result if s != "MXFP4" or t.removesuffix("_blocks") + "_scales" in infos]
+    for tensor in infos:
+        if tensor.endswith(".qweight"):
+            result.append((_gptq_or_awq(tensor.removesuffix("qweight"), infos), tensor))
+    return result
+
+
+def _gptq_or_awq(prefix: str, infos: Mapping[str, TensorInfo]) -> str:
+    """GPTQ packs a weight's rows (its qweight is as wide as its scales), AWQ its columns."""
+    scales, packed = infos.get(prefix + "scales"), infos[prefix + "qweight"]
+    if prefix + "g_idx" in infos:
+        return "GPTQ"
+    if scales is None or len(scales.shape) != 2 or len(packed.shape) != 2:
+        return "GPTQ or AWQ"
+    return "GPTQ" if scales.shape[1] == packed.shape[1] else "AWQ"

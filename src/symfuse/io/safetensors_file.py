@@ -18,13 +18,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from symfuse.arguments import require_type
 from symfuse.errors import CheckpointError, LayoutError
-from symfuse.io.content import substitute_in
 from symfuse.io.lazy import StoredTensor
 from symfuse.io.remote import Place, Remote, read_range
-from symfuse.io.stamp import Stamp
+from symfuse.io.stamp import Stamp, substitute_in
 from symfuse.io.tensors import DTYPES, TensorInfo
-from symfuse.io.typed import require_type
 
 _ENTRY = {"dtype": str, "shape": list[int], "data_offsets": tuple[int, int]}
 MAX_HEADER = 100_000_000  # the limit of the safetensors library

@@ -7,16 +7,16 @@ import secrets
 import shutil
 import stat
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from symfuse.errors import OptionError, OutputError, masked
 from symfuse.io.companions import others_than_model
 from symfuse.io.objects import UNFINISHED
+from symfuse.io.partial import together
 from symfuse.io.remote import CONFIG, Place, Remote, entries, place_of
 from symfuse.messages import some
-from symfuse.signals import deferred
 
 
 def check_target(
@@ -68,12 +68,13 @@ def write_text(target: Path, text: str, what: str, mark: str = "") -> None:
 
 
 def write_file(target: Path, data: bytes, what: str, mark: bytes = b"") -> None:
-    """Write a file in one move, whole or not at all; an older one with the mark in it is replaced. OutputError, with
-    what it is, if `check_file` raises it, or if it is not possible."""
+    """Write a file in one move, whole or not at all, and in a `together` block with the other outputs; an older one
+    with the mark in it is replaced. OutputError, with what it is, if `check_file` raises it, or if it is not
+    possible."""
     assert mark in data, "what is written could not be replaced"
     check_file(target, mark)
-    with deferred():
-        _replace_file(target, data, what)
+    with together() as outputs:
+        outputs.append(_NewFile(target, data, what))
 
 
 def check_file(target: Path, mark: bytes = b"") -> None:
@@ -101,18 +102,51 @@ _KINDS = {
 }
 
 
-def _replace_file(target: Path, data: bytes, what: str) -> None:
-    scratch = target.with_name(f".{target.name[:50]}.{secrets.token_hex(4)}")  # of this call: threads may meet
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        scratch.write_bytes(data)
-        scratch.replace(target)
-    except BaseException as error:
+class _NewFile:
+    """A file that is written beside its place, and gets its name with the other outputs of a `together` block."""
+
+    def __init__(self, target: Path, data: bytes, what: str) -> None:
+        self._target, self._what = target, what
+        self._scratch = target.with_name(
+            f".{target.name[:50]}.{secrets.token_hex(4)}"
+        )  # of this call: threads may meet
+        with self._explained():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            self._write(data)
+
+    def commit(self, undo: ExitStack) -> None:
+        with self._explained():
+            before = self._target.read_bytes() if self._target.exists() else None
+            self._scratch.replace(self._target)
+        undo.callback(self._restore, before)
+
+    def finish(self) -> None:
+        """Nothing is kept of the file that was replaced."""
+
+    def close(self, error: BaseException | None) -> None:  # noqa: ARG002
         with suppress(OSError):
-            scratch.unlink()
-        if isinstance(error, OSError):
-            raise OutputError(f"{target}: {what} cannot be written there ({error})") from error
-        raise
+            self._scratch.unlink()
+
+    def _write(self, data: bytes) -> None:
+        try:
+            self._scratch.write_bytes(data)
+        except BaseException:
+            self.close(None)
+            raise
+
+    def _restore(self, before: bytes | None) -> None:
+        if before is None:
+            self._target.unlink()
+        else:
+            self._write(before)
+            self._scratch.replace(self._target)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise OutputError(f"{self._target}: {self._what} cannot be written there ({error})") from error
 
 
 def _check(place: Path, overwrite: bool | None, inputs: Sequence[Place]) -> None:

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from symfuse.errors import CheckpointError
-from symfuse.io.content import PICKLE, ZIP, substitute_in
 from symfuse.io.lazy import StoredTensor
 from symfuse.io.remote import Place, Remote
-from symfuse.io.stamp import Stamp
+from symfuse.io.stamp import PICKLE, ZIP, Stamp, substitute_in
 from symfuse.io.tensors import TensorInfo, flat_part
 from symfuse.messages import first_line, some
 

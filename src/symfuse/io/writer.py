@@ -1,7 +1,8 @@
-"""Writing a model folder: tensors streamed one at a time; the whole folder appears, or nothing does."""
+"""Writing a folder, of a model or of something else: tensors one at a time; it appears whole, or not at all."""
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,17 +14,17 @@ from torch import Tensor
 
 from symfuse.errors import OutputError, masked
 from symfuse.executors import Executor, Threads
+from symfuse.io.direct import Buffer
 from symfuse.io.folder import WEIGHT_SUFFIXES
 from symfuse.io.objects import new_objects
-from symfuse.io.partial import Partial, new_folder, partial_of, system_errors
+from symfuse.io.partial import Partial, new_folder, partial_of, system_errors, together
 from symfuse.io.remote import CONFIG, INDEX, Place, Remote
-from symfuse.io.shards import parse_size, plan_shards
+from symfuse.io.shards import Layout, Slot, new_file, parse_size, plan_shards
 from symfuse.io.stamp import stamps_of_weights
 from symfuse.io.target import check_space, check_target, output_place
 from symfuse.io.tensors import DTYPE_NAMES, TensorInfo
-from symfuse.io.together import together
 from symfuse.io.weights import ByShard, ByTensor, Growing, fill
-from symfuse.signals import signals_as_exceptions
+from symfuse.signals import interruptible, signals_as_exceptions
 
 
 def write(
@@ -175,3 +176,37 @@ def _write_file(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+@contextmanager
+def output_folder(target: str | os.PathLike[str], nbytes: int, inputs: Sequence[Place] = ()) -> Iterator[Path]:
+    """A hidden folder to fill, which gets its name if all goes well and is removed if not.
+
+    The target must not exist, nor be, hold or lie inside one of the inputs; nbytes: how much room it needs. OutputError
+    if it cannot be written.
+    """
+    place = Path(os.path.abspath(target))  # noqa: PTH100 - keeps symbolic links, which are refused
+    partial = partial_of(place, "")
+
+    check = functools.partial(check_target, place, overwrite=None, inputs=inputs)
+    room = functools.partial(check_space, {place: nbytes})
+    check()
+    with signals_as_exceptions(), new_folder(place, partial, check, room, resume=False), system_errors(place):
+        yield partial.folder
+
+
+def write_tensors(path: Path, infos: Mapping[str, TensorInfo], read: Callable[[str], Tensor]) -> None:
+    """One safetensors file; `read` is asked for each tensor once, and one of them is in memory at a time."""
+    layout, buffer = Layout.of(infos), Buffer()
+    file = new_file(path, layout)
+    try:
+        for name in infos:
+            slot = Slot(file, name, infos[name], layout.starts[name])
+            with interruptible():
+                tensor = read(name)
+            slot.put(tensor, buffer)
+            del tensor  # before the next is read
+            slot.finish()
+        file.sync()
+    finally:
+        file.close()

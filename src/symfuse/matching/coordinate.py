@@ -19,11 +19,10 @@ from torch import Tensor
 
 from symfuse.alignment import Alignment
 from symfuse.arguments import checked
-from symfuse.device import CPU, require
+from symfuse.device import CPU, budget, require
 from symfuse.errors import OptionError
 from symfuse.executors import Executor, Threads, one_torch_thread
 from symfuse.groups import Element, Group, PartMoments, Permutation, Sinkhorn, add, objective
-from symfuse.io.memory import budget
 from symfuse.matching.blocks import improve
 from symfuse.matching.descent import Watch, descend
 from symfuse.matching.problem import problem_of, steps_of
@@ -66,26 +65,12 @@ Progress = Callable[[Step, int], None]  # a step that is done, and how many ther
 
 @checked
 def match_models(
-    source: Model,
-    anchor: Model,
-    *,
-    axes: str | tuple[str, ...] = "auto",
-    layers: str | int | tuple[int, ...] | None = None,
-    scaling: bool = True,
-    groups: Mapping[str, str] | None = None,
-    variants: Sequence[str] = (),
-    one_pass: bool = False,
-    biases: bool = True,
-    starts: int = 2,
-    seed: int = 0,
-    frame: Sequence[str] | None = None,
-    threads: int | None = None,
-    memory: int | None = None,
-    device: str = CPU,
-    executor: Executor | None = None,
-    progress: Progress | None = None,
-    watch: Watch | None = None,
-) -> Alignment:
+    source: Model, anchor: Model, *, axes: str | tuple[str, ...] = "auto",
+    layers: str | int | tuple[int, ...] | None = None, scaling: bool = True, groups: Mapping[str, str] | None = None,
+    variants: Sequence[str] = (), one_pass: bool = False, biases: bool = True, starts: int = 2, seed: int = 0,
+    frame: Sequence[str] | None = None, threads: int | None = None, memory: int | None = None, device: str = CPU,
+    executor: Executor | None = None, progress: Progress | None = None, watch: Watch | None = None,
+) -> Alignment:  # fmt: skip
     """The alignment that moves `source` towards `anchor`, from the weights.
 
     axes: what to match ("attention", "ffn", "qk", …). layers: which (see choose_layers). scaling: rescaling beside
@@ -102,10 +87,7 @@ def match_models(
     An element that does not lower its objective is replaced by the identity, which is left out of the alignment.
     Raises IncompatibleError, OptionError, CheckpointError (NaN or infinity, naming the tensor).
     """
-    if threads is not None and threads < 1:
-        raise OptionError(f"threads {threads}: at least one is needed")
-    if starts < 1:
-        raise OptionError(f"starts {starts}: at least one is needed, the identity")
+    _require_counts(threads, starts)
     device = require(device)
     source, anchor = (model.on(device) for model in (source, anchor))
     problem = problem_of(
@@ -113,13 +95,10 @@ def match_models(
     )
     source, anchor, spec, instances = problem.source, problem.anchor, problem.spec, list(problem.groups)
     hard, soft = problem.hard, any(isinstance(group, Sinkhorn) for group in problem.groups.values())
-    rules: dict[Instance, list[Shift]] = {}
-    for rule in spec.shifts if biases else ():
-        rules.setdefault(spec.instance(rule.axis.strip("*"), spec.tensors[rule.bias].index), []).append(rule)
+    rules = _translations(spec) if biases else {}
     shared = [name for name in spec.tensors if spec.shares(name, anchor.spec)]
     met = _meeting(spec, hard)
     meeting = [i for i in instances if spec.is_shared(i.axis) or i.axis in met]
-
     parts = _Parts(spec, hard, meeting, rules)
     room = (budget(device) if memory is None else memory) - OWN
     translated = [rule for i in instances if i not in meeting for rule in rules.get(i, [])]
@@ -155,6 +134,21 @@ def match_models(
     elements = {i: g for i, g in total.elements.items() if not g.is_identity()}  # there and back again
     more = {"descents": curves} if meeting else {}
     return problem.alignment(replace(total, elements=elements), "weights", options, steps, **more)
+
+
+def _require_counts(threads: int | None, starts: int) -> None:
+    if threads is not None and threads < 1:
+        raise OptionError(f"threads {threads}: at least one is needed")
+    if starts < 1:
+        raise OptionError(f"starts {starts}: at least one is needed, the identity")
+
+
+def _translations(spec: Spec) -> dict[Instance, list[Shift]]:
+    """The rules of biases that may be translated, by the axis instance that translates them."""
+    rules: dict[Instance, list[Shift]] = {}
+    for rule in spec.shifts:
+        rules.setdefault(spec.instance(rule.axis.strip("*"), spec.tensors[rule.bias].index), []).append(rule)
+    return rules
 
 
 def _meeting(spec: Spec, groups: Mapping[Instance, Group]) -> set[str]:

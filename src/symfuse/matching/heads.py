@@ -1,6 +1,5 @@
-"""Which head of the source belongs to which head of the anchor, or which expert to which: each pair is scored at its
-best inner elements, and they are assigned (Ainsworth et al. 2023 have no such step; Verma & Elbayad 2024, Section 3.2,
-from activations)."""
+"""Assign the heads of the source to those of the anchor, or the experts: each pair is scored at its best inner elements
+(Ainsworth et al. 2023 have no such step; Verma & Elbayad 2024, Section 3.2, from activations)."""
 
 from __future__ import annotations
 
@@ -18,10 +17,10 @@ from symfuse.spec import Atom, Instance, Spec, Variance
 from symfuse.stats import Read, features
 from symfuse.stats.weights import require_products
 
-# Entries of cross-Grams of pairs that are formed at once: all pairs of heads, and few pairs of experts.
+# Entries of cross-Grams of pairs that are computed at once: all pairs of heads, and few pairs of experts.
 ENTRIES = 1 << 24
 
-Scored = tuple[str, Atom, Tensor, Tensor]  # of which tensor, how it moves, and the anchor's and the source's features
+Scored = tuple[str, Atom, Tensor, Tensor]  # the tensor, the variance, and the anchor's and the source's features
 
 
 def match_outer(
@@ -33,17 +32,17 @@ def match_outer(
     groups: Mapping[Instance, Group],
     skip: Collection[tuple[str, str]],
 ) -> Element:
-    """The permutation of an axis (heads, experts) that has the largest sum of scores of its pairs. The score of anchor
-    index i and source index j is, summed over the inner axes that are matched, the largest ⟨g, C_ij⟩ that their groups
-    reach, and ⟨x_i, y_j⟩ of what has none of them inside.
+    """The permutation of an axis (heads, experts) with the largest sum of scores of its pairs. The score of anchor
+    index i and source index j is the sum, over the inner axes that are matched, of the largest ⟨g, C_ij⟩ in their
+    groups, and of ⟨x_i, y_j⟩ of parts without an inner axis.
 
-    inner: the instances to be matched inside. Of their norms the sum is the same for every permutation. Where one of
-    them is reordered itself (the query heads that share a key), pairs are scored by what is not of it: keys and values.
+    inner: the instances to be matched inside. The sum of their norms is the same for every permutation. If one of them
+    is reordered itself (the query heads that share a key), pairs are scored by the parts without it: keys and values.
     """
     size = spec.axes[outer.axis].size
     total = next(iter(source.values())).new_zeros(size, size, dtype=torch.float64)
     insides = [axis for axis in spec.order if outer.axis in spec.batch_axes(axis)]
-    matched: dict[str, list[Instance]] = {}  # several of heads that all layers share
+    matched: dict[str, list[Instance]] = {}  # several for heads that all layers share
     for instance in inner:
         matched.setdefault(instance.axis, []).append(instance)
     names = [name for name in spec.movable[outer] if name in source]
@@ -75,7 +74,8 @@ def match_outer(
 
 def reordered_inside(spec: Spec, outer: Instance, names: Sequence[str], inner: Mapping[Instance, Group]) -> set[str]:
     """The axes inside of an outer one that are reordered themselves, beside others inside of it: the query heads that
-    share a key, beside its planes. inner: what is matched inside, with its groups; names: the tensors that count."""
+    share a key, beside its planes. inner: the instances matched inside, with their groups; names: the tensors that
+    count."""
     insides = {axis for axis in spec.order if outer.axis in spec.batch_axes(axis)}
     beside = [{atom.name for atom in part} for name in names for part in spec.tensors[name].layout.parts]
     permuted = {instance.axis for instance, group in inner.items() if isinstance(group, Permutation)}
@@ -83,7 +83,7 @@ def reordered_inside(spec: Spec, outer: Instance, names: Sequence[str], inner: M
 
 
 def _worth(group: Group, parts: Sequence[Scored], checked: Callable[[Tensor, str], Tensor]) -> Float[Tensor, "h h"]:
-    """What every pair is worth by one inner axis, over all parts that have it; some pairs at a time."""
+    """The score of every pair for one inner axis, over all parts that have it; some pairs at a time."""
     size, *rest, n, _ = parts[0][2].shape
     step = max(1, math.isqrt(ENTRIES // (math.prod(rest) * n * n)))
     out = parts[0][2].new_empty(size, size, dtype=torch.float64)
@@ -102,6 +102,6 @@ def _worth(group: Group, parts: Sequence[Scored], checked: Callable[[Tensor, str
 
 
 def _pairs(x: Float[Tensor, "h *rest n k"], y: Float[Tensor, "h *rest n k"]) -> Float[Tensor, "h h *rest n n"]:
-    """The cross-Gram of every pair (i of the anchor, j of the source), in the dtype of the features. rest: what an axis
-    inside is `per` besides, such as the frequencies of rotary planes."""
+    """The cross-Gram of every pair (i of the anchor, j of the source), in the dtype of the features. rest: the other
+    axes that an inner axis is `per`, such as the frequencies of rotary planes."""
     return x[:, None] @ y[None].mT.to(x.dtype)

@@ -160,7 +160,7 @@ def usual(
     named: axes as of `auto_axes`; ROTATABLE where the residual stream of pre-norm models is matched by more than it
     allows as it is, if all of them can be rewritten so, else no frame."""
     axes, least = auto_axes(axes, models)
-    why: dict[str, Any] = {} if least is None else {"auto": {"cosine": least, "same basis": least >= SAME_BASIS}}
+    why: dict[str, Any] = {} if least is None else {"auto": {"cosine": least, "same_basis": least >= SAME_BASIS}}
     if frame is not None:
         return axes, tuple(frame), why
     spec = models[0].spec
@@ -170,7 +170,7 @@ def usual(
     reasons = [reason for model in models if (reason := _not_rotatable(model)) is not None]
     if reasons and (named := axes_of("residual", asked)):
         raise OptionError(f"groups: {named[0]} by {asked[named[0]]}: {reasons[0]}")
-    return axes, () if reasons else rotatable(spec), why | ({"not rotated": reasons[0]} if reasons else {})
+    return axes, () if reasons else rotatable(spec), why | ({"not_rotated": reasons[0]} if reasons else {})
 
 
 def select(

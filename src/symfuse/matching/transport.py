@@ -59,7 +59,7 @@ def along_the_stream(
     M ← s M + (1 − s) B, with B of what the sublayer adds at that point and the share s by policy:
 
     "branch": 0. "mean": 1/2. "weighted-scalar": the mean |activation| of the anchor's stream over the sum of that and
-    the branch's. "weighted-matrix": the same of each unit by itself; then rows sum to one, and columns need not.
+    the branch's. "weighted-matrix": the same for each unit; then rows sum to one, and columns need not.
     """
     spec = problem.spec
     points = [i for i in problem.groups if i.axis.partition("_")[0] == "residual"]

@@ -14,14 +14,30 @@ from symfuse.alignment import Alignment
 from symfuse.device import CPU
 from symfuse.errors import OptionError
 from symfuse.io import Checkpoint
-from symfuse.matching.anchor import nearest_to_mean
 from symfuse.matching.axes import AUTO
 from symfuse.matching.coordinate import match_models
 from symfuse.matching.problem import usual
-from symfuse.model import Model
+from symfuse.model import Model, require_same_shape
 
 ROUNDS = 10
 SETTLED = 1e-3  # rounds end when one lowers the spread by less than this share
+
+
+def nearest_to_mean(models: Sequence[Model]) -> int:
+    """The index of the model with the least Euclidean distance to the mean of the base models, read tensor by tensor.
+
+    Two models are equally near: then the last, so that `merge A B` aligns A with B.
+    """
+    require_same_shape(models)
+    spec = models[0].spec
+    squares = torch.zeros(len(models), dtype=torch.float64, device=models[0].checkpoint.device)
+    for name in spec.tensors:
+        if name in spec.heads or name in spec.tied:
+            continue
+        stack = torch.stack([model.read(name).double().flatten() for model in models])
+        squares += torch.linalg.vecdot(gap := stack - stack.mean(0), gap)
+    nearest = squares <= squares.min() * (1 + 1e-9)
+    return int(nearest.nonzero().max())
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from symfuse.alignment.apply import move
-from symfuse.alignment.compose import composed
+from symfuse.alignment.apply import composed, move
 from symfuse.device import CPU
 from symfuse.groups import Element
 from symfuse.spec import Instance, Spec
@@ -44,7 +43,7 @@ class Workspace:
         return next((tensor.device for tensor in self.tensors.values()), torch.device(CPU))
 
     def touched(self, instance: Instance) -> list[str]:
-        """The names of the tensors, of those that are here, that an instance acts on."""
+        """The names of the tensors of this workspace on which an instance acts."""
         return [*filter(self.tensors.__contains__, self.spec.movable[instance])]
 
     def version(self, instance: Instance) -> Sequence[int | None]:

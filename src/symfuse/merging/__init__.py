@@ -1,4 +1,5 @@
-"""Merging, tensor by tensor: what a method is, the blocks that it sees, and the engine that plans and streams."""
+"""Merging, tensor by tensor: the interface of methods, the blocks that they read, and the engine that plans and
+streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a merge method is: a decorated generator over streamed blocks, whose signature is its configuration."""
+"""The interface of a merge method: a decorated generator over streamed blocks, whose signature is its configuration."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from torch import Tensor
 from symfuse.errors import OptionError
 from symfuse.merging.stream import Stream
 
-# The annotation of a parameter that has one value for each tensor of a block (which the base is not one of). A default
-# has one value, for each: `weight: PerModel = (1.0,)`.
+# The annotation of a parameter with one value for each model's tensor in a block (the base's excluded). The default is
+# a single value, used for each: `weight: PerModel = (1.0,)`.
 PerModel = Annotated[Sequence[float], "one per model"]
 
-# A method sees the streamed blocks of one tensor, as often as it likes, and yields the merged blocks in order.
+# A method reads the streamed blocks of one tensor, as often as necessary, and yields the merged blocks in order.
 Merge = Callable[..., Iterator[Tensor]]
-# What a method learns from data before (`symfuse.methods.data`): from Inputs to Learned.
+# What a method learns from data beforehand (`symfuse.methods.data`): from Inputs to Learned.
 Learn = Callable[..., Any]
 Unlabelled = Callable[[Mapping[str, Any]], bool]
 Base = Literal["required", "optional", "unused"]
@@ -41,8 +41,8 @@ class Parameter:
     default: Any
 
     def value(self, entry: Any, where: str) -> Any:
-        """A value from a recipe as this parameter's type; OptionError, saying where it stands, if it is not one, or a
-        number that float32 does not hold."""
+        """A value from a recipe, converted to this parameter's type; OptionError, with its place in the recipe, if it
+        has another type or exceeds float32."""
         if self.kind is bool:
             if isinstance(entry, bool):
                 return entry
@@ -59,11 +59,11 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Method:
-    """A merge method. base: whether the tensors of a base model come apart from the others. models: how many others,
-    at least and at most. paper: the source. ignored: parameters that change nothing, and are there as recipes have
-    them. learn: what it does first with the models' data (`symfuse.methods`), whose parameters are its too. statistics:
-    the kind of those that it reads of each tensor, which may stand in for data. data_required: whether it must
-    have one of both; unlabelled: whether it reads no labels, by its parameters."""
+    """A merge method. base: whether the base model's tensors are separate from the others. models: the least and the
+    largest number of others. paper: the source. ignored: parameters without effect, which recipes may contain. learn:
+    learns from the models' data first (`symfuse.methods`); its parameters are the method's too. statistics: the kind of
+    statistics that it reads for each tensor, which can replace data. data_required: whether it needs data or
+    statistics; unlabelled: whether it needs no labels, by its parameters."""
 
     name: str
     label: str
@@ -79,7 +79,7 @@ class Method:
 
     @cached_property
     def parameters(self) -> Mapping[str, Parameter]:
-        """From the signatures: a trailing underscore is not part of a name (`lambda_` is `lambda` in recipes)."""
+        """From the signatures, without a trailing underscore of names (`lambda_` is `lambda` in recipes)."""
         return {**_parameters(self.function), **self.learned}
 
     @cached_property

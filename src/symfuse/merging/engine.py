@@ -1,4 +1,5 @@
-"""A merged model as a lazy checkpoint: each tensor is made when it is asked for, block by block, from all models'."""
+"""A merged model as a lazy checkpoint: each tensor is computed when it is read, block by block, from those of all
+models."""
 
 from __future__ import annotations
 
@@ -21,22 +22,22 @@ from symfuse.device import CPU, require
 from symfuse.errors import IncompatibleError, OptionError
 from symfuse.io import Checkpoint, TensorInfo, is_finite, scan
 from symfuse.io.lazy import Lazy
-from symfuse.io.names import counts_batches
+from symfuse.io.live import counts_batches
 from symfuse.io.tensors import require_fit
 from symfuse.merging.base import Method, Parameter
 from symfuse.merging.stream import Source, Statistic, Stream
 from symfuse.model import Model
 from symfuse.spec import BEHIND, Spec, layer_of
 
-# What a recipe says for a parameter: of which of a slice's models (by position; None: of all), for which tensor, how
-# deep (0 the first layer, 1 the last).
+# The value of a parameter in a recipe, as a function of the model in the slice (by position; None: of all), the tensor,
+# and the depth (0 the first layer, 1 the last).
 Resolve = Callable[[Parameter, int | None, str, float], Any]
 
 
 @dataclass(frozen=True)
 class Slice:
-    """Consecutive layers of the output: from each of `models` (numbers), as many layers, from its `starts` on.
-    base: the position among them of the model that task vectors start from."""
+    """Consecutive layers of the output: from each of `models` (numbers) the same number of layers, beginning at its
+    `starts`. base: the position among the models of the one from which task vectors start."""
 
     models: tuple[int, ...]
     starts: tuple[int, ...]
@@ -53,12 +54,12 @@ class Learnt(Protocol):
         """Of a parameter that has one for each model: where the user sets none, or the method ignores it."""
 
     def statistic(self, model: int, name: str) -> Statistic | None:
-        """What the stream of that tensor has."""
+        """The properties of the stream of that tensor."""
 
 
 @dataclass(frozen=True)
 class Term:
-    """One model's tensor that an output tensor is made of. file: its name there."""
+    """One model's tensor from which an output tensor is computed. file: its name there."""
 
     checkpoint: Checkpoint
     file: str
@@ -69,7 +70,7 @@ class Term:
 
     @property
     def stored(self) -> bool:
-        """Whether the values are those of a file: what is computed has more digits than its dtype."""
+        """Whether the values come from a file: computed ones have more digits than their dtype."""
         return self.checkpoint.file_of(self.file) is not None
 
     @property
@@ -79,7 +80,7 @@ class Term:
 
     @property
     def label(self) -> str:
-        """The folder's own name, by which random numbers are seeded, so that it may be moved elsewhere."""
+        """The folder's own name, by which random numbers are seeded: independent of where the folder is."""
         return PurePath(self.checkpoint.name).name
 
     def source(self) -> Source:
@@ -88,7 +89,7 @@ class Term:
 
 @dataclass(frozen=True)
 class Output:
-    """One tensor of the merged model. method None: the only term as it is stored."""
+    """The plan of one tensor of the merged model. method None: a copy of the only term."""
 
     info: TensorInfo
     terms: tuple[Term, ...]
@@ -99,7 +100,7 @@ class Output:
 
     @property
     def inputs(self) -> tuple[Term, ...]:
-        """All that it is made of, the base last."""
+        """All terms, the base last."""
         return self.terms if self.base is None else (*self.terms, self.base)
 
 
@@ -123,7 +124,7 @@ class Merged(Lazy):
         return (blocks[0] if len(blocks) == 1 else torch.cat(blocks)).reshape(self.infos[name].shape)
 
     def blocks(self, name: str) -> Iterator[Tensor]:
-        """The tensor in blocks, in the working dtype: who writes them rounds them."""
+        """The tensor in blocks, in the working dtype; the writer rounds them."""
         output = self.outputs[name]
         if not all(term.info.dtype.is_floating_point for term in output.inputs):
             yield _equal(name, output)
@@ -138,15 +139,16 @@ class Merged(Lazy):
         return self.blocks(name)
 
     def _merged(self, name: str, output: Output, method: Method) -> Iterator[Tensor]:
-        """By the method: in float64, or first in float32 if all is of half precision. A block that is not finite there,
-        as a difference of large entries or a quotient by small weights may be where the merge is not, and all behind it
-        are made in float64. IncompatibleError for what overflows in that too."""
+        """Run the method: in float64, or first in float32 if all inputs are of half precision. A block that is not
+        finite in float32 (a difference of large entries, or a quotient by small weights, may overflow where the merge
+        does not) is computed again in float64, as are all blocks after it. IncompatibleError if a block overflows in
+        float64 too."""
         half = all(term.info.dtype.itemsize <= 2 and term.stored for term in output.inputs)
         done = 0
         for dtype in [torch.float32, torch.float64] if half else [torch.float64]:
             stream = self._stream(name, output, dtype)
             blocks = stream.fetched(method(stream, output.parameters or {}))
-            rounded = dtype == torch.float64 != output.info.dtype  # by who writes it, and looked at then
+            rounded = dtype == torch.float64 != output.info.dtype  # and checked by the writer
             for block in islice(blocks, done, None):
                 if not (rounded or is_finite(block)):
                     break
@@ -171,7 +173,7 @@ class Merged(Lazy):
 
 
 def _order(output: Output) -> list[int]:
-    """The terms: models of one name and equal parameters, such as live modules, in the order of what they hold."""
+    """The terms; models of one name with equal parameters, such as live modules, are ordered by content."""
     keys = [_alike(output, i) for i in range(len(output.terms))]
     if len(set(keys)) == len(keys):
         return list(range(len(keys)))
@@ -201,13 +203,13 @@ def merge_slices(
     layer: Callable[[Spec, str], int | None] | None = None,
     learned: Learnt | None = None,
 ) -> dict[str, Output]:
-    """The plan of a merge: every output tensor, by its name in files, with what it is made of.
+    """The plan of a merge: every output tensor, by its name in files, with its terms.
 
-    models: all with the same tensors (see `require_same_shape`), but for the number of layers. template: the number of
-    the model that gives names and, unless there is a `dtype`, dtypes. skip: canonical names that are left out; copy:
-    those that are taken from the template as they are. layer: of a tensor, by its canonical name; default: as the Spec
-    says. learned: what the method learned from the models' data. Raises OptionError for numbers of models that the
-    method does not take, and parameters that are missing.
+    models: all with the same tensors (see `require_same_shape`), except for the number of layers. template: the number
+    of the model that determines names and, without a `dtype`, dtypes. skip: canonical names that are left out; copy:
+    those that are copied from the template. layer: of a tensor, by its canonical name; default: as in the Spec.
+    learned: the result of the method's `learn`. Raises OptionError for a number of models that the method does not
+    accept, and for missing parameters.
     """
     for part in slices:
         _require_count(method, part)
@@ -242,7 +244,7 @@ def merge_slices(
 
 
 def typed(info: TensorInfo, dtype: torch.dtype | None) -> TensorInfo:
-    """In that dtype, if one is asked for and the tensor is of floating point."""
+    """In that dtype, if one is requested and the tensor is floating-point."""
     return info if dtype is None or not info.dtype.is_floating_point else replace(info, dtype=dtype)
 
 
@@ -258,7 +260,7 @@ def set_dtype(config: dict[str, Any], infos: Mapping[str, TensorInfo]) -> None:
 
 
 def describe(outputs: Mapping[str, Output]) -> str:
-    """What a merge is, in a line: of linear its sum, with the weights that are in effect; of others the method's name.
+    """A merge in one line: for linear the sum, with the effective weights; for others the method's name.
 
     Weights that differ between tensors are left out.
     """
@@ -277,7 +279,7 @@ def describe(outputs: Mapping[str, Output]) -> str:
 
 
 def effective_weights(output: Output) -> list[float] | None:
-    """The weights in the order of the terms, divided by their sum where the method does that; None if it has none."""
+    """The weights in the order of the terms, divided by their sum if the method does that; None without weights."""
     values = output.parameters or {}
     if "samples" in values:
         total = sum(values["samples"])
@@ -305,18 +307,19 @@ def _require_count(method: Method, part: Slice) -> None:
 
 
 def _reference(part: Slice, template: int) -> int:
-    """The position of the model whose tensors tell which there are: the template's, if it is one of the slice's."""
+    """The position of the model whose tensors determine the output's: the template, if it is in the slice."""
     return part.models.index(template) if template in part.models else 0
 
 
 def _places(
     models: Sequence[Model], slices: Sequence[Slice], template: int, layer: Callable[[Spec, str], int | None]
 ) -> Iterator[tuple[Slice, str, int, float]]:
-    """Every output tensor: the slice it is in, its canonical name in the slice's reference model, by how many layers it
-    moves from there, and how deep in the slice it is (from 0 to 1).
+    """Every output tensor: its slice, its canonical name in the slice's reference model, the number of layers by which
+    its layer changes, and its depth in the slice (from 0 to 1).
 
-    Where slices come from different models: what stands before the layers comes from the first slice, the rest from the
-    last."""
+    Where slices come from different models, tensors before the layers come from the first slice, the others from the
+    last.
+    """
 
     def stored(part: Slice) -> Iterator[tuple[str, int | None]]:
         model = models[part.models[_reference(part, template)]]
@@ -349,7 +352,7 @@ def _places(
 
 
 def _behind(spec: Spec, of: Spec, name: str) -> int:
-    """How many layers of a model are before a tensor behind the last one; 0 for all that is in no such layer."""
+    """The number of layers of a model before a tensor that follows the last layer; 0 for all other tensors."""
     return spec.depth if BEHIND in of.tensors[name].index else 0
 
 
@@ -363,7 +366,7 @@ def _layer(spec: Spec, name: str) -> int | None:
 
 
 def _output_name(template: Spec, reference: Spec, name: str, at: int | None, shift: int) -> str:
-    """The name in the output's files: as the template calls it, whose layers may be fewer. at: its layer."""
+    """The name in the output's files: as in the template, which may have fewer layers. at: its layer."""
     own = _shifted(name, -(at or 0))
     if own in template.tensors:
         return _shifted(template.file_name(own), (at or 0) + shift)
@@ -424,7 +427,7 @@ def _resolved(
 
 
 def _try(method: Method, file: str, models: Sequence[str], base: bool, parameters: Mapping[str, Any]) -> None:
-    """Run the method on a tensor without elements: what it has to say about its parameters, it says before any work."""
+    """Run the method on a tensor without elements, so that it reports errors in its parameters before any work."""
     empty = torch.empty(0)
     stream = Stream(file, (0, 1), [Source.of(empty, m) for m in models], Source.of(empty) if base else None)
     for _ in method(stream, parameters):
@@ -432,8 +435,8 @@ def _try(method: Method, file: str, models: Sequence[str], base: bool, parameter
 
 
 def _equal(name: str, output: Output) -> Tensor:
-    """Integers and booleans never enter arithmetic: they are the same in all models, or the merge is refused. Of the
-    counters of batch normalisation the largest is taken."""
+    """Integers and booleans are not averaged: they must be equal in all models. Of the counters of batch normalisation
+    the largest is used."""
     first, *others = (term.checkpoint[term.file] for term in output.inputs)
     if counts_batches(name):
         return torch.stack([first, *others]).amax(0)

@@ -1,4 +1,8 @@
-"""One tensor of several models, block by block: what a merge method reads."""
+"""One tensor of several models, block by block: the input of a merge method.
+
+Blocks are copied to a device and back while it computes: pinned memory, and streams of their own (`torch.cuda.Stream`),
+so that neither the host nor the device waits for a copy that it does not need yet.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +15,72 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from symfuse.device import CPU
+from symfuse.device import CPU, require
 from symfuse.io import scan
-from symfuse.merging.transfers import Transfers
 
-# Elements that are read at once. Random masks are seeded by such a stretch: this number is part of what a seed means.
+# Elements that are read at once. Random masks are seeded per stretch of this length: changing it changes the masks of a
+# seed.
 BLOCK = 2**21
-# Elements that methods see at once: few enough that what they make of them stays in the processor's cache, and so many
+# Elements that methods process at once: few enough that intermediate results stay in the processor's cache, and enough
 # that workers do not wait for each other between two operations.
 PIECE = 2**19
+
+
+class Transfers:
+    """Copies to a CUDA device and from it, for one thread. Reading is one block ahead of the arithmetic, and writing
+    one behind: at most two blocks are on either side at a time.
+
+    Pinned memory is torch's own cache, which reuses a block only after its copy has ended.
+    """
+
+    def __init__(self, device: str) -> None:
+        self.device = torch.device(require(device))
+        self._up, self._down = (torch.cuda.Stream(self.device) for _ in range(2))  # type: ignore[no-untyped-call]
+
+    def sent(self, read: Sequence[Tensor], dtype: torch.dtype) -> Callable[[], list[Tensor]]:
+        """Start copies of tensors to the device, in that dtype; the caller may overwrite them. The result, when called,
+        makes the current stream wait and returns them; the host does not wait."""
+        current = torch.cuda.current_stream(self.device)
+        there = [tensor.to(dtype, copy=True) if tensor.device == self.device else None for tensor in read]
+        with torch.cuda.stream(self._up):
+            sent = [
+                tensor.contiguous().pin_memory().to(self.device, non_blocking=True).to(dtype) if own is None else own
+                for tensor, own in zip(read, there, strict=True)
+            ]
+            done = self._up.record_event()
+
+        def arrived() -> list[Tensor]:
+            current.wait_event(done)
+            for tensor in sent:
+                tensor.record_stream(current)  # the next block does not get its memory while it is in use
+            return sent
+
+        return arrived
+
+    def fetched(self, blocks: Iterable[Tensor]) -> Iterator[Tensor]:
+        """The blocks on the host, each copied while the next one is made."""
+        before: Callable[[], Tensor] | None = None
+        for block in blocks:
+            after = self._fetch(block)
+            if before is not None:
+                yield before()
+            before = after
+        if before is not None:
+            yield before()
+
+    def _fetch(self, block: Tensor) -> Callable[[], Tensor]:
+        here = torch.empty(block.shape, dtype=block.dtype, pin_memory=True)
+        self._down.wait_stream(torch.cuda.current_stream(self.device))
+        block.record_stream(self._down)
+        with torch.cuda.stream(self._down):
+            here.copy_(block, non_blocking=True)
+            done = self._down.record_event()
+
+        def arrived() -> Tensor:
+            done.synchronize()
+            return here
+
+        return arrived
 
 
 @dataclass(frozen=True)
@@ -40,7 +101,7 @@ class Source:
 
 @runtime_checkable
 class Statistic(Protocol):
-    """What the data of one model say of one of its tensors. values: numbers beside its tensors, by name."""
+    """The statistics of one model for one of its tensors. values: numbers beside its tensors, by name."""
 
     @property
     def values(self) -> Mapping[str, Any]: ...
@@ -56,7 +117,7 @@ class Statistic(Protocol):
 class Block:
     """Some rows of one tensor of each model: (rows, columns), in the working dtype; methods may overwrite them.
 
-    index: the number of the stretch that they are part of. first: the number of their first element in the tensor.
+    index: the number of their stretch. first: the number of their first element in the tensor.
     """
 
     index: int
@@ -71,17 +132,17 @@ class Block:
         return self.base
 
     def deltas(self) -> list[Tensor]:
-        """Task vectors: each model less the base (Ilharco et al. 2023, arXiv 2212.04089); anew at each call."""
+        """Task vectors: each model minus the base (Ilharco et al. 2023, arXiv 2212.04089); new tensors at each call."""
         return [tensor - self.origin for tensor in self.tensors]
 
 
 class Stream:
-    """One tensor of k models, and of a base perhaps; iterate as often as needed, each time over all blocks in order.
+    """One tensor of k models, and perhaps of a base; iterate as often as needed, each time over all blocks in order.
 
-    A tensor is seen as a matrix: all dimensions but the last are rows, a vector is one row. It is read in stretches of
-    about BLOCK elements (`block`), and seen in blocks of about PIECE (on a device: in whole stretches), both of whole
-    rows. dtype: the working dtype. statistics: one for each source, None where a tensor has none. CheckpointError if an
-    input holds NaN or infinity.
+    A tensor is treated as a matrix: all dimensions but the last are rows, a vector is one row. It is read in stretches
+    of about BLOCK elements (`block`), and processed in blocks of about PIECE (on a device: in whole stretches), both of
+    whole rows. dtype: the working dtype. statistics: one for each source, None where a tensor has none. CheckpointError
+    if an input holds NaN or infinity.
     """
 
     def __init__(
@@ -115,11 +176,11 @@ class Stream:
 
     @property
     def count(self) -> int:
-        """How many tensors a block holds, without the base."""
+        """The number of tensors in a block, without the base."""
         return len(self.sources)
 
     def __len__(self) -> int:
-        """How many stretches there are; one without elements, for a tensor that has none."""
+        """The number of stretches; one without elements, for an empty tensor."""
         return max(1, -(-self.rows // self._step))
 
     def __iter__(self) -> Iterator[Block]:
@@ -131,7 +192,7 @@ class Stream:
                 yield Block(index, tuple(tensors[: self.count]), None if self.base is None else tensors[-1], first)
 
     def span(self, index: int) -> tuple[int, int]:
-        """The elements of a stretch: from which to which of the flat tensor."""
+        """The range of a stretch's elements in the flattened tensor."""
         first = index * self._step
         return first * self.columns, min(self.rows, first + self._step) * self.columns
 
@@ -143,31 +204,32 @@ class Stream:
         return Block(0, tensors, base)
 
     def random_seed(self, model: int, block: int) -> int:
-        """A seed for random numbers that depends on the recipe's seed, the names of tensor and model, and the stretch
-        only: not on the order of tensors or models, threads or shards. (Models of one name are told apart by order.)"""
+        """A seed for random numbers that depends only on the recipe's seed, the names of tensor and model, and the
+        stretch: not on the order of tensors or models, threads or shards. (Models of the same name are distinguished by
+        order.)"""
         name = self.sources[model].model
         twin = sum(source.model == name for source in self.sources[:model])
         text = f"{self.seed}\0{self.name}\0{name}\0{twin}\0{block}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "little")
 
     def fetched(self, blocks: Iterable[Tensor]) -> Iterator[Tensor]:
-        """What is made of the blocks, on the processor."""
+        """The results of the blocks, on the processor."""
         return iter(blocks) if self._transfers is None else self._transfers.fetched(blocks)
 
     def _arriving(self) -> Iterator[list[Tensor]]:
-        """The tensors of each stretch, flat, the base last; on a device each is on its way while that before is
+        """The tensors of each stretch, flattened, the base last; on a device, each is copied while the one before is
         used."""
         if self._transfers is None:
             for index in range(len(self)):
                 yield [source.read(*self.span(index)) for source in self._all]
             return
-        ahead = self._sent(0)
+        following = self._sent(0)
         for index in range(len(self)):
-            here, ahead = ahead, self._sent(index + 1)
+            here, following = following, self._sent(index + 1)
             yield here()
 
     def _sent(self, index: int) -> Callable[[], list[Tensor]]:
-        """A stretch on its way to the device; behind the last one nothing."""
+        """Start to copy a stretch to the device; nothing after the last one."""
         assert self._transfers is not None
         reads = [source.read(*self.span(index)) for source in self._all] if index < len(self) else []
         return self._transfers.sent(reads, self.dtype)
@@ -179,7 +241,7 @@ class Stream:
     def _rows(self, model: int, first: int, elements: Tensor) -> Tensor:
         """In the working dtype, apart from what was read."""
         tensor = elements.to(self.dtype, copy=self._transfers is None)
-        if (model, first) not in self._scanned:  # what is read again has been looked at
+        if (model, first) not in self._scanned:  # what is read again was checked the first time
             scan(self.name, tensor, self._all[model].where)
             self._scanned.add((model, first))
         return tensor.reshape(tensor.numel() // max(1, self.columns), self.columns)

@@ -1,4 +1,4 @@
-"""AdaMerging: how much of each task vector, so that the merged model is sure of what it predicts."""
+"""AdaMerging: learn the coefficients of task vectors that minimise the entropy of the merged model's predictions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Takes from another model the entries that matter more than usual, by a threshold that each tensor sets itself."""
+"""Take from another model the entries whose importance exceeds a threshold that depends on the tensor."""
 
 from __future__ import annotations
 

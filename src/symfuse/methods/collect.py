@@ -21,7 +21,7 @@ KINDS: dict[str, Callable[..., Statistics]] = {"fisher": fisher_of, "gram": gram
 def collect(model: Model, task: Task, kind: str = "fisher", **options: Any) -> Statistics:
     """Statistics of a model on data. kind: "fisher" or "gram". options: of `fisher_of` and `gram_of`.
 
-    OptionError for kinds and options that there are not, and for tasks that predict no classes ("fisher").
+    Raises OptionError for unknown kinds and options, and for tasks that predict no classes ("fisher").
     """
     if kind not in KINDS:
         raise OptionError(f"there are no statistics {kind!r}{suggestion(kind, KINDS)}; choose from {', '.join(KINDS)}")

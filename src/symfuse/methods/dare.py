@@ -1,4 +1,4 @@
-"""Task vectors of which entries are dropped at random."""
+"""Task vectors from which entries are dropped at random."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from torch import Tensor
 
 from symfuse.merging.base import Merge, PerModel
 from symfuse.merging.stream import Block, Stream
-from symfuse.methods.parts.compare import as_factors
-from symfuse.methods.parts.sparsify import Sparsifier
+from symfuse.methods.parts.sparsify import Sparsifier, as_factors
 from symfuse.methods.parts.task_vectors import combined
 from symfuse.methods.registry import method
 
@@ -41,13 +40,13 @@ def _dare(*, vote: bool) -> Merge:
 
 
 class Randomly(Sparsifier):
-    """What drops entries by random numbers, which depend on the stream's seed, the names of tensor and model, and the
+    """Drops entries by random numbers, which depend on the stream's seed, the names of tensor and model, and the
     stretch."""
 
     def __init__(self, stream: Stream, rescale: bool) -> None:
         self._stream = stream
         self._rescale = rescale
-        self._drawn: dict[int, tuple[int, Steps]] = {}  # of each model the stretch that its last block is of
+        self._drawn: dict[int, tuple[int, Steps]] = {}  # the stretch of each model's last block
 
     def random(self, model: int, block: Block) -> Steps:
         """Whole numbers, uniform from 0 to STEPS - 1, for the elements of a block."""
@@ -61,8 +60,8 @@ class Randomly(Sparsifier):
 class Drop(Randomly):
     """Keeps each entry with probability p, the density rounded to a multiple of 1 / STEPS, not to zero.
 
-    rescale: what is kept is divided by p, so that its expectation is the entry (the paper's rescaling; a ratio of
-    norms of the whole tensor, which other tools take, is not that).
+    rescale: kept entries are divided by p, so that the expectation is the entry (the paper's rescaling; other tools use
+    a ratio of norms of the whole tensor instead).
     """
 
     def __init__(self, stream: Stream, densities: Sequence[float], rescale: bool) -> None:

@@ -1,4 +1,4 @@
-"""What methods that look at data share: their inputs, and what they learn before tensors are combined."""
+"""What methods that use data share: their inputs, and their results before tensors are combined."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from symfuse.evaluation.tasks.base import Predicting
 from symfuse.model import Model
 from symfuse.stats.statistics import Statistics
 
-# Told of what is being done: a line, and how far it is.
+# Called with a line that describes the current work, and its progress.
 Report = Callable[[str], None]
-# Statistics of a model on a task; `scratch`, a folder that they may wait in.
+# Statistics of a model on a task; `scratch`, a folder in which they may be stored.
 Collect = Callable[..., Statistics]
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a method learns from. models: those that are merged, in one frame, as they will be; base: what task vectors
-    start from, if the method has one apart. tasks, statistics: the data of each model, and what was saved of them.
-    own_heads: whether each model keeps its task head beside the merged body, on its own data; else heads are merged.
-    seed: of what is drawn. memory: bytes that statistics may take while they are summed; None: as many as need be.
-    device: where models are run, and results are computed. report: called with a line of progress."""
+    """The input of a method's `learn`. models: those that are merged, in one frame, as they will be; base: the origin
+    of task vectors, if the method has a separate one. tasks, statistics: the data of each model, and its saved
+    statistics. own_heads: whether each model keeps its task head on the merged body, for its own data; else heads are
+    merged. seed: of random numbers. memory: bytes for statistics while they are summed; None: no limit. device: where
+    models are run, and results are computed. report: called with a line of progress."""
 
     models: tuple[Model, ...]
     base: Model | None = None
@@ -50,13 +50,13 @@ class Inputs:
         task = self.tasks[model] if self.tasks else None
         if task is None:
             raise OptionError(
-                f"{self.models[model].name}: this method looks at data, and none are given: data: FILE in a recipe "
+                f"{self.models[model].name}: this method needs data, and there are none: name data: FILE in a recipe "
                 "(for all models, or beside one), --data FILE, or data=[task, …]"
             )
         return task
 
     def predicting(self, model: int) -> Predicting:
-        """The data of a model, of a task that predicts classes; OptionError if it is another."""
+        """The data of a model, for methods that need a task with classes; OptionError if it has none."""
         task = self.task(model)
         if not isinstance(task, Predicting):
             raise OptionError(
@@ -66,7 +66,7 @@ class Inputs:
         return task
 
     def saved(self, model: int) -> Statistics | None:
-        """What was saved of a model's data."""
+        """The saved statistics of a model."""
         return self.statistics[model] if self.statistics else None
 
 
@@ -74,7 +74,7 @@ class Inputs:
 class Learned:
     """What a method learned. weights: of a model, by its number among `Inputs.models`, for a tensor, by its canonical
     name: the value of `parameter`, where the user sets none, or the method ignores what is. statistics: of each model.
-    moved: the models, if they were changed. record: for the run's document; summary: of it, in a line. notes: for
+    models: the models, if they were changed. record: for the run's document; summary: of it, in a line. notes: for
     the user."""
 
     weights: Callable[[int, str], float | None] | None = None
@@ -87,7 +87,8 @@ class Learned:
 
 
 def statistics_of(inputs: Inputs, what: str, task_of: Callable[[int], Task], collect: Collect) -> list[Statistics]:
-    """Of each model what was saved, or what is collected on its data into a temporary folder. what: for reports."""
+    """For each model the saved statistics, or new ones, collected on its data into a temporary folder. what: for
+    reports."""
     out = []
     for i, model in enumerate(inputs.models):
         if (statistics := inputs.saved(i)) is None:
@@ -105,7 +106,7 @@ def examples_of(inputs: Inputs, statistics: Sequence[Statistics]) -> str:
 
 
 def in_scratch(collect: Collect) -> Statistics:
-    """Statistics collected into a temporary folder (`scratch=`), which goes when nobody reads them any more."""
+    """Statistics collected into a temporary folder (`scratch=`), which is deleted when they are no longer used."""
     folder = Path(tempfile.mkdtemp(prefix="symfuse-"))
     try:
         statistics = collect(scratch=folder)
@@ -120,8 +121,8 @@ def in_scratch(collect: Collect) -> Statistics:
 def running(
     models: Sequence[Model], task: Task, dtype: torch.dtype = torch.float32, *, device: str = CPU
 ) -> Iterator[Any]:
-    """A `WeightSpace` of models with the module that a task calls for, on the device; models that are computed (aligned
-    ones) are in files while it is open."""
+    """A `WeightSpace` of models with the module that a task needs, on the device; computed models (aligned ones) are
+    stored in files while it is open."""
     with tempfile.TemporaryDirectory(prefix="symfuse-") as scratch:
         checkpoints = [model.checkpoint for model in models]
         yield open_space(checkpoints, [model.name for model in models], task, Path(scratch), None, dtype, device)

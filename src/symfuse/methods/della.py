@@ -1,4 +1,4 @@
-"""Task vectors of which entries are dropped at random, small ones more often."""
+"""Task vectors from which entries are dropped at random, small ones more often."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from symfuse.errors import OptionError
 from symfuse.merging.base import Merge, PerModel
 from symfuse.merging.stream import Block, Stream
 from symfuse.methods.dare import STEPS, Randomly
-from symfuse.methods.parts.compare import as_factors
-from symfuse.methods.parts.sparsify import per_model
+from symfuse.methods.parts.sparsify import as_factors, per_model
 from symfuse.methods.parts.task_vectors import combined
 from symfuse.methods.registry import method
 
@@ -76,8 +75,8 @@ class RankedDrop(Randomly):
 def ascending(values: Tensor) -> Tensor:
     """The stable argsort of each row of values that are not negative.
 
-    Of float32 on the processor: by sorting whole numbers that hold a value's bits and, below them, its place. There are
-    no equal ones, so that the fastest sort will do, and it is ten times as fast as one of indices.
+    float32 on the processor: sort integers that hold a value's bits and, below them, its position. No two are equal, so
+    an unstable sort suffices, ten times as fast as one of indices.
     """
     if values.dtype != torch.float32 or not values.is_cpu:
         return values.argsort(dim=1, stable=True)

@@ -1,4 +1,4 @@
-"""Federated averaging: models weigh as much as the data that they were trained on."""
+"""Federated averaging: models are weighted by the amount of data that they were trained on."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def learn(inputs: Inputs) -> Learned:
 def fedavg(stream: Stream, *, samples: PerModel = (1.0,)) -> Iterator[Tensor]:
     """Σ nᵢ θᵢ / Σ nᵢ (McMahan et al. 2017, algorithm 1).
 
-    samples: nᵢ, or where they are left out what was counted of data. OptionError unless all are above zero.
+    samples: nᵢ, by default the number of examples in the data. OptionError unless all are above zero.
     """
     counts = per_model(stream, "samples", samples, -math.inf, math.inf)
     if not any(counts):
@@ -57,5 +57,5 @@ def fedavg(stream: Stream, *, samples: PerModel = (1.0,)) -> Iterator[Tensor]:
 
 
 def examples(task: Task) -> int:
-    """How many: rows of the batches, whatever is counted in them (a text is one, however many tokens it has)."""
+    """The number of rows of the batches, whatever a row contains (a text is one, however many tokens it has)."""
     return sum(len(next(iter(batch.values()))) for batch in task.batches)

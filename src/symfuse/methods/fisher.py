@@ -1,4 +1,4 @@
-"""The mean of models, each entry weighed by how much its model's likelihood depends on it."""
+"""The mean of models, each entry weighted by how strongly its model's likelihood depends on it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from symfuse.merging.base import PerModel
 from symfuse.merging.stream import Stream
 from symfuse.methods.data import Inputs, Learned, examples_of, running, statistics_of
 from symfuse.methods.linear import linear
+from symfuse.methods.parts.mean import normalized
 from symfuse.methods.parts.task_vectors import where_equal
-from symfuse.methods.parts.weights import normalized
 from symfuse.methods.registry import method
 from symfuse.model import Model
 from symfuse.modules import canonical_names
@@ -31,12 +31,12 @@ from symfuse.stats.statistics import Statistics
 
 LABELS = ("sampled", "given")
 SCALES = ("none", "mean", "norm")
-FEW = 32  # examples; of fewer, most entries are what a handful of texts happened to say
+FEW = 32  # examples; with fewer, most entries depend on the content of a handful of texts
 
 
 def learn(inputs: Inputs, *, labels: str = "sampled") -> Learned:
-    """labels: whose likelihood it is of: "sampled" from the model's own predictions (the Fisher information; the data
-    need no labels), or "given" with the data (the empirical one)."""
+    """labels: "sampled" from the model's own predictions (the Fisher information; the data need no labels), or "given"
+    with the data (the empirical one)."""
     require_labels(labels)
     collect = partial(fisher_of, labels=labels, seed=inputs.seed)
     statistics = statistics_of(inputs, "Fisher information", inputs.predicting, collect)
@@ -45,7 +45,9 @@ def learn(inputs: Inputs, *, labels: str = "sampled") -> Learned:
         notes.append(f"the Fisher information is of few examples ({', '.join(few)}); take more data")
     kinds = [s.provenance.get("labels") for s in statistics]  # saved ones have their own
     if len(set(kinds)) > 1:
-        notes.append(f"the Fisher information of some models is of sampled labels, of others of given ones: {kinds}")
+        notes.append(
+            f"the Fisher information of some models uses sampled labels, that of others the labels of the data: {kinds}"
+        )
     record = {"labels": kinds, "examples": {m.name: s.count for m, s in zip(inputs.models, statistics, strict=True)}}
     return Learned(
         statistics=tuple(statistics), record=record, summary=examples_of(inputs, statistics), notes=tuple(notes)
@@ -53,7 +55,7 @@ def learn(inputs: Inputs, *, labels: str = "sampled") -> Learned:
 
 
 def require_labels(labels: str) -> None:
-    """OptionError for labels that there are not."""
+    """OptionError for unknown labels."""
     if labels not in LABELS:
         raise OptionError(f"labels is {labels!r:.40}; expected {' or '.join(LABELS)}")
 
@@ -130,7 +132,7 @@ def fisher_of(
 
 def log_likelihood(task: Predicting, labels: str, seed: int) -> Callable[[nn.Module, Batch], Tensor]:
     """Σ −log p(y|x) over the examples of a batch, with its graph. Sampled labels are drawn without gradient, so that
-    what is squared is a gradient at one label; the expected score under all of them is zero."""
+    the gradient at one label is squared; the expected score over all labels is zero."""
 
     def loss(module: nn.Module, batch: Batch) -> Tensor:
         if labels == "given":
@@ -148,7 +150,7 @@ def log_likelihood(task: Predicting, labels: str, seed: int) -> Callable[[nn.Mod
 
 
 def sampled(logits: Tensor, uniform: Tensor) -> Tensor:
-    """A class for each [...], by the inverse of the distribution function of softmax(logits [..., classes])."""
+    """A class for each [...], by inverse transform sampling from softmax(logits [..., classes])."""
     steps = logits.double().softmax(-1).cumsum(-1)
     return (
         torch.searchsorted(steps, (uniform.double() * steps[..., -1]).unsqueeze(-1))
@@ -158,7 +160,7 @@ def sampled(logits: Tensor, uniform: Tensor) -> Tensor:
 
 
 def uniforms(batch: Batch, shape: torch.Size, seed: int) -> Tensor:
-    """Numbers in [0, 1) for the positions of each example, from the seed and what the example is without padding."""
+    """Numbers in [0, 1) for the positions of each example, from the seed and the example's content without padding."""
     rows = []
     mask = batch.get("attention_mask")
     for i in range(shape[0]):

@@ -74,7 +74,7 @@ def greedy_soup(stream: Stream, *, weight: PerModel = (1.0,)) -> Iterator[Tensor
 
 
 def _validation(inputs: Inputs) -> Task:
-    """The one set of data that all models are judged on; OptionError if there are several."""
+    """The one set of data on which all models are evaluated; OptionError if there are several."""
     task = inputs.task(0)
     ours = task.describe()
     for i, other in enumerate(inputs.tasks):
@@ -88,7 +88,8 @@ def _validation(inputs: Inputs) -> Task:
 
 
 def _value(score: Score, metric: str, task: Task) -> float:
-    """The higher the better; −∞ if it, or the loss, is not finite: where outputs are NaN, accuracy means nothing."""
+    """The score, higher is better; −∞ if it, or the loss, is not finite: where outputs are NaN, accuracy means
+    nothing."""
     known = {**score.metrics, "loss": -score.loss}
     if metric not in known:
         raise OptionError(

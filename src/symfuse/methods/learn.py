@@ -1,4 +1,4 @@
-"""A method's learning, for models that are numbered as the merge numbers them."""
+"""Run a method's `learn`, for models that are numbered as the merge numbers them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from symfuse.stats.statistics import Statistics
 
 @dataclass(frozen=True)
 class Fitted:
-    """What a method learned. models: of the merge, moved where the method moves them. numbers: of those that it learned
-    from, by their number in the merge. data: of each, what it was shown: of a task or of saved statistics."""
+    """The result of a method's `learn`. models: of the merge, as the method changed them. numbers: of those that it
+    learned from, by their number in the merge. data: of each, what it was shown: of a task or of saved statistics."""
 
     models: tuple[Model, ...]
     numbers: Mapping[int, int]
@@ -27,7 +27,7 @@ class Fitted:
     data: tuple[Mapping[str, Any] | None, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """What was learned, from what."""
+        """A description of what was learned, and from which data."""
         notes = {"notes": list(self.learned.notes)} if self.learned.notes else {}
         return {**self.learned.record, **notes, "data": [None if one is None else dict(one) for one in self.data]}
 
@@ -58,12 +58,12 @@ def learn(
     device: str = CPU,
     report: Report = lambda _line: None,
 ) -> Fitted | None:
-    """What a method finds out of the data of models; None for one that does not look at any.
+    """The result of a method's `learn` on the data of models; None for a method without one.
 
-    models: as they will be merged, in one frame. of: the numbers of those that it looks at; default: all but the base.
-    base: the number of that which task vectors start from. tasks, statistics: of each of `of`. parameters: of the
-    method; those that are learned with are picked out. memory, device: as in `Inputs`. Raises OptionError for data that
-    the method has no use for, too few of them, and parameters of the wrong kind.
+    models: as they will be merged, in one frame. of: the numbers of those whose data it uses; default: all but the
+    base. base: the number of the model from which task vectors start. tasks, statistics: for each of `of`. parameters:
+    of the method; those of `learn` are selected. memory, device: as in `Inputs`. Raises OptionError for data that the
+    method cannot use, too few of them, and parameters of the wrong type.
     """
     if method.learn is None:
         if any(source is not None for source in (*(tasks or ()), *(statistics or ()))):

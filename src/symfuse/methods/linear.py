@@ -8,8 +8,7 @@ from torch import Tensor
 
 from symfuse.merging.base import PerModel
 from symfuse.merging.stream import Stream
-from symfuse.methods.parts.mean import mean, steps, sum_to_one
-from symfuse.methods.parts.weights import normalized
+from symfuse.methods.parts.mean import mean, normalized, steps, sum_to_one
 from symfuse.methods.registry import method
 
 

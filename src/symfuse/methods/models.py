@@ -1,4 +1,5 @@
-"""What a merge takes from the model that names its tensors: config and companions, and whose task head it keeps."""
+"""What a merge copies from its template, the model that names its tensors: config and companion files, and the task
+head."""
 
 from __future__ import annotations
 
@@ -16,10 +17,10 @@ from symfuse.runs import recorded
 
 
 def template_config(template: Model, heads: str) -> dict[str, Any]:
-    """The template's config, to be changed where the merge changes the model."""
+    """The template's config, with the changes that the merge requires."""
     config = dict(template.checkpoint.config)
     if heads == "drop":
-        config.pop("architectures", None)  # the class with the head would fill it in at random
+        config.pop("architectures", None)  # the class with the head would initialise it at random
     return config
 
 
@@ -34,12 +35,11 @@ def merged_checkpoint(
 ) -> Checkpoint:
     """The merged tensors with companions and notes of the template, and this config, which gets their dtype. They are
     on the processor, wherever they are combined. opened: the models as they were opened, the template first. It is
-    guarded (`Guard`), now and when it is saved. kept: as there.
-    """
+    guarded (`Guard`), now and when it is saved. kept: as in `Guard`."""
     set_dtype(config, merged.infos)
     name = name or describe(merged.outputs)
     sources = [folder for model in models for folder in model.checkpoint.sources]
-    checkpoint = recorded(models[template].checkpoint, None)  # what is recorded of the template is not of the merge
+    checkpoint = recorded(models[template].checkpoint, None)  # the record of the template is not that of the merge
     out = checkpoint.replace(tensors=merged, config=config, name=name, sources=sources, device=CPU)
     out = guarded(out, opened or [checkpoint, *(model.checkpoint for model in models)], kept)
     return out.before_save[0](out)

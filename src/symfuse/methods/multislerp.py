@@ -12,7 +12,7 @@ from symfuse.errors import IncompatibleError, OptionError
 from symfuse.merging.base import PerModel
 from symfuse.merging.stream import Stream
 from symfuse.methods.parts.gram import PARALLEL, centred, combine, gram, norms
-from symfuse.methods.parts.weights import normalized
+from symfuse.methods.parts.mean import normalized
 from symfuse.methods.registry import method
 
 

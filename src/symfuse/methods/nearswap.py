@@ -1,4 +1,4 @@
-"""Moves the base towards another model, by a bounded amount in each entry."""
+"""Move the base towards another model, by a bounded amount in each entry."""
 
 from __future__ import annotations
 

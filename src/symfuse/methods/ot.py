@@ -1,4 +1,4 @@
-"""Fusion by optimal transport: models moved softly onto one of them, then averaged."""
+"""Fusion by optimal transport: models are aligned with one of them by soft maps, then averaged."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def learn(
     regularisation: float = Sinkhorn().regularisation,
     residual: str = "all",
 ) -> Learned:
-    """Every model moved onto the one nearest to their mean; see `ot_alignment`. With data, by what units do on those of
-    the model that is moved; else by their weights. Labels are not looked at."""
+    """Align every model with the one nearest to their mean; see `ot_alignment`. With data, units are compared by their
+    activations on the data of the model that is aligned; else by their weights. Labels are not used."""
     if solver == "emd" and regularisation != Sinkhorn().regularisation:
         raise OptionError("regularisation is of the solver sinkhorn; leave it out, or take that")
     models = list(inputs.models)
@@ -58,7 +58,7 @@ def learn(
         aligned[anchor] = Model.of(alignment.in_frame(models[anchor].checkpoint).replace(name=models[anchor].name))
         record["moved"] |= {model.name: dict(alignment.provenance.get("options", {}))}  # type: ignore[operator]
         if alignment.variants:
-            notes.append(f"{model.name} is moved by soft maps ({solver}), which change what it computes")
+            notes.append(f"{model.name} is aligned by soft maps ({solver}), which change what it computes")
     record |= options | ({"regularisation": regularisation} if solver == "sinkhorn" else {})
     return Learned(
         models=tuple(aligned.get(i, model) for i, model in enumerate(models)), record=record, notes=tuple(notes)
@@ -76,5 +76,5 @@ def learn(
     unlabelled=lambda _parameters: True,
 )
 def ot(stream: Stream, *, weight: PerModel = (1.0,), normalize: bool = True) -> Iterator[Tensor]:
-    """The weighted sum of the moved models, as `linear`."""
+    """The weighted sum of the aligned models, as `linear`."""
     return linear(stream, weight=weight, normalize=normalize)

@@ -1,4 +1,4 @@
-"""The one registry of merge methods, which importing `symfuse.methods` fills from the files of that package."""
+"""The registry of merge methods, which importing `symfuse.methods` fills from the files of that package."""
 
 from __future__ import annotations
 

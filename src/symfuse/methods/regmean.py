@@ -1,4 +1,4 @@
-"""RegMean: the linear map that does on each model's inputs what that model's own does, as nearly as one map can."""
+"""RegMean: the linear map that best reproduces each model's own outputs on that model's inputs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from symfuse.merging.base import PerModel
 from symfuse.merging.stream import Stream
 from symfuse.methods.data import Inputs, Learned, examples_of, running, statistics_of
 from symfuse.methods.linear import linear
-from symfuse.methods.parts.weights import normalized
+from symfuse.methods.parts.mean import normalized
 from symfuse.methods.registry import method
 from symfuse.model import Model
 from symfuse.stats.gram import gram_matrices
@@ -29,8 +29,8 @@ SLACK = 10
 
 
 def learn(inputs: Inputs) -> Learned:
-    """The Gram matrices of what each model's linear maps read on its data; labels are not looked at. They wait in files
-    of a temporary folder, and are in memory for one model, or one group of its layers, at a time."""
+    """The Gram matrices of the inputs of each model's linear maps on its data; labels are not used. They are stored in
+    files of a temporary folder, and are in memory for one model, or one group of its layers, at a time."""
     statistics = statistics_of(inputs, "Gram matrices", inputs.task, partial(gram_of, memory=inputs.memory))
     record = {"examples": {m.name: s.count for m, s in zip(inputs.models, statistics, strict=True)}}
     notes = tuple(note for s in statistics for note in s.notes())
@@ -139,7 +139,7 @@ def _require(shares: Sequence[float], alpha: float, ridge: float) -> None:
 def gram_of(
     model: Model, task: Task, *, memory: int | None = None, scratch: Path | None = None, device: str = CPU
 ) -> Statistics:
-    """Gram matrices of what the declared linear maps of a model read on data, in float32; see `gram_matrices`. device:
+    """Gram matrices of the inputs of a model's declared linear maps on data, in float32; see `gram_matrices`. device:
     where the model is run."""
     with running([model], task, device=device) as space:
         module = space.set([1.0])

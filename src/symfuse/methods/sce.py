@@ -1,4 +1,4 @@
-"""Task vectors selected where the models differ most, weighed by their energy."""
+"""Task vectors selected where the models differ most, weighted by their energy."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def sce(
 
 
 def _cut(blocks: Iterable[Block], share: float, dtype: torch.dtype) -> Cut | None:
-    """Where the variances that are selected end; None if none are."""
+    """The smallest variance that is selected; None if none is."""
 
     def passes() -> Iterator[Sequence[Tensor]]:
         return ([_variance(block)] for block in blocks)
@@ -58,7 +58,7 @@ def _cut(blocks: Iterable[Block], share: float, dtype: torch.dtype) -> Cut | Non
 
 
 def _variance(block: Block) -> Tensor:
-    """Of the task vectors, which is that of the tensors; exactly zero where all are equal."""
+    """The variance of the task vectors, which equals that of the tensors; exactly zero where all are equal."""
     first, *others = block.tensors
     shifted = [tensor - first for tensor in others]
     mean = torch.zeros_like(first)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from symfuse.architectures.base import ARCHITECTURES, Config, lookup
-from symfuse.architectures.feed_forward import SAME
+from symfuse.architectures.blocks import SAME
 from symfuse.errors import SpecError
 from symfuse.io import Checkpoint
 from symfuse.io.installed import resolved

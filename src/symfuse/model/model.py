@@ -329,7 +329,7 @@ def _difference(axis: str, ours: Axis, theirs: Axis, fields: Sequence[Difference
             return f"the {what} differ: {ours.size} and {theirs.size}; {way}"
         way = "there is no exact map between them"
         if anatomy(axis) in ("residual", "ffn"):
-            way = "the narrower can be given the widths of the wider first (align --widen, docs/widths.md)"
+            way = "the narrower can be expanded to the widths of the wider first (align --widen, docs/widths.md)"
         sizes = [str(field) for field in fields if type(field.ours) is int]
         in_config = f" ({some(sizes)} in config.json)" if sizes else ""
         return f"the {what} differ: {ours.size} and {theirs.size}{in_config}; {way}"

@@ -18,8 +18,7 @@ from symfuse.device import CPU
 from symfuse.errors import CheckpointError
 from symfuse.io import Checkpoint, TensorInfo, scan
 from symfuse.io.installed import class_config, meta_module, quiet
-from symfuse.io.live import names_in_memory
-from symfuse.io.names import class_prefix
+from symfuse.io.live import class_prefix, names_in_memory
 from symfuse.messages import first_line
 from symfuse.model import Model
 
@@ -160,7 +159,8 @@ def _known_type(checkpoint: Checkpoint) -> str:
     if model_type not in transformers.CONFIG_MAPPING:
         raise CheckpointError(
             f"{checkpoint.name}: transformers {transformers.__version__} has no model_type {model_type!r}, so "
-            "the model cannot be run; give verify a `runner`, or skip the check"
+            "the model cannot be run; install a transformers that has it, leave the proof out (--no-verify), or "
+            "check it from Python: symfuse.verify(before, after, runner=…)"
         )
     return model_type
 

@@ -1,4 +1,5 @@
-"""Live modules of models that do not fit into memory: each layer's weights are read when it runs, and given back."""
+"""Live modules of models that do not fit into memory: each layer's weights are read when it runs, and freed after
+it."""
 
 from __future__ import annotations
 

@@ -8,20 +8,20 @@ from symfuse.recipes.options import RECIPE_KEYS, named, recipe_of, recipe_of_arg
 from symfuse.recipes.parser import parse_recipe
 from symfuse.recipes.schema import (
     Align,
+    Case,
     Data,
     Input,
     ModelRef,
     Module,
     Recipe,
+    Setting,
     Slice,
     Tokenizer,
-    TokenSource,
     settings_for,
 )
-from symfuse.recipes.settings import Case, Setting
 
 __all__ = [
-    "RECIPE_KEYS", "Align", "Case", "Data", "Input", "ModelRef", "Module", "Recipe", "Setting", "Slice", "TokenSource",
+    "RECIPE_KEYS", "Align", "Case", "Data", "Input", "ModelRef", "Module", "Recipe", "Setting", "Slice",
     "Tokenizer", "named", "parse_recipe", "read_recipes", "recipe_of", "recipe_of_arguments", "settings_for",
     "without_effect",
 ]  # fmt: skip

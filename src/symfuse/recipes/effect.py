@@ -7,8 +7,7 @@ from collections.abc import Collection, Iterator
 from symfuse.merging import Method
 from symfuse.messages import suggestion
 from symfuse.methods import METHODS, lookup
-from symfuse.recipes.schema import Input, Module, Recipe
-from symfuse.recipes.settings import Settings
+from symfuse.recipes.schema import Input, Recipe, Settings
 
 
 def without_effect(recipe: Recipe, names: Collection[str]) -> Iterator[str]:
@@ -19,7 +18,7 @@ def without_effect(recipe: Recipe, names: Collection[str]) -> Iterator[str]:
     """
     method = lookup(recipe.merge_method)
     blocks = [recipe.parameters]
-    for part in (Module(recipe.models, recipe.slices), *recipe.modules.values()):
+    for part in recipe.parts:
         blocks.append(part.parameters)
         for inputs, base in [(part.models, None), *((layers.sources, layers.base_model) for layers in part.slices)]:
             for entry in inputs:

@@ -9,7 +9,7 @@ from symfuse.errors import OptionError
 from symfuse.io import Checkpoint
 from symfuse.merging import Method
 from symfuse.recipes.parser import parse_recipe
-from symfuse.recipes.schema import COPY, Recipe
+from symfuse.recipes.schema import COPY, Recipe, kept_head
 
 # Keys of recipes that are no parameters of a method, and that `symfuse.merge` has no argument for.
 RECIPE_KEYS = frozenset({
@@ -89,11 +89,8 @@ def _head(heads: str | int, names: Sequence[str]) -> str:
         raise OptionError(
             f"heads {heads}: there are models 0 to {len(names) - 1}; or write 'average', 'drop' or a model's name"
         )
-    meant = [name for number, name in enumerate(names, 1) if heads in (name, str(number))]
-    if heads not in ("average", "drop") and len(meant) != 1:
-        listed = ", ".join(f"{number} ({name})" for number, name in enumerate(names, 1))
-        raise OptionError(f"heads {heads!r}: write average, drop, or the number or name of one model: {listed}")
-    return heads if heads in ("average", "drop") else meant[0]
+    kept = kept_head(heads, names)
+    return heads if kept is None else names[kept]
 
 
 def _written(name: str) -> Any:

@@ -13,9 +13,9 @@ from symfuse.matching.axes import require_axes, require_groups
 from symfuse.merging import Method
 from symfuse.messages import nearest
 from symfuse.methods import METHODS, lookup
-from symfuse.recipes.schema import Align, Data, Input, ModelRef, Module, Recipe, Slice, Tokenizer, TokenSource
-from symfuse.recipes.settings import read_settings
+from symfuse.recipes.schema import Align, Data, Input, ModelRef, Module, Recipe, Slice, Tokenizer, read_settings
 from symfuse.recipes.yaml_reader import Document, Item, read_documents
+from symfuse.rewriting.vocabulary import TokenSource
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 _LAYOUTS = ("models", "slices", "modules")
@@ -306,10 +306,11 @@ def _tokenizer(fields: Mapping[str, Item], models: Sequence[Input]) -> Tokenizer
     if not isinstance(found[0].value, dict):
         found[0].fail("expected a mapping, such as {source: union}; a name alone is `tokenizer_source: …`")
     own = found[0].fields(("source", "tokens", "pad_to_multiple_of"))
-    tokens = own["tokens"].mapping() if "tokens" in own else {}
+    tokens = {name: _token(part) for name, part in (own["tokens"].mapping() if "tokens" in own else {}).items()}
     return Tokenizer(
         _vocabulary(own["source"], models) if "source" in own else "union",
-        {name: _token(part) for name, part in tokens.items()},
+        {name: source for name, (source, _) in tokens.items()},
+        tuple(ref for _, ref in tokens.values() if ref is not None),
         own["pad_to_multiple_of"].integer(1) if "pad_to_multiple_of" in own else None,
     )
 
@@ -319,21 +320,24 @@ def _vocabulary(item: Item, models: Sequence[Input]) -> Any:
     return item.value if item.value in ("union", "base") else _model_or_number(item, models)
 
 
-def _token(item: Item) -> TokenSource:
+def _token(item: Item) -> tuple[TokenSource, ModelRef | None]:
+    """Where the row of a token comes from, and of which model that is."""
     fields = item.fields(("source", "force"))
     force = fields["force"].boolean() if "force" in fields else False
     if "source" not in fields:
-        return TokenSource(force=force)
+        return TokenSource("usual", force=force), None
     source = fields["source"]
     if not isinstance(source.value, dict) or not {"kind", "token", "token_id"} & source.value.keys():
-        return TokenSource(_model(source), force=force)
+        ref = _model(source)
+        return TokenSource("model", str(ref), force=force), ref
     own = source.fields(("kind", "model", "token", "token_id"))
     if _required(source, own, "kind").choice(("model_token", "zero")) == "zero":
         source.fields(("kind",))
-        return TokenSource(zero=True, force=force)
-    token = _layout(source, own, ("token", "token_id"))
-    name = own["token"].text() if token == "token" else own["token_id"].integer(0)
-    return TokenSource(_model(_required(source, own, "model")), name, force=force)
+        return TokenSource("zero", force=force), None
+    by_name = _layout(source, own, ("token", "token_id")) == "token"
+    row: dict[str, Any] = {"token": own["token"].text()} if by_name else {"token_id": own["token_id"].integer(0)}
+    ref = _model(_required(source, own, "model"))
+    return TokenSource("model_token", str(ref), **row, force=force), ref
 
 
 def _align(item: Item, models: Sequence[Input]) -> Align:

@@ -21,7 +21,7 @@ from symfuse.methods.models import merged_checkpoint, require_same_heads, templa
 from symfuse.model import Model
 from symfuse.model.config import with_fields
 from symfuse.model.undeclared import LAYER, LAYER_COUNTS, OTHER_MODALITY, other_modality, serves_all
-from symfuse.recipes.schema import Input, ModelRef, Module, Recipe, settings_for
+from symfuse.recipes.schema import Input, ModelRef, Module, Recipe, kept_head, meant, settings_for
 from symfuse.recipes.schema import Slice as RecipeSlice
 from symfuse.rules import Layer, Stack, inside, rearranged, require_same_rules
 from symfuse.spec import BEHIND, Spec, layer_of
@@ -120,7 +120,8 @@ def plan_recipe(
     method = lookup(recipe.merge_method)
     order = list(models)
     opened = [models[ref] for ref in order]
-    _require_head(recipe, order)
+    with recipe.blaming("heads"):
+        kept_head(recipe.heads, order)
     template = order.index(template_of(recipe))
     opened = [model.as_in(opened[template].spec) for model in opened]
     spec = opened[template].spec
@@ -163,15 +164,6 @@ def plan_recipe(
     return merged_checkpoint(opened, template, merged, config, recipe.name, before, kept or ())
 
 
-def _require_head(recipe: Recipe, order: Sequence[ModelRef]) -> None:
-    """OptionError, with the place in the recipe, if `heads` names no model, or several."""
-    meant = [ref for number, ref in enumerate(order, 1) if recipe.heads in (str(ref), str(number))]
-    if recipe.heads not in ("average", "drop") and len(meant) != 1:
-        names = ", ".join(f"{number} ({ref})" for number, ref in enumerate(order, 1))
-        error = f"heads {recipe.heads!r}: write average, drop, or the number or name of one model: {names}"
-        recipe.refuse(OptionError(error), "heads")
-
-
 def _layers(part: _Part, piece: Slice, models: Sequence[Model], template: int, at: int) -> tuple[Layer, ...]:
     """What one layer of the output is made of, first the model that names its tensors."""
     order = sorted(range(len(piece.models)), key=lambda i: piece.models[i] != template)
@@ -189,14 +181,11 @@ def _refuse(recipe: Recipe, method: Method, error: OptionError) -> NoReturn:
 def template_of(recipe: Recipe) -> ModelRef:
     """The model that gives config, names, dtypes and tokenizer: the base model, or that whose head is kept, or else the
     first. OptionError if the first two differ."""
-    parts = [(recipe.models, recipe.slices), *((m.models, m.slices) for m in recipe.modules.values())]
-    listed = [
-        entry.model for models, slices in parts for entry in [*models, *(s for part in slices for s in part.sources)]
-    ]
+    listed = list(dict.fromkeys(entry.model for entry in recipe.inputs))
     if recipe.heads in ("average", "drop"):
         return recipe.base_model or listed[0]
-    named = [ref for i, ref in enumerate(dict.fromkeys(listed), 1) if recipe.heads in (str(ref), str(i))]
-    of_head = named[0] if len(named) == 1 else recipe.base_model or listed[0]  # `head_model` says what is wrong
+    named = meant(recipe.heads, listed)
+    of_head = listed[named[0]] if len(named) == 1 else recipe.base_model or listed[0]  # `kept_head` says what is wrong
     if recipe.base_model not in (None, of_head):
         raise OptionError(
             f"base_model {recipe.base_model} and heads {recipe.heads}: the model whose head is kept gives the config, "
@@ -261,8 +250,7 @@ def _inputs(
 
 def require_layers(recipe: Recipe, models: Mapping[ModelRef, Model]) -> None:
     """OptionError for a layer range that ends behind all layers of its model, before anything is listed by layer."""
-    slices = [*recipe.slices, *(layers for module in recipe.modules.values() for layers in module.slices)]
-    for entry in [source for layers in slices for source in layers.sources]:
+    for entry in recipe.inputs:
         model = models[entry.model]
         depth = max((int(match[2]) + 1 for name in model.spec.tensors if (match := LAYER.match(name))), default=0)
         with recipe.blaming("layer_range"):

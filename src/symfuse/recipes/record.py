@@ -51,7 +51,7 @@ def _merge_run(stage: Stage, merged: Checkpoint, moved: Sequence[Record], warned
         "inputs": lineage(stage.opened.values()),
         "weights": _weights(merged),
         "base": str(list(stage.models)[stage.template]),
-        "why base": why_template(recipe),
+        "why_base": why_template(recipe),
         "tokenizer": stage.tokenizer,
         "heads": recipe.heads,
         "seed": recipe.seed,
@@ -66,7 +66,7 @@ def _merge_run(stage: Stage, merged: Checkpoint, moved: Sequence[Record], warned
 
 def _resolved(alignment: Mapping[str, Any]) -> dict[str, Any]:
     """What the recipe's `align` block came to, the same for all models."""
-    options, kept = alignment["options"], ("auto", "not rotated")
+    options, kept = alignment["options"], ("auto", "not_rotated")
     known = {key: options[key] for key in kept if key in options}
     return {"axes": options["axes"], "frame": alignment["frame"], **known}
 

@@ -1,16 +1,121 @@
-"""What a merge recipe says, as frozen data; paths as they are typed."""
+"""What a merge recipe says, as frozen data; paths as they are typed. The value of a parameter is one for all, along the
+layers, or by the names of tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal, NoReturn
+from typing import Literal, NoReturn, TypeAlias
 
 from symfuse.errors import OptionError
-from symfuse.recipes.settings import Settings
+from symfuse.merging import Method
+from symfuse.merging.base import Parameter
+from symfuse.messages import suggestion
+from symfuse.methods import METHODS
+from symfuse.recipes.yaml_reader import Item
+from symfuse.rewriting.vocabulary import TokenSource
 
+Scalar: TypeAlias = str | int | float | bool
+Settings: TypeAlias = Mapping[str, "Setting"]
 COPY = " (copy "  # after the name of a model in memory, of which there are several with this name
+
+
+@dataclass(frozen=True)
+class Case:
+    """values: one, or several that are spread over the layers. filter: a part of the names it is for; None: all.
+    place: file, line and path, if it comes from a text."""
+
+    values: tuple[Scalar, ...]
+    filter: str | None = None
+    place: str = field(default="", compare=False, repr=False)
+
+    @property
+    def of_all(self) -> bool:
+        """Whether this is for every tensor."""
+        return self.filter in (None, "*")
+
+    def covers(self, tensor: str) -> bool:
+        """Whether this is for that tensor."""
+        return self.filter is None or self.of_all or self.filter in tensor
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The value of a parameter, as a recipe gives it. The first case that covers a tensor holds."""
+
+    cases: tuple[Case, ...]
+
+    def at(self, tensor: str, t: int | float) -> Scalar | None:
+        """The value for a tensor at depth t, from 0 (the first layer) to 1 (the last); None if no case covers it.
+
+        Of n values that at i/(n-1) holds, numbers between them interpolated linearly; of true, false and texts
+        the one at or before t is taken.
+        """
+        values = next((case.values for case in self.cases if case.covers(tensor)), None)
+        if values is None:
+            return None
+        position = t * (len(values) - 1)
+        low = int(position)
+        a, b = values[low], values[min(low + 1, len(values) - 1)]
+        if isinstance(a, (bool, str)) or isinstance(b, (bool, str)) or a == b:
+            return a
+        part = position - low
+        return (1 - part) * a + part * b
+
+
+def read_settings(item: Item | None, method: Method, *, of_model: bool) -> Settings:
+    """A block `parameters:`. of_model: it belongs to one model.
+
+    OptionError for a parameter that the method does not have, or one of the whole merge set for one model; for
+    values of another type, and for numbers that are infinite or too large.
+    """
+    if item is None:
+        return {}
+    settings = {}
+    for name, value in item.mapping().items():
+        if name not in method.parameters:
+            value.fail(_unknown(name, method))
+        parameter = method.parameters[name]
+        if of_model and not parameter.per_model:
+            value.fail(
+                f"{name} of {method.name} holds for the whole merge, not for one model; move it to a block above"
+            )
+        settings[name] = _setting(value, parameter)
+    return settings
+
+
+def _unknown(name: str, method: Method) -> str:
+    others = sorted(other.name for other in METHODS.values() if name in other.parameters)
+    known = f"; {name} belongs to {', '.join(others)}" if others else ""
+    has = ", ".join(method.parameters) or "no parameters"
+    return f"unknown parameter of {method.name}{suggestion(name, method.parameters)}; it has {has}{known}"
+
+
+def _setting(item: Item, parameter: Parameter) -> Setting:
+    if isinstance(item.value, dict):
+        return Setting((_case(item, parameter),))
+    if isinstance(item.value, list) and any(isinstance(part.value, dict) for part in item.value):
+        return Setting(tuple(_case(part, parameter) for part in item.value))
+    return Setting((Case(_values(item, parameter), place=item.place),))
+
+
+def _case(item: Item, parameter: Parameter) -> Case:
+    fields = item.fields(("filter", "value"))
+    if "value" not in fields:
+        item.fail("`value` is missing")
+    where = fields["filter"].text() if "filter" in fields else None
+    return Case(_values(fields["value"], parameter), where, item.place)
+
+
+def _values(item: Item, parameter: Parameter) -> tuple[Scalar, ...]:
+    parts = item.sequence() if isinstance(item.value, list) else [item]
+    return tuple(_scalar(part, parameter) for part in parts)
+
+
+def _scalar(item: Item, parameter: Parameter) -> Scalar:
+    value: Scalar = parameter.value(item.scalar(), item.place)
+    return value
 
 
 @dataclass(frozen=True)
@@ -107,28 +212,19 @@ class Align:
 
 
 @dataclass(frozen=True)
-class TokenSource:
-    """Where a token's embedding comes from in models that lack it, or in all (`force`): from a model, there from the
-    token of the same name or from `token` (a name or a number); zeros; or, if there is neither, by the usual rule."""
-
-    model: ModelRef | None = None
-    token: str | int | None = None
-    zero: bool = False
-    force: bool = False
-
-
-@dataclass(frozen=True)
 class Tokenizer:
-    """The vocabulary of the output: of all models, of the base or of one model; and single tokens."""
+    """The vocabulary of the output: of all models, of the base or of one model; and single tokens, with the models that
+    they come from."""
 
     source: Literal["union", "base"] | ModelRef = "union"
     tokens: Mapping[str, TokenSource] = field(default_factory=dict)
+    models: tuple[ModelRef, ...] = ()
     pad_to_multiple_of: int | None = None
 
     def models_used(self) -> tuple[ModelRef, ...]:
         """The models whose vocabulary or embeddings this names."""
         own = [self.source] if isinstance(self.source, ModelRef) else []
-        return _unique([*own, *(token.model for token in self.tokens.values())])
+        return _unique([*own, *self.models])
 
 
 @dataclass(frozen=True)
@@ -166,9 +262,19 @@ class Recipe:
         return _unique([self.base_model, *self._inputs(), None if self.align is None else self.align.anchor])
 
     @property
+    def parts(self) -> tuple[Module, ...]:
+        """Its modules, after the models or slices of the whole."""
+        return (Module(self.models, self.slices), *self.modules.values())
+
+    @property
+    def inputs(self) -> list[Input]:
+        """Every model that is merged, wherever it stands, in order."""
+        return [entry for part in self.parts for entry in (*part.models, *(s for x in part.slices for s in x.sources))]
+
+    @property
     def whole(self) -> bool:
         """Whether whole models are merged, not slices of their layers."""
-        return not self.slices and not any(module.slices for module in self.modules.values())
+        return not any(part.slices for part in self.parts)
 
     def refuse(self, error: OptionError, *keys: str) -> NoReturn:
         """The error after the places of these keys, by the ends of their paths, as far as they are known."""
@@ -184,7 +290,7 @@ class Recipe:
             self.refuse(error, *keys)
 
     def _inputs(self) -> Iterator[ModelRef | None]:
-        for part in (Module(self.models, self.slices), *self.modules.values()):
+        for part in self.parts:
             yield from (entry.model for entry in part.models)
             for layers in part.slices:
                 yield layers.base_model
@@ -200,3 +306,20 @@ def settings_for(
 
 def _unique(models: Iterable[ModelRef | None]) -> tuple[ModelRef, ...]:
     return tuple(dict.fromkeys(model for model in models if model is not None))
+
+
+def meant(heads: str, models: Sequence[object]) -> list[int]:
+    """The numbers (from 0) of the models that `heads` names: by name, or by number (from 1)."""
+    return [number for number, model in enumerate(models) if heads in (str(model), str(number + 1))]
+
+
+def kept_head(heads: str, models: Sequence[object]) -> int | None:
+    """The number (from 0) of the model whose head is kept; None for average and drop. OptionError if `heads` names no
+    model, or several."""
+    found = meant(heads, models)
+    if heads in ("average", "drop"):
+        return None
+    if len(found) != 1:
+        listed = ", ".join(f"{number} ({model})" for number, model in enumerate(models, 1))
+        raise OptionError(f"heads {heads!r}: write average, drop, or the number or name of one model: {listed}")
+    return found[0]

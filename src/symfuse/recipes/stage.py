@@ -23,10 +23,8 @@ from symfuse.recipes.effect import without_effect
 from symfuse.recipes.events import Note
 from symfuse.recipes.plan import plan_recipe, require_layers, template_of
 from symfuse.recipes.schema import COPY, ModelRef, Recipe
-from symfuse.recipes.schema import TokenSource as RecipeToken
 from symfuse.rewriting import Reconcile, harmonise, require_same_frame
 from symfuse.rewriting.vocabulary import (
-    TokenSource,
     Vocabulary,
     build,
     has_tokenizer,
@@ -233,8 +231,8 @@ def _names(recipe: Recipe, models: Sequence[Model]) -> set[str]:
     """What filters are compared to: the names of tensors, those of layers at every depth that slices put them at."""
     names = {file for model in models for file in model.spec.files}
     depth = max(
-        sum(stop - start for part in slices for start, stop in [part.sources[0].layer_range or (0, 0)])
-        for slices in (recipe.slices, *(module.slices for module in recipe.modules.values()))
+        sum(stop - start for layers in part.slices for start, stop in [layers.sources[0].layer_range or (0, 0)])
+        for part in recipe.parts
     )
     ends = {(match[1], name[match.end() :]) for name in names if (match := LAYER.match(name))}
     return names | {f"{start}{at}.{end}" for start, end in ends for at in range(depth)}
@@ -276,22 +274,8 @@ def _vocabulary(
         source = template
     else:
         source = refs.index(asked.source) if asked.source in refs else models[asked.source]
-    tokens = {token: _token(of_token) for token, of_token in asked.tokens.items()}
     base = template if recipe.base_model is not None else None
     try:
-        return build(checkpoints, source, base=base, tokens=tokens, pad_to_multiple_of=asked.pad_to_multiple_of)
+        return build(checkpoints, source, base=base, tokens=asked.tokens, pad_to_multiple_of=asked.pad_to_multiple_of)
     except OptionError as error:
         recipe.refuse(error, "pad_to_multiple_of" if "pad_to_multiple_of" in str(error) else "tokens")
-
-
-def _token(source: RecipeToken) -> TokenSource:
-    model = None if source.model is None else str(source.model)
-    if source.zero:
-        return TokenSource("zero", force=source.force)
-    if model is None:
-        return TokenSource("usual", force=source.force)
-    if source.token is None:
-        return TokenSource("model", model, force=source.force)
-    if isinstance(source.token, int):
-        return TokenSource("model_token", model, token_id=source.token, force=source.force)
-    return TokenSource("model_token", model, token=source.token, force=source.force)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from symfuse.recipes.record import alignment_run, distances
-from symfuse.reports.page import write_page
-from symfuse.reports.run import inspection, text_inputs
+from symfuse.reports.results import check_draft, check_result, write_result
+from symfuse.reports.run import inspect, text_inputs
 from symfuse.reports.transported import transport_card, transport_run
+from symfuse.reports.verb import report
 
 __all__ = [
-    "alignment_run", "distances", "inspection", "text_inputs", "transport_card", "transport_run", "write_page",
+    "alignment_run", "check_draft", "check_result", "distances", "inspect", "report", "text_inputs", "transport_card",
+    "transport_run", "write_result",
 ]  # fmt: skip

@@ -14,17 +14,11 @@ from typing import Any
 from symfuse.alignment import Alignment
 from symfuse.errors import CheckpointError, printable
 from symfuse.io.folder import read_json
+from symfuse.messages import with_current_keys
 from symfuse.reports.shapes import SHAPES, misfit
 from symfuse.runs import SUFFIX, SUFFIXES, alignments_in
 
 Document = Mapping[str, Any]
-
-# What keys were called in earlier versions.
-_NOW = {
-    "at over mean": "at_over_mean", "barrier over mean": "barrier_over_mean", "left of": "left_of",
-    "of whole": "of_whole", "peak memory": "peak_memory", "translated biases": "translated_biases",
-    "rounded to": "rounded_to", "batch statistics": "batch_statistics",
-}  # fmt: skip
 
 FILES = ("symfuse.json", "distance.json", "barrier.json", "landscape.json", "evaluation.json")
 
@@ -76,7 +70,7 @@ def _files(run: Path) -> list[Path]:
 
 def read(path: Path) -> Document:
     """One document; CheckpointError if it is not JSON, of no known kind, or lacks what its kind holds."""
-    data = _printable(read_json(path))
+    data = _printable(with_current_keys(read_json(path)))
     kind = data.get("kind")
     if not isinstance(kind, str) or kind not in SHAPES:
         raise CheckpointError(
@@ -91,10 +85,9 @@ def read(path: Path) -> Document:
 
 
 def _printable(data: Any) -> Any:
-    """A document with today's keys, whose texts (and keys) are fit for a page: they come from names of models, tensors
-    and labels."""
+    """A document whose texts (and keys) are fit for a page: they come from names of models, tensors and labels."""
     if isinstance(data, str):
         return printable(data)
     if isinstance(data, dict):
-        return {_NOW.get(key, printable(key)): _printable(value) for key, value in data.items()}
+        return {printable(key): _printable(value) for key, value in data.items()}
     return [_printable(value) for value in data] if isinstance(data, list) else data

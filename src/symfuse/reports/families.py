@@ -31,9 +31,9 @@ def _family(model_type: str) -> dict[str, Any]:
     return {
         "family": model_type,
         "moved": [axis for axis in axes if axis["group"] is not None],
-        "not moved": [axis for axis in axes if axis["group"] is None],
+        "not_moved": [axis for axis in axes if axis["group"] is None],
         "biases": [*(["keys free"] if free else []), *(["values move on into the output"] if folded else [])],
-        "residual once folded": GROUPS[ONCE_FOLDED[declared.norm]].label if declared.reads else None,
+        "residual_once_folded": GROUPS[ONCE_FOLDED[declared.norm]].label if declared.reads else None,
     }
 
 
@@ -71,9 +71,9 @@ def rows(result: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     alike: dict[tuple[str, str, str], list[str]] = {}
     for one in result:
         moved = [f"{axis['axis']}: {axis['group']}" for axis in one["moved"]]
-        if one["residual once folded"]:
-            moved.append(f"residual once norms are folded: {one['residual once folded']}")
-        stays = ", ".join(axis["axis"] for axis in one["not moved"])
+        if one["residual_once_folded"]:
+            moved.append(f"residual once norms are folded: {one['residual_once_folded']}")
+        stays = ", ".join(axis["axis"] for axis in one["not_moved"])
         alike.setdefault(("; ".join(moved), stays, ", ".join(one["biases"])), []).append(one["family"])
     return [[", ".join(names), *(cell or "–" for cell in cells)] for cells, names in alike.items()]
 
@@ -83,7 +83,7 @@ def reasons(result: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     by: dict[tuple[str, str, str, str], list[str]] = {}
     having: dict[str, set[str]] = {}
     for one in result:
-        for axis in [*one["moved"], *one["not moved"]]:
+        for axis in [*one["moved"], *one["not_moved"]]:
             key = (axis["axis"], axis["what"], axis["group"] or "not moved", axis["why"])
             by.setdefault(key, []).append(one["family"])
             having.setdefault(axis["axis"], set()).add(one["family"])

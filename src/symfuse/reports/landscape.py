@@ -92,16 +92,6 @@ def landscape_chart(landscape: Run) -> Spec:
         for x, loss in zip(xs, row, strict=True)
         if math.isfinite(loss)
     ]
-    lines = contour_lines(landscape)
-    points = [
-        {"line": i, "order": j, "x": x, "y": y, "loss": line.level, "low": line.is_low}
-        for i, line in enumerate(lines)
-        for j, (x, y) in enumerate(line.points)
-    ]
-    labels = [
-        {"x": line.middle[0], "y": line.middle[1], "loss": line.level, "low": line.is_low}
-        for line in labelled(lines, landscape)
-    ]
     metrics = metric_titles((one["metrics"] for one in landscape["models"]), taken=("model", "loss (nats)"))
     models = [
         {key: number(one[key]) for key in ("name", "x", "y", "loss")}
@@ -131,7 +121,7 @@ def landscape_chart(landscape: Run) -> Spec:
                     "tooltip": [*place, loss],
                 },
             },
-            *_contours(points, labels),
+            *_contours(landscape),
             {
                 "data": {"values": models},
                 "layer": [
@@ -155,8 +145,18 @@ def landscape_chart(landscape: Run) -> Spec:
     )
 
 
-def _contours(points: Sequence[Run], labels: Sequence[Run]) -> list[Spec]:
+def _contours(landscape: Run) -> list[Spec]:
     """Lines and their labels, in one colour where losses are low and in another where they are high."""
+    lines = contour_lines(landscape)
+    points = [
+        {"line": i, "order": j, "x": x, "y": y, "loss": line.level, "low": line.is_low}
+        for i, line in enumerate(lines)
+        for j, (x, y) in enumerate(line.points)
+    ]
+    labels = [
+        {"x": line.middle[0], "y": line.middle[1], "loss": line.level, "low": line.is_low}
+        for line in labelled(lines, landscape)
+    ]
     line = {"detail": {"field": "line"}, "order": {"field": "order"}}
     text = {"text": {"field": "loss", "format": ".3~g"}}
     return [

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from symfuse.errors import OptionError
+from symfuse.io.partial import together
 from symfuse.io.target import check_file, write_file
 from symfuse.reports import charts
 from symfuse.reports.charts import Spec
@@ -30,7 +31,7 @@ _POINTS = 72 * COLUMN / _WIDTH
 
 def plot(runs: Sequence[str | Path], folder: Path, form: str = "pdf") -> list[Path]:
     """Draw every figure that runs (see `collect`) have data for into a folder, as png (300 dpi), svg or pdf; their
-    paths.
+    paths. All are written, or none is.
 
     Raises CheckpointError for runs that cannot be read, OptionError for another format or if vl-convert is not
     installed, OutputError if the folder cannot be written.
@@ -42,8 +43,9 @@ def plot(runs: Sequence[str | Path], folder: Path, form: str = "pdf") -> list[Pa
         drawn[folder / f"{_free(name, drawn)}.{form}"] = _drawn(spec, form)
     for path in drawn:  # before the first is written
         check_file(path, _MARK)
-    for path, data in drawn.items():
-        write_file(path, data, "the figure", mark=_MARK)
+    with together():
+        for path, data in drawn.items():
+            write_file(path, data, "the figure", mark=_MARK)
     return [*drawn]
 
 

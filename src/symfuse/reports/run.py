@@ -1,4 +1,4 @@
-"""What the command line prints of a model, and reads from a text file."""
+"""What symfuse knows of a model, as data; and a text file as inputs of one."""
 
 from __future__ import annotations
 
@@ -12,18 +12,31 @@ from torch import Tensor
 
 from symfuse import api
 from symfuse.alignment import Alignment
+from symfuse.api.sources import opened
+from symfuse.architectures import ARCHITECTURES
+from symfuse.arguments import checked
 from symfuse.errors import CheckpointError, SymfuseError
 from symfuse.io import Checkpoint
 from symfuse.matching import usual, word_of
 from symfuse.messages import first_line
 from symfuse.model import Model
 from symfuse.model.reasons import reason
+from symfuse.recipes import ModelRef
+from symfuse.recipes.check.facts import model_facts
 from symfuse.runs import REWRITTEN, alignment_file
 from symfuse.spec import Spec
 
 
-def inspection(checkpoint: Checkpoint) -> dict[str, Any]:
-    """What symfuse knows of a model, from its headers and config alone."""
+@checked
+def inspect(source: api.Source) -> dict[str, Any]:
+    """What of a model can be matched, what not, and why, from its headers and config alone: `model`, `family`,
+    `tensors`, `parameters`, `dtypes`, `heads`, `axes` (each with `axis`, `size`, `group`, `instances`, `matched_by`,
+    `why`) and `notes`. Of a family that symfuse does not declare there are no axes.
+    """
+    checkpoint = opened(source)
+    family = checkpoint.config.get("model_type")
+    if isinstance(family, str) and family not in ARCHITECTURES:
+        return _undeclared(checkpoint)
     spec = api.declare(checkpoint)
     infos = [checkpoint.info(name) for name in checkpoint]
     dtypes = Counter(str(info.dtype).removeprefix("torch.") for info in infos)
@@ -45,6 +58,26 @@ def inspection(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
+def _undeclared(checkpoint: Checkpoint) -> dict[str, Any]:
+    """`inspect` of a family that symfuse does not declare."""
+    result = model_facts(ModelRef(checkpoint.name), checkpoint, Model.of(checkpoint, undeclared=True), ())
+    return {
+        "model": checkpoint.name,
+        "family": result.family,
+        "tensors": len(checkpoint),
+        "parameters": result.parameters,
+        "dtypes": ", ".join(result.dtypes),
+        "heads": [],
+        "axes": [],
+        "notes": [
+            *checkpoint.notes,
+            f"{result.layers or 'no'} layers, vocabulary of {result.vocabulary or 'no'} tokens",
+            f"symfuse has no declaration for {result.family!r}: it can be merged, by names and shapes, and not "
+            f"aligned; declared are {', '.join(sorted(ARCHITECTURES))}; `symfuse suggest` drafts a declaration",
+        ],
+    }
+
+
 def _rotatable(checkpoint: Checkpoint) -> list[str]:
     """What may become of the residual stream of a pre-norm model."""
     model = Model.of(checkpoint)
@@ -52,7 +85,7 @@ def _rotatable(checkpoint: Checkpoint) -> list[str]:
         return []
     _, frame, why = usual([model], ("residual",))
     words = ", ".join(REWRITTEN[name] for name in frame)
-    may = f"may be rotated in a frame ({words})" if frame else f"may not be rotated: {why['not rotated']}"
+    may = f"may be rotated in a frame ({words})" if frame else f"may not be rotated: {why['not_rotated']}"
     streams = {atom.name: None for gain in model.spec.reads for atom in model.spec.tensors[gain].layout.atoms}
     return [f"{', '.join(streams)}: {may}"]
 
@@ -83,7 +116,7 @@ def _axes(spec: Spec) -> list[dict[str, Any]]:
                 "size": axis.size,
                 "group": axis.group.label if axis.group else "none",
                 "instances": touched[name] * batch if axis.group else 0,
-                "matched by": word_of(name) or "-",
+                "matched_by": word_of(name) or "-",
                 "why": reason(name, axis),
             }
         )
@@ -94,7 +127,7 @@ def _axes(spec: Spec) -> list[dict[str, Any]]:
             "size": "-",
             "group": "translation",
             "instances": len(spec.shifts),
-            "matched by": "attention",
+            "matched_by": "attention",
         }
         why = ("softmax ignores key biases; " if free else "") + "value biases may move on into the output bias"
         rows.append(row | {"why": why})

@@ -33,7 +33,7 @@ class Maybe:
 NUMBER = (int, float)
 _NUMBERS = {...: NUMBER}
 _RUN = {"symfuse": Maybe(str), "seconds": Maybe(NUMBER), "peak_memory": Maybe(NUMBER)}
-_MODEL = {"name": str, "folder": Maybe(str), "sha256": Maybe(str), "sha256 of": Maybe(str)}
+_MODEL = {"name": str, "folder": Maybe(str), "sha256": Maybe(str), "sha256_of": Maybe(str)}
 _PART = {"before": NUMBER, "after": NUMBER, "share": NUMBER, "of_whole": Maybe(Some(Maybe(NUMBER), least=2))}
 _DISTANCE = {
     "before": NUMBER,

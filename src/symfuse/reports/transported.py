@@ -46,7 +46,7 @@ def transport_card(run: Mapping[str, Any]) -> str:
     """README.md of its folder, with the hub's metadata block of an adapter, and the lineage."""
     from huggingface_hub import ModelCardData
 
-    base = str(run.get("new base"))
+    base = str(run.get("new_base"))
     on_hub = base if HUB_ID.fullmatch(base) and not Path(base).exists() else None  # the hub takes nothing else
     data = ModelCardData(library_name="peft", tags=["symfuse", "lora"], base_model=on_hub)
     lines = [f"---\n{data.to_yaml()}\n---", ""] if run["thing"] == "adapter" else []

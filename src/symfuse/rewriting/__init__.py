@@ -1,5 +1,5 @@
-"""Exact rewrites of a model, each from checkpoint to checkpoint, computed when read: into a frame with larger
-symmetries (`canonical`), into the tensors of other models (`harmonise`), into another vocabulary."""
+"""Exact rewrites of a model, each from checkpoint to checkpoint, computed lazily: into a frame with larger symmetries
+(`canonical`), to the tensors of other models (`harmonise`), into another vocabulary."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Queries with keys, and values with outputs, of each head in the one basis in which both sides weigh the same; and
-both sides of each neuron that may be rescaled."""
+"""Balance queries with keys, and values with outputs, of each head: a basis in which both sides have the same Gram
+matrix; and both sides of each neuron that may be rescaled."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from symfuse.model import Model
 from symfuse.rewriting.computed import Formula, Read, computed, reader
 from symfuse.spec import Atom, Instance, Spec, Variance
 
-# Of the largest singular value of a head's circuit: what is below it, is rounding, and becomes zero.
+# As a share of the largest singular value of a head's circuit: smaller ones are rounding errors, and become zero.
 ROUNDING = 1e-14
 PLAIN = Variance.PLAIN
 
 
 def balance(model: Model) -> Model:
-    """Each pair of a head, Q [n, k] (primal) and K [n, m] (dual), as Q ← Σ^½ Uᵀ and K ← Σ^½ Vᵀ, where the circuit
-    QᵀK = U Σ Vᵀ: the same circuit, QQᵀ = KKᵀ = Σ. Bases of the same function agree, if its singular values differ.
+    """Each pair of a head, Q [n, k] (primal) and K [n, m] (dual), as Q ← Σ^½ Uᵀ and K ← Σ^½ Vᵀ, where the circuit QᵀK =
+    U Σ Vᵀ: the same circuit, QQᵀ = KKᵀ = Σ. Models that differ only in this basis become equal, if the singular values
+    differ.
 
-    Biases are a last column, but for those that may be anything (`Shift` without `into`), which follow. By two thin QR
-    decompositions and one SVD of [n, n] for each head (Theus et al. 2025). Of neurons that may be rescaled, behind ReLU
-    or between up and down of a gated block, |up_i| = |down_i|. Spaces whose groups are smaller (rotary positions, other
-    neurons) are left as they are, and so is one that the model puts out. The declaration stays.
+    Biases are a last column, except those that may have any value (`Shift` without `into`), which follow. Computed by
+    two thin QR decompositions and one SVD of [n, n] for each head (Theus et al. 2025). For neurons that may be
+    rescaled, after ReLU or between up and down of a gated block, |up_i| = |down_i|. Spaces with smaller groups (rotary
+    positions, other neurons) are not changed, nor is an output space of the model. The declaration stays the same.
     """
     spec = model.spec
     shown = {axis for layout in spec.outputs.values() for axis in layout.names} if not spec.heads else set()
@@ -47,7 +48,7 @@ def balance(model: Model) -> Model:
 
 
 def _is_pair(spec: Spec, instance: Instance, names: tuple[str, ...]) -> bool:
-    """Whether both sides are there, and no part of a tensor has the axis twice."""
+    """Whether both sides exist, and no part of a tensor has the axis twice."""
     parts = [part for name in names for part in spec.tensors[name].layout.parts]
     variances = [[atom.variance for atom in part if atom.name == instance.axis] for part in parts]
     sides = {variance for part in variances for variance in part} - {PLAIN}
@@ -55,7 +56,7 @@ def _is_pair(spec: Spec, instance: Instance, names: tuple[str, ...]) -> bool:
 
 
 def _balancing(spec: Spec, instance: Instance, read: Read) -> Element:
-    """What balances both sides of an instance, each [*b, n, …] with all that it is in."""
+    """The element that balances both sides of an instance, each [*b, n, …] with all other dimensions of the part."""
     free = {(shift.bias, shift.axis) for shift in spec.shifts if shift.into is None}
     batch = len(spec.batch(instance.axis))
     sides: dict[Variance, list[Tensor]] = {Variance.PRIMAL: [], Variance.DUAL: [], PLAIN: []}
@@ -71,8 +72,8 @@ def _balancing(spec: Spec, instance: Instance, read: Read) -> Element:
 def _basis(q: Tensor, k: Tensor) -> Linear:
     """T = Σ^-½ Vᵀ R_K, where R_Q R_Kᵀ = U Σ Vᵀ and Qᵀ = (…) R_Q, Kᵀ = (…) R_K; T⁻ᵀ = Σ^-½ Uᵀ R_Q.
 
-    For the sign of each row, the largest entry of T Q is positive. Rows of singular values that are zero are zero in
-    both matrices, which are then no inverses of each other: what they drop, the circuit never had.
+    The sign of each row makes the largest entry of T Q positive. Rows of zero singular values are zero in both
+    matrices, which are then not inverse to each other: the directions that they drop are not in the circuit.
     """
     rq, rk = (torch.linalg.qr(side.mT, mode="r").R for side in (q, k))
     u, s, vt = torch.linalg.svd(rq @ rk.mT, full_matrices=False)
@@ -80,7 +81,7 @@ def _basis(q: Tensor, k: Tensor) -> Linear:
     root = torch.where(kept, torch.where(kept, s, 1.0).rsqrt(), 0.0)[..., None]
     t, dual = root * (vt @ rk), root * (u.mT @ rq)
     sign = _signs(t @ q)[..., None]
-    short = (0, 0, 0, t.shape[-1] - t.shape[-2])  # of a head that is wider than what it reads
+    short = (0, 0, 0, t.shape[-1] - t.shape[-2])  # of a head that is larger than the space that it reads
     t, dual = (torch.nn.functional.pad(sign * m, short) for m in (t, dual))
     return Linear(t, dual.mT)
 
@@ -100,7 +101,7 @@ def _signed_scales(up: Tensor, down: Tensor) -> Monomial:
 
 
 def _signs(rows: Tensor) -> Tensor:
-    """That of the largest entry of each row, ±1."""
+    """The sign of the largest entry of each row, ±1."""
     largest = rows.gather(-1, rows.abs().argmax(-1, keepdim=True))[..., 0]
     return torch.where(largest < 0, -1.0, 1.0).to(rows.dtype)
 
@@ -115,7 +116,7 @@ SOLVERS: Mapping[type[Group], Callable[[Tensor, Tensor], Element]] = {
 
 
 def _views(spec: Spec, instance: Instance, name: str, tensor: Tensor) -> Iterator[tuple[Atom, Tensor]]:
-    """Each part of a tensor that has the axis: its atom there, and a view [*b, n, …] into the tensor."""
+    """Each part of a tensor that has the axis: its atom, and a view [*b, n, …] of the tensor."""
     batch = spec.batch_axes(instance.axis)
     for segment in spec.segments(name, tensor):
         names = [atom.name for atom in segment.atoms]

@@ -12,7 +12,7 @@ from symfuse.rewriting.residual import centre, drop_gauges, fold_norms
 from symfuse.rewriting.scales import fold_scales
 from symfuse.rewriting.ties import untie
 
-# In the order in which they are applied: each needs those before it, as far as it needs any.
+# In the order in which they are applied: each may need the ones before it.
 REWRITES: Mapping[str, Callable[[Model], Model]] = {
     "untie": untie,
     "fold_scales": fold_scales,
@@ -24,11 +24,11 @@ REWRITES: Mapping[str, Callable[[Model], Model]] = {
 
 
 def canonical(model: Model, frame: Iterable[str]) -> Model:
-    """The model after the rewrites that `frame` names, in the order of REWRITES whatever that of the names.
+    """The model after the rewrites that `frame` names, in the order of REWRITES.
 
     The same function, as a lazy checkpoint of the same class with the same dtypes: a tensor is computed in float64 when
     it is read, and rounded once. The declaration is that of the new form. Applied to its own result it changes nothing,
-    up to rounding. OptionError for an unknown name; SymmetryError where the model does not allow a rewrite.
+    up to rounding. Raises OptionError for an unknown name; SymmetryError where the model does not allow a rewrite.
     """
     names = list(frame)
     for name in names:

@@ -1,4 +1,4 @@
-"""Whether models that are to be combined are in one frame."""
+"""Check that models that are to be averaged are in one frame."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from symfuse.rewriting.computed import reader
 from symfuse.rewriting.residual import fold_rules, norms_of
 from symfuse.runs import record_of
 
-NORMS = 8  # that are compared, so that not all weights are read
-RELATED = 0.1  # a cosine of weights that is no chance
+NORMS = 8  # that are compared, instead of all weights
+RELATED = 0.1  # a cosine of weights that cannot be chance
 NEARER = 1.01
 
 
 def require_same_frame(models: Sequence[Model]) -> tuple[str, ...]:
-    """IncompatibleError if some models have the gains of all their norms folded away, as models have in the frame in
-    which a residual stream is rotated, and others have not: an average of both is of no parametrisation.
+    """IncompatibleError if some models have the gains of all their norms folded, as in the frame in which a residual
+    stream is rotated, and others do not: their average would be meaningless.
 
-    Gains are also all 1 where they were never trained. Then the others are no nearer to them once their own gains are
-    folded, and a note is returned instead.
+    Gains are also all 1 if they were never trained. Then folding the gains of the other models brings them no nearer,
+    and a note is returned instead.
     """
     normed = [(model, _has_no_gains(model)) for model in models if model.spec.reads]
     folded, others = ([model for model, without in normed if without is kind] for kind in (True, False))
@@ -50,11 +50,11 @@ def require_same_frame(models: Sequence[Model]) -> tuple[str, ...]:
 
 
 def _recorded_frame(checkpoint: Checkpoint) -> Sequence[str]:
-    """The frame that is recorded of a model that symfuse made, or wrote into the folder that it is read from."""
+    """The frame that is recorded for a model made by symfuse, also in the folder that it is read from."""
     if (record := record_of(checkpoint)) is not None and record.frame:
         return tuple(record.frame)
     if checkpoint.folder is not None:
-        with suppress(SymfuseError):  # none, or a file of somebody else
+        with suppress(SymfuseError):  # none, or a file of another program
             run = read_json(checkpoint.folder / "symfuse.json")
             frame = run.get("frame") or (run.get("align") or {}).get("frame") or ()
             return frame if isinstance(frame, list) else ()
@@ -67,7 +67,7 @@ def _has_no_gains(model: Model) -> bool:
 
 
 def _is_fold_of(folded: Model, other: Model) -> bool:
-    """Whether the weights that read the norms with the most uneven gains are clearly nearer once these are folded."""
+    """Whether the weights that read the norms with the most uneven gains are clearly nearer after folding."""
     read, there = reader(other), reader(folded)
     with suppress(SymmetryError):
         norms = sorted(norms_of(other), key=lambda norm: -float(read(norm.gain).std()))[:NORMS]

@@ -1,4 +1,5 @@
-"""Models brought to the same tensors before a merge: names, ties, biases, counters, and what only some of them have."""
+"""Give models the same tensors before a merge: names, ties, biases, counters, and tensors that only some of them
+have."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from symfuse.architectures.base import resolve
 from symfuse.architectures.names import HEAD
 from symfuse.errors import IncompatibleError
 from symfuse.io import Checkpoint, TensorInfo
-from symfuse.io.names import COUNTER, counts_batches
+from symfuse.io.live import COUNTER, counts_batches
 from symfuse.messages import some
 from symfuse.model.config import of_text, rope_theta, text_config, with_fields
 from symfuse.model.model import under_file_names
@@ -33,10 +34,10 @@ from symfuse.rewriting.ties import declared, match_ties
 
 @dataclass(frozen=True)
 class Reconcile:
-    """What to do where models do not have the same tensors. foreign: those that are in some models only are named and
-    refused, dropped, or kept as they are. missing_bias: biases that only some models have are refused, or zero in the
-    others. force_config: models of another type are taken as of the base's, by names and shapes, configs may differ in
-    what they compute (`require_same_shape`), and gains that are all 1 in some models are taken as they are."""
+    """What to do if models do not have the same tensors. foreign: tensors that only some models have are refused,
+    dropped, or kept unchanged. missing_bias: biases that only some models have are refused, or zero in the others.
+    force_config: models of another type are treated like the base's, by names and shapes; configs may differ in what
+    they compute (`require_same_shape`); gains that are all 1 in some models are accepted."""
 
     foreign: Literal["refuse", "drop", "keep"] = "refuse"
     missing_bias: Literal["refuse", "zero"] = "refuse"
@@ -45,9 +46,9 @@ class Reconcile:
 
 @dataclass(frozen=True)
 class Harmonised:
-    """checkpoints: in the order given, with the base's names. notes: what was done. kept: tensors that are to be added
-    to the merge as they are, by their name in it: the checkpoint and the name there. config: fields for the merge's
-    config.json that belong to what is kept."""
+    """checkpoints: in the order of the inputs, with the base's names. notes: what was done. kept: tensors that are
+    added to the merge unchanged, by their name in it: the checkpoint and the name there. config: the fields that the
+    merge's config.json needs for kept tensors."""
 
     checkpoints: list[Checkpoint]
     notes: list[str] = field(default_factory=list)
@@ -58,8 +59,8 @@ class Harmonised:
 def harmonise(checkpoints: Sequence[Checkpoint], *, base: int = 0, options: Reconcile = Reconcile()) -> Harmonised:
     """Checkpoints with the names of the base, equal ties and the same tensors, as far as `options` allow.
 
-    Families may be declared or not. Raises IncompatibleError for models of different types, or that differ in biases
-    and other tensors which the options do not cover; SpecError for stored aliases that differ.
+    Families need no declaration. Raises IncompatibleError for models of different types, and for differing biases and
+    other tensors that the options do not cover; SpecError for stored aliases that differ.
     """
     saved = [under_file_names(checkpoint) for checkpoint in checkpoints]
     out = Harmonised([checkpoint for checkpoint, _ in saved])
@@ -151,8 +152,8 @@ def _match_biases(out: Harmonised, options: Reconcile) -> None:
 
 
 def _base_names(checkpoint: Checkpoint) -> dict[str, str]:
-    """The base model's tensors, by canonical name → name in the file. Those that a declaration asks for are among them
-    whether they are there or not: that one is missing is said when the model is read."""
+    """The base model's tensors, by canonical name → name in the file. All tensors of a declaration are included, also
+    missing ones: a missing tensor is reported when the model is read."""
     if not declared(checkpoint):
         return {name: name for name in checkpoint}
     spec = resolve(checkpoint.config, checkpoint, checkpoint.name)
@@ -160,7 +161,8 @@ def _base_names(checkpoint: Checkpoint) -> dict[str, str]:
 
 
 def _match_counters(out: Harmonised) -> None:
-    """Counters of batch normalisation: the largest of all, in all. Its running statistics are averaged like weights."""
+    """Counters of batch normalisation: the maximum over the models, in all of them. The running statistics are averaged
+    like weights."""
     first = out.checkpoints[0]
     names = [name for name in first if counts_batches(name) and all(name in c for c in out.checkpoints)]
     if not names:
@@ -174,9 +176,10 @@ def _match_counters(out: Harmonised) -> None:
 
 
 def _match_tensors(out: Harmonised, base: int, options: Reconcile) -> None:
-    """What not all models have: in unknown families any tensor, in known ones what is not declared or optional."""
+    """Handle tensors that not all models have: any tensor in families without a declaration; in others undeclared or
+    optional ones."""
     if options.foreign == "refuse" and declared(out.checkpoints[base]):
-        return  # Model.of and require_same_shape name them
+        return  # Model.of and require_same_shape report the others
     foreign = _foreign(out.checkpoints)
     if not any(foreign):
         return
@@ -201,7 +204,7 @@ def _match_tensors(out: Harmonised, base: int, options: Reconcile) -> None:
 
 
 def _as_predicting(checkpoint: Checkpoint, notes: list[str]) -> Checkpoint:
-    """The checkpoint; if it has no layers that guess further tokens, its config says so."""
+    """The checkpoint; if it has no layers that predict further tokens, its config is changed accordingly."""
     text = text_config(checkpoint.config)
     fields = [key for key in PREDICTORS if text.get(key)]
     depth = declared_depth(checkpoint.config)
@@ -213,7 +216,7 @@ def _as_predicting(checkpoint: Checkpoint, notes: list[str]) -> Checkpoint:
 
 
 def _predicting(config: Mapping[str, Any], kept: Mapping[str, tuple[Checkpoint, str]]) -> dict[str, Any]:
-    """What config.json has to say of kept layers that guess further tokens: what that of their model says."""
+    """The fields of config.json for kept layers that predict further tokens, from the config of their model."""
     fields: dict[str, Any] = {}
     for owner, name in kept.values():
         if predicts_more(name, declared_depth(owner.config)):
@@ -227,14 +230,14 @@ def _has_head(names: Sequence[str]) -> bool:
 
 
 def _less(checkpoint: Checkpoint, names: Sequence[str]) -> Checkpoint:
-    """The checkpoint without these tensors; without a head it is of no class with one."""
+    """The checkpoint without these tensors; without a head its class is the base model's."""
     config = {key: value for key, value in checkpoint.config.items() if key != "architectures"}
     return drop(checkpoint, names).replace(config=config if _has_head(names) else None)
 
 
 def _foreign(checkpoints: Sequence[Checkpoint]) -> list[list[str]]:
-    """Of each checkpoint, the tensors that not all have. Where depths differ, a tensor of a layer is compared with
-    those of any layer: layers are no foreign tensors."""
+    """For each checkpoint, the tensors that not all have. Where depths differ, a tensor of a layer is compared with
+    those of any layer."""
     depths = {_depth(c) for c in checkpoints}
     keys = []
     for c in checkpoints:
@@ -245,7 +248,7 @@ def _foreign(checkpoints: Sequence[Checkpoint]) -> list[list[str]]:
 
 
 def _depth(checkpoint: Checkpoint) -> int:
-    """The number of layers that config.json says, or the largest number in a name."""
+    """The number of layers by config.json, or by the largest number in a name."""
     in_config = declared_depth(checkpoint.config)
     numbers = (int(n) for name in checkpoint for n in re.findall(r"\.(\d+)\.", name))
     return max(numbers, default=0) if in_config is None else in_config

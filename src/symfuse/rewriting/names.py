@@ -1,4 +1,4 @@
-"""The same tensor under several names: prefixes of base models and of models of several modalities, old spellings."""
+"""Names of the same tensor: prefixes of base models and of multimodal models, and old spellings."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from symfuse.architectures.names import LEGACY
 from symfuse.errors import IncompatibleError, SymfuseError
 from symfuse.io import Checkpoint
 from symfuse.io.installed import installed
-from symfuse.io.names import spelt
+from symfuse.io.live import spelt
 from symfuse.messages import some
 from symfuse.model.undeclared import is_tied, other_modality
 from symfuse.rewriting.rewritten import drop, renamed
 
-# The language model inside a model of several modalities, by release: prefix in the file → that of a text model.
+# The language model inside a multimodal model, by release: prefix in the file → prefix of a text model.
 WRAPPED = {
     "model.language_model.lm_head.": "lm_head.", "model.language_model.model.": "model.",
     "model.language_model.": "model.", "language_model.lm_head.": "lm_head.", "language_model.model.": "model.",
@@ -32,9 +32,9 @@ OLD_ENDINGS = {
 
 
 def match_names(checkpoint: Checkpoint, target: Checkpoint) -> tuple[Checkpoint, str | None]:
-    """The checkpoint under the names and prefixes of the target, and a note if that changes any.
+    """The checkpoint with the names and prefixes of the target, and a note if any name changes.
 
-    IncompatibleError if not one tensor has the same name then.
+    IncompatibleError if not a single tensor has the same name then.
     """
     if checkpoint.keys() == target.keys():
         return checkpoint, None
@@ -55,7 +55,7 @@ def declared_names(checkpoint: Checkpoint, target: Checkpoint) -> list[str]:
     try:
         ours, theirs = (resolve(c.config, c, c.name) for c in (target, checkpoint))
     except SymfuseError:
-        return []  # of a model that does not fit its declaration, which is said when it is read
+        return []  # of a model that does not fit its declaration, which is reported when it is read
     common = [name for name in theirs.tensors if name in ours.tensors]
     pairs = [(next(iter(ours.stored(name))), next(iter(theirs.stored(name)))) for name in common]
     return _note(checkpoint, target, [(new, old) for new, old in pairs if new != old])
@@ -71,26 +71,26 @@ def _note(checkpoint: Checkpoint, target: Checkpoint, changed: Sequence[tuple[st
 
 
 def has_inside(config: Mapping[str, Any], text: Mapping[str, Any]) -> bool:
-    """Whether a config of several modalities has a language model of the type of this text model."""
+    """Whether a multimodal config has a language model of the type of this text model."""
     inner = _language(config)
     return inner is not None and _language(text) is None and _kind(inner) == _kind(text)
 
 
 def _language(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """What the config of a model of several modalities says of its language model; in old ones (Qwen2-VL) that stands
-    beside the other modalities. None for a text model."""
+    """The part of a multimodal config that describes its language model; in old ones (Qwen2-VL) its fields are beside
+    those of the other modalities. None for a text model."""
     inner = config.get("text_config", config if "vision_config" in config else None)
     return inner if isinstance(inner, Mapping) else None
 
 
 def _kind(config: Mapping[str, Any]) -> str:
-    """The type of a text model, without what tells that it is inside another: qwen2_5_vl_text is a qwen2."""
+    """The type of a text model, without the suffix that marks it as part of another: qwen2_5_vl_text is a qwen2."""
     kind = re.sub(r"_text$|_vl(?=_|$)|(?<=glm4)v", "", str(config.get("model_type")))
     return "qwen2" if kind == "qwen2_5" else kind
 
 
 def into_wrapper(checkpoint: Checkpoint, target: Checkpoint) -> Checkpoint:
-    """A text model with the config of a model of several modalities around it; it lacks their tensors."""
+    """A text model with the config of a multimodal model around it; it lacks the other modalities' tensors."""
     inner, text = _language(target.config) or {}, dict(checkpoint.config)
     text["model_type"] = inner["model_type"]
     flat = {key: value for key, value in text.items() if key in target.config and key != "architectures"}
@@ -100,7 +100,7 @@ def into_wrapper(checkpoint: Checkpoint, target: Checkpoint) -> Checkpoint:
 
 
 def out_of_wrapper(checkpoint: Checkpoint, target: Checkpoint) -> Checkpoint:
-    """The language model of a model of several modalities, as a text model like the target."""
+    """The language model of a multimodal model, as a text model like the target."""
     text = {**(_language(checkpoint.config) or {}), "model_type": target.config["model_type"]}
     text.pop("vision_config", None)
     text |= {"tie_word_embeddings": is_tied(checkpoint.config, checkpoint)}
@@ -108,9 +108,9 @@ def out_of_wrapper(checkpoint: Checkpoint, target: Checkpoint) -> Checkpoint:
 
 
 def taken_as(checkpoint: Checkpoint, target: Checkpoint) -> tuple[Checkpoint, list[str]]:
-    """A model of another type as if it were of the target's, by the names and shapes of its tensors alone; and notes.
+    """A model of another type, treated as one of the target's type by the names and shapes of its tensors; and notes.
 
-    IncompatibleError if not one tensor has the same name.
+    IncompatibleError if not a single tensor has the same name.
     """
     theirs, ours = (str(c.config.get("model_type")) for c in (checkpoint, target))
     note = f"{checkpoint.name}: a {theirs} is taken as a {ours}, by the names and shapes of its tensors"
@@ -125,7 +125,7 @@ def towers(checkpoint: Checkpoint) -> list[str]:
 
 
 def _names(checkpoint: Checkpoint, target: Checkpoint) -> dict[str, str]:
-    """New name → present name: the target's where it has that tensor, else the present one."""
+    """New name → present name: the target's name if it has that tensor, else the present one."""
     plain, there = _plain_of(checkpoint), {_plain_of(target)(name): name for name in target}
     types = {str(c.config.get("model_type")) for c in (checkpoint, target)}
     prefixes = ["", *BASE_PREFIXES, *(f"{t.replace('-', '_')}." for t in sorted(types))]
@@ -143,13 +143,13 @@ def _names(checkpoint: Checkpoint, target: Checkpoint) -> dict[str, str]:
 
 
 def _plain_of(checkpoint: Checkpoint) -> Callable[[str], str]:
-    """Names of a checkpoint as the installed class has them in memory, of a text model of today."""
+    """The names of a checkpoint's tensors in memory, in the installed class of a current text model."""
     known = installed(checkpoint.config)
     return cache(_plain if known is None else lambda name: _plain(known.name(name)))
 
 
 def _plain(name: str) -> str:
-    """A name as a text model of today has it, by tables."""
+    """The name of a tensor in a current text model, by tables."""
     for wrapped, plain in WRAPPED.items():
         if name.startswith(wrapped):
             name = plain + name.removeprefix(wrapped)

@@ -1,8 +1,8 @@
 """Rewrites around the norms of a pre-norm residual stream, after which it may be rotated (Ashkboos et al. 2024,
 SliceGPT, Section 3; Theus et al. 2025, Section 3).
 
-A LayerNorm puts out γ ⊙ n(x) + β, with n(x) centred and scaled; an RMSNorm γ ⊙ n(x), with n(x) scaled, or
-(1 + γ) ⊙ n(x). What reads it is linear.
+A LayerNorm computes γ ⊙ n(x) + β, with n(x) centred and scaled; an RMSNorm γ ⊙ n(x), with n(x) scaled, or (1 + γ) ⊙
+n(x). The weights that read its output are linear.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from symfuse.rewriting.ties import require_untied
 from symfuse.spec import Atom, Declared, Spec, Variance, bias_of, parse
 from symfuse.spec.layout import Concat
 
-# Of |A| |δ| + |b|, in the least squares A δ = b: what is left of b below it, is rounding.
+# In the least squares A δ = b, a residual below this share of |A| |δ| + |b| is rounding.
 ROUNDING = 1e-12
 
 
@@ -39,17 +39,17 @@ class Norm:
 
     @property
     def takes_bias(self) -> bool:
-        """Whether every reader has a bias, into which that of the norm may go."""
+        """Whether every reader has a bias, to which the norm's bias can be added."""
         return all(bias is not None for bias in self.readers.values())
 
 
 def fold_norms(model: Model) -> Model:
-    """The gains and biases of all norms in the weights that read them: W ← W diag(γ), b ← b + W β, γ ← 1, β ← 0.
+    """Fold the gains and biases of all norms into the weights that read them: W ← W diag(γ), b ← b + W β, γ ← 1, β ← 0.
 
-    Where a reader has no bias (a language-model head), β/γ stays as the norm's. The residual axis then has the group
-    Centred, or with RMSNorm Orthogonal, and the gains, all ones, are no longer of that axis. SymmetryError for
-    post-norm models, tied heads, a final norm whose output is the model's, and where β/γ does not exist: γ_i = 0 and no
-    δ with W diag(γ) δ = W β.
+    Where a reader has no bias (a language-model head), the norm keeps a bias β/γ. The residual axis then has the group
+    Centred, or with RMSNorm Orthogonal, and the gains, all ones, no longer have that axis. SymmetryError for post-norm
+    models, tied heads, a final norm whose output is the model's, and where β/γ does not exist: γ_i = 0 and no δ with W
+    diag(γ) δ = W β.
     """
     norms = [norm for norm in norms_of(model) if not is_folded(model.spec, norm)]
     require_untied(model, "folding the final norm into the head")
@@ -76,7 +76,7 @@ def fold_norms(model: Model) -> Model:
 
 
 def fold_rules(model: Model, norm: Norm) -> dict[str, Formula]:
-    """The rules for one norm; what needs a look at its values is decided now, not when tensors are read."""
+    """The rules for one norm; decisions that need its values are made now, not when tensors are read."""
     bias = norm.bias
     dims = {weight: _place(model.spec, weight, Atom(norm.axis, Variance.DUAL)) for weight in norm.readers}
     offset = model.spec.offset
@@ -92,7 +92,7 @@ def fold_rules(model: Model, norm: Norm) -> dict[str, Formula]:
 
 
 def _quotient(model: Model, norm: Norm, bias: str) -> Tensor:
-    """δ with W diag(γ) δ = W β for all readers W: β/γ, or where γ is zero whatever of least norm makes up for it."""
+    """δ with W diag(γ) δ = W β for all readers W: β/γ, or where γ is zero the solution of least norm."""
     read = reader(model)
     gain, beta = model.spec.offset + read(norm.gain), read(bias)
     lost = ((gain == 0) & (beta != 0)).nonzero()[:, 0]
@@ -104,7 +104,7 @@ def _quotient(model: Model, norm: Norm, bias: str) -> Tensor:
     sums = (_parts(read(name), _place(model.spec, name, dual)).sum(-2) for name in norm.readers)
     w = torch.cat([part.reshape(-1, len(gain)) for part in sums])
     a, b = (w * gain)[:, kept], w[:, lost] @ beta[lost]
-    solution = torch.linalg.lstsq(a.cpu(), b.cpu()[:, None], driver="gelsd")  # which only LAPACK has
+    solution = torch.linalg.lstsq(a.cpu(), b.cpu()[:, None], driver="gelsd")  # implemented by LAPACK only
     more = solution.solution[:, 0].to(a.device)
     if torch.linalg.norm(a @ more - b) > ROUNDING * (torch.linalg.norm(a) * torch.linalg.norm(more) + b.norm()):
         raise SymmetryError(
@@ -117,11 +117,11 @@ def _quotient(model: Model, norm: Norm, bias: str) -> Tensor:
 
 
 def centre(model: Model) -> Model:
-    """What writes to the stream (embeddings, output projections, their biases) without its mean over the stream's
-    dimension, W ← (1 − 11ᵀ/d) W: the norms, which alone read the stream, subtract it anyway.
+    """Subtract from all weights that write to the stream (embeddings, output projections, their biases) the mean over
+    the stream's dimension, W ← (1 − 11ᵀ/d) W: the norms, the only readers of the stream, subtract it anyway.
 
-    SymmetryError for post-norm models, tied heads, and where the stream itself is an output of the model. RMSNorm does
-    not subtract it: then nothing changes.
+    SymmetryError for post-norm models, tied heads, and where the stream itself is an output of the model. An RMSNorm
+    does not subtract the mean: then nothing changes.
     """
     if not model.spec.centred:
         return model
@@ -145,10 +145,10 @@ def centre(model: Model) -> Model:
 
 
 def drop_gauges(model: Model) -> Model:
-    """Readers without their component along the ones vector, W ← W (1 − 11ᵀ/d), where it is void: the output of a
-    folded norm has no mean. Not where β/γ stays as the norm's bias. SymmetryError if the norms are not folded.
+    """Remove from readers the component along the ones vector, W ← W (1 − 11ᵀ/d), where it has no effect because the
+    output of a folded norm has no mean. Not where the norm keeps a bias β/γ. SymmetryError if the norms are not folded.
 
-    Void in each model, but not between two: the average of two such components acts on what the averaged norm puts out.
+    The component has no effect in each model, but would have one in an average, whose norms have an averaged output.
     The output of an RMSNorm has a mean: then nothing changes.
     """
     if not model.spec.centred:
@@ -168,7 +168,7 @@ def drop_gauges(model: Model) -> Model:
 
 
 def norms_of(model: Model) -> list[Norm]:
-    """The norms of a pre-norm stream, through which alone it is read; SymmetryError for a stream of another kind."""
+    """The norms of a pre-norm stream that is read only through norms; SymmetryError for other streams."""
     spec = model.spec
     norms = []
     for gain, readers in spec.reads.items():
@@ -204,7 +204,7 @@ def is_folded(spec: Spec, norm: Norm) -> bool:
     return not any(atom.name == norm.axis for atom in spec.tensors[norm.gain].layout.atoms)
 
 
-# Which stored dimension of a tensor is an axis and nothing else, and how often one after the other: a classifier may
+# The stored dimension of a tensor that is the axis alone, and how often the axis is repeated in it: a classifier may
 # read the class token and the mean of the others.
 Place = tuple[int, int]
 
@@ -218,7 +218,7 @@ def _place(spec: Spec, name: str, atom: Atom) -> Place:
 
 
 def _parts(w: Tensor, place: Place) -> Tensor:
-    """The tensor with the axis as its last dimension, and before it how often it occurs."""
+    """The tensor with the axis as its last dimension, and before it the number of repetitions."""
     dim, times = place
     w = w.movedim(dim, -1)
     return w.reshape(*w.shape[:-1], times, -1)

@@ -1,4 +1,4 @@
-"""A checkpoint under other names, with more or fewer tensors: read, copied or made when they are asked for."""
+"""A checkpoint with other names, or more or fewer tensors: read, copied or created lazily."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""LayerScale: a gain on all that a block writes to the stream, entry by entry (Touvron et al. 2021, CaiT)."""
+"""LayerScale: a gain on the output of a block before it is added to the stream, entry by entry (Touvron et al. 2021,
+CaiT)."""
 
 from __future__ import annotations
 
@@ -12,10 +13,10 @@ from symfuse.spec import Declared, Spec, Variance, parse
 
 
 def fold_scales(model: Model) -> Model:
-    """The gains of all LayerScales in the linear maps that they scale: W ← diag(λ) W, b ← λ ⊙ b, λ ← 1.
+    """Fold the gains of all LayerScales into the linear maps that they scale: W ← diag(λ) W, b ← λ ⊙ b, λ ← 1.
 
-    A gain moves with the stream by permutations alone; once it is one, it is no longer of that axis, and what is left
-    is an ordinary block. A model without LayerScale stays as it is.
+    A gain allows only permutations of the stream; once it is one, it no longer has that axis, and the block is an
+    ordinary one. A model without LayerScale is not changed.
     """
     rules: dict[str, Formula] = {}
     tensors = dict(model.spec.tensors)
@@ -34,7 +35,7 @@ def fold_scales(model: Model) -> Model:
 
 
 def unfolded_scales(spec: Spec) -> list[str]:
-    """The gains that are still of the stream's axis."""
+    """The gains that still have the stream's axis."""
     return [gain for gain in spec.scales if any(not a.name.isdigit() for a in spec.tensors[gain].layout.atoms)]
 
 

@@ -1,5 +1,5 @@
-"""Output heads that are the embedding: beside models whose head is their own, and where a rotation, or a gain folded
-into the head, must not reach the embedding."""
+"""Output heads that are tied to the embedding: untied if another model has its own head, or if a rotation, or a gain
+folded into the head, must not change the embedding."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from symfuse.rewriting.rewritten import drop, rewritten
 
 
 def match_ties(checkpoints: Sequence[Checkpoint]) -> tuple[list[Checkpoint], list[str]]:
-    """If one model has a head of its own, those whose head is their embedding get one; with notes.
+    """If one model has a head of its own, models with a tied head get one; with notes.
 
-    No alias of an embedding is left. SpecError if a stored one differs from what it stands for.
+    No alias of an embedding is left. SpecError if a stored alias differs from its tensor.
     """
     owner = next((c for c in checkpoints if not _is_tied(c) and _own_head(c)), None)
     out, notes = [], []
@@ -64,7 +64,7 @@ def _own_head(checkpoint: Checkpoint) -> bool:
 
 
 def _aliases(checkpoint: Checkpoint, owner: Checkpoint) -> dict[str, str]:
-    """The head tensors that the owner stores and this checkpoint takes from its embedding: name → stored tensor."""
+    """The head tensors that `owner` stores and this checkpoint ties to its embedding: name → stored tensor."""
     if declared(checkpoint):
         return {alias: name for alias, name in declared_ties(checkpoint).items() if alias in owner}
     head, embed = head_name(owner.config, owner), embedding(checkpoint)
@@ -72,8 +72,8 @@ def _aliases(checkpoint: Checkpoint, owner: Checkpoint) -> dict[str, str]:
 
 
 def declared_ties(checkpoint: Checkpoint) -> dict[str, str]:
-    """Alias → tensor, as the family has them where they are tied, by the names in the file; without what is one tensor
-    whatever the config says."""
+    """Alias → tensor, for tied models of the family, by the names in the file; without those that are tied whatever the
+    config."""
     spec = resolve({**checkpoint.config, "tie_word_embeddings": True}, checkpoint, checkpoint.name)
     return {
         spec.file_name(alias): spec.file_name(name)
@@ -83,7 +83,7 @@ def declared_ties(checkpoint: Checkpoint) -> dict[str, str]:
 
 
 def _breakable(checkpoint: Checkpoint) -> dict[str, str]:
-    """Alias → tensor, as the family has them where config.json says that they are tied, and not where it does not."""
+    """Alias → tensor, only those that are tied if and because config.json ties them."""
     tied, untied = (_declare({**checkpoint.config, "tie_word_embeddings": tied_value}) for tied_value in (True, False))
     return {alias: name for alias, name in {**tied.tied, **tied.absent}.items() if alias not in untied.tied}
 
@@ -94,9 +94,9 @@ def _declare(config: Mapping[str, Any]) -> Family:
 
 
 def untie(model: Model) -> Model:
-    """The model with an output head of its own, tie_word_embeddings false, and a note; as it is without a tied head.
+    """The model with an output head of its own, tie_word_embeddings false, and a note; unchanged without a tied head.
 
-    SpecError if a stored head differs from the embedding that it should equal by the config.
+    SpecError if a stored head differs from the embedding to which the config ties it.
     """
     heads = tied_heads(model)
     if not heads:
@@ -109,10 +109,10 @@ def untie(model: Model) -> Model:
 
 
 def tied_heads(model: Model) -> dict[str, str]:
-    """The tied tensors of the model's head, and what else is tied with it, → the tensors that they equal, by names in
+    """The tied tensors of the model's head, and those tied together with it, → the tensors that they equal, by names in
     the file.
 
-    A bare base model has none, though its config says that they would be tied.
+    A bare base model has none, even if its config contains tie_word_embeddings.
     """
     checkpoint, spec = model.checkpoint, model.spec
     family, class_name = declaration(checkpoint.config, list(checkpoint), model.name)
@@ -136,8 +136,8 @@ def require_untied(model: Model, what: str) -> None:
 def with_heads(checkpoint: Checkpoint, heads: Mapping[str, str]) -> Checkpoint:
     """The same function with an output head of its own. heads: new tensor → the stored one that it copies.
 
-    Families that scale the output of a tied decoder get the head scaled instead. SpecError if the head is stored
-    already and differs from the embedding, though config.json says that they are tied.
+    Families that scale the output of a tied decoder get a scaled head instead. SpecError if the head is stored already
+    and differs from the embedding, although config.json ties them.
     """
     config = dict(checkpoint.config)
     factor = 1.0

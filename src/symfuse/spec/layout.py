@@ -38,7 +38,7 @@ class Variance(enum.Enum):
 
 @dataclass(frozen=True)
 class Atom:
-    """One axis (or a number: an unnamed axis of that size) with the way in which it is acted upon."""
+    """One axis (or a number: an unnamed axis of that size) with its variance."""
 
     name: str
     variance: Variance = Variance.PRIMAL
@@ -142,7 +142,7 @@ class Layout:
             yield Segment(cut(tensor, cuts), atoms)
 
     def cuts(self, sizes: Mapping[str, int]) -> tuple[Cuts, ...]:
-        """How to come from a tensor to each of its parts (see `cut`)."""
+        """The steps from a tensor to each of its parts (see `cut`)."""
         return tuple(_cuts(self.dims, sizes))
 
 
@@ -219,7 +219,7 @@ def cut(tensor: Tensor, cuts: Cuts) -> Tensor:
     return tensor
 
 
-# A name or number ends at white space or a sign: `2a` and `a*b` are slips of the pen, not products.
+# A name or number must end at white space or a sign: `2a` and `a*b` are typing errors, not products.
 _TOKEN = re.compile(r"\s*(?:[()+]|(?:\|[A-Za-z_]\w*\||[A-Za-z_]\w*\*?|0|[1-9][0-9]*)(?=[\s()+]|$))")
 
 

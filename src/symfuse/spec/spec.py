@@ -12,9 +12,9 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from symfuse.arguments import require_type
 from symfuse.errors import LayoutError, SpecError
 from symfuse.groups import GROUPS, Group
-from symfuse.io.typed import require_type
 from symfuse.messages import shown, some
 from symfuse.spec.layout import Atom, Concat, Cuts, Layout, Segment, Variance, cut, parse
 
@@ -29,7 +29,7 @@ BEHIND = "next"
 
 @dataclass(frozen=True)
 class Axis:
-    """A space that tensors share. group: the largest that may act; None: carried, never moved.
+    """A space that tensors share. group: the largest that may act; None: the axis is fixed.
     per: the axes for each of whose indices there is a separate element. why: in words, where a family has a reason of
     its own for no larger group (others: `symfuse.model.reasons`)."""
 
@@ -40,18 +40,18 @@ class Axis:
 
 
 def bias_of(weight: str) -> str:
-    """What the bias beside a weight is called."""
+    """The name of the bias beside a weight."""
     return weight.removesuffix("weight") + "bias"
 
 
 def anatomy(axis: str) -> str:
-    """What an axis is, of whichever part of the model (a tower, a decoder): the last word of its name, so that
+    """The kind of an axis, in whatever part of the model (a tower, a decoder): the last word of its name, so that
     `vision_ffn` is the `ffn` of the vision tower, and `vision_l` counts its layers."""
     return axis.rpartition("_")[2]
 
 
 def layer_of(index: Mapping[str, int]) -> int | None:
-    """The layer that template indices are of, counted from 0 in each part of a model; None if they are of none."""
+    """The layer of template indices, counted from 0 in each part of a model; None outside of layers."""
     return next((number for key, number in index.items() if anatomy(key) == "l"), None)
 
 
@@ -82,9 +82,9 @@ class Declared:
 
 @dataclass(frozen=True)
 class Occurrence:
-    """One place of an axis in one part of a tensor. atoms: those of the part, atom: that of the axis. cuts: how to come
-    to the part (see `cut`); order: of its dimensions, the first `front` of them being the axes that elements are
-    batched over, and then the axis itself."""
+    """One occurrence of an axis in one part of a tensor. atoms: those of the part, atom: that of the axis. cuts: the
+    steps from the tensor to the part (see `cut`); order: of its dimensions, the first `front` of them being the batch
+    axes, and then the axis itself."""
 
     atom: Atom
     atoms: tuple[Atom, ...]
@@ -119,7 +119,7 @@ class Shift:
 
 
 class Memo(dict[K, V]):
-    """Values that are made when they are asked for, and kept: of a model's many tensors few are looked at."""
+    """Values that are computed on first use and cached: of a model's many tensors few are needed."""
 
     def __init__(self, make: Callable[[K], V]) -> None:
         self._make = make
@@ -177,17 +177,17 @@ class Spec:
 
     @property
     def offset(self) -> float:
-        """What is added to the stored gain of a norm."""
+        """The constant that is added to the stored gain of a norm."""
         return _OFFSETS[self.norm]
 
     def file_name(self, name: str) -> str:
-        """The name under which the checkpoint stores this tensor, or would store it if it had it whole."""
+        """The name under which the checkpoint stores this tensor, or would store it if it were whole."""
         return self.names.get(name, name)
 
     def stored(self, name: str) -> dict[str, Layout]:
-        """The tensors of the file that hold this one, by their names there, with their layouts: itself; or of a stack
-        all pieces, which laid flat one after the other are the stack laid flat (of experts, `e (|ffn| + ffn)
-        residual*`: the gate, `|ffn| residual*`, and the up, `ffn residual*`, of the first, then those of the next)."""
+        """The tensors of the file that hold this one, by their names there, with their layouts: itself; or for a stack
+        all pieces, whose concatenation, flattened, is the flattened stack (of experts, `e (|ffn| + ffn) residual*`: the
+        gate, `|ffn| residual*`, and the up, `ffn residual*`, of the first, then those of the next)."""
         layout = self.tensors[name].layout
         if name not in self.stacks:
             return {self.file_name(name): layout}
@@ -197,25 +197,25 @@ class Spec:
 
     @cached_property
     def files(self) -> dict[str, str]:
-        """Every name in the file → the tensor that is stored there, or a piece of it."""
+        """Every name in the file → the tensor that is stored there, or the stack of which it is a piece."""
         return {file: name for name in self.tensors for file in self.stored(name)}
 
     def instance(self, axis: str, index: Mapping[str, int]) -> Instance:
-        """The instance of an axis that a tensor with these template indices touches."""
+        """The instance of an axis on a tensor with these template indices."""
         return Instance(axis, tuple(index[per] for per in self.axes[axis].per if per in index))
 
     def index_of(self, instance: Instance) -> dict[str, int]:
-        """The template indices of the tensors that an axis instance touches, as far as it depends on them."""
+        """The template indices of the tensors of an axis instance, as far as it depends on them."""
         return dict(zip(self._index_keys[instance.axis], instance.index, strict=True))
 
     @cached_property
     def _index_keys(self) -> dict[str, tuple[str, ...]]:
-        """By axis the axes that it is `per` which are template indices of names."""
+        """For each axis those axes of its `per` that are template indices of names."""
         return {name: tuple(per for per in axis.per if per in self.index_axes) for name, axis in self.axes.items()}
 
     def is_shared(self, axis: str) -> bool:
-        """Whether an axis is of the whole model, as its stream is; else it is of one layer, or it belongs to attention
-        that is in no layer, as that of a pooling head: heads around other axes, or what is inside of them."""
+        """Whether an axis belongs to the whole model, like its stream; otherwise it belongs to one layer, or to
+        attention outside of layers, such as a pooling head: heads around other axes, or the axes inside of them."""
         return axis in self._shared
 
     @cached_property
@@ -227,17 +227,17 @@ class Spec:
         return frozenset(name for name, axis in self.axes.items() if not axis.per and shared(name))
 
     def read_dim(self, reader: str) -> int:
-        """Which stored dimension of a weight in `gauges` reads the norm."""
+        """The stored dimension of a weight in `gauges` that reads the norm."""
         (axis,) = self.tensors[self.gauges[reader]].layout.names
         return self.tensors[reader].layout.dims.index(Atom(axis, Variance.DUAL))
 
     @cached_property
     def depth(self) -> int:
-        """The number of layers; of a model of several parts, of the one that has most."""
+        """The number of layers; of a model with several parts, the largest."""
         return max((axis.size for name, axis in self.axes.items() if anatomy(name) == "l"), default=0)
 
     def batch_axes(self, axis: str) -> tuple[str, ...]:
-        """The axes over whose indices the elements of an instance are batched (the others are in its index)."""
+        """The axes over which the elements of an instance are batched (other axes of its `per` are in its index)."""
         return self._batches[axis][0]
 
     def batch(self, axis: str) -> tuple[int, ...]:
@@ -259,7 +259,7 @@ class Spec:
 
     @cached_property
     def movable(self) -> dict[Instance, tuple[str, ...]]:
-        """Every instance on which a group acts, with the names of the tensors that it touches."""
+        """Every instance on which a group acts, with the names of the tensors on which it acts."""
         out: dict[Instance, list[str]] = {}
         for name, declared in self.tensors.items():
             for axis in declared.layout.names:
@@ -280,7 +280,7 @@ class Spec:
 
     @cached_property
     def touched(self) -> dict[str, dict[str, Instance]]:
-        """By tensor the instances on which a group acts that it touches, by axis, in the order in which they act."""
+        """For each tensor the instances that act on it, by axis, in the order in which they act."""
         return {
             name: {axis: self.instance(axis, t.index) for axis in self.order if axis in t.layout.names}
             for name, t in self.tensors.items()
@@ -288,7 +288,7 @@ class Spec:
 
     @cached_property
     def order(self) -> tuple[str, ...]:
-        """Axes on which a group acts, those that depend on others (`per`) first: the order of acting."""
+        """Axes on which a group acts, in the order in which they act: those that depend on others (`per`) first."""
         movable = [name for name, axis in self.axes.items() if axis.group is not None]
 
         def depth(name: str) -> int:
@@ -312,7 +312,7 @@ class Spec:
 
     @cached_property
     def occurrences(self) -> Mapping[tuple[str, str], list[Occurrence]]:
-        """Where a tensor has an axis, by (tensor, axis), in the order of its parts."""
+        """The occurrences of an axis in a tensor, by (tensor, axis), in the order of the parts."""
         return Memo(lambda key: [*self._occurrences(*key)])
 
     def _occurrences(self, name: str, axis: str) -> Iterator[Occurrence]:
@@ -324,7 +324,7 @@ class Spec:
                 yield Occurrence(atoms[at], atoms, cuts, order, len(front))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {one.name: getattr(self, one.name) for one in fields(self)}  # what is cached is made again where it goes
+        return {one.name: getattr(self, one.name) for one in fields(self)}  # caches are not pickled
 
     def part(self, name: str, tensor: Tensor, atom: str) -> Segment:
         """The part of a tensor in which an atom, as written, occurs; LayoutError if it is in none."""
@@ -344,14 +344,16 @@ class Spec:
         return torch.einsum(f"{''.join(letters.values())}->{kept}", whole.view)
 
     def shares(self, name: str, other: Spec) -> bool:
-        """Whether a tensor is in both models, in the same spaces and sizes, and not merely the alias of another."""
+        """Whether a tensor is in both models, with the same axes and sizes, and is not merely an alias of another
+        tensor."""
         if name not in other.tensors or name in self.tied or name in other.tied:
             return False
         ours, theirs = self.tensors[name].layout, other.tensors[name].layout
         return ours == theirs and ours.shape(self.sizes) == theirs.shape(other.sizes)
 
     def check(self, shapes: Mapping[str, tuple[int, ...]], where: str) -> None:
-        """Every declared tensor is there with its shape and nothing else is: else one error that lists all.
+        """Check that every declared tensor exists with its shape, and no other tensor does: else one error that lists
+        all.
 
         shapes: by name in the file. where: the checkpoint, for the message.
         """
@@ -400,7 +402,7 @@ class Spec:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Spec:
-        """The declaration of which these are the data; LayoutError, which names the key, if they are of none."""
+        """The declaration from its data; LayoutError, which names the key, if they are invalid."""
         require_type(data, _DATA, "spec")
         require_type(data.get("scales", {}), dict[str, str], "spec.scales")
         require_type(data.get("stacks", {}), dict[str, list[str]], "spec.stacks")
@@ -436,7 +438,7 @@ class Spec:
         )
 
 
-# What `to_json` gives.
+# The keys of `to_json`.
 _DATA = {
     "family": str,
     "axes": dict[str, object],

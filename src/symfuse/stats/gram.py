@@ -20,8 +20,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 from symfuse.errors import CheckpointError, OptionError
 from symfuse.io import TensorInfo, is_finite
 from symfuse.io.lazy import StoredTensor, StoredTensors
-from symfuse.io.outputs import write_tensors
 from symfuse.io.safetensors_file import read_safetensors
+from symfuse.io.writer import write_tensors
 from symfuse.stats.activations import Batch, inputs_of, present, rows
 from symfuse.stats.statistics import Input, Statistics
 from symfuse.stats.taps import input_dim, owners_of, unfused

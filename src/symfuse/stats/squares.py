@@ -41,7 +41,7 @@ Part = Outer | Rows | Tensor  # a tensor is G_b itself for all b, [B, *shape]
 def add_square(total: Tensor, parts: Sequence[Part], examples: int) -> None:
     """Add Σ_b G_b², where G_b is the sum of the parts, to a total [*shape], in whose dtype all is computed.
 
-    The sum over the examples of a batch is taken by itself, so that rounding does not grow with every example.
+    The sum over the examples of a batch is computed first, so that rounding does not grow with every example.
     """
     dense = [p.reshape(len(p), *total.shape).to(total.dtype) for p in parts if isinstance(p, Tensor)]
     outer = [p for p in parts if isinstance(p, Outer)]

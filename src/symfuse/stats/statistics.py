@@ -21,16 +21,15 @@ import torch
 from torch import Tensor
 
 from symfuse import __version__
-from symfuse.arguments import checked
+from symfuse.arguments import checked, require_type
 from symfuse.errors import CheckpointError, IncompatibleError, LayoutError, OptionError
 from symfuse.io import TensorInfo, is_other, scan
 from symfuse.io.folder import read_json
 from symfuse.io.lazy import Held, Lazy, StoredTensors
-from symfuse.io.outputs import output_folder, write_tensors
 from symfuse.io.remote import Place
 from symfuse.io.safetensors_file import read_safetensors
-from symfuse.io.typed import require_type
-from symfuse.messages import some
+from symfuse.io.writer import output_folder, write_tensors
+from symfuse.messages import some, with_current_keys
 from symfuse.model import Model
 from symfuse.model.stacks import Piece, piece_of
 from symfuse.spec import Spec
@@ -145,11 +144,11 @@ class Statistics:
         """IncompatibleError unless these are statistics of that model: taken from its weights, with its names and
         shapes."""
         of, lineage = self.provenance.get("model") or {}, model.checkpoint.lineage(compute=True)
-        before = (self.provenance.get("moved from") or {}).get("model") or {}
+        before = (self.provenance.get("moved_from") or {}).get("model") or {}
         if of.get("sha256") is None and before.get("sha256") == lineage["sha256"]:
             raise IncompatibleError(
-                f"{self.name}: moved with an alignment from {model.name}, which is here as it was; take the statistics "
-                "from before, or the aligned model"
+                f"{self.name}: transported by an alignment of {model.name}, but this is the unaligned model; take the "
+                "statistics from before, or the aligned model"
             )
         if is_other(of, lineage):
             raise IncompatibleError(
@@ -226,6 +225,7 @@ class Statistics:
         data = read_json(place / INDEX)
         try:
             require_type(data, _DATA, INDEX)
+            data["provenance"] = with_current_keys(data["provenance"])
             _require_lineage(data["provenance"], f"{INDEX}.provenance")
         except LayoutError as error:
             raise CheckpointError(f"{place}: {error}; collect the statistics again") from error
@@ -313,7 +313,7 @@ class OfTensor:
 
 def _require_lineage(provenance: Mapping[str, Any], key: str) -> None:
     """LayoutError unless the entries that describe models, now and before a transport, are objects."""
-    for name in ("model", "moved from", "by"):
+    for name in ("model", "moved_from", "by"):
         if provenance.get(name) is not None:
             require_type(provenance[name], dict[str, object], f"{key}.{name}")
             _require_lineage(provenance[name], f"{key}.{name}")

@@ -15,8 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from symfuse.io.live import names_in_memory
-from symfuse.io.names import class_prefix
+from symfuse.io.live import class_prefix, names_in_memory
 from symfuse.spec import Instance, Layout, Spec
 
 

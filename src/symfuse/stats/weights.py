@@ -51,7 +51,7 @@ def weight_moments(
     (name, atom) in `skip`, or over those in `only`.
 
     anchor, source: read a tensor by canonical name; whatever else moves has already been applied to the source. NaN and
-    infinity of what is summed are found in the moments; scanned: how the two are then read to say where, if otherwise.
+    infinity are detected in the moments; scanned: readers that then report the tensor, if other than these.
     The dtype is the group's, or that of the tensors if it is wider, and xx and yy are what it needs (`Group.gram`).
     Where g acts like its dual, both parts are summed as they come. Raises CheckpointError if a moment overflows.
     """

@@ -1,8 +1,8 @@
 """A LoRA adapter of a model A for A' = alignment(A) (Hu et al. 2021, arXiv 2106.09685).
 
-The alignment maps W to G W Hᵀ, so that s B A becomes s (G B)(A Hᵀ): the factor B moves by the axes of what W writes,
-A by those of what it reads. What else the alignment does to the changed model and not to the model itself (a translated
-value bias goes through W_O into its bias, a folded norm's bias through W into its) is a vector B u: the factor's bias.
+The alignment maps W to G W Hᵀ, so that s B A becomes s (G B)(A Hᵀ): the factor B is transformed by the axes that W
+writes, A by those that it reads. Where the alignment changes a bias through W (a translated value bias through W_O, a
+folded norm's bias through the weight that reads it), the adapter adds a vector B u: the factor's bias.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from symfuse.transporting.result import Transported, computed, wide
 def transport_adapter(
     folder: Path, alignment: Alignment, base: Checkpoint | None = None, new_base: str | None = None
 ) -> Transported:
-    """The adapter in a folder for the moved base: plain LoRA, read as `symfuse.adapters.apply` reads it.
+    """The adapter in a folder, for the aligned base: plain LoRA, read as `symfuse.adapters.apply` reads it.
 
     base: the model that it was trained on, which alignments with a frame need, and biases that the adapter holds as a
     whole. new_base: what its config is to name as its base. Raises CheckpointError for other kinds of adapters, by
     name, and for one of another model; IncompatibleError if base and alignment do not fit; SymmetryError for what
-    cannot be moved exactly.
+    cannot be transported exactly.
     """
     require_exact(alignment)
     config, (tensors, read_notes) = Config.read(folder), read_tensors(folder)
@@ -65,8 +65,8 @@ def transport_adapter(
         notes += (f"{CONFIG} still names {config.base!r} as the base; the adapter is of its aligned form (--new-base)",)
     written |= {"lora_bias": True} if moving.lora_bias else {}
     text = json.dumps(written, indent=2, sort_keys=True) + "\n"
-    details: dict[str, Any] = {"base": config.base, "new base": written.get("base_model_name_or_path")}
-    details |= {"modules": len(moving.factors), "whole tensors": len(moving.whole), "lora_bias": moving.lora_bias}
+    details: dict[str, Any] = {"base": config.base, "new_base": written.get("base_model_name_or_path")}
+    details |= {"modules": len(moving.factors), "whole_tensors": len(moving.whole), "lora_bias": moving.lora_bias}
     return Transported(
         "adapter",
         computed(folder.name, infos, compute),
@@ -80,10 +80,10 @@ def transport_adapter(
 
 @dataclass(frozen=True)
 class _Factors:
-    """The factors of the change of one weight: keys of the adapter's file, and what each moves by.
+    """The factors of the change of one weight: keys of the adapter's file, and the axes of each.
 
-    out, into: the dimensions of the weight that B and A have. rewrite: what the frame does. through: the rules by which
-    translations move on through this weight.
+    out, into: the dimensions of the weight that B and A share. rewrite: that of the frame. through: the rules by which
+    a translation is compensated through this weight.
     """
 
     down: str
@@ -105,7 +105,8 @@ class _Factors:
 
 
 class _Moving:
-    """One adapter on its way. whole: keys that replace tensors → their canonical names; factors: by canonical name."""
+    """The transport of one adapter. whole: keys that replace tensors → their canonical names; factors: by canonical
+    name."""
 
     def __init__(self, folder: Path, tensors: StoredTensors, ground: Base, changes: Mapping[str, Change]) -> None:
         self.folder, self.tensors, self.ground = folder, tensors, ground
@@ -175,7 +176,7 @@ class _Moving:
         return f"{name.removesuffix('.weight')}.bias"
 
     def _declared(self) -> Alignment:
-        """The alignment, which moves the factors by their names."""
+        """The alignment, with the factors in its declaration."""
         declared, axes = {}, {}
         for name, f in self.factors.items():
             index = self.ground.alignment.spec.tensors[name].index
@@ -189,7 +190,7 @@ class _Moving:
         return with_tensors(self.ground.alignment, declared, axes)
 
     def outputs(self) -> tuple[dict[str, TensorInfo], dict[str, Callable[[], Tensor]]]:
-        """What the file of the moved adapter holds."""
+        """The tensors of the transported adapter's file."""
         infos, compute = {}, {}
 
         def add(key: str, info: TensorInfo, function: Callable[..., Tensor], *args: Any) -> None:
@@ -220,13 +221,13 @@ class _Moving:
         return self.alignment.move(f.up, self._written(f, self._read(f.up)))
 
     def _written(self, f: _Factors, b: Tensor) -> Tensor:
-        """What the frame makes of a change of what a weight writes, its first dimension."""
+        """Apply the frame's rewrite to the first dimension of a change, which is written by the weight."""
         if f.rewrite.scale is not None:
             b = (b.movedim(0, -1) * f.rewrite.scale).movedim(-1, 0)
         return b - b.mean(0, keepdim=True) if f.rewrite.centres else b
 
     def _bias(self, f: _Factors) -> Tensor:
-        """The bias of B, as peft scales it: what it was, and B A β of a folded norm; moved; less B' A' t."""
+        """The bias of B, as peft scales it: the old bias, plus B A β for a folded norm, transformed, minus B' A' t."""
         b = self._read(f.up)
         bias = b.new_zeros(b.shape[0]) if f.bias is None else self._read(f.bias)
         if f.rewrite.bias is not None:

@@ -1,4 +1,4 @@
-"""Declarations of tensors that are none of the model's, but have its axes: then an alignment moves them as it moves
+"""Declarations of tensors that do not belong to the model but have its axes, so that an alignment transforms them like
 those of the model."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ WITHOUT = "Make an alignment without translations and gauges (`symfuse align --n
 
 
 def with_tensors(alignment: Alignment, tensors: Mapping[str, Declared], axes: Mapping[str, Axis]) -> Alignment:
-    """The alignment with more tensors, and more axes that it does not move, in its declaration."""
+    """The alignment with more tensors, and more axes on which it does not act, in its declaration."""
     spec = alignment.spec
     more = replace(spec, tensors={**spec.tensors, **tensors}, axes={**spec.axes, **axes})
     return replace(alignment, spec=more)
@@ -51,6 +51,6 @@ def require_exact(alignment: Alignment) -> None:
     """SymmetryError for an alignment under a variant, which moves a model into one that computes something else."""
     if alignment.variants:
         raise SymmetryError(
-            f"this alignment is inexact ({', '.join(alignment.variants)}): the moved model computes something else, so "
-            "nothing of the first fits it exactly. Make one without variants (`symfuse align` without --inexact)"
+            f"this alignment is inexact ({', '.join(alignment.variants)}): the aligned model computes something else, "
+            "so nothing of the first fits it exactly. Make one without variants (`symfuse align` without --inexact)"
         )

@@ -10,10 +10,9 @@ import numpy as np
 import torch
 
 from symfuse.errors import CheckpointError
-from symfuse.io.content import refuse_pointer
 from symfuse.io.lazy import Rewritten, StoredTensor, StoredTensors
 from symfuse.io.safetensors_file import read_safetensors
-from symfuse.io.stamp import Stamp
+from symfuse.io.stamp import Stamp, refuse_pointer
 from symfuse.io.tensors import TensorInfo, flat_part
 from symfuse.messages import first_line, some
 from symfuse.transporting.result import Writer, write_safetensors

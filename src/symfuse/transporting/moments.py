@@ -42,7 +42,7 @@ WAY_OUT = (
 def transport_moments(
     path: Path, alignment: Alignment, base: Checkpoint | None = None, names: Sequence[str] | None = None
 ) -> Transported:
-    """An optimizer's state for the moved model: optimizer.pt (`torch.save` of `state_dict()`), or a safetensors file
+    """An optimizer's state for the aligned model: optimizer.pt (`torch.save` of `state_dict()`), or a safetensors file
     with NAME.exp_avg, NAME.exp_avg_sq and, if need be, NAME.step.
 
     A state of optimizer.pt knows parameters by number. names: those of the parameters in the optimizer's order; by
@@ -96,7 +96,7 @@ def _check(path: Path, what: str, key: str, info: TensorInfo, shape: tuple[int, 
     if key not in (*FIRST, *SECOND, COUNT):
         raise CheckpointError(
             f"{path.name}: {what!r} is no state of AdamW; expected {', '.join((*FIRST, *SECOND, COUNT))}. Other "
-            f"optimizers are not moved: start a new one. ({path})"
+            f"optimizers are not supported: start a new one. ({path})"
         )
     if key != COUNT and info.shape != shape:
         raise CheckpointError(
@@ -107,7 +107,7 @@ def _check(path: Path, what: str, key: str, info: TensorInfo, shape: tuple[int, 
 
 @dataclass(frozen=True)
 class Maps:
-    """Alignments that move first and second moments as they move tensors. notes: what the user should be told."""
+    """Alignments that transform first and second moments like tensors. notes: messages for the user."""
 
     first: Alignment
     second: Alignment
@@ -122,13 +122,13 @@ class Maps:
             if rule.into is not None and shift is not None and bool(spec.part(rule.bias, shift, rule.axis).view.any()):
                 raise SymmetryError(
                     f"this alignment translates {rule.bias} through {rule.weight}, whose gradient then has a part of "
-                    "the bias's, and the mean of its squares cannot be told from theirs. Make an alignment without "
-                    "translations (`symfuse align --no-biases`)"
+                    "the bias's, and the mean of its squares cannot be separated from theirs. Make an alignment "
+                    "without translations (`symfuse align --no-biases`)"
                 )
         for gain, reader in alignment.gauged.items():
             raise SymmetryError(
                 f"this alignment changes {reader} along the norm {gain}, whose gradients then have a part of the "
-                f"reader's, which cannot be told from theirs. {WITHOUT}"
+                f"reader's, which cannot be separated from theirs. {WITHOUT}"
             )
         elements = {instance: _monomial(instance, g, way_out) for instance, g in alignment.elements.items()}
         squared = {i: Monomial(g.index, None if g.scale is None else g.scale.square()) for i, g in elements.items()}
@@ -233,7 +233,7 @@ class _State:
         return _grouped(module, names)
 
     def write(self, path: Path, tensors: Rewritten) -> None:
-        """The same file with moved moments, each of which waits on the disk and not in memory until all are there."""
+        """Write the same file with the new moments, each of which is buffered on the disk, not in memory."""
         scratch = path.with_name("scratch")
         scratch.mkdir()
         out: dict[int, dict[str, Any]] = {number: dict(values) for number, values in self.state.items()}

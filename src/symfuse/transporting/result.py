@@ -16,9 +16,9 @@ from symfuse.arguments import checked
 from symfuse.errors import CheckpointError
 from symfuse.io import TensorInfo, scan
 from symfuse.io.lazy import Rewritten, Rule
-from symfuse.io.outputs import output_folder, write_tensors
 from symfuse.io.remote import Place
 from symfuse.io.tensors import DTYPE_NAMES
+from symfuse.io.writer import output_folder, write_tensors
 
 Compute = Callable[[], Tensor]
 

@@ -91,7 +91,7 @@ def transported_statistics(
     return replace(
         statistics,
         tensors=computed(statistics.name, statistics.infos, compute),
-        provenance={**statistics.provenance, "model": lineage, "moved from": history},
+        provenance={**statistics.provenance, "model": lineage, "moved_from": history},
     )
 
 
@@ -99,7 +99,7 @@ def _require_source(statistics: Statistics, alignment: Alignment) -> None:
     """IncompatibleError for statistics of another model than the alignment was made for, as far as both say."""
     of, source = statistics.provenance.get("model") or {}, alignment.provenance.get("source")
     source = source if isinstance(source, Mapping) and source.get("folder") else {}
-    if of.get("sha256") is None and "moved from" in statistics.provenance:
+    if of.get("sha256") is None and "moved_from" in statistics.provenance:
         raise IncompatibleError(
             f"{statistics.name}: they were transported before, and the model that they belong to now is not recorded; "
             "transport the original statistics by the composed alignment, or collect them again"

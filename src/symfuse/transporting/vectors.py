@@ -55,7 +55,7 @@ def transport_sae(path: Path, alignment: Alignment, axis: str, encoder: str | No
 
     path: a file, or a folder with one, of SAE-lens (W_enc [d, m]) or EleutherAI's sparsify (encoder.weight [m, d]),
     with W_dec [m, d], b_dec [d] and tensors of the latents. encoder: how the encoder lies, "rows" for [m, d], "columns"
-    for [d, m]: to be said where d = m. Errors as of `transport_vectors`, and CheckpointError for a tensor not known.
+    for [d, m]: needed where d = m. Raises as `transport_vectors`, and CheckpointError for an unknown tensor.
     """
     require_exact(alignment)
     file = payload(path) if path.is_dir() else path
@@ -92,7 +92,7 @@ def transport_sae(path: Path, alignment: Alignment, axis: str, encoder: str | No
         else:
             raise CheckpointError(
                 f"{file.name}: {name!r} {list(info.shape)} is not known; expected {encoding}, {decoding}, b_dec and "
-                f"tensors of the {latents} latents. Leave it out, or move it by itself as a vector or probe"
+                f"tensors of the {latents} latents. Leave it out, or transport it separately as a vector or probe"
             )
     beside = {"cfg.json": (path / "cfg.json").read_bytes()} if (path / "cfg.json").is_file() else {}
     return _result("sae", file, tensors.infos, compute, space, beside)

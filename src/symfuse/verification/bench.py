@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from symfuse.alignment import Alignment
+from symfuse.device import budget
 from symfuse.errors import CheckpointError, IncompatibleError
 from symfuse.io import Checkpoint, TensorInfo
 from symfuse.io.lazy import Rewritten, Rule
-from symfuse.io.memory import budget
 from symfuse.messages import first_line, some
 from symfuse.model import Model, as_declared
 from symfuse.modules import live, name_parameters
@@ -165,9 +165,9 @@ def _refuse_nan(outputs: Outputs, what: str) -> None:
     """CheckpointError for a model that outputs NaN itself, so that nothing can be proved."""
     if names := [name for name, value in outputs.items() if bool(value.isnan().any())]:
         raise CheckpointError(
-            f"{what}: output {some(names)} has NaN before anything is moved. A row of scores whose keys are all masked "
-            "makes one in some classes (padding on the left, or wider than the sliding window of the model): give "
-            "inputs without such padding"
+            f"{what}: output {some(names)} has NaN before anything is aligned. A row of scores whose keys are all "
+            "masked makes one in some classes (padding on the left, or wider than the sliding window of the model): "
+            "give inputs without such padding"
         )
 
 

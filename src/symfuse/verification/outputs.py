@@ -16,6 +16,8 @@ from symfuse.errors import IncompatibleError, OptionError
 
 Outputs = Mapping[str, Tensor]
 
+_GIVE = "from Python give it `inputs`, by name"
+
 # Endings of the names of classes that `transformers` computes in float32 whatever the model's dtype.
 IN_FLOAT32 = ("RMSNorm", *sorted({name for one in ARCHITECTURES.values() for name in one.float32}))
 
@@ -32,7 +34,7 @@ def random_inputs(module: torch.nn.Module, config: Mapping[str, Any], seed: int 
     main = getattr(module, "main_input_name", None)
     if main is None:
         if not isinstance(config.get("hidden_size"), int):
-            raise OptionError(f"no inputs for {type(module).__name__} are known; give it `inputs`, by name")
+            raise OptionError(f"no inputs for {type(module).__name__} are known; {_GIVE}")
         return {"src": torch.randn(3, 7, config["hidden_size"], generator=rng, dtype=dtype)}
     unsaid = "vision_config" in config or "vocab_size" not in config  # it need not say what is usual
     if unsaid and hasattr(getattr(module, "config", None), "to_dict"):
@@ -45,7 +47,7 @@ def random_inputs(module: torch.nn.Module, config: Mapping[str, Any], seed: int 
         sounds = torch.randn(shape, generator=rng, dtype=dtype)
         return {main: sounds, **_decoder_inputs(config, config["max_target_positions"], len(sounds), rng)}
     if main != "input_ids":
-        raise OptionError(f"verify knows no inputs for {type(module).__name__} (it reads {main!r}); give it `inputs`")
+        raise OptionError(f"no inputs for {type(module).__name__} are known (it reads {main!r}); {_GIVE}")
     length = max(1, min(16, text.get("max_position_embeddings", text.get("n_positions", 16)) - 4))
     ids = torch.randint(min(5, text["vocab_size"] - 1), text["vocab_size"], (3, length), generator=rng)
     mask = torch.ones_like(ids)

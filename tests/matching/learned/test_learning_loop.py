@@ -73,7 +73,7 @@ def test_what_is_measured_is_the_barrier() -> None:
     ends = g.provenance["learning"]["ends"]
     assert ends == pytest.approx([task("llama")(real(one)).loss for one in (source, anchor)], abs=1e-4)
     assert [one["step"] for one in g.provenance["learning"]["history"]] == [0, 5, 10]
-    assert g.provenance["learning"]["stopped at"] == 10
+    assert g.provenance["learning"]["stopped_at"] == 10
     assert g.provenance["from"] == "learned"
 
 
@@ -227,7 +227,7 @@ def test_a_task_alone_is_enough() -> None:
     """learn= takes a task, learned with the usual options: here stopped by patience before it costs seconds."""
     own = Learning(task("llama"), steps=2000, every=1, patience=2, rate=1e-12)
     g = api.match(model("llama", 1), model("llama"), axes="attention", learn=own)
-    assert g.provenance["learning"]["stopped at"] <= 30
+    assert g.provenance["learning"]["stopped_at"] <= 30
     record = g.provenance["learning"]
     last = [one["barrier"] for one in record["history"]]
     assert min(last[-2:]) >= min(last)

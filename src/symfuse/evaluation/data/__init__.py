@@ -1,4 +1,4 @@
-"""Data to evaluate on, from files, folders of images and data sets: rows that know where they stand."""
+"""Data to evaluate on, from files, folders of images and data sets: rows that know their place in the file."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Records:
         return len(self.rows)
 
     def where(self, index: int) -> str:
-        """Where a row stands: file and line, or its number, counted from 1."""
+        """The place of a row: file and line, or its number, counted from 1."""
         return f"{self.source}:{self.lines[index]}" if self.lines else f"{self.source}, row {index + 1}"
 
     def require(self, **columns: str) -> None:

@@ -1,4 +1,4 @@
-"""The built-in tasks, by name; and the one that a checkpoint is made for. To add one: a file, and a line in TASKS."""
+"""The built-in tasks, by name; and the default task of a checkpoint. To add one: a file, and a line in TASKS."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ _HEADS = {
 
 
 def make_task(name: str | None, records: Records, checkpoint: Checkpoint, **options: Any) -> Task:
-    """A task of TASKS, or for None the one that the checkpoint is made for, on these data.
+    """A task of TASKS, or for None the checkpoint's default task, on these data.
 
-    options: those of the task; `unlabelled`, that labels are not read, any task takes. OptionError for a task or an
-    option that does not exist; DataError if the data are not what the task needs; CheckpointError if the
-    checkpoint lacks its tokenizer or image processor.
+    options: those of the task, and `unlabelled`, which every task takes: labels are not read. OptionError for a task or
+    an option that does not exist; DataError if the data are not what the task needs; CheckpointError if the checkpoint
+    lacks its tokenizer or image processor.
     """
     name = task_of(checkpoint) if name is None else name
     kind = _kind(name)
@@ -64,10 +64,10 @@ def make_task(name: str | None, records: Records, checkpoint: Checkpoint, **opti
 
 
 def batch_task(name: str | None, batches: Sequence[Batch], checkpoint: Checkpoint, **options: Any) -> Task:
-    """A task of TASKS, or for None the one that the checkpoint is made for, on batches as the module takes them.
+    """A task of TASKS, or for None the checkpoint's default task, on batches of module inputs.
 
-    Each is a mapping of tensors by the names of the module's inputs, with `labels` where the loss is to have any.
-    OptionError for options of reading rows; DataError, with the batch and the field, for what is no batch.
+    Each is a mapping of tensors by the names of the module's inputs, with `labels` if the loss needs any. OptionError
+    for options of reading rows; DataError, with the batch and the field, for invalid batches.
     """
     kind = _kind(task_of(checkpoint) if name is None else name)
     known = list(inspect.signature(kind).parameters)[2:]
@@ -105,7 +105,7 @@ def _kind(name: str) -> Any:
 
 
 def task_of(checkpoint: Checkpoint) -> str:
-    """The task that a checkpoint is made for, by the class in its config. OptionError if no task has that class."""
+    """The default task of a checkpoint, by the class in its config. OptionError if no task has that class."""
     named = str((checkpoint.config.get("architectures") or ["none"])[0])
     for end, kind in _HEADS.items():
         if named.endswith(end):

@@ -22,7 +22,7 @@ from symfuse.io import Checkpoint
 from symfuse.messages import first_line
 from symfuse.stats.per_example import NotCovered
 
-# The label of positions that count for nothing, as in transformers; and of those that count, but data do not tell it.
+# The label of positions that do not count, as in transformers; and of those that count but have no label in the data.
 IGNORED = -100
 UNKNOWN = -1
 
@@ -51,8 +51,8 @@ def config_of(checkpoint: Checkpoint) -> Any:
 
 
 def from_companions(checkpoint: Checkpoint, auto: str, what: str, **options: object) -> Any:
-    """What an Auto class of transformers reads from the files beside the weights, whether these are in a folder or are
-    still to be written. No code of the checkpoint is run. CheckpointError if it cannot."""
+    """The object that an Auto class of transformers loads from the files beside the weights, whether these are in a
+    folder or are still to be written. No code of the checkpoint is run. CheckpointError if it cannot be loaded."""
     import transformers
 
     with _written(checkpoint) as folder:
@@ -84,7 +84,7 @@ UNLABELLED: dict[str, Any] = {"unlabelled": False}
 
 @dataclass(frozen=True)
 class Data:
-    """Rows that a task makes batches of, as a checkpoint reads them. options: all options of the task, by name."""
+    """Rows of a task, as a checkpoint reads them. options: all options of the task, by name."""
 
     records: Records
     checkpoint: Checkpoint
@@ -105,7 +105,7 @@ class Data:
         return self.drawn(len(self.records))
 
     def drawn(self, count: int) -> list[int]:
-        """All of so many rows, or `limit` of them, in order, drawn by the seed: files are often sorted by class."""
+        """All rows, or `limit` of them, in order, drawn by the seed: files are often sorted by class."""
         if self.limit is not None and self.limit < 1:
             raise OptionError(f"limit is {self.limit}; expected 1 example at least")
         if self.limit is None or self.limit >= count:
@@ -123,9 +123,9 @@ def checked(batch_size: int) -> int:
 
 
 def output_of(module: nn.Module, batch: Batch, name: str) -> Tensor:
-    """A named output of a module for the fields of a batch that are its inputs, in float32 at least.
+    """A named output of a module for the fields of a batch that are its inputs, at least in float32.
 
-    The fields go to the module's device, and numbers with a point to its dtype. IncompatibleError if the module gives
+    The fields are copied to the module's device, floating-point ones to its dtype. IncompatibleError if the module has
     no such output, or cannot be run on the batch.
     """
     inputs = {key: at(module, field) for key, field in batch.items() if key not in NOT_INPUTS}
@@ -142,7 +142,7 @@ def output_of(module: nn.Module, batch: Batch, name: str) -> Tensor:
 
 @contextmanager
 def readable(module: nn.Module) -> Iterator[None]:
-    """IncompatibleError for whatever a model raises of ids, sizes and arguments that it does not know."""
+    """IncompatibleError for whatever a model raises for unknown ids, sizes and arguments."""
     try:
         yield
     except (SymfuseError, NotCovered):
@@ -155,7 +155,7 @@ def readable(module: nn.Module) -> Iterator[None]:
 
 
 def at(module: nn.Module, field: Tensor) -> Tensor:
-    """A field of a batch where the module is, in its dtype if it has numbers with a point."""
+    """A field of a batch on the module's device, in its dtype if it is floating-point."""
     weight = next(module.parameters())
     return field.to(weight.device, weight.dtype) if field.is_floating_point() else field.to(weight.device)
 
@@ -186,11 +186,12 @@ def classified(logits: Tensor, labels: Tensor) -> Totals:
 
 
 class Predicting(Task):
-    """Classes of examples or of positions in them. Each example of a batch (a row of every field) stands alone."""
+    """Classification of examples or of positions in them. The examples of a batch (the rows of every field) are
+    independent."""
 
     def predicted(self, module: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Logits [examples, …, classes] with their graph, and labels [examples, …]: IGNORED where nothing is asked,
-        UNKNOWN where the data do not tell."""
+        """Logits [examples, …, classes] with their graph, and labels [examples, …]: IGNORED where there is nothing to
+        predict, UNKNOWN where the data have no label."""
         logits = output_of(module, batch, "logits")
         return logits, labels_of(module, batch, logits.shape[:-1])
 

@@ -13,7 +13,7 @@ from symfuse.evaluation.tasks.text import Encoder, Example
 
 
 class CausalLM(Predicting):
-    """Cross entropy and accuracy of each token but the first, given those before it.
+    """Cross entropy and accuracy of each token but the first, predicted from those before it.
 
     Of a text file all lines are joined and cut into windows of max_length tokens, without padding; of a table each row
     is an example, cut at max_length. limit: rows, or windows.
@@ -58,7 +58,7 @@ def _next_tokens(batch: Batch) -> Tensor:
 
 
 def _windows(encoder: Encoder, text: str, data: Data) -> Sequence[list[Example]]:
-    """The windows of full length, and by itself the shorter one at the end."""
+    """The windows of full length, and the shorter one at the end as a batch of its own."""
     encoding = encoder.encode(text)
     starts = range(0, len(encoding["input_ids"]), encoder.length)
     windows = [

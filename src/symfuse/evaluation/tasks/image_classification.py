@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from symfuse.errors import CheckpointError
-from symfuse.evaluation.data.images import open_image
+from symfuse.evaluation.data.reading import open_image
 from symfuse.evaluation.tasks.base import (
     OPTIONS,
     UNKNOWN,

@@ -1,4 +1,4 @@
-"""Labels as the model numbers them."""
+"""Labels by the numbers that the model gives them."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Labels:
 
 
 def _integer(value: Any) -> int | None:
-    """3, "3" and 3.0, as tables write it that have gaps."""
+    """3, "3" and 3.0, as in tables with missing values."""
     try:
         result = int(value)
         return result if isinstance(value, str) or result == value else None

@@ -1,4 +1,4 @@
-"""Tokens that are masked, from those around them."""
+"""Masked tokens, predicted from their context."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class MaskedLM(Predicting):
 
 
 def _mask(example: Example, mask: int, ordinary: Sequence[int], special: frozenset[int], rng: random.Random) -> Example:
-    """One example with some tokens hidden, one at least; what they are is in its labels."""
+    """One example with some tokens hidden, at least one; the originals are its labels."""
     ids = list(example["input_ids"])
     labels = [IGNORED] * len(ids)
     places = [i for i, token in enumerate(ids) if token not in special]

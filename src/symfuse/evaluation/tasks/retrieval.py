@@ -1,4 +1,4 @@
-"""Finding the text that belongs to a text, by the likeness of their embeddings."""
+"""Retrieve the text that belongs to a text, by the similarity of their embeddings."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from symfuse.io import Checkpoint
 
 POOLING = ("mean", "cls", "max")
 
-# What likenesses are multiplied with in the softmax: as sentence-transformers trains (MultipleNegativesRankingLoss).
+# The factor of similarities in the softmax, with which sentence-transformers trains (MultipleNegativesRankingLoss).
 SCALE = 20.0
-# Likenesses are equal that differ by so many eps: rounding depends on where in a batch a text is, and on the processor.
+# Similarities that differ by so many eps count as equal: rounding depends on the place in a batch, and on the
+# processor.
 TIE = 64
 
-# What a text is for; a text that is both is compared with all others.
+# The role of a text; a text with both roles is compared with all others.
 _QUERY, _CANDIDATE = 1, 2
 
 
@@ -53,7 +54,7 @@ class Retrieval(Task):
 
     @classmethod
     def prepare(cls, data: Data) -> Retrieval:
-        """Pairs of texts that belong together; or, if label_column is given, texts and their classes, without
+        """Pairs of texts that belong together; or, with a label_column, texts and their classes, without
         repetitions; or, unlabelled, texts alone, as inputs of models. pooling: default: that of
         1_Pooling/config.json beside the weights, else the mean. batch_size: of pairs, or texts."""
         records, checkpoint, size = data.records, data.checkpoint, data.batch_size

@@ -42,7 +42,7 @@ class Encoder:
     def of(cls, checkpoint: Checkpoint, max_length: int | None, **options: object) -> Encoder:
         """The tokenizer beside a checkpoint's weights, without running code of it. options: for the tokenizer.
 
-        CheckpointError if there is none that can be read; OptionError if the model has fewer positions than asked for.
+        CheckpointError if there is none that can be read; OptionError if the model has fewer positions than requested.
         """
         config = config_of(checkpoint)
         # Without files of its own, transformers makes up an empty tokenizer that knows no word.
@@ -58,13 +58,13 @@ class Encoder:
         return cls(checkpoint.name, tokenizer, config, max_length or min(most, USUAL_LENGTH))
 
     def __call__(self, texts: Sequence[Any], pairs: Sequence[str] | None = None, **options: object) -> list[Example]:
-        """Each text, or pair of texts, by itself: cut at `length`, not padded."""
+        """Each text, or pair of texts: cut at `length`, not padded."""
         encoding = self.encode(texts, pairs, truncation=True, max_length=self.length, **options)
         return [{name: values[i] for name, values in encoding.items()} for i in range(len(texts))]
 
     def encode(self, texts: Any, pairs: Any = None, **options: object) -> Any:
-        """What the tokenizer makes of a text, or of many. CheckpointError if it fails, or gives ids for which the model
-        has no embedding."""
+        """The tokenizer's result for a text, or for many. CheckpointError if it fails, or returns ids for which the
+        model has no embedding."""
         types = getattr(self.config, "type_vocab_size", 0) > 1  # some tokenizers give types to models that have none
         try:
             result = self.tokenizer(texts, pairs, verbose=False, return_token_type_ids=types, **options)
@@ -85,12 +85,13 @@ class Encoder:
 
     @property
     def padding(self) -> int:
-        """By the config, where heads look for the last token that is none; what it is matters to nothing else."""
+        """The padding id of the config, where heads look for the last token that is no padding; its value does not
+        matter otherwise."""
         ids = (self.config.pad_token_id, self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0)
         return next(i for i in ids if i is not None and 0 <= i < self.config.vocab_size)
 
     def batches(self, examples: Sequence[Example], batch_size: int) -> list[Batch]:
-        """Examples by their length, so that little is padded."""
+        """Examples sorted by length, so that there is little padding."""
         ordered = sorted(examples, key=lambda example: len(example["input_ids"]))
         return [self.batch(ordered[i : i + batch_size]) for i in range(0, len(ordered), checked(batch_size))]
 
@@ -101,7 +102,7 @@ class Encoder:
 
 
 def _positions(checkpoint: Checkpoint, config: Any) -> int:
-    """How many positions the model has; 10⁹ where nothing limits them."""
+    """The number of positions of the model; 10⁹ if it is not limited."""
     positions = getattr(config, "max_position_embeddings", None)
     if not isinstance(positions, int) or positions < 1:
         return 10**9

@@ -25,7 +25,9 @@ class TokenClassification(Predicting):
         word."""
         data.require("tokens_column", labels="tags_column")
         records, name = data.records, data.checkpoint.name
-        encoder = Encoder.of(data.checkpoint, data.max_length, add_prefix_space=True)  # byte-level BPE sees words so
+        encoder = Encoder.of(
+            data.checkpoint, data.max_length, add_prefix_space=True
+        )  # byte-level BPE needs this to see words
         if not encoder.tokenizer.is_fast:
             raise CheckpointError(
                 f"{name}: its tokenizer does not say which token is of which word; convert it to a tokenizer.json"
@@ -61,6 +63,6 @@ def _word(word: object, where: str) -> str:
 
 
 def _first(words: Sequence[int | None], tags: Sequence[int]) -> list[int]:
-    """The tag of each token that begins a word."""
+    """The tag of each token that is the first of its word."""
     before = [None, *words[:-1]]
     return [IGNORED if word is None or word == last else tags[word] for word, last in zip(words, before, strict=True)]

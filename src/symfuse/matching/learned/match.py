@@ -118,7 +118,7 @@ def learn(
         **taught,
         "data": describe(learning.task),
         "validation": "a fifth of the data" if validation is None else describe(validation),
-        "stopped at": run.step,
+        "stopped_at": run.step,
         "ends": run.ends,
         "history": [
             {"step": step, "loss": None if math.isnan(loss) else loss, "barrier": barrier, "decides": measured}
@@ -135,7 +135,7 @@ def learn(
         steps = [] if learned is None else steps_of(pair, total)
         origin: dict[str, Any] = {"start": dict(start.provenance), "learning": record}
         others = [m.name for j, m in enumerate(models) if j != i and latents[j] is not None]
-        origin |= {"together with": others} if others else {}
+        origin |= {"together_with": others} if others else {}
         out.append(pair.alignment(total, "learned", {"groups": _names(groups)}, steps, **origin))
     return tuple(out)
 

@@ -1,1 +1,1 @@
-"""What merge methods are made of: means, Gram matrices, sparse task vectors."""
+"""Building blocks of merge methods: means, Gram matrices, sparse task vectors."""

@@ -1,8 +1,8 @@
-"""Methods whose result is a linear combination of tensors, with coefficients that only their inner products decide.
+"""Methods whose result is a linear combination of tensors, with coefficients that depend only on their inner products.
 
-Slerp, NuSLERP, Multi-SLERP, the Karcher mean and Model Stock are such: one pass gathers the k×k Gram matrix, a function
-of that small matrix gives k coefficients, a second pass adds up. They therefore do not depend on the basis that the
-tensors are written in: whatever rotation all inputs share, the result shares.
+Slerp, NuSLERP, Multi-SLERP, the Karcher mean and Model Stock are such: one pass computes the k×k Gram matrix, a
+function of that small matrix gives k coefficients, a second pass adds up. They therefore do not depend on the basis of
+the tensors: if all inputs are rotated alike, so is the result.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from symfuse.merging.stream import Block, Stream
 
-# Elements, of each tensor, that are widened to float64 at a time: they stay in the processor's cache.
+# Elements of each tensor that are widened to float64 at a time: they stay in the processor's cache.
 CHUNK = 2**16
 # Two directions are one line where 1 - cos² is below this; unit vectors cancel where their sum is below its root.
 PARALLEL = 1e-12
@@ -47,7 +47,8 @@ def gram(blocks: Iterable[Block], vectors: Vectors, *, rows: bool = False) -> Te
     """Inner products of k vectors in float64, (k, k); with `rows` those of each row, (k, k, rows). One pass.
 
     Values are widened before they are multiplied, so that the products of float32 values are exact, and the cosine of
-    two vectors good to some 1e-14: in float32 it would be 1e-7, and no angle below 5e-4 could be told from zero.
+    two vectors good to some 1e-14: in float32 it would be 1e-7, and an angle below 5e-4 would be indistinguishable from
+    zero.
     """
     by_row: list[Tensor] = []
     total: Tensor | None = None
@@ -62,7 +63,7 @@ def gram(blocks: Iterable[Block], vectors: Vectors, *, rows: bool = False) -> Te
             product = wide @ wide.mT
             if rows:
                 by_row.append(product)
-            else:  # added up at once: small results kept between large ones would hold the memory of all
+            else:  # added up at once: small results kept between large ones would fragment the memory
                 total = product if total is None else total.add_(product)
     if total is not None:
         return total.squeeze(0).cpu()

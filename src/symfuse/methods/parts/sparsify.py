@@ -1,20 +1,53 @@
-"""Which entries of a streamed tensor are its largest, without sorting or holding it; trimming by magnitude."""
+"""Which entries of a streamed tensor are its largest, without sorting or holding it; trimming by magnitude.
+
+On the processor numpy compares block entries, five to ten times as fast as torch, whose comparisons take longer than
+all arithmetic of a merge.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import hardshrink
 
 from symfuse.errors import OptionError
 from symfuse.merging.stream import Block, Stream
-from symfuse.methods.parts.compare import count, select
 
 DIGIT = 16  # bits of a float that one pass tells apart
+
+
+def where(condition: Callable[..., Any], *values: Tensor) -> Tensor:
+    """The condition's result for the values, arrays or tensors alike: booleans of their shape."""
+    if all(value.is_cpu for value in values):
+        return torch.from_numpy(np.asarray(condition(*(value.numpy() for value in values))))
+    result: Tensor = condition(*values)
+    return result
+
+
+def count(condition: Callable[[Any], Any], values: Tensor) -> int:
+    """The number of entries at which the condition holds."""
+    if values.is_cpu:
+        return int(np.count_nonzero(condition(values.numpy())))
+    return int(torch.count_nonzero(condition(values)))
+
+
+def select(condition: Callable[[Any], Any], values: Tensor) -> Tensor:
+    """The entries at which the condition holds, flat."""
+    if values.is_cpu:
+        array = values.numpy()
+        return torch.from_numpy(array.take(np.flatnonzero(condition(array))))
+    return values[condition(values)]
+
+
+def as_factors(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """Ones and zeros of booleans: torch multiplies by those much faster than by booleans."""
+    return mask.view(torch.uint8).to(dtype)
 
 
 def per_model(stream: Stream, name: str, values: Sequence[float], low: float, high: float) -> list[float]:

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from symfuse.errors import OptionError
 from symfuse.merging.stream import Stream
-from symfuse.methods.parts.compare import where
 from symfuse.methods.parts.mean import mean, steps
-from symfuse.methods.parts.sparsify import Sparsifier, per_model, repeatable
+from symfuse.methods.parts.sparsify import Sparsifier, per_model, repeatable, where
 
 
 def combined(

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from symfuse.recipes.check.report import Report
-from symfuse.recipes.check.run import Target, check, check_all, report_of
+from symfuse.recipes.check.run import Target, check_all, report_of
 
-__all__ = ["Report", "Target", "check", "check_all", "report_of"]
+__all__ = ["Report", "Target", "check_all", "report_of"]

@@ -1,26 +1,159 @@
-"""The check of a recipe."""
+"""The check of a recipe: every reason why models cannot be merged, where the merge itself stops at the first."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 from symfuse.device import CPU
+from symfuse.errors import SymfuseError
 from symfuse.io import Checkpoint, check_target
 from symfuse.io.companions import code_notes
 from symfuse.io.remote import Place
 from symfuse.io.target import check_space, free_space, output_place
+from symfuse.matching import select
 from symfuse.merging import Merged
 from symfuse.methods import lookup
+from symfuse.methods.models import require_same_heads
 from symfuse.model import Model
-from symfuse.recipes.check import cost, facts, problems, relation
-from symfuse.recipes.check.problems import Errors
-from symfuse.recipes.check.report import Problem, Report
-from symfuse.recipes.plan import template_of, why_template
-from symfuse.recipes.schema import Input, ModelRef, Recipe
-from symfuse.recipes.stage import Stage, plan, require_one_frame
+from symfuse.model.config import differences
+from symfuse.model.model import WIDTHS, let_pass, require_same_sizes, require_same_tensors
+from symfuse.model.undeclared import LAYER_COUNTS
+from symfuse.recipes.align import anchor_of, axes_of, data_of, groups_of, layers_of
+from symfuse.recipes.check import facts, relation
+from symfuse.recipes.check.report import Alignment, Problem, Report
+from symfuse.recipes.learn import inputs_of, statistics_of, tasks_of
+from symfuse.recipes.plan import plan_recipe, template_of, why_template
+from symfuse.recipes.schema import Align, ModelRef, Recipe
+from symfuse.recipes.stage import Stage, models_of, open_model, order_of, plan, prepare, reconcile_of, require_one_frame
+from symfuse.rewriting import Reconcile, harmonise
 from symfuse.rewriting.rewritten import drop
+
+P = ParamSpec("P")
+T = TypeVar("T")
+SIZES = {"vocab_size", *WIDTHS[:4], *LAYER_COUNTS}  # fields that are reported as sizes
+LENIENT = Reconcile(foreign="drop", missing_bias="zero")
+
+
+class Errors:
+    """The errors that were met, each once."""
+
+    def __init__(self) -> None:
+        self.all: list[SymfuseError] = []
+
+    def attempt(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+        """What `work` returns; None, and its error noted, if it raises."""
+        try:
+            return work(*args, **kwargs)
+        except SymfuseError as error:
+            self.add(error)
+            return None
+
+    def add(self, error: SymfuseError) -> None:
+        if str(error) not in map(str, self.all):
+            self.all.append(error)
+
+
+def open_each(recipe: Recipe, known: Mapping[str, Checkpoint], errors: Errors) -> dict[ModelRef, Checkpoint]:
+    """The models that can be opened, in the order of `open_models`."""
+    tried = {ref: errors.attempt(open_model, recipe, ref, known) for ref in models_of(recipe)}
+    return {ref: checkpoint for ref, checkpoint in tried.items() if checkpoint is not None}
+
+
+def prepared(recipe: Recipe, models: Mapping[ModelRef, Checkpoint], errors: Errors) -> Stage | None:
+    """The stage before alignment, or None; what stands against it, or against the plan, is noted."""
+    stage = errors.attempt(prepare, recipe, models)
+    if stage is None:
+        _compare(recipe, models, reconcile_of(recipe), errors)
+        _plan_of_one(recipe, models, errors)
+    return stage
+
+
+def alignment(stage: Stage, align: Align, errors: Errors, *, read: bool) -> Alignment | None:
+    """What is to be aligned with what; what `align` names must be there. Without an anchor that is named, it is known
+    once all weights are read, or of two models it is the last. read: whether the data that it names are read too."""
+    model = Model.of(stage.models[template_of(stage.recipe)], undeclared=True)
+    undeclared = not all(Model.of(c, undeclared=True).declared for c in stage.models.values())
+    task_vectors = lookup(stage.recipe.merge_method).base == "required" and stage.recipe.base_model is not None
+    known = undeclared or align.anchor is not None or task_vectors
+    anchor = errors.attempt(anchor_of, stage) if known else list(stage.models)[-1] if len(stage.models) < 3 else None
+    if undeclared or (known and anchor is None):
+        return None
+    words = errors.attempt(axes_of, stage)
+    axes = None if words is None else errors.attempt(select, model.spec, words[0], align.groups)
+    layers = errors.attempt(layers_of, stage.recipe, model.spec)
+    groups = errors.attempt(groups_of, stage.recipe, model.spec)
+    read = read and align.source != "weights"
+    unread = read and errors.attempt(data_of, align, model.checkpoint) is None
+    if axes is None or layers is None or groups is None or unread:
+        return None
+    named = None if anchor is None else str(anchor)
+    ways = (align.scaling is not False, groups, align.one_pass, align.biases)
+    return Alignment(named, list(axes[1]), layers, *ways, align.data, align.source)
+
+
+def data(stage: Stage, errors: Errors) -> None:
+    """Whether data are there for a method that looks at them, and each model can read its own; and saved statistics."""
+    inputs = errors.attempt(inputs_of, stage.recipe) or []
+    errors.attempt(tasks_of, stage.recipe, [stage.models[given.model] for given in inputs])
+    errors.attempt(statistics_of, stage)
+
+
+def _compare(recipe: Recipe, models: Mapping[ModelRef, Checkpoint], options: Reconcile, errors: Errors) -> None:
+    """Each model by itself, then the first with each of the others."""
+    template = models[template_of(recipe)]
+    checkpoints = {}
+    for ref in order_of(recipe, models):  # names are compared as they will be, foreign tensors left out
+        both = [template, models[ref]]
+        errors.attempt(harmonise, both, options=options)
+        done = Errors().attempt(harmonise, both, options=replace(LENIENT, force_config=options.force_config))
+        checkpoints[ref] = models[ref] if done is None else done.checkpoints[1]
+    tries = [errors.attempt(Model.of, c, undeclared=True) for c in checkpoints.values()]
+    opened = [model for model in tries if model is not None]
+    for other in opened[1:]:
+        first = opened[0]
+        if first.spec.family != other.spec.family:
+            continue  # said by `harmonise`
+        pair = f"{first.name} and {other.name}"
+        sizes = Errors()
+        for one, two in _by_axis(first, other, without_rows=recipe.tokenizer is not None):
+            sizes.attempt(require_same_sizes, one, two, pair, recipe.whole, options.force_config)
+        for error in sizes.all:
+            errors.add(error)
+        fields = errors.attempt(differences, first.checkpoint, other.checkpoint) or []
+        others = [d for d in fields if d.field not in SIZES]
+        errors.attempt(let_pass, others, pair, options.force_config, recipe.whole)
+        rows = [model.spec.sizes.get("vocab") for model in (first, other)]
+        if not sizes.all and rows[0] == rows[1]:  # else these follow from the sizes
+            errors.attempt(require_same_tensors, first, other, pair, recipe.whole)
+            if recipe.heads == "average":
+                errors.attempt(require_same_heads, [first, other])
+
+
+def _by_axis(first: Model, other: Model, *, without_rows: bool) -> Iterator[tuple[Model, Model]]:
+    """The pair with one axis each, and with none, so that a difference of one does not hide those of others."""
+    for axis in [*first.spec.axes, None]:
+        if axis == "vocab" and without_rows:
+            continue
+        yield _with_axis(first, axis), _with_axis(other, axis)
+
+
+def _with_axis(model: Model, axis: str | None) -> Model:
+    axes = {name: value for name, value in model.spec.axes.items() if name == axis}
+    return replace(model, spec=replace(model.spec, axes=axes))
+
+
+def _plan_of_one(recipe: Recipe, models: Mapping[ModelRef, Checkpoint], errors: Errors) -> None:
+    """What the plan says against parameters and numbers of models: as if all models were the template."""
+    if recipe.slices or recipe.modules:
+        return  # the layers of the others are not known to be there
+    template = Errors().attempt(Model.of, models[template_of(recipe)], undeclared=True)
+    if template is not None:
+        refs = recipe.models_used()
+        stand_ins = {ref: replace(template, checkpoint=template.checkpoint.replace(name=str(ref))) for ref in refs}
+        errors.attempt(plan_recipe, recipe, stand_ins)
 
 
 @dataclass(frozen=True)
@@ -33,23 +166,6 @@ class Target:
     threads: int | None = None
 
 
-def check(
-    recipe: Recipe,
-    known: Mapping[str, Checkpoint] | None = None,
-    *,
-    target: Target | None = None,
-    sample: bool = True,
-) -> Report:
-    """What a merge will do and cost, and every reason why it cannot be done that shows without reading all weights:
-    NaN, infinity and results that do not fit into the output's dtype the merge itself may still meet.
-
-    From headers, configs and tokenizer files; and, with `sample`, from at most 16 MB of weights. Otherwise no weights
-    are read but rotary frequencies and counters, a few numbers each. known: as for `open_models`. Raises nothing for
-    what is wrong with models or recipe: that is in `problems`.
-    """
-    return check_all([recipe], known, target=target, sample=sample)[0]
-
-
 def check_all(
     recipes: Sequence[Recipe],
     known: Mapping[str, Checkpoint] | None = None,
@@ -57,7 +173,14 @@ def check_all(
     target: Target | None = None,
     sample: bool = True,
 ) -> list[Report]:
-    """The check of each recipe of a file; later ones may name results of earlier ones. target: of the last."""
+    """What the merge of each recipe will do and cost, and every reason why it cannot be done that shows without reading
+    all weights: NaN, infinity and results that do not fit into the output's dtype the merge itself may still meet.
+
+    From headers, configs and tokenizer files; and, with `sample`, from at most 16 MB of weights. Otherwise no weights
+    are read but rotary frequencies and counters, a few numbers each. known: as for `open_models`. Later recipes may
+    name results of earlier ones. target: of the last. Raises nothing for what is wrong with models or recipes: that is
+    in `problems`.
+    """
     out, results = list[Report](), dict[str, Checkpoint]()
     for number, recipe in enumerate(recipes, 1):
         one = _Check(recipe, target if number == len(recipes) else None, results, sample)
@@ -98,18 +221,18 @@ class _Check:
     def all(self, known: Mapping[str, Checkpoint]) -> Checkpoint | None:
         """Everything, from opening the models on; the merge, if it can be planned."""
         recipe, errors = self.recipe, self.errors
-        opened = problems.open_each(recipe, known, errors)
+        opened = open_each(recipe, known, errors)
         used = {ref: opened[ref] for ref in recipe.models_used() if ref in opened}
         if used:
             self.describe(used)
         if len(used) < len(recipe.models_used()) or errors.all:
             return None
         bare = {ref: _bare(checkpoint, errors, self.sample) for ref, checkpoint in opened.items()}
-        stage = problems.prepared(recipe, bare, errors)
+        stage = prepared(recipe, bare, errors)
         if stage is None:
             return None
         self.alignment(stage, read=True)
-        problems.data(stage, errors)
+        data(stage, errors)
         merged = errors.attempt(plan, stage)
         if self.sample and recipe.align is None:
             stage = errors.attempt(require_one_frame, stage) or stage
@@ -120,7 +243,7 @@ class _Check:
     def alignment(self, stage: Stage, *, read: bool) -> None:
         """What is aligned. read: whether the data that it names are read too."""
         if self.recipe.align is not None:
-            self._report.alignment = problems.alignment(stage, self.recipe.align, self.errors, read=read)
+            self._report.alignment = alignment(stage, self.recipe.align, self.errors, read=read)
 
     def complete(self, stage: Stage, merged: Checkpoint | None) -> None:
         """What follows from the plan, and from a sample of the weights."""
@@ -157,9 +280,9 @@ class _Check:
         outputs = merged.tensors.outputs
         aligned = set() if stage.recipe.align is None else set(stage.models)
         names = {stage.models[ref].name for ref in stage.models if computed[ref] or ref in aligned}
-        sized = errors.attempt(cost.cost, merged, outputs, names, shard=target.max_shard_size, threads=target.threads)
-        report.weights = cost.weights_of(outputs)
-        report.resolved = cost.resolved(outputs)
+        sized = errors.attempt(facts.cost, merged, outputs, names, shard=target.max_shard_size, threads=target.threads)
+        report.weights = facts.weights_of(outputs)
+        report.resolved = facts.resolved(outputs)
         if sized is None:
             return
         report.cost = sized
@@ -187,13 +310,10 @@ class _Check:
 
 def _ranges(recipe: Recipe) -> list[str]:
     """Layer ranges in words: their end is not part of them."""
-    parts = [*recipe.slices, *(part for module in recipe.modules.values() for part in module.slices)]
-    sources: list[Input] = [source for part in parts for source in part.sources]
-    listed = [*recipe.models, *(source for module in recipe.modules.values() for source in module.models)]
     return [
         f"{source.model}: layer_range [{start}, {stop}] = layer{'s' if stop - start > 1 else ''} {start}"
         + (f" to {stop - 1}" if stop - start > 1 else "")
-        for source in (*listed, *sources)
+        for source in recipe.inputs
         if source.layer_range is not None
         for start, stop in [source.layer_range]
     ]

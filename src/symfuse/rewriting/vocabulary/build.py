@@ -1,7 +1,7 @@
-"""The output's vocabulary: its tokens, and where each of its rows comes from in each model.
+"""The output's vocabulary: its tokens, and the source of each row in each model.
 
-The rule is mergekit's. A model's own row, if it has the token; else what the recipe says; else the row of the one model
-that has it; else the base's; else the mean of those that have it; if nobody has it, zero.
+The rule is mergekit's. A model's own row, if it has the token; else the row that the recipe names; else the row of the
+only model that has it; else the base's; else the mean of those that have it; if no model has it, zero.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from symfuse.io import Checkpoint
 from symfuse.messages import some, suggestion
 from symfuse.rewriting.vocabulary.tokenizer import PLAIN, Tokenizer, has_tokenizer, read_tokenizer, require_rows, rows
 
-MOST_PADDING = 2**16  # far above the blocks of any hardware
+MOST_PADDING = 2**16  # larger than the blocks of any hardware
 # What fills a row that a model lacks, if it is not a row of one model (whose number is then in Vocabulary.donors).
 MEAN, ZERO, CENTRE = -1, -2, -3  # the mean of the models that have it; zeros; the mean of the model's other rows
 
 
 @dataclass(frozen=True)
 class TokenSource:
-    """Where the recipe takes a token's row from, in models that lack it; with `force`, in all.
+    """The source of a token's row in models that lack it; with `force`, in all models.
 
     kind: "model" (that model's row of the token), "model_token" (its row of another token, or of an id), "zero",
-    "usual" (by the rule for tokens that the recipe does not name: the token is added if need be).
+    "usual" (the rule for tokens that the recipe does not name; a missing token is added).
     """
 
     kind: Literal["model", "model_token", "zero", "usual"]
@@ -41,8 +41,8 @@ class TokenSource:
 
 @dataclass(frozen=True)
 class Report:
-    """shared: tokens (or rows) that all models have. added: those beyond the base's. filled: for each model, how many
-    rows it gets from where. nowhere: tokens that no model has, whose rows are zero."""
+    """shared: tokens (or rows) that all models have. added: those beyond the base's. filled: for each model, the number
+    of rows by source. nowhere: tokens that no model has, whose rows are zero."""
 
     shared: int
     added: int
@@ -82,7 +82,7 @@ class Vocabulary:
     origin: str
 
     def unchanged(self, model: int) -> bool:
-        """Whether this model's rows are the output's rows already."""
+        """Whether this model's rows are already the output's rows."""
         return self.sizes[model] == self.size and bool((self.rows[model] == torch.arange(self.size)).all())
 
 
@@ -132,9 +132,9 @@ def build(
 
 
 def shared_rows(checkpoints: Sequence[Checkpoint]) -> Vocabulary:
-    """Models whose rows mean the same as far as they go: rows that all have are merged, the others are copied from the
-    model with the most rows, with its tokenizer files and special ids. Tokens are not compared; CheckpointError if the
-    tokenizer that is taken is damaged or has tokens without a row."""
+    """The vocabulary of models whose rows agree as far as they go: rows that all have are merged, the others are copied
+    from the model with the most rows, with its tokenizer files and special ids. Tokens are not compared.
+    CheckpointError if the tokenizer that is used is damaged or has tokens without a row."""
     sizes = [rows(checkpoint) for checkpoint in checkpoints]
     size, fewest, largest = max(sizes), min(sizes), sizes.index(max(sizes))
     plan = _Plan(checkpoints, [], {}, size)
@@ -158,7 +158,8 @@ def _checked(checkpoint: Checkpoint) -> Tokenizer:
 def _missing(
     start: Tokenizer, theirs: Sequence[Tokenizer], tokens: Mapping[str, TokenSource]
 ) -> dict[str, Mapping[str, Any]]:
-    """The tokens that `start` lacks, with their attributes, in order: the others', then those of the recipe."""
+    """The tokens that `start` lacks, with their attributes, in order: those of the other tokenizers, then those of the
+    recipe."""
     new: dict[str, Mapping[str, Any]] = {}
     for tokenizer in theirs:
         for token in tokenizer.tokens:
@@ -168,7 +169,7 @@ def _missing(
 
 
 class _Plan:
-    """The index arrays of a vocabulary, while they are filled in."""
+    """The index arrays of a vocabulary while they are built."""
 
     def __init__(
         self, models: Sequence[Checkpoint], theirs: Sequence[Tokenizer], tokens: Mapping[str, int], size: int
@@ -200,7 +201,7 @@ class _Plan:
             self.donors[has], self.donor_rows[has] = model, self.rows[model][has]
 
     def fill(self, base: int | None, sources: Mapping[str, TokenSource]) -> None:
-        """What fills the row of each token in models that lack it."""
+        """Fill the row of each token in models that lack it."""
         self._fill_usual(base)
         named = {token: source for token, source in sources.items() if source.kind != "usual" or source.force}
         zero = (self.donors == ZERO).tolist()
@@ -214,7 +215,7 @@ class _Plan:
                 index[row] = -1
 
     def _fill_usual(self, base: int | None) -> None:
-        """By the rule for tokens that the recipe does not name: of all rows at once, as there are many."""
+        """The rule for tokens that the recipe does not name, applied to all rows at once, as there are many."""
         rows = torch.stack(self.rows)
         has = rows >= 0
         first = has.int().argmax(0)
@@ -258,7 +259,7 @@ class _Plan:
         )
 
     def filled(self) -> dict[str, dict[str, int]]:
-        """For the report: of each model, how many rows it gets from where."""
+        """For the report: for each model, the number of rows by source."""
         names = {MEAN: "the mean of the models that have it", ZERO: "zero", CENTRE: "the mean of the other rows"}
         names |= {number: f"from {model.name}" for number, model in enumerate(self.models)}
         out = {}

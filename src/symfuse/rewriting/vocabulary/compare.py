@@ -26,26 +26,26 @@ def require_one_size(checkpoints: Sequence[Checkpoint]) -> None:
 
 @dataclass(frozen=True)
 class Difference:
-    """How the tokenizer of `other` differs from that of `model`: how many tokens have the same id, which have another
-    one (token, id, other id), which are in one only; and which ids hold different tokens (id, token, other token), so
-    that a merge by number mixes their rows."""
+    """The difference between the tokenizers of `other` and `model`: the number of tokens with the same id; tokens with
+    another id (token, id, other id); tokens in one only; and ids of different tokens (id, token, other token), whose
+    rows a merge by number would mix."""
 
     model: str
     other: str
     same: int
-    moved: tuple[tuple[str, int, int], ...]
+    renumbered: tuple[tuple[str, int, int], ...]
     only_model: tuple[str, ...]
     only_other: tuple[str, ...]
     mixed: tuple[tuple[int, str, str], ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.moved or self.only_model or self.only_other)
+        return bool(self.renumbered or self.only_model or self.only_other)
 
     def __str__(self) -> str:
         parts = [f"{self.same} tokens with the same id"]
-        if self.moved:
-            examples = some((f"{token!r} ({a} and {b})" for token, a, b in self.moved), 3)
-            parts.append(f"{len(self.moved)} with another: {examples}")
+        if self.renumbered:
+            examples = some((f"{token!r} ({a} and {b})" for token, a, b in self.renumbered), 3)
+            parts.append(f"{len(self.renumbered)} with another: {examples}")
         for name, tokens in ((self.model, self.only_model), (self.other, self.only_other)):
             if tokens:
                 parts.append(f"{len(tokens)} only in {name}: {some(map(repr, tokens), 3)}")
@@ -56,7 +56,8 @@ class Difference:
 
     @property
     def warning(self) -> str | None:
-        """What a merge by number does to these tokens, and the way out; None if no row is mixed with another's."""
+        """The effect of a merge by number on these tokens, and the way out; None if no rows of different tokens are
+        mixed."""
         if not self.mixed:
             return None
         return (
@@ -66,13 +67,13 @@ class Difference:
 
 
 def compare(checkpoints: Sequence[Checkpoint]) -> list[Difference]:
-    """How each model's tokenizer differs from that of the first that has one, token by token; false if not at all.
-    Models without a tokenizer are left out."""
+    """The difference of each model's tokenizer from that of the first model that has one, token by token; false if
+    there is none. Models without a tokenizer are left out."""
     return compare_tokenizers([read_tokenizer(checkpoint) for checkpoint in checkpoints if has_tokenizer(checkpoint)])
 
 
 def compare_tokenizers(theirs: Sequence[Tokenizer]) -> list[Difference]:
-    """`compare`, of tokenizers that are read already."""
+    """`compare`, for tokenizers that are read already."""
     out = []
     for other in theirs[1:]:
         a, b = theirs[0].tokens, other.tokens

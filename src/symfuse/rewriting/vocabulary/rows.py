@@ -28,9 +28,9 @@ def rewrite(checkpoints: Sequence[Checkpoint], vocabulary: Vocabulary, vocab_ten
     """The same models with the rows of the output's vocabulary; tensors are computed when read.
 
     vocabulary: made for these models. vocab_tensors: for each model, the tensors that have a dimension of the
-    vocabulary (embedding, head, the head's bias), and which dimension it is. Everything else is as it was, but for
-    `vocab_size` and the special ids in the config. The dtype stays each model's own. CheckpointError if a tensor has
-    not the rows that the config says, IncompatibleError if tensors do not fit together.
+    vocabulary (embedding, head, the head's bias), and the number of that dimension. Other tensors do not change, and in
+    the config only `vocab_size` and the special ids. The dtype of each model stays. CheckpointError if a tensor does
+    not have the number of rows in the config, IncompatibleError if tensors do not fit together.
     """
     dims = [dict(vocab_tensors(checkpoint)) for checkpoint in checkpoints]
     for checkpoint, named, size in zip(checkpoints, dims, vocabulary.sizes, strict=True):
@@ -85,7 +85,8 @@ class _Rows:
         return Rule(info, partial(self._whole, self.dtype), partial(self._whole, info.dtype), self._part, self._blocks)
 
     def _blocks(self) -> Iterator[Tensor]:
-        """Unrounded, some rows at a time, in order; a tensor whose rows are not its first dimension comes whole."""
+        """Unrounded, some rows at a time, in order; a tensor whose rows are not its first dimension comes as a
+        whole."""
         if self.dim != 0:
             yield self._whole(self.dtype)
             return
@@ -94,7 +95,7 @@ class _Rows:
             yield gather.take(first, last, self.dtype)
 
     def _part(self, start: int, stop: int) -> Tensor:
-        """Computed from the rows that it touches only."""
+        """Computed only from the rows that it needs."""
         columns = math.prod(self.of.infos[self.name].shape[1:])
         if self.dim != 0 or start >= stop or columns == 0:
             return self._whole(self.dtype).reshape(-1)[start:stop]
@@ -111,7 +112,8 @@ class _Rows:
 
 
 class _Model:
-    """One of the models on its way into the output's vocabulary, beside the others, which give it rows."""
+    """One of the models to be rewritten into the output's vocabulary, with the other models, from which it gets
+    rows."""
 
     def __init__(
         self, models: Sequence[Checkpoint], dims: Sequence[Mapping[str, int]], model: int, vocabulary: Vocabulary
@@ -139,7 +141,7 @@ class _Model:
         return torch.promote_types(self.infos[name].dtype, torch.float32)
 
     def _donors(self) -> set[int]:
-        """The models whose rows this one gets."""
+        """The models from which this one gets rows."""
         rows, donors = self.vocabulary.rows, self.vocabulary.donors
         absent = rows[self.model] < 0
         averaged = absent & (donors == MEAN)
@@ -147,7 +149,8 @@ class _Model:
         return several | {model for model in set(donors[absent].tolist()) if model >= 0}
 
     def _partner(self, name: str, model: int) -> str:
-        """The tensor of another model that answers to `name`: of the same name, up to a prefix, and the same width."""
+        """The tensor of another model that corresponds to `name`: of the same name, up to a prefix, and the same
+        width."""
         other, dims = self.models[model], self.all_dims[model]
         names = [n for n in dims if n == name] or [n for n in dims if n.endswith(f".{name}") or name.endswith(f".{n}")]
         if len(names) != 1:
@@ -168,7 +171,7 @@ class _Model:
         return _without(self.infos[name].shape, self.dims[name])
 
     def pick(self, name: str, rows: Tensor, donor: int | None = None) -> Tensor:
-        """These rows of the model's tensor, or of the donor's that answers to it: (rows, …)."""
+        """These rows of the model's tensor, or of the corresponding one of a donor: (rows, …)."""
         if donor is None:
             return _pick(self.source, name, self.dims[name], rows)
         partner = self.partners[name, donor]
@@ -194,7 +197,7 @@ def _pick(checkpoint: Checkpoint, name: str, dim: int, rows: Tensor) -> Tensor:
     """Rows of a tensor along a dimension, which comes first: as they are in its file, or before rounding.
 
     Rows that lie close together are read without the others; those that are scattered through a map of the file,
-    which is given back at once, so that its pages do not add up.
+    which is freed at once, so that its pages do not add up.
     """
     shape = checkpoint.info(name).shape
     first, last = int(rows.min()), int(rows.max()) + 1
@@ -207,8 +210,8 @@ def _pick(checkpoint: Checkpoint, name: str, dim: int, rows: Tensor) -> Tensor:
 
 
 class _Gather:
-    """Output rows first..last of one tensor: the rows that the model lacks are looked up at once, one donor after the
-    other, its own are taken when asked for."""
+    """Output rows first..last of one tensor: rows that the model lacks are read at once, one donor after the other, its
+    own on demand."""
 
     def __init__(self, of: _Model, name: str, first: int, last: int, *, centres: bool = True) -> None:
         self.of = of
@@ -238,7 +241,7 @@ class _Gather:
         return out
 
     def _fill(self, centres: bool) -> Tensor:
-        """Rows for those that are absent, in order."""
+        """The values of absent rows, in order."""
         vocabulary = self.of.vocabulary
         here = slice(self.first, self.last)
         donors, donor_rows = vocabulary.donors[here][self.absent], vocabulary.donor_rows[here][self.absent]

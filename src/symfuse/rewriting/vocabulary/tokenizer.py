@@ -1,4 +1,4 @@
-"""A tokenizer as data: which string has which id, read from its files without running any code of the model."""
+"""A tokenizer as data: the id of each string, read from its files without running any code of the model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from symfuse.io.companions import read_companions
 from symfuse.io.remote import Place, Remote
 from symfuse.messages import first_line, some
 
-# What an added token is if nothing else is said, as `add_tokens` of the tokenizers library makes it from a string.
+# The defaults of an added token, as `add_tokens` of the tokenizers library makes it from a string.
 PLAIN: Mapping[str, Any] = {
     "single_word": False,
     "lstrip": False,
@@ -44,7 +44,7 @@ class Tokenizer:
     def extended(self, new: Mapping[str, Mapping[str, Any]]) -> Tokenizer:
         """With further added tokens (string -> attributes), which get the next ids, in order.
 
-        IncompatibleError if the next id is taken: the tokenizers library would give out that id all the same.
+        IncompatibleError if the next id is taken: the tokenizers library would assign it a second time.
         """
         if not new:
             return self
@@ -64,8 +64,8 @@ class Tokenizer:
 
 
 class _Ids:
-    """Gives ids to added tokens as the tokenizers library does when it reads a file: a known string keeps its id,
-    others come after the pieces and after the largest added id; the ids that the file declares are not looked at."""
+    """Assign ids to added tokens as the tokenizers library does when it reads a file: a known string keeps its id,
+    others follow the pieces and the largest added id; the ids that the file declares are ignored."""
 
     def __init__(self, tokens: dict[str, int], pieces: int) -> None:
         self.tokens = tokens
@@ -109,7 +109,8 @@ def read_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
 
 
 def rows(checkpoint: Checkpoint) -> int:
-    """How many rows the config gives the embedding, padding included. CheckpointError if no tensor has as many."""
+    """The number of rows of the embedding by the config, padding included. CheckpointError if no tensor has that
+    number."""
     count = int(size_holder(checkpoint.name, checkpoint.config)["vocab_size"])
     if not any(count in checkpoint.info(name).shape for name in checkpoint):
         raise CheckpointError(
@@ -120,7 +121,7 @@ def rows(checkpoint: Checkpoint) -> int:
 
 
 def size_holder(name: str, config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The config, or the text part of it, that says vocab_size; CheckpointError if none does."""
+    """The config, or its text part, that contains vocab_size; CheckpointError if none does."""
     for part in (config, config.get("text_config")):
         if isinstance(part, Mapping) and type(part.get("vocab_size")) is int:
             return part
@@ -147,7 +148,8 @@ def require_rows(tokenizer: Tokenizer, count: int) -> None:
 
 
 def _files(folder: Place) -> dict[str, bytes]:
-    """The files of a tokenizer, and the generation config; as they are, but for references to code."""
+    """The files of a tokenizer, and the generation config; unchanged except for references to code, which are
+    removed."""
     others = ("LICEN", "preprocessor", "processor", "video_", "image_", "modules", "sentence_", "config_sentence_")
     files = read_companions(folder)
     return {name: data for name, data in files.items() if "/" not in name and not name.startswith(others)}

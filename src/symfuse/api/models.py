@@ -1,0 +1,155 @@
+"""The verbs that look at one model, rewrite it, or compare two: declare, suggest, rewrite, verify, to_module …"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from symfuse.adapters import Adapter, extract
+from symfuse.alignment import Alignment
+from symfuse.api.sources import Source, model_of, opened, opened_any
+from symfuse.arguments import checked
+from symfuse.drafts import Draft, draft_of
+from symfuse.io import Checkpoint
+from symfuse.io import open as open_checkpoint
+from symfuse.modules import live
+from symfuse.rewriting import canonical
+from symfuse.runs import Record, frame_run, recorded
+from symfuse.spec import Spec
+from symfuse.verification import Proof, Verification
+from symfuse.verification import prove as prove_alignment
+from symfuse.verification import verify as verify_checkpoints
+
+
+@checked
+def declare(source: Source) -> Spec:
+    """The declaration of a model: its tensors with their layouts, and the axes with the groups that act on them.
+
+    Raises UnknownArchitectureError for a family that has none, SpecError or LayoutError if the model does not fit.
+    """
+    return model_of(source).spec
+
+
+@checked
+def suggest(
+    source: Source,
+    *,
+    config: Mapping[str, Any] | None = None,
+    inputs: Mapping[str, Tensor] | None = None,
+    run: bool = True,
+    seed: int = 0,
+) -> Draft:
+    """A draft of a declaration for a family that symfuse does not know, from names, shapes and config.
+
+    Where `transformers` has the class, or for a live module, it is run with random weights, and each axis gets the
+    largest group that leaves its outputs; else, or with run=False, the draft is UNVERIFIED and its file refuses to be
+    imported.
+    The source is not changed, and its weights are not read. config: of a module that has none. inputs: what to run it
+    on; default random ones. `draft.save(path)` writes the file; tensors that it could not place stand in
+    `draft.unplaced`.
+    """
+    module = source if isinstance(source, torch.nn.Module) else None
+    checkpoint = opened(source) if module is None and config is None else open_checkpoint(source, config=config)
+    foreign = module is not None and not type(module).__module__.startswith("transformers.")
+    return draft_of(checkpoint, module if foreign else None, inputs=inputs, run=run, seed=seed)
+
+
+@checked
+def rewrite(source: Source, rewrites: Sequence[str]) -> Checkpoint:
+    """The model after exact rewrites: the same function in other weights, as a lazy checkpoint with the same dtypes.
+
+    rewrites, in whatever order: "untie" (the head gets a table of its own), "fold_scales" (those of layers go into
+    weights), "fold_norms" (gains and biases of norms go into what reads them), "centre" (writers of a stream that
+    LayerNorm reads lose their mean), "drop_gauges" (what cancels out of the outputs becomes zero), "balance" (both
+    sides of each head, and of neurons that may be rescaled, weigh the same). A tensor is computed in float64 when it is
+    read, and rounded once; `prove` and `verify` say how far outputs move. `.save(folder)` writes a card and
+    symfuse.json that name the rewrites.
+
+    Raises OptionError for an unknown name, SymmetryError where the model does not allow a rewrite.
+    """
+    model = model_of(source)
+    checkpoint = canonical(model, rewrites).checkpoint
+    run = partial(frame_run, model.checkpoint, tuple(rewrites))
+    return recorded(checkpoint, Record("frame", run, (model.checkpoint,), frame=tuple(rewrites)))
+
+
+@checked
+def verify(
+    before: Source,
+    after: Source,
+    alignment: Alignment | None = None,
+    *,
+    inputs: Mapping[str, Tensor] | None = None,
+    runner: Callable[[Checkpoint], Mapping[str, Tensor]] | None = None,
+    dtype: torch.dtype = torch.float64,
+    tolerance: float | None = None,
+) -> Verification:
+    """Whether two models compute the same function, by running both as the real class on the same inputs.
+
+    Configs and tables are compared too, and the result says how much of tables and positions was read (`.coverage`,
+    `.seen`). inputs: what to feed (default: seeded random ones, which reach special tokens, all token types, rows that
+    differ, and positions as far as is affordable). alignment: if it moved a space that the outputs live in, theirs is
+    moved along before the comparison. runner: for models without a `transformers` class. tolerance: the largest
+    difference relative to the largest output of its row; default by the dtype of the tensors that differ. The result
+    says `.equal`, `.errors` and `.differences`.
+    """
+    opening = opened if runner is None else opened_any
+    return verify_checkpoints(
+        opening(before), opening(after), alignment, inputs=inputs, runner=runner, dtype=dtype, tolerance=tolerance
+    )
+
+
+@checked
+def prove(
+    source: Source,
+    alignment: Alignment,
+    *,
+    inputs: Mapping[str, Tensor] | None = None,
+    runner: Callable[[Checkpoint], Mapping[str, Tensor]] | None = None,
+    memory: int | None = None,
+) -> Proof:
+    """Whether an alignment leaves what its source computes: in float64, before the moved weights are rounded.
+
+    Stronger than `verify(source, alignment(source))`, above all in half precision, where rounding can hide a mistake;
+    what rounding changes is told apart. memory: bytes; a model that takes more is run layer by layer. Raises
+    VerificationError.
+    """
+    opening = opened if runner is None else opened_any
+    return prove_alignment(opening(source), alignment, inputs=inputs, runner=runner, memory=memory)
+
+
+@checked
+def extract_lora(
+    finetuned: Source,
+    base: Source,
+    rank: int = 128,
+    *,
+    modules: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    alpha: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    save_rest: bool = False,
+) -> Adapter:
+    """What a fine-tune changed, as a LoRA adapter of at most that rank, the nearest one, layer by layer.
+
+    `.save(folder)` it in the format of peft.
+
+    modules, exclude: the linear layers to take or to leave, by name, last part of a name, or regular expression, as
+    peft matches them. alpha: lora_alpha, by default the rank. dtype: of the factors. save_rest: keep what has no low
+    rank (embeddings, norms) as whole tensors. Raises IncompatibleError for models of other tensors or shapes,
+    OptionError for patterns that match nothing.
+    """
+    return extract(
+        opened(finetuned), opened(base), rank,
+        modules=modules, exclude=exclude, alpha=alpha, dtype=dtype, save_rest=save_rest,
+    )  # fmt: skip
+
+
+@checked
+def to_module(source: Source, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
+    """A live module of the class that the config names, in evaluation mode: `merge([a, b])` → module out."""
+    return live(opened(source), dtype)
