@@ -249,11 +249,12 @@ def _rules(checkpoint: Checkpoint, stack: Stack, depth: int) -> list[dict[str, A
 
 
 def _lists(module: nn.Module, stack: Stack, depth: int) -> list[nn.ModuleList]:
-    """The lists with that many layers that are not inside another one."""
+    """The lists with that many layers that are not inside another one; a list of rotary tables is none of layers."""
     lists: dict[str, nn.ModuleList] = {}
     for name, part in module.named_modules():
         inner = any(name.startswith(f"{outer}.") for outer in lists) or FRONT.search(name)
-        if isinstance(part, nn.ModuleList) and len(part) == depth and not inner and _is_in(name, stack):
+        layers = isinstance(part, nn.ModuleList) and len(part) == depth and next(part.parameters(), None) is not None
+        if layers and not inner and _is_in(name, stack):
             lists[name] = part
     return list(lists.values())
 

@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file
 
 from cases.moved import BROKEN, case_of, left_behind
 from contract.tiny import Case, of
 from symfuse import api
 from symfuse.alignment import Alignment, random_alignment
-from symfuse.errors import OptionError, SymmetryError, UnknownArchitectureError
+from symfuse.errors import OptionError, SymmetryError
 from symfuse.groups import Monomial, Orthogonal, PositiveMonomial, Rotary, Sign, SignedMonomial
 from symfuse.io import Checkpoint
 from symfuse.matching.problem import ROTATABLE
@@ -154,13 +153,25 @@ def test_c28_parts_of_phi3_are_those_of_its_heads_and_are_stored_fused(tmp_path:
 # ---- C29: sinks, interleaved gates
 
 
-@pytest.mark.parametrize("axes", ["heads", "ffn"])
-def test_c29_gpt_oss_is_not_aligned(axes: str, tmp_path: Path) -> None:
-    config = transformers.GptOssConfig(**(GROUPED | {"num_local_experts": 2, "num_experts_per_tok": 1}))
-    for name in "ab":
-        transformers.GptOssForCausalLM(config).save_pretrained(tmp_path / name)
-    with pytest.raises(UnknownArchitectureError, match="model_type 'gpt_oss'; symfuse has declarations for"):
-        api.match(tmp_path / "a", tmp_path / "b", axes=axes)
+def test_c29_sinks_move_with_heads_and_gate_and_up_in_turns() -> None:
+    this = case_of(tiny("GptOss", GROUPED | {"num_local_experts": 3, "num_experts_per_tok": 2}))
+    kv, q = (1, 0), (3, 2, 0, 1)
+    neurons = torch.randperm(48, generator=torch.Generator().manual_seed(5))
+    experts, turns = torch.tensor((2, 0, 1)), (2 * neurons[:, None] + torch.arange(2)).flatten()
+
+    def moved(left: str = "", pairs: torch.Tensor = turns) -> Checkpoint:
+        ends = {"sinks": (0, torch.tensor(q)), "router.weight": (0, experts), "router.bias": (0, experts)}
+        rest = {end: order for end, order in ends.items() if end != left}
+        out = reordered(grouped(this.checkpoint, kv, q), rest)
+        inside = {"gate_up_proj": (-1, pairs), "gate_up_proj_bias": (-1, pairs), "down_proj": (1, neurons)}
+        out = reordered(out, {f"experts.{part}": order for part, order in inside.items()})
+        return reordered(out, {f"experts.{part}": (0, experts) for part in (*inside, "down_proj_bias")})
+
+    assert this.error(moved()) < this.exact
+    put_back(moved(), this, "heads,ffn,experts", ffn="permutation", e="permutation")
+    for left in ("sinks", "router.weight", "router.bias"):
+        assert this.error(moved(left)) > BROKEN
+    assert this.error(moved(pairs=torch.cat([neurons, 48 + neurons]))) > BROKEN  # as if they were halves
 
 
 # ---- C32: groups of query heads

@@ -104,6 +104,28 @@ MIXTURE = DECODER | {"num_local_experts": 9, "num_experts_per_tok": 3}
 QWEN_MIXTURE = DECODER | {
     "num_experts": 9, "num_experts_per_tok": 3, "moe_intermediate_size": 13, "shared_expert_intermediate_size": 11,
 }  # fmt: skip
+# Of DeepSeek's experts there are three groups of five, of which two are selected.
+ROUTED = QWEN_MIXTURE | {
+    "n_routed_experts": 15, "num_experts": 15, "n_group": 3, "topk_group": 2, "num_experts_per_tok": 2,
+    "n_shared_experts": 1, "num_shared_experts": 1, "first_k_dense_replace": 0,
+}  # fmt: skip
+HALF = {"head_dim": 14}  # of which positions turn three planes, and eight units are not turned
+WIDE = DECODER | {"hidden_size": 60}
+PHI = {key: value for key, value in DECODER.items() if key != "head_dim"} | {"hidden_size": 72}
+NOPE = WINDOW | {"layer_types": ["full_attention", "sliding_attention"]}
+GPT_NEO = {
+    "vocab_size": 61,
+    "hidden_size": 20,
+    "num_layers": 2,
+    "num_heads": 4,
+    "intermediate_size": 29,
+    "num_labels": 7,
+}
+GPT_NEO |= {"max_position_embeddings": 37, "window_size": 5, "attention_types": [[["global", "local"], 1]]}
+GPT_NEO |= {"bos_token_id": 1, "eos_token_id": 2}
+XGLM = {"vocab_size": 61, "d_model": 20, "num_layers": 2, "attention_heads": 4, "ffn_dim": 29}
+XGLM |= {"max_position_embeddings": 37}
+PERSIMMON = NEOX | {"hidden_size": 60}
 # Of the T5 family heads are no share of the stream; of BART's the decoder has more of them than the encoder.
 T5: dict[str, Any] = {
     "vocab_size": 61, "d_model": 22, "d_kv": 5, "d_ff": 29, "num_layers": 2, "num_decoder_layers": 3, "num_heads": 4,
@@ -151,8 +173,8 @@ def randomise(module: torch.nn.Module, seed: int) -> torch.nn.Module:
     config = getattr(module, "config", None)
     spread = 0.2 if getattr(config, "model_type", "").endswith("t5") else 0.3  # T5 does not scale its scores
     with torch.no_grad():
-        logits_bias = [(name, b) for name, b in module.named_buffers() if name == "final_logits_bias"]
-        for name, p in itertools.chain(module.named_parameters(), logits_bias):
+        biases = [(name, b) for name, b in module.named_buffers() if name.endswith(("logits_bias", "correction_bias"))]
+        for name, p in itertools.chain(module.named_parameters(), biases):
             gain = p.ndim == 1 and name.endswith("weight")
             about = p.mean().round().double() if gain else 0.0
             p.copy_(torch.randn(p.shape, generator=rng, dtype=torch.float64) * spread + about)
@@ -464,6 +486,102 @@ MODELS: dict[str, Callable[..., Checkpoint]] = {
     "cohere-lm": of("CohereForCausalLM", "CohereConfig", DECODER),
     "cohere-biased": of("CohereForCausalLM", "CohereConfig", DECODER, attention_bias=True),
     "cohere-normed": of("CohereForCausalLM", "CohereConfig", DECODER, use_qk_norm=True),
+    "internlm3-lm": of("LlamaForCausalLM", "InternLM3Config", DECODER, attention_bias=True, mlp_bias=True),
+    "exaone-lm": of("LlamaForCausalLM", "ExaoneConfig", DECODER),
+    "iquestcoder-lm": of("LlamaForCausalLM", "IQuestCoderConfig", DECODER),
+    "seed-lm": of("SeedOssForCausalLM", "SeedOssConfig", DECODER),
+    "seed-output-question": of("SeedOssForQuestionAnswering", "SeedOssConfig", DECODER, attention_out_bias=True),
+    "helium-lm": of("HeliumForCausalLM", "HeliumConfig", WIDE, attention_bias=True),
+    "ernie-4-5-lm": of("Ernie4_5ForCausalLM", "Ernie4_5Config", DECODER),
+    "ernie-4-5-biased": of("Ernie4_5ForCausalLM", "Ernie4_5Config", DECODER, use_bias=True),
+    "ministral-lm": of("MinistralForCausalLM", "MinistralConfig", WINDOW),
+    "ministral3-question": of("Ministral3ForQuestionAnswering", "Ministral3Config", DECODER),
+    "cwm-lm": of("CwmForCausalLM", "CwmConfig", WINDOW),
+    "hunyuan-lm": of("HunYuanDenseV1ForCausalLM", "HunYuanDenseV1Config", DECODER, attention_bias=True),
+    "arcee-lm": of("ArceeForCausalLM", "ArceeConfig", DECODER, attention_bias=True, mlp_bias=True),
+    "arcee-question": of("ArceeForQuestionAnswering", "ArceeConfig", DECODER),
+    "jais2-lm": of("Jais2ForCausalLM", "Jais2Config", DECODER),
+    "nemotron-lm": of("NemotronForCausalLM", "NemotronConfig", DECODER | HALF, attention_bias=True, mlp_bias=True),
+    "nemotron-token": of("NemotronForTokenClassification", "NemotronConfig", DECODER | HALF),
+    "apertus-lm": of("ApertusForCausalLM", "ApertusConfig", DECODER),
+    "cohere2-lm": of("Cohere2ForCausalLM", "Cohere2Config", OLMO | NOPE | {"hidden_size": 60}),
+    "cohere2-biased": of("Cohere2ForCausalLM", "Cohere2Config", OLMO, attention_bias=True, sliding_window_pattern=2),
+    "exaone4-lm": of("Exaone4ForCausalLM", "Exaone4Config", NOPE),
+    "exaone4-question": of(
+        "Exaone4ForQuestionAnswering", "Exaone4Config", DECODER, sliding_window=None, layer_types=["full_attention"] * 2
+    ),
+    "olmo3-lm": of("Olmo3ForCausalLM", "Olmo3Config", NOPE),
+    "glm-lm": of("GlmForCausalLM", "GlmConfig", DECODER | HALF, attention_bias=True),
+    "glm4-lm": of("Glm4ForCausalLM", "Glm4Config", DECODER | HALF),
+    "vaultgemma-lm": of("VaultGemmaForCausalLM", "VaultGemmaConfig", GEMMA),
+    "nanochat-lm": of("NanoChatForCausalLM", "NanoChatConfig", OLMO),
+    "phi-lm": of("PhiForCausalLM", "PhiConfig", PHI),
+    "phi-normed": of("PhiForCausalLM", "PhiConfig", PHI, qk_layernorm=True),
+    "persimmon-lm": of("PersimmonForCausalLM", "PersimmonConfig", PERSIMMON),
+    "persimmon-plain": of("PersimmonForTokenClassification", "PersimmonConfig", PERSIMMON, qk_layernorm=False),
+    "llama4-lm": of(
+        "Llama4ForCausalLM",
+        "Llama4TextConfig",
+        MIXTURE | {"num_experts_per_tok": 2},
+        intermediate_size_mlp=13,
+        moe_layers=[1],
+        no_rope_layers=[1, 0],
+        attention_bias=True,
+    ),
+    "llama4-plain": of(
+        "Llama4ForCausalLM",
+        "Llama4TextConfig",
+        MIXTURE,
+        use_qk_norm=False,
+        no_rope_layers=[1, 1],
+    ),
+    "phimoe-lm": of(
+        "PhimoeForCausalLM",
+        "PhimoeConfig",
+        MIXTURE | {"num_experts_per_tok": 2},
+        attention_bias=True,
+        lm_head_bias=True,
+    ),
+    "minimax-lm": of("MiniMaxM2ForCausalLM", "MiniMaxM2Config", MIXTURE | HALF, rotary_dim=6),
+    "gpt-oss-lm": of("GptOssForCausalLM", "GptOssConfig", MIXTURE | {"sliding_window": 11}),
+    "granitemoe-lm": of("GraniteMoeForCausalLM", "GraniteMoeConfig", MIXTURE, attention_bias=True, logits_scaling=2.0),
+    "granitemoeshared-lm": of(
+        "GraniteMoeSharedForCausalLM", "GraniteMoeSharedConfig", MIXTURE, shared_intermediate_size=13
+    ),
+    "granite-swa-lm": of(
+        "GraniteSWAForCausalLM", "GraniteSWAConfig", NOPE, layer_rope_theta=[0, 1000.0], attention_bias=True
+    ),
+    "granitemoe-swa-lm": of(
+        "GraniteMoeSWAForCausalLM", "GraniteMoeSWAConfig", MIXTURE | NOPE, shared_intermediate_size=13
+    ),
+    "glm4-moe-lm": of("Glm4MoeForCausalLM", "Glm4MoeConfig", ROUTED | HALF, use_qk_norm=True, attention_bias=True),
+    "glm4-moe-plain": of("Glm4MoeForCausalLM", "Glm4MoeConfig", ROUTED | HALF | {"topk_group": 3}),
+    "solar-open-lm": of("SolarOpenForCausalLM", "SolarOpenConfig", ROUTED),
+    "sarvam-moe-lm": of("Glm4MoeForCausalLM", "SarvamMoEConfig", ROUTED),
+    "dots1-lm": of("Dots1ForCausalLM", "Dots1Config", ROUTED | {"first_k_dense_replace": 1}, attention_bias=True),
+    "exaone-moe-lm": of(
+        "ExaoneMoeForCausalLM",
+        "ExaoneMoeConfig",
+        ROUTED | {"sliding_window": 11},
+        layer_types=NOPE["layer_types"],
+    ),
+    "hy-v3-lm": of("HYV3ForCausalLM", "HYV3Config", ROUTED, mlp_layer_types=["sparse", "dense"]),
+    "mellum-lm": of(
+        "MellumForCausalLM",
+        "MellumConfig",
+        QWEN_MIXTURE | {"num_local_experts": 9},
+        mlp_layer_types=["dense", "sparse"],
+    ),
+    "flex-olmo-lm": of("FlexOlmoForCausalLM", "FlexOlmoConfig", OLMOE),
+    "hunyuan-moe-lm": of("HunYuanMoEV1ForCausalLM", "HunYuanMoEV1Config", MIXTURE | {"num_experts": 9}, moe_topk=3),
+    "modernbert-decoder-lm": of("ModernBertDecoderForCausalLM", "ModernBertDecoderConfig", MODERN, **MODERN_BIASES),
+    "modernbert-decoder-sequence": of("ModernBertDecoderForSequenceClassification", "ModernBertDecoderConfig", MODERN),
+    "codegen-lm": of("CodeGenForCausalLM", "CodeGenConfig", GPTJ | {"n_embd": 80, "n_head": 8}),
+    "gpt-bigcode-lm": of("GPTBigCodeForCausalLM", "GPTBigCodeConfig", GPT2),
+    "gpt-bigcode-by-head": of("GPTBigCodeForTokenClassification", "GPTBigCodeConfig", GPT2, multi_query=False),
+    "gpt-neo-lm": of("GPTNeoForCausalLM", "GPTNeoConfig", GPT_NEO),
+    "gpt-neo-question": of("GPTNeoForQuestionAnswering", "GPTNeoConfig", GPT_NEO),
+    "xglm-lm": of("XGLMForCausalLM", "XGLMConfig", XGLM),
     "neox": of("GPTNeoXModel", "GPTNeoXConfig", NEOX),
     "neox-lm": of("GPTNeoXForCausalLM", "GPTNeoXConfig", NEOX),
     "neox-lm-tied": of("GPTNeoXForCausalLM", "GPTNeoXConfig", NEOX, tie_word_embeddings=True),
@@ -713,6 +831,8 @@ FIRST = {
     "gemma2-lm", "gemma3-lm", "phi3-partly", "olmo2-lm", "stablelm-parallel", "starcoder2-lm", "cohere-lm", "neox-lm",
     "gptj-lm", "falcon-lm", "falcon-grouped", "falcon-alibi", "opt-lm", "opt-post-lm", "bloom-lm", "mpt-lm",
     "mixtral-lm", "qwen2-mixture-dense",
+    "nemotron-lm", "exaone4-lm", "nanochat-lm", "phi-normed", "codegen-lm", "gpt-bigcode-lm", "xglm-lm", "llama4-lm",
+    "minimax-lm", "gpt-oss-lm", "granite-swa-lm", "glm4-moe-lm",
     "modernbert-mlm", "olmo-clipped", "t5-lm", "t5-lm-untied", "bart-lm", "marian-lm", "whisper-lm",
     "clip", "siglip", "dinov2-masked", "dinov2-gated", "dinov2-classification", "beit-masked", "beit-shared",
     "ernie-pretraining", "layoutlm-sequence", "megatron-mlm", "bert-generation-lm", "rembert-mlm", "xl-sequence",

@@ -49,7 +49,7 @@ DEEPSEEK = SIZES | {"hidden_size": 24, "num_hidden_layers": 3, "n_routed_experts
 DEEPSEEK |= {"num_experts_per_tok": 2, "moe_intermediate_size": 13, "first_k_dense_replace": 1, "q_lora_rank": 9}
 DEEPSEEK |= {"kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 10}
 
-# Families that symfuse does not declare, with the axes that are moved.
+# Families whose drafts are made from nothing but their config and names, with the axes that are moved.
 UNKNOWN: dict[str, tuple[str, str, dict[str, Any], dict[str, str]]] = {
     "persimmon": ("PersimmonForCausalLM", "PersimmonConfig", SIZES, {"ffn": "permutation", "residual": "permutation"}),
     "codegen": ("CodeGenForCausalLM", "CodeGenConfig", CODEGEN, {"c": "rotary", "p": "invertible", "v": "invertible"}),

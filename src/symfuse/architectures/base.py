@@ -15,6 +15,7 @@ import torch
 from symfuse.errors import SpecError, UnknownArchitectureError
 from symfuse.messages import nearest
 from symfuse.spec import (
+    BEHIND,
     Atom,
     Axis,
     Declared,
@@ -27,6 +28,7 @@ from symfuse.spec import (
     expand,
     indices,
     parse,
+    pieces_of,
 )
 
 # Fields with the number of layers, which declarations enumerate, and a bound above that of any model.
@@ -47,7 +49,9 @@ class Config:
     def __init__(
         self, data: Mapping[str, Any], family: str, *, at: str = "", seen: dict[str, Any] | None = None
     ) -> None:
-        self._data = data
+        known = ARCHITECTURES.get(family)
+        spelt = {} if known is None else {key: data[old] for key, old in known.spelt.items() if old in data}
+        self._data = {**spelt, **data}
         self._family = family
         self._at = at
         self.seen: dict[str, Any] = {} if seen is None else seen
@@ -72,6 +76,17 @@ class Config:
         ):
             raise _wrong(self._at + key, value, _KINDS[type(default)])
         return value
+
+    def is_null(self, key: str) -> bool:
+        """Whether a field is there without a value, which in some classes is no default."""
+        null = self._data.get(key, self) is None
+        self.seen[f"{self._at}{key} is null"] = null
+        return null
+
+    def refuse(self, key: str, why: str) -> None:
+        """SpecError if this field is set, which nothing here declares."""
+        if self.get(key):
+            raise SpecError(f"config.json: {self._at}{key} is {self.get(key)!r}: {why}, and that is not declared")
 
     def size(self, key: str, usual: int) -> int:
         """A positive integer, or its default."""
@@ -163,6 +178,8 @@ class Family:
     that are aliases only where they are not stored. reads: of any head; what is absent or reads another axis is left
     out.
     stacks: tensors that files may have in pieces → the names of these, as Spec.stacks has them, without `prefix`.
+    predictors: what layers behind the last one have, as `tensors`, beside the tensors of a layer; where a file has such
+    layers, the stream may not be rotated.
     gauges: of any head, by full names; of them count those whose weight is there, untied, with a bias, and reads the
     norm's axis.
     buffers: patterns of derived tensors, dropped. legacy: old endings of names, or beginnings that end with a dot, →
@@ -185,6 +202,7 @@ class Family:
     scales: Mapping[str, str] = field(default_factory=dict)
     stacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     gauges: Mapping[str, str] = field(default_factory=dict)
+    predictors: Mapping[str, str] = field(default_factory=dict)
 
     def plus(self, **more: Mapping[str, Any]) -> Family:
         """The family with more axes, tensors, reads and so on, which replace those of the same names."""
@@ -198,10 +216,11 @@ Declare = Callable[[Config], Family]
 @dataclass(frozen=True, eq=False)
 class Architecture:
     """A registered family: its declaration, (outside `transformers`) how to build the live module, whether the
-    output head is the embedding where config.json does not say, and an example of a config (outside `transformers`, and
-    where its defaults are of no model).
+    output head is the embedding where config.json does not say, and an example of a config (of one in `transformers`
+    what its default lacks, or what takes the place of defaults that are of no model).
     float32: how the names of its classes end that compute in float32 whatever the model's dtype: norms, and attention
-    that does the softmax or the turning of planes so."""
+    that does the softmax or the turning of planes so. spelt: fields that configs may have under another name → that
+    name. default_dtype: whether its class makes constants in torch's default dtype, where those of float64 overflow."""
 
     model_type: str
     declare: Declare
@@ -209,6 +228,8 @@ class Architecture:
     tied: bool = True
     example: Mapping[str, Any] | None = None
     float32: tuple[str, ...] = ()
+    spelt: Mapping[str, str] = field(default_factory=dict)
+    default_dtype: bool = False
 
 
 ARCHITECTURES: dict[str, Architecture] = {}
@@ -303,6 +324,9 @@ def bind(family: Family, model_type: str, class_name: str, names: list[str], whe
     there = {label for label, head in family.heads.items() if present(head.tensors, "")}
     for head in _heads(family, class_name, there, where):
         heads.update(add(head.tensors, ""))
+    behind = _behind(family, current, prefix)
+    tensors.update(behind)
+    stored.update({name: prefix + name for name in behind})
     # Aliases may be stored without a head of their own (the tied decoder of GPT-2).
     aliases = {n: t for head in family.heads.values() for n, t in head.tensors.items() if n in family.tied}
     heads.update(add({n: t for n, t in aliases.items() if n in current and n not in tensors}, ""))
@@ -310,7 +334,7 @@ def bind(family: Family, model_type: str, class_name: str, names: list[str], whe
     bare = not heads & tensors.keys()  # then the outputs are those of the base model
     return Spec(
         family=model_type,
-        axes=family.axes,
+        axes={**family.axes, **_predicting(behind)},
         tensors=tensors,
         heads=frozenset(heads & tensors.keys()),
         tied={alias: name for alias, name in family.tied.items() if alias in tensors},
@@ -329,7 +353,7 @@ def bind(family: Family, model_type: str, class_name: str, names: list[str], whe
             )
             for gain, readers in family.reads.items()
             for index in indices(gain, family.axes)
-            if (norm := gain.format(**index)) in tensors
+            if (norm := gain.format(**index)) in tensors and not behind
         },
         norm=family.norm,
         scales={
@@ -350,6 +374,42 @@ def bind(family: Family, model_type: str, class_name: str, names: list[str], whe
 def _reads(reader: str, norm: str, tensors: Mapping[str, Declared]) -> bool:
     """Whether a weight is there, and has the axis of that norm."""
     return reader in tensors and not set(tensors[norm].layout.names).isdisjoint(tensors[reader].layout.names)
+
+
+def _behind(family: Family, current: Collection[str], prefix: str) -> dict[str, Declared]:
+    """The tensors of layers behind the last one: the axes of the whole model act on them, and none of their own."""
+    if not family.predictors:
+        return {}
+    pieces = {
+        piece: str(layout)
+        for stack, names in family.stacks.items()
+        for piece, layout in zip(names, pieces_of(parse(family.tensors[stack])), strict=True)
+    }
+    out = {}
+    for name in current:
+        number = re.match(re.escape(prefix) + r"layers\.(\d+)\.", name)
+        if number is None or (behind := int(number[1]) - family.axes["l"].size) < 0:
+            continue
+        template = "layers.{l}." + name[number.end() :]
+        stack = re.sub(r"\.\d+\.", ".*.", template)
+        layout = ({**family.tensors, **family.predictors}.get(template)) or pieces.get(stack)
+        if layout is not None:
+            out[name.removeprefix(prefix)] = Declared(_of_the_whole(layout, family.axes), {BEHIND: behind})
+    return out
+
+
+def _of_the_whole(layout: str, axes: Mapping[str, Axis]) -> Layout:
+    """A layout with sizes in the place of all axes that are of a layer."""
+
+    def atom(match: re.Match[str]) -> str:
+        axis = axes[match[1]]
+        return str(axis.size) if axis.per or axis.group is None else match[0]
+
+    return parse(re.sub(r"\|?\b([A-Za-z_]\w*)\|?\*?", atom, layout))
+
+
+def _predicting(behind: Mapping[str, Declared]) -> dict[str, Axis]:
+    return {BEHIND: Axis(1 + max(declared.index[BEHIND] for declared in behind.values()))} if behind else {}
 
 
 def _is_gauge(reader: str, gain: str, tensors: Mapping[str, Declared], family: Family) -> bool:

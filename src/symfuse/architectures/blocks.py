@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
-from symfuse.architectures.base import Config, Head
+from symfuse.architectures.base import Config, Family, Head
 from symfuse.errors import SpecError
 from symfuse.groups import Group, Invertible, Permutation, PositiveMonomial, Rotary, Signed
 from symfuse.spec import Axis, Shift
@@ -14,7 +15,7 @@ _HOMOGENEOUS = {"relu", "leaky_relu"}
 _ODD = {"tanh", "linear"}
 _ELEMENTWISE = {
     "gelu", "gelu_new", "gelu_fast", "gelu_python", "gelu_pytorch_tanh", "gelu_accurate", "gelu_python_tanh",
-    "quick_gelu", "silu", "swish", "mish", "sigmoid", "relu2", "relu6", "gelu_10", "laplace",
+    "quick_gelu", "silu", "swish", "mish", "sigmoid", "relu2", "relu6", "gelu_10", "laplace", "xielu",
 }  # fmt: skip
 
 # One function under several names, so that configs which differ only in the name agree.
@@ -177,6 +178,26 @@ def replaced(text: str, pieces: Mapping[str, str]) -> str:
 def renamed(tensors: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
     """The same layouts under other names, of which pieces are replaced."""
     return {replaced(name, names): layout for name, layout in tensors.items()}
+
+
+def with_names(family: Family, names: Mapping[str, str]) -> Family:
+    """The family with names of which pieces are replaced, but for those of its heads."""
+
+    def name(old: str) -> str:
+        return replaced(old, names)
+
+    def of(shift: Shift) -> Shift:
+        weight, into = (None if one is None else name(one) for one in (shift.weight, shift.into))
+        return Shift(name(shift.bias), shift.axis, weight, into)
+
+    return replace(
+        family,
+        tensors=renamed(family.tensors, names),
+        tied={alias: name(tensor) for alias, tensor in family.tied.items()},
+        shifts=tuple(map(of, family.shifts)),
+        reads={name(gain): tuple(map(name, readers)) for gain, readers in family.reads.items()},
+        stacks={name(stack): tuple(map(name, pieces)) for stack, pieces in family.stacks.items()},
+    )
 
 
 def placed(tensors: Mapping[str, str], places: Mapping[str, str]) -> dict[str, str]:

@@ -12,16 +12,19 @@ from symfuse.architectures.blocks import (
     ROTARY,
     groups_of_heads,
     neurons,
+    placed,
     rotary_axes,
     size_of_head,
     value_shift,
 )
+from symfuse.errors import SpecError
 from symfuse.groups import Group, Invertible, Permutation, Sign, Signed, SignedMonomial
-from symfuse.spec import Axis, NormKind
+from symfuse.spec import Axis, NormKind, Shift
 
 LAYER = "layers.{l}."
 ATTENTION = LAYER + "self_attn."
 MLP = LAYER + "mlp."
+KEY = ATTENTION + "k_proj"
 BEFORE_ATTENTION = LAYER + "input_layernorm.weight"
 BEFORE_MLP = LAYER + "post_attention_layernorm.weight"
 
@@ -43,6 +46,8 @@ GATED = {
     MLP + "up_proj.weight": "ffn residual*",
     MLP + "down_proj.weight": "residual ffn*",
 }
+PLAIN = {MLP + "up_proj.weight": "ffn residual*", MLP + "down_proj.weight": "residual ffn*"}
+PLAIN_BIASES = {MLP + "up_proj.bias": "ffn", MLP + "down_proj.bias": "residual"}
 OUTPUT_BIAS = {ATTENTION + "o_proj.bias": "residual"}
 MLP_BIASES = {MLP + "gate_proj.bias": "|ffn|", MLP + "up_proj.bias": "ffn", MLP + "down_proj.bias": "residual"}
 # Of queries and keys, one gain for all heads: of a plane only the sign is free.
@@ -62,14 +67,26 @@ READS = {
 # Attention and feed-forward side by side, behind one norm.
 PARALLEL_READS = {name: readers for name, readers in READS.items() if name != BEFORE_MLP}
 PARALLEL_READS[BEFORE_ATTENTION] += READS[BEFORE_MLP]
+# What layers behind the last one, which predict further tokens, have beside the tensors of a layer.
+PREDICTORS = {
+    LAYER + "embed_tokens.weight": "vocab residual", LAYER + "shared_head.head.weight": "vocab residual*",
+    LAYER + "eh_proj.weight": "residual (residual* + residual*)",
+    **{LAYER + f"{name}.weight": "|residual|" for name in ("enorm", "hnorm", "shared_head.norm")},
+}  # fmt: skip
 BUFFERS = ("*rotary_emb.inv_freq", "*rotary_emb.cos_cached", "*rotary_emb.sin_cached")
 
 SIGNED = Signed()
-# Planes of neighbours, (2i, 2i + 1), in the place of halves.
+# Planes of neighbours, (2i, 2i + 1), in the place of halves; and heads of which positions turn a part, or nothing.
 NEIGHBOURS = {"c f": "f c", "c* f": "f c*"}
 PARTLY = {"c f": "(c f + p)", "c* f": "(c* f + p*)"}
+UNTURNED = {"c f": "p", "c* f": "p*"}
+# The same behind an RMSNorm with gains that all heads share: what is not turned has one order n, and signs s by head.
+NORMED_PARTLY = {"(2 f)": "(2 f + n)", "c f": "(c f + s n)", "c* f": "(c* f + s n)"}
+NORMED_UNTURNED = {"(2 f)": "n", "c f": "s n", "c* f": "s n"}
+SHARED_GAINS = "normalised with gains that all heads share: one order for all, and signs"
 # Of queries and keys behind a LayerNorm, which mixes all of a head in its mean, one sign for all of it.
 WHOLE = {"c f": "qk", "c* f": "qk*"}
+SQUARED = "ReLU squared: rescaled by the square of what its input is, which no group here is; reordered only"
 NORMED = "a LayerNorm of queries and keys mixes all of a head: its sign is free"
 
 
@@ -113,6 +130,16 @@ def gated(c: Config, activation: str = "") -> dict[str, Axis]:
     return {"ffn": Axis(c.intermediate_size, SignedMonomial(), per=("l",))}
 
 
+def ungated(c: Config, activation: str) -> dict[str, Axis]:
+    """The neurons of a block without a gate, by its activation."""
+    return {"ffn": Axis(c.intermediate_size, neurons(activation), ("l",), SQUARED if activation == "relu2" else "")}
+
+
+def gated_block(at: str, ffn: str) -> dict[str, str]:
+    """A gated block under another name than MLP, with neurons of its own."""
+    return {at + name.removeprefix(MLP): layout.replace("ffn", ffn) for name, layout in GATED.items()}
+
+
 def norm_biases(norms: Iterable[str]) -> dict[str, str]:
     """The biases of these norms, which are LayerNorms."""
     return {name.removesuffix("weight") + "bias": "residual" for name in norms}
@@ -124,11 +151,13 @@ def family(
     tensors: Mapping[str, str],
     reads: Mapping[str, tuple[str, ...]] = READS,
     norm: NormKind = "rms",
+    question: str = "transformer.",
 ) -> Family:
-    """Such a decoder with the heads that it may have. tensors: those of the base model besides the embedding."""
+    """Such a decoder with the heads that it may have. tensors: those of the base model besides the embedding. question:
+    the prefix of the base model under a head for question answering."""
     return Family(
         axes=axes,
-        prefix="model.",
+        prefix=question if c.class_name.endswith("ForQuestionAnswering") else "model.",
         tensors=EMBEDDING | dict(tensors),
         heads=HEADS,
         tied={"lm_head.weight": "embed_tokens.weight"} if c.tied else {},
@@ -139,45 +168,83 @@ def family(
     )
 
 
-def biased(family: Family, biases: bool) -> Family:
-    """The family, if it has them with biases in all projections of attention. That of the values may move into the
-    output's."""
-    if not biases:
+def biased(family: Family, biases: bool, output: bool | None = None) -> Family:
+    """The family, if it has them with biases in the projections of attention; that of the output may differ. A value's
+    bias may move into the output's."""
+    output = biases if output is None else output
+    shifts = (value_shift(ATTENTION + "v_proj", ATTENTION + "o_proj"),) if biases and output else ()
+    more = (BIASES if biases else {}) | (OUTPUT_BIAS if output else {})
+    return replace(family.plus(tensors=more), shifts=(*family.shifts, *shifts))
+
+
+def rearranged(family: Family, *places: Mapping[str, str]) -> Family:
+    """The family with layouts of which pieces are replaced: those of queries and keys in a head."""
+    tensors = family.tensors
+    for pieces in places:
+        tensors = placed(tensors, pieces)
+    return family.plus(tensors=tensors)
+
+
+def partly(family: Family, *places: Mapping[str, str]) -> Family:
+    """The family, if it has a part of heads that positions do not turn, with that part, where a key's bias is free.
+    places: before."""
+    if "p" not in family.axes:
+        return rearranged(family, *places)
+    free = (Shift(KEY + ".bias", "p*"),) if KEY + ".bias" in family.tensors else ()
+    return replace(rearranged(family, PARTLY, *places), shifts=(*family.shifts, *free))
+
+
+def normed_axes(size: int) -> dict[str, Axis]:
+    """Of so many units of queries and keys, behind a norm of each head, that no position turns."""
+    return {"n": Axis(size, Permutation(), ("l",), SHARED_GAINS), "s": Axis(1, Sign(), ("l", "kv", "n"), SHARED_GAINS)}
+
+
+def partly_normed(family: Family) -> Family:
+    """As `partly` of queries and keys that are normalised with gains that all heads share."""
+    if "p" not in family.axes:
         return family
-    shifts = (value_shift(ATTENTION + "v_proj", ATTENTION + "o_proj"),)
-    return replace(family.plus(tensors=BIASES | OUTPUT_BIAS), shifts=shifts)
+    axes = {name: axis for name, axis in family.axes.items() if name != "p"} | normed_axes(family.axes["p"].size)
+    return replace(rearranged(family, NORMED_PARTLY), axes=axes)
 
 
-# Mixtures of experts: a router, and gated feed-forwards of which each token passes through those that it scores
-# highest. The experts have no order: they may be permuted, with the router's rows, and the neurons of each are its own.
-EXPERTS = {
-    MLP + "gate.weight": "e residual*",  # the router
-    MLP + "experts.gate_up_proj": "e (|ffn| + ffn) residual*",
-    MLP + "experts.down_proj": "e residual ffn*",
-}
-EXPERTS_READS = READS | {BEFORE_MLP: (MLP + "gate.weight", MLP + "experts.gate_up_proj")}
+def unturned(family: Family, layers: Iterable[int], *, normed: bool = False) -> Family:
+    """The family, in some of whose layers positions turn nothing: queries and keys may move by any invertible map
+    there, and a key's bias is free; or where they are normalised, by signs and one order."""
+    if not (layers := list(layers)):
+        return family
+    size = 2 * family.axes["f"].size
+    places = NORMED_UNTURNED if normed else UNTURNED
+    new = placed(family.tensors, places)
+    changed = {name: layout for name, layout in new.items() if layout != family.tensors[name]}
+    exceptions = {name.format(l=layer): layout for layer in layers for name, layout in changed.items()}
+    keys = [name for name in exceptions if name.endswith("k_proj.bias") and not normed]
+    shifts = (*family.shifts, *(Shift(name, "p*") for name in keys))
+    free = normed_axes(size) if normed else {"p": Axis(size, Invertible(), ("l", "kv"))}
+    return replace(family.plus(tensors=exceptions, axes=free), shifts=shifts)
 
 
-def expert_axes(c: Config, size: int) -> dict[str, Axis]:
-    """size: how many neurons each expert has. Files of some releases say `num_local_experts`, others `num_experts`."""
-    neurons(c.get("hidden_act", "silu"))  # raises unless it acts on each neuron separately
-    count = c.num_experts if c.get("num_local_experts") is None else c.num_local_experts
-    return {
-        "e": Axis(count, Permutation(), per=("l",)),
-        "ffn": Axis(size, SignedMonomial(), per=("l", "e")),
-    }
+def with_head_bias(family: Family) -> Family:
+    """The family with a bias in the head of its language model."""
+    head = family.heads["causal LM"]
+    return family.plus(heads={"causal LM": replace(head, tensors={**head.tensors, "lm_head.bias": "vocab"})})
 
 
-def mixture(
-    c: Config,
-    axes: Mapping[str, Axis],
-    tensors: Mapping[str, str],
-    reads: Mapping[str, tuple[str, ...]] = EXPERTS_READS,
-    pieces: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
-    at: str = MLP,
-) -> Family:
-    """A decoder with experts, which are one stack in memory and in files mostly one tensor for each map of each.
-    pieces, at: how files call the maps, and where they have them."""
-    gate, up, down = (f"{at}experts.*.{piece}.weight" for piece in pieces)
-    stacks = {MLP + "experts.gate_up_proj": (gate, up), MLP + "experts.down_proj": (down,)}
-    return replace(family(c, axes, tensors, reads), stacks=stacks)
+def without_positions(c: Config, every: int) -> list[int]:
+    """The layers with a 0 in the list `no_rope_layers` of all, or each of so many; SpecError for a list of another
+    length."""
+    layers = c.num_hidden_layers
+    turned = c.get("no_rope_layers") or [int((layer + 1) % every != 0) for layer in range(layers)]
+    if len(turned) != layers:
+        raise SpecError(f"config.json: no_rope_layers has {len(turned)} entries, expected one for each layer, {layers}")
+    return [layer for layer in range(layers) if not turned[layer]]
+
+
+def full_layers(c: Config, types: list[str]) -> list[int]:
+    """The layers that see all tokens, by `layer_types`, or `types` where a config has none. SpecError for a list of
+    another length."""
+    types = c.get("layer_types") or types
+    if len(types) != c.num_hidden_layers:
+        raise SpecError(
+            f"config.json: layer_types has {len(types)} entries, expected one for each layer, {c.num_hidden_layers}"
+        )
+    return [layer for layer, kind in enumerate(types) if kind == "full_attention"]

@@ -1,4 +1,5 @@
-"""Gemma, its gains stored less 1; Gemma 2 and the text model of Gemma 3, with norms behind each block as well."""
+"""Gemma and VaultGemma, with gains stored less 1; Gemma 2 and the text model of Gemma 3, with norms behind each block
+as well."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from dataclasses import replace
 
 from symfuse.architectures import decoder
 from symfuse.architectures.base import Config, Family, architecture
-from symfuse.architectures.blocks import ROTARY
+from symfuse.architectures.blocks import ROTARY, with_names
 from symfuse.groups import Group, Sign
 
 TANH = "gelu_pytorch_tanh"
@@ -30,6 +31,12 @@ def gemma(c: Config) -> Family:
 @architecture("gemma2")
 def gemma2(c: Config) -> Family:
     return _sandwich(_family(c, c.get("hidden_activation", TANH)))
+
+
+@architecture("vaultgemma")
+def vaultgemma(c: Config) -> Family:
+    """Gemma 2 without the norms behind each block."""
+    return with_names(_family(c, c.get("hidden_activation", TANH)), {"post_attention": "pre_feedforward"})
 
 
 @architecture("gemma3_text")

@@ -17,7 +17,12 @@ def transposed(name: str, out: str, read: str) -> dict[str, str]:
 
 @architecture("gpt2")
 def gpt2(c: Config) -> Family:
-    ffn, act = c.get("n_inner", 4 * c.n_embd), c.get("activation_function", "gelu_new")
+    return family(c, "gelu_new")
+
+
+def family(c: Config, activation: str) -> Family:
+    """activation: where a config has none."""
+    ffn, act = c.get("n_inner", 4 * c.n_embd), c.get("activation_function", activation)
     return Family(
         axes=block_axes(c.n_layer, c.n_embd, c.n_head, ffn, act)
         | {"vocab": Axis(c.vocab_size), "positions": Axis(c.n_positions), "labels": Axis(c.labels)},

@@ -1,9 +1,14 @@
-"""GPT-J: rotary planes of neighbours, (2i, 2i + 1), in a part of each head; one norm for both blocks."""
+"""GPT-J: rotary planes of neighbours, (2i, 2i + 1), in a part of each head; one norm for both blocks. CodeGen, with
+queries, values and keys fused in four blocks of heads."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from symfuse.architectures.base import Config, Family, Head, architecture
 from symfuse.architectures.blocks import HEADS, OUTPUTS, READERS, block_axes, linear, norm, rotary_axes
+from symfuse.errors import SpecError
+from symfuse.groups import Permutation
 from symfuse.spec import Axis
 
 LAYER = "h.{l}."
@@ -11,8 +16,40 @@ ATTENTION = LAYER + "attn."
 UP, DOWN = LAYER + "mlp.fc_in", LAYER + "mlp.fc_out"
 
 
+BLOCKS = 4
+IN_BLOCKS = "heads are stored in four blocks, each with its queries, values and keys: reordered in them, and as blocks"
+
+
 @architecture("gptj", tied=False)
 def gptj(c: Config) -> Family:
+    return _family(c)
+
+
+@architecture("codegen", tied=False)
+def codegen(c: Config) -> Family:
+    if c.n_head % BLOCKS:
+        raise SpecError(f"config.json: the number of heads, {c.n_head}, is no multiple of {BLOCKS}, as in CodeGen")
+    family = _family(c)
+    projections = [ATTENTION + f"{one}_proj.weight" for one in "qvk"]
+    inner = [family.tensors[name].split(" residual*")[0].removeprefix("(h ").removesuffix(")") for name in projections]
+    fused = f"(m (h {' + h '.join(inner)})) residual*"
+    tensors = {name: layout for name, layout in family.tensors.items() if name not in projections}
+    tensors |= {ATTENTION + "qkv_proj.weight": fused, ATTENTION + "out_proj.weight": "residual (m h v*)"}
+    axes = {
+        "m": Axis(BLOCKS, Permutation(), ("l",), IN_BLOCKS),
+        "h": Axis(c.n_head // BLOCKS, Permutation(), ("l", "m"), IN_BLOCKS),
+    }
+    inside = {
+        name: replace(family.axes[name], per=("l", "m", *family.axes[name].per[1:]))
+        for name in ("c", "p", "v")
+        if name in family.axes
+    }
+    reads = {**family.reads, LAYER + "ln_1.weight": (ATTENTION + "qkv_proj.weight", UP + ".weight")}
+    heads = {"causal LM": family.heads["causal LM"]}
+    return replace(family, axes={**family.axes, **axes, **inside}, tensors=tensors, reads=reads, heads=heads)
+
+
+def _family(c: Config) -> Family:
     ffn, act = c.get("n_inner", 4 * c.n_embd), c.get("activation_function", "gelu_new")
     axes = block_axes(c.n_layer, c.n_embd, c.n_head, ffn, act)
     axes |= rotary_axes(axes.pop("qk").size, c.size("rotary_dim", 64), ("l", "h"))
@@ -36,7 +73,7 @@ def gptj(c: Config) -> Family:
         heads={name: HEADS[name] for name in ("sequence", "question")}
         | {"causal LM": Head(("ForCausalLM",), language)},
         tied={"lm_head.weight": "wte.weight"} if c.tied else {},
-        buffers=("*.attn.bias", "*.attn.masked_bias", "*embed_positions"),
+        buffers=("*.attn.bias", "*.attn.masked_bias", "*.attn.causal_mask", "*embed_positions"),
         outputs=OUTPUTS,
         reads={
             LAYER + "ln_1.weight": (*(f"{ATTENTION}{name}_proj.weight" for name in "qkv"), UP + ".weight"),

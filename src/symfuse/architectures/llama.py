@@ -1,4 +1,4 @@
-"""Llama and what has its form: Mistral, SmolLM, Yi, Granite, SmolLM3, Qwen2 and Qwen3."""
+"""Llama and what has its form: Mistral, SmolLM, Yi, Granite, SmolLM3, Qwen2, Qwen3, EXAONE 3, ERNIE 4.5, Helium …"""
 
 from __future__ import annotations
 
@@ -6,57 +6,74 @@ from dataclasses import replace
 
 from symfuse.architectures import decoder
 from symfuse.architectures.base import Config, Family, architecture
-from symfuse.architectures.blocks import ROTARY, placed
-from symfuse.errors import SpecError
-from symfuse.groups import Group, Invertible, Sign
-from symfuse.spec import Axis, Shift
+from symfuse.architectures.blocks import ROTARY, with_names
+from symfuse.groups import Group, Sign
 
-# Queries and keys of a layer without positions.
-UNTURNED = {"c f": "p", "c* f": "p*"}
+# The names of EXAONE 3's files.
+EXAONE = {
+    "embed_tokens": "wte", "layers.": "h.", "self_attn.o_proj": "attn.attention.out_proj",
+    "self_attn.": "attn.attention.", "input_layernorm": "ln_1", "post_attention_layernorm": "ln_2",
+    "gate_proj": "c_fc_0", "up_proj": "c_fc_1", "down_proj": "c_proj", "norm.": "ln_f.",
+}  # fmt: skip
 
 
 def _family(c: Config, plane: Group = ROTARY, question: str = "transformer.", size: int | None = None) -> Family:
-    """question: the prefix of the base model under a head for question answering. size: as of `decoder.axes`."""
+    """question: as of `decoder.family`. size: as of `decoder.axes`."""
     axes = decoder.axes(c, plane=plane, size=size) | decoder.gated(c)
-    family = decoder.family(c, axes, decoder.PROJECTIONS | decoder.GATED | decoder.NORMS)
-    return replace(family, prefix=question) if c.class_name.endswith("ForQuestionAnswering") else family
+    return decoder.family(c, axes, decoder.PROJECTIONS | decoder.GATED | decoder.NORMS, question=question)
 
 
-@architecture("llama", "granite", tied=False)
+@architecture("internlm3", tied=False, spelt={"attention_bias": "qkv_bias", "mlp_bias": "bias"})
+@architecture("llama", "granite", "iquestcoder", tied=False)
 def llama(c: Config) -> Family:
     """What Granite multiplies by numbers commutes with all of it."""
-    family = decoder.biased(_family(c), c.get("attention_bias", False))
+    return _biased(c, _family(c), c.get("attention_bias", False))
+
+
+def _biased(c: Config, family: Family, attention: bool, output: bool | None = None) -> Family:
+    family = decoder.biased(family, attention, output)
     return family.plus(tensors=decoder.MLP_BIASES) if c.get("mlp_bias", False) else family
+
+
+@architecture("seed_oss", tied=False)
+def seed_oss(c: Config) -> Family:
+    return _biased(c, _family(c, size=128), c.get("attention_bias", True), c.get("attention_out_bias", False))
+
+
+@architecture("helium", tied=False)
+def helium(c: Config) -> Family:
+    family = _biased(c, _family(c, size=128), c.get("attention_bias", False), False)
+    return decoder.rearranged(family, decoder.NEIGHBOURS)
+
+
+@architecture("ernie4_5", float32=("Ernie4_5Attention",))
+def ernie4_5(c: Config) -> Family:
+    biases = c.get("use_bias", False)
+    family = decoder.biased(_family(c, size=128), biases)
+    family = family.plus(tensors=decoder.MLP_BIASES) if biases else family
+    return decoder.rearranged(family, decoder.NEIGHBOURS)
+
+
+@architecture("exaone", tied=False, spelt={"num_hidden_layers": "num_layers", "hidden_act": "activation_function"})
+def exaone(c: Config) -> Family:
+    """EXAONE 3 is a Llama under other names."""
+    return replace(with_names(llama(c), EXAONE), prefix="transformer.")
 
 
 @architecture("smollm3")
 def smollm3(c: Config) -> Family:
-    """In some layers positions turn nothing: queries and keys may move by any invertible map there, and a key's bias is
-    free."""
-    family, layers = llama(c), _without_positions(c)
-    if not layers:
-        return family
-    turned = {name: layout for name, layout in family.tensors.items() if layout.startswith(("(kv q c f)", "(kv c* f)"))}
-    free = placed(turned, UNTURNED).items()
-    exceptions = {name.format(l=layer): layout for layer in layers for name, layout in free}
-    keys = [name for name in exceptions if name.endswith("k_proj.bias")]
-    free_axis = {"p": Axis(2 * family.axes["f"].size, Invertible(), ("l", "kv"))}
-    shifts = (*family.shifts, *(Shift(name, "p*") for name in keys))
-    return replace(family.plus(tensors=exceptions, axes=free_axis), shifts=shifts)
+    """In some layers positions turn nothing."""
+    return decoder.unturned(llama(c), decoder.without_positions(c, c.size("no_rope_layer_interval", 4)))
 
 
-def _without_positions(c: Config) -> list[int]:
-    """The layers with a 0 in a list of all, or each of so many; SpecError for a list of another length."""
-    layers, every = c.num_hidden_layers, c.size("no_rope_layer_interval", 4)
-    turned = c.get("no_rope_layers", [int((layer + 1) % every != 0) for layer in range(layers)])
-    if len(turned) != layers:
-        raise SpecError(f"config.json: no_rope_layers has {len(turned)} entries, expected one for each layer, {layers}")
-    return [layer for layer in range(layers) if not turned[layer]]
-
-
-@architecture("mistral", tied=False)
+@architecture("mistral", "ministral3", tied=False)
 def mistral(c: Config) -> Family:
     return _family(c, question="model.")
+
+
+@architecture("ministral", "cwm", tied=False)
+def ministral(c: Config) -> Family:
+    return _family(c)
 
 
 @architecture("qwen2", tied=False)

@@ -1,4 +1,4 @@
-"""OLMo 2: norms behind each block and none before; queries and keys are normalised over all heads together."""
+"""OLMo 2 and 3: norms behind each block and none before; queries and keys are normalised over all heads together."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ POST_NORMS = {
 NORMS_OVER_HEADS = {decoder.ATTENTION + "q_norm.weight": "(kv q 2 f)", decoder.ATTENTION + "k_norm.weight": "(kv 2 f)"}
 
 
-@architecture("olmo2", tied=False)
+@architecture("olmo2", "olmo3", tied=False)
 def olmo2(c: Config) -> Family:
     axes = decoder.axes(c, plane=Sign()) | decoder.gated(c)
     family = decoder.family(c, axes, decoder.PROJECTIONS | NORMS_OVER_HEADS | decoder.GATED | POST_NORMS, reads={})

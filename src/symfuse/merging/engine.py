@@ -27,8 +27,7 @@ from symfuse.io.tensors import require_fit
 from symfuse.merging.base import Method, Parameter
 from symfuse.merging.stream import Source, Statistic, Stream
 from symfuse.model import Model
-from symfuse.model.undeclared import BEHIND
-from symfuse.spec import Spec, layer_of
+from symfuse.spec import BEHIND, Spec, layer_of
 
 # The value of a parameter in a recipe, as a function of the model in the slice (by position; None: of all), the tensor,
 # and the depth (0 the first layer, 1 the last).

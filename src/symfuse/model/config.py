@@ -38,12 +38,18 @@ UNSAID = ("transformers_version", "_name_or_path", "_commit_hash")
 # The base of rotary embeddings and the ε of RMSNorm where a config does not contain them (transformers 5.24), by
 # family.
 THETA = {
-    "mixtral": 1e6, "ministral3": 1e6, "smollm3": 2e6, "gpt_oss": 150_000.0, "helium": 1e5,
-    **dict.fromkeys(("cohere", "exaone", "ernie4_5", "llama4_text", "olmo3"), 500_000.0),
+    "mixtral": 1e6, "ministral3": 1e6, "smollm3": 2e6, "gpt_oss": 150_000.0, "helium": 1e5, "minimax_m2": 5e6,
+    "sarvam_moe": 8e6, "apertus": 12e6, "hy_v3": 11_158_840.0, **dict.fromkeys(("cwm", "phimoe", "solar_open"), 1e6),
+    **dict.fromkeys(("cohere", "exaone", "ernie4_5", "flex_olmo", "llama4_text", "olmo3"), 500_000.0),
 }  # fmt: skip
-EPSILON = dict.fromkeys(
-    ("mixtral", "ministral3", "phi3", "olmo2", "ernie4_5", "exaone", "llama4_text", "olmo3", "olmoe"), 1e-5
-)
+EPSILON = {"helium": 1e-8, "glm": 1.5625e-07, "glm4": 1.5625e-07} | dict.fromkeys(
+    (
+        "mixtral", "ministral3", "phi3", "olmo2", "ernie4_5", "exaone", "llama4_text", "olmo3", "olmoe", "internlm3",
+        "iquestcoder", "cwm", "hunyuan_v1_dense", "hunyuan_v1_moe", "arcee", "apertus", "exaone4", "exaone_moe",
+        "phimoe", "gpt_oss", "granite_swa", "glm4_moe", "solar_open", "hy_v3",
+    ),
+    1e-5,
+)  # fmt: skip
 
 # The types of some fields, where they are present.
 KINDS: dict[str, Any] = {

@@ -11,6 +11,8 @@ MEANING = {
     "qk": "queries and keys inside a head", "c": "a rotary plane of queries and keys",
     "p": "the part of queries and keys without rotary positions", "v": "values inside a head", "ffn": "neurons",
     "f": "rotary planes of a head", "pool": "units of the pooler", "embedding": "units of an embedding",
+    "n": "units of queries and keys without rotary positions, normalised", "s": "signs of these",
+    "m": "blocks of heads", "g": "groups of experts",
     "lm": "units of the language model's head", "e": "experts", "vocab": "tokens", "positions": "input positions",
     "types": "segments", "labels": "classes", "stem": "channels between two convolutions", "buckets": "distances",
     "mels": "mel frequencies", "times": "time steps",
@@ -35,6 +37,8 @@ BY_GROUP = {
 BY_AXIS = {
     ("residual", "permutation"): "LayerNorm has a gain for each unit, and subtracts the mean: reordered only",
     ("residual", "signed"): "RMSNorm has a gain for each unit: reordered and flipped only",
+    ("c", "phase"): "normalised without gains behind their positions: each rotary plane may be turned, not rescaled",
+    ("p", "signed"): "normalised with gains for each unit: reordered and flipped only",
     ("ffn", "permutation"): "a non-linearity that acts on each neuron: reordered only",
     ("f", None): "each plane rotates at its own frequency",
     ("vocab", None): "one row per token, in the tokenizer's order: fixed",
@@ -43,7 +47,7 @@ BY_AXIS = {
     ("labels", None): "one row per class: fixed",
 }
 FIXED = "the order of its units has a meaning: fixed"
-ONCE_FOLDED = {"layer": "centred", "rms": "orthogonal", "rms+1": "orthogonal"}
+ONCE_FOLDED = {"layer": "centred", "layer+1": "centred", "rms": "orthogonal", "rms+1": "orthogonal"}
 
 
 def reason(name: str, axis: Axis) -> str:

@@ -14,7 +14,7 @@ from symfuse.errors import SpecError
 from symfuse.io import Checkpoint, TensorInfo
 from symfuse.messages import some
 from symfuse.model.config import text_config
-from symfuse.spec import Axis, Declared, Spec
+from symfuse.spec import BEHIND, Axis, Declared, Spec
 from symfuse.spec.layout import Atom, Layout
 
 OTHER_MODALITY = re.compile(r"(.*\.)?(vision|visual|audio|image|speech|multi_?modal|mm_|connector)\w*(\..*)?")
@@ -24,7 +24,6 @@ LISTS = {"layers", "layer", "h", "block", "blocks"}
 PREDICTORS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")  # layers after the last, that predict further tokens
 
 LAYER = re.compile(r"(.*?)(?<![^.])(\d+)\.")  # a name up to the number of the layer
-BEHIND = "next"  # the index of the tensors of layers behind the last
 MASK = re.compile(r".*\b(attn|attention)\.bias")
 PARTITIONED = (
     "It looks like a placeholder of a partitioned save (ZeRO stage 3, FSDP): gather the weights before saving "

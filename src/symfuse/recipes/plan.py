@@ -20,11 +20,11 @@ from symfuse.methods import lookup
 from symfuse.methods.models import merged_checkpoint, require_same_heads, template_config
 from symfuse.model import Model
 from symfuse.model.config import with_fields
-from symfuse.model.undeclared import BEHIND, LAYER, LAYER_COUNTS, OTHER_MODALITY, other_modality, serves_all
+from symfuse.model.undeclared import LAYER, LAYER_COUNTS, OTHER_MODALITY, other_modality, serves_all
 from symfuse.recipes.schema import Input, ModelRef, Module, Recipe, kept_head, meant, settings_for
 from symfuse.recipes.schema import Slice as RecipeSlice
 from symfuse.rules import Layer, Stack, inside, rearranged, require_same_rules
-from symfuse.spec import Spec, anatomy, layer_of
+from symfuse.spec import BEHIND, Spec, anatomy, layer_of
 
 # mergekit's names of modules: the tensors of families that have no such word in their names, and the object in
 # config.json that says how many layers they have.

@@ -14,9 +14,9 @@ from symfuse.spec.spec import anatomy
 
 
 def families() -> list[dict[str, Any]]:
-    """Every declared family by name, of its usual config (the default one of `transformers`; of a family that it does
-    not have a small example): by axis the group, and why no larger one acts; what biases may do; of pre-norm models
-    what may be done to the residual stream once the gains are folded.
+    """Every declared family by name, of its usual config (the default one of `transformers`, with what the family's
+    example adds; of one that it does not have that example): by axis the group, and why no larger one acts; what biases
+    may do; of pre-norm models what may be done to the residual stream once the gains are folded.
 
     Options of a config may change what is moved: `symfuse inspect MODEL` lists it for one model.
     """
@@ -38,13 +38,13 @@ def _family(model_type: str) -> dict[str, Any]:
 
 
 def _usual_config(model_type: str) -> dict[str, Any]:
-    example = ARCHITECTURES[model_type].example
-    if example is not None:
-        return {"model_type": model_type, **example}
     import transformers
 
+    example = {"model_type": model_type, **(ARCHITECTURES[model_type].example or {})}
+    if model_type not in transformers.CONFIG_MAPPING:
+        return example
     with quiet():
-        config = transformers.CONFIG_MAPPING[model_type]().to_dict()
+        config = transformers.CONFIG_MAPPING[model_type]().to_dict() | example
     return {key: list(value) if isinstance(value, tuple) else value for key, value in config.items()}
 
 

@@ -70,7 +70,7 @@ def fold_norms(model: Model) -> Model:
             )
         rules |= fold_rules(model, norm)
         tensors[norm.gain] = Declared(parse(str(axes[norm.axis].size)), tensors[norm.gain].index)
-        group = Centred() if model.spec.norm == "layer" else Orthogonal()
+        group = Centred() if model.spec.centred else Orthogonal()
         axes[norm.axis] = replace(axes[norm.axis], group=group)
     return computed(model, rules, replace(model.spec, tensors=tensors, axes=axes)) if norms else model
 
@@ -94,7 +94,7 @@ def fold_rules(model: Model, norm: Norm) -> dict[str, Formula]:
 def _quotient(model: Model, norm: Norm, bias: str) -> Tensor:
     """δ with W diag(γ) δ = W β for all readers W: β/γ, or where γ is zero the solution of least norm."""
     read = reader(model)
-    gain, beta = read(norm.gain), read(bias)
+    gain, beta = model.spec.offset + read(norm.gain), read(bias)
     lost = ((gain == 0) & (beta != 0)).nonzero()[:, 0]
     kept = gain != 0
     delta = torch.where(kept, beta / torch.where(kept, gain, 1.0), 0.0)
@@ -123,7 +123,7 @@ def centre(model: Model) -> Model:
     SymmetryError for post-norm models, tied heads, and where the stream itself is an output of the model. An RMSNorm
     does not subtract the mean: then nothing changes.
     """
-    if model.spec.norm != "layer":
+    if not model.spec.centred:
         return model
     norms = norms_of(model)
     require_untied(model, "centring the embedding")
@@ -151,7 +151,7 @@ def drop_gauges(model: Model) -> Model:
     The component has no effect in each model, but would have one in an average, whose norms have an averaged output.
     The output of an RMSNorm has a mean: then nothing changes.
     """
-    if model.spec.norm != "layer":
+    if not model.spec.centred:
         return model
     norms = norms_of(model)
     if unfolded := [norm.gain for norm in norms if not is_folded(model.spec, norm)]:

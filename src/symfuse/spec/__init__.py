@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from symfuse.spec.layout import Atom, Layout, Segment, Variance, cut, parse
 from symfuse.spec.spec import (
+    BEHIND,
     Axis,
     Declared,
     Instance,
@@ -17,9 +18,29 @@ from symfuse.spec.spec import (
     expand,
     indices,
     layer_of,
+    pieces_of,
 )
 
 __all__ = [
-    "Atom", "Axis", "Declared", "Instance", "Layout", "Memo", "NormKind", "Occurrence", "Segment", "Shift", "Spec",
-    "Variance", "anatomy", "bias_of", "cut", "expand", "indices", "layer_of", "parse",
+    "BEHIND",
+    "Atom",
+    "Axis",
+    "Declared",
+    "Instance",
+    "Layout",
+    "Memo",
+    "NormKind",
+    "Occurrence",
+    "Segment",
+    "Shift",
+    "Spec",
+    "Variance",
+    "anatomy",
+    "bias_of",
+    "cut",
+    "expand",
+    "indices",
+    "layer_of",
+    "parse",
+    "pieces_of",
 ]  # fmt: skip

@@ -20,9 +20,11 @@ from symfuse.spec.layout import Atom, Concat, Cuts, Layout, Segment, Variance, c
 
 K = TypeVar("K")
 V = TypeVar("V")
-# LayerNorm, RMSNorm, and RMSNorm whose gain is stored less 1.
-NormKind = Literal["layer", "rms", "rms+1"]
-_OFFSETS: dict[NormKind, float] = {"layer": 0.0, "rms": 0.0, "rms+1": 1.0}
+# LayerNorm, RMSNorm, and both with gains that are stored less 1.
+NormKind = Literal["layer", "layer+1", "rms", "rms+1"]
+_OFFSETS: dict[NormKind, float] = {"layer": 0.0, "layer+1": 1.0, "rms": 0.0, "rms+1": 1.0}
+# The index of tensors of layers behind the last one, which predict further tokens.
+BEHIND = "next"
 
 
 @dataclass(frozen=True)
@@ -135,8 +137,8 @@ class Spec:
     heads: names of the tensors of the task head. tied: alias → the tensor that it equals. shifts: biases that
     may be translated. outputs: the layouts of the model's outputs, by field name. reads: of a pre-norm model, the
     gain of each norm of its stream → all that reads what this norm puts out: weights of linear maps (whose biases are
-    named alike), or output fields. norm: what those norms are: "layer" (LayerNorm), "rms" (RMSNorm), or "rms+1", whose
-    gain is stored less 1. scales: of a LayerScale the gain → the weight (whose bias is named alike) of the linear map
+    named alike), or output fields. norm: what those norms are: "layer" (LayerNorm), "rms" (RMSNorm), with "+1" if gains
+    are stored less 1. scales: of a LayerScale the gain → the weight (whose bias is named alike) of the linear map
     whose output it scales, entry by entry. stacks: tensors of which the file has the pieces (see `stored`) → the names
     of these there, with a * for the index of the first axis, one for each part of the next. names: canonical name →
     name in the file, where they differ. buffers: names in the file of derived tensors, which are dropped. gauges: of a
@@ -167,6 +169,11 @@ class Spec:
     @cached_property
     def sizes(self) -> dict[str, int]:
         return {name: axis.size for name, axis in self.axes.items()}
+
+    @property
+    def centred(self) -> bool:
+        """Whether the norms of the stream subtract its mean."""
+        return self.norm.startswith("layer")
 
     @property
     def offset(self) -> float:

@@ -59,7 +59,7 @@ class Frame:
         """Of a weight, by its canonical name. SymmetryError where a folded norm leaves its bias in a way that only
         suits the unchanged weight."""
         out = Rewrite()
-        layer, spec = self.model.spec.norm == "layer", self.model.spec
+        layer, spec = self.model.spec.centred, self.model.spec
         for norm in self.norms:
             if name in norm.readers and "fold_norms" in self.names:
                 out = self._read(norm, name)
@@ -85,7 +85,7 @@ class Frame:
 
     @property
     def _drops(self) -> bool:
-        return "drop_gauges" in self.names and self.model.spec.norm == "layer"
+        return "drop_gauges" in self.names and self.model.spec.centred
 
     def require_kept(self, whole: Collection[str]) -> None:
         """SymmetryError if an adapter holds the gain or bias of a norm that is folded, or the gain of a LayerScale:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -141,7 +142,7 @@ def computes_in(module: torch.nn.Module, dtype: torch.dtype) -> torch.dtype:
 def run(module: torch.nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The floating-point outputs of a live module by field name: those of the base model if it has no head. Masked
     positions are set to zero."""
-    with torch.inference_mode():
+    with torch.inference_mode(), _constants(module):
         if "src" in inputs:
             return {"output": module(inputs["src"])}
         out = _by_name(module(**inputs))
@@ -156,6 +157,18 @@ def run(module: torch.nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tens
         mask = masks.get(value.shape[:2]) if value.ndim == 3 else None
         fields[name] = value if mask is None else value * mask[..., None].to(value.dtype)
     return fields
+
+
+@contextmanager
+def _constants(module: torch.nn.Module) -> Iterator[None]:
+    """Torch's default dtype is that of a module whose class needs it (`Architecture.default_dtype`)."""
+    kind, before = getattr(getattr(module, "config", None), "model_type", None), torch.get_default_dtype()
+    try:
+        if kind in ARCHITECTURES and ARCHITECTURES[kind].default_dtype:
+            torch.set_default_dtype(next(module.parameters()).dtype)
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _by_name(out: Any) -> Mapping[str, Any]:
