@@ -21,6 +21,8 @@ STRIDES = {"decoder_sparse_step": "mlp_only_layers"}
 FIRST = ("first_k_dense_replace", "num_dense_layers")
 # Fields with the same content as a list by layer, in another form: groups of kinds with a count.
 GROUPED = {"attention_types": "attention_layers"}
+# Fields that may list something of each layer, whose names do not say so, and the parts whose layers they are.
+BY_LAYER = {"attention_window": ("", "encoder")}
 # Fields by which a layer computes with its own number.
 NUMBERED = ("scale_attn_by_inverse_layer_idx",)
 
@@ -33,8 +35,9 @@ IMPLIED = re.compile(
 OWN_NUMBER = re.compile(
     r"(layer|block)_?(idx|id|index|number|num)"
 )  # attributes that differ whatever the layer computes
+FRONT = re.compile(r"conv_layers$|parametrizations")  # no layers: the convolutions before those of speech encoders
 UNUSED = re.compile(
-    r"drop|relative_attention_bias"
+    r"drop|relative_attention_bias|rel_attn_embed"
 )  # in evaluation; and the table that the first layer holds for all layers
 
 
@@ -150,7 +153,7 @@ def _layer_settings(config: Mapping[str, Any], stack: Stack, depth: int) -> _Lay
     follows = {n for n, v in left.items() if n not in by_layer and same.get(n) == v != deeper.get(n)}
     # What no config without it has: of models as deep as real ones are, no other list has that length.
     others = {name: value for name, value in left.items() if name not in by_layer and name not in follows}
-    alone = {n: v for n, v in others.items() if len(v) == depth and ("layer" in n or depth > 8)}
+    alone = {n: v for n, v in others.items() if len(v) == depth and _may_be_by_layer(n, depth, stack)}
     bare, deeper_bare = (_without(config, stack, count, list, int) for count in (depth, depth + 1))
     follows |= {
         n for n, v in own.items() if type(v) is int and n not in LAYERS and bare.get(n) == v != deeper_bare.get(n)
@@ -158,6 +161,10 @@ def _layer_settings(config: Mapping[str, Any], stack: Stack, depth: int) -> _Lay
     absent = {name: value for name, value in full.items() if type(value) is int and name not in own}
     counts = {n: v for n, v in absent.items() if n in same and n in deeper and same[n] != deeper[n]}
     return _LayerSettings(own, full, by_layer | alone, numbers, tuple(follows), counts)
+
+
+def _may_be_by_layer(name: str, depth: int, stack: Stack) -> bool:
+    return stack.part in BY_LAYER[name] if name in BY_LAYER else "layer" in name or depth > 8
 
 
 def _without(config: Mapping[str, Any], stack: Stack, count: int, *kinds: type) -> Mapping[str, Any]:
@@ -245,7 +252,7 @@ def _lists(module: nn.Module, stack: Stack, depth: int) -> list[nn.ModuleList]:
     """The lists with that many layers that are not inside another one; a list of rotary tables is none of layers."""
     lists: dict[str, nn.ModuleList] = {}
     for name, part in module.named_modules():
-        inner = any(name.startswith(f"{outer}.") for outer in lists)
+        inner = any(name.startswith(f"{outer}.") for outer in lists) or FRONT.search(name)
         layers = isinstance(part, nn.ModuleList) and len(part) == depth and next(part.parameters(), None) is not None
         if layers and not inner and _is_in(name, stack):
             lists[name] = part

@@ -27,7 +27,7 @@ COLUMNS = {
     "feed-forward": {"ffn"},
     "experts": {"e"},
     "heads": {"h", "kv", "q"},
-    "residual": {"residual", "embedding"},
+    "residual": {"residual", "blocks", "embedding"},
 }
 
 

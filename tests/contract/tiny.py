@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from typing import Any
 
@@ -24,7 +24,7 @@ from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
 from symfuse.model import Model, as_declared
 from symfuse.modules import live, stored_names
-from symfuse.spec import Spec
+from symfuse.spec import Declared, Spec, parse
 from symfuse.verification import compare, computes_in, random_inputs, run
 
 TEXT = {
@@ -710,6 +710,116 @@ MODELS: dict[str, Callable[..., Checkpoint]] = {
 }
 
 
+# Encoders of text.
+ALBERT = TEXT | {"embedding_size": 11, "num_hidden_layers": 4, "num_hidden_groups": 2, "inner_group_num": 2}
+REMBERT = TEXT | {"input_embedding_size": 11, "output_embedding_size": 13, "decoder_start_token_id": 1}
+ESM = {key: size for key, size in TEXT.items() if key != "type_vocab_size"} | {"hidden_size": 40, "mask_token_id": 9}
+LONG = TEXT | {"attention_window": [4, 8], "bos_token_id": 1, "eos_token_id": 2, "sep_token_id": 2}
+SPECTROGRAM: dict[str, Any] = {
+    "hidden_size": 20, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 29, "patch_size": 4,
+    "num_mel_bins": 13, "max_length": 24, "frequency_stride": 3, "time_stride": 5, "num_labels": 7,
+}  # fmt: skip
+MAE = SQUARE | {
+    "decoder_hidden_size": 24, "decoder_num_hidden_layers": 3, "decoder_num_attention_heads": 6,
+    "decoder_intermediate_size": 31,
+}  # fmt: skip
+# Four heads of 12; three blocks of 16 in the convolution of positions.
+SPEECH: dict[str, Any] = {
+    "vocab_size": 61, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 29,
+    "conv_dim": [7, 9, 11], "conv_kernel": [5, 3, 2], "conv_stride": [3, 2, 2], "num_conv_pos_embeddings": 6,
+    "num_conv_pos_embedding_groups": 3, "num_feat_extract_layers": 3, "num_labels": 5, "classifier_proj_size": 13,
+    "num_codevectors_per_group": 6, "codevector_dim": 10, "proj_codevector_dim": 17,
+}  # fmt: skip
+STABLE = {"feat_extract_norm": "layer", "do_stable_layer_norm": True, "conv_bias": True}
+FIRST_DEBERTA = TEXT | {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "max_relative_positions": 9}
+LED = BART | {
+    "attention_window": 4, "max_encoder_position_embeddings": 41, "max_decoder_position_embeddings": 37,
+}  # fmt: skip
+XLNET: dict[str, Any] = {
+    "vocab_size": 61, "d_model": 20, "n_layer": 2, "n_head": 4, "d_inner": 29, "num_labels": 7, "mem_len": None,
+}  # fmt: skip
+SIGLIP2 = SIGLIP | {"vision_config": TOWER_VISION | {"num_patches": 9}}
+DINOV3 = SQUARE | {"hidden_size": 48, "num_register_tokens": 3}
+SWIN: dict[str, Any] = {
+    "image_size": 24, "patch_size": 3, "num_channels": 3, "embed_dim": 12, "depths": [2, 3], "num_heads": [4, 6],
+    "window_size": 2, "mlp_ratio": 3.0, "num_labels": 7, "encoder_stride": 6,
+}  # fmt: skip
+BOXES = TEXT | {"max_2d_position_embeddings": 41}
+MODELS |= {
+    "ernie-pretraining": of("ErnieForPreTraining", "ErnieConfig", TEXT, use_task_id=True),
+    "ernie-token": of("ErnieForTokenClassification", "ErnieConfig", TEXT),
+    "layoutlm-sequence": of("LayoutLMForSequenceClassification", "LayoutLMConfig", BOXES),
+    "layoutlm-mlm": of("LayoutLMForMaskedLM", "LayoutLMConfig", BOXES),
+    "megatron": of("MegatronBertModel", "MegatronBertConfig", TEXT),
+    "megatron-mlm": of("MegatronBertForMaskedLM", "MegatronBertConfig", TEXT),
+    "megatron-choice": of("MegatronBertForMultipleChoice", "MegatronBertConfig", TEXT),
+    "megatron-token": of("MegatronBertForTokenClassification", "MegatronBertConfig", TEXT),
+    "bert-generation-lm": of("BertGenerationDecoder", "BertGenerationConfig", TEXT),
+    "bert-generation-encoder": of("BertGenerationEncoder", "BertGenerationConfig", TEXT),
+    "rembert-mlm": of("RemBertForMaskedLM", "RemBertConfig", REMBERT),
+    "rembert-sequence": of("RemBertForSequenceClassification", "RemBertConfig", REMBERT),
+    "data2vec-text-mlm": of("Data2VecTextForMaskedLM", "Data2VecTextConfig", TEXT),
+    "xl-mlm": of("XLMRobertaXLForMaskedLM", "XLMRobertaXLConfig", TEXT),
+    "xl-mlm-untied": of("XLMRobertaXLForMaskedLM", "XLMRobertaXLConfig", TEXT, tie_word_embeddings=False),
+    "xl-sequence": of("XLMRobertaXLForSequenceClassification", "XLMRobertaXLConfig", TEXT),
+    "prelayernorm-mlm": of("RobertaPreLayerNormForMaskedLM", "RobertaPreLayerNormConfig", TEXT),
+    "prelayernorm-question": of(
+        "RobertaPreLayerNormForQuestionAnswering", "RobertaPreLayerNormConfig", TEXT, num_labels=2
+    ),
+    "mpnet": of("MPNetModel", "MPNetConfig", TEXT),
+    "mpnet-mlm": of("MPNetForMaskedLM", "MPNetConfig", TEXT),
+    "mpnet-sequence": of("MPNetForSequenceClassification", "MPNetConfig", TEXT),
+    "albert": of("AlbertModel", "AlbertConfig", ALBERT),
+    "albert-pretraining": of("AlbertForPreTraining", "AlbertConfig", ALBERT),
+    "albert-mlm-untied": of("AlbertForMaskedLM", "AlbertConfig", ALBERT, tie_word_embeddings=False),
+    "albert-token": of("AlbertForTokenClassification", "AlbertConfig", ALBERT, inner_group_num=1),
+    "esm-mlm": of("EsmForMaskedLM", "EsmConfig", ESM, position_embedding_type="rotary"),
+    "esm-token": of("EsmForTokenClassification", "EsmConfig", ESM),
+    "esm-sequence": of("EsmForSequenceClassification", "EsmConfig", ESM, emb_layer_norm_before=True),
+    "longformer-sequence": of("LongformerForSequenceClassification", "LongformerConfig", LONG),
+    "longformer-mlm": of("LongformerForMaskedLM", "LongformerConfig", LONG),
+    "deberta-first": of("DebertaModel", "DebertaConfig", FIRST_DEBERTA),
+    "deberta-first-mlm": of("DebertaForMaskedLM", "DebertaConfig", FIRST_DEBERTA, position_biased_input=False),
+    "deberta-first-sequence": of(
+        "DebertaForSequenceClassification", "DebertaConfig", FIRST_DEBERTA, pos_att_type=["c2p"], type_vocab_size=0
+    ),
+    "led-lm": of("LEDForConditionalGeneration", "LEDConfig", LED),
+    "led-lm-untied": of("LEDForConditionalGeneration", "LEDConfig", LED, tie_word_embeddings=False),
+    "xlnet-lm": of("XLNetLMHeadModel", "XLNetConfig", XLNET),
+    "xlnet-sequence": of("XLNetForSequenceClassification", "XLNetConfig", XLNET),
+    "xlnet-token": of("XLNetForTokenClassification", "XLNetConfig", XLNET),
+    # Of images and sounds.
+    "siglip2": of("Siglip2Model", "Siglip2Config", SIGLIP2),
+    "siglip2-classification": of("Siglip2ForImageClassification", "Siglip2Config", SIGLIP2),
+    "siglip2-text": of("Siglip2TextModel", "Siglip2TextConfig", SIGLIP_TEXT),
+    "siglip2-vision": of("Siglip2VisionModel", "Siglip2VisionConfig", TOWER_VISION, num_patches=9),
+    "dinov3-masked": of("DINOv3ViTModel", "DINOv3ViTConfig", DINOV3),
+    "dinov3-gated-masked": of("DINOv3ViTModel", "DINOv3ViTConfig", DINOV3, use_gated_mlp=True, hidden_act="silu"),
+    "msn-classification": of("ViTMSNForImageClassification", "ViTMSNConfig", VISION),
+    "ijepa": of("IJepaModel", "IJepaConfig", VISION),
+    "ijepa-classification": of("IJepaForImageClassification", "IJepaConfig", VISION, qkv_bias=False),
+    "ast": of("ASTModel", "ASTConfig", SPECTROGRAM),
+    "ast-classification": of("ASTForAudioClassification", "ASTConfig", SPECTROGRAM),
+    "mae": of("ViTMAEModel", "ViTMAEConfig", MAE),
+    "mae-pretraining": of("ViTMAEForPreTraining", "ViTMAEConfig", MAE),
+    "data2vec-vision": of("Data2VecVisionModel", "Data2VecVisionConfig", SQUARE, **TABLES),
+    "data2vec-vision-classification": of("Data2VecVisionForImageClassification", "Data2VecVisionConfig", SQUARE),
+    "swin": of("SwinModel", "SwinConfig", SWIN, use_absolute_embeddings=True),
+    "swin-classification": of("SwinForImageClassification", "SwinConfig", SWIN, qkv_bias=False),
+    "swin-masked": of("SwinForMaskedImageModeling", "SwinConfig", SWIN),
+    "wav2vec2-biased": of("Wav2Vec2Model", "Wav2Vec2Config", SPEECH, conv_bias=True),
+    "wav2vec2-ctc": of("Wav2Vec2ForCTC", "Wav2Vec2Config", SPEECH, adapter_attn_dim=19, **STABLE),
+    "wav2vec2-sequence": of("Wav2Vec2ForSequenceClassification", "Wav2Vec2Config", SPEECH, mask_time_prob=0.0),
+    "wav2vec2-pretraining": of("Wav2Vec2ForPreTraining", "Wav2Vec2Config", SPEECH),
+    "hubert": of("HubertModel", "HubertConfig", SPEECH, feat_proj_layer_norm=False),
+    "hubert-ctc": of("HubertForCTC", "HubertConfig", SPEECH, **STABLE),
+    "unispeech-ctc": of("UniSpeechForCTC", "UniSpeechConfig", SPEECH),
+    "unispeech-sat-frames": of("UniSpeechSatForAudioFrameClassification", "UniSpeechSatConfig", SPEECH, **STABLE),
+    "wavlm-frames": of("WavLMForAudioFrameClassification", "WavLMConfig", SPEECH, use_weighted_layer_sum=True),
+    "wavlm-ctc": of("WavLMForCTC", "WavLMConfig", SPEECH, **STABLE),
+}
+
+
 # The worst that the true declarations show is 3e-14, on every model and axis. Where norms compute in float32, a sum in
 # another order is one of its roundings, and so may be 1e-15 before the norm: up to 1.1e-6 in forty trials.
 EXACT, ROUNDED = 1e-13, 2e-6
@@ -725,6 +835,11 @@ FIRST = {
     "minimax-lm", "gpt-oss-lm", "granite-swa-lm", "glm4-moe-lm",
     "modernbert-mlm", "olmo-clipped", "t5-lm", "t5-lm-untied", "bart-lm", "marian-lm", "whisper-lm",
     "clip", "siglip", "dinov2-masked", "dinov2-gated", "dinov2-classification", "beit-masked", "beit-shared",
+    "ernie-pretraining", "layoutlm-sequence", "megatron-mlm", "bert-generation-lm", "rembert-mlm", "xl-sequence",
+    "prelayernorm-mlm", "mpnet-sequence", "albert-pretraining", "esm-mlm", "longformer-sequence",
+    "msn-classification", "ijepa-classification", "ast-classification", "mae-pretraining", "wav2vec2-biased",
+    "wav2vec2-ctc", "hubert", "wavlm-frames", "dinov3-masked", "siglip2", "swin", "deberta-first-mlm", "led-lm",
+    "xlnet-lm",
 }  # fmt: skip
 
 
@@ -791,9 +906,10 @@ class Case:
         """Inputs or outputs in a moved space as the alignment moves them."""
         out = dict(fields)
         for name in self.spec.outputs.keys() & fields.keys() if alignment is not None else ():
-            (atom,) = self.spec.outputs[name].atoms
-            if element := alignment.elements.get(self.spec.instance(atom.name, {})):
-                out[name] = element.part(atom.variance.value).act(fields[name], -1)
+            outer = " ".join(map(str, fields[name].shape[:-1]))
+            layout = Declared(parse(f"{outer} {self.spec.outputs[name]}"))
+            spec = replace(alignment.spec, tensors={**alignment.spec.tensors, name: layout})
+            out[name] = replace(alignment, spec=spec).move(name, fields[name])
         return out
 
 
@@ -810,7 +926,7 @@ def case(label: str) -> Case:
     module = seen(model.checkpoint)
     inputs = random_inputs(module, model.checkpoint.config)
     rng = torch.Generator().manual_seed(1)
-    types = model.checkpoint.config.get("type_vocab_size") or 0
+    types = model.checkpoint.config.get("type_vocab_size") or 2 * (model.spec.family == "xlnet")
     if types > 1:  # more than the first row of the table is read
         inputs["token_type_ids"] = torch.randint(types, inputs["input_ids"].shape, generator=rng)
     if label.endswith("-masked"):  # the mask token is read

@@ -321,7 +321,7 @@ def test_what_is_there_is_replaced_only_if_asked(store: MemoryFileSystem, folder
     store.pipe_file(f"{url}/old.txt", b"old")
     with pytest.raises(OutputError, match=r"no part of a model: old\.txt"):
         model.save(url, overwrite=True)
-    store.mv(f"{url}/old.txt", f"{url}/README.md")
+    store.mv(f"{url}/old.txt", f"{url}/symfuse.json")
     model.save(url, overwrite=True)
     assert objects(store, url).keys() == {*COMPANIONS, "config.json", "model.safetensors"}
     store.pipe_file("memory://notes/notes.txt", b"mine")

@@ -50,6 +50,13 @@ MODELS = (
     *("t5-lm", "t5-lm-untied", "t5-sequence", "t5-token", "t5-question", "umt5-lm", "bart-lm", "bart-lm-untied"),
     *("bart-sequence", "bart-question", "mbart-lm", "pegasus-lm", "marian-lm", "marian-lm-apart", "m2m-100-lm"),
     *("whisper", "whisper-lm-untied"),
+    *("ernie-pretraining", "layoutlm-sequence", "megatron-mlm", "megatron-token", "bert-generation-lm", "rembert-mlm"),
+    *("rembert-sequence", "xl-mlm", "xl-sequence", "prelayernorm-mlm", "mpnet-sequence", "albert-pretraining"),
+    *("albert-mlm-untied", "esm-mlm", "esm-sequence", "longformer-sequence", "msn-classification"),
+    *("ijepa-classification", "ast-classification", "mae-pretraining", "wav2vec2-biased", "wav2vec2-ctc"),
+    *("wav2vec2-sequence", "wav2vec2-pretraining", "hubert", "wavlm-frames", "deberta-first-mlm", "led-lm"),
+    *("led-lm-untied", "dinov3-masked", "dinov3-gated-masked", "xlnet-lm", "xlnet-sequence", "swin", "swin-masked"),
+    *("siglip2", "siglip2-vision"),
     *(
         "seed-output-question",
         "helium-lm",
@@ -67,19 +74,31 @@ MODELS = (
     *("modernbert-decoder-lm", "modernbert-decoder-sequence", "codegen-lm", "gpt-bigcode-lm", "gpt-bigcode-by-head"),
     *("gpt-neo-lm", "xglm-lm"),
 )
-BIASED = ("bart", "mbart", "pegasus", "marian", "m2m")  # encoders with decoders, whose keys have biases
+BIASED = ("led", "bart", "mbart", "pegasus", "marian", "m2m")  # encoders with decoders, whose keys have biases
+BERTS = ("ernie", "layoutlm", "megatron", "rembert", "xl", "prelayernorm", "esm-sequence", "longformer")
+SPEECH = ("wav2vec2", "hubert", "wavlm")
 
 SOFTMAX = "a key's bias adds one number to all scores of a query, which the softmax ignores: it may be anything"
 # Ends of names of tensors whose mutations cannot be seen, and why; in which models.
 EQUIVALENT = {
-    "attention.self.key.bias": ("bert", "roberta", "electra"),
+    "attention.self.key.bias": ("bert", "roberta", "electra", "swin", *BERTS),
+    "attention.attn.k.bias": ("mpnet",),
+    "attention.key.bias": ("albert",),
+    "attention.self.key_global.bias": ("longformer",),
+    "contact_head.regression.weight": ("esm",),  # which no output reads
     "attention.k_lin.bias": ("distilbert",),
+    "attention.k_proj.bias": SPEECH,
+    "feature_extractor.conv_layers.0.conv.bias": ("wav2vec2-biased",),  # the norm behind it takes the mean away
+    "mask_emb": ("xlnet",),  # which no output reads without a mapping to targets
+    "masked_spec_embed": SPEECH,  # which is read in training
     "self_attn.k_proj.bias": ("opt", "xglm", "clip", "siglip", "smollm3-biased", *BIASED),
     "encoder_attn.k_proj.bias": BIASED,
-    "attention.attention.key.bias": ("vit", "deit", "dinov2"),
+    "attention.attention.key.bias": ("vit", "deit", "dinov2", "msn", "ast", "mae"),
     # With p2c the content's key also meets positions, and its bias is not free; the position's own key is.
     "attention.self.key_proj.bias": ("deberta-mlm-absolute",),
-    "attention.self.pos_key_proj.bias": ("deberta",),
+    "attention.self.pos_key_proj.bias": ("deberta-mlm", "deberta-seq", "deberta-token"),
+    "longformer_self_attn.key.bias": ("led",),
+    "longformer_self_attn.key_global.bias": ("led",),
 }
 # In a fused bias only the key's part is free.
 FUSED = {"in_proj_bias": ("torch", "sceptr", "siglip"), "attn.c_attn.bias": ("gpt2",)}
@@ -151,7 +170,7 @@ def layouts(layout: Layout, spec: Spec) -> Iterator[tuple[str, Layout]]:
     for at, dim in enumerate(layout.dims):
         for slip, mutant in mutants(dim, spec):
             dims = [*layout.dims[:at], mutant, *layout.dims[at + 1 :]]
-            if head := inert(mutant, spec):
+            for head in filter(None, (inert(atom, spec) for atom in Layout((mutant,)).atoms)):
                 dims = [_unordered(other, head, spec) if i != at else other for i, other in enumerate(dims)]
             yield f"{slip} of {layout}", Layout(tuple(dims))
 

@@ -43,7 +43,7 @@ def positions(streams: seq2seq.Streams) -> dict[str, str]:
     }
 
 
-def _bart(c: Config, rows: int, *, before: bool, embedding_norm: bool) -> Family:
+def bart_like(c: Config, rows: int, *, before: bool, embedding_norm: bool) -> Family:
     """rows: of the tables of positions. before: norms before each block, and one after the last."""
     streams = ("residual", "residual") if c.tied else ("encoder_residual", "decoder_residual")
     tensors = embeddings(c, streams) | positions(streams)
@@ -66,20 +66,20 @@ def _bart(c: Config, rows: int, *, before: bool, embedding_norm: bool) -> Family
 
 @architecture("bart", "plbart")
 def bart(c: Config) -> Family:
-    return _bart(c, c.max_position_embeddings + OFFSET, before=False, embedding_norm=True)
+    return bart_like(c, c.max_position_embeddings + OFFSET, before=False, embedding_norm=True)
 
 
 @architecture("blenderbot-small")
 def blenderbot_small(c: Config) -> Family:
-    return _bart(c, c.max_position_embeddings, before=False, embedding_norm=True)
+    return bart_like(c, c.max_position_embeddings, before=False, embedding_norm=True)
 
 
 @architecture("mbart")
 def mbart(c: Config) -> Family:
-    return _bart(c, c.max_position_embeddings + OFFSET, before=True, embedding_norm=True)
+    return bart_like(c, c.max_position_embeddings + OFFSET, before=True, embedding_norm=True)
 
 
 @architecture("pegasus", "blenderbot")
 def pegasus(c: Config) -> Family:
     """The sines of Pegasus are stored, and read from the file: they move with the stream."""
-    return _bart(c, c.max_position_embeddings, before=True, embedding_norm=False)
+    return bart_like(c, c.max_position_embeddings, before=True, embedding_norm=False)

@@ -175,13 +175,15 @@ class Family:
     tensors: the base model's, by name without `prefix` (which checkpoints of a class with a head have).
     optional: parts of the base model that may be absent as a whole (a pooler). heads: by label.
     tied: alias → the tensor it equals; an alias may be absent, or be stored in the place of that tensor. absent: those
-    that are aliases only where they are not stored. reads: of any head; what is absent does not read.
+    that are aliases only where they are not stored. reads: of any head; what is absent or reads another axis is left
+    out.
     stacks: tensors that files may have in pieces → the names of these, as Spec.stacks has them, without `prefix`.
     predictors: what layers behind the last one have, as `tensors`, beside the tensors of a layer; where a file has such
     layers, the stream may not be rotated.
     gauges: of any head, by full names; of them count those whose weight is there, untied, with a bias, and reads the
     norm's axis.
-    buffers: patterns of derived tensors, dropped. legacy: old endings of names → today's. See Spec for the rest.
+    buffers: patterns of derived tensors, dropped. legacy: old endings of names, or beginnings that end with a dot, →
+    today's. See Spec for the rest.
     """
 
     axes: Mapping[str, Axis]
@@ -215,7 +217,7 @@ Declare = Callable[[Config], Family]
 class Architecture:
     """A registered family: its declaration, (outside `transformers`) how to build the live module, whether the
     output head is the embedding where config.json does not say, and an example of a config (of one in `transformers`
-    what its default lacks).
+    what its default lacks, or what takes the place of defaults that are of no model).
     float32: how the names of its classes end that compute in float32 whatever the model's dtype: norms, and attention
     that does the softmax or the turning of planes so. spelt: fields that configs may have under another name → that
     name. default_dtype: whether its class makes constants in torch's default dtype, where those of float64 overflow."""
@@ -344,14 +346,14 @@ def bind(family: Family, model_type: str, class_name: str, names: list[str], whe
         ),
         outputs={name: parse(text) for name, text in family.outputs.items()},
         reads={
-            norm.format(**index): tuple(
+            norm: tuple(
                 reader
                 for template in readers
-                if (reader := template.format(**index)) in tensors or (bare and reader in family.outputs)
+                if _reads(reader := template.format(**index), norm, tensors) or (bare and reader in family.outputs)
             )
-            for norm, readers in family.reads.items()
-            for index in indices(norm, family.axes)
-            if norm.format(**index) in tensors and not behind
+            for gain, readers in family.reads.items()
+            for index in indices(gain, family.axes)
+            if (norm := gain.format(**index)) in tensors and not behind
         },
         norm=family.norm,
         scales={
@@ -367,6 +369,11 @@ def bind(family: Family, model_type: str, class_name: str, names: list[str], whe
         buffers=frozenset(name for name in names if is_buffer(name, family)),
         gauges={reader: gain for reader, gain in family.gauges.items() if _is_gauge(reader, gain, tensors, family)},
     )
+
+
+def _reads(reader: str, norm: str, tensors: Mapping[str, Declared]) -> bool:
+    """Whether a weight is there, and has the axis of that norm."""
+    return reader in tensors and not set(tensors[norm].layout.names).isdisjoint(tensors[reader].layout.names)
 
 
 def _behind(family: Family, current: Collection[str], prefix: str) -> dict[str, Declared]:
@@ -499,8 +506,10 @@ def _all_tied(head: Head, family: Family) -> bool:
 
 
 def modern(name: str, legacy: Mapping[str, str]) -> str:
-    """A name with an old ending replaced by the current one (`Family.legacy`)."""
+    """A name with an old ending or beginning replaced by the current one (`Family.legacy`)."""
     for old, new in legacy.items():
+        if old.endswith(".") and name.startswith(old):
+            return new + name[len(old) :]
         if name.endswith(old):
             return name[: -len(old)] + new
     return name

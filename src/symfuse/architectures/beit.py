@@ -1,4 +1,4 @@
-"""BEiT: ViT with tables of scores by distance for each head, a LayerScale behind each block, and no key bias."""
+"""BEiT and data2vec: ViT with a table of scores by distance for each head, a LayerScale, and no key bias."""
 
 from __future__ import annotations
 
@@ -66,6 +66,11 @@ def beit(c: Config) -> Family:
         },
         scales=SCALES if scaled else {},
     )
+
+
+@architecture("data2vec-vision")
+def data2vec_vision(c: Config) -> Family:
+    return replace(beit(c), prefix="data2vec_vision.")
 
 
 def _distances(c: Config) -> int:

@@ -1,6 +1,9 @@
-"""BERT: post-norm encoder, learned absolute positions, separate query, key and value projections."""
+"""BERT: post-norm encoder, learned absolute positions, separate query, key and value projections. ERNIE and LayoutLM:
+BERT with further embeddings. Megatron-BERT: BERT with its norms before the blocks."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from symfuse.architectures.base import Config, Family, Head, architecture
 from symfuse.architectures.blocks import (
@@ -12,6 +15,7 @@ from symfuse.architectures.blocks import (
     norm,
     post_norm,
     projections,
+    readers,
 )
 from symfuse.architectures.names import LEGACY
 from symfuse.groups import Permutation, Signed
@@ -41,6 +45,7 @@ BUFFERS = ("*embeddings.position_ids", "*embeddings.token_type_ids")
 OUTPUTS = {"last_hidden_state": "residual", "pooler_output": "pool"}
 
 PREDICTIONS = "cls.predictions."
+TRANSFORM = PREDICTIONS + "transform."
 POOLED = linear("classifier", "labels", "pool*")
 CHOICE = Head(("ForMultipleChoice",), linear("classifier", "1", "pool*"))
 TOKEN = Head(("ForTokenClassification",), linear("classifier", "labels"))
@@ -49,8 +54,7 @@ QUESTION = Head(("ForQuestionAnswering",), linear("qa_outputs", "labels"))
 
 def predictions(c: Config, norm_name: str = "LayerNorm", embedding: str = "residual") -> dict[str, str]:
     """The head of the masked language model; embedding: as of `dense_head`."""
-    transform = PREDICTIONS + "transform."
-    head = dense_head(c, transform + "dense", transform + norm_name, PREDICTIONS + "decoder", embedding)
+    head = dense_head(c, TRANSFORM + "dense", TRANSFORM + norm_name, PREDICTIONS + "decoder", embedding)
     return {PREDICTIONS + "bias": "vocab", **head}
 
 
@@ -109,7 +113,60 @@ def bert(c: Config) -> Family:
         outputs=OUTPUTS,
         gauges=gauges(
             c.num_hidden_layers,
-            PREDICTIONS + "transform.dense",
-            transform=(PREDICTIONS + "transform.LayerNorm", PREDICTIONS + "decoder"),
+            TRANSFORM + "dense",
+            transform=(TRANSFORM + "LayerNorm", PREDICTIONS + "decoder"),
         ),
+    )
+
+
+@architecture("ernie")
+def ernie(c: Config) -> Family:
+    family = replace(bert(c), prefix="ernie.")
+    if not c.get("use_task_id", False):
+        return family
+    tasks = Axis(c.size("task_type_vocab_size", 3))
+    return family.plus(axes={"tasks": tasks}, tensors={"embeddings.task_type_embeddings.weight": "tasks residual"})
+
+
+@architecture("layoutlm")
+def layoutlm(c: Config) -> Family:
+    """Where a token stands on its page: the edges of its box, its height and its width."""
+    boxes = {f"embeddings.{side}_position_embeddings.weight": "places residual" for side in "xyhw"}
+    places = Axis(c.size("max_2d_position_embeddings", 1024))
+    return replace(bert(c), prefix="layoutlm.").plus(axes={"places": places}, tensors=boxes)
+
+
+def pre_norm(family: Family, attention: str, ffn: str, last: str, *, embeddings: bool = False) -> Family:
+    """The family with norms of these names before its blocks, and one after the last. embeddings: whether these have a
+    norm: then its gain stays in the stream, which only permutations may act on."""
+    kept = {n: text for n, text in family.tensors.items() if "LayerNorm" not in n or (embeddings and "embed" in n)}
+    norms = norm(LAYER + attention) | norm(LAYER + ffn) | norm(last)
+    dense = ("pooler.dense", "classifier", "classifier.dense", "qa_outputs", "lm_head.dense", TRANSFORM + "dense")
+    reads = {
+        f"{LAYER}{attention}.weight": readers(NAMES),
+        f"{LAYER}{ffn}.weight": (LAYER + "intermediate.dense.weight",),
+        f"{last}.weight": ("last_hidden_state", *(f"{name}.weight" for name in dense)),
+    }
+    gauges = {
+        reader: gain for reader, gain in family.gauges.items() if not gain.startswith(("embeddings.", "encoder."))
+    }
+    return replace(family, tensors=kept | norms, reads={} if embeddings else reads, gauges=gauges)
+
+
+@architecture("megatron-bert")
+def megatron_bert(c: Config) -> Family:
+    return pre_norm(bert(c), "attention.ln", "ln", "encoder.ln")
+
+
+@architecture("bert-generation")
+def bert_generation(c: Config) -> Family:
+    """There are no types of tokens, and the decoder reads the stream as it is."""
+    tensors = {name: text for name, text in (EMBEDDINGS | ENCODER).items() if "token_type" not in name}
+    decoder = linear("lm_head.decoder", "vocab") | {"lm_head.bias": "vocab"}
+    return replace(
+        bert(c),
+        tensors=tensors,
+        heads={"decoder": Head(("Decoder",), decoder)},
+        tied=ties(c, "lm_head.decoder", "lm_head.bias"),
+        gauges=gauges(c.num_hidden_layers, "lm_head.decoder"),
     )

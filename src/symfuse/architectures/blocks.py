@@ -141,9 +141,9 @@ def rotary_axes(head: int, turned: int, per: tuple[str, ...], group: Group = ROT
     return axes | ({"p": Axis(head - 2 * planes, Invertible(), per)} if head > 2 * planes else {})
 
 
-def key_shift(key: str) -> Shift:
+def key_shift(key: str, axis: str = "qk") -> Shift:
     """A key bias is free: it adds the same number to every score of a query, which the softmax ignores."""
-    return Shift(key + ".bias", "qk*")
+    return Shift(key + ".bias", f"{axis}*")
 
 
 def value_shift(value: str, output: str, axis: str = "v") -> Shift:

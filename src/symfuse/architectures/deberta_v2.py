@@ -14,7 +14,7 @@ SELF = bert.SELF
 NAMES = {"self.query": "self.query_proj", "self.key": "self.key_proj", "self.value": "self.value_proj"}
 
 
-def _parts(text: str | list[str] | None) -> list[str]:
+def parts_of(text: str | list[str] | None) -> list[str]:
     """`"c2p|p2c"` of older configs, or a list."""
     pieces = text.split("|") if isinstance(text, str) else (text or [])
     if not isinstance(pieces, list) or not all(isinstance(piece, str) for piece in pieces):
@@ -24,7 +24,7 @@ def _parts(text: str | list[str] | None) -> list[str]:
 
 def _encoder(c: Config) -> tuple[dict[str, str], tuple[Shift, ...]]:
     """The tensors of the encoder, and which of its biases may be translated."""
-    position = _parts(c.get("pos_att_type")) if c.get("relative_attention", False) else []
+    position = parts_of(c.get("pos_att_type")) if c.get("relative_attention", False) else []
     # Positions have projections of their own, or use those of contents.
     own = not c.get("share_att_key", False)
     tensors = renamed(bert.ENCODER, NAMES)
@@ -34,7 +34,7 @@ def _encoder(c: Config) -> tuple[dict[str, str], tuple[Shift, ...]]:
         tensors |= linear(SELF + "pos_key_proj", "(h qk*)")
     if own and "p2c" in position:
         tensors |= linear(SELF + "pos_query_proj", "(h qk)")
-    if "layer_norm" in _parts(c.get("norm_rel_ebd")):
+    if "layer_norm" in parts_of(c.get("norm_rel_ebd")):
         tensors |= norm("encoder.LayerNorm")
     if c.get("conv_kernel_size", 0) > 0:
         tensors |= linear("encoder.conv.conv", "residual", "residual* kernel") | norm("encoder.conv.LayerNorm")

@@ -1,4 +1,5 @@
-"""DINOv2: ViT with a LayerScale behind each block, gated neurons in the largest, register tokens in some."""
+"""DINOv2: ViT with a LayerScale behind each block, gated neurons in the largest, register tokens in some.
+DINOv3: the same with rotary positions."""
 
 from __future__ import annotations
 
@@ -6,7 +7,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import attention_shifts, block_axes, linear, readers, renamed
+from symfuse.architectures.blocks import (
+    attention,
+    attention_shifts,
+    block_axes,
+    linear,
+    norm,
+    placed,
+    projections,
+    readers,
+    renamed,
+    rotary_axes,
+    value_shift,
+)
 from symfuse.architectures.vit import BIASES, LAYER, OUTPUT, TENSORS, image_axes
 from symfuse.architectures.vit import NAMES as PROJECTIONS
 from symfuse.groups import SignedMonomial
@@ -77,3 +90,51 @@ def dinov2_with_registers(c: Config) -> Family:
     registers = {"embeddings.register_tokens": "1 registers residual"} | MASK
     family = _family(c, "dinov2_with_registers.", 16, registers)
     return family.plus(axes={"registers": Axis(c.size("num_register_tokens", 4))})
+
+
+BLOCK = "layer.{l}."
+TURNED = projections(BLOCK + "attention.", "q_proj", "k_proj", "v_proj", "o_proj")
+SIZES = {"num_hidden_layers": 12, "hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536}
+
+
+@architecture("dinov3_vit")
+def dinov3_vit(c: Config) -> Family:
+    """Tokens that are no patches are not turned, with which any turn of a plane commutes."""
+    names = {"query_bias": "q", "key_bias": "k", "value_bias": "v", "proj_bias": "o"}
+    biased = "".join(letter for field, letter in names.items() if c.get(field, field != "key_bias"))
+    act, bias, gated = c.get("hidden_act", "gelu"), c.get("mlp_bias", True), c.get("use_gated_mlp", False)
+    layers, hidden, heads, ffn = (c.size(key, usual) for key, usual in SIZES.items())
+    axes = block_axes(layers, hidden, heads, ffn, act)
+    head = axes.pop("qk").size
+    axes |= {"ffn": replace(axes["ffn"], group=SignedMonomial())} if gated else {}
+    axes |= image_axes(c, 0) | {"registers": Axis(c.get("num_register_tokens", 0))}
+    first = BLOCK + ("mlp.gate_proj" if gated else "mlp.up_proj")
+    return Family(
+        axes=axes | rotary_axes(head, head, ("l", "h")),
+        prefix="dinov3_vit.",
+        tensors={
+            "embeddings.cls_token": "1 1 residual",
+            "embeddings.mask_token": "1 1 residual",
+            "embeddings.register_tokens": "1 registers residual",
+            **linear("embeddings.patch_embeddings", "residual", "channels height width"),
+            **placed(attention(TURNED, bias=biased), {"qk*": "c* f", "qk": "c f"}),
+            **(linear(first, "|ffn|", bias=bias) if gated else {}),
+            **linear(BLOCK + "mlp.up_proj", "ffn", bias=bias),
+            **linear(BLOCK + "mlp.down_proj", "residual", "ffn*", bias=bias),
+            **{f"{BLOCK}layer_scale{i}.lambda1": "|residual|" for i in (1, 2)},
+            **norm(BLOCK + "norm1"),
+            **norm(BLOCK + "norm2"),
+            **norm("norm"),
+        },
+        shifts=(value_shift(TURNED["v"], TURNED["o"]),) if {"v", "o"} <= set(biased) else (),
+        outputs={"last_hidden_state": "residual", "pooler_output": "residual"},
+        reads={
+            BLOCK + "norm1.weight": readers(TURNED),
+            BLOCK + "norm2.weight": tuple({first + ".weight": "", BLOCK + "mlp.up_proj.weight": ""}),
+            "norm.weight": ("last_hidden_state", "pooler_output"),
+        },
+        scales={
+            BLOCK + "layer_scale1.lambda1": TURNED["o"] + ".weight",
+            BLOCK + "layer_scale2.lambda1": BLOCK + "mlp.down_proj.weight",
+        },
+    )

@@ -1,4 +1,4 @@
-"""A model of several parts, each of which is a family of its own: the towers of CLIP."""
+"""Families made from others: as a part of a model (the towers of CLIP), or under other names."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import reduce
 
 from symfuse.architectures.base import Family
+from symfuse.architectures.blocks import renamed, replaced
 from symfuse.spec import Axis, Shift
 
 
@@ -53,3 +54,30 @@ def together(*parts: Family) -> Family:
         return replace(whole, buffers=one.buffers + other.buffers, shifts=one.shifts + other.shifts)
 
     return reduce(both, parts)
+
+
+def called(family: Family, prefix: str, names: Mapping[str, str]) -> Family:
+    """A family with another prefix and other names, of which pieces are replaced in the order of `names`."""
+
+    def name(old: str) -> str:
+        return replaced(old, names)
+
+    def shift(old: Shift) -> Shift:
+        weight, into = (None if one is None else name(one) for one in (old.weight, old.into))
+        return Shift(name(old.bias), old.axis, weight, into)
+
+    def both(pairs: Mapping[str, str]) -> dict[str, str]:
+        return {name(one): name(other) for one, other in pairs.items()}
+
+    return replace(
+        family,
+        prefix=prefix,
+        tensors=renamed(family.tensors, names),
+        optional={part: renamed(tensors, names) for part, tensors in family.optional.items()},
+        heads={label: replace(head, tensors=renamed(head.tensors, names)) for label, head in family.heads.items()},
+        tied=both(family.tied),
+        shifts=tuple(map(shift, family.shifts)),
+        reads={name(norm): tuple(map(name, readers)) for norm, readers in family.reads.items()},
+        scales=both(family.scales),
+        gauges=both(family.gauges),
+    )

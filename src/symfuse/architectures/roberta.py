@@ -1,11 +1,22 @@
-"""RoBERTa, XLM-RoBERTa and CamemBERT: BERT's encoder with other heads."""
+"""RoBERTa, XLM-RoBERTa, CamemBERT and data2vec: BERT's encoder with other heads. XLM-RoBERTa-XL and
+RoBERTa-PreLayerNorm: the same with norms before the blocks. MPNet: the same with a table of scores by distance."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from symfuse.architectures import bert
 from symfuse.architectures.base import Config, Family, Head, architecture
 from symfuse.architectures.blocks import dense_head, linear
 from symfuse.architectures.names import LEGACY
+from symfuse.architectures.parts import called
+from symfuse.spec import Axis
+
+MPNET = {
+    "attention.self.query": "attention.attn.q", "attention.self.key": "attention.attn.k",
+    "attention.self.value": "attention.attn.v", "attention.output.dense": "attention.attn.o",
+    "attention.output.LayerNorm": "attention.LayerNorm",
+}  # fmt: skip
 
 
 @architecture("roberta", "xlm-roberta", "camembert")
@@ -42,4 +53,32 @@ def roberta(c: Config) -> Family:
             "classifier.dense",
             transform=("lm_head.layer_norm", "lm_head.decoder"),
         ),
+    )
+
+
+@architecture("data2vec-text")
+def data2vec_text(c: Config) -> Family:
+    return replace(roberta(c), prefix="data2vec_text.")
+
+
+@architecture("xlm-roberta-xl")
+def xlm_roberta_xl(c: Config) -> Family:
+    return bert.pre_norm(roberta(c), "attention.self_attn_layer_norm", "LayerNorm", "encoder.LayerNorm")
+
+
+@architecture("roberta-prelayernorm")
+def roberta_prelayernorm(c: Config) -> Family:
+    family = replace(roberta(c), prefix="roberta_prelayernorm.")
+    return bert.pre_norm(family, "attention.LayerNorm", "intermediate.LayerNorm", "LayerNorm", embeddings=True)
+
+
+@architecture("mpnet")
+def mpnet(c: Config) -> Family:
+    """One table for all layers: one order of heads. There are no types of tokens."""
+    family = called(roberta(c), "mpnet.", MPNET)
+    tensors = {name: text for name, text in family.tensors.items() if "token_type" not in name}
+    buckets = Axis(c.size("relative_attention_num_buckets", 32))
+    return replace(family, tensors=tensors).plus(
+        axes={"buckets": buckets, "h": replace(family.axes["h"], per=())},
+        tensors={"encoder.relative_attention_bias.weight": "buckets h"},
     )

@@ -1,4 +1,4 @@
-"""SigLIP: CLIP without its projections; the image encoder ends in attention of a probe to all patches.
+"""SigLIP and SigLIP 2: CLIP without its projections; the image encoder ends in attention of a probe to all patches.
 
 The probe is read as the stream is, by the same fused map, so that it moves with it. Its norm's gain is for the patches
 alone, and so cannot be folded: only permutations act on that stream. What the pooling head puts out is the space in
@@ -70,7 +70,7 @@ def _vision(c: Config) -> Family:
     return replace(tower.plus(axes=axes, tensors=POOLING), shifts=tower.shifts + POOLING_SHIFTS)
 
 
-@architecture("siglip_text_model")
+@architecture("siglip_text_model", "siglip2_text_model")
 def siglip_text(c: Config) -> Family:
     return _text(c)
 
@@ -80,12 +80,31 @@ def siglip_vision(c: Config) -> Family:
     return _vision(c)
 
 
-@architecture("siglip")
-def siglip(c: Config) -> Family:
-    vision = part_of(_vision(c.under("vision_config")), "vision_model.", "vision", SHARED)
+@architecture("siglip2_vision_model", float32=("Siglip2VisionEmbeddings",))
+def siglip2_vision(c: Config) -> Family:
+    """Images of any shape, cut into patches beforehand; one table of places is resized to each."""
+    size = c.size("patch_size", 16)
+    pixels = Axis(c.size("num_channels", 3) * size**2)
+    patches = {EMBEDDINGS + "patch_embedding.weight": "residual pixels"}
+    return _vision(c).plus(axes={"pixels": pixels, "positions": Axis(c.size("num_patches", 256))}, tensors=patches)
+
+
+def _both(c: Config, vision: Family) -> Family:
+    """The model of both towers, or a classifier of images."""
+    vision = part_of(vision, "vision_model.", "vision", SHARED)
     if c.class_name.endswith("ForImageClassification"):
         last = {f"vision_model.{VISION_LAST}.weight": ("classifier.weight",)} if vision.reads else {}
         return classifier(c, vision).plus(reads=last)
     both = together(part_of(_text(c.under("text_config")), "text_model.", "text", SHARED), vision)
     both = both.plus(tensors={"logit_scale": "1", "logit_bias": "1"})
     return replace(both, outputs={"text_embeds": "projection", "image_embeds": "projection"})
+
+
+@architecture("siglip")
+def siglip(c: Config) -> Family:
+    return _both(c, _vision(c.under("vision_config")))
+
+
+@architecture("siglip2", float32=("Siglip2VisionEmbeddings",))
+def siglip2(c: Config) -> Family:
+    return _both(c, siglip2_vision(c.under("vision_config")))

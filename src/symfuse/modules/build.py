@@ -175,7 +175,16 @@ def _transformers_module(
         if report[problem]:
             names = ", ".join(sorted(map(str, report[problem]))[:5])
             raise CheckpointError(f"{checkpoint.name}: {problem.replace('_', ' ')} for {kind.__name__}: {names}")
+    _widen(module, weights, dtype)
     return module
+
+
+def _widen(module: torch.nn.Module, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+    """In float64 also the parameters that a class makes in float32, whatever is asked for (of XLNet; the quantizer of
+    wav2vec 2.0): their numbers as the file has them."""
+    for name, parameter in module.named_parameters() if dtype == torch.float64 else ():
+        if parameter.dtype != dtype and name in weights:
+            parameter.data = weights[name].to(dtype)
 
 
 @contextmanager

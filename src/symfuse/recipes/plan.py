@@ -24,7 +24,7 @@ from symfuse.model.undeclared import LAYER, LAYER_COUNTS, OTHER_MODALITY, other_
 from symfuse.recipes.schema import Input, ModelRef, Module, Recipe, kept_head, meant, settings_for
 from symfuse.recipes.schema import Slice as RecipeSlice
 from symfuse.rules import Layer, Stack, inside, rearranged, require_same_rules
-from symfuse.spec import BEHIND, Spec, layer_of
+from symfuse.spec import BEHIND, Spec, anatomy, layer_of
 
 # mergekit's names of modules: the tensors of families that have no such word in their names, and the object in
 # config.json that says how many layers they have.
@@ -160,8 +160,19 @@ def plan_recipe(
     for stack in stacks:
         config = rearranged(config, stack)
     config = with_fields(config, fields or {})
+    _require_no_parts_by_layer(spec, stacks)
     require_same_rules(config, stacks)
     return merged_checkpoint(opened, template, merged, config, recipe.name, before, kept or ())
+
+
+def _require_no_parts_by_layer(spec: Spec, stacks: Sequence[Stack]) -> None:
+    """IncompatibleError for layers at other places, where a tensor outside the layers has a part for each of them."""
+    for name, declared in spec.tensors.items() if stacks else ():
+        if any(anatomy(axis) == "l" for axis in declared.layout.names):
+            raise IncompatibleError(
+                f"{spec.file_name(name)} has a part for each layer, and of that tensor no other order or number of "
+                "layers can be made: choose all layers, each at its place (layer_range)"
+            )
 
 
 def _layers(part: _Part, piece: Slice, models: Sequence[Model], template: int, at: int) -> tuple[Layer, ...]:

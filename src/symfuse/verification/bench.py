@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from symfuse.messages import first_line, some
 from symfuse.model import Model, as_declared
 from symfuse.modules import live, name_parameters
 from symfuse.modules.paging import paged
+from symfuse.spec import Atom, Declared, Layout
 from symfuse.verification.coverage import Changed, Reach, Reads, long_inputs
 from symfuse.verification.outputs import Outputs, computes_in, random_inputs, run
 
@@ -177,8 +179,8 @@ def aligned(fields: Mapping[str, Tensor], alignment: Alignment | None) -> dict[s
         return dict(fields)
     out = dict(fields)
     for name, layout in alignment.spec.outputs.items():
-        (atom,) = layout.atoms
-        element = alignment.elements.get(alignment.spec.instance(atom.name, {}))
-        if name in fields and element is not None:
-            out[name] = element.part(atom.variance.value).act(fields[name], -1)
+        if name in fields:
+            outer = (Atom(str(size)) for size in fields[name].shape[:-1])
+            spec = replace(alignment.spec, tensors={name: Declared(Layout((*outer, *layout.dims)))})
+            out[name] = replace(alignment, spec=spec).move(name, fields[name])
     return out

@@ -22,6 +22,8 @@ _GIVE = "from Python give it `inputs`, by name"
 IN_FLOAT32 = ("RMSNorm", *sorted({name for one in ARCHITECTURES.values() for name in one.float32}))
 
 
+FRAMES = 12  # vectors that the inputs of a speech encoder give
+
 # Outputs of the base model that models with a head return too: whatever the basis, nothing reads them.
 UNDER_A_HEAD = {"encoder_last_hidden_state"}
 
@@ -40,8 +42,14 @@ def random_inputs(module: torch.nn.Module, config: Mapping[str, Any], seed: int 
     if unsaid and hasattr(getattr(module, "config", None), "to_dict"):
         config = module.config.to_dict()  # type: ignore[operator, union-attr]
     text, vision = (config.get(f"{part}_config", config) for part in ("text", "vision"))
+    takes = inspect.signature(module.forward).parameters
+    if main == "pixel_values" and "spatial_shapes" in takes:
+        return _patches(vision, rng, dtype)
     if main == "pixel_values":
-        return {main: _pixels(vision, rng, dtype)}
+        pixels = {main: _pixels(vision, rng, dtype)}
+        return pixels | {"noise": _order_of_patches(vision, rng, dtype)} if "noise" in takes else pixels
+    if main == "input_values":
+        return {main: _sounds(config, rng, dtype)}
     if main == "input_features" and "max_source_positions" in config:
         shape = (2, config["num_mel_bins"], 2 * config["max_source_positions"])  # the second convolution halves it
         sounds = torch.randn(shape, generator=rng, dtype=dtype)
@@ -58,7 +66,10 @@ def random_inputs(module: torch.nn.Module, config: Mapping[str, Any], seed: int 
     for end in ends:  # a model that is read at the end of a text (CLIP)
         ids[torch.arange(len(ids)), mask.sum(1) - 1] = min(end, text["vocab_size"] - 1)
     inputs = {"input_ids": ids, "attention_mask": mask}
-    takes = inspect.signature(module.forward).parameters
+    if "global_attention_mask" in takes:  # the first token, so that the maps of such tokens are read
+        inputs["global_attention_mask"] = (torch.arange(length) == 0).long().expand_as(ids)
+    if "spatial_shapes" in takes:
+        return inputs | _patches(vision, rng, dtype)
     if "pixel_values" in takes and vision is not config:
         return inputs | {"pixel_values": _pixels(vision, rng, dtype)}
     if "decoder_input_ids" not in takes:
@@ -74,6 +85,32 @@ def _pixels(config: Mapping[str, Any], rng: torch.Generator, dtype: torch.dtype)
     size = config.get("image_size", 224)
     height, width = (size, size) if isinstance(size, int) else size
     return torch.randn(2, config.get("num_channels", 3), height, width, generator=rng, dtype=dtype)
+
+
+def _patches(config: Mapping[str, Any], rng: torch.Generator, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Two images of other shapes, cut into patches, with padding (SigLIP 2)."""
+    shapes = torch.tensor([[2, 3], [4, 2]])
+    length = int(shapes.prod(1).max())
+    values = torch.randn(2, length, config["num_channels"] * config["patch_size"] ** 2, generator=rng, dtype=dtype)
+    mask = (torch.arange(length) < shapes.prod(1)[:, None]).long()
+    return {"pixel_values": values, "pixel_attention_mask": mask, "spatial_shapes": shapes}
+
+
+def _order_of_patches(config: Mapping[str, Any], rng: torch.Generator, dtype: torch.dtype) -> Tensor:
+    """What decides which patches are masked, else drawn anew in each run (ViT-MAE)."""
+    sizes = (config.get("image_size", 224), config.get("patch_size", 16))
+    image, patch = ((size, size) if isinstance(size, int) else size for size in sizes)
+    return torch.rand(2, (image[0] // patch[0]) * (image[1] // patch[1]), generator=rng, dtype=dtype)
+
+
+def _sounds(config: Mapping[str, Any], rng: torch.Generator, dtype: torch.dtype) -> Tensor:
+    """A spectrogram, or sounds as long as the convolutions need to give FRAMES vectors."""
+    if "num_mel_bins" in config:
+        return torch.randn(2, config["max_length"], config["num_mel_bins"], generator=rng, dtype=dtype)
+    length = FRAMES
+    for kernel, stride in zip(reversed(config["conv_kernel"]), reversed(config["conv_stride"]), strict=True):
+        length = (length - 1) * stride + kernel
+    return torch.randn(2, length, generator=rng, dtype=dtype)
 
 
 def _decoder_inputs(config: Mapping[str, Any], longest: int, batch: int, rng: torch.Generator) -> dict[str, Tensor]:

@@ -1,0 +1,76 @@
+"""ALBERT: BERT's encoder whose layers are shared, behind embeddings of their own width."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from symfuse.architectures import bert
+from symfuse.architectures.base import Config, Family, Head, architecture
+from symfuse.architectures.blocks import attention, attention_shifts, dense_head, linear, norm, projections
+from symfuse.architectures.names import LEGACY
+from symfuse.groups import Permutation
+from symfuse.spec import Axis
+
+LAYER = "encoder.albert_layer_groups.{l}.albert_layers.{inner}."
+NAMES = projections(LAYER + "attention.", "query", "key", "value", "dense")
+AFTER, LAST = LAYER + "attention.LayerNorm", LAYER + "full_layer_layer_norm"
+IN = "encoder.embedding_hidden_mapping_in"
+
+
+def embeddings(width: int) -> tuple[dict[str, str], dict[str, Axis]]:
+    """Embeddings of that width, a map to the stream behind them, and their axes."""
+    written = {name: text.replace("residual", "embedding") for name, text in bert.EMBEDDINGS.items()}
+    return written | linear(IN, "residual", "embedding*"), {"embedding": Axis(width, Permutation())}
+
+
+def _gauges(c: Config, inner: int) -> dict[str, str]:
+    """The first of a group reads what another group, or the map of the embeddings, puts out: no norm alone."""
+    last = LAST.format(l=c.num_hidden_groups - 1, inner=inner - 1)
+    out = dict.fromkeys(("pooler", "classifier", "qa_outputs", "predictions.dense"), last)
+    out |= {IN: "embeddings.LayerNorm", "predictions.decoder": "predictions.LayerNorm"}
+    for group in range(c.num_hidden_groups):
+        for i in range(inner):
+            out[f"{LAYER}ffn".format(l=group, inner=i)] = AFTER.format(l=group, inner=i)
+            if i > 0:
+                names = (NAMES[letter].format(l=group, inner=i) for letter in "qkv")
+                out |= dict.fromkeys(names, LAST.format(l=group, inner=i - 1))
+    return {f"{reader}.weight": f"{gain}.weight" for reader, gain in out.items()}
+
+
+@architecture("albert")
+def albert(c: Config) -> Family:
+    axes, inner = bert.encoder_axes(c), c.size("inner_group_num", 1)
+    shared = {name: replace(axis, per=("l", "inner", *axis.per[1:])) for name, axis in axes.items() if axis.per}
+    written, widths = embeddings(c.size("embedding_size", 128))
+    lm = Axis(c.size("embedding_size", 128), Permutation())
+    pooled = linear("classifier", "labels", "pool*")
+    order = linear("sop_classifier.classifier", "labels", "pool*")
+    masked = {"predictions.bias": "vocab"}
+    masked |= dense_head(c, "predictions.dense", "predictions.LayerNorm", "predictions.decoder", "embedding")
+    return Family(
+        axes=axes | shared | widths | {"l": Axis(c.size("num_hidden_groups", 1)), "inner": Axis(inner), "lm": lm},
+        prefix="albert.",
+        tensors={
+            **written,
+            **attention(NAMES),
+            **norm(AFTER),
+            **linear(LAYER + "ffn", "ffn"),
+            **linear(LAYER + "ffn_output", "residual", "ffn*"),
+            **norm(LAST),
+        },
+        optional={"pooler": linear("pooler", "pool")},
+        heads={
+            "masked LM": Head(("ForMaskedLM", "ForPreTraining"), masked),
+            "sentence order": Head(("ForPreTraining",), order),
+            "sequence": Head(("ForSequenceClassification",), pooled),
+            "choice": bert.CHOICE,
+            "token": bert.TOKEN,
+            "question": bert.QUESTION,
+        },
+        tied=bert.ties(c, "predictions.decoder", "predictions.bias"),
+        buffers=bert.BUFFERS,
+        legacy=LEGACY,
+        shifts=attention_shifts(NAMES),
+        outputs=bert.OUTPUTS,
+        gauges=_gauges(c, inner),
+    )
