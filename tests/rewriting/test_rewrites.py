@@ -322,6 +322,7 @@ POST_NORM = (
     *("opt-post", "opt-lm-without", "bloom", "gemma2", "gemma3", "olmo2", "olmo-", "modernbert", "nomic"),
     *("bart", "plbart", "mbart", "blenderbot-small", "marian", "m2m"),
     *("clip-vision", "clip-classification", "clip-text-projected", "siglip-vision"),
+    *("exaone4", "olmo3", "glm4-lm", "nanochat", "flex-olmo", "xglm"),
 )
 # Encoders with decoders, both with norms through which alone they are read; and of them encoders alone.
 BOTH_PRE_NORM, ONE = ("t5", "mt5", "umt5", "pegasus", "blenderbot"), ("encoder", "token")

@@ -30,6 +30,7 @@ HARMLESS = (
     "*token_id", "*token_ids", "*token_index", "max_position_embeddings", "model_max_length", "max_length",
     "min_length", "do_sample", "temperature", "top_k", "top_p", "num_beams", "repetition_penalty", "*penalty",
     "no_repeat_ngram_size", "early_stopping", "router_jitter_noise", "tie_encoder_decoder", "sceptr", *OF_HEADS,
+    "num_nextn_predict_layers", "mtp_num_hidden_layers",
 )  # fmt: skip
 
 # Fields that record who wrote a config, which is no property of the model.
