@@ -54,10 +54,21 @@ QUICK = set(of_all_families([
 # Those of transformers; but a layer of no experts beside such with experts, which peft takes for one of them.
 # Classes of which peft finds no input embeddings; and one whose attention reads weights of maps that it never calls.
 NOT_RUN = ("hubert", "unispeech", "wavlm")
+BESIDE_EXPERTS = (
+    "qwen3-mixture-lm",
+    "mellum-lm",
+    "hunyuan-moe-lm",
+    "solar-open-lm",
+    "glm4-moe-plain",
+    "dots1-lm",
+    "exaone-moe-lm",
+)
+# Their routers put out tuples, which peft's layer around a router cannot take.
+TUPLES = ("llama4", "phimoe")
 LABELS = [
     pytest.param(label, marks=() if label in QUICK else pytest.mark.slow)
     for label in MODELS
-    if not label.startswith(OTHERS + NOT_RUN) and label != "qwen3-mixture-lm"
+    if not label.startswith(OTHERS + NOT_RUN + TUPLES) and label not in BESIDE_EXPERTS
 ]
 
 
@@ -115,8 +126,8 @@ def test_d08_d09_round_trips_with_peft(label: str, tmp_path: Path) -> None:
     assert set(applied) == set(base.checkpoint)
     merged = open_checkpoint(model.merge_and_unload())
     for name, tensor in merged.items():
-        torch.testing.assert_close(applied[name], tensor, rtol=1e-5, atol=1e-6)
-    assert any(not torch.allclose(base.checkpoint[name], tensor) for name, tensor in merged.items())
+        torch.testing.assert_close(applied[name].to(tensor.dtype), tensor, rtol=1e-5, atol=1e-6)
+    assert any(not torch.allclose(base.checkpoint[name].to(tensor.dtype), tensor) for name, tensor in merged.items())
 
 
 def _require_read_by_names_of_memory(module: torch.nn.Module, label: str) -> None:
@@ -124,7 +135,8 @@ def _require_read_by_names_of_memory(module: torch.nn.Module, label: str) -> Non
     found = Model.of(open_checkpoint(module.state_dict(), config=model.checkpoint.config))
     assert model.spec.tensors.items() <= found.spec.tensors.items()  # and aliases
     for name in model.spec.tensors:
-        torch.testing.assert_close(found.read(name), model.read(name), rtol=0, atol=0)
+        tensor = found.read(name)  # biases of routers are float32 in memory, whatever the model's dtype
+        torch.testing.assert_close(tensor, model.read(name).to(tensor.dtype), rtol=0, atol=0)
 
 
 def test_round_trips_are_of_every_family() -> None:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,7 @@ def test_align(models: Path) -> None:
         "model.safetensors", "config.json", "symfuse.json", "README.md", "alignment.symfuse",
     }  # fmt: skip
     written = json.loads((out / "symfuse.json").read_text("utf-8"))
+    assert written.pop("card_sha256") == sha256((out / "README.md").read_bytes()).hexdigest()
     cost = ("seconds", "peak_memory")  # in the file that of matching
     assert {key: value for key, value in written.items() if key not in cost} == {
         key: value for key, value in run_.items() if key not in ("output", *cost)

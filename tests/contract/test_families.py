@@ -39,7 +39,7 @@ def test_known_reasons() -> None:
     assert "ALiBi" in why("bloom", "h")
     assert "normalised" in why("qwen3", "c")
     assert "reordered only" in why("bert", "residual")
-    assert "tokens" in why("llama", "vocab")
+    assert "one row per token" in why("llama", "vocab")
     assert FOUND["bert"]["residual_once_folded"] is None
     assert FOUND["llama"]["residual_once_folded"] == "rotation"
     assert FOUND["gpt2"]["residual_once_folded"] == "rotation that keeps the mean"

@@ -40,7 +40,7 @@ def small(seed: int) -> Checkpoint:
 
 def save_small(target: Path, seed: int, **options: Any) -> None:
     """In two shards, with another file."""
-    options = {"max_shard_size": 140_000, "extra": {"README.md": "x"}, "threads": 1, **options}
+    options = {"max_shard_size": 140_000, "extra": {"symfuse.json": "x"}, "threads": 1, **options}
     small(seed).save(target, **options)
 
 

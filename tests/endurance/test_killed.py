@@ -123,7 +123,7 @@ def test_killed_ten_times(tmp_path: Path, forks: Forks) -> None:
     out.parent.mkdir()
     args = ["merge", *folders, "-o", str(out), "--resume", "-q", "--method", "ties", "--base", folders[0]]
     args += ["--set", "density=0.5", "--max-shard-size", "500KB"]
-    killed_at_random(lambda: forks.start(f"long_runs.journal.BATCH = 1; main({args})"), out, kills=10)
+    killed_at_random(lambda: forks.start(f"long_runs.weights.BATCH = 1; main({args})"), out, kills=10)
 
 
 @pytest.mark.slow

@@ -108,7 +108,7 @@ def test_what_it_needs() -> None:
         learn(method, models, tasks=[task, other])
     with pytest.raises(OptionError, match="needs `heads: average`"):
         learn(method, models, tasks=[task, task], heads="drop")
-    with pytest.raises(OptionError, match="none are given"):
+    with pytest.raises(OptionError, match="needs data, and there are none"):
         learn(method, models)
     again = data(base)
     assert again is not task

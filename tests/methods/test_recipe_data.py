@@ -271,9 +271,12 @@ def test_statistics_move_with_their_own_model_only(place: Path) -> None:
     done("transport", "p-f", "--by", "bare.safetensors", "-o", "nameless")
     by, fisher = ("--by", "bare.safetensors", "-o", "no"), ("--method", "fisher", "--statistics")
     for args, words in (
-        (("transport", "a-f", *by), "and the alignment moves"),
-        (("transport", "nameless", *by), "moved before"),
-        (("merge", "p", "b", *fisher, "nameless", "--statistics", "a-f", "-o", "no"), "is here as it was"),
+        (("transport", "a-f", *by), "but the alignment moves"),
+        (("transport", "nameless", *by), "transported before"),
+        (
+            ("merge", "p", "b", *fisher, "nameless", "--statistics", "a-f", "-o", "no"),
+            "but this is the unaligned model",
+        ),
         (("merge", "a", "b", *fisher, "a-f", "--statistics", "a-f", "-o", "a-f/out"), "a-f"),
     ):
         found = run(*args)

@@ -206,5 +206,5 @@ def test_a_model_that_puts_out_nan_by_itself() -> None:
     checkpoint = of("Gemma2ForCausalLM", "Gemma2Config", NARROW)()
     inputs = random_inputs(real(checkpoint), checkpoint.config)
     inputs["attention_mask"][1, 4:] = 0
-    with pytest.raises(CheckpointError, match=r"output logits has NaN before anything is moved\. .*sliding window"):
+    with pytest.raises(CheckpointError, match=r"output logits has NaN before anything is aligned\. .*sliding window"):
         api.verify(checkpoint, checkpoint, inputs=inputs)

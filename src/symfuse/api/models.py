@@ -14,6 +14,7 @@ from symfuse.alignment import Alignment
 from symfuse.api.sources import Source, model_of, opened, opened_any
 from symfuse.arguments import checked
 from symfuse.drafts import Draft, draft_of
+from symfuse.errors import CheckpointError
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
 from symfuse.modules import live
@@ -55,6 +56,10 @@ def suggest(
     module = source if isinstance(source, torch.nn.Module) else None
     checkpoint = opened(source) if module is None and config is None else open_checkpoint(source, config=config)
     foreign = module is not None and not type(module).__module__.startswith("transformers.")
+    if not checkpoint.config:
+        raise CheckpointError(
+            f"{checkpoint.name} has no config.json, or one without model_type: a draft needs its sizes"
+        )
     return draft_of(checkpoint, module if foreign else None, inputs=inputs, run=run, seed=seed)
 
 

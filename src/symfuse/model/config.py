@@ -163,8 +163,8 @@ def _field_name(key: str, one: Checkpoint, other: Checkpoint) -> str:
 def _harmless(key: str, configs: Sequence[Mapping[str, Any]]) -> bool:
     """Whether a field changes nothing; the limit of positions does where frequencies are scaled by it."""
     level, _, field = key.rpartition(".")
-    kinds = {config.get(f"{level}.rope_parameters.rope_type".lstrip(".")) for config in configs}
-    if field == "max_position_embeddings" and kinds & {"dynamic", "longrope"}:
+    kinds = [config.get(f"{level}.rope_parameters.rope_type".lstrip(".")) for config in configs]
+    if field == "max_position_embeddings" and any(kind in ("dynamic", "longrope") for kind in kinds):
         return False
     return any(fnmatch.fnmatchcase(part, pattern) for part in key.split(".") for pattern in HARMLESS)
 

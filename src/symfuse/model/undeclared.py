@@ -108,7 +108,8 @@ def head_name(config: Mapping[str, Any], names: Iterable[str]) -> str | None:
     stored = [name for name in names if HEAD.fullmatch(name) and name.endswith(".weight")]
     if stored:
         return stored[0]
-    class_name = str((config.get("architectures") or [""])[0])
+    classes = config.get("architectures")
+    class_name = str(classes[0]) if isinstance(classes, list) and classes else ""
     if not class_name.endswith(("ForCausalLM", "LMHeadModel")) and config.get("model_type") not in SHARING:
         return None
     return OWN_HEADS.get(str(config.get("model_type")), HEAD_OF)

@@ -183,7 +183,8 @@ def order_of(recipe: Recipe, models: Collection[ModelRef]) -> list[ModelRef]:
 
 def _same_labels(models: Iterable[Checkpoint]) -> bool:
     """Whether all models name the labels of a classifier alike."""
-    names = [{str(k): v for k, v in (model.config.get("id2label") or {}).items()} for model in models]
+    fields = [model.config.get("id2label") or {} for model in models]
+    names = [{str(k): v for k, v in field.items()} if isinstance(field, Mapping) else field for field in fields]
     return all(one == names[0] for one in names)
 
 
