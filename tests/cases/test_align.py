@@ -17,7 +17,7 @@ from symfuse import api, reports
 from symfuse.alignment import Alignment, random_alignment
 from symfuse.architectures import ARCHITECTURES
 from symfuse.cli import main
-from symfuse.groups import Permutation
+from symfuse.groups import Permutation, Sign
 from symfuse.io import Checkpoint
 from symfuse.matching import choose_axes
 from symfuse.spec import Instance, anatomy
@@ -173,7 +173,8 @@ def test_c51_the_identity_is_reported(tmp_path: Path) -> None:
 def test_c52_aligned_to_a_random_partner_it_is_the_same_function(label: str) -> None:
     a, b = MODELS[label](0), MODELS[label](1)
     alignment = match(a, b)
-    assert {instance.axis for instance in alignment.elements} == matched(a)
+    absent = matched(a) ^ {instance.axis for instance in alignment.elements}
+    assert {type(alignment.spec.axes[axis].group) for axis in absent} <= {Sign}  # the best of few may all be +
     moved = kept(alignment(a))
     inputs: dict[str, Tensor] | None = None
     if "vocab_size" in a.config and not {"is_encoder_decoder", "patch_size"} & {k for k, v in a.config.items() if v}:
