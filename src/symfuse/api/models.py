@@ -119,9 +119,9 @@ def prove(
 ) -> Proof:
     """Whether an alignment leaves what its source computes: in float64, before the moved weights are rounded.
 
-    Stronger than `verify(source, alignment(source))`, above all in half precision, where rounding can hide a mistake;
-    what rounding changes is told apart. memory: bytes; a model that takes more is run layer by layer. Raises
-    VerificationError.
+    Stronger than `verify(source, alignment(source))`, above all in half precision, where rounding can hide a mistake:
+    the error of the alignment and that of rounding are reported separately. memory: bytes; a model that takes more is
+    run layer by layer. Raises VerificationError.
     """
     opening = opened if runner is None else opened_any
     return prove_alignment(opening(source), alignment, inputs=inputs, runner=runner, memory=memory)

@@ -11,7 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from symfuse.architectures.base import ARCHITECTURES, Family, Head, bind
+from symfuse.architectures.base import ARCHITECTURES, Family, Head
+from symfuse.architectures.binding import bind
 from symfuse.architectures.names import HEAD_OF, TIED_BY_DEFAULT
 from symfuse.arguments import checked
 from symfuse.drafts.facts import Facts

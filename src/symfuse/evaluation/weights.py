@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from symfuse.architectures import ARCHITECTURES
-from symfuse.architectures.base import modern
+from symfuse.architectures.binding import modern
 from symfuse.architectures.names import LEGACY
 from symfuse.device import require
 from symfuse.errors import CheckpointError, IncompatibleError, OptionError

@@ -12,7 +12,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from symfuse.architectures.base import ARCHITECTURES, resolve
+from symfuse.architectures.base import ARCHITECTURES
+from symfuse.architectures.binding import resolve
 from symfuse.errors import CheckpointError, IncompatibleError, SpecError
 from symfuse.io import Checkpoint
 from symfuse.io.installed import on_disk

@@ -9,6 +9,7 @@ import torch
 
 from symfuse.errors import IncompatibleError, SymfuseError, SymmetryError
 from symfuse.io import Checkpoint
+from symfuse.io.companions import RUN
 from symfuse.io.folder import read_json
 from symfuse.messages import some
 from symfuse.model import Model
@@ -55,7 +56,7 @@ def _recorded_frame(checkpoint: Checkpoint) -> Sequence[str]:
         return tuple(record.frame)
     if checkpoint.folder is not None:
         with suppress(SymfuseError):  # none, or a file of another program
-            run = read_json(checkpoint.folder / "symfuse.json")
+            run = read_json(checkpoint.folder / RUN)
             frame = run.get("frame") or (run.get("align") or {}).get("frame") or ()
             return frame if isinstance(frame, list) else ()
     return ()

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 
-from symfuse.architectures.base import resolve
+from symfuse.architectures.binding import resolve
 from symfuse.architectures.names import HEAD
 from symfuse.errors import IncompatibleError
 from symfuse.io import Checkpoint, TensorInfo

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from symfuse.architectures.base import resolve
+from symfuse.architectures.binding import resolve
 from symfuse.architectures.names import LEGACY
 from symfuse.errors import IncompatibleError, SymfuseError
 from symfuse.io import Checkpoint

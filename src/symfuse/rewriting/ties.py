@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from symfuse.architectures.base import ARCHITECTURES, Config, Family, declaration, resolve
+from symfuse.architectures.base import ARCHITECTURES, Config, Family, declaration
+from symfuse.architectures.binding import resolve
 from symfuse.errors import SymmetryError
 from symfuse.io import Checkpoint
 from symfuse.io.lazy import Rule
