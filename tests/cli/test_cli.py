@@ -651,7 +651,7 @@ def test_help_is_quick_and_complete(tmp_path: Path) -> None:
     assert found.stdout.splitlines()[-1] == "[]"
     assert set(main.commands) == {
         "inspect", "align", "verify", "relate", "merge", "methods", "check", "extract-lora", "demo", "barrier",
-        "collect", "evaluate", "landscape", "report", "suggest", "transport",
+        "collect", "evaluate", "landscape", "report", "rewrite", "suggest", "transport",
     }  # fmt: skip
     for name in main.commands:
         assert name in found.stdout

@@ -87,6 +87,7 @@ def test_sentences_are_distinct_and_cleanly_decoded() -> None:
         sentences.topic_accuracy(nn.Identity(), None, per_topic=1000)
 
 
+@pytest.mark.slow
 @pytest.mark.data
 @pytest.mark.usefixtures("bbc")
 def test_the_fine_tune_has_learned_its_pairs_and_forgotten_the_news() -> None:

@@ -22,6 +22,7 @@ VERBS = {
     "methods": ("merge", "List the merge methods, with their parameters and papers."),
     "relate": ("models", "Measure how far A is from B, before and after alignment."),
     "report": ("report", "Show each RUN on one HTML page, or as figures."),
+    "rewrite": ("rewrite", "Rewrite MODEL exactly: the same function, in other weights."),
     "suggest": ("models", "Draft a declaration for the family of MODEL."),
     "transport": ("transport", "Move THING, which belongs to a model, to its aligned form."),
     "verify": ("models", "Verify that two models compute the same, by running them."),
