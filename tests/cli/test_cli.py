@@ -341,7 +341,7 @@ def test_heads(models: Path, heads: str, align: list[str]) -> None:
 
 def test_the_model_whose_head_is_kept_is_the_base(models: Path) -> None:
     assert data("merge", "a", "tagger", "-o", "out", "--task-heads", "2")["base"] == "tagger"
-    refused(models, 2, "is also the base", "merge", "a", "tagger", "-o", "no", "--task-heads", "2", "--base", "1")
+    refused(models, 2, "must be the base", "merge", "a", "tagger", "-o", "no", "--task-heads", "2", "--base", "1")
 
 
 def test_tokenizers_that_differ_are_told(models: Path) -> None:
@@ -705,7 +705,7 @@ def test_align_from_activations_and_the_anchor_in_the_frame(models: Path) -> Non
     assert api.relate("out", "framed").relative < api.relate(found.in_frame(open_checkpoint("g")), "framed").relative
     refused = run("align", "g", "--to", "h", "-o", "out2", "--from", "activations")
     assert refused.exit_code == 2
-    assert "--from activations, or --from learned, and --data belong together" in refused.stderr
+    assert "--from activations and --from learned need --data" in refused.stderr
     assert not Path("out2").exists()
 
 

@@ -150,7 +150,7 @@ def test_what_a_recipe_cannot_mean(place: Path, edit: tuple[str, str], words: st
     [
         (("--data", "a.csv"), "does not look at data"),
         (("--method", "fisher"), "there are none for a"),
-        (("--method", "fisher", "--limit", "3"), "this is how data are read"),
+        (("--method", "fisher", "--limit", "3"), "only with --data, which is missing"),
         (("--method", "fisher", "--statistics", "x"), "given 1 times for 2 models"),
         (("--method", "fisher", "--data", "a.csv", "--data", "b.csv", "--data", "a.csv"), "given 3 times for 2"),
         (("--method", "fisher", "--data", "a.csv", "--column", "text"), "ROLE=NAME"),

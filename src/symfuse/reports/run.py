@@ -97,7 +97,7 @@ def _inexact(checkpoint: Checkpoint) -> list[str]:
     if file is not None and file.is_file():
         with suppress(SymfuseError):  # whatever else goes by that name
             variants = Alignment.load(file).variants
-    return [f"inexact: {', '.join(variants)}: moved in a way that does not keep the function"] if variants else []
+    return [f"inexact: {', '.join(variants)}: the result computes another function"] if variants else []
 
 
 def _axes(spec: Spec) -> list[dict[str, Any]]:
