@@ -38,7 +38,7 @@ def test_d20_a_moved_fine_tune_has_no_relation_in_this_basis() -> None:
     (report,) = data("check", "base", "moved")["recipes"]
     (warning,) = report["warnings"]
     assert warning.startswith("moved and base have no relation in this basis (cosine ")
-    assert "trained apart, or one was moved by a symmetry" in warning
+    assert "trained apart, or one was transformed by a symmetry" in warning
     assert "unrelated" not in json.dumps(report)
     (report,) = data("check", "base", "tuned")["recipes"]
     assert not report["warnings"]

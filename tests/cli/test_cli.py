@@ -347,7 +347,7 @@ def test_the_model_whose_head_is_kept_is_the_base(models: Path) -> None:
 def test_tokenizers_that_differ_are_told(models: Path) -> None:
     for name, words in (("a", "one two"), ("b", "two one")):
         Path(name, "vocab.txt").write_text(words, "utf-8")
-    note = "note: vocab.txt of b and a differ; those of a are taken"
+    note = "note: vocab.txt of b and a differ; those of a are used"
     assert note in done("merge", "a", "b", "-o", "out").stdout
     Path("b", "vocab.txt").write_text("one two", "utf-8")
     assert "note:" not in done("merge", "a", "b", "-o", "again").stdout

@@ -122,9 +122,9 @@ def test_a_fisher_that_cannot_move_is_said(place: Path) -> None:
 @pytest.mark.parametrize(
     ("edit", "words"),
     [
-        (("    data: a.csv\n", ""), "there are none for a"),
+        (("    data: a.csv\n", ""), "fisher needs data, and a has none"),
         (("labels: given", "labels: [given, sampled]"), "one value for the whole merge"),
-        (("merge_method: fisher", "merge_method: linear"), "linear does not look at data"),
+        (("merge_method: fisher", "merge_method: linear"), "linear does not use data"),
         (("data: a.csv", "data: c.csv"), "c.csv"),
         (("data: a.csv", "statistics: nothing"), "nothing holds no statistics.json"),
         (("batch_size: 4", "batch_size: 0"), "batch_size"),
@@ -148,8 +148,8 @@ def test_what_a_recipe_cannot_mean(place: Path, edit: tuple[str, str], words: st
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("--data", "a.csv"), "does not look at data"),
-        (("--method", "fisher"), "there are none for a"),
+        (("--data", "a.csv"), "does not use data"),
+        (("--method", "fisher"), "fisher needs data, and a has none"),
         (("--method", "fisher", "--limit", "3"), "only with --data, which is missing"),
         (("--method", "fisher", "--statistics", "x"), "given 1 times for 2 models"),
         (("--method", "fisher", "--data", "a.csv", "--data", "b.csv", "--data", "a.csv"), "given 3 times for 2"),

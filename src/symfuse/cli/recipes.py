@@ -221,10 +221,10 @@ def _data(options: Mapping[str, Any], models: Sequence[str]) -> tuple[dict[str, 
     shared = {key: options[key] for key in keys if options.get(key) is not None}
     shared |= {"columns": columns} if (columns := columns_of(options)) else {}
     files, folders = options["data"], options["statistics"]
-    for what, values in (("--data", files if len(files) > 1 else ()), ("--statistics", folders)):
-        if values and len(values) != len(models):
+    for what, paths in (("--data", files if len(files) > 1 else ()), ("--statistics", folders)):
+        if paths and len(paths) != len(models):
             raise OptionError(
-                f"{what} is given {len(values)} times for {len(models)} models: {', '.join(models)}; give one for each, "
+                f"{what} is given {len(paths)} times for {len(models)} models: {', '.join(models)}; give one for each, "
                 "in the same order" + (", or one --data for all" if what == "--data" else " (a recipe may mix both)")
             )
     if shared and not files:

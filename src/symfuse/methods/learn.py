@@ -67,7 +67,7 @@ def learn(
     """
     if method.learn is None:
         if any(source is not None for source in (*(tasks or ()), *(statistics or ()))):
-            raise OptionError(f"{method.name} does not look at data; leave data and statistics out")
+            raise OptionError(f"{method.name} does not use data; leave data and statistics out")
         return None
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise OptionError(f"seed is {seed!r:.24}; expected a whole number")
