@@ -63,10 +63,10 @@ def test_j8_code_of_a_model_is_named_by_check(tmp_path: Path) -> None:
     tokenizer = {"auto_map": {"AutoTokenizer": ["tokenization_x.Slow", None]}}
     (tmp_path / "coded" / "tokenizer_config.json").write_text(json.dumps(tokenizer), "utf-8")
     (report,) = data("check", str(tmp_path / "base"), str(tmp_path / "coded"))["recipes"]
-    notes = [note for note in report["notes"] if "code of the model's own" in note]
+    notes = [note for note in report["notes"] if "names code of its own" in note]
     named = [("config.json", "modeling_x"), ("tokenizer_config.json", "tokenization_x")]
     for file, code in named:
-        text = f"{file} names code of the model's own (auto_map: {code}.py)"
+        text = f"{file} names code of its own (auto_map: {code}.py)"
         assert any(text in note for note in notes), notes
     assert all("symfuse never runs or copies it" in note for note in notes)
     (report,) = data("check", "base", "tuned")["recipes"]

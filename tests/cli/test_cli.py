@@ -488,7 +488,7 @@ def test_what_a_refused_run_leaves_is_said(models: Path) -> None:
     error, note = result.stderr.splitlines()
     assert f"'{last}' of bad/model.safetensors holds" in error
     [folder] = models.glob(".out.partial-*")
-    words = rf"symfuse: \d+ of {len(a)} tensors are kept in {folder}: run it again with resume to go on, .*"
+    words = rf"symfuse: \d+ of {len(a)} tensors are kept in {folder}: run again with resume to continue, .*"
     assert re.fullmatch(words, note)
 
 
@@ -552,7 +552,7 @@ def test_c97_c100_the_target_is_checked_before_any_work(
 
 def test_overwrite(models: Path) -> None:
     shutil.copy("b/config.json", "c/old.json")
-    refused(models, 8, "no part of a model: old.json", "merge", "a", "b", "-o", "c", "--overwrite", "-q")
+    refused(models, 8, "not part of a model: old.json", "merge", "a", "b", "-o", "c", "--overwrite", "-q")
     Path("c/old.json").rename("c/tokenizer.json")
     done("merge", "a", "b", "-o", "c", "--overwrite", "-q")
     assert same(open_checkpoint("c"), dict(api.merge(["a", "b"])))
