@@ -322,7 +322,7 @@ def test_inspect_says_what_is_not_matched_and_what_is_not_declared(place: Path) 
     assert (found["family"], found["axes"], found["tensors"]) == (UNKNOWN, [], len(model))
     assert found["parameters"] == sum(tensor.numel() for tensor in model.values())
     assert "2 layers, vocabulary of 64 tokens" in found["notes"]
-    assert "can be merged, by names and shapes, and not aligned" in done("inspect", "strange").stdout
+    assert "can be merged by names and shapes, but not aligned" in done("inspect", "strange").stdout
 
 
 def test_a_rank_that_is_not_reached_is_said(place: Path) -> None:
