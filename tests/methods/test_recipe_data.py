@@ -339,5 +339,5 @@ def test_one_set_of_labels_in_two_orders_is_no_head_to_average(place: Path) -> N
     for method in ("linear", "fisher"):
         more = ("--data", "a.csv") if method == "fisher" else ()
         found = run("merge", "a", "b", "-o", "out", "--method", method, *more)
-        assert "are of different labels" in " ".join(found.output.split())
+        assert "have different labels" in " ".join(found.output.split())
         assert found.exit_code != 0

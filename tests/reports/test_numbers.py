@@ -74,7 +74,10 @@ def test_sentences_about_distances(tmp_path: Path, documents: Documents) -> None
     assert [arrow in text for text in found.texts].count(True) == 2  # in what was done, and among the distances
     for key, name in (("axis", "{axis}"), ("layer", "layer {layer}")):
         least = min(distance[f"by_{key}"], key=lambda row: row["share"])
-        assert f"The smallest share is left in {name.format(**least)}: {least['share']:.1%} of its squared distance." in found.texts
+        assert (
+            f"The smallest share is left in {name.format(**least)}: {least['share']:.1%} of its squared distance."
+            in found.texts
+        )
 
 
 @pytest.mark.parametrize("key", ["axis", "layer", "tensor"])
