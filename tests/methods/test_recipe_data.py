@@ -1,4 +1,4 @@
-"""Methods that look at data, from recipes, the command line and Python: the same merge."""
+"""Data-driven methods, from recipes, the command line and Python: the same merge."""
 
 from __future__ import annotations
 
