@@ -339,12 +339,7 @@ def matched(out: Output, source: Checkpoint, anchor: Checkpoint, options: dict[s
         )
 
 
-def save(
-    out: Output,
-    checkpoint: Checkpoint,
-    options: dict[str, Any],
-    **how: Any,
-) -> None:
+def save(out: Output, checkpoint: Checkpoint, options: dict[str, Any], **how: Any) -> None:
     """Write a checkpoint. how: for `Checkpoint.save`."""
     with out.progress("writing", len(checkpoint)) as advance:
         checkpoint.save(

@@ -9,15 +9,7 @@ from typing import Any
 
 import click
 
-from symfuse.cli.app import (
-    common,
-    device_option,
-    main,
-    match_options,
-    matched,
-    matching_options,
-    open_model,
-)
+from symfuse.cli.app import common, device_option, main, match_options, matched, matching_options, open_model
 from symfuse.cli.results import finish, result_option
 from symfuse.errors import CheckpointError, OptionError
 from symfuse.output import Output, warn
