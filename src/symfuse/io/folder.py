@@ -12,7 +12,7 @@ from typing import Any
 from symfuse.errors import CheckpointError
 from symfuse.io.companions import companions
 from symfuse.io.lazy import StoredTensor, StoredTensors
-from symfuse.io.remote import INDEX, Place, entries
+from symfuse.io.remote import CONFIG, INDEX, Place, entries
 from symfuse.io.safetensors_file import read_safetensors
 from symfuse.io.stamp import refuse_pointer, substitute_in
 from symfuse.io.torch_file import read_torch_file
@@ -24,6 +24,9 @@ TORCH_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 GGUF = ".gguf"
 WEIGHT_SUFFIXES = (".safetensors", *TORCH_SUFFIXES)
 DIFFUSERS = "diffusion_pytorch_model"  # the stem of the weight files of diffusers
+STEMS = {"_class_name": DIFFUSERS, "model_cfg": "open_clip_model"}  # of libraries, by a field of their configs
+PIPELINE = "model_index.json"  # of diffusers: which folders beside it are the parts
+CONFIGS = (CONFIG, "open_clip_config.json")
 # Of other formats, what writes a file that can be read.
 CONVERTED_BY = {
     ".h5": "transformers 4: from_pretrained(FOLDER, from_tf=True).save_pretrained(OTHER)",
@@ -69,6 +72,11 @@ def _require_shallow(value: Any, depth: int = 0) -> None:
         raise ValueError(f"it is nested more than {MOST_NESTED} levels deep")
     for one in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         _require_shallow(one, depth + 1)
+
+
+def config_in(folder: Place) -> Place | None:
+    """The config of the model in a folder, if there is one."""
+    return next((path for name in CONFIGS if (path := folder / name).is_file()), None)
 
 
 def refuse_stand_ins(folder: Place) -> None:
@@ -123,8 +131,8 @@ def _stem(files: Mapping[str, Place], usual: str, suffix: str) -> str:
 def weight_stem(config: Mapping[str, Any], folder: Place | None) -> str:
     """What the names of an output's weight files are to begin with, so that the library of its config finds them; of a
     library that is not known, what those of its folder begin with."""
-    if "_class_name" in config:
-        return DIFFUSERS
+    if stem := next((STEMS[key] for key in STEMS if key in config), None):
+        return stem
     if "model_type" in config or not isinstance(folder, Path):
         return "model"
     files = [path.name for path in entries(folder) if path.suffix in WEIGHT_SUFFIXES]
@@ -246,12 +254,23 @@ def _no_weights(folder: Place, files: Mapping[str, Place]) -> CheckpointError:
             f"{folder} holds an adapter of the model {base!r}, not a model. As an input of a merge write "
             f"base+adapter: {base or 'BASE'}+{folder}."
         )
+    if PIPELINE in files:
+        parts = [path.name for path in entries(folder) if path.is_dir() and _has_weights(path)]
+        first = parts[0] if parts else "unet"
+        return CheckpointError(
+            f"{folder} is a pipeline of diffusers, whose parts are models of their own: {some(parts)}. Copy the folder, "
+            f"and merge into the copy part by part: symfuse merge A/{first} B/{first} -o COPY/{first} --overwrite"
+        )
     if len(gguf := [name for name in files if name.endswith(GGUF)]) > 1:
         return CheckpointError(f"{folder} holds several GGUF files ({some(gguf)}); give one of them")
     return CheckpointError(
         f"{folder} holds no weights: expected model.safetensors or pytorch_model.bin, or shards of either; "
         f"found {some(files, 10) or 'no files'}. {way_out(files)}"
     )
+
+
+def _has_weights(folder: Place) -> bool:
+    return any(path.name.endswith(WEIGHT_SUFFIXES) for path in entries(folder))
 
 
 def way_out(names: Iterable[str]) -> str:

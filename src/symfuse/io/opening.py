@@ -15,9 +15,10 @@ from symfuse.arguments import checked
 from symfuse.errors import CheckpointError, OptionError, masked
 from symfuse.io.checkpoint import Checkpoint
 from symfuse.io.companions import names_code
-from symfuse.io.folder import GGUF, WEIGHT_SUFFIXES, read_folder, read_json, refuse_stand_ins
+from symfuse.io.folder import GGUF, WEIGHT_SUFFIXES, config_in, read_folder, read_json, refuse_stand_ins
 from symfuse.io.lazy import Lazy, StoredTensors
 from symfuse.io.live import module_config, module_tensors, ties, unwrap, without_prefixes
+from symfuse.io.naming import as_family
 from symfuse.io.remote import CONFIG, Place, Remote, place_of
 from symfuse.io.single import NO_CONFIG, read_file
 from symfuse.io.tensors import TensorInfo
@@ -111,9 +112,8 @@ def _open_path(
     except OSError as error:
         raise CheckpointError(f"{folder} cannot be read: {error}") from error
     if config is None:
-        has_config = (folder / CONFIG).exists()
-        config = read_json(folder / CONFIG) if has_config else {}
-        notes += () if has_config else (NO_CONFIG,)
+        own = config_in(folder)
+        config, notes = ({}, (*notes, NO_CONFIG)) if own is None else (read_json(own), notes)
     return _checkpoint(tensors, config, name, notes, folder=folder)
 
 
@@ -126,7 +126,7 @@ def _checkpoint(tensors: Lazy, config: dict[str, Any], name: str, notes: tuple[s
         stored, more = without_prefixes(name, {key: key for key in tensors})
         tensors, notes = tensors.renamed(stored), notes + more
     refuse_quantised(name, config, tensors.infos)
-    return Checkpoint(tensors, config, name=name, notes=notes, **options)
+    return as_family(Checkpoint(tensors, config, name=name, notes=notes, **options))
 
 
 def _one_file(place: Path) -> Path | None:
@@ -200,7 +200,7 @@ def _in_memory(tensors: Mapping[str, Any], config: dict[str, Any] | None, name: 
         notes += (f"left out as ties of earlier tensors: {some(tied)}",)
     kept = {key: value for key, value in kept.items() if key not in tied}
     refuse_quantised(name, config, {key: TensorInfo.of(value) for key, value in kept.items()})
-    return Checkpoint(kept, config, name=name, notes=notes)
+    return as_family(Checkpoint(kept, config, name=name, notes=notes))
 
 
 def refuse_quantised(name: str, config: Mapping[str, Any], infos: Mapping[str, TensorInfo]) -> None:
