@@ -14,8 +14,12 @@ from symfuse.device import require
 from symfuse.drafts import Draft
 from symfuse.evaluation import Barrier, Distance, Landscape, Score, Task
 from symfuse.executors import Ray, keep_freed_memory
-from symfuse.io import Checkpoint, check_target, is_other
-from symfuse.io import open  # noqa: A004 - symfuse.open; whoever gets it here has every declaration
+from symfuse.io import (
+    Checkpoint,
+    check_target,
+    is_other,
+    open,  # noqa: A004 - symfuse.open; whoever gets it here has every declaration
+)
 from symfuse.io import open as open_checkpoint
 from symfuse.io.hub import require_upload, upload
 from symfuse.io.partial import together

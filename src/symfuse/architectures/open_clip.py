@@ -1,108 +1,65 @@
-"""The CLIP of open_clip (`CLIP` with two transformers of its own, as OpenAI's) as `clip`."""
+"""The CLIP of open_clip with two transformers of its own, as OpenAI's, as `clip`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from symfuse.architectures.base import Config
 from symfuse.architectures.clip import EMBEDDINGS, LAYER, NAMES, TEXT_LAST, VISION_LAST
-from symfuse.errors import CheckpointError
-from symfuse.io.naming import NAMINGS, Naming, Shapes, of_modules
+from symfuse.io.naming import NAMINGS, Naming, Shapes, of_modules, require_usual
 
 BLOCK = "transformer.resblocks.{l}."
-MODULES = {
-    BLOCK + "ln_1": (LAYER + "layer_norm1",),
-    BLOCK + "attn.out_proj": (NAMES["o"],),
-    BLOCK + "ln_2": (LAYER + "layer_norm2",),
-    BLOCK + "mlp.c_fc": (LAYER + "mlp.fc1",),
+BLOCKS = {"positional_embedding": (EMBEDDINGS + "position_embedding.weight",)} | of_modules({
+    BLOCK + "ln_1": (LAYER + "layer_norm1",), BLOCK + "ln_2": (LAYER + "layer_norm2",),
+    BLOCK + "attn.out_proj": (NAMES["o"],), BLOCK + "mlp.c_fc": (LAYER + "mlp.fc1",),
     BLOCK + "mlp.c_proj": (LAYER + "mlp.fc2",),
-}
-BLOCKS = of_modules(MODULES) | {
-    f"{BLOCK}attn.in_proj_{end}": tuple(f"{NAMES[at]}.{end}" for at in "qkv") for end in ("weight", "bias")
-}
-VISION = {
-    "class_embedding": (EMBEDDINGS + "class_embedding",),
-    "positional_embedding": (EMBEDDINGS + "position_embedding.weight",),
-    "conv1.weight": (EMBEDDINGS + "patch_embedding.weight",),
-    **of_modules({"ln_pre": ("pre_layrnorm",)}),
-    **BLOCKS,
-    **of_modules({"ln_post": (VISION_LAST,)}),
-}
-TEXT = {
-    "positional_embedding": (EMBEDDINGS + "position_embedding.weight",),
+})  # fmt: skip
+BLOCKS |= {f"{BLOCK}attn.in_proj_{end}": tuple(f"{NAMES[at]}.{end}" for at in "qkv") for end in ("weight", "bias")}
+VISION = BLOCKS | of_modules({"ln_pre": ("pre_layrnorm",), "ln_post": (VISION_LAST,)}) | {
+    "class_embedding": (EMBEDDINGS + "class_embedding",), "conv1.weight": (EMBEDDINGS + "patch_embedding.weight",),
+}  # fmt: skip
+TEXT = BLOCKS | of_modules({"ln_final": (TEXT_LAST,)}) | {
     "token_embedding.weight": (EMBEDDINGS + "token_embedding.weight",),
-    **BLOCKS,
-    **of_modules({"ln_final": (TEXT_LAST,)}),
+}  # fmt: skip
+TOWERS = {
+    at + file: tuple(to + name for name in names)
+    for at, to, tower in (("visual.", "vision_model.", VISION), ("", "text_model.", TEXT))
+    for file, names in tower.items()
 }
 TRANSPOSED = {"visual.proj": ("visual_projection.weight",), "text_projection": ("text_projection.weight",)}
-OWN = {"logit_scale": ("logit_scale",)}
 
-# Settings that the tensors show, or without effect on them; of the others only those with this value, or not set.
-READ = {
-    "vision_cfg": ("image_size", "layers", "width", "head_width", "patch_size", "mlp_ratio", "patch_dropout"),
-    "text_cfg": ("context_length", "vocab_size", "width", "heads", "layers", "mlp_ratio"),
-}
-USUAL = {"pool_type": ("tok", "argmax"), "final_ln_after_pool": (False,), "pad_id": (0,)}
+# Settings that say no more than the tensors, or act in training alone; and what others may be.
+READ = r"image_size|layers|(head_)?width|patch_(size|dropout)|mlp_ratio|context_length|vocab_size|heads"
+OF_ALL = r"embed_dim|(vision|text)_cfg|quick_gelu|init_logit_scale"
+END = {"eos_token_id": 2}  # by which `transformers` reads the token with the largest number, as open_clip does
 
 
-def _towers(shapes: Shapes, at: str, heads: int, act: str) -> dict[str, Any]:
-    """What both encoders have."""
+def _tower(shapes: Shapes, at: str, heads: int, act: str) -> dict[str, Any]:
     return {
-        "hidden_size": shapes[at + "positional_embedding"][1],
+        "hidden_size": shapes[at + "positional_embedding"][1], "num_attention_heads": heads, "hidden_act": act,
         "intermediate_size": shapes[f"{at}transformer.resblocks.0.mlp.c_fc.weight"][0],
-        "num_hidden_layers": sum(name.startswith(at + "transformer.") and name.endswith("ln_1.weight") for name in shapes),
-        "num_attention_heads": heads,
-        "hidden_act": act,
-    }
+        "num_hidden_layers": sum(name.startswith(f"{at}trans") and name.endswith("ln_1.weight") for name in shapes),
+    }  # fmt: skip
 
 
 def _config(config: Mapping[str, Any], shapes: Shapes) -> dict[str, Any]:
-    model = config["model_cfg"]
-    parts = {key: model.get(key) or {} for key in READ}
-    others = [
-        f"{part}.{key}: {value!r}"
-        for part, settings in parts.items()
-        for key, value in settings.items()
-        if value and key not in READ[part] and value not in USUAL.get(key, ())
-    ]
-    if others:
-        raise CheckpointError(f"{others[0]} is not known")
-    act = "quick_gelu" if model.get("quick_gelu") else "gelu"
-    words, projection = shapes["token_embedding.weight"][0], shapes["text_projection"][1]
-    width, channels, patch, _ = shapes["visual.conv1.weight"]
-    vision = _towers(shapes, "visual.", width // parts["vision_cfg"].get("head_width", 64), act)
-    text = _towers(shapes, "", parts["text_cfg"].get("heads", 8), act)
+    c = Config(config, "clip").under("model_cfg")
+    require_usual(config["model_cfg"], OF_ALL, {})
+    require_usual(c.get("vision_cfg", {}), READ, {"pool_type": "tok"})
+    require_usual(c.get("text_cfg", {}), READ, {"pool_type": "argmax"})
+    act = "quick_gelu" if c.get("quick_gelu", False) else "gelu"
+    width, channels, side, _ = shapes["visual.conv1.weight"]
+    image = {"image_size": c.under("vision_cfg").size("image_size", 224), "patch_size": side, "num_channels": channels}
+    (tokens, _), (positions, _) = shapes["token_embedding.weight"], shapes["positional_embedding"]
+    words = {"vocab_size": tokens, "max_position_embeddings": positions}
+    vision, text = width // c.under("vision_cfg").size("head_width", 64), c.under("text_cfg").size("heads", 8)
     return {
-        "model_type": "clip",
-        "architectures": ["CLIPModel"],
-        "projection_dim": projection,
-        "text_config": text
-        | {
-            "model_type": "clip_text_model",
-            "vocab_size": words,
-            "max_position_embeddings": shapes["positional_embedding"][0],
-            "eos_token_id": 2,  # the token with the largest number is read, as open_clip does
-        },
-        "vision_config": vision
-        | {
-            "model_type": "clip_vision_model",
-            "image_size": parts["vision_cfg"].get("image_size", 224),
-            "patch_size": patch,
-            "num_channels": channels,
-        },
-    }
+        "model_type": "clip", "architectures": ["CLIPModel"], "projection_dim": shapes["text_projection"][1],
+        "text_config": {"model_type": "clip_text_model", **_tower(shapes, "", text, act), **words, **END},
+        "vision_config": {"model_type": "clip_vision_model", **_tower(shapes, "visual.", vision, act), **image},
+    }  # fmt: skip
 
 
-NAMINGS.append(
-    Naming(
-        "open_clip",
-        "model_cfg",
-        {f"visual.{file}": tuple(f"vision_model.{one}" for one in names) for file, names in VISION.items()}
-        | {file: tuple(f"text_model.{one}" for one in names) for file, names in TEXT.items()}
-        | TRANSPOSED
-        | OWN,
-        _config,
-        transposed=tuple(TRANSPOSED),
-        file="open_clip_config.json",
-    )
-)
+ENDS = {"logit_scale": ("logit_scale",), **TRANSPOSED}
+NAMINGS.append(Naming("open_clip", "model_cfg", TOWERS | ENDS, _config, TRANSPOSED, "open_clip_config.json"))

@@ -255,11 +255,11 @@ def _no_weights(folder: Place, files: Mapping[str, Place]) -> CheckpointError:
             f"base+adapter: {base or 'BASE'}+{folder}."
         )
     if PIPELINE in files:
-        parts = [path.name for path in entries(folder) if path.is_dir() and _has_weights(path)]
-        first = parts[0] if parts else "unet"
+        inside = {path.name: entries(path) for path in entries(folder) if path.is_dir()}
+        parts = [name for name, one in inside.items() if any(path.name.endswith(WEIGHT_SUFFIXES) for path in one)]
         return CheckpointError(
-            f"{folder} is a pipeline of diffusers, whose parts are models of their own: {some(parts)}. Copy the folder, "
-            f"and merge into the copy part by part: symfuse merge A/{first} B/{first} -o COPY/{first} --overwrite"
+            f"{folder} is a pipeline of diffusers, of parts that are models of their own: {some(parts)}. Copy one "
+            "folder, and merge each part into it, such as: symfuse merge A/unet B/unet -o COPY/unet --overwrite"
         )
     if len(gguf := [name for name in files if name.endswith(GGUF)]) > 1:
         return CheckpointError(f"{folder} holds several GGUF files ({some(gguf)}); give one of them")
@@ -267,10 +267,6 @@ def _no_weights(folder: Place, files: Mapping[str, Place]) -> CheckpointError:
         f"{folder} holds no weights: expected model.safetensors or pytorch_model.bin, or shards of either; "
         f"found {some(files, 10) or 'no files'}. {way_out(files)}"
     )
-
-
-def _has_weights(folder: Place) -> bool:
-    return any(path.name.endswith(WEIGHT_SUFFIXES) for path in entries(folder))
 
 
 def way_out(names: Iterable[str]) -> str:
