@@ -17,8 +17,9 @@ from torch import Tensor, nn
 import symfuse
 from command import done
 from reference.libraries import MODEL, SIZES, TEXT, VISION, OpenClip, TimmViT, random, saved, timm_config
+from symfuse.architectures.timm import PLAIN
 from symfuse.errors import OutputError, UnknownArchitectureError
-from symfuse.io import naming
+from symfuse.io import Checkpoint, naming
 
 IMAGES = torch.randn(3, 3, 12, 20, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
 WORDS = torch.randint(0, 61, (4, 7), generator=torch.Generator().manual_seed(6))
@@ -213,6 +214,21 @@ def test_the_reference_is_that_of_timm(name: str, tmp_path: Path) -> None:
     torch.testing.assert_close(library.run(module), library.run(ours), rtol=1e-12, atol=1e-12)
     timm.models.save_for_hf(module, tmp_path, safe_serialization=True)
     assert symfuse.open(tmp_path).config == symfuse.open(ours.state_dict(), config=library.config).config
+
+
+@pytest.mark.slow
+def test_the_heads_of_the_plain_models_of_timm() -> None:
+    """They are in no tensor of a file, and in its config only where they are not those of the name."""
+    timm = pytest.importorskip("timm", reason="timm is not installed")
+    names = [name for name in timm.list_models(["vit_*", "deit_*"]) if PLAIN.fullmatch(name)]
+    assert len(names) > 20
+    for name in names:
+        with torch.device("meta"):
+            module = timm.create_model(name)
+        config = {"architecture": name, "pretrained_cfg": {"input_size": list(module.pretrained_cfg["input_size"])}}
+        shapes = {key: torch.empty(tensor.shape, device="meta") for key, tensor in module.state_dict().items()}
+        opened = Checkpoint(shapes, config, name=name)
+        assert naming.as_family(opened).config["num_attention_heads"] == module.blocks[0].attn.num_heads
 
 
 def test_the_reference_is_that_of_open_clip() -> None:

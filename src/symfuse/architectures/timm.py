@@ -24,7 +24,7 @@ HEADS = of_modules({"head": ("cls_classifier",), "head_dist": ("distillation_cla
 
 # The heads of attention, which no tensor shows, of the plain models by the size in their names.
 PLAIN = re.compile(r"(?:vit|deit)_([a-z]+)(?:_distilled)?_patch\d+_\d+(?:_in21k)?(?:\..*)?")
-SIZES = {"tiny": 3, "small": 6, "medium": 8, "base": 12, "large": 16, "huge": 16, "giant": 16, "gigantic": 16}
+SIZES = {"tiny": 3, "small": 6, "base": 12, "large": 16, "huge": 16, "giant": 16, "gigantic": 16}
 # Arguments that say no more than the tensors, or act in training alone; and what others may be.
 READ = (
     r"num_(classes|heads)|in_chans|img_size|patch_size|embed_dim|depth|mlp_ratio|qkv_bias|class_token|"
