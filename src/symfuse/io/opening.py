@@ -48,8 +48,8 @@ def open(  # noqa: A001 - the verb that users type: symfuse.open
     """A model from a local folder or file, a hub id, a URL that fsspec reads, a live module or a state dictionary.
 
     A file may be of safetensors, torch.save, Lightning (.ckpt) or GGUF, which is dequantised to float32 in memory.
-    A folder or file without config.json can be merged by names and shapes, and not aligned. Of timm and open_clip, models
-    that a declared family computes are opened as such, and saved under their own names (docs/merging.md).
+    A folder or file without config.json can be merged by names and shapes, and not aligned. Models of timm and
+    open_clip that a declared family computes are opened as such, and saved under their own names (docs/merging.md).
     Of a URL (s3://bucket/model) only headers are read, and then the ranges of bytes of the tensors that are asked for.
     `config`: a mapping or an object with `to_dict()`; needed where the source has none, else used instead of
     its own. `revision` is for hub ids, `prefer_bin` for folders with both safetensors and .bin files. No code
