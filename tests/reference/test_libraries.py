@@ -205,6 +205,15 @@ def test_what_its_config_does_not_say_is_not_written(tmp_path: Path) -> None:
     assert symfuse.open(tmp_path / "out").config["num_hidden_layers"] == 1
 
 
+def test_a_part_of_a_tensor_is_not_written_as_the_whole() -> None:
+    opened = symfuse.open(random(TimmViT(), 0).state_dict(), config=timm_config())
+    key = "vit.encoder.layer.1.attention.attention.key.weight"
+    with pytest.raises(OutputError, match=rf"{key} \(missing\)"):
+        opened.replace(tensors={name: tensor for name, tensor in opened.items() if name != key}).finished()
+    with pytest.raises(OutputError, match=r"timm, .*: own"):
+        opened.replace(tensors={**opened, "own": opened[key]}).finished()
+
+
 @pytest.mark.parametrize("name", ["vit", "deit"])
 def test_the_reference_is_that_of_timm(name: str, tmp_path: Path) -> None:
     timm = pytest.importorskip("timm", reason="timm is not installed")

@@ -14,12 +14,7 @@ from symfuse.device import require
 from symfuse.drafts import Draft
 from symfuse.evaluation import Barrier, Distance, Landscape, Score, Task
 from symfuse.executors import Ray, keep_freed_memory
-from symfuse.io import (
-    Checkpoint,
-    check_target,
-    is_other,
-    open,  # noqa: A004 - symfuse.open; whoever gets it here has every declaration
-)
+from symfuse.io import Checkpoint, check_target, is_other
 from symfuse.io import open as open_checkpoint
 from symfuse.io.hub import require_upload, upload
 from symfuse.io.partial import together
@@ -38,6 +33,8 @@ from symfuse.spec import Spec
 from symfuse.stats.statistics import Statistics
 from symfuse.transporting import Transported, aligned_model_of
 from symfuse.verification import Proof, Verification
+
+open = open_checkpoint  # noqa: A001 - symfuse.open: who gets it here has every declaration
 
 __all__ = [
     "AUTO",

@@ -76,7 +76,7 @@ def _require_shallow(value: Any, depth: int = 0) -> None:
 
 def config_in(folder: Place) -> Place | None:
     """The config of the model in a folder, if there is one."""
-    return next((path for name in CONFIGS if (path := folder / name).is_file()), None)
+    return next((path for name in CONFIGS if (path := folder / name).exists()), None)
 
 
 def refuse_stand_ins(folder: Place) -> None:

@@ -71,22 +71,25 @@ class Renamed:
     def __call__(self, checkpoint: Checkpoint) -> Checkpoint:
         """OutputError for a model that this config of the library does not describe."""
         of = {name: file for file, names in self.naming.names.items() for name in names}
-        pieces: dict[str, list[str]] = {}
-        for name in checkpoint:
-            template, number = _numbered(name)
-            pieces.setdefault(of.get(template, "").format(l=number), []).append(name)
+        places = {name: (of.get(template), number) for name in checkpoint for template, number in [_numbered(name)]}
+        names = {
+            file.format(l=number): [name.format(l=number) for name in self.naming.names[file]]
+            for file, number in places.values()
+            if file is not None
+        }
         said = {key: checkpoint.config.get(key, value) for key, value in self.translated.items()}
-        changed = [f"{key}: {value!r}" for key, value in said.items() if value != self.translated[key]]
-        if wrong := changed + pieces.get("", []):
+        wrong = [f"{key}: {value!r}" for key, value in said.items() if value != self.translated[key]]
+        wrong += [name for name, (file, _) in places.items() if file is None]
+        wrong += [f"{name} (missing)" for parts in names.values() for name in parts if name not in checkpoint]
+        if wrong:
             raise OutputError(
                 f"{checkpoint.name} cannot be written for {self.naming.library}, from which its template is: "
                 f"{some(wrong)}. To write it for transformers, save its replace(before_save=())"
             )
         rules: dict[str, str | Rule] = {}
-        for file, names in pieces.items():
-            names.sort(key=[name.format(l=_numbered(file)[1]) for name in self.naming.names[_numbered(file)[0]]].index)
-            whole = _transposed(checkpoint, names[0]) if file in self.naming.transposed else names[0]
-            rules[file] = _stacked(checkpoint, names) if len(names) > 1 else whole
+        for file, parts in names.items():
+            whole = _transposed(checkpoint, parts[0]) if file in self.naming.transposed else parts[0]
+            rules[file] = _stacked(checkpoint, parts) if len(parts) > 1 else whole
         files = checkpoint.companions()
         if self.naming.file is not None:
             files[self.naming.file] = json.dumps(dict(self.config), indent=2).encode()
@@ -110,9 +113,8 @@ def as_family(checkpoint: Checkpoint) -> Checkpoint:
         note = f"read as a {read.config['model_type']} of transformers, and written under the names of {naming.library}"
         return read.replace(notes=(*checkpoint.notes, note))
     note = "a model of {} that is of no declared family ({}): merged by names and shapes"
-    return checkpoint.replace(
-        notes=(*checkpoint.notes, *(note.format(one.library, "; ".join(why)) for one in namings[:1]))
-    )
+    notes = [note.format(one.library, "; ".join(why)) for one in namings[:1]]
+    return checkpoint.replace(notes=(*checkpoint.notes, *notes))
 
 
 def of_modules(modules: Names) -> dict[str, tuple[str, ...]]:

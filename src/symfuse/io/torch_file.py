@@ -113,7 +113,7 @@ def _unwrap(path: Path, loaded: Any) -> tuple[dict[str, Tensor], str]:
     attributes = {str(name).partition(".")[0] for name in tensors}
     if LIGHTNING in loaded and len(attributes) == 1 and not attributes & tensors.keys():
         (attribute,) = attributes
-        tensors = {name.removeprefix(f"{attribute}."): tensor for name, tensor in tensors.items()}
+        tensors = {str(name).removeprefix(f"{attribute}."): tensor for name, tensor in tensors.items()}
         how += f", without the prefix {attribute!r} that Lightning's module gives them"
     return tensors, how
 
