@@ -250,7 +250,9 @@ def _metadata(run: Run, checkpoint: Checkpoint) -> str:
 
 
 def _library(config: Mapping[str, Any], sentence: bool) -> str | None:
-    known = {"_class_name": "diffusers", "model_type": "transformers"}
+    known = {
+        "_class_name": "diffusers", "model_type": "transformers", "architecture": "timm", "model_cfg": "open_clip",
+    }  # fmt: skip
     return "sentence-transformers" if sentence else next((known[key] for key in known if key in config), None)
 
 

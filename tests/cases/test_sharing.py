@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,6 +55,31 @@ def diffusers_folder(folder: Path, seed: int, *, sharded: bool = False) -> Path:
 
 
 # -- D07: the name under which the library looks for weights -----------------------------------------
+
+
+def test_d07_a_pipeline_of_diffusers_is_merged_part_by_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says how; what it says is done, for each part, and the config gets no field that its class refuses."""
+    monkeypatch.chdir(tmp_path)
+    for seed, name in enumerate(("A", "B")):
+        Path(name).mkdir()
+        Path(name, "model_index.json").write_text(json.dumps({"_class_name": "DiTPipeline"}), "utf-8")
+        Path(name, "scheduler").mkdir()
+        Path(name, "scheduler", "scheduler_config.json").write_text("{}", "utf-8")
+        diffusers_folder(Path(name, "unet"), seed)
+        Path(name, "text_encoder").mkdir()
+        MODELS["clip-text"](seed).save(Path(name, "text_encoder"), overwrite=True)
+    result = run("merge", "A", "B", "-o", "out")
+    assert result.exit_code == 3
+    words = " ".join(result.output.split())
+    assert "a pipeline of diffusers, of parts that are models of their own: text_encoder, unet." in words
+    shutil.copytree("A", "COPY")
+    done(*words.rpartition("such as: symfuse ")[2].split())
+    done("merge", "A/text_encoder", "B/text_encoder", "-o", "COPY/text_encoder", "--overwrite")
+    for part in ("unet", "text_encoder"):
+        a, b, merged = (symfuse.open(f"{name}/{part}") for name in ("A", "B", "COPY"))
+        assert merged.keys() == a.keys()
+        assert all(torch.allclose(merged[name], (a[name] + b[name]) / 2) for name in merged)
+    assert json.loads(Path("COPY/unet/config.json").read_text("utf-8")) == symfuse.open("A/unet").config
 
 
 @pytest.mark.parametrize("sharded", [False, True])

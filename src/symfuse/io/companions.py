@@ -38,8 +38,8 @@ TOKENIZER = re.compile(
 
 # Further files that symfuse, transformers or sentence-transformers write to a folder: all can be written again.
 WRITTEN = re.compile(
-    r"config\.json|symfuse\.json|alignment[^/]*|alignments/[^/]+|\.symfuse-unfinished"
-    r"|(model|pytorch_model|diffusion_pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)(\.index\.json)?"
+    r"(open_clip_)?config\.json|symfuse\.json|alignment[^/]*|alignments/[^/]+|\.symfuse-unfinished"
+    r"|(model|pytorch_model|diffusion_pytorch_model|open_clip_(pytorch_)?model)(-\d+-of-\d+)?\.(safetensors|bin)(\.index\.json)?"
     r"|\d+_\w+/(model\.safetensors|pytorch_model\.bin)"
 )
 

@@ -12,7 +12,7 @@ from typing import Any
 from symfuse.errors import CheckpointError
 from symfuse.io.companions import companions
 from symfuse.io.lazy import StoredTensor, StoredTensors
-from symfuse.io.remote import INDEX, Place, entries
+from symfuse.io.remote import CONFIG, INDEX, Place, entries
 from symfuse.io.safetensors_file import read_safetensors
 from symfuse.io.stamp import refuse_pointer, substitute_in
 from symfuse.io.torch_file import read_torch_file
@@ -24,6 +24,9 @@ TORCH_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 GGUF = ".gguf"
 WEIGHT_SUFFIXES = (".safetensors", *TORCH_SUFFIXES)
 DIFFUSERS = "diffusion_pytorch_model"  # the stem of the weight files of diffusers
+STEMS = {"_class_name": DIFFUSERS, "model_cfg": "open_clip_model"}  # by a field of the library's config
+PIPELINE = "model_index.json"  # of diffusers: it lists the folders of the parts
+CONFIGS = (CONFIG, "open_clip_config.json")
 # How to convert files of other formats.
 CONVERTED_BY = {
     ".h5": "transformers 4: from_pretrained(FOLDER, from_tf=True).save_pretrained(OTHER)",
@@ -69,6 +72,11 @@ def _require_shallow(value: Any, depth: int = 0) -> None:
         raise ValueError(f"it is nested more than {MOST_NESTED} levels deep")
     for one in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         _require_shallow(one, depth + 1)
+
+
+def config_in(folder: Place) -> Place | None:
+    """The config of the model in a folder, if there is one."""
+    return next((path for name in CONFIGS if (path := folder / name).exists()), None)
 
 
 def refuse_stand_ins(folder: Place) -> None:
@@ -123,8 +131,8 @@ def _stem(files: Mapping[str, Place], usual: str, suffix: str) -> str:
 def weight_stem(config: Mapping[str, Any], folder: Place | None) -> str:
     """The stem of an output's weight files, by which the library of its config finds them; for an unknown library, the
     stem in its folder."""
-    if "_class_name" in config:
-        return DIFFUSERS
+    if stem := next((STEMS[key] for key in STEMS if key in config), None):
+        return stem
     if "model_type" in config or not isinstance(folder, Path):
         return "model"
     files = [path.name for path in entries(folder) if path.suffix in WEIGHT_SUFFIXES]
@@ -245,6 +253,13 @@ def _no_weights(folder: Place, files: Mapping[str, Place]) -> CheckpointError:
         return CheckpointError(
             f"{folder} holds an adapter of the model {base!r}, not a model. As an input of a merge write "
             f"base+adapter: {base or 'BASE'}+{folder}."
+        )
+    if PIPELINE in files:
+        inside = {path.name: entries(path) for path in entries(folder) if path.is_dir()}
+        parts = [name for name, one in inside.items() if any(path.name.endswith(WEIGHT_SUFFIXES) for path in one)]
+        return CheckpointError(
+            f"{folder} is a pipeline of diffusers, of parts that are models of their own: {some(parts)}. Copy one "
+            "folder, and merge each part into it, such as: symfuse merge A/unet B/unet -o COPY/unet --overwrite"
         )
     if len(gguf := [name for name in files if name.endswith(GGUF)]) > 1:
         return CheckpointError(f"{folder} holds several GGUF files ({some(gguf)}); give one of them")

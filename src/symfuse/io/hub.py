@@ -6,13 +6,13 @@ import re
 from pathlib import Path
 
 from symfuse.errors import CheckpointError, OptionError, OutputError
-from symfuse.io.folder import DIFFUSERS
+from symfuse.io.folder import STEMS
 from symfuse.io.remote import INDEX, Place, Remote
 from symfuse.messages import first_line
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 CACHED = re.compile(r"/models--([^/]+)/snapshots/[^/]+/?$")
-WEIGHTS = [f"{stem}{end}" for stem in ("model", DIFFUSERS) for end in ("*.safetensors", INDEX)]
+WEIGHTS = [f"{stem}{end}" for stem in ("model", *STEMS.values()) for end in ("*.safetensors", INDEX)]
 REFUSED = {
     401: "the hub does not accept the token (hf auth whoami says whose it is)",
     403: "the token has no right to write there",

@@ -15,9 +15,10 @@ from symfuse.arguments import checked
 from symfuse.errors import CheckpointError, OptionError, masked
 from symfuse.io.checkpoint import Checkpoint
 from symfuse.io.companions import names_code
-from symfuse.io.folder import GGUF, WEIGHT_SUFFIXES, read_folder, read_json, refuse_stand_ins
+from symfuse.io.folder import GGUF, WEIGHT_SUFFIXES, config_in, read_folder, read_json, refuse_stand_ins
 from symfuse.io.lazy import Lazy, StoredTensors
 from symfuse.io.live import module_config, module_tensors, ties, unwrap, without_prefixes
+from symfuse.io.naming import as_family
 from symfuse.io.remote import CONFIG, Place, Remote, place_of
 from symfuse.io.single import NO_CONFIG, read_file
 from symfuse.io.tensors import TensorInfo
@@ -47,12 +48,13 @@ def open(  # noqa: A001 - the verb that users type: symfuse.open
     """A model from a local folder or file, a hub id, a URL that fsspec reads, a live module or a state dictionary.
 
     A file may be of safetensors, torch.save, Lightning (.ckpt) or GGUF, which is dequantised to float32 in memory.
-    A folder or file without config.json can be merged by names and shapes, but not aligned. From a URL
-    (s3://bucket/model) only headers are read, and then the byte ranges of the tensors that are used. `config`: a
-    mapping or an object with `to_dict()`; needed if the source has none, else used instead of its own. `revision` is
-    for hub ids, `prefer_bin` for folders with both safetensors and .bin files. No code of the model is imported or run.
-    Raises CheckpointError if the source cannot be read (files absent, damaged or inconsistent, quantised weights, an
-    adapter without its base), OptionError for inconsistent arguments.
+    A folder or file without config.json can be merged by names and shapes, but not aligned. Models of timm and
+    open_clip that a declared family computes are opened as that family, and saved under their own names
+    (docs/merging.md). From a URL (s3://bucket/model) only headers are read, and then the byte ranges of the tensors
+    that are used. `config`: a mapping or an object with `to_dict()`; needed if the source has none, else used instead
+    of its own. `revision` is for hub ids, `prefer_bin` for folders with both safetensors and .bin files. No code of the
+    model is imported or run. Raises CheckpointError if the source cannot be read (files absent, damaged or
+    inconsistent, quantised weights, an adapter without its base), OptionError for inconsistent arguments.
     """
     own = None if config is None else _config_dict(config)
     if isinstance(source, (str, os.PathLike, Remote)):
@@ -110,9 +112,8 @@ def _open_path(
     except OSError as error:
         raise CheckpointError(f"{folder} cannot be read: {error}") from error
     if config is None:
-        has_config = (folder / CONFIG).exists()
-        config = read_json(folder / CONFIG) if has_config else {}
-        notes += () if has_config else (NO_CONFIG,)
+        own = config_in(folder)
+        config, notes = ({}, (*notes, NO_CONFIG)) if own is None else (read_json(own), notes)
     return _checkpoint(tensors, config, name, notes, folder=folder)
 
 
@@ -125,7 +126,7 @@ def _checkpoint(tensors: Lazy, config: dict[str, Any], name: str, notes: tuple[s
         stored, more = without_prefixes(name, {key: key for key in tensors})
         tensors, notes = tensors.renamed(stored), notes + more
     refuse_quantised(name, config, tensors.infos)
-    return Checkpoint(tensors, config, name=name, notes=notes, **options)
+    return as_family(Checkpoint(tensors, config, name=name, notes=notes, **options))
 
 
 def _one_file(place: Path) -> Path | None:
@@ -199,7 +200,7 @@ def _in_memory(tensors: Mapping[str, Any], config: dict[str, Any] | None, name: 
         notes += (f"left out as ties of earlier tensors: {some(tied)}",)
     untied = {key: value for key, value in renamed.items() if key not in tied}
     refuse_quantised(name, config, {key: TensorInfo.of(value) for key, value in untied.items()})
-    return Checkpoint(untied, config, name=name, notes=notes)
+    return as_family(Checkpoint(untied, config, name=name, notes=notes))
 
 
 def refuse_quantised(name: str, config: Mapping[str, Any], infos: Mapping[str, TensorInfo]) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from symfuse.errors import CheckpointError
 from symfuse.io.companions import read_companions
-from symfuse.io.folder import GGUF, SHARD, TORCH_SUFFIXES, Notes, read_json, way_out
+from symfuse.io.folder import GGUF, SHARD, TORCH_SUFFIXES, Notes, config_in, read_json, way_out
 from symfuse.io.installed import meta_module, quiet
 from symfuse.io.lazy import Held, Lazy, StoredTensors
 from symfuse.io.remote import CONFIG
@@ -44,8 +44,7 @@ def read_file(path: Path) -> tuple[Lazy, dict[str, Any] | None, dict[str, bytes]
     stored, notes = (read_safetensors(path), ()) if path.suffix == ".safetensors" else read_torch_file(path)
     if not stored:
         raise CheckpointError(f"{path.name} holds no tensors. ({path})")
-    config = path.with_name(CONFIG)
-    if config.is_file():
+    if config := config_in(path.parent):
         return StoredTensors(stored), read_json(config), read_companions(path.parent), notes
     return StoredTensors(stored), None, None, notes
 

@@ -21,6 +21,7 @@ from symfuse.io.tensors import TensorInfo, flat_part
 from symfuse.messages import first_line, some
 
 WRAPPERS = ("state_dict", "model", "module")  # the keys under which trainers nest the weights
+LIGHTNING = "pytorch-lightning_version"  # whose modules hold the model as an attribute, before all of its names
 
 
 def read_torch_file(path: Place) -> tuple[dict[str, StoredTensor], tuple[str, ...]]:
@@ -34,13 +35,13 @@ def read_torch_file(path: Place) -> tuple[dict[str, StoredTensor], tuple[str, ..
             f"it. ({path})"
         )
     loaded = _Loaded(path, Stamp.of(path))
-    tensors, key = loaded.tensors
-    notes = () if key is None else (f"{path.name}: the weights were read from under the key {key!r}",)
+    tensors, how = loaded.tensors
+    notes = () if how is None else (f"{path.name}: the weights were read from under {how}",)
     return {name: _stored(loaded, name, tensor) for name, tensor in tensors.items()}, notes
 
 
 class _Loaded:
-    """The tensors of one file, and their key in it, if any; loaded once in each process that uses them."""
+    """The tensors of one file, and the key they were under, if any; loaded once in each process that uses them."""
 
     def __init__(self, path: Path, stamp: Stamp) -> None:
         self.path = path
@@ -94,7 +95,8 @@ def _is_state_dict(value: Any) -> bool:
 
 
 def _unwrap(path: Path, loaded: Any) -> tuple[dict[str, Tensor], str]:
-    """The one known key of the top level that holds a dictionary of tensors."""
+    """The one known key of the top level that holds a dictionary of tensors, and its tensors; of Lightning without the
+    name of the attribute that all names begin with."""
     if not isinstance(loaded, dict) or not loaded:
         raise CheckpointError(
             f"{path.name} holds {type(loaded).__name__}, expected a dictionary of named tensors. ({path})"
@@ -107,7 +109,13 @@ def _unwrap(path: Path, loaded: Any) -> tuple[dict[str, Tensor], str]:
             f"{path.name} holds tensors {how}; expected tensors only, or one of the keys "
             f"{', '.join(WRAPPERS)} with a dictionary of tensors. Save the weights alone. ({path})"
         )
-    return loaded[candidates[0]], candidates[0]
+    tensors, how = loaded[candidates[0]], f"the key {candidates[0]!r}"
+    attributes = {str(name).partition(".")[0] for name in tensors}
+    if LIGHTNING in loaded and len(attributes) == 1 and not attributes & tensors.keys():
+        (attribute,) = attributes
+        tensors = {str(name).removeprefix(f"{attribute}."): tensor for name, tensor in tensors.items()}
+        how += f", without the prefix {attribute!r} that Lightning's module gives them"
+    return tensors, how
 
 
 def _stored(loaded: _Loaded, name: Any, tensor: Tensor) -> StoredTensor:
