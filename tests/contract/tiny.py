@@ -827,13 +827,14 @@ SCAN: dict[str, Any] = {
 MAMBA = SCAN | {"state_size": 5, "time_step_rank": 7, "residual_in_fp32": False}
 MAMBA2 = MAMBA | {"num_heads": 12, "head_dim": 6, "n_groups": 3, "expand": 3, "chunk_size": 8}
 HYBRID = DECODER | {
-    "num_hidden_layers": 3, "mamba_n_heads": 12, "mamba_d_head": 6, "mamba_n_groups": 3, "mamba_d_state": 5,
-    "mamba_d_conv": 3, "mamba_expand": 3, "mamba_chunk_size": 8, "layer_types": ["linear_attention", "full_attention",
-    "linear_attention"], "shared_intermediate_size": 13, "num_local_experts": 9, "num_experts_per_tok": 3,
+    "mamba_n_heads": 12, "mamba_d_head": 6, "mamba_n_groups": 3, "mamba_d_state": 5,
+    "mamba_d_conv": 3, "mamba_expand": 3, "mamba_chunk_size": 8, "layer_types": ["linear_attention", "full_attention"],
+    "shared_intermediate_size": 13, "num_local_experts": 9, "num_experts_per_tok": 3,
 }  # fmt: skip
 UNTYPED = {key: value for key, value in HYBRID.items() if key != "layer_types"}
 GRANITE_HYBRID = OLMO | {key: value for key, value in HYBRID.items() if key not in DECODER}
-GRANITE_HYBRID |= {"num_hidden_layers": 3, "mamba_d_head": 10, "mamba_expand": 2}
+GRANITE_HYBRID |= {"mamba_d_head": 10, "mamba_expand": 2, "attention_multiplier": 0.3, "residual_multiplier": 0.5}
+GRANITE_HYBRID |= {"embedding_multiplier": 3.0}
 NEMOTRON_H = DECODER | {
     "mamba_num_heads": 12, "mamba_head_dim": 6, "n_groups": 3, "ssm_state_size": 5, "conv_kernel": 3, "expand": 3,
     "chunk_size": 8, "n_routed_experts": 9, "num_experts_per_tok": 3, "moe_intermediate_size": 13,
@@ -841,8 +842,8 @@ NEMOTRON_H = DECODER | {
     "layers_block_type": ["linear_attention", "full_attention", "mlp", "moe", "linear_attention"],
 }  # fmt: skip
 JAMBA = OLMO | {
-    "num_hidden_layers": 3, "mamba_d_state": 5, "mamba_d_conv": 3, "mamba_expand": 2, "mamba_dt_rank": 7,
-    "attn_layer_period": 3, "attn_layer_offset": 1, "num_experts": 9, "num_experts_per_tok": 3,
+    "hidden_size": 36, "mamba_d_state": 5, "mamba_d_conv": 3, "mamba_expand": 2, "mamba_dt_rank": 7,
+    "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 9, "num_experts_per_tok": 3,
 }  # fmt: skip
 MODELS |= {
     "mamba-lm": of("MambaForCausalLM", "MambaConfig", MAMBA, use_bias=True),

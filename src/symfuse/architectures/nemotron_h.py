@@ -48,15 +48,15 @@ def _axes_of_experts(c: Config) -> dict[str, Axis]:
     axes["ffn"] = _neurons(c, size, axes["ffn"].per)
     axes["shared_ffn"] = _neurons(c, c.size("moe_shared_expert_intermediate_size", 7688))
     if narrow := c.get("moe_latent_size"):
-        axes |= dict.fromkeys(("latent", "latent_out"), Axis(narrow, Invertible(), ("l",)))
+        axes |= dict.fromkeys(("in_narrow", "out_narrow"), Axis(narrow, Invertible(), ("l",)))
     return axes
 
 
 def _experts(axes: dict[str, Axis], bias: bool) -> dict[str, str]:
     """They have no gates, and may read and write smaller spaces than the stream."""
     read, written, narrow = "residual", "residual", {}
-    if "latent" in axes:
-        read, written = "latent", "latent_out"
+    if "in_narrow" in axes:
+        read, written = "in_narrow", "out_narrow"
         narrow = linear(MOE + "fc1_latent_proj", read, bias=bias)
         narrow |= linear(MOE + "fc2_latent_proj", "residual", f"{written}*", bias=bias)
     experts = {
