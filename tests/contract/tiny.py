@@ -839,7 +839,7 @@ NEMOTRON_H = DECODER | {
     "mamba_num_heads": 12, "mamba_head_dim": 6, "n_groups": 3, "ssm_state_size": 5, "conv_kernel": 3, "expand": 3,
     "chunk_size": 8, "n_routed_experts": 9, "num_experts_per_tok": 3, "moe_intermediate_size": 13,
     "moe_shared_expert_intermediate_size": 11,
-    "layers_block_type": ["linear_attention", "full_attention", "mlp", "moe", "linear_attention"],
+    "layers_block_type": ["linear_attention", "mlp", "moe", "full_attention"],
 }  # fmt: skip
 JAMBA = OLMO | {
     "hidden_size": 36, "mamba_d_state": 5, "mamba_d_conv": 3, "mamba_expand": 2, "mamba_dt_rank": 7,
