@@ -39,6 +39,9 @@ GEMMA3 = DECODER | {"query_pre_attn_scalar": 13}
 MAMBA = {"vocab_size": 61, "hidden_size": 20, "num_hidden_layers": 2, "state_size": 5, "time_step_rank": 3}
 # Inside nn.MultiheadAttention: its weight is read, and the layer never called.
 UNCALLED = torch.nn.modules.linear.NonDynamicallyQuantizableLinear
+# Of state space models, what peft refuses, and what their classes read without calling the layers.
+UNADAPTED = dict.fromkeys(("mamba2", "falcon_h1", "nemotron_h"), ("out_proj",)) | {"jamba": ("dt_proj",)}
+UNADAPTED |= dict.fromkeys(("mamba", "falcon_mamba"), ("out_proj", "dt_proj"))
 OTHERS = ("torch-", "sceptr")  # of no class of transformers
 QUICK = set(of_all_families([
     "bert-mlm", "roberta-sequence", "xlm-roberta-token", "camembert-mlm", "distilbert-sequence", "electra-generator",
@@ -82,10 +85,11 @@ def linear(module: torch.nn.Module) -> list[str]:
     """What peft can adapt of a module, but for its output head."""
     head = module.get_output_embeddings()
     kinds = (torch.nn.Linear, transformers.pytorch_utils.Conv1D)
+    without = UNADAPTED.get(module.config.model_type, ())
     return [
         name
         for name, part in module.named_modules()
-        if isinstance(part, kinds) and part is not head and type(part) is not UNCALLED
+        if isinstance(part, kinds) and part is not head and type(part) is not UNCALLED and not name.endswith(without)
     ]
 
 

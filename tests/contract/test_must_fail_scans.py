@@ -27,13 +27,13 @@ SECOND = ("mamba2-lm", "bamba-lm", "granite-hybrid-lm", "falcon-h1-lm", "falcon-
 @pytest.mark.parametrize(
     ("label", "axis", "groups"),
     [
-        ("mamba-lm", "channels", (Signed(), Scaling())),
+        ("mamba-lm", "scanned", (Signed(), Scaling())),
         ("falcon-mamba", "rank", (Scaling(), Invertible())),
         ("falcon-mamba", "states", (Scaling(),)),  # without norms, each state may be rescaled
         ("jamba-lm", "rank", (Scaling(),)),
         ("jamba-lm", "states", (Scaling(),)),
-        ("jamba-lm", "channels", (Signed(), Scaling())),
-        *((label, axis, (Signed(), Scaling())) for label in SECOND for axis in ("channels", "states")),
+        ("jamba-lm", "scanned", (Signed(), Scaling())),
+        *((label, axis, (Signed(), Scaling())) for label in SECOND for axis in ("scanned", "states")),
         ("nemotron-h-lm", "dense_ffn", (Signed(), Scaling())),
         ("nemotron-h-lm", "ffn", (Signed(), Scaling())),
         ("nemotron-h-lm", "residual", (Scaling(),)),
@@ -51,7 +51,7 @@ def test_rotating_the_states_breaks(label: str) -> None:
     this = case(label)
     with pytest.raises(SymmetryError, match="no permutation part"):
         larger(this, "states", Orthogonal())
-    fixed = rewritten(this.spec, {"A_log": "channels 5"})
+    fixed = rewritten(this.spec, {"A_log": "scanned 5"})
     assert this.error(applied(this, acting(fixed, "states", Orthogonal()))) > BROKEN
     assert this.error(applied(this, acting(fixed, "states", Permutation()))) > BROKEN
 
@@ -86,7 +86,7 @@ def layouts(channels: str, heads: str, states: str) -> dict[str, str]:
 )
 def test_units_of_a_scan_stay_in_their_head_and_their_block(channels: str, heads: str, states: str, size: int) -> None:
     this = case("mamba2-lm")
-    assert [this.spec.sizes[axis] for axis in ("ssm_m", "ssm_h", "channels", "states")] == [3, 4, 6, 5]
+    assert [this.spec.sizes[axis] for axis in ("ssm_m", "ssm_h", "scanned", "states")] == [3, 4, 6, 5]
     spec = with_axis(this.spec, "m", Axis(size, Permutation(), ("l",)), layouts(channels, heads, states))
     error = undeclared(this, acting(spec, "m", Permutation()))
     if size in (4, 5, 6):
@@ -98,14 +98,14 @@ def test_units_of_a_scan_stay_in_their_head_and_their_block(channels: str, heads
 def test_channels_of_mamba_are_of_one_kind() -> None:
     """Each has step sizes and decays of its own, so that it has no heads; those of its gate go with them."""
     this = case("mamba-lm")
-    apart = {"in_proj.weight": "(channels + 48) residual*", "in_proj.bias": "(channels + 48)"}
-    assert this.error(applied(this, acting(this.spec, "channels", Permutation()))) < this.exact
-    assert this.error(applied(this, acting(rewritten(this.spec, apart), "channels", Permutation()))) > BROKEN
+    apart = {"in_proj.weight": "(scanned + 48) residual*", "in_proj.bias": "(scanned + 48)"}
+    assert this.error(applied(this, acting(this.spec, "scanned", Permutation()))) < this.exact
+    assert this.error(applied(this, acting(rewritten(this.spec, apart), "scanned", Permutation()))) > BROKEN
 
 
 def test_what_writes_states_and_what_reads_them_are_dual() -> None:
     this = case("mamba-lm")
-    alike = rewritten(this.spec, {"x_proj.weight": "(rank + states + states) channels*"})
+    alike = rewritten(this.spec, {"x_proj.weight": "(rank + states + states) scanned*"})
     assert this.error(applied(this, acting(this.spec, "states", SignedMonomial()))) < this.exact
     for group in (PositiveMonomial(), SignedMonomial()):
         assert this.error(applied(this, acting(alike, "states", group))) > BROKEN

@@ -22,9 +22,12 @@ T = TypeVar("T")
 WRAPPERS = ("base_model.model.", "_orig_mod.", "module.")
 # Classes with a head that may be tied to the input embedding.
 VOCABULARY_HEAD = re.compile(r".*(CausalLM|LMHead|DoubleHeads|MaskedLM|PreTraining|ConditionalGeneration).*")
-# What peft 0.21 refuses to adapt: kernels of these families read the weights without calling the layers.
-REFUSED = re.compile(r"(.*\.)?(out_proj|conv1d)")
-REFUSING = ("falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h")
+# What peft 0.21 refuses to adapt, as kernels of these families read the weights without calling the layers; and what
+# their classes themselves read so, where an adapter of peft would do nothing.
+REFUSED = {
+    re.compile(r"(.*\.)?(out_proj|conv1d)"): ("falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h"),
+    re.compile(r"(.*\.)?dt_proj"): ("mamba", "falcon_mamba", "jamba"),
+}
 # Experts are one stack in memory. Of the families whose files `transformers` converts as those of these, peft reads an
 # adapter of single experts and routers, of all together; and takes every layer of such a name for one of them.
 EXPERTS = {
@@ -147,7 +150,8 @@ class Layers:
 
     def adapted(self, module: str) -> bool:
         """Whether peft adapts a module with a matrix."""
-        if self.config.get("model_type") in REFUSING and REFUSED.fullmatch(module):
+        model_type = self.config.get("model_type")
+        if any(model_type in families and name.fullmatch(module) for name, families in REFUSED.items()):
             return False
         if self.known is None:
             return not LOOKED_UP.fullmatch(module)

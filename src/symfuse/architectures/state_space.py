@@ -21,7 +21,7 @@ ACTIVATED = "a non-linearity acts on each, before the scan: reordered only"
 SHARED = "heads of one block share what writes and what reads their states: reordered as a whole"
 STATES = "each is written, decays and is read by itself, and between no non-linearity: reordered, flipped, rescaled"
 # Of Mamba-2: the channels of all heads, in blocks that share their states; and the states of all blocks.
-CHANNELS, HEADS, BLOCKS = "ssm_m ssm_h channels", "ssm_m ssm_h", "ssm_m states"
+CHANNELS, HEADS, BLOCKS = "ssm_m ssm_h scanned", "ssm_m ssm_h", "ssm_m states"
 
 
 @dataclass(frozen=True)
@@ -61,21 +61,21 @@ def mamba(
     states."""
     neurons(c.get("hidden_act", "silu"))
     axes = {
-        "channels": Axis(channels, Permutation(), ("l",), ACTIVATED),
+        "scanned": Axis(channels, Permutation(), ("l",), ACTIVATED),
         "rank": Axis(rank, groups[0], ("l",)),
         "states": Axis(states, groups[1], ("l",), STATES if groups[1] == SignedMonomial() else ""),
     }
     tensors = {
-        "in_proj.weight": "(channels + channels) residual*",  # what is scanned, and its gate
-        "conv1d.weight": f"channels 1 {kernel}",
-        "x_proj.weight": "(rank + states + states*) channels*",
-        "dt_proj.weight": "channels rank*",
-        "dt_proj.bias": "channels",
-        "A_log": "channels |states|",
-        "D": "channels",
-        "out_proj.weight": "residual channels*",
+        "in_proj.weight": "(scanned + scanned) residual*",  # what is scanned, and its gate
+        "conv1d.weight": f"scanned 1 {kernel}",
+        "x_proj.weight": "(rank + states + states*) scanned*",
+        "dt_proj.weight": "scanned rank*",
+        "dt_proj.bias": "scanned",
+        "A_log": "scanned |states|",
+        "D": "scanned",
+        "out_proj.weight": "residual scanned*",
     }
-    more = {"in_proj": "(channels + channels)", "conv1d": "channels", "out_proj": "residual"}
+    more = {"in_proj": "(scanned + scanned)", "conv1d": "scanned", "out_proj": "residual"}
     return _mixer(at, axes, tensors, more, biases)
 
 
@@ -99,19 +99,19 @@ def mamba2(
     axes = {
         "ssm_m": Axis(blocks, Permutation(), ("l",), SHARED),
         "ssm_h": Axis(heads // blocks, Permutation(), ("l", "ssm_m"), SHARED),
-        "channels": Axis(size, Permutation(), ("l", "ssm_m", "ssm_h"), ACTIVATED),
+        "scanned": Axis(size, Permutation(), ("l", "ssm_m", "ssm_h"), ACTIVATED),
         "states": Axis(states, Permutation(), ("l", "ssm_m"), ACTIVATED),
     }
-    scanned = f"{CHANNELS} + {BLOCKS} + {BLOCKS}"  # with what writes the states, and what reads them
-    whole = f"({CHANNELS} + {scanned} + {HEADS})"  # with the gate and the step sizes
+    convolved = f"{CHANNELS} + {BLOCKS} + {BLOCKS}"  # with what writes the states, and what reads them
+    whole = f"({CHANNELS} + {convolved} + {HEADS})"  # with the gate and the step sizes
     tensors = {
         "in_proj.weight": f"{whole} residual*",
-        "conv1d.weight": f"({scanned}) 1 {kernel}",
+        "conv1d.weight": f"({convolved}) 1 {kernel}",
         **dict.fromkeys(("dt_bias", "A_log", "D"), f"({HEADS})"),
         **({"norm.weight": f"({CHANNELS})"} if norm else {}),
         "out_proj.weight": f"residual ({CHANNELS}*)",
     }
-    return _mixer(at, axes, tensors, {"in_proj": whole, "conv1d": f"({scanned})", "out_proj": "residual"}, biases)
+    return _mixer(at, axes, tensors, {"in_proj": whole, "conv1d": f"({convolved})", "out_proj": "residual"}, biases)
 
 
 def _mixer(
