@@ -183,7 +183,8 @@ def test_c52_aligned_to_a_random_partner_it_is_the_same_function(label: str) -> 
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     result = api.verify(a, moved, alignment, inputs=inputs)
     assert result.equal
-    assert result.worst < (5e-6 if label in SINGLE else 1e-12)  # of each output row
+    single = label in SINGLE or "scanned" in alignment.spec.axes
+    assert result.worst < (5e-6 if single else 1e-12)  # of each output row
     assert case(label).error(b) > 1e-3  # the other model is another function
 
 
