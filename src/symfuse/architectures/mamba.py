@@ -37,7 +37,8 @@ def _family(c: Config, mixer: Mixer) -> Family:
 
 
 def _mamba(c: Config, groups: tuple[Group, Group]) -> Family:
-    sizes = c.size("expand", 2) * c.hidden_size, c.size("state_size", 16), step_rank(c, "time_step_rank")
+    channels = c.size("intermediate_size", c.size("expand", 2) * c.hidden_size)
+    sizes = channels, c.size("state_size", 16), step_rank(c, "time_step_rank")
     kernel, biases = c.size("conv_kernel", 4), biased(c, "use_bias", "use_conv_bias")
     return _family(c, state_space.mamba(c, AT, *sizes, kernel, biases, groups))
 
