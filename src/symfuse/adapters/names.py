@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from symfuse.architectures.base import ARCHITECTURES
 from symfuse.architectures.base import Config as ModelConfig
 from symfuse.architectures.names import CONV1D, CONV1D_FAMILIES, HEADS, LOOKED_UP
 from symfuse.errors import CheckpointError, SpecError
@@ -22,12 +23,9 @@ T = TypeVar("T")
 WRAPPERS = ("base_model.model.", "_orig_mod.", "module.")
 # Classes with a head that may be tied to the input embedding.
 VOCABULARY_HEAD = re.compile(r".*(CausalLM|LMHead|DoubleHeads|MaskedLM|PreTraining|ConditionalGeneration).*")
-# What peft 0.21 refuses to adapt, as kernels of these families read the weights without calling the layers; and what
-# their classes themselves read so, where an adapter of peft would do nothing.
-REFUSED = {
-    re.compile(r"(.*\.)?(out_proj|conv1d)"): ("falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h"),
-    re.compile(r"(.*\.)?dt_proj"): ("mamba", "falcon_mamba", "jamba"),
-}
+# What peft 0.21 refuses to adapt: kernels of these families read the weights without calling the layers.
+REFUSED = re.compile(r"(.*\.)?(out_proj|conv1d)")
+REFUSING = ("falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h")
 # Experts are one stack in memory. Of the families whose files `transformers` converts as those of these, peft reads an
 # adapter of single experts and routers, of all together; and takes every layer of such a name for one of them.
 EXPERTS = {
@@ -151,8 +149,10 @@ class Layers:
     def adapted(self, module: str) -> bool:
         """Whether peft adapts a module with a matrix."""
         model_type = self.config.get("model_type")
-        if any(model_type in families and name.fullmatch(module) for name, families in REFUSED.items()):
+        if model_type in REFUSING and REFUSED.fullmatch(module):
             return False
+        if model_type in ARCHITECTURES and not ARCHITECTURES[model_type].calls(module):
+            return False  # it would do nothing
         if self.known is None:
             return not LOOKED_UP.fullmatch(module)
         if self._named_as_expert(module):

@@ -13,6 +13,7 @@ from symfuse.architectures.granite_moe import EXPERTS as STACKS
 from symfuse.architectures.granite_moe import SHARED
 from symfuse.architectures.state_space import (
     MIXER,
+    UNCALLED,
     biased,
     layer_kinds,
     mixer_of,
@@ -65,7 +66,7 @@ def granitemoehybrid(c: Config) -> Family:
     return with_mixer(family, mixer_of(c), of_kind(kinds, "full_attention"))
 
 
-@architecture("jamba", tied=False)
+@architecture("jamba", tied=False, uncalled=UNCALLED)
 def jamba(c: Config) -> Family:
     """No positions, mixers of Mamba with norms inside, and experts in each so many layers."""
     layers = range(c.num_hidden_layers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from symfuse.architectures import decoder, state_space
 from symfuse.architectures.base import Config, Family, architecture
 from symfuse.architectures.blocks import HEADS, OUTPUTS
-from symfuse.architectures.state_space import Mixer, biased, step_rank
+from symfuse.architectures.state_space import UNCALLED, Mixer, biased, step_rank
 from symfuse.groups import Group, Invertible, Orthogonal, Signed, SignedMonomial
 from symfuse.spec import Axis
 
@@ -43,12 +43,12 @@ def _mamba(c: Config, groups: tuple[Group, Group]) -> Family:
     return _family(c, state_space.mamba(c, AT, *sizes, kernel, biases, groups))
 
 
-@architecture("mamba")
+@architecture("mamba", uncalled=UNCALLED)
 def mamba(c: Config) -> Family:
     return _mamba(c, (Invertible(), SignedMonomial()))
 
 
-@architecture("falcon_mamba")
+@architecture("falcon_mamba", uncalled=UNCALLED)
 def falcon_mamba(c: Config) -> Family:
     """It normalises the step sizes, and what writes and what reads the states, without gains."""
     return _mamba(c, (Orthogonal(), Signed()))

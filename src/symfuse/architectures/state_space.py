@@ -16,6 +16,7 @@ from symfuse.spec import Axis
 
 T = TypeVar("T")
 KINDS = {"full_attention", "linear_attention", "mlp", "moe"}  # of layers
+UNCALLED = ("dt_proj",)  # of Mamba: its weight is multiplied with, and its bias added later
 MIXER = decoder.LAYER + "mamba."
 ACTIVATED = "a non-linearity acts on each, before the scan: reordered only"
 SHARED = "heads of one block share what writes and what reads their states: reordered as a whole"
