@@ -232,13 +232,15 @@ def test_d09_a_nested_language_model(tmp_path: Path) -> None:
 def test_d10_what_peft_refuses_is_left_out_and_said(tmp_path: Path) -> None:
     base = saved("MambaForCausalLM", transformers.MambaConfig(**MAMBA), tmp_path / "base")
     tuned = copy.deepcopy(base)
-    perturb(tuned, linear(base))
+    without = UNADAPTED["mamba"]
+    perturb(tuned, [*linear(base), *(name for name, _ in base.named_modules() if name.endswith(without))])
     adapter = adapters.extract(open_checkpoint(tuned), open_checkpoint(tmp_path / "base"), 1, dtype=torch.float64)
-    assert {name.split(".")[-2] for name in adapter.left_out} == {"out_proj"}
-    assert any("mixer.out_proj.weight: left out" in line for line in adapter.report())
+    assert {name.split(".")[-2] for name in adapter.left_out} == {*without}
+    for one in without:
+        assert any(f"mixer.{one}.weight: left out" in line for line in adapter.report())
     loaded = peft.PeftModel.from_pretrained(copy.deepcopy(base), adapter.save(tmp_path / "a")).merge_and_unload()
     for name, tensor in tuned.state_dict().items():
-        expected = base.state_dict()[name] if "out_proj" in name else tensor
+        expected = base.state_dict()[name] if name.split(".")[-2] in without else tensor
         torch.testing.assert_close(loaded.state_dict()[name], expected, rtol=1e-5, atol=1e-6)
 
 
