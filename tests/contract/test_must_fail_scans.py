@@ -8,7 +8,8 @@ import pytest
 from contract.test_must_fail import BROKEN, acting, applied, rewritten, undeclared, with_axis
 from contract.test_must_fail_decoders import larger
 from contract.tiny import case
-from symfuse.errors import SymmetryError
+from symfuse.architectures import resolve
+from symfuse.errors import SpecError, SymmetryError
 from symfuse.groups import (
     Group,
     Invertible,
@@ -143,3 +144,43 @@ def test_layers_have_the_tensors_of_their_kind() -> None:
     assert parts[1] == {"up_proj", "down_proj"}
     assert {"gate", "experts", "shared_experts"} < parts[2]
     assert parts[3] == {"q_proj", "k_proj", "v_proj", "o_proj"}
+
+
+@pytest.mark.parametrize(
+    ("label", "older"),
+    [
+        ("nemotron-h-lm", {"layers_block_type": None, "layer_types": None, "hybrid_override_pattern": "M-E*"}),
+        ("nemotron-h-lm", {"layers_block_type": ["mamba", "mlp", "moe", "attention"]}),
+        ("nemotron-h-lm", {"n_groups": None, "mamba_n_groups": 3, "conv_kernel": None, "mamba_d_conv": 3}),
+        ("granite-hybrid-lm", {"layer_types": None, "layers_block_type": ["mamba", "attention"]}),
+        ("bamba-lm", {"mamba_d_head": "auto"}),
+        ("falcon-h1-lm", {"mamba_d_head": "auto"}),
+        ("falcon-h1-lm", {"mamba_d_head": None, "mamba_d_ssm": None}),
+    ],
+)
+def test_older_configs_say_the_same(label: str, older: dict[str, object]) -> None:
+    this = case(label)
+    config = {key: value for key, value in (this.checkpoint.config | older).items() if value is not None}
+    assert config != this.checkpoint.config
+    assert resolve(config | {key: None for key in older if key == "mamba_d_ssm"}, this.checkpoint) == this.spec
+
+
+@pytest.mark.parametrize(
+    ("label", "wrong", "message"),
+    [
+        ("mamba2-lm", {"n_groups": 5}, "the number of heads of a mixer, 12, is no multiple of its groups, 5"),
+        ("nemotron-h-lm", {"layers_block_type": ["linear_attention", "gru"]}, "'gru' is no kind of layer; known are"),
+        ("granite-hybrid-lm", {"layer_types": ["linear_attention"]}, "layer_types has 1 entries, expected"),
+        ("mamba-lm", {"time_step_rank": "many"}, "time_step_rank is 'many', expected an integer"),
+        ("bamba-lm", {"mamba_d_head": "half"}, "mamba_d_head is 'half', expected a positive integer"),
+        (
+            "jamba-lm",
+            {"attn_layer_offset": None, "attn_layer_period": 0},
+            "attn_layer_period is 0, expected",
+        ),
+    ],
+)
+def test_a_config_that_cannot_be_is_refused(label: str, wrong: dict[str, object], message: str) -> None:
+    this = case(label)
+    with pytest.raises(SpecError, match=message):
+        resolve({**this.checkpoint.config, **wrong}, this.checkpoint)

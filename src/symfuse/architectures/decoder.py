@@ -243,11 +243,11 @@ def without_positions(c: Config, every: int) -> list[int]:
 
 
 def full_layers(c: Config, types: list[str]) -> list[int]:
-    """The layers that see all tokens, by `layer_types`, or `types` where a config has none. SpecError for a list of
-    another length."""
+    """The layers whose attention sees all tokens, by `layer_types` (in older hybrids called "attention"), or `types`
+    where a config has none. SpecError for a list of another length."""
     types = c.get("layer_types") or types
     if len(types) != c.num_hidden_layers:
         raise SpecError(
             f"config.json: layer_types has {len(types)} entries, expected one for each layer, {c.num_hidden_layers}"
         )
-    return [layer for layer, kind in enumerate(types) if kind == "full_attention"]
+    return [layer for layer, kind in enumerate(types) if kind in ("full_attention", "attention")]

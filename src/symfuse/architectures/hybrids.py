@@ -15,9 +15,7 @@ from symfuse.architectures.state_space import (
     MIXER,
     UNCALLED,
     biased,
-    layer_kinds,
     mixer_of,
-    of_kind,
     step_rank,
     with_last_norm,
     with_mixer,
@@ -39,31 +37,32 @@ def _gated(c: Config, share: float | None) -> Family:
 
 @architecture("bamba", tied=False)
 def bamba(c: Config) -> Family:
-    """Half of each head is turned, whatever its config says."""
-    family = with_mixer(decoder.partly(_gated(c, 0.5)), mixer_of(c), c.get("attn_layer_indices") or [])
+    """Half of each head is turned where its config does not say."""
+    family = with_mixer(decoder.partly(_gated(c, 0.5)), mixer_of(c), c.get("attn_layer_indices", []))
     return with_last_norm(with_names(family, NAMES), LAST)
 
 
 @architecture("falcon_h1", tied=False)
 def falcon_h1(c: Config) -> Family:
     """Attention and a mixer side by side in each layer; behind the scan it may have no norm."""
-    norm, out, width = c.get("mamba_rms_norm", False), c.get("projectors_bias", False), c.get("mamba_d_ssm")
-    family = with_mixer(_gated(c, None), mixer_of(c, width=width, norm=norm, out=out))
+    width = None if c.is_null("mamba_d_ssm") else c.size("mamba_d_ssm", 1024)
+    mixer = mixer_of(c, width=width, norm=c.get("mamba_rms_norm", False), output="projectors_bias")
+    family = with_mixer(_gated(c, None), mixer)
     return with_last_norm(with_names(family, NAMES), LAST)
 
 
 @architecture("granitemoehybrid", tied=False, spelt={"layer_types": "layers_block_type"})
 def granitemoehybrid(c: Config) -> Family:
-    kinds = layer_kinds(c, ["linear_attention"] * c.num_hidden_layers)
+    attending = decoder.full_layers(c, ["linear_attention"] * c.num_hidden_layers)
     count = c.get("num_local_experts", 8)
     axes = decoder.axes(c) | {"shared_ffn": Axis(c.size("shared_intermediate_size", 1024), SignedMonomial(), ("l",))}
-    axes |= expert_axes(c, c.intermediate_size, count) if count else {}
+    axes |= expert_axes(c, c.intermediate_size, c.num_local_experts) if count else {}
     experts = SHARED | (STACKS if count else {})
     family = mixture(c, axes, decoder.PROJECTIONS | decoder.NORMS, experts, pieces=None)
     family = decoder.biased(family, c.get("attention_bias", False))
     if c.get("position_embedding_type") != "rope":
         family = decoder.unturned(family, range(c.num_hidden_layers))
-    return with_mixer(family, mixer_of(c), of_kind(kinds, "full_attention"))
+    return with_mixer(family, mixer_of(c), attending)
 
 
 @architecture("jamba", tied=False, uncalled=UNCALLED)
@@ -77,20 +76,13 @@ def jamba(c: Config) -> Family:
     count = c.size("num_experts", 16)
     dense = set(layers) - (sparse if count > 1 else set())
     experts = {name.replace("mlp.gate.", "mlp.router."): layout for name, layout in EXPERTS.items()}
-    family = mixture(
-        c,
-        decoder.axes(c) | expert_axes(c, c.intermediate_size, count),
-        decoder.PROJECTIONS | decoder.NORMS,
-        experts,
-        dense=dense,
-    )
+    axes = decoder.axes(c) | expert_axes(c, c.intermediate_size, count)
+    family = mixture(c, axes, decoder.PROJECTIONS | decoder.NORMS, experts, dense=dense)
     family = decoder.unturned(family, layers)
     sizes = c.size("mamba_expand", 2) * c.hidden_size, c.size("mamba_d_state", 16), step_rank(c, "mamba_dt_rank")
     biases = biased(c, "mamba_proj_bias", "mamba_conv_bias")
     mixer = state_space.mamba(c, MIXER, *sizes, c.size("mamba_d_conv", 4), biases, (Signed(), Signed()))
-    norms = {
-        MIXER + f"{name}_layernorm.weight": f"|{axis}|"
-        for name, axis in (("dt", "rank"), ("b", "states"), ("c", "states"))
-    }
+    gains = {"dt": "|rank|", "b": "|states|", "c": "|states|"}
+    norms = {MIXER + f"{name}_layernorm.weight": layout for name, layout in gains.items()}
     family = with_mixer(family, replace(mixer, tensors={**mixer.tensors, **norms}), attending)
     return with_last_norm(with_names(family, NAMES), LAST)

@@ -11,13 +11,12 @@ from symfuse.architectures.experts import expert_axes, in_groups
 from symfuse.architectures.state_space import (
     MIXER,
     biased,
-    layer_kinds,
     mamba2,
-    of_kind,
     only_in,
     with_last_norm,
     with_mixer,
 )
+from symfuse.errors import SpecError
 from symfuse.groups import Invertible
 from symfuse.spec import Axis
 
@@ -47,8 +46,8 @@ def _axes_of_experts(c: Config) -> dict[str, Axis]:
     axes = expert_axes(c, size, c.size("n_routed_experts", 8), 1 if every else groups)
     axes["ffn"] = _neurons(c, size, axes["ffn"].per)
     axes["shared_ffn"] = _neurons(c, c.size("moe_shared_expert_intermediate_size", 7688))
-    if narrow := c.get("moe_latent_size"):
-        axes |= dict.fromkeys(("in_narrow", "out_narrow"), Axis(narrow, Invertible(), ("l",)))
+    if c.get("moe_latent_size"):
+        axes |= dict.fromkeys(("in_narrow", "out_narrow"), Axis(c.moe_latent_size, Invertible(), ("l",)))
     return axes
 
 
@@ -69,10 +68,20 @@ def _experts(axes: dict[str, Axis], bias: bool) -> dict[str, str]:
     return placed | narrow | _block(MOE + "shared_experts.", "shared_ffn", bias=bias)
 
 
+def _kinds(c: Config) -> list[str]:
+    """The kind of each layer; in older configs one letter each, or by other names."""
+    older = {"attention": "full_attention", "mamba": "linear_attention"} | LETTERS
+    kinds = c.get("layer_types") or c.get("hybrid_override_pattern", "") or [*LETTERS.values()]
+    kinds = [older.get(str(kind), str(kind)) for kind in kinds]
+    if strange := sorted(set(kinds) - set(LETTERS.values())):
+        raise SpecError(f"config.json: {strange[0]!r} is no kind of layer; known are {', '.join(LETTERS.values())}")
+    return kinds
+
+
 @architecture("nemotron_h", tied=False, spelt=SPELT)
 def nemotron_h(c: Config) -> Family:
-    pattern = [LETTERS.get(letter, letter) for letter in c.get("hybrid_override_pattern", "")]
-    kinds, bias = layer_kinds(c, pattern or list(LETTERS.values())), c.get("mlp_bias", False)
+    kinds, bias = _kinds(c), c.get("mlp_bias", False)
+    of = {kind: {layer for layer, one in enumerate(kinds) if one == kind} for kind in LETTERS.values()}
     axes, tensors = decoder.axes(c, size=128, layers=len(kinds)), dict(decoder.PROJECTIONS)
     if "mlp" in kinds:
         axes["dense_ffn"] = _neurons(c, c.size("intermediate_size", 21504))
@@ -93,8 +102,8 @@ def nemotron_h(c: Config) -> Family:
     )
     biases = biased(c, "use_bias", "use_conv_bias")
     mixer = mamba2(c, MIXER, sizes, c.size("conv_kernel", 4), biases, activation="mamba_hidden_act")
-    family = with_mixer(family, mixer, of_kind(kinds, "full_attention"), of_kind(kinds, "linear_attention"))
-    family = only_in(only_in(family, decoder.MLP, of_kind(kinds, "mlp")), MOE, of_kind(kinds, "moe"))
+    family = with_mixer(family, mixer, of["full_attention"], of["linear_attention"])
+    family = only_in(only_in(family, decoder.MLP, of["mlp"]), MOE, of["moe"])
     stacks = {MOE + f"experts.{one}_proj": (MOE + f"experts.*.{one}_proj.weight",) for one in ("up", "down")}
     family = replace(family, prefix="backbone.", stacks=stacks, legacy={"model.": "backbone."})
     return with_last_norm(with_names(family, NAMES), "norm_f.weight")

@@ -3,7 +3,7 @@ Mamba and of Mamba-2, and decoders that have them in the place of attention, or 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -15,7 +15,6 @@ from symfuse.groups import Group, Invertible, Permutation, SignedMonomial
 from symfuse.spec import Axis
 
 T = TypeVar("T")
-KINDS = {"full_attention", "linear_attention", "mlp", "moe"}  # of layers
 UNCALLED = ("dt_proj",)  # of Mamba: its weight is multiplied with, and its bias added later
 MIXER = decoder.LAYER + "mamba."
 ACTIVATED = "a non-linearity acts on each, before the scan: reordered only"
@@ -39,13 +38,11 @@ class Mixer:
         return self.at + "in_proj.weight"
 
 
-def biased(c: Config, maps: str, convolution: str) -> set[str]:
-    """The parts of a mixer with a bias, by the names of the fields that say so, of its maps of the stream and of its
-    convolution."""
-    return {
-        *(("in_proj", "out_proj") if c.get(maps, False) else ()),
-        *(("conv1d",) if c.get(convolution, True) else ()),
-    }
+def biased(c: Config, maps: str, convolution: str, output: str = "") -> set[str]:
+    """The parts of a mixer with a bias, by the fields that say so: of its maps of the stream, of its convolution, and
+    of the map of its output, if it has a field of its own."""
+    has = {"in_proj": c.get(maps, False), "out_proj": c.get(output or maps, False), "conv1d": c.get(convolution, True)}
+    return {name for name, bias in has.items() if bias}
 
 
 def mamba(
@@ -122,25 +119,20 @@ def _mixer(
     return Mixer(at, axes, {at + name: layout for name, layout in {**tensors, **of_biases}.items()})
 
 
-def mixer_of(
-    c: Config, at: str = MIXER, *, width: int | None = None, norm: bool = True, out: bool | None = None
-) -> Mixer:
+def mixer_of(c: Config, *, width: int | None = None, norm: bool = True, output: str = "") -> Mixer:
     """That of Mamba-2 by the fields `mamba_…`, which most hybrids have. width: of all heads, where the config does not
-    say the size of one. out: whether the output has a bias, if it does not follow the input."""
-    heads, size = c.size("mamba_n_heads", 128), c.get("mamba_d_head")
-    if size in (None, "auto"):
-        width = c.size("mamba_expand", 2) * c.hidden_size if width is None else width
-        size = width // heads
-    biases = biased(c, "mamba_proj_bias", "mamba_conv_bias")
-    if out is not None:
-        biases = biases - {"out_proj"} | ({"out_proj"} if out else set())
+    say the size of one. output: as of `biased`."""
+    heads = c.size("mamba_n_heads", 128)
+    width = c.size("mamba_expand", 2) * c.hidden_size if width is None else width
+    size = width // heads if c.get("mamba_d_head") in (None, "auto") else c.mamba_d_head
     sizes = (heads, size, c.size("mamba_n_groups", 1), c.size("mamba_d_state", 256))
-    return mamba2(c, at, sizes, c.size("mamba_d_conv", 4), biases, norm=norm)
+    biases = biased(c, "mamba_proj_bias", "mamba_conv_bias", output)
+    return mamba2(c, MIXER, sizes, c.size("mamba_d_conv", 4), biases, norm=norm)
 
 
 def step_rank(c: Config, key: str) -> int:
     """The rank of the step sizes of Mamba, by default a sixteenth of the stream."""
-    return -(-c.hidden_size // 16) if c.get(key) in (None, "auto") else int(getattr(c, key))
+    return -(-c.hidden_size // 16) if c.get(key) in (None, "auto") else c.size(key, 1)
 
 
 def with_mixer(
@@ -155,21 +147,6 @@ def with_mixer(
     attending = set(attending)
     others = set(range(family.axes["l"].size)) - attending if scanning is None else set(scanning)
     return only_in(only_in(family, decoder.ATTENTION, attending), mixer.at, others)
-
-
-def layer_kinds(c: Config, usual: Sequence[str]) -> list[str]:
-    """The kind of each layer, by `layer_types`; in older configs that of attention and of mixers had other names.
-    SpecError for one that is not known."""
-    older = {"attention": "full_attention", "mamba": "linear_attention"}
-    kinds = [older.get(kind, kind) for kind in c.get("layer_types") or usual]
-    if strange := sorted(set(kinds) - KINDS):
-        raise SpecError(f"config.json: layer_types has {strange[0]!r}; known are {', '.join(sorted(KINDS))}")
-    return kinds
-
-
-def of_kind(kinds: Sequence[str], kind: str) -> set[int]:
-    """The numbers of the layers of that kind."""
-    return {layer for layer, one in enumerate(kinds) if one == kind}
 
 
 def only_in(family: Family, at: str, layers: Collection[int]) -> Family:
