@@ -38,7 +38,8 @@ def match_outer(
     there is a permutation for each index of that.
 
     inner: the instances to be matched inside. The sum of their norms is the same for every permutation. If one of them
-    is reordered itself (the query heads that share a key), pairs are scored by the parts without it: keys and values.
+    is reordered itself (the query heads that share a key), pairs are scored by the parts without it (keys and values)
+    and by those with nothing else inside (of a group of experts the rows of their router).
     """
     size, batch = spec.axes[outer.axis].size, spec.batch(outer.axis)
     total = next(iter(source.values())).new_zeros(math.prod(batch), size, size, dtype=torch.float64)
@@ -48,7 +49,8 @@ def match_outer(
         matched.setdefault(instance.axis, []).append(instance)
     names = [name for name in spec.movable[outer] if name in source]
     reordered = reordered_inside(spec, outer, names, {i: groups[i] for i in inner})
-    insides = [axis for axis in insides if axis in matched and axis not in reordered]
+    beside = {axis: {*insides} - {axis} if axis in reordered else reordered for axis in insides}
+    insides = [axis for axis in insides if axis in matched]
     read = source.__getitem__
 
     def checked(gram: Tensor, name: str) -> Tensor:
@@ -64,7 +66,7 @@ def match_outer(
             for name in names
             if name in spec.movable[instance]
             for at, (x, y) in features(spec, instance, name, anchor(name), source[name])
-            if (name, str(at.atom)) not in skip and reordered.isdisjoint(one.name for one in at.atoms)
+            if (name, str(at.atom)) not in skip and beside[instance.axis].isdisjoint(one.name for one in at.atoms)
         ]
         for index, one in enumerate(total) if parts else ():
             one += _worth(groups[instance], [(name, atom, x[index], y[index]) for name, atom, x, y in parts], checked)
