@@ -57,12 +57,14 @@ def match_outer(
         require_products(outer, [gram], gram.dtype, [name], anchor, read)
         return gram.double()
 
-    def flat(x: Tensor) -> Tensor:
+    def flat(x: Tensor, names: Sequence[str] = ()) -> Tensor:  # the axes that the outer one is inside of are one
+        front = [names.index(axis) for axis in (*spec.batch_axes(outer.axis), outer.axis)] if names else []
+        x = x.permute(*front, *(i for i in range(x.ndim) if i not in front))
         return x.reshape(-1, *x.shape[len(batch) :])
 
     for instance in (one for axis in insides for one in matched[axis]):
         parts = [
-            (name, at.atom, flat(x), flat(y))
+            (name, at.atom, flat(x, spec.batch_axes(instance.axis)), flat(y, spec.batch_axes(instance.axis)))
             for name in names
             if name in spec.movable[instance]
             for at, (x, y) in features(spec, instance, name, anchor(name), source[name])
