@@ -1,4 +1,5 @@
-"""What state space models scan is found again: heads inside of blocks, with their channels and states."""
+"""Orders inside of orders are found again: the heads in blocks of state space models, with their channels and states,
+and experts in groups."""
 
 from __future__ import annotations
 
@@ -25,9 +26,9 @@ def test_from_activations(label: str) -> None:
     torch.testing.assert_close(dict(found(moved)), dict(this.checkpoint), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("label", AXES)
+@pytest.mark.parametrize("label", [*AXES, "solar-open-lm"])
 def test_from_weights(label: str) -> None:
     this = case(label)
-    moved = random_alignment(this.spec, 5, AXES[label])(this.checkpoint)
-    found = match(moved, to=this.checkpoint, axes="scan,heads")
+    moved = random_alignment(this.spec, 5, AXES.get(label, {"g", "e"}))(this.checkpoint)
+    found = match(moved, to=this.checkpoint, axes="scan,heads" if label in AXES else "experts,ffn")
     torch.testing.assert_close(dict(found(moved)), dict(this.checkpoint), rtol=0, atol=1e-10)
