@@ -65,15 +65,11 @@ def test_the_function_is_the_same(label: str, frame: tuple[str, ...]) -> None:
         assert any(not torch.equal(out.checkpoint[name], model.checkpoint[name]) for name in model.checkpoint)
 
 
-# Which compute in float32 with what is rescaled.
-BALANCED_IN_FLOAT32 = ("gpt-neo", "mamba", "nemotron-h")
-
-
 @pytest.mark.parametrize("label", marked(label for label in MODELS if label not in FRAMES))
 def test_every_family_may_be_untied_and_balanced(label: str) -> None:
     this = case(label)
     out = canonical(Model.of(this.checkpoint), ("untie", "balance"))
-    assert this.error(out.checkpoint) < (this.exact if label.startswith(BALANCED_IN_FLOAT32) else EXACT)
+    assert this.error(out.checkpoint) < this.exact
 
 
 @pytest.mark.parametrize(
