@@ -38,9 +38,9 @@ FAMILIES.remove("sceptr")
 
 
 def matched(a: Checkpoint) -> set[str]:
-    """The axes of attention and feed-forward that a model has."""
+    """The axes of attention, feed-forward and scans that a model has."""
     spec = api.declare(a)
-    return {*choose_axes("attention,ffn", spec)} & {instance.axis for instance in spec.movable}
+    return {*choose_axes("attention,ffn,scan", spec)} & {instance.axis for instance in spec.movable}
 
 
 def noisy(checkpoint: Checkpoint, size: float, seed: int) -> Checkpoint:
