@@ -820,6 +820,44 @@ MODELS |= {
 }
 
 
+# Latents, heads that have queries and keys of one size and values of another, and a part of each that is turned.
+LATENT: dict[str, Any] = {
+    "vocab_size": 61, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4,
+    "intermediate_size": 29, "max_position_embeddings": 37, "num_labels": 7, "pad_token_id": 0, "bos_token_id": 1,
+    "eos_token_id": 2, "kv_lora_rank": 11, "q_lora_rank": 13, "qk_nope_head_dim": 5, "qk_rope_head_dim": 6,
+    "v_head_dim": 7,
+}  # fmt: skip
+LATENT_EXPERTS = LATENT | {
+    "n_routed_experts": 15, "n_group": 3, "topk_group": 2, "num_experts_per_tok": 2, "n_shared_experts": 2,
+    "moe_intermediate_size": 9, "first_k_dense_replace": 1,
+}  # fmt: skip
+MODELS |= {
+    "latent-lm": of("DeepseekV3ForCausalLM", "DeepseekV3Config", LATENT_EXPERTS, attention_bias=True),
+    "latent-halves": of(
+        "DeepseekV3ForTokenClassification",
+        "DeepseekV3Config",
+        LATENT_EXPERTS | {"topk_group": 3},
+        rope_interleave=False,
+    ),
+    "latent-v2-lm": of(
+        "DeepseekV2ForCausalLM",
+        "DeepseekV2Config",
+        LATENT_EXPERTS | {"topk_group": 1},
+        topk_method="group_limited_greedy",
+    ),
+    "latent-v2-lite": of(
+        "DeepseekV2ForSequenceClassification",
+        "DeepseekV2Config",
+        LATENT_EXPERTS | {"q_lora_rank": None},
+        attention_bias=True,
+    ),
+    "mistral4-lm": of("Mistral4ForCausalLM", "Mistral4Config", LATENT_EXPERTS),
+    "glm4-lite-lm": of("Glm4MoeLiteForCausalLM", "Glm4MoeLiteConfig", LATENT_EXPERTS),
+    "youtu-lm": of("YoutuForCausalLM", "YoutuConfig", LATENT),
+    "minicpm3-lm": of("MiniCPM3ForCausalLM", "MiniCPM3Config", LATENT, tie_word_embeddings=False, dim_model_base=8),
+}
+
+
 # The worst that the true declarations show is 3e-14, on every model and axis. Where norms compute in float32, a sum in
 # another order is one of its roundings, and so may be 1e-15 before the norm: up to 1.1e-6 in forty trials.
 EXACT, ROUNDED = 1e-13, 2e-6
@@ -840,6 +878,7 @@ FIRST = {
     "msn-classification", "ijepa-classification", "ast-classification", "mae-pretraining", "wav2vec2-biased",
     "wav2vec2-ctc", "hubert", "wavlm-frames", "dinov3-masked", "siglip2", "swin", "deberta-first-mlm", "led-lm",
     "xlnet-lm",
+    "latent-lm", "latent-v2-lm", "latent-v2-lite",
 }  # fmt: skip
 
 

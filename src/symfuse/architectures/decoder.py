@@ -111,15 +111,21 @@ def axes(
         size = size_of_head(c.hidden_size, heads)
     head, inside = c.size("head_dim", size or 0), ("l", "kv")
     turned = head if share is None else int(head * c.rotary_share(share))
+    return stream_axes(c, residual) | {
+        "kv": Axis(groups, Permutation(), per=("l",)),
+        "q": Axis(heads // groups, Permutation(), per=("l", "kv")),
+        **({"qk": Axis(head, Sign(), inside, NORMED)} if plane is None else rotary_axes(head, turned, inside, plane)),
+        "v": Axis(head, Invertible(), inside),
+    }
+
+
+def stream_axes(c: Config, residual: Group = SIGNED) -> dict[str, Axis]:
+    """The axes outside of blocks, and the layers."""
     return {
         "l": Axis(c.num_hidden_layers),
         "vocab": Axis(c.vocab_size),
         "labels": Axis(c.labels),
         "residual": Axis(c.hidden_size, residual),
-        "kv": Axis(groups, Permutation(), per=("l",)),
-        "q": Axis(heads // groups, Permutation(), per=("l", "kv")),
-        **({"qk": Axis(head, Sign(), inside, NORMED)} if plane is None else rotary_axes(head, turned, inside, plane)),
-        "v": Axis(head, Invertible(), inside),
     }
 
 
