@@ -856,6 +856,18 @@ MODELS |= {
     "youtu-lm": of("YoutuForCausalLM", "YoutuConfig", LATENT),
     "minicpm3-lm": of("MiniCPM3ForCausalLM", "MiniCPM3Config", LATENT, tie_word_embeddings=False, dim_model_base=8),
 }
+# Two key heads of linear attention, each with three value heads; attention in one layer of two.
+DELTA: dict[str, Any] = PARTLY | {
+    "linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 5, "linear_value_head_dim": 7,
+    "linear_conv_kernel_dim": 3, "layer_types": ["linear_attention", "full_attention"],
+}  # fmt: skip
+DELTA_EXPERTS = DELTA | QWEN_MIXTURE | {"head_dim": 14}
+MODELS |= {
+    "qwen3-next-lm": of("Qwen3NextForCausalLM", "Qwen3NextConfig", DELTA_EXPERTS, attention_bias=True),
+    "qwen3-next-dense": of("Qwen3NextForTokenClassification", "Qwen3NextConfig", DELTA_EXPERTS, mlp_only_layers=[0]),
+    "qwen3-5-lm": of("Qwen3_5ForCausalLM", "Qwen3_5TextConfig", DELTA),
+    "qwen3-5-mixture-lm": of("Qwen3_5MoeForCausalLM", "Qwen3_5MoeTextConfig", DELTA_EXPERTS),
+}
 
 
 # The worst that the true declarations show is 3e-14, on every model and axis. Where norms compute in float32, a sum in
@@ -878,7 +890,7 @@ FIRST = {
     "msn-classification", "ijepa-classification", "ast-classification", "mae-pretraining", "wav2vec2-biased",
     "wav2vec2-ctc", "hubert", "wavlm-frames", "dinov3-masked", "siglip2", "swin", "deberta-first-mlm", "led-lm",
     "xlnet-lm",
-    "latent-lm", "latent-v2-lm", "latent-v2-lite",
+    "latent-lm", "latent-v2-lm", "latent-v2-lite", "qwen3-next-lm", "qwen3-5-lm",
 }  # fmt: skip
 
 

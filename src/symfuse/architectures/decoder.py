@@ -72,6 +72,8 @@ PREDICTORS = {
     LAYER + "embed_tokens.weight": "vocab residual", LAYER + "shared_head.head.weight": "vocab residual*",
     LAYER + "eh_proj.weight": "residual (residual* + residual*)",
     **{LAYER + f"{name}.weight": "|residual|" for name in ("enorm", "hnorm", "shared_head.norm")},
+    "fc.weight": "residual (residual* + residual*)",  # of one that stands apart
+    **{f"pre_fc_norm_{name}.weight": "|residual|" for name in ("embedding", "hidden")},
 }  # fmt: skip
 BUFFERS = ("*rotary_emb.inv_freq", "*rotary_emb.cos_cached", "*rotary_emb.sin_cached")
 
