@@ -165,6 +165,8 @@ SCEPTR: dict[str, Any] = {
     "output_vocab_size": 17,
 }  # fmt: skip
 
+BUFFERS = ("logits_bias", "correction_bias", "expert_bias")  # that are weights
+
 
 def randomise(module: torch.nn.Module, seed: int) -> torch.nn.Module:
     """Random weights of a size at which nothing saturates; gains about their first value (1, or 0 where they are stored
@@ -173,7 +175,7 @@ def randomise(module: torch.nn.Module, seed: int) -> torch.nn.Module:
     config = getattr(module, "config", None)
     spread = 0.2 if getattr(config, "model_type", "").endswith("t5") else 0.3  # T5 does not scale its scores
     with torch.no_grad():
-        biases = [(name, b) for name, b in module.named_buffers() if name.endswith(("logits_bias", "correction_bias"))]
+        biases = [(name, b) for name, b in module.named_buffers() if name.endswith(BUFFERS)]
         for name, p in itertools.chain(module.named_parameters(), biases):
             gain = p.ndim == 1 and name.endswith("weight")
             about = p.mean().round().double() if gain else 0.0
@@ -868,6 +870,21 @@ MODELS |= {
     "qwen3-5-lm": of("Qwen3_5ForCausalLM", "Qwen3_5TextConfig", DELTA),
     "qwen3-5-mixture-lm": of("Qwen3_5MoeForCausalLM", "Qwen3_5MoeTextConfig", DELTA_EXPERTS),
 }
+SHORT: dict[str, Any] = DECODER | {
+    "layer_types": ["conv", "full_attention"], "block_multiple_of": 7, "intermediate_size": 53, "conv_L_cache": 4,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+SHORT_EXPERTS = SHORT | {
+    "num_experts": 9, "num_experts_per_tok": 3, "moe_intermediate_size": 13, "num_dense_layers": 1,
+}  # fmt: skip
+DIFFERENTIAL = DECODER | {"num_attention_heads": 12, "num_key_value_heads": 4}
+MODELS |= {
+    "lfm2-lm": of("Lfm2ForCausalLM", "Lfm2Config", SHORT),
+    "lfm2-biased": of("Lfm2ForCausalLM", "Lfm2Config", SHORT, conv_bias=True, block_auto_adjust_ff_dim=False),
+    "lfm2-mixture-lm": of("Lfm2MoeForCausalLM", "Lfm2MoeConfig", SHORT_EXPERTS, conv_bias=True),
+    "diffllama-lm": of("DiffLlamaForCausalLM", "DiffLlamaConfig", DIFFERENTIAL),
+    "diffllama-question": of("DiffLlamaForQuestionAnswering", "DiffLlamaConfig", DIFFERENTIAL, attention_bias=True),
+}
 
 
 # The worst that the true declarations show is 3e-14, on every model and axis. Where norms compute in float32, a sum in
@@ -890,7 +907,8 @@ FIRST = {
     "msn-classification", "ijepa-classification", "ast-classification", "mae-pretraining", "wav2vec2-biased",
     "wav2vec2-ctc", "hubert", "wavlm-frames", "dinov3-masked", "siglip2", "swin", "deberta-first-mlm", "led-lm",
     "xlnet-lm",
-    "latent-lm", "latent-v2-lm", "latent-v2-lite", "qwen3-next-lm", "qwen3-5-lm",
+    "latent-lm", "latent-v2-lm", "latent-v2-lite", "qwen3-next-lm", "qwen3-5-lm", "lfm2-biased", "lfm2-mixture-lm",
+    "diffllama-lm",
 }  # fmt: skip
 
 

@@ -1,7 +1,6 @@
-"""Gated DeltaNet: Qwen3-Next and the text models of Qwen3.5. In most layers attention is linear: what is projected passes
-a short convolution and SiLU, one by one; each key head serves some value heads, which one norm with one gain follows. In
-the other layers a gate follows attention.
-"""
+"""Gated DeltaNet: Qwen3-Next and the text models of Qwen3.5. In most layers attention is linear: queries, keys and
+values pass a short convolution and SiLU, one by one; each key head serves some value heads, behind which is a norm whose
+gain they share. In the other layers a gate follows attention."""
 
 from __future__ import annotations
 
@@ -18,27 +17,29 @@ from symfuse.spec import Axis
 
 AT = decoder.LAYER + "linear_attn."
 CHANNELS = "delta_kv delta_qk + delta_kv delta_qk + delta_kv delta_h delta_v"
+TAPS = CHANNELS.replace("qk", "qk*").replace("_v", "_v*")  # each scales what its channel writes
 PROJECTIONS = {
     AT + "in_proj_qkv.weight": f"({CHANNELS}) residual*",
-    AT + "in_proj_z.weight": "(delta_kv delta_h delta_v) residual*",
+    AT + "in_proj_z.weight": "(delta_kv delta_h |delta_v|) residual*",
     AT + "in_proj_b.weight": "(delta_kv delta_h) residual*",
     AT + "in_proj_a.weight": "(delta_kv delta_h) residual*",
 }
 FUSED = {
-    AT + "in_proj_qkvz.weight": "(delta_kv (delta_qk + delta_qk + delta_h delta_v + delta_h delta_v)) residual*",
+    AT + "in_proj_qkvz.weight": "(delta_kv (delta_qk + delta_qk + delta_h delta_v + delta_h |delta_v|)) residual*",
     AT + "in_proj_ba.weight": "(delta_kv (delta_h + delta_h)) residual*",
 }
 REST = {
     AT + "dt_bias": "(delta_kv delta_h)",
     AT + "A_log": "(delta_kv delta_h)",
-    AT + "norm.weight": "delta_v",
-    AT + "out_proj.weight": "residual (delta_kv delta_h delta_v*)",
+    AT + "norm.weight": "|delta_v|",
+    AT + "out_proj.weight": "residual (delta_kv delta_h |delta_v|)",
 }
 QUERIES = {"(kv q c f)": "(kv q (c f + |v|))"}  # with the gate of what a head puts out
 LINEAR = "key heads of linear attention, each with the value heads that share it: may be reordered"
 SHARING = "value heads of linear attention that share a key head: may be reordered"
-ONE_BY_ONE = "behind a convolution and SiLU, which act on each unit: reordered only"
-ONE_GAIN = ONE_BY_ONE + "; the gain is that of all heads: one order for all"
+CHANNEL = "a convolution of each channel, then SiLU: may be reordered; may be flipped and rescaled against its taps, "
+BOTH = CHANNEL + "queries and keys alike"
+ALL = CHANNEL + "all heads alike, since they share a gain"
 BEHIND_A_GATE = "a gate scales what attention puts out, unit by unit: may be reordered, flipped and rescaled"
 
 
@@ -51,8 +52,8 @@ def _linear_axes(c: Config) -> dict[str, Axis]:
     return {
         "delta_kv": Axis(keys, Permutation(), ("l",), LINEAR),
         "delta_h": Axis(values // keys, Permutation(), ("l", "delta_kv"), SHARING),
-        "delta_qk": Axis(c.linear_key_head_dim, Permutation(), ("l", "delta_kv"), ONE_BY_ONE),
-        "delta_v": Axis(c.linear_value_head_dim, Permutation(), ("l",), ONE_GAIN),
+        "delta_qk": Axis(c.linear_key_head_dim, SignedMonomial(), ("l", "delta_kv"), BOTH),
+        "delta_v": Axis(c.linear_value_head_dim, SignedMonomial(), ("l",), ALL),
     }
 
 
@@ -68,7 +69,7 @@ def _attention(c: Config) -> tuple[dict[str, Axis], dict[str, str]]:
 def _mixed(c: Config, family: Family, projections: Mapping[str, str]) -> Family:
     """A decoder in whose other layers attention is linear. projections: of these."""
     family = decoder.partly_normed(family)
-    taps = {AT + "conv1d.weight": f"({CHANNELS}) 1 {c.linear_conv_kernel_dim}"}
+    taps = {AT + "conv1d.weight": f"({TAPS}) 1 {c.linear_conv_kernel_dim}"}
     linear = {**projections, **taps, **REST}
     every = c.size("full_attention_interval", 4)
     usual = [("linear" if (at + 1) % every else "full") + "_attention" for at in range(c.num_hidden_layers)]

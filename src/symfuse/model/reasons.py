@@ -13,6 +13,7 @@ MEANING = {
     "f": "rotary planes of a head", "pool": "units of the pooler", "embedding": "units of an embedding",
     "n": "units of queries and keys without rotary positions, normalised", "s": "signs of these",
     "m": "blocks of heads", "g": "groups of experts",
+    "conv": "channels of a short convolution", "lambda": "units of what gives the weight of the heads subtracted",
     "latent": "units of a latent of queries, or of keys and values",
     "lm": "units of the language model's head", "e": "experts", "vocab": "tokens", "positions": "input positions",
     "types": "segments", "labels": "classes", "stem": "channels between two convolutions", "buckets": "distances",
