@@ -69,7 +69,8 @@ def test_the_function_is_the_same(label: str, frame: tuple[str, ...]) -> None:
 def test_every_family_may_be_untied_and_balanced(label: str) -> None:
     this = case(label)
     out = canonical(Model.of(this.checkpoint), ("untie", "balance"))
-    assert this.error(out.checkpoint) < EXACT
+    attention_in_float32 = label.startswith(("gpt-neo-", "diffllama"))
+    assert this.error(out.checkpoint) < (this.exact if attention_in_float32 else EXACT)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
-"""Gated DeltaNet: Qwen3-Next and the text models of Qwen3.5. In most layers attention is linear: queries, keys and
-values pass a short convolution and SiLU, one by one; each key head serves some value heads, behind which is a norm whose
-gain they share. In the other layers a gate follows attention."""
+"""Gated DeltaNet: Qwen3-Next and the text models of Qwen3.5. In most layers attention is linear: queries, keys, values
+pass a convolution and SiLU, one by one; each key head serves some value heads, and a norm with one gain for all is
+behind these. In the other layers a gate follows attention."""
 
 from __future__ import annotations
 
