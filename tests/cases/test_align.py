@@ -22,8 +22,13 @@ from symfuse.io import Checkpoint
 from symfuse.matching import choose_axes
 from symfuse.spec import Instance, anatomy
 
-# `transformers` computes some norms and logits in float32, whatever the dtype of the model.
-SINGLE = {"cohere-lm", "bloom", "modernbert-mlm", "nanochat-lm", "minimax-lm"}
+# `transformers` computes some norms and logits in float32, whatever the dtype of the model; of these also within
+# attention.
+SINGLE = {
+    "cohere-lm", "bloom", "modernbert-mlm", "nanochat-lm", "minimax-lm", "latent-halves", "latent-v2-lite",
+    "mistral4-lm", "glm4-lite-lm", "youtu-lm", "minicpm3-lm", "qwen3-next-dense", "qwen3-5-lm", "qwen3-5-mixture-lm",
+    "diffllama-question",
+}  # fmt: skip
 # One model of each family; SCEPTR's is the first under another name, XLM-RoBERTa and CamemBERT are RoBERTa's.
 FAMILIES = of_all_families([
     "torch-relu-post", "bert-mlm", "roberta-mlm", "xlm-roberta-token", "camembert-mlm", "distilbert-mlm",

@@ -55,13 +55,9 @@ QUICK = set(of_all_families([
 # Classes of which peft finds no input embeddings; and one whose attention reads weights of maps that it never calls.
 NOT_RUN = ("hubert", "unispeech", "wavlm")
 BESIDE_EXPERTS = (
-    "qwen3-mixture-lm",
-    "mellum-lm",
-    "hunyuan-moe-lm",
-    "solar-open-lm",
-    "glm4-moe-plain",
-    "dots1-lm",
-    "exaone-moe-lm",
+    *("qwen3-mixture-lm", "mellum-lm", "hunyuan-moe-lm", "solar-open-lm", "glm4-moe-lm", "glm4-moe-plain", "dots1-lm"),
+    *("exaone-moe-lm", "latent-lm", "latent-halves", "latent-v2-lm", "latent-v2-lite", "glm4-lite-lm"),
+    *("qwen3-next-lm", "qwen3-next-dense"),
 )
 # Their routers put out tuples, which peft's layer around a router cannot take.
 TUPLES = ("llama4", "phimoe")

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from symfuse.architectures import decoder
 from symfuse.architectures.base import Config, Family, architecture
+from symfuse.architectures.blocks import placed
 from symfuse.architectures.experts import EXPERTS, expert_axes, mixture, shared_block
 from symfuse.architectures.qwen_moe import GATE, unrouted_layers
 from symfuse.errors import SpecError
@@ -62,7 +63,7 @@ def _attention(c: Config) -> tuple[dict[str, Axis], dict[str, str]]:
     axes = decoder.axes(c, plane=Sign(), share=0.25, size=256)
     gated = {"v": replace(axes["v"], group=SignedMonomial(), why=BEHIND_A_GATE)}
     biases = decoder.BIASES | decoder.OUTPUT_BIAS if c.get("attention_bias", False) else {}
-    tensors = decoder.placed(decoder.PROJECTIONS | biases, QUERIES)
+    tensors = placed(decoder.PROJECTIONS | biases, QUERIES)
     return axes | gated, tensors | decoder.NORMS_OF_HEADS
 
 

@@ -37,16 +37,20 @@ def match_outer(
     groups, and of ⟨x_i, y_j⟩ of parts without an inner axis.
 
     inner: the instances to be matched inside. The sum of their norms is the same for every permutation. If one of them
-    is reordered itself (the query heads that share a key), pairs are scored by the parts without it: keys and values.
+    is reordered itself (the query heads that share a key), pairs are scored by the parts without it: keys and values;
+    or where all parts have it (the experts of a group), by those that have no other (the router).
+    An axis that is itself inside of others (experts of a group) has a permutation for each index of these.
     """
-    size = spec.axes[outer.axis].size
-    total = next(iter(source.values())).new_zeros(size, size, dtype=torch.float64)
+    size, batch, front = spec.axes[outer.axis].size, spec.batch(outer.axis), (*spec.batch_axes(outer.axis), outer.axis)
+    total = next(iter(source.values())).new_zeros(math.prod(batch), size, size, dtype=torch.float64)
     insides = [axis for axis in spec.order if outer.axis in spec.batch_axes(axis)]
     matched: dict[str, list[Instance]] = {}  # several for heads that all layers share
     for instance in inner:
         matched.setdefault(instance.axis, []).append(instance)
     names = [name for name in spec.movable[outer] if name in source]
     reordered = reordered_inside(spec, outer, names, {i: groups[i] for i in inner})
+    if all(any(atom.name in reordered for atom in part) for n in names for part in spec.tensors[n].layout.parts):
+        insides, reordered = [axis for axis in insides if axis in reordered], {*insides} - reordered
     insides = [axis for axis in insides if axis in matched and axis not in reordered]
     read = source.__getitem__
 
@@ -54,22 +58,30 @@ def match_outer(
         require_products(outer, [gram], gram.dtype, [name], anchor, read)
         return gram.double()
 
+    def first(features: Tensor, axes: Sequence[str]) -> Tensor:
+        """[batch, outer, *rest, n, k], from what has these axes before its units."""
+        moved = features.movedim([axes.index(one) for one in front], list(range(len(front))))
+        return moved.reshape(len(total), *moved.shape[len(batch) :])
+
     for instance in (one for axis in insides for one in matched[axis]):
+        axes = spec.batch_axes(instance.axis)
         parts = [
-            (name, at.atom, x, y)
+            (name, at.atom, first(x, axes), first(y, axes))
             for name in names
             if name in spec.movable[instance]
             for at, (x, y) in features(spec, instance, name, anchor(name), source[name])
             if (name, str(at.atom)) not in skip and reordered.isdisjoint(one.name for one in at.atoms)
         ]
         if parts:
-            total += _worth(groups[instance], parts, checked)
+            for index, of in enumerate(total):
+                of += _worth(groups[instance], [(n, atom, x[index], y[index]) for n, atom, x, y in parts], checked)
     for name in names:
         solved = {one.axis for one in inner if name in spec.movable[one]}
         for at, (x, y) in features(spec, outer, name, anchor(name), source[name]):
             if all((name, str(one)) not in skip and one.name not in solved for one in at.atoms):
-                total += checked(x.double() @ y.double().T, name)
-    return Monomial(assign_batch(total))
+                x, y = (first(one.double(), front) for one in (x, y))
+                total += checked(x @ y.mT, name)
+    return Monomial(assign_batch(total.reshape(*batch, size, size)))
 
 
 def reordered_inside(spec: Spec, outer: Instance, names: Sequence[str], inner: Mapping[Instance, Group]) -> set[str]:
