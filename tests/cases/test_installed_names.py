@@ -57,7 +57,7 @@ NOT_RUN = ("hubert", "unispeech", "wavlm")
 BESIDE_EXPERTS = (
     *("qwen3-mixture-lm", "mellum-lm", "hunyuan-moe-lm", "solar-open-lm", "glm4-moe-lm", "glm4-moe-plain", "dots1-lm"),
     *("exaone-moe-lm", "latent-lm", "latent-halves", "latent-v2-lm", "latent-v2-lite", "glm4-lite-lm"),
-    *("qwen3-next-lm", "qwen3-next-dense"),
+    *("sarvam-mla-lm", "qwen3-next-lm", "qwen3-next-dense"),
 )
 # Their routers put out tuples, which peft's layer around a router cannot take.
 TUPLES = ("llama4", "phimoe")

@@ -19,7 +19,9 @@ from symfuse.verification import compare, run
 PARTS = ("encoder", "decoder", "text_model", "vision_model")
 # Of these models the first layer is of another kind, which no field can say of another one, or of one behind others.
 REFUSED = dict.fromkeys(("modernbert", "modernbert-decoder"), ("interleaved", "cut"))
-REFUSED |= dict.fromkeys(("dots1", "deepseek_v2", "deepseek_v3", "mistral4", "lfm2_moe"), ("interleaved",))
+REFUSED |= dict.fromkeys(
+    ("dots1", "deepseek_v2", "deepseek_v3", "sarvam_mla", "mistral4", "lfm2_moe"), ("interleaved",)
+)
 LABELS = [label for label in tiny.MODELS if label != "sceptr"]  # which has no class that can be built from a config
 
 # Several layers share weights, and the config does not say which; a tensor has a part for each layer; what layers write

@@ -855,6 +855,7 @@ MODELS |= {
     ),
     "mistral4-lm": of("Mistral4ForCausalLM", "Mistral4Config", LATENT_EXPERTS),
     "glm4-lite-lm": of("Glm4MoeLiteForCausalLM", "Glm4MoeLiteConfig", LATENT_EXPERTS),
+    "sarvam-mla-lm": of("DeepseekV3ForCausalLM", "SarvamMLAConfig", LATENT_EXPERTS | {"q_lora_rank": None}),
     "youtu-lm": of("YoutuForCausalLM", "YoutuConfig", LATENT),
     "minicpm3-lm": of("MiniCPM3ForCausalLM", "MiniCPM3Config", LATENT, tie_word_embeddings=False, dim_model_base=8),
 }

@@ -71,7 +71,7 @@ def deepseek_v2(c: Config) -> Family:
     return latent(c, deepseek(c, decoder.stream_axes(c), {}, _first(c, 0), correction={}, grouped=grouped))
 
 
-@architecture("deepseek_v3", tied=False)
+@architecture("deepseek_v3", "sarvam_mla", tied=False)
 def deepseek_v3(c: Config) -> Family:
     return _interleaved(c, deepseek(c, decoder.stream_axes(c), {}, _first(c, 3)))
 
