@@ -26,8 +26,8 @@ from symfuse.spec import Instance, anatomy
 # attention.
 SINGLE = {
     "cohere-lm", "bloom", "modernbert-mlm", "nanochat-lm", "minimax-lm", "latent-halves", "latent-v2-lite",
-    "mistral4-lm", "sarvam-mla-lm", "glm4-lite-lm", "youtu-lm", "minicpm3-lm", "qwen3-next-dense", "qwen3-5-lm", "qwen3-5-mixture-lm",
-    "diffllama-question",
+    "mistral4-lm", "sarvam-mla-lm", "glm4-lite-lm", "youtu-lm", "minicpm3-lm", "qwen3-next-dense", "qwen3-5-lm",
+    "qwen3-5-mixture-lm", "diffllama-question",
 }  # fmt: skip
 # One model of each family; SCEPTR's is the first under another name, XLM-RoBERTa and CamemBERT are RoBERTa's.
 FAMILIES = of_all_families([
