@@ -69,8 +69,7 @@ def test_the_function_is_the_same(label: str, frame: tuple[str, ...]) -> None:
 def test_every_family_may_be_untied_and_balanced(label: str) -> None:
     this = case(label)
     out = canonical(Model.of(this.checkpoint), ("untie", "balance"))
-    attention_in_float32 = label.startswith(("gpt-neo-", "diffllama"))
-    assert this.error(out.checkpoint) < (this.exact if attention_in_float32 else EXACT)
+    assert this.error(out.checkpoint) < this.exact
 
 
 @pytest.mark.parametrize(
