@@ -59,14 +59,9 @@ QUICK = set(of_all_families([
 NOT_RUN = ("hubert", "unispeech", "wavlm", "wav2vec2-ctc")
 # Dense layers beside experts, and experts that all tokens share, are taken for experts by peft.
 BESIDE_EXPERTS = (
-    "qwen3-mixture-lm",
-    "mellum-lm",
-    "hunyuan-moe-lm",
-    "solar-open-lm",
-    "glm4-moe-plain",
-    "glm4-moe-lm",
-    "dots1-lm",
-    "exaone-moe-lm",
+    *("qwen3-mixture-lm", "mellum-lm", "hunyuan-moe-lm", "solar-open-lm", "glm4-moe-lm", "glm4-moe-plain", "dots1-lm"),
+    *("exaone-moe-lm", "latent-lm", "latent-halves", "latent-v2-lm", "latent-v2-lite", "glm4-lite-lm"),
+    *("sarvam-mla-lm", "qwen3-next-lm", "qwen3-next-dense"),
 )
 # Their routers put out tuples, which peft's layer around a router cannot take.
 TUPLES = ("llama4", "phimoe")

@@ -249,7 +249,7 @@ def test_d06_drop_takes_nothing_that_the_class_demands(tmp_path: Path) -> None:
     """One file lacks a bias that its class would fill in at random."""
     options = DECODER | DEEP
     for name in ("whole", "less"):
-        saved("DiffLlamaForCausalLM", "DiffLlamaConfig", options, tmp_path / name)
+        saved("BitNetForCausalLM", "BitNetConfig", options, tmp_path / name)
     path = tmp_path / "less" / "model.safetensors"
     tensors = load_file(path)
     del tensors["model.layers.1.mlp.up_proj.weight"]
@@ -258,7 +258,7 @@ def test_d06_drop_takes_nothing_that_the_class_demands(tmp_path: Path) -> None:
     for order in (names, names[::-1]):
         models = [{"model": str(tmp_path / name), "parameters": {"weight": 0.5}} for name in order]
         recipe = {"merge_method": "linear", "models": models}
-        with pytest.raises(IncompatibleError, match=r"DiffLlamaForCausalLM.*model\.layers\.1\.mlp\.up_proj\.weight"):
+        with pytest.raises(IncompatibleError, match=r"BitNetForCausalLM.*model\.layers\.1\.mlp\.up_proj\.weight"):
             symfuse.merge_recipe(recipe | {"foreign": "drop"})
     merged = symfuse.merge_recipe(recipe | {"foreign": "keep"})
     torch.testing.assert_close(
@@ -272,8 +272,8 @@ def test_d06_drop_takes_nothing_that_the_class_demands(tmp_path: Path) -> None:
     [
         ("LlamaForCausalLM", "LlamaConfig", {"num_hidden_layers": 3}),
         ("LlamaForCausalLM", "LlamaConfig", {"attention_bias": True}),
-        ("DiffLlamaForCausalLM", "DiffLlamaConfig", {"num_hidden_layers": 3}),  # undeclared
-        ("DiffLlamaForCausalLM", "DiffLlamaConfig", {"vocab_size": 67}),
+        ("BitNetForCausalLM", "BitNetConfig", {"num_hidden_layers": 3}),  # undeclared
+        ("BitNetForCausalLM", "BitNetConfig", {"vocab_size": 67}),
     ],
 )
 def test_an_output_that_its_config_does_not_describe_is_not_written(

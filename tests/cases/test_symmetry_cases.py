@@ -14,7 +14,7 @@ import transformers
 from torch import Tensor
 
 from cases.moved import BROKEN, EXACT, case_of, left_behind
-from contract.tiny import DEBERTA, OWN_KEYS, VISION, Case, case, of
+from contract.tiny import DEBERTA, OWN_KEYS, VISION, Case, case, moving, of
 from recovery.planted import EVERYTHING
 from symfuse import api
 from symfuse.alignment import Alignment, random_alignment
@@ -174,17 +174,29 @@ def test_c43_all_that_is_matched_of_two_vits_is_hard(data: bool) -> None:
 # ---- C44: latent attention
 
 
-def test_c44_latent_attention_is_refused_and_nothing_written(tmp_path: Path) -> None:
-    config = transformers.DeepseekV3Config(
+def test_c44_heads_of_latent_attention_are_reordered_in_all_that_is_theirs() -> None:
+    """The latents, and the turned part of the key, which all heads share, stay as they are."""
+    this = case("latent-lm")
+    g = moving(this.spec, 1, {"h"})
+    moved = g(this.checkpoint)
+    assert this.error(moved, g) < this.exact
+    for end in ("q_b_proj.weight", "kv_b_proj.weight", "o_proj.weight"):
+        assert left_behind(this, g, ending(this, f"self_attn.{end}")) > BROKEN
+    for name in ending(this, "q_a_proj.weight", "kv_a_proj_with_mqa.weight", "a_layernorm.weight"):
+        assert torch.equal(moved[name], this.checkpoint[name])
+
+
+def test_c44_latent_attention_that_is_not_declared_is_refused_and_nothing_written(tmp_path: Path) -> None:
+    config = transformers.AXK1Config(
         vocab_size=64, hidden_size=32, intermediate_size=48, moe_intermediate_size=12, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=4, n_routed_experts=4, n_shared_experts=1, n_group=2, topk_group=1,
         num_experts_per_tok=2, first_k_dense_replace=1, kv_lora_rank=7, q_lora_rank=9, qk_rope_head_dim=4,
         v_head_dim=6, qk_nope_head_dim=5,
     )  # fmt: skip
     for name in "ab":
-        transformers.DeepseekV3ForCausalLM(config).save_pretrained(tmp_path / name)
+        transformers.AXK1ForCausalLM(config).save_pretrained(tmp_path / name)
     for axes in ("attention", "heads", "all"):
-        with pytest.raises(UnknownArchitectureError, match="deepseek_v3"):
+        with pytest.raises(UnknownArchitectureError, match="axk1"):
             api.match(tmp_path / "a", tmp_path / "b", axes=axes)
     out = tmp_path / "out"
     with pytest.raises(SymfuseError, match="no declaration of"):

@@ -18,15 +18,20 @@ from symfuse.verification import compare, run
 
 PARTS = ("encoder", "decoder", "text_model", "vision_model")
 # Of these models the first layer is of another kind, which no field can say of another one, or of one behind others.
-REFUSED = dict.fromkeys(("modernbert", "modernbert-decoder"), ("interleaved", "cut")) | {"dots1": ("interleaved",)}
+REFUSED = dict.fromkeys(("modernbert", "modernbert-decoder"), ("interleaved", "cut"))
+REFUSED |= dict.fromkeys(
+    ("dots1", "deepseek_v2", "deepseek_v3", "sarvam_mla", "mistral4", "lfm2_moe"), ("interleaved",)
+)
 LABELS = [label for label in tiny.MODELS if label != "sceptr"]  # which has no class that can be built from a config
 
-# Several layers share weights, and the config does not say which; a tensor has a part for each layer.
+# Several layers share weights, and the config does not say which; a tensor has a part for each layer; what layers write
+# is scaled by how many they are, or by their place.
 IN_PLACE = {
     "albert": r"layer \d of the output would not compute as layer \d",
     "jamba": r"layer \d of the output would not compute as layer \d",  # attention is in each so many layers
     "esm": "has a part for each layer",
     "wavlm-frames": "layer_weights: the stored shape",
+    **dict.fromkeys(("minicpm3", "diffllama"), r"layer \d of the output would not compute as layer \d"),
     "swin": r"layer \d of the output would not compute as layer \d",
 }
 

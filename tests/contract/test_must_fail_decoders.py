@@ -106,14 +106,18 @@ def test_no_bias_is_free_beside_a_sink(label: str) -> None:
         assert this.error(applied(this, Alignment(spec, {}, {rule.bias: noise}))) > BROKEN
 
 
-def test_experts_stay_in_their_group() -> None:
-    """Where all groups are selected they decide nothing, and experts are of one kind."""
-    grouped, free = case("glm4-moe-lm"), case("glm4-moe-plain")
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("glm4-moe-lm", "glm4-moe-plain"), ("latent-lm", "latent-halves"), ("latent-v2-lm", "latent-v2-lite")],
+)
+def test_experts_stay_in_their_group(first: str, second: str) -> None:
+    """Where all groups are selected, or none, they decide nothing, and experts are of one kind."""
+    grouped, free = case(first), case(second)
     assert "g" in grouped.spec.axes
     assert "g" not in free.spec.axes
     rolled = torch.arange(15).roll(1)
-    for this, layer, breaks in ((grouped, 0, True), (free, 1, False)):
-        at = f"model.layers.{layer}.mlp."
+    for this, breaks in ((grouped, True), (free, False)):
+        at = "model.layers.1.mlp."
         names = [name for name in this.checkpoint if name.startswith(at)]
         change = {name: this.checkpoint[name][rolled] for name in names if ".gate." in name}
         for name in (name for name in names if ".experts." in name):
@@ -147,6 +151,7 @@ def test_heads_behind_a_norm_with_a_bias_have_one_sign(label: str) -> None:
     [
         *("nemotron-lm", "jais2-lm", "phi-lm", "gpt-oss-lm", "glm-lm", "llama4-lm", "granitemoe-lm", "vaultgemma-lm"),
         *("mamba-lm", "mamba2-lm", "bamba-lm", "granite-hybrid-lm", "falcon-h1-lm", "nemotron-h-groups", "jamba-lm"),
+        *("latent-lm", "qwen3-next-lm", "qwen3-5-lm", "lfm2-biased", "diffllama-lm"),
     ],
 )
 def test_a_stream_whose_norms_are_folded_is_rotated(label: str) -> None:

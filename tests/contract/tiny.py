@@ -165,6 +165,8 @@ SCEPTR: dict[str, Any] = {
     "output_vocab_size": 17,
 }  # fmt: skip
 
+BUFFERS = ("logits_bias", "correction_bias", "expert_bias")  # that are weights
+
 
 def randomise(module: torch.nn.Module, seed: int) -> torch.nn.Module:
     """Random weights of a size at which nothing saturates; gains about their first value (1, or 0 where they are stored
@@ -173,7 +175,7 @@ def randomise(module: torch.nn.Module, seed: int) -> torch.nn.Module:
     config = getattr(module, "config", None)
     spread = 0.2 if getattr(config, "model_type", "").endswith("t5") else 0.3  # T5 does not scale its scores
     with torch.no_grad():
-        biases = [(name, b) for name, b in module.named_buffers() if name.endswith(("logits_bias", "correction_bias"))]
+        biases = [(name, b) for name, b in module.named_buffers() if name.endswith(BUFFERS)]
         for name, p in itertools.chain(module.named_parameters(), biases):
             gain = p.ndim == 1 and name.endswith("weight")
             about = p.mean().round().double() if gain else 0.0
@@ -891,6 +893,72 @@ MODELS |= {
 }
 
 
+# Latents, heads that have queries and keys of one size and values of another, and a part of each that is turned.
+LATENT: dict[str, Any] = {
+    "vocab_size": 61, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4,
+    "intermediate_size": 29, "max_position_embeddings": 37, "num_labels": 7, "pad_token_id": 0, "bos_token_id": 1,
+    "eos_token_id": 2, "kv_lora_rank": 11, "q_lora_rank": 13, "qk_nope_head_dim": 5, "qk_rope_head_dim": 6,
+    "v_head_dim": 7,
+}  # fmt: skip
+LATENT_EXPERTS = LATENT | {
+    "n_routed_experts": 15, "n_group": 3, "topk_group": 2, "num_experts_per_tok": 2, "n_shared_experts": 2,
+    "moe_intermediate_size": 9, "first_k_dense_replace": 1,
+}  # fmt: skip
+MODELS |= {
+    "latent-lm": of("DeepseekV3ForCausalLM", "DeepseekV3Config", LATENT_EXPERTS, attention_bias=True),
+    "latent-halves": of(
+        "DeepseekV3ForTokenClassification",
+        "DeepseekV3Config",
+        LATENT_EXPERTS | {"topk_group": 3},
+        rope_interleave=False,
+    ),
+    "latent-v2-lm": of(
+        "DeepseekV2ForCausalLM",
+        "DeepseekV2Config",
+        LATENT_EXPERTS | {"topk_group": 1},
+        topk_method="group_limited_greedy",
+    ),
+    "latent-v2-lite": of(
+        "DeepseekV2ForSequenceClassification",
+        "DeepseekV2Config",
+        LATENT_EXPERTS | {"q_lora_rank": None},
+        attention_bias=True,
+    ),
+    "mistral4-lm": of("Mistral4ForCausalLM", "Mistral4Config", LATENT_EXPERTS),
+    "glm4-lite-lm": of("Glm4MoeLiteForCausalLM", "Glm4MoeLiteConfig", LATENT_EXPERTS),
+    "sarvam-mla-lm": of("DeepseekV3ForCausalLM", "SarvamMLAConfig", LATENT_EXPERTS | {"q_lora_rank": None}),
+    "youtu-lm": of("YoutuForCausalLM", "YoutuConfig", LATENT),
+    "minicpm3-lm": of("MiniCPM3ForCausalLM", "MiniCPM3Config", LATENT, tie_word_embeddings=False, dim_model_base=8),
+}
+# Two key heads of linear attention, each with three value heads; attention in one layer of two.
+DELTA: dict[str, Any] = PARTLY | {
+    "linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 5, "linear_value_head_dim": 7,
+    "linear_conv_kernel_dim": 3, "layer_types": ["linear_attention", "full_attention"],
+}  # fmt: skip
+DELTA_EXPERTS = DELTA | QWEN_MIXTURE | {"head_dim": 14}
+MODELS |= {
+    "qwen3-next-lm": of("Qwen3NextForCausalLM", "Qwen3NextConfig", DELTA_EXPERTS, attention_bias=True),
+    "qwen3-next-dense": of("Qwen3NextForTokenClassification", "Qwen3NextConfig", DELTA_EXPERTS, mlp_only_layers=[0]),
+    "qwen3-5-lm": of("Qwen3_5ForCausalLM", "Qwen3_5TextConfig", DELTA),
+    "qwen3-5-mixture-lm": of("Qwen3_5MoeForCausalLM", "Qwen3_5MoeTextConfig", DELTA_EXPERTS),
+}
+SHORT: dict[str, Any] = DECODER | {
+    "layer_types": ["conv", "full_attention"], "block_multiple_of": 7, "intermediate_size": 53, "conv_L_cache": 4,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+SHORT_EXPERTS = SHORT | {
+    "num_experts": 9, "num_experts_per_tok": 3, "moe_intermediate_size": 13, "num_dense_layers": 1,
+}  # fmt: skip
+DIFFERENTIAL = DECODER | {"num_attention_heads": 12, "num_key_value_heads": 4}
+MODELS |= {
+    "lfm2-lm": of("Lfm2ForCausalLM", "Lfm2Config", SHORT),
+    "lfm2-biased": of("Lfm2ForCausalLM", "Lfm2Config", SHORT, conv_bias=True, block_auto_adjust_ff_dim=False),
+    "lfm2-mixture-lm": of("Lfm2MoeForCausalLM", "Lfm2MoeConfig", SHORT_EXPERTS, conv_bias=True),
+    "diffllama-lm": of("DiffLlamaForCausalLM", "DiffLlamaConfig", DIFFERENTIAL),
+    "diffllama-question": of("DiffLlamaForQuestionAnswering", "DiffLlamaConfig", DIFFERENTIAL, attention_bias=True),
+}
+
+
 # The worst that the true declarations show is 3e-14, on every model and axis. Where norms compute in float32, a sum in
 # another order is one of its roundings, and so may be 1e-15 before the norm: up to 1.1e-6 in forty trials.
 EXACT, ROUNDED = 1e-13, 2e-6
@@ -912,6 +980,8 @@ FIRST = {
     "msn-classification", "ijepa-classification", "ast-classification", "mae-pretraining", "wav2vec2-biased",
     "wav2vec2-ctc", "hubert", "wavlm-frames", "dinov3-masked", "siglip2", "swin", "deberta-first-mlm", "led-lm",
     "xlnet-lm",
+    "latent-lm", "latent-v2-lm", "latent-v2-lite", "qwen3-next-lm", "qwen3-5-lm", "lfm2-biased", "lfm2-mixture-lm",
+    "diffllama-lm",
 }  # fmt: skip
 
 

@@ -17,13 +17,18 @@ LABELS = (
     *("opt-lm", "opt-post-lm", "bloom-lm", "mpt-lm", "mpt-lm-clipped"),
     *("mixtral-lm", "qwen2-mixture-dense", "qwen3-mixture-lm", "olmoe-lm"),
     *("modernbert-mlm", "nomic-mlm", "smollm3-biased", "olmo-clipped", "t5-lm-untied", "bart-lm"),
+    *("exaone4-lm", "qwen3-5-lm", "diffllama-lm", "lfm2-biased"),
 )
 
 
-@pytest.mark.parametrize("label", LABELS)
+# Experts in their groups; latents beside the heads that read them.
+SOME = {"latent-lm": {"g", "e", "ffn"}, "youtu-lm": {"q_latent", "kv_latent", "c", "p", "v", "ffn"}}
+
+
+@pytest.mark.parametrize("label", [*LABELS, *SOME])
 def test_a_planted_alignment_is_found(label: str) -> None:
     this = case(label)
-    axes = {instance.axis for instance in this.spec.movable} - {"residual"}
+    axes = SOME.get(label, {instance.axis for instance in this.spec.movable} - {"residual"})
     anchor = random_alignment(this.spec, 5, axes)(this.checkpoint)
     found = symfuse.match(this.checkpoint, to=anchor, axes=tuple(sorted(axes)))
     moved = found(this.checkpoint)

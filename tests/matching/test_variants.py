@@ -120,6 +120,19 @@ LAYOUTS = {
         "layers.1.mlp.down_proj.weight": "residual_4 ffn*",
         "lm_head.weight": "vocab residual_4*",
     },
+    ("youtu-lm", "separate-residual"): {  # latents, whose norms are at no point of the stream
+        "layers.1.self_attn.q_a_proj.weight": "q_latent residual_2*",
+        "layers.1.self_attn.q_a_layernorm.weight": "|q_latent|",
+        "layers.1.self_attn.o_proj.weight": "residual_3 (h v*)",
+    },
+    ("qwen3-5-lm", "separate-residual"): {
+        "layers.0.linear_attn.in_proj_b.weight": "(delta_kv delta_h) residual*",
+        "layers.0.linear_attn.out_proj.weight": "residual_1 (delta_kv delta_h |delta_v|)",
+    },
+    ("lfm2-lm", "separate-residual"): {
+        "layers.0.conv.out_proj.weight": "residual_1 conv*",
+        "layers.0.feed_forward.w1.weight": "|ffn| residual_1*",
+    },
     ("smollm3-lm", "separate-residual"): {"layers.0.self_attn.k_proj.weight": "(kv p*) residual*"},
     ("gpt2-lm-untied", "heads-ignored"): {"h.0.attn.c_attn.weight": "residual* (qk + qk* + v)"},
     ("gpt2-lm-untied", "separate-qk"): {"h.0.attn.c_attn.bias": "(h qk + h k + h v)"},

@@ -74,6 +74,9 @@ MODELS = (
     *("modernbert-decoder-lm", "modernbert-decoder-sequence", "codegen-lm", "gpt-bigcode-lm", "gpt-bigcode-by-head"),
     *("gpt-neo-lm", "xglm-lm", "mamba-lm", "falcon-mamba", "mamba2-lm", "bamba-lm", "granite-hybrid-lm"),
     *("falcon-h1-lm", "nemotron-h-lm", "nemotron-h-groups", "jamba-lm", "jamba-sequence"),
+    *("latent-lm", "latent-halves", "latent-v2-lm", "latent-v2-lite", "minicpm3-lm", "mistral4-lm", "glm4-lite-lm"),
+    *("youtu-lm", "qwen3-next-lm", "qwen3-next-dense", "qwen3-5-lm", "qwen3-5-mixture-lm", "lfm2-biased"),
+    *("lfm2-mixture-lm", "diffllama-lm", "diffllama-question"),
 )
 BIASED = ("led", "bart", "mbart", "pegasus", "marian", "m2m")  # encoders with decoders, whose keys have biases
 BERTS = ("ernie", "layoutlm", "megatron", "rembert", "xl", "prelayernorm", "esm-sequence", "longformer")

@@ -43,6 +43,7 @@ def resolve(config: Mapping[str, Any], names: Iterable[str], where: str = "check
     return spec
 
 
+APART = "mtp."  # before the names of layers that predict further tokens, where files have them apart from the others
 RESOLVED = 32  # specs in the cache: those of a merge, and of its rewritten models
 _resolved: dict[tuple[Architecture, str, tuple[str, ...]], Spec] = {}
 _lock = threading.Lock()
@@ -78,7 +79,7 @@ def bind(family: Family, model_type: str, class_name: str, names: list[str], whe
         heads.update(add(head.tensors, ""))
     behind = _behind(family, current, prefix)
     tensors.update(behind)
-    stored.update({name: prefix + name for name in behind})
+    stored.update({name: name if name.startswith(APART) else prefix + name for name in behind})
     # Aliases may be stored without a head of their own (the tied decoder of GPT-2).
     aliases = {n: t for head in family.heads.values() for n, t in head.tensors.items() if n in family.tied}
     heads.update(add({n: t for n, t in aliases.items() if n in current and n not in tensors}, ""))
@@ -133,7 +134,8 @@ def _reads(family: Family, tensors: Mapping[str, Declared], bare: bool) -> dict[
 
 
 def _behind(family: Family, current: Collection[str], prefix: str) -> dict[str, Declared]:
-    """The tensors of layers behind the last one: the axes of the whole model act on them, and none of their own."""
+    """The tensors of layers behind the last one, by what is behind the prefix, or by their names where they are apart:
+    the axes of the whole model act on them, and none of their own."""
     if not family.predictors:
         return {}
     pieces = {
@@ -143,14 +145,17 @@ def _behind(family: Family, current: Collection[str], prefix: str) -> dict[str, 
     }
     out = {}
     for name in current:
-        number = re.match(re.escape(prefix) + r"layers\.(\d+)\.", name)
-        if number is None or (behind := int(number[1]) - family.axes["l"].size) < 0:
+        apart = name.startswith(APART)
+        rest = name.removeprefix(APART) if apart else name.removeprefix(prefix)
+        number = re.match(r"layers\.(\d+)\.", rest)
+        behind = int(number[1]) - (0 if apart else family.axes["l"].size) if number else 0
+        if behind < 0 or not (apart or (number and name.startswith(prefix))):
             continue
-        template = "layers.{l}." + name[number.end() :]
+        template = "layers.{l}." + rest[number.end() :] if number else rest
         stack = re.sub(r"\.\d+\.", ".*.", template)
         layout = ({**family.tensors, **family.predictors}.get(template)) or pieces.get(stack)
         if layout is not None:
-            out[name.removeprefix(prefix)] = Declared(_of_the_whole(layout, family.axes), {BEHIND: behind})
+            out[name if apart else rest] = Declared(_of_the_whole(layout, family.axes), {BEHIND: behind})
     return out
 
 

@@ -72,6 +72,8 @@ PREDICTORS = {
     LAYER + "embed_tokens.weight": "vocab residual", LAYER + "shared_head.head.weight": "vocab residual*",
     LAYER + "eh_proj.weight": "residual (residual* + residual*)",
     **{LAYER + f"{name}.weight": "|residual|" for name in ("enorm", "hnorm", "shared_head.norm")},
+    "fc.weight": "residual (residual* + residual*)",  # of one that stands apart
+    **{f"pre_fc_norm_{name}.weight": "|residual|" for name in ("embedding", "hidden")},
 }  # fmt: skip
 BUFFERS = ("*rotary_emb.inv_freq", "*rotary_emb.cos_cached", "*rotary_emb.sin_cached")
 
@@ -113,15 +115,21 @@ def axes(
         size = size_of_head(c.hidden_size, heads)
     head, inside = c.size("head_dim", size or 0), ("l", "kv")
     turned = head if share is None else int(head * c.rotary_share(share))
+    return stream_axes(c, residual, layers) | {
+        "kv": Axis(groups, Permutation(), per=("l",)),
+        "q": Axis(heads // groups, Permutation(), per=("l", "kv")),
+        **({"qk": Axis(head, Sign(), inside, NORMED)} if plane is None else rotary_axes(head, turned, inside, plane)),
+        "v": Axis(head, Invertible(), inside),
+    }
+
+
+def stream_axes(c: Config, residual: Group = SIGNED, layers: int | None = None) -> dict[str, Axis]:
+    """The axes outside of blocks, and the layers: by default as many as the config says."""
     return {
         "l": Axis(c.num_hidden_layers if layers is None else layers),
         "vocab": Axis(c.vocab_size),
         "labels": Axis(c.labels),
         "residual": Axis(c.hidden_size, residual),
-        "kv": Axis(groups, Permutation(), per=("l",)),
-        "q": Axis(heads // groups, Permutation(), per=("l", "kv")),
-        **({"qk": Axis(head, Sign(), inside, NORMED)} if plane is None else rotary_axes(head, turned, inside, plane)),
-        "v": Axis(head, Invertible(), inside),
     }
 
 

@@ -14,6 +14,7 @@ NORMED = decoder.PROJECTIONS | decoder.NORMS_OF_HEADS
 EXAONE = {"gate.e_score": "e_score"}
 HUNYUAN = {"mlp.gate.e_score_correction_bias": "mlp.expert_bias", "mlp.gate.": "mlp.router.gate."}
 HUNYUAN |= {"shared_experts.": "shared_mlp."}
+NAMES = "num_experts", "num_shared_experts"
 
 
 def _without_positions(c: Config) -> list[int]:
@@ -33,18 +34,21 @@ def exaone4(c: Config) -> Family:
 
 @architecture("exaone_moe", tied=False)
 def exaone_moe(c: Config) -> Family:
-    dense = dense_layers(c, range(c.get("first_k_dense_replace", 1)))
-    family = deepseek(c, Sign(), NORMED, dense, names=("num_experts", "num_shared_experts"))
+    family = _mixture(c, c.get("first_k_dense_replace", 1), NAMES)
     return decoder.unturned(with_names(family, EXAONE), _without_positions(c), normed=True)
 
 
 @architecture("dots1", tied=False, example={"n_routed_experts": 128, "n_shared_experts": 2})
 def dots1(c: Config) -> Family:
-    family = deepseek(c, Sign(), NORMED, dense_layers(c, range(c.get("first_k_dense_replace", 0))))
+    family = _mixture(c, c.get("first_k_dense_replace", 0))
     return decoder.biased(family, c.get("attention_bias", False))
 
 
 @architecture("hy_v3", tied=False)
 def hy_v3(c: Config) -> Family:
-    family = deepseek(c, Sign(), NORMED, dense_layers(c, range(1)), names=("num_experts", "num_shared_experts"))
-    return with_names(decoder.biased(family, c.get("attention_bias", False)), HUNYUAN)
+    return with_names(decoder.biased(_mixture(c, 1, NAMES), c.get("attention_bias", False)), HUNYUAN)
+
+
+def _mixture(c: Config, first: int, names: tuple[str, str] = ("n_routed_experts", "n_shared_experts")) -> Family:
+    """first: the number of dense layers before those with experts."""
+    return deepseek(c, decoder.axes(c, plane=Sign()), NORMED, dense_layers(c, range(first)), names=names)

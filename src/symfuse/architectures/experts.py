@@ -11,7 +11,7 @@ from symfuse.architectures import decoder
 from symfuse.architectures.base import Config, Family
 from symfuse.architectures.blocks import neurons
 from symfuse.errors import SpecError
-from symfuse.groups import Group, Permutation, SignedMonomial
+from symfuse.groups import Permutation, SignedMonomial
 from symfuse.spec import Axis, NormKind
 
 EXPERTS = {
@@ -84,22 +84,22 @@ def in_groups(layout: str) -> str:
 
 def deepseek(
     c: Config,
-    plane: Group,
+    axes: Mapping[str, Axis],
     attention: Mapping[str, str],
     dense: Collection[int],
     *,
-    share: float | None = None,
     names: tuple[str, str] = ("n_routed_experts", "n_shared_experts"),
     correction: Mapping[str, str] = CORRECTION,
+    grouped: bool = True,
 ) -> Family:
-    """A decoder with the experts of DeepSeek-V3: groups of them, and a block that all tokens pass through. names: of
-    the fields with the number of experts, and with the size of that block in experts."""
+    """A decoder with the experts of DeepSeek-V3: groups of them, and a block that all tokens pass through. axes: of its
+    stream and its attention. names: of the fields with the number of experts, and with the size of that block in
+    experts. grouped: whether some groups are selected first."""
     groups = c.size("n_group", 1)
-    every = groups <= c.size("topk_group", 1)  # then groups decide nothing
+    every = not grouped or groups <= c.size("topk_group", 1)  # then groups decide nothing
     count = getattr(c, names[0]) if c.get("num_local_experts") is None else c.num_local_experts
     shared, block = shared_block("shared_experts", c.moe_intermediate_size * c.size(names[1], 1))
-    axes = decoder.axes(c, plane=plane, share=share) | shared
-    axes |= expert_axes(c, c.moe_intermediate_size, count, 1 if every else groups)
+    axes = {**axes, **shared} | expert_axes(c, c.moe_intermediate_size, count, 1 if every else groups)
     return mixture(c, axes, {**attention, **decoder.NORMS}, EXPERTS | dict(correction) | block, dense=dense)
 
 

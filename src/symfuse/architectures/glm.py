@@ -38,7 +38,8 @@ def glm4(c: Config) -> Family:
 def _mixture(c: Config, first: int, share: float | None, normed: bool) -> Family:
     """first: the number of dense layers before those with experts."""
     attention = decoder.PROJECTIONS | (decoder.NORMS_OF_HEADS if normed else {})
-    family = deepseek(c, Sign() if normed else ROTARY, attention, dense_layers(c, range(first)), share=share)
+    axes = decoder.axes(c, plane=Sign() if normed else ROTARY, share=share)
+    family = deepseek(c, axes, attention, dense_layers(c, range(first)))
     family = decoder.biased(family, c.get("attention_bias", False), False)
     return decoder.partly_normed(family) if normed else decoder.partly(family)
 

@@ -17,13 +17,13 @@ def qwen2_moe(c: Config) -> Family:
     shared, block = shared_block("shared_expert", c.shared_expert_intermediate_size)
     axes = decoder.axes(c) | expert_axes(c, c.moe_intermediate_size) | shared
     rest = decoder.PROJECTIONS | decoder.NORMS
-    family = mixture(c, axes, rest, EXPERTS | block | GATE, dense=_dense_layers(c))
+    family = mixture(c, axes, rest, EXPERTS | block | GATE, dense=unrouted_layers(c))
     return family.plus(tensors=decoder.BIASES) if c.get("qkv_bias", True) else family
 
 
 @architecture("qwen3_moe", tied=False)
 def qwen3_moe(c: Config) -> Family:
-    return _qwen3(c, _dense_layers(c))
+    return _qwen3(c, unrouted_layers(c))
 
 
 @architecture("mellum", tied=False)
@@ -38,7 +38,7 @@ def _qwen3(c: Config, dense: set[int], size: int | None = None) -> Family:
     return decoder.biased(family, c.get("attention_bias", False))
 
 
-def _dense_layers(c: Config) -> set[int]:
+def unrouted_layers(c: Config) -> set[int]:
     """The layers without experts: those that are named, and all but each `decoder_sparse_step`-th."""
     layers, step = c.num_hidden_layers, c.size("decoder_sparse_step", 1)
     named = c.get("mlp_only_layers", [])

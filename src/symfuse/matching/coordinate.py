@@ -98,7 +98,7 @@ def match_models(
     rules = _translations(spec) if biases else {}
     shared = [name for name in spec.tensors if spec.shares(name, anchor.spec)]
     met = _meeting(spec, hard)
-    meeting = [i for i in instances if spec.is_shared(i.axis) or i.axis in met]
+    meeting = [i for i in instances if spec.is_shared(i.axis) or (i.axis in met and i not in rules)]
     parts = _Parts(spec, hard, meeting, rules)
     room = (budget(device) if memory is None else memory) - OWN
     translated = [rule for i in instances if i not in meeting for rule in rules.get(i, [])]
@@ -152,14 +152,16 @@ def _translations(spec: Spec) -> dict[Instance, list[Shift]]:
 
 
 def _meeting(spec: Spec, groups: Mapping[Instance, Group]) -> set[str]:
-    """The axes inside of layers that are reordered together with what else is matched of the same weights: heads, whose
-    insides are matched, and query heads beside the planes of the key that they share."""
+    """The axes inside of layers that are reordered, or of a whole layer, together with what else is matched of the same
+    weights: heads, whose insides are matched, query heads beside the planes of the key that they share, latents beside
+    the heads that read them."""
     reordered = {i.axis for i, group in groups.items() if isinstance(group, Permutation)}
     parts = [{a.name for a in part} for declared in spec.tensors.values() for part in declared.layout.parts]
     inside = {i.axis for i in groups if not spec.is_shared(i.axis)}
     return {
         axis
-        for axis in reordered & inside
+        for axis in inside
+        if axis in reordered or not spec.batch_axes(axis)
         if any(axis in part and any(b not in spec.batch_axes(axis) for b in part & inside - {axis}) for part in parts)
     }
 

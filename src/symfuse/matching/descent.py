@@ -8,7 +8,7 @@ layers do not meet each other, so they are solved in parallel, in turns with the
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -35,6 +35,7 @@ SMALL = 1 << 18  # numbers in a model, up to which threads would take longer to 
 ROUNDING = 1e-6  # of the squared distance: aligned weights are rounded to float32, and distances summed anew
 
 Skip = Collection[tuple[str, str]]
+Solve = Callable[[Workspace, Instance], float]
 Watch = Callable[[str, float], None]  # the start and the squared distance, after each sweep
 
 
@@ -146,7 +147,7 @@ class Sweeper:
             for block in drawn
         )
 
-    def solved(self, work: Workspace, instance: Instance, solve: Callable[[Workspace, Instance], float]) -> float:
+    def solved(self, work: Workspace, instance: Instance, solve: Solve) -> float:
         """What solving a block gains, if anything can be.
 
         Once solved it is at its best where the solution is a closed form of moments that are linear in the element; a
@@ -170,13 +171,7 @@ class Sweeper:
 
         def one(instances: list[Instance]) -> tuple[float, Workspace]:
             part = work.part(instances)
-            gain, done = 0.0, set[Instance]()
-            for instance in instances:
-                inner = self.inner[instance]
-                done.update(inner)
-                if instance not in done:
-                    gain += self.solved(part, instance, self.outer if inner else self.alone)
-            return gain, part
+            return sum(self.solved(part, instance, solve) for instance, solve in self.nested(instances)), part
 
         results = each(self.pool, one, self.by_layer)
         work.join([part for _, part in results])
@@ -198,14 +193,23 @@ class Sweeper:
 
     @cached_property
     def inner(self) -> Mapping[Instance, list[Instance]]:
-        """The instances inside of an axis of a layer, or of all layers."""
+        """The instances inside of an axis of a layer, or of all layers: those that others are inside of first."""
 
         def inside(outer: Instance) -> list[Instance]:
             named = [i for i in self.instances if outer.axis in self.spec.batch_axes(i.axis)]
-            named.sort(key=lambda i: -self.spec.order.index(i.axis))
-            return [i for i in named if i.index[: len(outer.index[:1])] == outer.index[:1]]
+            inner = [i for i in named if i.index[: len(outer.index[:1])] == outer.index[:1]]
+            return sorted(inner, key=lambda i: not any(i.axis in self.spec.batch_axes(one.axis) for one in inner))
 
         return Memo(inside)
+
+    def nested(self, instances: Sequence[Instance]) -> Iterator[tuple[Instance, Solve]]:
+        """Those that are inside of none before them, each with what solves it."""
+        done = set[Instance]()
+        for instance in instances:
+            inner = self.inner[instance]
+            done.update(inner)
+            if instance not in done:
+                yield instance, self.outer if inner else self.alone
 
     def outer(self, work: Workspace, instance: Instance) -> float:
         """Reorder an axis that others are inside of (heads), each pair scored at the best inner elements, if that and
@@ -214,28 +218,20 @@ class Sweeper:
         element = match_outer(self.spec, instance, inner, self.anchor, work.tensors, self.groups, self.skip)
         reordered = reordered_inside(self.spec, instance, names, {i: self.groups[i] for i in inner})
         if element.is_identity() and not reordered:
-            return self.inside(work, inner)
+            return sum(solve(work, one) for one, solve in self.nested(inner))
         before, trial = self.distance_of(work, names), work.trial()
-        gain = self.inside(work, inner)
+        gain = sum(solve(work, one) for one, solve in self.nested(inner))
         trial.apply(instance, element)
         for one in inner if reordered else ():
             if one.axis not in reordered:
                 self.lead(trial, one, reordered)
-        self.inside(trial, sorted(inner, key=lambda i: i.axis not in reordered))
+        for one, solve in self.nested(sorted(inner, key=lambda i: i.axis not in reordered)):
+            solve(trial, one)
         better = before - self.distance_of(trial, names)
         if better <= gain:
             return gain
         work.take(trial)
         return better
-
-    def inside(self, work: Workspace, inner: Sequence[Instance]) -> float:
-        """Solve the instances inside of an axis, those that others are inside of (heads in blocks) with these."""
-        gain, done = 0.0, set[Instance]()
-        for instance in inner:
-            if instance not in done:
-                gain += self.outer(work, instance) if self.inner[instance] else self.alone(work, instance)
-                done.update(self.inner[instance])
-        return gain
 
     def lead(self, work: Workspace, instance: Instance, reordered: AbstractSet[str]) -> None:
         """Solve an instance by what is not of axes that are reordered beside it (planes by the keys alone): with these

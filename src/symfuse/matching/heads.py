@@ -63,8 +63,9 @@ def match_outer(
         return x.reshape(-1, *x.shape[len(batch) :])
 
     for instance in (one for axis in insides for one in matched[axis]):
+        axes = spec.batch_axes(instance.axis)
         parts = [
-            (name, at.atom, flat(x, spec.batch_axes(instance.axis)), flat(y, spec.batch_axes(instance.axis)))
+            (name, at.atom, flat(x, axes), flat(y, axes))
             for name in names
             if name in spec.movable[instance]
             for at, (x, y) in features(spec, instance, name, anchor(name), source[name])

@@ -14,6 +14,8 @@ MEANING = {
     "n": "units of queries and keys without rotary positions, normalised", "s": "signs of these",
     "m": "blocks of heads", "g": "groups of experts", "narrow": "units of a space between the stream and experts",
     "scanned": "channels of a state space", "states": "states of a state space", "rank": "units before the step sizes",
+    "conv": "channels of a short convolution", "lambda": "units of what gives the weight of the heads subtracted",
+    "latent": "units of a latent of queries, or of keys and values",
     "lm": "units of the language model's head", "e": "experts", "vocab": "tokens", "positions": "input positions",
     "types": "segments", "labels": "classes", "stem": "channels between two convolutions", "buckets": "distances",
     "mels": "mel frequencies", "times": "time steps",

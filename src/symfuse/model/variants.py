@@ -16,6 +16,8 @@ from symfuse.messages import some, suggestion
 from symfuse.spec import Atom, Declared, Layout, Spec, Variance, anatomy
 from symfuse.spec.layout import Node, Product
 
+# Anatomies of axes that only tensors of attention, or of what is in its place, have beside the stream.
+ATTENTION = {"qk", "k", "c", "p", "v", "h", "kv", "latent", "conv"}
 # The axes that a variant splits off an axis: matching the axis also matches these.
 SPLIT = {"qk": re.compile("k"), "residual": re.compile(r"residual_\d+")}
 
@@ -109,7 +111,7 @@ def _points(spec: Spec) -> dict[str, tuple[int, int]]:
             points[name] = (last, last) if name in spec.reads else (0, last)
         elif "ffn" in axes:
             points[name] = 2 * layer + 2, 2 * layer + 1
-        elif axes & {"qk", "k", "c", "p", "v"}:
+        elif not ATTENTION.isdisjoint(map(anatomy, axes)):
             points[name] = 2 * layer + 1, 2 * layer
         elif name not in spec.reads:
             norms.setdefault(layer, []).append(name)
@@ -122,7 +124,7 @@ def _points(spec: Spec) -> dict[str, tuple[int, int]]:
     for gain, readers in spec.reads.items():
         if len({points[name][1] for name in readers if name in points}) > 1:
             raise _unfit(spec, "separate-residual", f"attention and feed-forward read the same norm {gain} in parallel")
-        if gain not in points:
+        if gain not in points and readers[0] in points:  # else it is of a latent
             points[gain] = (points[readers[0]][1],) * 2
     points |= {bias: points[weight] for bias, weight in biases.items()}
     return points | {alias: (points[of][0],) * 2 for alias, of in spec.tied.items() if of in points}
