@@ -73,6 +73,7 @@ MODELS = (
     *("dots1-lm", "exaone-moe-lm", "hy-v3-lm", "mellum-lm", "flex-olmo-lm", "hunyuan-moe-lm"),
     *("modernbert-decoder-lm", "modernbert-decoder-sequence", "codegen-lm", "gpt-bigcode-lm", "gpt-bigcode-by-head"),
     *("gpt-neo-lm", "xglm-lm"),
+    *("resnet-classification", "resnet-published-groups", "perceptron", "convolutions"),
 )
 BIASED = ("led", "bart", "mbart", "pegasus", "marian", "m2m")  # encoders with decoders, whose keys have biases
 BERTS = ("ernie", "layoutlm", "megatron", "rembert", "xl", "prelayernorm", "esm-sequence", "longformer")
