@@ -194,7 +194,7 @@ def recognise(shapes: Shapes, module: nn.Module | None) -> dict[str, Any] | None
         "hidden_sizes": [shapes[f"layer{i}.0.bn{len(KERNELS[kind])}.running_var"][0] for i in stages],
         "inner_sizes": [shapes[f"layer{i}.0.conv1.weight"][0] for i in stages],
         "depths": depths,
-        "groups": shapes["layer1.0.conv2.weight"][0] // shapes["layer1.0.conv2.weight"][1],
+        "groups": shapes["layer1.0.conv1.weight"][0] // shapes["layer1.0.conv2.weight"][1],
         "num_labels": shapes["fc.weight"][0],
     }
     with torch.device("meta"):
