@@ -131,6 +131,7 @@ def output_of(module: nn.Module, batch: Batch, name: str) -> Tensor:
     inputs = {key: at(module, field) for key, field in batch.items() if key not in NOT_INPUTS}
     with readable(module):
         output: Any = module(**inputs)
+    output = {name: output} if isinstance(output, Tensor) else output  # of a network that gives nothing else
     if not (isinstance(output, Mapping) and isinstance(output.get(name), Tensor)):
         raise IncompatibleError(
             f"{type(module).__name__} gives no output named {name!r}, which this task needs; choose the task that its "
