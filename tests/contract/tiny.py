@@ -826,7 +826,8 @@ MODELS |= {
 
 # Networks of convolutions, and perceptrons, which are known by their layers and names.
 RESNET: dict[str, Any] = {
-    "num_channels": 3, "embedding_size": 10, "hidden_sizes": [28, 44], "depths": [2, 3], "num_labels": 7, "image_size": 40,
+    "num_channels": 3, "embedding_size": 10, "hidden_sizes": [28, 44], "depths": [2, 3], "num_labels": 7,
+    "image_size": 40,
 }  # fmt: skip
 
 

@@ -99,8 +99,8 @@ def barrier(
     `{"folded": (fa, fb), "rotation": (g(fa), fb)}, baselines={"rotation": ("folded", "none")}`. names: of both models.
     points: evenly spaced, ends included. refine: how often the intervals beside the highest points are halved. build:
     makes the module of models that `transformers` does not have. dtype, device: in which and where it is run. renew:
-    a task, or batches, from which running statistics of batch normalisation are recomputed. progress: called with the curve, the
-    point that is done, and how many there are at most. The result has `.curves[name].barrier`.
+    a task, or batches, from which running statistics of batch normalisation are recomputed. progress: called with the
+    curve, the point that is done, and how many there are at most. The result has `.curves[name].barrier`.
     """
     pairs: dict[str, tuple[Checkpoint | torch.nn.Module, Checkpoint | torch.nn.Module]] = {
         "none": (runnable(source), runnable(to))

@@ -17,11 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from symfuse.architectures.base import Config, Family, Head, Shapes, architecture
+from symfuse.architectures.base import Config, Family, Head, architecture
 from symfuse.architectures.blocks import linear, neurons
 from symfuse.architectures.parts import called
 from symfuse.errors import SpecError
 from symfuse.groups import Group, Permutation, PositiveMonomial, Signed
+from symfuse.io.opening import Shapes
 from symfuse.spec import Axis
 
 NORMED = "batch norm before a non-linearity: reordered, and if that is homogeneous rescaled by gain and bias"
@@ -98,7 +99,9 @@ def _stage(sizes: Sizes, number: int, stream: Group) -> tuple[dict[str, str], di
         tensors |= _convolution((f"{block}conv{i}", f"{block}bn{i}"), write, read, kernel)
     tensors |= {f"{at}conv1.weight": f"{reordered(writes[0])} {before}* {kernels[0]} {kernels[0]}"}
     around = sizes.around[number - 1]
-    return tensors | (_convolution((f"{at}downsample.0", f"{at}downsample.1"), own, f"{before}*", 1) if around else {}), axes
+    return tensors | (
+        _convolution((f"{at}downsample.0", f"{at}downsample.1"), own, f"{before}*", 1) if around else {}
+    ), axes
 
 
 def _family(c: Config, sizes: Sizes, act: str = "relu") -> Family:
@@ -154,7 +157,7 @@ class _Block(nn.Module):
         y, parts = x, [*self.children()][:-1]
         for conv, norm in zip(parts[::2], parts[1::2], strict=True):
             y = norm(conv(y if conv is parts[0] else y.relu()))
-        return (y + self.downsample(x)).relu()
+        return torch.relu(y + self.downsample(x))
 
 
 def build(config: Mapping[str, Any]) -> nn.Module:
@@ -180,32 +183,28 @@ EXAMPLE = {"layer_type": "basic", "hidden_sizes": [64, 128, 256, 512], "depths":
 def recognise(shapes: Shapes, module: nn.Module | None) -> dict[str, Any] | None:
     """The config of a network with torchvision's names and these shapes; None for another one, and for a live one with
     other strides."""
-    if not {"conv1.weight", "bn1.running_var", "layer1.0.conv2.weight", "fc.weight"} <= shapes.keys():
+    if not {"conv1.weight", "layer1.0.conv2.weight", "layer1.0.bn2.weight", "fc.weight"} <= shapes.keys():
         return None
     kind = "bottleneck" if "layer1.0.conv3.weight" in shapes else "basic"
-    stages = [i for i in range(1, 10) if f"layer{i}.0.conv1.weight" in shapes]
-    depths = [sum(re.fullmatch(rf"layer{i}\.\d+\.conv1\.weight", name) is not None for name in shapes) for i in stages]
+    blocks = [match for name in shapes if (match := re.fullmatch(r"layer(\d+)\.(\d+)\.conv1\.weight", name))]
+    stages = sorted({int(block[1]) for block in blocks})
+    embedding, channels, kernel, *_ = shapes["conv1.weight"]
+    inner = [shapes[f"layer{i}.0.conv1.weight"][0] for i in stages]
     config = {
-        "model_type": "torchvision_resnet",
-        "layer_type": kind,
-        "num_channels": shapes["conv1.weight"][1],
-        "kernel_size": shapes["conv1.weight"][-1],
-        "embedding_size": shapes["conv1.weight"][0],
-        "hidden_sizes": [shapes[f"layer{i}.0.bn{len(KERNELS[kind])}.running_var"][0] for i in stages],
-        "inner_sizes": [shapes[f"layer{i}.0.conv1.weight"][0] for i in stages],
-        "depths": depths,
-        "groups": shapes["layer1.0.conv1.weight"][0] // shapes["layer1.0.conv2.weight"][1],
-        "num_labels": shapes["fc.weight"][0],
-    }
+        "model_type": "torchvision_resnet", "layer_type": kind, "num_channels": channels, "kernel_size": kernel,
+        "embedding_size": embedding, "inner_sizes": inner, "groups": inner[0] // shapes["layer1.0.conv2.weight"][1],
+        "hidden_sizes": [shapes[f"layer{i}.0.bn{len(KERNELS[kind])}.weight"][0] for i in stages],
+        "depths": [sum(int(block[1]) == i for block in blocks) for i in stages], "num_labels": shapes["fc.weight"][0],
+    }  # fmt: skip
     with torch.device("meta"):
-        built = _settings(build(config))
-    return config if module is None or _settings(module) == built else None
+        built = build(config)
+    same = {name: tuple(tensor.shape) for name, tensor in built.state_dict().items()} == shapes
+    return config if same and (module is None or _strides(module) == _strides(built)) else None
 
 
-def _settings(net: nn.Module) -> dict[str, Any]:
-    """The strides of convolutions, by name, and whether pixels are pooled."""
-    steps = {name: (one.stride, one.dilation) for name, one in net.named_modules() if isinstance(one, nn.Conv2d)}
-    return {**steps, "pooled": any(isinstance(one, nn.MaxPool2d) for one in net.modules())}
+def _strides(net: nn.Module) -> list[Any]:
+    kinds = (nn.Conv2d, nn.MaxPool2d)
+    return [(name, part.stride, part.dilation) for name, part in net.named_modules() if isinstance(part, kinds)]
 
 
 @architecture("torchvision_resnet", build=build, example=EXAMPLE, recognise=recognise)

@@ -1,5 +1,5 @@
-"""Chains of torch's own layers (`torch.nn.Sequential`): multilayer perceptrons, and plain convolutional networks such as
-VGG (Simonyan & Zisserman 2015), also by torchvision's names. The config lists the layers, with their arguments.
+"""Chains of torch's own layers (`torch.nn.Sequential`): multilayer perceptrons, and plain convolutional networks such
+as VGG (Simonyan & Zisserman 2015), also by torchvision's names. The config lists the layers, with their arguments.
 
 Behind each map the largest group acts that all layers up to the next one commute with. Norms have a gain and a bias for
 each unit, which are rescaled; what is before them, and their statistics, is only reordered.
@@ -18,10 +18,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from symfuse.architectures.base import Config, Family, Shapes, architecture
+from symfuse.architectures.base import Config, Family, architecture
 from symfuse.architectures.resnet import batch_norm, reordered
 from symfuse.errors import SpecError
 from symfuse.groups import Group, Invertible, Permutation, PositiveMonomial, Signed, SignedMonomial, subgroups
+from symfuse.io.opening import Shapes
 from symfuse.spec import Axis
 
 MAPS = ("Linear", "Conv1d", "Conv2d", "Conv3d")
@@ -37,7 +38,7 @@ COMMUTES: dict[str, Group] = {
                      "Hardtanh", "Hardswish", "Hardsigmoid"), Permutation()),
 }  # fmt: skip
 KINDS = (*MAPS, *NORMS, *COMMUTES)
-Named = tuple[str, nn.Module]  # a layer, by the name of its tensors
+Named = tuple[str, Any]  # a layer, a module, by the name of its tensors
 
 
 def leaves(net: nn.Module, at: str = "") -> Iterator[Named]:
@@ -54,7 +55,9 @@ def entry(name: str, layer: nn.Module) -> dict[str, Any]:
     kind = type(layer).__name__
     arguments = {key: getattr(layer, key) for key in _parameters(kind) if hasattr(layer, key)}
     arguments |= {"bias": arguments["bias"] is not None} if "bias" in arguments else {}
-    return {"name": name, "type": kind, **arguments}
+    return {"name": name, "type": kind} | {
+        key: list(one) if isinstance(one, tuple) else one for key, one in arguments.items()
+    }
 
 
 def _parameters(kind: str) -> list[str]:
@@ -67,17 +70,19 @@ def build(config: Mapping[str, Any]) -> nn.Module:
     net = nn.Sequential()
     for one in config.get("layers", ()):
         if not isinstance(one, Mapping) or one.get("type") not in KINDS or not isinstance(one.get("name"), str):
-            raise SpecError(f"config.json: layers has {str(one)[:60]!r}, expected a name and a type of {', '.join(KINDS)}")
+            raise SpecError(
+                f"config.json: layers has {str(one)[:60]!r}, expected a name and a type of {', '.join(KINDS)}"
+            )
         at: Any = net
         *path, leaf = one["name"].split(".")
-        arguments = {key: tuple(one[key]) if isinstance(one[key], list) else one[key] for key in one}
+        given = {key: tuple(value) if isinstance(value, list) else value for key, value in one.items()}
         try:
             for part in path:
                 if part not in at._modules:
                     at.add_module(part, nn.Sequential())
                 at = at._modules[part]
-            kind = getattr(nn, arguments.pop("type"))
-            at.add_module(leaf, kind(**{key: arguments[key] for key in arguments if key != "name"}))
+            given = {key: value for key, value in given.items() if key not in ("name", "type")}
+            at.add_module(leaf, getattr(nn, one["type"])(**given))
         except Exception as error:  # whatever the classes raise for arguments that make no sense
             raise SpecError(f"config.json: layer {one['name']!r} is no {one['type']}: {error}") from error
     return net
@@ -97,13 +102,13 @@ def _group(rest: Sequence[Named]) -> Group:
     """The largest group behind a map, by the layers up to the next one."""
     norms = [i for i, layer in enumerate(rest) if _kind(layer) in NORMS]
     gained = not norms or getattr(rest[norms[-1]][1], "weight", None) is not None
-    start = Invertible() if not norms else SignedMonomial() if gained else Permutation()
+    start: Group = Invertible() if not norms else SignedMonomial() if gained else Permutation()
     return reduce(_meet, (COMMUTES[_kind(layer)] for layer in rest[max(norms, default=-1) + 1 :]), start)
 
 
 def _norms(layers: Sequence[Named], axis: str) -> dict[str, str]:
     """The tensors of the norms among some layers: only behind the last one units are rescaled."""
-    norms = [(name, layer) for name, layer in layers if type(layer).__name__ in NORMS]
+    norms = [one for one in layers if _kind(one) in NORMS]
     out: dict[str, str] = {}
     for name, layer in norms:
         tensors = batch_norm(name, axis if layer is norms[-1][1] else reordered(axis))
@@ -126,7 +131,9 @@ def _read(layer: Named, before: Named, rest: Sequence[Named], axis: str) -> str:
     for name, one in (*rest, layer):
         kind = type(one).__name__
         if flat != (kind in ("Linear", "LayerNorm")) and (kind in MAPS or "Pool" in kind or kind == "LayerNorm"):
-            raise SpecError(f"config.json: layer {name!r}: a {kind} behind {'vectors' if flat else 'images'} is not declared")
+            raise SpecError(
+                f"config.json: layer {name!r}: a {kind} behind {'vectors' if flat else 'images'} is not declared"
+            )
         flat = flat or (isinstance(one, nn.Flatten) and (one.start_dim, one.end_dim) == (1, -1))
     size, units = layer[1].weight.shape[1], before[1].weight.shape[0]
     if size % units or (size > units and _kind(before) == _kind(layer)):
@@ -134,57 +141,45 @@ def _read(layer: Named, before: Named, rest: Sequence[Named], axis: str) -> str:
     return f"({axis}* {size // units})" if size > units else f"{axis}*"
 
 
-EXAMPLE = {
-    "layers": [
-        {"name": "0", "type": "Conv2d", "in_channels": 3, "out_channels": 64, "kernel_size": 3},
-        {"name": "1", "type": "BatchNorm2d", "num_features": 64},
-        {"name": "2", "type": "ReLU"},
-        {"name": "3", "type": "AdaptiveAvgPool2d", "output_size": 1},
-        {"name": "4", "type": "Flatten"},
-        {"name": "5", "type": "Linear", "in_features": 64, "out_features": 128},
-        {"name": "6", "type": "Tanh"},
-        {"name": "7", "type": "Linear", "in_features": 128, "out_features": 10},
-    ]
-}
+with torch.device("meta"):
+    _USUAL = nn.Sequential(
+        nn.Conv2d(3, 64, 3), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(64, 128, 3), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(2048, 256), nn.Tanh(), nn.Linear(256, 10),
+    )  # fmt: skip
+EXAMPLE = {"layers": [entry(*layer) for layer in leaves(_USUAL)]}
 
 
-def _vgg(shapes: Shapes) -> list[dict[str, Any]]:
-    """The layers of VGG by torchvision's names, in which those without weights leave gaps."""
-    layers: list[dict[str, Any]] = []
-    convolutions = [i for i in range(99) if len(shapes.get(f"features.{i}.weight", ())) == 4]
-    for i, following in pairwise([*convolutions, 99]):
-        out, read, *kernel = shapes[f"features.{i}.weight"]
-        arguments = {"in_channels": read, "out_channels": out, "kernel_size": kernel, "padding": 1}
-        block = [{"type": "Conv2d", **arguments}]
-        block += [{"type": "BatchNorm2d", "num_features": out}] if f"features.{i + 1}.running_mean" in shapes else []
-        block += [{"type": "ReLU"}]
-        block += [{"type": "MaxPool2d", "kernel_size": 2}] if following > i + len(block) else []
-        layers += [{"name": f"features.{i + number}", **one} for number, one in enumerate(block)]
-    side = math.isqrt(shapes["classifier.0.weight"][1] // out)
-    layers += [{"name": "avgpool", "type": "AdaptiveAvgPool2d", "output_size": side}, {"name": "flatten", "type": "Flatten"}]
-    for i, rest in ((0, ("ReLU", "Dropout")), (3, ("ReLU", "Dropout")), (6, ())):
-        out, read = shapes[f"classifier.{i}.weight"]
-        layers.append({"name": f"classifier.{i}", "type": "Linear", "in_features": read, "out_features": out})
-        layers += [{"name": f"classifier.{i + n}", "type": kind} for n, kind in enumerate(rest, 1)]
-    return layers
+def _vgg(shapes: Shapes) -> nn.Module | None:
+    """VGG by torchvision's names, in which layers without weights leave gaps; None for another network."""
+    places = [i for i in range(99) if len(shapes.get(f"features.{i}.weight", ())) == 4]
+    maps = [shapes.get(f"classifier.{i}.weight", ()) for i in (0, 3, 6)]
+    if not places or any(len(shape) != 2 for shape in maps):
+        return None
+    features: list[nn.Module] = []
+    for i, following in pairwise([*places, 99]):
+        channels, read, kernel, _ = shapes[f"features.{i}.weight"]
+        features.append(nn.Conv2d(read, channels, kernel, padding=1))
+        features += [nn.BatchNorm2d(channels)] if f"features.{i + 1}.running_mean" in shapes else []
+        features += [nn.ReLU(), nn.MaxPool2d(2)] if following > len(features) + 1 else [nn.ReLU()]
+    pool = nn.AdaptiveAvgPool2d(math.isqrt(maps[0][1] // channels))
+    classifier = [layer for out, read in maps for layer in (nn.Linear(read, out), nn.ReLU(), nn.Dropout())][:-2]
+    parts = {"features": nn.Sequential(*features), "avgpool": pool, "classifier": nn.Sequential(*classifier)}
+    return nn.Sequential(OrderedDict(parts))
 
 
 def recognise(shapes: Shapes, module: nn.Module | None) -> dict[str, Any] | None:
-    """The config of a live chain, or of VGG by torchvision's names; None for another network."""
-    layers: list[dict[str, Any]] = []
-    if module is None and VGG <= shapes.keys():
-        layers = _vgg(shapes)
-    elif module is not None:
-        parts = module._modules
-        if set(parts) == {"features", "avgpool", "classifier"}:
-            flat = {"features": parts["features"], "avgpool": parts["avgpool"], "flatten": nn.Flatten()}
-            module = nn.Sequential(OrderedDict({**flat, "classifier": parts["classifier"]}))
-        known = isinstance(module, nn.Sequential) and all(_kind(one) in KINDS for one in leaves(module))
-        layers = [entry(*one) for one in leaves(module)] if known else []
-    return {"model_type": "torch_sequential", "layers": layers} if layers else None
-
-
-VGG = {f"{part}.weight" for part in ("features.0", "classifier.0", "classifier.3", "classifier.6")}
+    """The config of a live chain, or of a network with torchvision's names of VGG; None for another one."""
+    with torch.device("meta"):
+        module = _vgg(shapes) if module is None else module
+    if module is None or {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()} != shapes:
+        return None
+    parts: dict[str, Any] = dict(module.named_children())
+    if parts.keys() == {"features", "avgpool", "classifier"}:
+        classifier = parts.pop("classifier")
+        module = nn.Sequential(OrderedDict({**parts, "flatten": nn.Flatten(), "classifier": classifier}))
+    if not isinstance(module, nn.Sequential) or not all(_kind(layer) in KINDS for layer in leaves(module)):
+        return None
+    return {"model_type": "torch_sequential", "layers": [entry(*layer) for layer in leaves(module)]}
 
 
 @architecture("torch_sequential", build=build, example=EXAMPLE, recognise=recognise)

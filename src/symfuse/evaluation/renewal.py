@@ -1,5 +1,5 @@
-"""Running statistics of batch normalisation, taken anew from data (REPAIR; Jordan et al. 2023): interpolated like weights
-they are not those of the interpolated network, whose activations vary less."""
+"""Running statistics of batch normalisation, taken anew from data (REPAIR; Jordan et al. 2023): interpolated like
+weights they are not those of the interpolated network, whose activations vary less."""
 
 from __future__ import annotations
 
@@ -71,7 +71,9 @@ def renewed(
     have. OptionError if it has no batch normalisation, and as of `renew_statistics`."""
     module = live(checkpoint, torch.float32) if build is None else build(checkpoint).eval()
     if not renew_statistics(module, batches):
-        raise OptionError(f"{checkpoint.name} has no batch normalisation with running statistics; there is nothing to renew")
+        raise OptionError(
+            f"{checkpoint.name} has no batch normalisation with running statistics; there is nothing to renew"
+        )
     files, values = stored_names(module, checkpoint), {}
     for layer in normalising(module):
         for leaf, tensor in layer.named_buffers(recurse=False):
