@@ -11,8 +11,7 @@ import torch
 from symfuse.errors import OptionError, warn_caller
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
-from symfuse.io.live import unwrap
-from symfuse.io.opening import config_of
+from symfuse.io.live import module_config, unwrap
 from symfuse.model import Model
 from symfuse.recipes import events
 from symfuse.recipes.events import Event, Follow
@@ -24,7 +23,7 @@ Source = str | os.PathLike[str] | Checkpoint | torch.nn.Module
 
 def opened(source: Source) -> Checkpoint:
     """OptionError for a module without a config, which says how to give one."""
-    if isinstance(source, torch.nn.Module) and config_of(unwrap(source)) is None:
+    if isinstance(source, torch.nn.Module) and module_config(unwrap(source)) is None:
         name = type(source).__name__
         raise OptionError(
             f"{name} has no config of its own; open it with one first: symfuse.open(module, config={{...}}), a "
@@ -35,7 +34,7 @@ def opened(source: Source) -> Checkpoint:
 
 def opened_any(source: Source) -> Checkpoint:
     """Also a module without a config, of which whoever runs it needs none."""
-    bare = isinstance(source, torch.nn.Module) and config_of(unwrap(source)) is None
+    bare = isinstance(source, torch.nn.Module) and module_config(unwrap(source)) is None
     return open_checkpoint(source, config={}) if bare else opened(source)
 
 

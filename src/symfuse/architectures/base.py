@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from symfuse.errors import SpecError, UnknownArchitectureError
-from symfuse.io.opening import RECOGNISE, Recognise
 from symfuse.messages import suggestion
 from symfuse.spec import (
     Axis,
@@ -205,10 +204,8 @@ class Architecture:
     output head is the embedding where config.json does not say, and an example of a config (of one in `transformers`
     what its default lacks, or what takes the place of defaults that are of no model).
     float32: how the names of its classes end that compute in float32 whatever the model's dtype: norms, and attention
-    that does the softmax or the turning of planes so. recognise: of a model without a config, the config, from names,
-    shapes, and the module if it is live; None of another family. spelt: fields that configs may have under another name
-    → that name. default_dtype: whether its class makes constants in torch's default dtype, where those of float64
-    overflow."""
+    that does the softmax or the turning of planes so. spelt: fields that configs may have under another name → that
+    name. default_dtype: whether its class makes constants in torch's default dtype, where those of float64 overflow."""
 
     model_type: str
     declare: Declare
@@ -218,7 +215,6 @@ class Architecture:
     float32: tuple[str, ...] = ()
     spelt: Mapping[str, str] = field(default_factory=dict)
     default_dtype: bool = False
-    recognise: Recognise | None = None
 
 
 ARCHITECTURES: dict[str, Architecture] = {}
@@ -229,8 +225,7 @@ def architecture(*model_types: str, **fields: Any) -> Callable[[Declare], Declar
 
     def register(declare: Declare) -> Declare:
         for model_type in model_types:
-            ARCHITECTURES[model_type] = one = Architecture(model_type, declare, **fields)
-            RECOGNISE.extend([one.recognise] if one.recognise else [])
+            ARCHITECTURES[model_type] = Architecture(model_type, declare, **fields)
         return declare
 
     return register

@@ -22,7 +22,7 @@ from symfuse.architectures.blocks import linear, neurons
 from symfuse.architectures.parts import called
 from symfuse.errors import SpecError
 from symfuse.groups import Group, Permutation, PositiveMonomial, Signed
-from symfuse.io.opening import Shapes
+from symfuse.io.live import CONFIGS, CONFIGS_BY_SHAPES, Shapes, shapes_of
 from symfuse.spec import Axis
 
 NORMED = "batch norm before a non-linearity: reordered, and if that is homogeneous rescaled by gain and bias"
@@ -180,7 +180,7 @@ def build(config: Mapping[str, Any]) -> nn.Module:
 EXAMPLE = {"layer_type": "basic", "hidden_sizes": [64, 128, 256, 512], "depths": [2, 2, 2, 2], "num_labels": 1000}
 
 
-def recognise(shapes: Shapes, module: nn.Module | None) -> dict[str, Any] | None:
+def config_of(shapes: Shapes, module: nn.Module | None = None) -> dict[str, Any] | None:
     """The config of a network with torchvision's names and these shapes; None for another one, and for a live one with
     other strides."""
     if not {"conv1.weight", "layer1.0.conv2.weight", "layer1.0.bn2.weight", "fc.weight"} <= shapes.keys():
@@ -198,7 +198,7 @@ def recognise(shapes: Shapes, module: nn.Module | None) -> dict[str, Any] | None
     }  # fmt: skip
     with torch.device("meta"):
         built = build(config)
-    same = {name: tuple(tensor.shape) for name, tensor in built.state_dict().items()} == shapes
+    same = shapes_of(built) == shapes
     return config if same and (module is None or _strides(module) == _strides(built)) else None
 
 
@@ -207,7 +207,11 @@ def _strides(net: nn.Module) -> list[Any]:
     return [(name, part.stride, part.dilation) for name, part in net.named_modules() if isinstance(part, kinds)]
 
 
-@architecture("torchvision_resnet", build=build, example=EXAMPLE, recognise=recognise)
+CONFIGS.append(lambda module: config_of(shapes_of(module), module))
+CONFIGS_BY_SHAPES.append(config_of)
+
+
+@architecture("torchvision_resnet", build=build, example=EXAMPLE)
 def torchvision_resnet(c: Config) -> Family:
     family = _family(c, Sizes.of(c))
     return replace(family.plus(tensors=dict(family.heads["classification"].tensors)), heads={}, outputs={})

@@ -22,7 +22,7 @@ from symfuse.architectures.base import Config, Family, architecture
 from symfuse.architectures.resnet import batch_norm, reordered
 from symfuse.errors import SpecError
 from symfuse.groups import Group, Invertible, Permutation, PositiveMonomial, Signed, SignedMonomial, subgroups
-from symfuse.io.opening import Shapes
+from symfuse.io.live import CONFIGS, CONFIGS_BY_SHAPES, Shapes, shapes_of
 from symfuse.spec import Axis
 
 MAPS = ("Linear", "Conv1d", "Conv2d", "Conv3d")
@@ -167,12 +167,8 @@ def _vgg(shapes: Shapes) -> nn.Module | None:
     return nn.Sequential(OrderedDict(parts))
 
 
-def recognise(shapes: Shapes, module: nn.Module | None) -> dict[str, Any] | None:
-    """The config of a live chain, or of a network with torchvision's names of VGG; None for another one."""
-    with torch.device("meta"):
-        module = _vgg(shapes) if module is None else module
-    if module is None or {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()} != shapes:
-        return None
+def config_of(module: nn.Module) -> dict[str, Any] | None:
+    """The config of a live chain, or of a VGG of torchvision's names; None for another module."""
     parts: dict[str, Any] = dict(module.named_children())
     if parts.keys() == {"features", "avgpool", "classifier"}:
         classifier = parts.pop("classifier")
@@ -182,7 +178,18 @@ def recognise(shapes: Shapes, module: nn.Module | None) -> dict[str, Any] | None
     return {"model_type": "torch_sequential", "layers": [entry(*layer) for layer in leaves(module)]}
 
 
-@architecture("torch_sequential", build=build, example=EXAMPLE, recognise=recognise)
+def config_by_shapes(shapes: Shapes) -> dict[str, Any] | None:
+    """The config of a VGG with torchvision's names and these shapes; None for another network."""
+    with torch.device("meta"):
+        net = _vgg(shapes)
+    return None if net is None or shapes_of(net) != shapes else config_of(net)
+
+
+CONFIGS.append(config_of)
+CONFIGS_BY_SHAPES.append(config_by_shapes)
+
+
+@architecture("torch_sequential", build=build, example=EXAMPLE)
 def torch_sequential(c: Config) -> Family:
     with torch.device("meta"):
         layers = [*leaves(build({"layers": c.get("layers", [])}))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from symfuse.io.checkpoint import Checkpoint
 from symfuse.io.companions import names_code
 from symfuse.io.folder import GGUF, WEIGHT_SUFFIXES, read_folder, read_json, refuse_stand_ins
 from symfuse.io.lazy import Lazy, StoredTensors
-from symfuse.io.live import module_config, module_tensors, ties, unwrap, without_prefixes
+from symfuse.io.live import config_by_shapes, module_config, module_tensors, ties, unwrap, without_prefixes
 from symfuse.io.remote import CONFIG, Place, Remote, place_of
 from symfuse.io.single import KNOWN, NO_CONFIG, read_file
 from symfuse.io.tensors import TensorInfo
@@ -33,16 +33,6 @@ PACKED = {
 SCALE = re.compile(r".*(weight_scale|weight_scale_inv|\.scale|_scale|\.scales)")
 FLOAT8 = {dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype) and "float8" in str(dtype)}
 WAY_OUT = "Use the original model, or load it dequantised (in transformers: model.dequantize()) and save that."
-
-Shapes = Mapping[str, tuple[int, ...]]
-Recognise = Callable[[Shapes, torch.nn.Module | None], dict[str, Any] | None]
-RECOGNISE: list[Recognise] = []  # the functions by which families know their models without a config
-
-
-def recognised(infos: Mapping[str, TensorInfo], module: torch.nn.Module | None = None) -> dict[str, Any] | None:
-    """The config of a model that has none, by its names and shapes, and its layers if it is live; None if unknown."""
-    shapes = {name: info.shape for name, info in infos.items()}
-    return next((config for know in RECOGNISE if (config := know(shapes, module)) is not None), None)
 
 
 @checked
@@ -74,15 +64,9 @@ def open(  # noqa: A001 - the verb that users type: symfuse.open
         return source.replace(config=given, name=name)
     if isinstance(source, torch.nn.Module):
         module = unwrap(source)
-        given = config_of(module) if given is None else given
+        given = module_config(module) if given is None else given
         return _in_memory(module_tensors(module), given, name or type(module).__name__)
     return _in_memory(source, given, name or "state dictionary")
-
-
-def config_of(module: torch.nn.Module) -> dict[str, Any] | None:
-    """The config that a module carries, or by which its layers are known."""
-    infos = {name: TensorInfo.of(tensor) for name, tensor in module.state_dict().items()}
-    return module_config(module) or recognised(infos, module)
 
 
 def _config_dict(config: Any) -> dict[str, Any]:
@@ -142,8 +126,9 @@ def _checkpoint(tensors: Lazy, config: dict[str, Any], name: str, notes: tuple[s
         stored, more = without_prefixes(name, {key: key for key in tensors})
         tensors, notes = tensors.renamed(stored), notes + more
     refuse_quantised(name, config, tensors.infos)
-    if not config and (known := recognised(tensors.infos)):
-        config, notes = known, tuple(KNOWN.format(known["model_type"]) if note == NO_CONFIG else note for note in notes)
+    if NO_CONFIG in notes and (known := config_by_shapes({key: info.shape for key, info in tensors.infos.items()})):
+        config = known
+        notes = tuple(KNOWN.format(config["model_type"]) if note == NO_CONFIG else note for note in notes)
     return Checkpoint(tensors, config, name=name, notes=notes, **options)
 
 
@@ -200,8 +185,8 @@ def _from_hub(source: str | os.PathLike[str], path: Path, revision: str | None, 
 
 
 def _in_memory(tensors: Mapping[str, Any], config: dict[str, Any] | None, name: str) -> Checkpoint:
-    if config is None and all(isinstance(value, Tensor) for value in tensors.values()):
-        config = recognised({key: TensorInfo.of(value) for key, value in tensors.items()})
+    if config is None:
+        config = config_by_shapes({key: tuple(t.shape) for key, t in tensors.items() if isinstance(t, Tensor)})
     if config is None:
         raise OptionError(f"{name} has no config of its own: pass config= (a dictionary, or a transformers config)")
     if not tensors:
