@@ -37,6 +37,7 @@ COMMUTES: dict[str, Group] = {
     **dict.fromkeys(("ELU", "CELU", "SELU", "GELU", "SiLU", "Mish", "Sigmoid", "LogSigmoid", "Softplus", "ReLU6",
                      "Hardtanh", "Hardswish", "Hardsigmoid"), Permutation()),
 }  # fmt: skip
+UNSAID = ("device", "dtype", "inplace", "momentum", "p")
 KINDS = (*MAPS, *NORMS, *COMMUTES)
 Named = tuple[str, Any]  # a layer, a module, by the name of its tensors
 
@@ -61,13 +62,13 @@ def entry(name: str, layer: nn.Module) -> dict[str, Any]:
 
 
 def _parameters(kind: str) -> list[str]:
-    """What a layer is made with, but for where it is."""
-    return [key for key in inspect.signature(getattr(nn, kind)).parameters if key not in ("device", "dtype")]
+    """What a layer is made with, but for where it is, and what has a meaning in training only."""
+    return [key for key in inspect.signature(getattr(nn, kind)).parameters if key not in UNSAID]
 
 
 def build(config: Mapping[str, Any]) -> nn.Module:
     """The live network of a config, without its weights; SpecError for a layer that is none."""
-    net = nn.Sequential()
+    net, rates = nn.Sequential(), config.get("dropout") or {}
     for one in config.get("layers", ()):
         if not isinstance(one, Mapping) or one.get("type") not in KINDS or not isinstance(one.get("name"), str):
             raise SpecError(
@@ -82,6 +83,7 @@ def build(config: Mapping[str, Any]) -> nn.Module:
                     at.add_module(part, nn.Sequential())
                 at = at._modules[part]
             given = {key: value for key, value in given.items() if key not in ("name", "type")}
+            given |= {"p": rates[one["name"]]} if one["name"] in rates else {}
             at.add_module(leaf, getattr(nn, one["type"])(**given))
         except Exception as error:  # whatever the classes raise for arguments that make no sense
             raise SpecError(f"config.json: layer {one['name']!r} is no {one['type']}: {error}") from error
@@ -175,7 +177,9 @@ def config_of(module: nn.Module) -> dict[str, Any] | None:
         module = nn.Sequential(OrderedDict({**parts, "flatten": nn.Flatten(), "classifier": classifier}))
     if not isinstance(module, nn.Sequential) or not all(_kind(layer) in KINDS for layer in leaves(module)):
         return None
-    return {"model_type": "torch_sequential", "layers": [entry(*layer) for layer in leaves(module)]}
+    rates = {name: layer.p for name, layer in leaves(module) if hasattr(layer, "p")}
+    layers = [entry(*layer) for layer in leaves(module)]
+    return {"model_type": "torch_sequential", "layers": layers} | ({"dropout": rates} if rates else {})
 
 
 def config_by_shapes(shapes: Shapes) -> dict[str, Any] | None:
