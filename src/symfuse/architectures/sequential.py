@@ -52,18 +52,17 @@ def leaves(net: nn.Module, at: str = "") -> Iterator[Named]:
 
 
 def entry(name: str, layer: nn.Module) -> dict[str, Any]:
-    """A layer in the config."""
+    """A layer in the config, with what it is made with, but for what is usual, or has a meaning in training only."""
     kind = type(layer).__name__
-    arguments = {key: getattr(layer, key) for key in _parameters(kind) if hasattr(layer, key)}
-    arguments |= {"bias": arguments["bias"] is not None} if "bias" in arguments else {}
-    return {"name": name, "type": kind} | {
-        key: list(one) if isinstance(one, tuple) else one for key, one in arguments.items()
-    }
-
-
-def _parameters(kind: str) -> list[str]:
-    """What a layer is made with, but for where it is, and what has a meaning in training only."""
-    return [key for key in inspect.signature(getattr(nn, kind)).parameters if key not in UNSAID]
+    out = {"name": name, "type": kind}
+    for key, parameter in inspect.signature(getattr(nn, kind)).parameters.items():
+        if key in UNSAID or not hasattr(layer, key):
+            continue
+        value: Any = getattr(layer, key)
+        value = value is not None if key == "bias" else list(value) if isinstance(value, tuple) else value
+        value = value[0] if isinstance(value, list) and len(set(value)) == 1 else value  # a square is a side
+        out |= {key: value} if value != parameter.default else {}
+    return out
 
 
 def build(config: Mapping[str, Any]) -> nn.Module:
