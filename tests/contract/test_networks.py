@@ -294,6 +294,19 @@ def test_a_task_is_evaluated_and_renews_as_batches_do() -> None:
     assert curves[0].curves["none"].points == curves[1].curves["none"].points != curves[2].curves["none"].points
 
 
+@pytest.mark.parametrize("label", ["resnet-published-basic", "convolutions", "perceptron"])
+def test_channels_are_recovered_from_activations(label: str) -> None:
+    """A reordered copy has the same activations in another order: each pixel of an image is a position."""
+    this, rng = case(label), torch.Generator().manual_seed(2)
+    batches = [{"input": 2 * torch.randn(64, *this.inputs["input"].shape[1:], generator=rng, dtype=torch.float64)}]
+    model = symfuse.renew_statistics(this.checkpoint, batches)  # so that no unit is zero for all inputs
+    order = {i: Permutation().random(this.spec.sizes[i.axis], (), rng) for i in sorted(this.spec.movable)}
+    copy = Alignment(this.spec, order)(model)
+    permutations = {i.axis: "permutation" for i in order}
+    found = symfuse.match(copy, model, axes="all", data=batches, groups=permutations)
+    torch.testing.assert_close(dict(found(copy)), dict(model), rtol=0, atol=0)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["perceptron", "normed", "convolutions"])
 def test_barriers_of_networks_that_learned_digits(kind: str) -> None:
