@@ -204,6 +204,16 @@ def test_a_live_network_with_other_strides_is_not_taken_for_torchvisions() -> No
         symfuse.declare(net)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_shapes_under_torchvisions_names_are_of_no_known_network(kind: str) -> None:
+    tensors = KINDS[kind]().state_dict()
+    first = next(iter(tensors))
+    for name in (first, "fc.weight" if kind == "resnet" else "classifier.0.weight"):
+        for shape in ((3,), (0, 3, 3, 3), (4, 4, 4, 4, 4), (5, 2), (0, 0)):
+            with pytest.raises(OptionError, match="state dictionary has no config of its own"):
+                symfuse.open(tensors | {name: torch.zeros(shape)})
+
+
 def test_chains_that_are_not_known() -> None:
     def declared(*layers: nn.Module) -> None:
         symfuse.declare(nn.Sequential(*layers))

@@ -183,21 +183,25 @@ EXAMPLE = {"layer_type": "basic", "hidden_sizes": [64, 128, 256, 512], "depths":
 def config_of(shapes: Shapes, module: nn.Module | None = None) -> dict[str, Any] | None:
     """The config of a network with torchvision's names and these shapes; None for another one, and for a live one with
     other strides."""
-    if not {"conv1.weight", "layer1.0.conv2.weight", "layer1.0.bn2.weight", "fc.weight"} <= shapes.keys():
+    if not {"conv1.weight", "layer1.0.conv2.weight", "fc.weight"} <= shapes.keys():
         return None
     kind = "bottleneck" if "layer1.0.conv3.weight" in shapes else "basic"
     blocks = [match for name in shapes if (match := re.fullmatch(r"layer(\d+)\.(\d+)\.conv1\.weight", name))]
     stages = sorted({int(block[1]) for block in blocks})
-    embedding, channels, kernel, *_ = shapes["conv1.weight"]
-    inner = [shapes[f"layer{i}.0.conv1.weight"][0] for i in stages]
-    config = {
-        "model_type": "torchvision_resnet", "layer_type": kind, "num_channels": channels, "kernel_size": kernel,
-        "embedding_size": embedding, "inner_sizes": inner, "groups": inner[0] // shapes["layer1.0.conv2.weight"][1],
-        "hidden_sizes": [shapes[f"layer{i}.0.bn{len(KERNELS[kind])}.weight"][0] for i in stages],
-        "depths": [sum(int(block[1]) == i for block in blocks) for i in stages], "num_labels": shapes["fc.weight"][0],
-    }  # fmt: skip
-    with torch.device("meta"):
-        built = build(config)
+    try:
+        embedding, channels, kernel, _ = shapes["conv1.weight"]
+        inner = [shapes[f"layer{i}.0.conv1.weight"][0] for i in stages]
+        config = {
+            "model_type": "torchvision_resnet", "layer_type": kind, "num_channels": channels, "kernel_size": kernel,
+            "hidden_sizes": [shapes[f"layer{i}.0.bn{len(KERNELS[kind])}.weight"][0] for i in stages],
+            "depths": [sum(int(block[1]) == i for block in blocks) for i in stages], "embedding_size": embedding,
+            "inner_sizes": inner, "groups": inner[0] // shapes["layer1.0.conv2.weight"][1],
+            "num_labels": shapes["fc.weight"][0],
+        }  # fmt: skip
+        with torch.device("meta"):
+            built = build(config)
+    except (LookupError, ValueError, ArithmeticError, SpecError):  # shapes of another network
+        return None
     same = shapes_of(built) == shapes
     return config if same and (module is None or _strides(module) == _strides(built)) else None
 

@@ -154,7 +154,7 @@ def _vgg(shapes: Shapes) -> nn.Module | None:
     """VGG by torchvision's names, in which layers without weights leave gaps; None for another network."""
     places = [i for i in range(99) if len(shapes.get(f"features.{i}.weight", ())) == 4]
     maps = [shapes.get(f"classifier.{i}.weight", ()) for i in (0, 3, 6)]
-    if not places or any(len(shape) != 2 for shape in maps):
+    if not places or any(len(shape) != 2 for shape in maps) or not all(all(shapes[name]) for name in shapes):
         return None
     features: list[nn.Module] = []
     for i, following in pairwise([*places, 99]):
