@@ -36,6 +36,7 @@ ONLY_PYTHON = {
     "merge_recipe": "merge takes recipe.yml on the command line",
     "open": "on the command line a model is its folder",
     "prove": "align proves what it writes",
+    "renew_statistics": "its data are batches of what the module takes",
     "task": "--data and --task of the verbs that take data",
     "to_module": "there are no live modules on the command line",
     "widen": "align --widen",

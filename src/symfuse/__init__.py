@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         open,  # noqa: A004
         prove,
         relate,
+        renew_statistics,
         rewrite,
         suggest,
         task,
@@ -104,6 +105,7 @@ __all__ = [
     "open",
     "prove",
     "relate",
+    "renew_statistics",
     "report",
     "rewrite",
     "suggest",

@@ -294,7 +294,10 @@ def _body(run: Run) -> list[str]:
     names = [str(one["name"]) for one in _inputs(run)]
     own = {name: weights.get(name, weights.get(f"{name} (aligned)")) for name in names}
     rows = [f"- `{name}`{'' if weight is None else f', weight {weight:g}'}" for name, weight in own.items()]
-    lines = [*about(run), *_proof(run), "", "Made from:", "", *rows, ""]
+    renewed = [
+        f"Statistics of batch normalisation: {how}, which is inexact." for how in (run.get("batch_statistics"),) if how
+    ]
+    lines = [*about(run), *_proof(run), *renewed, "", "Made from:", "", *rows, ""]
     if "tokenizer" in run:
         lines += [f"It has config and dtypes of `{run['base']}` ({run['why_base']}), {run['tokenizer']}.", ""]
     papers = dict.fromkeys(one["paper"] for one in (run, *run.get("alignments", ())) if one.get("paper"))

@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from symfuse.alignment import Alignment, random_alignment
+from symfuse.architectures.resnet import build as build_resnet
 from symfuse.architectures.torch_encoder import build
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
@@ -165,7 +166,7 @@ SCEPTR: dict[str, Any] = {
     "output_vocab_size": 17,
 }  # fmt: skip
 
-BUFFERS = ("logits_bias", "correction_bias", "expert_bias")  # that are weights
+BUFFERS = ("logits_bias", "correction_bias", "expert_bias", "running_mean")  # that are weights
 
 
 def randomise(module: torch.nn.Module, seed: int) -> torch.nn.Module:
@@ -180,6 +181,8 @@ def randomise(module: torch.nn.Module, seed: int) -> torch.nn.Module:
             gain = p.ndim == 1 and name.endswith("weight")
             about = p.mean().round().double() if gain else 0.0
             p.copy_(torch.randn(p.shape, generator=rng, dtype=torch.float64) * spread + about)
+        for variance in (b for name, b in module.named_buffers() if name.endswith("running_var")):
+            variance.copy_(torch.rand(variance.shape, generator=rng, dtype=torch.float64) + 0.5)
     return module.double().eval()
 
 
@@ -959,6 +962,51 @@ MODELS |= {
 }
 
 
+# Networks of convolutions, and perceptrons, which are known by their layers and names.
+RESNET: dict[str, Any] = {
+    "num_channels": 3, "embedding_size": 10, "hidden_sizes": [28, 44], "depths": [2, 3], "num_labels": 7,
+    "image_size": 40,
+}  # fmt: skip
+
+
+def network(*layers: nn.Module, seed: int = 0) -> Checkpoint:
+    return open_checkpoint(randomise(nn.Sequential(*layers), seed))
+
+
+def published(seed: int = 0, **options: object) -> Checkpoint:
+    """A ResNet by torchvision's names."""
+    config = {"model_type": "torchvision_resnet", **RESNET, **options}
+    return open_checkpoint(dict(randomise(build_resnet(config), seed).state_dict()), name="ResNet")
+
+
+def perceptron(seed: int = 0) -> Checkpoint:
+    return network(
+        nn.Linear(5, 11), nn.ReLU(), nn.Dropout(), nn.Linear(11, 13), nn.BatchNorm1d(13), nn.LeakyReLU(0.3),
+        nn.Linear(13, 17, bias=False), nn.LayerNorm(17), nn.Tanh(), nn.Linear(17, 19), nn.Linear(19, 23), nn.GELU(),
+        nn.Linear(23, 29), nn.Tanh(), nn.Linear(29, 7), seed=seed,
+    )  # fmt: skip
+
+
+def convolutions(seed: int = 0) -> Checkpoint:
+    features = nn.Sequential(
+        nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(5, 7, (3, 2)), nn.Tanh(),
+        nn.AvgPool2d(2), nn.Conv2d(7, 11, 2), nn.ReLU(), nn.BatchNorm2d(11), nn.AdaptiveAvgPool2d(3),
+    )  # fmt: skip
+    return network(features, nn.Flatten(), nn.Linear(99, 13), nn.ReLU(), nn.Linear(13, 7), seed=seed)
+
+
+MODELS |= {
+    "resnet": of("ResNetModel", "ResNetConfig", RESNET),
+    "resnet-classification": of("ResNetForImageClassification", "ResNetConfig", RESNET, hidden_act="gelu"),
+    "resnet-basic": of("ResNetForImageClassification", "ResNetConfig", RESNET, layer_type="basic", embedding_size=28),
+    "resnet-published": published,
+    "resnet-published-groups": partial(published, inner_sizes=[15, 21], groups=3),
+    "resnet-published-basic": partial(published, layer_type="basic", embedding_size=28, inner_sizes=[13, 17]),
+    "perceptron": perceptron,
+    "convolutions": convolutions,
+}
+
+
 # The worst that the true declarations show is 3e-14, on every model and axis. Where norms compute in float32, a sum in
 # another order is one of its roundings, and so may be 1e-15 before the norm: up to 1.1e-6 in forty trials.
 EXACT, ROUNDED = 1e-13, 2e-6
@@ -996,6 +1044,7 @@ OTHER_HEADS = {
 }  # fmt: skip
 
 
+SEQUENTIAL = "torch_sequential"
 # model_type by class of configs, of which none is imported for it.
 CONFIGS = {config: model_type for model_type, config in CONFIG_MAPPING_NAMES.items()}
 
@@ -1004,8 +1053,9 @@ def family(label: str) -> str:
     """The `model_type` of a tiny model, without making it."""
     make: Any = MODELS[label]
     if not isinstance(make, partial):
-        return "sceptr" if make is sceptr else "torch_transformer_encoder"
-    return CONFIGS[make.keywords["config_class"]]
+        own = {sceptr: "sceptr", published: "torchvision_resnet", perceptron: SEQUENTIAL, convolutions: SEQUENTIAL}
+        return own.get(make, "torch_transformer_encoder")
+    return CONFIGS[make.keywords["config_class"]] if "config_class" in make.keywords else "torchvision_resnet"
 
 
 def of_all_families(labels: Iterable[str]) -> list[str]:
@@ -1048,7 +1098,7 @@ class Case:
         """Inputs or outputs in a moved space as the alignment moves them."""
         out = dict(fields)
         for name in self.spec.outputs.keys() & fields.keys() if alignment is not None else ():
-            outer = " ".join(map(str, fields[name].shape[:-1]))
+            outer = " ".join(map(str, fields[name].shape[: -len(self.spec.outputs[name].dims)]))
             layout = Declared(parse(f"{outer} {self.spec.outputs[name]}"))
             spec = replace(alignment.spec, tensors={**alignment.spec.tensors, name: layout})
             out[name] = replace(alignment, spec=spec).move(name, fields[name])

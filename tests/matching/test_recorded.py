@@ -53,7 +53,7 @@ PLACES: dict[str, dict[str, list[str]]] = {
     "distilbert-sequence": {"pre": ["classifier.in pre*"], "ffn[0]": ["transformer.layer.0.ffn.lin2.in ffn*"]},
     "deberta-mlm": {"residual": [
         *both("encoder.layer.{}.attention.self.query_proj.in residual*", MLP),
-        "cls.predictions.transform.dense.in residual*",
+        "encoder.conv.conv.in residual*", "cls.predictions.transform.dense.in residual*",
     ]},
     "gpt2-lm": {
         "residual": both("h.{}.attn.c_attn.in residual*", "h.{}.mlp.c_fc.in residual*"),

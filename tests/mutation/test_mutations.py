@@ -77,6 +77,7 @@ MODELS = (
     *("latent-lm", "latent-halves", "latent-v2-lm", "latent-v2-lite", "minicpm3-lm", "mistral4-lm", "glm4-lite-lm"),
     *("youtu-lm", "qwen3-next-lm", "qwen3-next-dense", "qwen3-5-lm", "qwen3-5-mixture-lm", "lfm2-biased"),
     *("lfm2-mixture-lm", "diffllama-lm", "diffllama-question"),
+    *("resnet-classification", "resnet-published-groups", "perceptron", "convolutions"),
 )
 BIASED = ("led", "bart", "mbart", "pegasus", "marian", "m2m")  # encoders with decoders, whose keys have biases
 BERTS = ("ernie", "layoutlm", "megatron", "rembert", "xl", "prelayernorm", "esm-sequence", "longformer")

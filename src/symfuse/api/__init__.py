@@ -6,7 +6,7 @@ from __future__ import annotations
 from symfuse.adapters import Adapter
 from symfuse.alignment import Alignment
 from symfuse.api.aligning import Aligned, align, match, nearest, transport, widen
-from symfuse.api.measuring import barrier, evaluate, landscape, relate, task, task_of_models
+from symfuse.api.measuring import barrier, evaluate, landscape, relate, renew_statistics, task, task_of_models
 from symfuse.api.merging import check, collect, merge, merge_recipe
 from symfuse.api.models import declare, extract_lora, prove, rewrite, suggest, to_module, verify
 from symfuse.api.sources import Source
@@ -97,6 +97,7 @@ __all__ = [
     "read_value",
     "recipe_of",
     "relate",
+    "renew_statistics",
     "require",
     "require_axes",
     "require_upload",

@@ -27,6 +27,7 @@ from symfuse.evaluation import (
     batch_task,
     make_task,
     read_records,
+    renewed,
 )
 from symfuse.evaluation import barrier as path_barrier
 from symfuse.evaluation import distance as model_distance
@@ -88,7 +89,7 @@ def barrier(
     build: Build | None = None,
     dtype: torch.dtype = torch.float32,
     device: str | None = None,
-    renew: Iterable[Batch] | None = None,
+    renew: Task | Iterable[Batch] | None = None,
     progress: Callable[[str, Point, int], None] | None = None,
 ) -> Barrier:
     """The loss along the straight path from `to` (λ = 0) to `source` (λ = 1): as they are, and under each alignment.
@@ -98,8 +99,8 @@ def barrier(
     `{"folded": (fa, fb), "rotation": (g(fa), fb)}, baselines={"rotation": ("folded", "none")}`. names: of both models.
     points: evenly spaced, ends included. refine: how often the intervals beside the highest points are halved. build:
     makes the module of models that `transformers` does not have. dtype, device: in which and where it is run. renew:
-    batches from which running statistics of batch normalisation are recomputed. progress: called with the curve, the
-    point that is done, and how many there are at most. The result has `.curves[name].barrier`.
+    a task, or batches, from which running statistics of batch normalisation are recomputed. progress: called with the
+    curve, the point that is done, and how many there are at most. The result has `.curves[name].barrier`.
     """
     pairs: dict[str, tuple[Checkpoint | torch.nn.Module, Checkpoint | torch.nn.Module]] = {
         "none": (runnable(source), runnable(to))
@@ -123,8 +124,22 @@ def barrier(
         baselines = {name: own.get(name, ("none",)) for name in pairs if name != "none"}
     return path_barrier(
         pairs, loss, baselines=baselines, inexact=inexact, names=names, points=points, refine=refine, build=build,
-        dtype=dtype, device=device, renew=renew, progress=progress,
+        dtype=dtype, device=device, renew=renew.batches if isinstance(renew, Task) else renew, progress=progress,
     )  # fmt: skip
+
+
+@checked
+def renew_statistics(source: Source, data: Task | Iterable[Batch], *, build: Build | None = None) -> Checkpoint:
+    """The model with the running statistics of its batch normalisation taken anew from data: for merged networks, where
+    those that were averaged fit badly (REPAIR; Jordan et al. 2023). Inexact: it computes something else, and a record
+    of how it was made says so.
+
+    data: a task, or batches of tensors by the module's inputs, such as `[{"pixel_values": …}]`; labels are not used.
+    build: makes the module of models that `transformers` does not have. OptionError for a model without such
+    statistics, and for batches that it does not take.
+    """
+    batches, where = (data.batches, data.source) if isinstance(data, Task) else (list(data), "memory")
+    return renewed(opened(source), batches, where, build)
 
 
 @checked

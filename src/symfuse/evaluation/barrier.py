@@ -7,7 +7,6 @@ is a chord, and the second compares with the mean of the endpoints (Frankle et a
 
 from __future__ import annotations
 
-import inspect
 import math
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,14 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from symfuse.arguments import checked
-from symfuse.errors import CheckpointError, OptionError, SymfuseError
+from symfuse.errors import CheckpointError, OptionError
+from symfuse.evaluation.renewal import renew_statistics
 from symfuse.evaluation.task import Batch, Loss, Score, describe, measure
 from symfuse.evaluation.weights import Build, WeightSpace, name_of, open_space
 from symfuse.io import Checkpoint
-from symfuse.messages import SCHEMA, first_line, shown
+from symfuse.messages import SCHEMA, shown
 
 Source = Checkpoint | nn.Module
 PLAIN = "none"
@@ -192,7 +192,9 @@ def barrier(
         with tempfile.TemporaryDirectory(prefix="symfuse-") as scratch:
             space = open_space([b, a], [name_of(b), name_of(a)], loss, Path(scratch), build, dtype, device)
             if batches is not None:
-                renewed |= _renew(space.set([1.0, 0.0]), batches[:1])  # raises if it cannot be done at all
+                renewed |= (
+                    renew_statistics(space.set([1.0, 0.0]), batches[:1]) > 0
+                )  # raises if it cannot be done at all
             report = None if progress is None else _reporter(progress, name, others)
             result = _path(space, loss, points, refine, batches, report)
             variants = (inexact or {}).get(name, ())
@@ -222,21 +224,6 @@ def _require_sense(
         raise OptionError(f"baselines: there is no curve {unknown[0]!r}; there are {', '.join(map(repr, pairs))}")
 
 
-def _renew(module: nn.Module, batches: Sequence[Batch]) -> bool:
-    """Recompute the statistics of batch normalisation, if the module has any; OptionError for batches that the module
-    does not accept."""
-    try:
-        return bool(renew_statistics(module, batches))
-    except SymfuseError:
-        raise
-    except Exception as error:  # whatever that module raises
-        takes = ", ".join(inspect.signature(module.forward).parameters)
-        raise OptionError(
-            f"renew: {type(module).__name__} does not take these batches ({first_line(error)}); they are its inputs by "
-            f"name, and it takes {takes}"
-        ) from error
-
-
 def _path(
     space: WeightSpace,
     loss: Loss,
@@ -262,7 +249,7 @@ def _path(
 def _point(space: WeightSpace, loss: Loss, place: float, renew: Sequence[Batch] | None) -> Point:
     module = space.set([1 - place, place])
     if renew is not None and 0 < place < 1:
-        _renew(module, renew)
+        renew_statistics(module, renew)
     point = Point(place, measure(loss, module))
     if not math.isfinite(point.score.loss):
         raise CheckpointError(
@@ -283,33 +270,3 @@ def _beside(result: Sequence[Point]) -> list[float]:
 def _reporter(progress: Callable[[str, Point, int], None], name: str, others: int) -> Callable[[Point, int], None]:
     """others: how many points the other curves have, at most."""
     return lambda point, most: progress(name, point, others + most)
-
-
-def renew_statistics(module: nn.Module, batches: Iterable[Mapping[str, Tensor]]) -> int:
-    """Measure the running statistics of all batch normalisation again, as means over the batches (of module inputs by
-    name). Returns the number of layers that have them. All other parts stay in evaluation mode, and all modes are
-    restored."""
-    layers: list[Any] = [
-        part
-        for part in module.modules()
-        if isinstance(part, nn.modules.batchnorm._NormBase) and part.track_running_stats
-    ]
-    if not layers:
-        return 0
-    before = [(layer, layer.training, layer.momentum) for layer in layers]
-    for layer in layers:
-        layer.reset_running_stats()
-        layer.momentum = None  # a mean over all batches
-        layer.train()
-    seen = 0
-    try:
-        with torch.no_grad():
-            for batch in batches:
-                module(**{name: field.to(layers[0].running_mean.device) for name, field in batch.items()})
-                seen += 1
-    finally:
-        for layer, training, momentum in before:
-            layer.training, layer.momentum = training, momentum
-    if not seen:
-        raise OptionError("there are no batches to take the statistics of batch normalisation from")
-    return len(layers)

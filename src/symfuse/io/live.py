@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,6 +16,13 @@ WRAPPER_PREFIXES = ("_orig_mod.", "module.")  # of torch.compile and of data-par
 COUNTER = "num_batches_tracked"
 
 Key = tuple[int, tuple[int, ...], tuple[int, ...]]
+
+# Where the configs of modules that carry none are looked up: each gives that of a module that it knows, or None.
+CONFIGS: list[Callable[[nn.Module], dict[str, Any] | None]] = []
+
+# The same for models in files, by the shapes of their tensors.
+Shapes = Mapping[str, tuple[int, ...]]
+CONFIGS_BY_SHAPES: list[Callable[[Shapes], dict[str, Any] | None]] = []
 
 
 def unwrap(module: nn.Module) -> nn.Module:
@@ -30,13 +37,24 @@ def unwrap(module: nn.Module) -> nn.Module:
 
 
 def module_config(module: nn.Module) -> dict[str, Any] | None:
-    """The config of a transformers model, with its class name, as it would be saved."""
+    """The config of a transformers model, with its class name, as it would be saved; or that of a module that is
+    declared."""
     own: Any = getattr(module, "config", None)
     if not hasattr(own, "to_dict"):
-        return None
+        return next((config for known in CONFIGS if (config := known(module)) is not None), None)
     config = dict(own.to_dict())
     config["architectures"] = config.get("architectures") or [type(module).__name__]
     return config
+
+
+def shapes_of(module: nn.Module) -> Shapes:
+    """Of all tensors of a module, by name."""
+    return {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+
+
+def config_by_shapes(shapes: Shapes) -> dict[str, Any] | None:
+    """The config of a model that has none, if a family knows its names and shapes."""
+    return next((config for known in CONFIGS_BY_SHAPES if (config := known(shapes)) is not None), None)
 
 
 def module_tensors(module: nn.Module) -> dict[str, Tensor]:

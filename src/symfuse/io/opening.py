@@ -17,10 +17,10 @@ from symfuse.io.checkpoint import Checkpoint
 from symfuse.io.companions import names_code
 from symfuse.io.folder import GGUF, WEIGHT_SUFFIXES, config_in, read_folder, read_json, refuse_stand_ins
 from symfuse.io.lazy import Lazy, StoredTensors
-from symfuse.io.live import module_config, module_tensors, ties, unwrap, without_prefixes
+from symfuse.io.live import config_by_shapes, module_config, module_tensors, ties, unwrap, without_prefixes
 from symfuse.io.naming import as_family
 from symfuse.io.remote import CONFIG, Place, Remote, place_of
-from symfuse.io.single import NO_CONFIG, read_file
+from symfuse.io.single import KNOWN, NO_CONFIG, read_file
 from symfuse.io.tensors import TensorInfo
 from symfuse.messages import some
 
@@ -126,6 +126,9 @@ def _checkpoint(tensors: Lazy, config: dict[str, Any], name: str, notes: tuple[s
         stored, more = without_prefixes(name, {key: key for key in tensors})
         tensors, notes = tensors.renamed(stored), notes + more
     refuse_quantised(name, config, tensors.infos)
+    if NO_CONFIG in notes and (known := config_by_shapes({key: info.shape for key, info in tensors.infos.items()})):
+        config = known
+        notes = tuple(KNOWN.format(config["model_type"]) if note == NO_CONFIG else note for note in notes)
     return as_family(Checkpoint(tensors, config, name=name, notes=notes, **options))
 
 
@@ -182,6 +185,8 @@ def _from_hub(source: str | os.PathLike[str], path: Path, revision: str | None, 
 
 
 def _in_memory(tensors: Mapping[str, Any], config: dict[str, Any] | None, name: str) -> Checkpoint:
+    if config is None:
+        config = config_by_shapes({key: tuple(t.shape) for key, t in tensors.items() if isinstance(t, Tensor)})
     if config is None:
         raise OptionError(f"{name} has no config of its own: pass config= (a dictionary, or a transformers config)")
     if not tensors:

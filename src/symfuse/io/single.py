@@ -26,6 +26,7 @@ from symfuse.io.torch_file import read_torch_file
 from symfuse.messages import first_line
 
 NO_CONFIG = f"it has no {CONFIG}: its tensors are known by names and shapes alone"
+KNOWN = f"it has no {CONFIG}: by its names and shapes it is a {{}}"
 
 
 def read_file(path: Path) -> tuple[Lazy, dict[str, Any] | None, dict[str, bytes] | None, Notes]:

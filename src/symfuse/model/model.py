@@ -278,8 +278,9 @@ def require_unread(source: Checkpoint, spec: Spec, axes: Collection[str]) -> Non
 
 
 def require_floating(model: Model) -> None:
-    """CheckpointError if a tensor holds integers, which cannot hold a rotated weight."""
-    infos = {file: model.checkpoint.info(file) for file in model.spec.files if file in model.checkpoint}
+    """CheckpointError if a tensor on which a group acts holds integers, which cannot hold a rotated weight."""
+    files = [f for f, name in model.spec.files.items() if model.spec.touched[name] and f in model.checkpoint]
+    infos = {file: model.checkpoint.info(file) for file in files}
     if wrong := [f"{file} ({info})" for file, info in infos.items() if not info.dtype.is_floating_point]:
         raise CheckpointError(
             f"{model.name}: expected floating-point weights, found {some(wrong)}; convert the model first"

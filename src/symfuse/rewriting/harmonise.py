@@ -171,7 +171,8 @@ def _match_counters(out: Harmonised) -> None:
     out.checkpoints[:] = [with_values(checkpoint, most) for checkpoint in out.checkpoints]
     out.notes.append(
         f"batch normalisation: running means and variances are averaged like weights, {len(names)} counters "
-        f"({COUNTER}) are the largest of all; the statistics fit better once re-estimated on data"
+        f"({COUNTER}) are the largest of all; the statistics fit better once taken anew from data "
+        "(symfuse.renew_statistics)"
     )
 
 

@@ -35,6 +35,9 @@ class Tap:
         return f"{self.weight.rpartition('.')[0]}.{self.side}"
 
 
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
 def taps(
     spec: Spec,
     module: nn.Module,
@@ -73,10 +76,12 @@ def _has(layout: Layout, axis: str, without: Collection[str]) -> bool:
 
 
 def _sides(owner: nn.Module, layout: Layout) -> tuple[Layout | None, Layout | None]:
-    """The layouts of the input and the output of the module that owns a weight; None where it is not a linear map."""
-    if len(layout.dims) != 2:
+    """The layouts of the input and the output of the module that owns a weight, of a convolution those of its channels;
+    None where it is not a linear map."""
+    convolution = isinstance(owner, CONVOLUTIONS) and owner.groups == 1 and len(layout.dims) > 2
+    if len(layout.dims) != 2 and not convolution:
         return None, None
-    dims, at = [Layout((dim,)) for dim in layout.dims], input_dim(owner)
+    dims, at = [Layout((dim,)) for dim in layout.dims], 1 if convolution else input_dim(owner)
     return (None, None) if at is None else (dims[at], dims[1 - at])
 
 
@@ -139,6 +144,8 @@ def recording(spec: Spec, module: nn.Module, wanted: Iterable[Tap]) -> Iterator[
                 recorded[tap] = nn.functional.linear(inputs, called.in_proj_weight, called.in_proj_bias)
             else:
                 recorded[tap] = output
+            if isinstance(called, CONVOLUTIONS):  # pixels are positions
+                recorded[tap] = recorded[tap].movedim(1, -1)
 
         handles.append(owner.register_forward_hook(hook))
     try:

@@ -180,7 +180,7 @@ def aligned(fields: Mapping[str, Tensor], alignment: Alignment | None) -> dict[s
     out = dict(fields)
     for name, layout in alignment.spec.outputs.items():
         if name in fields:
-            outer = (Atom(str(size)) for size in fields[name].shape[:-1])
+            outer = (Atom(str(size)) for size in fields[name].shape[: -len(layout.dims)])
             spec = replace(alignment.spec, tensors={name: Declared(Layout((*outer, *layout.dims)))})
             out[name] = replace(alignment, spec=spec).move(name, fields[name])
     return out

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ def random_inputs(module: torch.nn.Module, config: Mapping[str, Any], seed: int 
     main = getattr(module, "main_input_name", None)
     if main is None:
         if not isinstance(config.get("hidden_size"), int):
-            raise OptionError(f"no inputs for {type(module).__name__} are known; {_GIVE}")
+            return _vectors_or_images(module, rng)
         return {"src": torch.randn(3, 7, config["hidden_size"], generator=rng, dtype=dtype)}
     unsaid = "vision_config" in config or "vocab_size" not in config  # it need not say what is usual
     if unsaid and hasattr(getattr(module, "config", None), "to_dict"):
@@ -79,6 +79,18 @@ def random_inputs(module: torch.nn.Module, config: Mapping[str, Any], seed: int 
         ids[torch.arange(len(ids)), mask.sum(1) - 1] = config["eos_token_id"]
         return inputs
     return inputs | _decoder_inputs(config, length, len(ids), rng)
+
+
+def _vectors_or_images(module: torch.nn.Module, rng: torch.Generator) -> dict[str, Tensor]:
+    """For a network that begins with a linear map, vectors; with a convolution, images of a size that it takes."""
+    (name, *others), first = inspect.signature(module.forward).parameters, next(module.parameters())
+    by_size = [*range(8, 257), *range(1, 8)] if first.ndim > 2 else [1]
+    for size in by_size if not others else ():
+        inputs = torch.randn(3, first.shape[1], *[size] * (first.ndim - 2), generator=rng, dtype=first.dtype)
+        with suppress(RuntimeError, ValueError), torch.no_grad():
+            module(inputs)
+            return {name: inputs}
+    raise OptionError(f"no inputs for {type(module).__name__} are known; {_GIVE}")
 
 
 def _pixels(config: Mapping[str, Any], rng: torch.Generator, dtype: torch.dtype) -> Tensor:
