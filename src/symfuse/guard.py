@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from symfuse.architectures import is_declared
+from symfuse.architectures import is_declared, resolve
 from symfuse.errors import CheckpointError, IncompatibleError, SpecError
 from symfuse.io import Checkpoint
 from symfuse.messages import some
@@ -39,7 +39,8 @@ class Guard:
         """Return the same checkpoint. SpecError or LayoutError if it does not fit its declaration; IncompatibleError if
         its `transformers` class requires tensors that it does not have, or would not load some that it has."""
         if is_declared(checkpoint.config):
-            Model.of(drop(checkpoint, self.kept))
+            own = resolve(checkpoint.config, checkpoint, checkpoint.name).files
+            Model.of(drop(checkpoint, self.kept - own.keys()))
             changed = self._lacks(checkpoint)
         else:
             changed = self._changed(checkpoint)

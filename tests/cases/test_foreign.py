@@ -257,7 +257,8 @@ def wrapped(text: Checkpoint, layout: str) -> Checkpoint:
     }
     tower = {"old": "vision_tower.x.weight", "new": "model.vision_tower.x.weight"}[layout]
     config = {
-        "model_type": "llava", "architectures": ["LlavaForConditionalGeneration"], "text_config": dict(text.config),
+        "model_type": "llava_onevision", "architectures": ["LlavaOnevisionForConditionalGeneration"],
+        "text_config": dict(text.config),
         "tie_word_embeddings": False,
     }  # fmt: skip
     return open_checkpoint({**{names[n]: text[n] for n in text}, tower: torch.ones(3, 5)}, config=config, name=layout)

@@ -20,6 +20,7 @@ from symfuse.model.config import of_text, rope_theta, text_config, with_fields
 from symfuse.model.model import under_file_names
 from symfuse.model.undeclared import PREDICTORS, declared_depth, disagreeing_frequencies, is_derived, predicts_more
 from symfuse.rewriting.names import (
+    VISION,
     declared_names,
     has_inside,
     into_wrapper,
@@ -27,6 +28,7 @@ from symfuse.rewriting.names import (
     out_of_wrapper,
     taken_as,
     towers,
+    without_images,
 )
 from symfuse.rewriting.rewritten import drop, with_values, zero_biases
 from symfuse.rewriting.ties import declared, match_ties
@@ -99,7 +101,7 @@ def _match_names(out: Harmonised, base: int, any_type: bool) -> None:
             out.checkpoints[i], notes = taken_as(checkpoint, target)
             out.notes.extend(notes)
             continue
-        if declared(target) and declared(checkpoint):
+        if declared(target) and declared(checkpoint) and not wrap and not unwrap:
             # A declaration knows its own prefixes, old names and buffers.
             out.notes.extend(declared_names(checkpoint, target))
             continue
@@ -115,7 +117,8 @@ def _match_names(out: Harmonised, base: int, any_type: bool) -> None:
     if texts:
         names = towers(target)
         out.kept.update({name: (target, name) for name in names})
-        out.checkpoints[:] = [drop(c, names) for c in out.checkpoints]
+        out.checkpoints[:] = [without_images(drop(c, names)) for c in out.checkpoints]
+        out.config.update({VISION: target.config.get(VISION, {})} if declared(target) else {})
         out.notes.append(
             f"{len(names)} tensors of other modalities, which {some(texts)} has not, are those of {target.name}"
         )

@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
+from symfuse.architectures.base import is_declared
 from symfuse.architectures.binding import resolve
 from symfuse.architectures.names import LEGACY
 from symfuse.errors import IncompatibleError, SymfuseError
 from symfuse.io import Checkpoint
-from symfuse.io.installed import installed
+from symfuse.io.installed import installed, resolved
 from symfuse.io.live import spelt
 from symfuse.messages import some
 from symfuse.model.undeclared import is_tied, other_modality
@@ -25,6 +26,7 @@ WRAPPED = {
     "model.visual.": "visual.", "model.multi_modal_projector.": "multi_modal_projector.",
     "model.connector.": "connector.", "model.image_newline": "image_newline",
 }  # fmt: skip
+VISION = "vision_config"  # the field with the config of an image encoder
 BASE_PREFIXES = ("model.", "transformer.", "backbone.", "gpt_neox.")  # and the model type's own
 OLD_ENDINGS = {
     **LEGACY, "weight_g": "parametrizations.weight.original0", "weight_v": "parametrizations.weight.original1",
@@ -79,7 +81,7 @@ def has_inside(config: Mapping[str, Any], text: Mapping[str, Any]) -> bool:
 def _language(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The part of a multimodal config that describes its language model; in old ones (Qwen2-VL) its fields are beside
     those of the other modalities. None for a text model."""
-    inner = config.get("text_config", config if "vision_config" in config else None)
+    inner = config.get("text_config", config if VISION in config else None)
     return inner if isinstance(inner, Mapping) else None
 
 
@@ -99,10 +101,16 @@ def into_wrapper(checkpoint: Checkpoint, target: Checkpoint) -> Checkpoint:
     return checkpoint.replace(config={**target.config, **wrapped, **tied})
 
 
+def without_images(checkpoint: Checkpoint) -> Checkpoint:
+    """A multimodal model of which only the text part is there, as a declared family is told by its config."""
+    return checkpoint.replace(config={**checkpoint.config, VISION: None}) if is_declared(checkpoint.config) else checkpoint
+
+
 def out_of_wrapper(checkpoint: Checkpoint, target: Checkpoint) -> Checkpoint:
     """The language model of a multimodal model, as a text model like the target."""
-    text = {**(_language(checkpoint.config) or {}), "model_type": target.config["model_type"]}
-    text.pop("vision_config", None)
+    config = (resolved(checkpoint.config) if is_declared(checkpoint.config) else None) or checkpoint.config
+    text = {**(_language(config) or {}), "model_type": target.config["model_type"]}
+    text.pop(VISION, None)
     text |= {"tie_word_embeddings": is_tied(checkpoint.config, checkpoint)}
     return drop(checkpoint, towers(checkpoint)).replace(config=text)
 
