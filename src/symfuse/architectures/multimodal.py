@@ -7,11 +7,11 @@ reads the image encoder's stream and writes to that of the text, as the token em
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from symfuse.architectures.base import Config, Declare, Family, architecture, lookup
+from symfuse.architectures.base import Config, Family, architecture, lookup
 from symfuse.architectures.blocks import linear, neurons, norm
 from symfuse.architectures.parts import part_of, together
 from symfuse.groups import Invertible
@@ -31,17 +31,16 @@ def joined(
 ) -> Callable[[Join], Join]:
     """Register a family whose parts are of the types that `text_config` and `vision_config` say, by default these. The
     decorated function gets the config, with its defaults, and both parts as one family, to which it adds what lies
-    between; where `vision_config` is null there is the text part alone.
+    between.
 
     at: the beginnings of the names of the text part, of the image part, and of all others.
     """
 
     def register(join: Join) -> Join:
         def declare(c: Config) -> Family:
-            alone = c.is_null("vision_config")
             c = c.completed()
-            whole = _text(c, text, at)
-            return whole if alone else join(c, together(whole, _vision(c, vision, at, whole)))
+            words = _text(c, text, at)
+            return join(c, together(words, _vision(c, vision, at, words)))
 
         architecture(*model_types, parts={"text_config": text, "vision_config": vision}, **fields)(declare)
         return join
@@ -112,12 +111,12 @@ def llava_next(c: Config, both: Family) -> Family:
 
 
 @joined("paligemma", text="gemma", vision="siglip_vision_model")
-def paligemma(c: Config, both: Family) -> Family:
+def paligemma(_c: Config, both: Family) -> Family:
     return both.plus(tensors=linear(BETWEEN + "linear", "residual", "vision_residual*"))
 
 
 @joined("gemma3", text="gemma3_text", vision="siglip_vision_model")
-def gemma3(c: Config, both: Family) -> Family:
+def gemma3(_c: Config, both: Family) -> Family:
     """The mean of neighbouring patches is normalised, with a gain, and mapped to the text."""
     tensors = norm(BETWEEN + "mm_soft_emb_norm", "vision_residual", bias=False)
     return both.plus(tensors=tensors | {BETWEEN + "mm_input_projection_weight": "vision_residual* residual"})

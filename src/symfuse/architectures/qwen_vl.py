@@ -104,6 +104,6 @@ def qwen3_vl_vision(c: Config) -> Family:
 @joined("qwen3_vl", text="qwen3_vl_text", vision="qwen3_vl_vision", at=AT, tied=False)
 @joined("qwen2_5_vl", text="qwen2_5_vl_text", vision="qwen2_5_vl_vision", at=AT, tied=False)
 @joined("qwen2_vl", text="qwen2_vl_text", vision="qwen2_vl_vision", at=AT, tied=False)
-def qwen_vl(c: Config, both: Family) -> Family:
+def qwen_vl(_c: Config, both: Family) -> Family:
     axes = {name: axis for name, axis in both.axes.items() if name != "vision_projection"}
     return replace(both, axes=axes, tensors=placed(both.tensors, {"vision_projection": "residual"}))

@@ -18,7 +18,8 @@ ALIASES = {"emd": "permutation"}
 # Anatomy → axes, and `biases` for their translations. With the residual stream and the order of heads fixed, attention
 # and feed-forward are independent of each other; the others share tensors with them.
 MATCHABLE: dict[str, tuple[str, ...]] = {
-    "attention": ("qk", "c", "p", "n", "s", "v"), "ffn": ("ffn", "stem", "merged"), "heads": ("h", "kv", "q", "m", "books"),
+    "attention": ("qk", "c", "p", "n", "s", "v"), "ffn": ("ffn", "stem", "merged"),
+    "heads": ("h", "kv", "q", "m", "books"),
     "residual": ("residual", "blocks"),
     "pooler": ("pool",), "experts": ("e", "g"), "projection": ("projection",),
     "head": ("lm", "mask", "embedding", "pre", "discriminator", "summary", "head", "projector",

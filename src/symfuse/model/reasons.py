@@ -15,7 +15,8 @@ MEANING = {
     "m": "blocks of heads", "g": "groups of experts",
     "lm": "units of the language model's head", "e": "experts", "vocab": "tokens", "positions": "input positions",
     "types": "segments", "labels": "classes", "stem": "channels between two convolutions", "buckets": "distances",
-    "mels": "mel frequencies", "times": "time steps", "merged": "units of patches that are merged", "patches": "patches that are merged",
+    "mels": "mel frequencies", "times": "time steps",
+    "merged": "units of patches that are merged", "patches": "patches that are merged",
     "blocks": "blocks of the stream", "l": "layers", "projector": "units before the classes", "books": "books of codes",
     "entries": "codes of a book", "code": "units of a code", "projected": "the space in which codes are compared",
 }  # fmt: skip

@@ -35,7 +35,6 @@ from symfuse.recipes.record import alignment_record
 from symfuse.recipes.schema import Align, ModelRef, Recipe
 from symfuse.recipes.stage import Stage, require_one_frame
 from symfuse.rewriting import canonical
-from symfuse.rewriting.names import VISION
 from symfuse.runs import framed, is_matched, recorded
 from symfuse.spec import Spec
 from symfuse.verification import Proof, Verification, prove, verify
@@ -77,7 +76,7 @@ def anchor_of(stage: Stage) -> ModelRef | None:
     layers_of(stage.recipe, spec)  # whether they are there
     with stage.recipe.blaming("align.axes", "align.groups"):
         select(spec, align.axes, groups_of(stage.recipe, spec))
-    whole = list(stage.models)[stage.template] if VISION in stage.config else None
+    whole = list(stage.models)[stage.template] if stage.inside is not None else None
     if whole is not None and align.anchor not in (None, whole):
         stage.recipe.refuse(
             OptionError(

@@ -23,6 +23,7 @@ from symfuse.model.config import with_fields
 from symfuse.model.undeclared import LAYER, LAYER_COUNTS, OTHER_MODALITY, other_modality, serves_all
 from symfuse.recipes.schema import Input, ModelRef, Module, Recipe, kept_head, meant, settings_for
 from symfuse.recipes.schema import Slice as RecipeSlice
+from symfuse.rewriting.names import Inside
 from symfuse.rules import Layer, Stack, inside, rearranged, require_same_rules
 from symfuse.spec import BEHIND, Spec, anatomy, layer_of
 
@@ -104,13 +105,15 @@ def plan_recipe(
     kept: Mapping[str, tuple[Checkpoint, str]] | None = None,
     *,
     fields: Mapping[str, Any] | None = None,
+    inside: Inside | None = None,
     before: Sequence[Checkpoint] = (),
     device: str = CPU,
     learned: Learnt | None = None,
 ) -> Checkpoint:
     """The merged checkpoint of a recipe. models: by reference, all that it names, aligned and in one vocabulary.
     kept: tensors that some models only have, to be added as they are: by name, the checkpoint and the name there.
-    fields: of its config.json, that go with these. before: the models as they were opened, the template first.
+    fields: of its config.json, that go with these. inside: the multimodal model that it is a part of. before: the
+    models as they were opened, the template first.
     learned: what a method learned from data, by the number of a model in `models`.
 
     Raises OptionError for layer ranges, numbers of models and parameters that do not fit, IncompatibleError for
@@ -154,6 +157,8 @@ def plan_recipe(
             )
         except OptionError as error:
             _refuse(recipe, method, error)
+    if inside is not None:
+        outputs = {inside.names[name]: output for name, output in outputs.items()}
     for name, (owner, file) in (kept or {}).items():
         outputs[name] = Output(typed(owner.info(file), dtype), (Term(owner, file),))
     merged = Merged(outputs, seed=recipe.seed, device=device)
@@ -162,6 +167,7 @@ def plan_recipe(
     config = with_fields(config, fields or {})
     _require_no_parts_by_layer(spec, stacks)
     require_same_rules(config, stacks)
+    config = config if inside is None else inside.config(config)
     return merged_checkpoint(opened, template, merged, config, recipe.name, before, kept or ())
 
 
