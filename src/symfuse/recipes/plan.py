@@ -31,8 +31,8 @@ from symfuse.spec import BEHIND, Spec, anatomy, layer_of
 # config.json that says how many layers they have.
 _TENSORS = {
     "text_decoder": re.compile(rf"\.(?!{OTHER_MODALITY.pattern}$)"),
-    "vision_tower": re.compile(r"\.visual\.(?!merger|deepstack_merger)"),
-    "multi_modal_projector": re.compile(r"\.visual\.(merger|deepstack_merger)"),
+    "vision_tower": re.compile(r"(\.model)?\.visual\.(?!merger|deepstack_merger)"),
+    "multi_modal_projector": re.compile(r"(\.model)?\.visual\.(merger|deepstack_merger)"),
 }
 _CONFIGS = {
     "text_decoder": ("text_config", "llm_config"),
