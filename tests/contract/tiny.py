@@ -932,7 +932,7 @@ FIRST = {
     "prelayernorm-mlm", "mpnet-sequence", "albert-pretraining", "esm-mlm", "longformer-sequence",
     "msn-classification", "ijepa-classification", "ast-classification", "mae-pretraining", "wav2vec2-biased",
     "wav2vec2-ctc", "hubert", "wavlm-frames", "dinov3-masked", "siglip2", "swin", "deberta-first-mlm", "led-lm",
-    "xlnet-lm", "llava-base", "llava-next-lm", "gemma3-seeing-lm", "mistral3-lm", "qwen2-5-seeing-lm",
+    "xlnet-lm", "llava-next-lm", "mistral3-lm", "qwen2-5-seeing-lm",
     "qwen3-seeing-lm", "internvl-normed-lm", "idefics3-lm",
 }  # fmt: skip
 
