@@ -22,8 +22,11 @@ from symfuse.io import Checkpoint
 from symfuse.matching import choose_axes
 from symfuse.spec import Instance, anatomy
 
-# `transformers` computes some norms and logits in float32, whatever the dtype of the model.
-SINGLE = {"cohere-lm", "bloom", "modernbert-mlm", "nanochat-lm", "minimax-lm"}
+# `transformers` computes some norms, positions and logits in float32, whatever the dtype of the model.
+SINGLE = {
+    "cohere-lm", "bloom", "modernbert-mlm", "nanochat-lm", "minimax-lm", "qwen2-seeing-lm", "qwen2-5-seeing-lm",
+    "qwen3-seeing-lm", "qwen3-mixture-seeing-lm", "internvl-normed-lm",
+}  # fmt: skip
 # One model of each family; SCEPTR's is the first under another name, XLM-RoBERTa and CamemBERT are RoBERTa's.
 FAMILIES = of_all_families([
     "torch-relu-post", "bert-mlm", "roberta-mlm", "xlm-roberta-token", "camembert-mlm", "distilbert-mlm",

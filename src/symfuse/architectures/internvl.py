@@ -50,8 +50,8 @@ def internvl_vision(c: Config) -> Family:
         axes=axes | image_axes(c, 1, image=448, patch=14),
         tensors=tensors,
         shifts=shifts,
-        outputs={"last_hidden_state": "residual", "pooler_output": "residual"},
-        reads={} if rms and last else READS | {LAST + ".weight": ("last_hidden_state", "pooler_output")},
+        outputs={"last_hidden_state": "residual"},
+        reads={} if rms and last else READS | {LAST + ".weight": ("last_hidden_state",)},
         norm="rms" if rms else "layer",
         scales=SCALES,
     )
