@@ -6,7 +6,8 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from symfuse.architectures import is_declared, resolve
+from symfuse.architectures import resolve
+from symfuse.architectures.base import is_declared
 from symfuse.errors import CheckpointError, IncompatibleError, SpecError
 from symfuse.io import Checkpoint
 from symfuse.messages import some

@@ -57,7 +57,7 @@ def recipe_of(orders: Orders, others: Sequence[str] = ()) -> dict[str, Any]:
 
     if others:
         words: dict[str, Any] = {"text_decoder": {"slices": slices(*orders.values())}}
-        parts = words | dict.fromkeys(others, {"models": [{"model": "model"}]})
+        parts = words | {other: {"models": [{"model": "model"}]} for other in others}
         return {"merge_method": "passthrough", "modules": parts}
     if len(orders) == 1:
         return {"merge_method": "passthrough", "slices": slices(*orders.values())}

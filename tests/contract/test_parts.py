@@ -15,8 +15,8 @@ from contract.test_must_fail import BROKEN, acting, applied, changed, undeclared
 from contract.test_must_fail_encoders import relaid, rolled
 from contract.tiny import LLAVA, MODELS, case, model_of, moving
 from contract.tiny import of as made_of
-from symfuse.architectures import ARCHITECTURES, is_declared, resolve
-from symfuse.architectures.base import declaration
+from symfuse.architectures import ARCHITECTURES, resolve
+from symfuse.architectures.base import declaration, is_declared
 from symfuse.errors import UnknownArchitectureError
 from symfuse.groups import Group, Invertible, Orthogonal, Permutation, Rotary, Signed
 from symfuse.io import Checkpoint

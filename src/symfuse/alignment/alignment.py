@@ -14,7 +14,8 @@ from torch import Tensor
 
 from symfuse.alignment.apply import acting, composed, inverse, move, shift, shifted
 from symfuse.alignment.file import read, to_bytes
-from symfuse.architectures import is_declared, resolve
+from symfuse.architectures import resolve
+from symfuse.architectures.base import is_declared
 from symfuse.arguments import checked
 from symfuse.errors import IncompatibleError, SymmetryError
 from symfuse.groups import Coupling, Element

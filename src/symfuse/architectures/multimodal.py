@@ -55,8 +55,9 @@ def _declare(c: Config, key: str, usual: str) -> Family:
 
 def _text(c: Config, usual: str, at: Sequence[str]) -> Family:
     whole = part_of(_declare(c, "text_config", usual), at[0], last=True)
-    causal = replace(whole.heads["causal LM"], classes=("ForConditionalGeneration",))
-    return replace(whole.plus(heads={"causal LM": causal}), prefix="model.", legacy=_old_names(at))
+    causal = {label: head for label, head in whole.heads.items() if label == "causal LM"}
+    heads = {label: replace(head, classes=("ForConditionalGeneration",)) for label, head in causal.items()}
+    return replace(whole.plus(heads=heads), prefix="model.", legacy=_old_names(at))
 
 
 def _vision(c: Config, usual: str, at: Sequence[str], text: Family) -> Family:
