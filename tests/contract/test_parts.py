@@ -17,7 +17,7 @@ from contract.tiny import LLAVA, MODELS, case, model_of, moving
 from contract.tiny import of as made_of
 from symfuse.architectures import ARCHITECTURES, resolve
 from symfuse.architectures.base import declaration, is_declared
-from symfuse.errors import UnknownArchitectureError
+from symfuse.errors import SpecError, UnknownArchitectureError
 from symfuse.groups import Group, Invertible, Orthogonal, Permutation, Rotary, Signed
 from symfuse.io import Checkpoint
 from symfuse.model import Model
@@ -215,3 +215,25 @@ def test_an_image_encoder_that_is_missing_is_named() -> None:
     text: dict[str, Tensor] = {name: tensor for name, tensor in model.items() if "vision" not in name}
     with pytest.raises(Exception, match=r"vision_tower\.embeddings"):
         Model.of(model.replace(tensors=text))
+
+
+@pytest.mark.parametrize("label", ["internvl-lm", "mistral3-lm"])
+def test_a_head_of_its_own_stays_where_the_config_does_not_say(label: str) -> None:
+    """Their classes tie heads unless the config says otherwise, or the file has one."""
+    this = case(label)
+    silent = {key: value for key, value in this.checkpoint.config.items() if key != "tie_word_embeddings"}
+    own = Model.of(this.checkpoint.replace(config=silent))
+    assert own.spec.tied == {}
+    assert "lm_head.weight" in own.spec.tensors
+    head = this.spec.file_name("lm_head.weight")
+    tied = this.checkpoint.replace(
+        config=silent, tensors={name: tensor for name, tensor in this.checkpoint.items() if name != head}
+    )
+    assert "lm_head.weight" not in Model.of(tied).spec.tensors
+
+
+@pytest.mark.parametrize("part", [[1], "x", {"model_type": ["llama"]}, {"model_type": None}, {"hidden_size": "20"}])
+def test_a_part_that_is_no_config_is_one_error(part: object) -> None:
+    for key in ("text_config", "vision_config"):
+        with pytest.raises((SpecError, UnknownArchitectureError), match=r"config\.json"):
+            declaration({**case("llava-next-lm").checkpoint.config, key: part}, [], "m")

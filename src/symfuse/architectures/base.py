@@ -269,8 +269,9 @@ def is_declared(config: Mapping[str, Any]) -> bool:
     if known is None or not known.parts:
         return known is not None
     whole = resolved(config) or config
-    types = ((whole.get(key) or {}).get("model_type", usual) for key, usual in known.parts.items())
-    return all(model_type in ARCHITECTURES for model_type in types)
+    parts = ((whole.get(key), usual) for key, usual in known.parts.items())
+    types = (part.get("model_type", usual) if isinstance(part, Mapping) else usual for part, usual in parts)
+    return all(str(model_type) in ARCHITECTURES for model_type in types)
 
 
 def declaration(config: Mapping[str, Any], names: Collection[str], where: str) -> tuple[Family, str]:
@@ -282,5 +283,16 @@ def declaration(config: Mapping[str, Any], names: Collection[str], where: str) -
         family, class_name = architecture.declare(c), c.class_name
     except SpecError as error:
         raise SpecError(f"{where}: {error}") from None
-    ties = {**family.tied, **{alias: name for alias, name in family.absent.items() if alias not in names}}
+    there = {modern(name, family.legacy) for name in names} if family.absent else ()
+    ties = {**family.tied, **{alias: name for alias, name in family.absent.items() if alias not in there}}
     return replace(family, tied=ties), class_name
+
+
+def modern(name: str, legacy: Mapping[str, str]) -> str:
+    """A name with an old ending or beginning replaced by the current one (`Family.legacy`)."""
+    for old, new in legacy.items():
+        if old.endswith(".") and name.startswith(old):
+            return new + name[len(old) :]
+        if name.endswith(old):
+            return name[: -len(old)] + new
+    return name

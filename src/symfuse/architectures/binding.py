@@ -8,7 +8,7 @@ import threading
 from collections.abc import Collection, Container, Iterable, Mapping
 from typing import Any
 
-from symfuse.architectures.base import Architecture, Family, Head, declaration, lookup
+from symfuse.architectures.base import Architecture, Family, Head, declaration, lookup, modern
 from symfuse.errors import SpecError
 from symfuse.spec import (
     BEHIND,
@@ -263,13 +263,3 @@ def _clash(one: Head, other: Head) -> str | None:
 
 def _all_tied(head: Head, family: Family) -> bool:
     return all(name in family.tied for name in head.tensors)
-
-
-def modern(name: str, legacy: Mapping[str, str]) -> str:
-    """A name with an old ending or beginning replaced by the current one (`Family.legacy`)."""
-    for old, new in legacy.items():
-        if old.endswith(".") and name.startswith(old):
-            return new + name[len(old) :]
-        if name.endswith(old):
-            return name[: -len(old)] + new
-    return name

@@ -38,8 +38,9 @@ def joined(
 
     def register(join: Join) -> Join:
         def declare(c: Config) -> Family:
+            said = c.get("tie_word_embeddings") is not None
             c = c.completed()
-            words = _text(c, text, at)
+            words = _text(c, text, at, said)
             return join(c, together(words, _vision(c, vision, at, words)))
 
         architecture(*model_types, parts={"text_config": text, "vision_config": vision}, **fields)(declare)
@@ -53,11 +54,13 @@ def _declare(c: Config, key: str, usual: str) -> Family:
     return lookup({"model_type": part.family}, f"{key} of config.json").declare(part)
 
 
-def _text(c: Config, usual: str, at: Sequence[str]) -> Family:
+def _text(c: Config, usual: str, at: Sequence[str], said: bool) -> Family:
+    """said: whether the config says if the head is tied; else it is where the file has none."""
     whole = part_of(_declare(c, "text_config", usual), at[0], last=True)
     causal = {label: head for label, head in whole.heads.items() if label == "causal LM"}
     heads = {label: replace(head, classes=("ForConditionalGeneration",)) for label, head in causal.items()}
-    return replace(whole.plus(heads=heads), prefix="model.", legacy=_old_names(at))
+    ties = {} if said else {"tied": {}, "absent": whole.tied}
+    return replace(whole.plus(heads=heads), prefix="model.", legacy=_old_names(at), **ties)
 
 
 def _vision(c: Config, usual: str, at: Sequence[str], text: Family) -> Family:
