@@ -11,8 +11,7 @@ import transformers
 from contract.tiny import EXACT, MODELS, Case, case, families, family, marked, moving, seen
 from symfuse.alignment import Alignment, random_alignment
 from symfuse.architectures import ARCHITECTURES, resolve
-from symfuse.architectures.base import declaration
-from symfuse.architectures.binding import modern
+from symfuse.architectures.base import declaration, modern
 from symfuse.errors import SpecError
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint

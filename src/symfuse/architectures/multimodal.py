@@ -59,8 +59,8 @@ def _text(c: Config, usual: str, at: Sequence[str], said: bool) -> Family:
     whole = part_of(_declare(c, "text_config", usual), at[0], last=True)
     causal = {label: head for label, head in whole.heads.items() if label == "causal LM"}
     heads = {label: replace(head, classes=("ForConditionalGeneration",)) for label, head in causal.items()}
-    ties = {} if said else {"tied": {}, "absent": whole.tied}
-    return replace(whole.plus(heads=heads), prefix="model.", legacy=_old_names(at), **ties)
+    whole = whole if said else replace(whole, tied={}, absent=whole.tied)
+    return replace(whole.plus(heads=heads), prefix="model.", legacy=_old_names(at))
 
 
 def _vision(c: Config, usual: str, at: Sequence[str], text: Family) -> Family:

@@ -16,8 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from symfuse.architectures.base import is_declared
-from symfuse.architectures.binding import modern
+from symfuse.architectures.base import is_declared, modern
 from symfuse.architectures.names import LEGACY
 from symfuse.device import require
 from symfuse.errors import CheckpointError, IncompatibleError, OptionError
