@@ -1,4 +1,4 @@
-"""Matching inside of layers, as most tests have it: attention and feed-forward, whatever the models are."""
+"""Matching inside of layers, as most tests have it: attention, feed-forward and scans, whatever the models are."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from functools import partial
 
 from symfuse import api
 
-match = partial(api.match, axes=("attention", "ffn"))
+match = partial(api.match, axes=("attention", "ffn", "scan"))

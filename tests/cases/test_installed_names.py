@@ -40,6 +40,9 @@ GEMMA3 = DECODER | {"query_pre_attn_scalar": 13}
 MAMBA = {"vocab_size": 61, "hidden_size": 20, "num_hidden_layers": 2, "state_size": 5, "time_step_rank": 3}
 # Inside nn.MultiheadAttention: its weight is read, and the layer never called.
 UNCALLED = torch.nn.modules.linear.NonDynamicallyQuantizableLinear
+# Of state space models, what peft refuses, and what their classes read without calling the layers.
+UNADAPTED = dict.fromkeys(("mamba2", "falcon_h1", "nemotron_h"), ("out_proj",)) | {"jamba": ("dt_proj",)}
+UNADAPTED |= dict.fromkeys(("mamba", "falcon_mamba"), ("out_proj", "dt_proj"))
 OTHERS = ("torch-", "sceptr")  # of no class of transformers
 QUICK = set(of_all_families([
     "bert-mlm", "roberta-sequence", "xlm-roberta-token", "camembert-mlm", "distilbert-sequence", "electra-generator",
@@ -84,10 +87,11 @@ def linear(module: torch.nn.Module) -> list[str]:
     """What peft can adapt of a module, but for its output head."""
     head = module.get_output_embeddings()
     kinds = (torch.nn.Linear, transformers.pytorch_utils.Conv1D)
+    without = UNADAPTED.get(module.config.model_type, ())
     return [
         name
         for name, part in module.named_modules()
-        if isinstance(part, kinds) and part is not head and type(part) is not UNCALLED
+        if isinstance(part, kinds) and part is not head and type(part) is not UNCALLED and not name.endswith(without)
     ]
 
 
@@ -268,13 +272,15 @@ def test_d09_a_nested_language_model(tmp_path: Path) -> None:
 def test_d10_what_peft_refuses_is_left_out_and_said(tmp_path: Path) -> None:
     base = saved("MambaForCausalLM", transformers.MambaConfig(**MAMBA), tmp_path / "base")
     tuned = copy.deepcopy(base)
-    perturb(tuned, linear(base))
+    without = UNADAPTED["mamba"]
+    perturb(tuned, [*linear(base), *(name for name, _ in base.named_modules() if name.endswith(without))])
     adapter = adapters.extract(open_checkpoint(tuned), open_checkpoint(tmp_path / "base"), 1, dtype=torch.float64)
-    assert {name.split(".")[-2] for name in adapter.left_out} == {"out_proj"}
-    assert any("mixer.out_proj.weight: left out" in line for line in adapter.report())
+    assert {name.split(".")[-2] for name in adapter.left_out} == {*without}
+    for one in without:
+        assert any(f"mixer.{one}.weight: left out" in line for line in adapter.report())
     loaded = peft.PeftModel.from_pretrained(copy.deepcopy(base), adapter.save(tmp_path / "a")).merge_and_unload()
     for name, tensor in tuned.state_dict().items():
-        expected = base.state_dict()[name] if "out_proj" in name else tensor
+        expected = base.state_dict()[name] if name.split(".")[-2] in without else tensor
         torch.testing.assert_close(loaded.state_dict()[name], expected, rtol=1e-5, atol=1e-6)
 
 

@@ -542,7 +542,7 @@ NOT_DECLARED = {
     **dict.fromkeys(("baichuan", "chatglm", "internlm2", "jais", "qwen", "solar", "phi3small"), CODE),
     **dict.fromkeys(("mixformer-sequential", "phi-msft", "stablelm_epoch"), f"{CODE}; since renamed phi or stablelm"),
     "llama4": "its text part is declared (llama4_text), its image encoder is not",
-    **dict.fromkeys(("mamba", "granitemoehybrid", "lfm2"), "a state space, or convolutions, between attention"),
+    "lfm2": "convolutions between attention",
 }
 
 

@@ -29,6 +29,7 @@ LABELS = [label for label in tiny.MODELS if label != "sceptr"]  # which has no c
 # Several layers share weights, and the config does not say which; a tensor has a part for each layer.
 IN_PLACE = {
     "albert": r"layer \d of the output would not compute as layer \d",
+    "jamba": r"layer \d of the output would not compute as layer \d",  # attention is in each so many layers
     "esm": "has a part for each layer",
     "wavlm-frames": "layer_weights: the stored shape",
     "swin": r"layer \d of the output would not compute as layer \d",
@@ -81,8 +82,11 @@ def reordered(module: nn.Module, orders: Orders) -> nn.Module:
                 continue
             if len(orders) == 1:
                 config.num_hidden_layers = len(order)
+            if numbers := getattr(config, "attn_layer_indices", None):
+                config.attn_layer_indices = [new for new, at in enumerate(order) if at in numbers]
             for field in ("layer_types", "layer_rope_theta"):
-                if getattr(config, field, None):
+                follows = getattr(type(config), getattr(config, "attribute_map", {}).get(field, field), None)
+                if getattr(follows, "fset", True) and getattr(config, field, None):
                     setattr(config, field, [getattr(config, field)[at] for at in order])
     return module
 

@@ -144,7 +144,10 @@ def test_heads_behind_a_norm_with_a_bias_have_one_sign(label: str) -> None:
 
 @pytest.mark.parametrize(
     "label",
-    ["nemotron-lm", "jais2-lm", "phi-lm", "gpt-oss-lm", "glm-lm", "llama4-lm", "granitemoe-lm", "vaultgemma-lm"],
+    [
+        *("nemotron-lm", "jais2-lm", "phi-lm", "gpt-oss-lm", "glm-lm", "llama4-lm", "granitemoe-lm", "vaultgemma-lm"),
+        *("mamba-lm", "mamba2-lm", "bamba-lm", "granite-hybrid-lm", "falcon-h1-lm", "nemotron-h-groups", "jamba-lm"),
+    ],
 )
 def test_a_stream_whose_norms_are_folded_is_rotated(label: str) -> None:
     """Also behind LayerNorms whose gains are stored less 1, and with experts that are stored transposed."""

@@ -912,6 +912,77 @@ MODELS |= {
     "idefics3-vision": of("Idefics3VisionTransformer", "Idefics3VisionConfig", MERGED),
 }
 
+# Heads, blocks of heads that share their states, channels of a head and states are of pairwise distinct numbers.
+SCAN: dict[str, Any] = {
+    "vocab_size": 61, "hidden_size": 24, "num_hidden_layers": 2, "conv_kernel": 3, "pad_token_id": 0, "bos_token_id": 1,
+    "eos_token_id": 2,
+}  # fmt: skip
+MAMBA = SCAN | {"state_size": 5, "time_step_rank": 7, "residual_in_fp32": False}
+MAMBA2 = MAMBA | {"num_heads": 12, "head_dim": 6, "n_groups": 3, "expand": 3, "chunk_size": 8}
+HYBRID = DECODER | {
+    "mamba_n_heads": 12, "mamba_d_head": 6, "mamba_n_groups": 3, "mamba_d_state": 5,
+    "mamba_d_conv": 3, "mamba_expand": 3, "mamba_chunk_size": 8, "layer_types": ["linear_attention", "full_attention"],
+    "shared_intermediate_size": 13, "num_local_experts": 9, "num_experts_per_tok": 3,
+}  # fmt: skip
+UNTYPED = {key: value for key, value in HYBRID.items() if key != "layer_types"}
+GRANITE_HYBRID = OLMO | {key: value for key, value in HYBRID.items() if key not in DECODER}
+GRANITE_HYBRID |= {"mamba_d_head": 10, "mamba_expand": 2, "attention_multiplier": 0.3, "residual_multiplier": 0.5}
+GRANITE_HYBRID |= {"embedding_multiplier": 3.0}
+NEMOTRON_H = DECODER | {
+    "mamba_num_heads": 12, "mamba_head_dim": 6, "n_groups": 3, "ssm_state_size": 5, "conv_kernel": 3, "expand": 3,
+    "chunk_size": 8, "n_routed_experts": 9, "num_experts_per_tok": 3, "moe_intermediate_size": 13,
+    "moe_shared_expert_intermediate_size": 11,
+    "layers_block_type": ["linear_attention", "mlp", "moe", "full_attention"],
+}  # fmt: skip
+JAMBA = OLMO | {
+    "hidden_size": 36, "mamba_d_state": 5, "mamba_d_conv": 3, "mamba_expand": 2, "mamba_dt_rank": 7,
+    "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 9, "num_experts_per_tok": 3,
+}  # fmt: skip
+MODELS |= {
+    "mamba-lm": of("MambaForCausalLM", "MambaConfig", MAMBA, use_bias=True),
+    "mamba-untied": of("MambaForCausalLM", "MambaConfig", MAMBA, tie_word_embeddings=False, use_conv_bias=False),
+    "falcon-mamba": of("FalconMambaModel", "FalconMambaConfig", MAMBA),
+    "mamba2": of("Mamba2Model", "Mamba2Config", MAMBA2, residual_in_fp32=True),
+    "mamba2-lm": of("Mamba2ForCausalLM", "Mamba2Config", MAMBA2, use_bias=True),
+    "bamba-lm": of(
+        "BambaForCausalLM",
+        "BambaConfig",
+        UNTYPED | {"hidden_size": 24},
+        attn_layer_indices=[1],
+        attention_bias=True,
+        mlp_bias=True,
+        mamba_proj_bias=True,
+    ),
+    "granite-hybrid-lm": of(
+        "GraniteMoeHybridForCausalLM", "GraniteMoeHybridConfig", GRANITE_HYBRID, attention_bias=True
+    ),
+    "granite-hybrid-dense": of(
+        "GraniteMoeHybridForCausalLM",
+        "GraniteMoeHybridConfig",
+        GRANITE_HYBRID | {"num_local_experts": 0},
+        position_embedding_type="rope",
+    ),
+    "falcon-h1-lm": of(
+        "FalconH1ForCausalLM",
+        "FalconH1Config",
+        UNTYPED,
+        mamba_d_ssm=72,
+        mamba_rms_norm=True,
+        projectors_bias=True,
+        attention_bias=True,
+        ssm_multipliers=[0.5, 0.7, 1.3, 0.9, 1.1],
+    ),
+    "falcon-h1-plain": of("FalconH1ForCausalLM", "FalconH1Config", UNTYPED, mamba_d_ssm=72, mlp_bias=True),
+    "nemotron-h-lm": of(
+        "NemotronHForCausalLM", "NemotronHConfig", NEMOTRON_H, use_bias=True, mlp_bias=True, moe_latent_size=17
+    ),
+    "nemotron-h-groups": of(
+        "NemotronHForCausalLM", "NemotronHConfig", NEMOTRON_H, n_routed_experts=15, n_group=3, topk_group=2
+    ),
+    "jamba-lm": of("JambaForCausalLM", "JambaConfig", JAMBA),
+    "jamba-sequence": of("JambaForSequenceClassification", "JambaConfig", JAMBA, mamba_proj_bias=True, num_experts=1),
+}
+
 
 # The worst that the true declarations show is 3e-14, on every model and axis. Where norms compute in float32, a sum in
 # another order is one of its roundings, and so may be 1e-15 before the norm: up to 1.1e-6 in forty trials.
@@ -925,7 +996,8 @@ FIRST = {
     "gptj-lm", "falcon-lm", "falcon-grouped", "falcon-alibi", "opt-lm", "opt-post-lm", "bloom-lm", "mpt-lm",
     "mixtral-lm", "qwen2-mixture-dense",
     "nemotron-lm", "exaone4-lm", "nanochat-lm", "phi-normed", "codegen-lm", "gpt-bigcode-lm", "xglm-lm", "llama4-lm",
-    "minimax-lm", "gpt-oss-lm", "granite-swa-lm", "glm4-moe-lm",
+    "minimax-lm", "gpt-oss-lm", "granite-swa-lm", "glm4-moe-lm", "mamba-lm", "mamba2-lm", "falcon-h1-lm", "jamba-lm",
+    "granite-hybrid-lm", "nemotron-h-lm",
     "modernbert-mlm", "olmo-clipped", "t5-lm", "t5-lm-untied", "bart-lm", "marian-lm", "whisper-lm",
     "clip", "siglip", "dinov2-masked", "dinov2-gated", "dinov2-classification", "beit-masked", "beit-shared",
     "ernie-pretraining", "layoutlm-sequence", "megatron-mlm", "bert-generation-lm", "rembert-mlm", "xl-sequence",

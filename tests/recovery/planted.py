@@ -17,7 +17,7 @@ from symfuse.model import Model
 from symfuse.rewriting import canonical
 from symfuse.verification import Outputs, run
 
-EVERYTHING = "attention,ffn,heads,residual,pooler,head,experts,projection"
+EVERYTHING = "attention,ffn,scan,heads,residual,pooler,head,experts,projection"
 
 
 @dataclass(frozen=True)

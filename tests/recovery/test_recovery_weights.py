@@ -15,6 +15,7 @@ from symfuse.verification import prove, verify
 # One of each kind of body and head; the rest are slow.
 QUICK = [
     "torch-relu-post", "bert-pretraining", "distilbert-sequence", "electra-discriminator", "deberta-mlm", "gpt2-lm",
+    "falcon-h1-plain", "exaone4-lm",
 ]  # fmt: skip
 NOISY = ["torch-relu-post", "bert-pretraining", "gpt2-lm"]
 
@@ -41,7 +42,8 @@ def test_all_axes_at_once(label: str) -> None:
     assert prove(plant.moved, alignment, runner=how).exact.equal  # the source computes what it did
     back, anchor = alignment(plant.moved), alignment.in_frame(plant.case.checkpoint)
     merged = api.merge([back, anchor])
-    assert verify(plant.case.checkpoint, merged, runner=how, tolerance=1e-6).equal
+    rounded = max(1e-6, 2 * plant.case.exact)  # each of two times in another basis
+    assert verify(plant.case.checkpoint, merged, runner=how, tolerance=rounded).equal
 
 
 @models(NOISY)

@@ -43,7 +43,7 @@ WAYS: Mapping[str, tuple[Callable[[str], Model], Sizes]] = {
 FIRST = {
     "double": [
         "torch-relu-post", "bert-mlm", "deberta-mlm-v3", "vit", "gpt2-lm", "gemma-lm", "olmo2-lm", "mixtral-lm",
-        "t5-lm", "beit-codes-masked",
+        "t5-lm", "beit-codes-masked", "mamba-lm", "jamba-lm",
     ],
     "neurons": ["llama-lm"],
     "inside": ["bert-mlm", "gpt2-lm", "t5-lm", "mpt-lm"],
@@ -51,13 +51,14 @@ FIRST = {
     "half": ["gpt2-lm", "vit-classification", "llama-lm", "olmo-base"],
 }  # fmt: skip
 # In how many models each way is exact, at the least: of the others configs cannot be, or symfuse refuses them.
-EXACT = {"double": len(MODELS) - 23, "neurons": len(MODELS), "inside": 180, "queries": 75, "half": 85}
+EXACT = {"double": len(MODELS) - 28, "neurons": len(MODELS), "inside": 180, "queries": 75, "half": 85}
 
 ALIBI = {label for label in MODELS if label.startswith(("bloom", "mpt")) or "alibi" in label}
 SINES = {"marian", "marian-lm", "marian-lm-apart", "m2m-100-lm"}
 # What may not have twice of everything. (Of SCEPTR the features that are embedded would be other ones.)
 REASONS = re.compile("no exact map|no multiple of them|stays as it is|cannot be padded|nowhere narrower")
-REFUSED = ALIBI | SINES | {"sceptr", "stablelm-normed"}
+SCANS = {"mamba2", "mamba2-lm", "bamba-lm", "granite-hybrid-lm", "granite-hybrid-dense"}
+REFUSED = ALIBI | SINES | SCANS | {"sceptr", "stablelm-normed"}
 
 
 def tolerance(way: str, label: str) -> float:
@@ -87,6 +88,22 @@ def outcome(way: str, label: str) -> str:
 @pytest.mark.parametrize(("way", "label"), [(way, label) for way, labels in FIRST.items() for label in labels])
 def test_an_expanded_model_computes_the_same(way: str, label: str) -> None:
     assert outcome(way, label) == ""
+
+
+@pytest.mark.parametrize(
+    ("label", "field"),
+    [("falcon-mamba", "state_size"), ("falcon-mamba", "time_step_rank"), ("mamba2-lm", "state_size"), ("mamba-lm", "")],
+)
+def test_what_is_scanned_is_widened_where_nothing_normalises_or_multiplies_it(label: str, field: str) -> None:
+    """Twice the states of Mamba-2 would be twice its outputs; halves behind a norm would be whole again."""
+    model = narrow(label)
+    fields = {field} if field else {"state_size", "time_step_rank"}
+    wide = like(model, lambda key, value: 2 * value if key in fields else value)
+    if field:
+        with pytest.raises(IncompatibleError, match="what a state space scans stays as it is"):
+            expand(model, wide)
+    else:
+        assert error(case(label), expand(model, wide), widened(model, wide)) < tolerance("double", label)
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from symfuse.architectures.base import ARCHITECTURES
 from symfuse.architectures.base import Config as ModelConfig
 from symfuse.architectures.names import CONV1D, CONV1D_FAMILIES, HEADS, LOOKED_UP
 from symfuse.errors import CheckpointError, SpecError
@@ -147,8 +148,11 @@ class Layers:
 
     def adapted(self, module: str) -> bool:
         """Whether peft adapts a module with a matrix."""
-        if self.config.get("model_type") in REFUSING and REFUSED.fullmatch(module):
+        model_type = self.config.get("model_type")
+        if model_type in REFUSING and REFUSED.fullmatch(module):
             return False
+        if model_type in ARCHITECTURES and not ARCHITECTURES[model_type].calls(module):
+            return False  # it would do nothing
         if self.known is None:
             return not LOOKED_UP.fullmatch(module)
         if self._named_as_expert(module):

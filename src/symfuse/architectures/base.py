@@ -222,7 +222,8 @@ class Architecture:
     float32: how the names of its classes end that compute in float32 whatever the model's dtype: norms, and attention
     that does the softmax or the turning of planes so. spelt: fields that configs may have under another name → that
     name. default_dtype: whether its class makes constants in torch's default dtype, where those of float64 overflow.
-    parts: fields with the configs of its parts → the type that a part has where its config does not say."""
+    parts: fields with the configs of its parts → the type that a part has where its config does not say.
+    uncalled: the last parts of the names of layers whose weights its class reads without calling them."""
 
     model_type: str
     declare: Declare
@@ -233,6 +234,11 @@ class Architecture:
     spelt: Mapping[str, str] = field(default_factory=dict)
     default_dtype: bool = False
     parts: Mapping[str, str] = field(default_factory=dict)
+    uncalled: tuple[str, ...] = ()
+
+    def calls(self, layer: str) -> bool:
+        """Whether its class calls the layer of that name."""
+        return layer.rpartition(".")[2] not in self.uncalled
 
 
 ARCHITECTURES: dict[str, Architecture] = {}

@@ -97,13 +97,15 @@ def axes(
     residual: Group = SIGNED,
     share: float | None = None,
     size: int | None = None,
+    layers: int | None = None,
 ) -> dict[str, Axis]:
     """The axes of such a decoder, by the fields that most configs have.
 
     kv: key/value heads; q: the query heads that share one; c: a rotary plane, on which `plane` acts; p: what is beyond
     a partial rotary factor; without `plane` qk, queries and keys as WHOLE has them. residual: by default what RMSNorm
     with its gains allows. share: the factor where a config has none; None for models that turn whole heads whatever it
-    says. size: of a head, where a config has none; by default hidden / heads. SpecError for heads that cannot be so.
+    says. size: of a head, where a config has none; by default hidden / heads. layers: by default as many as the config
+    says. SpecError for heads that cannot be so.
     """
     heads = c.num_attention_heads
     groups = groups_of_heads(c, "num_key_value_heads", heads)
@@ -112,7 +114,7 @@ def axes(
     head, inside = c.size("head_dim", size or 0), ("l", "kv")
     turned = head if share is None else int(head * c.rotary_share(share))
     return {
-        "l": Axis(c.num_hidden_layers),
+        "l": Axis(c.num_hidden_layers if layers is None else layers),
         "vocab": Axis(c.vocab_size),
         "labels": Axis(c.labels),
         "residual": Axis(c.hidden_size, residual),
@@ -216,11 +218,12 @@ def unturned(family: Family, layers: Iterable[int], *, normed: bool = False) -> 
     places = NORMED_UNTURNED if normed else UNTURNED
     new = placed(family.tensors, places)
     changed = {name: layout for name, layout in new.items() if layout != family.tensors[name]}
-    exceptions = {name.format(l=layer): layout for layer in layers for name, layout in changed.items()}
-    keys = [name for name in exceptions if name.endswith("k_proj.bias") and not normed]
+    if len(layers) < family.axes["l"].size:
+        changed = {name.format(l=layer): layout for layer in layers for name, layout in changed.items()}
+    keys = [name for name in changed if name.endswith("k_proj.bias") and not normed]
     shifts = (*family.shifts, *(Shift(name, "p*") for name in keys))
     free = normed_axes(size) if normed else {"p": Axis(size, Invertible(), ("l", "kv"))}
-    return replace(family.plus(tensors=exceptions, axes=free), shifts=shifts)
+    return replace(family.plus(tensors=changed, axes=free), shifts=shifts)
 
 
 def with_head_bias(family: Family) -> Family:
@@ -240,11 +243,11 @@ def without_positions(c: Config, every: int) -> list[int]:
 
 
 def full_layers(c: Config, types: list[str]) -> list[int]:
-    """The layers that see all tokens, by `layer_types`, or `types` where a config has none. SpecError for a list of
-    another length."""
+    """The layers whose attention sees all tokens, by `layer_types` (in older hybrids called "attention"), or `types`
+    where a config has none. SpecError for a list of another length."""
     types = c.get("layer_types") or types
     if len(types) != c.num_hidden_layers:
         raise SpecError(
             f"config.json: layer_types has {len(types)} entries, expected one for each layer, {c.num_hidden_layers}"
         )
-    return [layer for layer, kind in enumerate(types) if kind == "full_attention"]
+    return [layer for layer, kind in enumerate(types) if kind in ("full_attention", "attention")]

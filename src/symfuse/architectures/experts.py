@@ -64,7 +64,7 @@ def mixture(
     rest: tensors outside of the feed-forward; experts: those in it; dense: the layers that have an ordinary one.
     pieces, at: how files call the maps, and where they have them; None for those that have stacks.
     """
-    sparse = {name: _in_groups(layout) for name, layout in experts.items()} if "g" in axes else dict(experts)
+    sparse = {name: in_groups(layout) for name, layout in experts.items()} if "g" in axes else dict(experts)
     tensors, axes = {**rest, **sparse}, dict(axes)
     if dense:
         axes |= {"dense_ffn": Axis(c.intermediate_size, SignedMonomial(), per=("l",))}
@@ -77,7 +77,8 @@ def mixture(
     return replace(family, stacks=stacks if pieces else {}, predictors=decoder.PREDICTORS)
 
 
-def _in_groups(layout: str) -> str:
+def in_groups(layout: str) -> str:
+    """The layout of a tensor of experts that stay in groups."""
     return "(g e)" + layout[1:] if layout.split(" ")[0] == "e" else layout
 
 

@@ -227,8 +227,12 @@ def _reordered(spec: Spec, outer: Instance, tap: Tap, recorded: Covariances, ind
 def _as_source(spec: Spec, instance: Instance, element: Element, orders: Mapping[Instance, Tensor]) -> Element:
     """An element of units that stand in the anchor's order, indexed as the source's stand before they are reordered."""
     batch = spec.batch_axes(instance.axis)
-    for outer, index in orders.items():
+    for outer, index in reversed([*orders.items()]):  # heads, then the blocks in which these heads have that order
         if outer.axis in batch and instance.index[: len(outer.index)] == outer.index:
             dim, back = batch.index(outer.axis), torch.argsort(index)
-            element = element.rebuild({key: t.index_select(dim, back) for key, t in element.tensors().items()})
+            moved = {
+                key: t.take_along_dim(back.reshape(*back.shape, *[1] * (t.ndim - back.ndim)), dim)
+                for key, t in element.tensors().items()
+            }
+            element = element.rebuild(moved)
     return element

@@ -11,18 +11,19 @@ from collections.abc import Sequence
 
 import torch
 
-from symfuse.matching.axes import AUTO, MATCHABLE
+from symfuse.matching.axes import AUTO, MATCHABLE, axes_of
 from symfuse.model import Model
 
 # Models that were trained apart have a cosine near 0, a model and its fine-tune one near 1: 0.02 to 0.03 and 0.996 for
 # the SCEPTR checkpoints.
 SAME_BASIS = 0.5
 
+INSIDE = ("attention", "ffn", "scan")  # the axes inside of heads and layers
 SAMPLE = 16_384  # entries of each matrix: enough for two digits of a cosine
 
 
 def auto_axes(axes: str | tuple[str, ...], models: Sequence[Model]) -> tuple[str | tuple[str, ...], float | None]:
-    """The words for the axes where they are AUTO, else as they are: attention and ffn if all are in the basis of
+    """The words for the axes where they are AUTO, else as they are: those INSIDE that it has if all are in the basis of
     the first, else all that can be matched: not the residual stream where modules of sentence-transformers behind a
     model read its units. With the least cosine of the first model with another; None: not looked at.
     """
@@ -31,7 +32,8 @@ def auto_axes(axes: str | tuple[str, ...], models: Sequence[Model]) -> tuple[str
     least = min((cosine(models[0], other) for other in models[1:]), default=1.0)
     read = any(model.checkpoint.readers() for model in models)
     every = tuple(word for word in MATCHABLE if not (read and word == "residual"))
-    return ("attention", "ffn") if least >= SAME_BASIS else every, least
+    inside = tuple(word for word in INSIDE if axes_of(word, models[0].spec.axes)) or INSIDE
+    return inside if least >= SAME_BASIS else every, least
 
 
 def cosine(a: Model, b: Model) -> float:

@@ -21,7 +21,8 @@ MATCHABLE: dict[str, tuple[str, ...]] = {
     "attention": ("qk", "c", "p", "n", "s", "v"), "ffn": ("ffn", "stem", "merged"),
     "heads": ("h", "kv", "q", "m", "books"),
     "residual": ("residual", "blocks"),
-    "pooler": ("pool",), "experts": ("e", "g"), "projection": ("projection",),
+    "scan": ("scanned", "states", "rank"),
+    "pooler": ("pool",), "experts": ("e", "g", "narrow"), "projection": ("projection",),
     "head": ("lm", "mask", "embedding", "pre", "discriminator", "summary", "head", "projector",
              "entries", "code", "projected"),
 }  # fmt: skip

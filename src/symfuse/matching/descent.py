@@ -202,6 +202,7 @@ class Sweeper:
 
         def inside(outer: Instance) -> list[Instance]:
             named = [i for i in self.instances if outer.axis in self.spec.batch_axes(i.axis)]
+            named.sort(key=lambda i: -self.spec.order.index(i.axis))
             return [i for i in named if i.index[: len(outer.index[:1])] == outer.index[:1]]
 
         return Memo(inside)
@@ -213,20 +214,28 @@ class Sweeper:
         element = match_outer(self.spec, instance, inner, self.anchor, work.tensors, self.groups, self.skip)
         reordered = reordered_inside(self.spec, instance, names, {i: self.groups[i] for i in inner})
         if element.is_identity() and not reordered:
-            return sum(self.alone(work, one) for one in inner)
+            return self.inside(work, inner)
         before, trial = self.distance_of(work, names), work.trial()
-        gain = sum(self.alone(work, one) for one in inner)
+        gain = self.inside(work, inner)
         trial.apply(instance, element)
         for one in inner if reordered else ():
             if one.axis not in reordered:
                 self.lead(trial, one, reordered)
-        for one in sorted(inner, key=lambda i: i.axis not in reordered):
-            self.alone(trial, one)
+        self.inside(trial, sorted(inner, key=lambda i: i.axis not in reordered))
         better = before - self.distance_of(trial, names)
         if better <= gain:
             return gain
         work.take(trial)
         return better
+
+    def inside(self, work: Workspace, inner: Sequence[Instance]) -> float:
+        """Solve the instances inside of an axis, those that others are inside of (heads in blocks) with these."""
+        gain, done = 0.0, set[Instance]()
+        for instance in inner:
+            if instance not in done:
+                gain += self.outer(work, instance) if self.inner[instance] else self.alone(work, instance)
+                done.update(self.inner[instance])
+        return gain
 
     def lead(self, work: Workspace, instance: Instance, reordered: AbstractSet[str]) -> None:
         """Solve an instance by what is not of axes that are reordered beside it (planes by the keys alone): with these

@@ -34,42 +34,50 @@ def match_outer(
 ) -> Element:
     """The permutation of an axis (heads, experts) with the largest sum of scores of its pairs. The score of anchor
     index i and source index j is the sum, over the inner axes that are matched, of the largest ⟨g, C_ij⟩ in their
-    groups, and of ⟨x_i, y_j⟩ of parts without an inner axis.
+    groups, and of ⟨x_i, y_j⟩ of parts without an inner axis. Of an axis that is itself inside of one (heads in blocks)
+    there is a permutation for each index of that.
 
     inner: the instances to be matched inside. The sum of their norms is the same for every permutation. If one of them
-    is reordered itself (the query heads that share a key), pairs are scored by the parts without it: keys and values.
+    is reordered itself (the query heads that share a key), pairs are scored by the parts without it (keys and values)
+    and by those with nothing else inside (of a group of experts the rows of their router).
     """
-    size = spec.axes[outer.axis].size
-    total = next(iter(source.values())).new_zeros(size, size, dtype=torch.float64)
+    size, batch = spec.axes[outer.axis].size, spec.batch(outer.axis)
+    total = next(iter(source.values())).new_zeros(math.prod(batch), size, size, dtype=torch.float64)
     insides = [axis for axis in spec.order if outer.axis in spec.batch_axes(axis)]
     matched: dict[str, list[Instance]] = {}  # several for heads that all layers share
     for instance in inner:
         matched.setdefault(instance.axis, []).append(instance)
     names = [name for name in spec.movable[outer] if name in source]
     reordered = reordered_inside(spec, outer, names, {i: groups[i] for i in inner})
-    insides = [axis for axis in insides if axis in matched and axis not in reordered]
+    beside = {axis: {*insides} - {axis} if axis in reordered else reordered for axis in insides}
+    insides = [axis for axis in insides if axis in matched]
     read = source.__getitem__
 
     def checked(gram: Tensor, name: str) -> Tensor:
         require_products(outer, [gram], gram.dtype, [name], anchor, read)
         return gram.double()
 
+    def flat(x: Tensor, names: Sequence[str] = ()) -> Tensor:  # the axes that the outer one is inside of are one
+        front = [names.index(axis) for axis in (*spec.batch_axes(outer.axis), outer.axis)] if names else []
+        x = x.permute(*front, *(i for i in range(x.ndim) if i not in front))
+        return x.reshape(-1, *x.shape[len(batch) :])
+
     for instance in (one for axis in insides for one in matched[axis]):
         parts = [
-            (name, at.atom, x, y)
+            (name, at.atom, flat(x, spec.batch_axes(instance.axis)), flat(y, spec.batch_axes(instance.axis)))
             for name in names
             if name in spec.movable[instance]
             for at, (x, y) in features(spec, instance, name, anchor(name), source[name])
-            if (name, str(at.atom)) not in skip and reordered.isdisjoint(one.name for one in at.atoms)
+            if (name, str(at.atom)) not in skip and beside[instance.axis].isdisjoint(one.name for one in at.atoms)
         ]
-        if parts:
-            total += _worth(groups[instance], parts, checked)
+        for index, one in enumerate(total) if parts else ():
+            one += _worth(groups[instance], [(name, atom, x[index], y[index]) for name, atom, x, y in parts], checked)
     for name in names:
         solved = {one.axis for one in inner if name in spec.movable[one]}
         for at, (x, y) in features(spec, outer, name, anchor(name), source[name]):
             if all((name, str(one)) not in skip and one.name not in solved for one in at.atoms):
-                total += checked(x.double() @ y.double().T, name)
-    return Monomial(assign_batch(total))
+                total += checked(flat(x).double() @ flat(y).double().mT, name)
+    return Monomial(assign_batch(total).reshape(*batch, size))
 
 
 def reordered_inside(spec: Spec, outer: Instance, names: Sequence[str], inner: Mapping[Instance, Group]) -> set[str]:

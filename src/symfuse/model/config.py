@@ -47,7 +47,7 @@ EPSILON = {"helium": 1e-8, "glm": 1.5625e-07, "glm4": 1.5625e-07} | dict.fromkey
     (
         "mixtral", "ministral3", "phi3", "olmo2", "ernie4_5", "exaone", "llama4_text", "olmo3", "olmoe", "internlm3",
         "iquestcoder", "cwm", "hunyuan_v1_dense", "hunyuan_v1_moe", "arcee", "apertus", "exaone4", "exaone_moe",
-        "phimoe", "gpt_oss", "granite_swa", "glm4_moe", "solar_open", "hy_v3",
+        "phimoe", "gpt_oss", "granite_swa", "glm4_moe", "solar_open", "hy_v3", "bamba", "falcon_h1",
     ),
     1e-5,
 )  # fmt: skip

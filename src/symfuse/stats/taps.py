@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from symfuse.architectures import ARCHITECTURES
 from symfuse.io.live import class_prefix, names_in_memory
 from symfuse.spec import Instance, Layout, Spec
 
@@ -44,7 +45,9 @@ def taps(
 ) -> dict[Instance, tuple[Tap, ...]]:
     """The taps of each axis instance: all inputs that have its units; without any, all outputs. without: axes that a
     tap must not have beside them. written: use the outputs in any case."""
-    owners = owners_of(spec.tensors, module)
+    known = ARCHITECTURES.get(spec.family)
+    called = [name for name in spec.tensors if known is None or known.calls(name.rpartition(".")[0])]
+    owners = owners_of(called, module)
     return {instance: _taps(spec, owners, instance, without, written) for instance in instances}
 
 

@@ -6,13 +6,14 @@ import math
 from collections.abc import Mapping
 
 from symfuse.errors import IncompatibleError
-from symfuse.groups import Centred, Invertible, Orthogonal
+from symfuse.groups import Centred, Invertible, Orthogonal, SignedMonomial
 from symfuse.spec import Atom, Instance, Spec, Variance, anatomy
 from symfuse.widths.maps import Duplication, Isometry, Widening, centred_basis, keeping_mean
 from symfuse.widths.shape import Shape, parts_with
 
 HEADS = {"h", "kv", "q"}
 INSIDE = {"qk", "c", "p", "v"}
+SCANS = {"ssm_m", "ssm_h", "states", "rank"}  # of state spaces
 SCORED = {"qk", "c", "p"}  # whose products are the scores
 
 Maps = Mapping[Instance, Widening]
@@ -45,6 +46,10 @@ def _widening(spec: Spec, axis: str, n: int, m: int, scale: float, pair: str) ->
         return Isometry.padding(n, m, scale)
     if isinstance(group, Invertible) or (isinstance(group, Orthogonal) and word == "projection"):
         return Isometry.padding(n, m, scale)
+    if (axis in SCANS or "ssm_h" in spec.axes[axis].per) and not isinstance(group, SignedMonomial):
+        raise IncompatibleError(
+            f"{pair}: axis {axis!r} has {n} units, and would have {m}; what a state space scans stays as it is"
+        )
     if word in INSIDE:
         raise IncompatibleError(
             f"{pair}: heads of {n} units inside (axis {axis!r}) would have {m}; a norm, a clip or a turn acts on these "
