@@ -6,7 +6,8 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from symfuse.architectures import ARCHITECTURES
+from symfuse.architectures import resolve
+from symfuse.architectures.base import is_declared
 from symfuse.errors import CheckpointError, IncompatibleError, SpecError
 from symfuse.io import Checkpoint
 from symfuse.messages import some
@@ -38,8 +39,9 @@ class Guard:
     def __call__(self, checkpoint: Checkpoint) -> Checkpoint:
         """Return the same checkpoint. SpecError or LayoutError if it does not fit its declaration; IncompatibleError if
         its `transformers` class requires tensors that it does not have, or would not load some that it has."""
-        if str(checkpoint.config.get("model_type")) in ARCHITECTURES:
-            Model.of(drop(checkpoint, self.kept))
+        if is_declared(checkpoint.config):
+            own = resolve(checkpoint.config, checkpoint, checkpoint.name).files
+            Model.of(drop(checkpoint, self.kept - own.keys()))
             changed = self._lacks(checkpoint)
         else:
             changed = self._changed(checkpoint)

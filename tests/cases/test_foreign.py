@@ -257,7 +257,8 @@ def wrapped(text: Checkpoint, layout: str) -> Checkpoint:
     }
     tower = {"old": "vision_tower.x.weight", "new": "model.vision_tower.x.weight"}[layout]
     config = {
-        "model_type": "llava", "architectures": ["LlavaForConditionalGeneration"], "text_config": dict(text.config),
+        "model_type": "llava_onevision", "architectures": ["LlavaOnevisionForConditionalGeneration"],
+        "text_config": dict(text.config),
         "tie_word_embeddings": False,
     }  # fmt: skip
     return open_checkpoint({**{names[n]: text[n] for n in text}, tower: torch.ones(3, 5)}, config=config, name=layout)
@@ -271,11 +272,21 @@ def test_c17_a_text_model_and_one_of_two_modalities(llama: Make, layout: str) ->
 
     out = harmonise([both, text])
     wide, moved = models(out)
-    assert set(wide.checkpoint) | set(out.kept) == set(both)
+    assert out.inside is not None
+    assert {out.inside.names[n] for n in wide.checkpoint} | set(out.kept) == set(both)
     (kept,) = out.kept.values()
     assert kept[0] is both or torch.equal(kept[0][kept[1]], torch.ones(3, 5))
-    assert torch.equal(moved.checkpoint[name], text["model.norm.weight"])
-    assert wide.spec.axes == of(unknown()).spec.axes  # by names and shapes
+    assert out.inside.names["model.norm.weight"] == name
+    assert torch.equal(wide.checkpoint["model.norm.weight"], both[name])
+    assert torch.equal(moved.checkpoint["model.norm.weight"], text["model.norm.weight"])
+    assert wide.spec.axes == of(text).spec.axes
+    merged = {**wide.checkpoint.config, "vocab_size": 99, "tie_word_embeddings": True}
+    config = out.inside.config(merged)
+    assert config["text_config"] == {**both.config["text_config"], "vocab_size": 99, "tie_word_embeddings": True}
+    assert config["tie_word_embeddings"] is True
+    assert {**config, "text_config": 0, "tie_word_embeddings": 0} == {
+        **both.config, "text_config": 0, "tie_word_embeddings": 0,
+    }  # fmt: skip
 
     out = harmonise([text, both])
     models(out)
@@ -295,7 +306,7 @@ def test_c17_two_layouts_of_one_family(llama: Make) -> None:
 
 def test_c17_configs_inside_are_compared(llama: Make) -> None:
     out = harmonise([wrapped(llama(), "old"), llama(1, rms_norm_eps=1e-2)])
-    with pytest.raises(IncompatibleError, match=r"text_config\.rms_norm_eps"):
+    with pytest.raises(IncompatibleError, match="differs in rms_norm_eps"):
         models(out)
 
 

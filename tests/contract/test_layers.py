@@ -12,11 +12,16 @@ from torch import nn
 
 from contract import tiny
 from symfuse import api
+from symfuse.architectures import ARCHITECTURES
 from symfuse.errors import IncompatibleError, LayoutError, OptionError, SpecError
 from symfuse.io import Checkpoint
 from symfuse.verification import compare, run
 
 PARTS = ("encoder", "decoder", "text_model", "vision_model")
+# Of models of images and words the layers of the text decoder: their other parts stay as they are.
+WORDS = ("language_model.layers", "text_model.layers")
+OTHERS = {"idefics3": ("vision_model", "connector"), "smolvlm": ("vision_model", "connector")}
+OTHER_PARTS = ("vision_tower", "multi_modal_projector")
 # Of these models the first layer is of another kind, which no field can say of another one, or of one behind others.
 REFUSED = dict.fromkeys(("modernbert", "modernbert-decoder"), ("interleaved", "cut"))
 REFUSED |= dict.fromkeys(
@@ -55,10 +60,14 @@ def part_of(name: str) -> str:
     return next(part for part in name.split(".") if part in PARTS)
 
 
-def recipe_of(orders: Orders) -> dict[str, Any]:
+def recipe_of(orders: Orders, others: Sequence[str] = ()) -> dict[str, Any]:
     def slices(order: Sequence[int]) -> list[dict[str, Any]]:
         return [{"sources": [{"model": "model", "layer_range": [at, at + 1]}]} for at in order]
 
+    if others:
+        words: dict[str, Any] = {"text_decoder": {"slices": slices(*orders.values())}}
+        parts = words | {other: {"models": [{"model": "model"}]} for other in others}
+        return {"merge_method": "passthrough", "modules": parts}
     if len(orders) == 1:
         return {"merge_method": "passthrough", "slices": slices(*orders.values())}
     parts = {part_of(name): {"slices": slices(order)} for name, order in orders.items()}
@@ -74,9 +83,11 @@ def reordered(module: nn.Module, orders: Orders) -> nn.Module:
         hold_table(getattr(owner, key), layers)
         setattr(owner, key, nn.ModuleList(layers))
         for config in {id(c): c for part in module.modules() if (c := getattr(part, "config", None))}.values():
-            if isinstance(config, Mapping) or config is not getattr(owner, "config", config):
+            if isinstance(config, Mapping):
                 continue
             config.use_cache = False
+            if config is not getattr(owner, "config", config):
+                continue
             if len(orders) == 1:
                 config.num_hidden_layers = len(order)
             if numbers := getattr(config, "attn_layer_indices", None):
@@ -104,16 +115,23 @@ def hold_table(before: nn.ModuleList, layers: Sequence[nn.Module]) -> None:
             attention.relative_attention_bias = held.relative_attention_bias
 
 
-def orders_of(module: nn.Module, kind: str) -> dict[str, list[int]]:
+def others_of(family: str) -> Sequence[str]:
+    return OTHERS.get(family, OTHER_PARTS) if ARCHITECTURES[family].parts else ()
+
+
+def orders_of(module: nn.Module, kind: str, seeing: bool = False) -> dict[str, list[int]]:
     found = {}
     for name, layers in stacks(module).items():
+        if seeing and not name.endswith(WORDS):
+            continue
         last = len(layers) - 1
         found[name] = {"interleaved": [last, 0, last], "repeated": [0, last, last], "cut": [last]}[kind]
     return found
 
 
 def merged(checkpoint: Checkpoint, orders: Orders) -> Checkpoint:
-    return api.merge_recipe(recipe_of(orders), {"model": checkpoint})
+    recipe = recipe_of(orders, others_of(str(checkpoint.config["model_type"])))
+    return api.merge_recipe(recipe, {"model": checkpoint})
 
 
 def kinds() -> list[Any]:
@@ -139,7 +157,7 @@ ALSO = {
 def test_layers_compute_what_they_did(label: str, kind: str) -> None:
     case = tiny.case(label)
     module = tiny.real(case.checkpoint)
-    orders = orders_of(module, kind)
+    orders = orders_of(module, kind, bool(others_of(case.spec.family)))
     if refusal := IN_PLACE.get(label, IN_PLACE.get(case.spec.family)):
         with pytest.raises((IncompatibleError, LayoutError, OptionError, SpecError), match=refusal):
             merged(case.checkpoint, orders)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from symfuse.alignment import Alignment, random_alignment
+from symfuse.architectures import ARCHITECTURES
 from symfuse.architectures.resnet import build as build_resnet
 from symfuse.architectures.torch_encoder import build
 from symfuse.io import Checkpoint
@@ -160,6 +161,51 @@ BEIT = SQUARE | {"vocab_size": 31}
 TABLES = {"use_relative_position_bias": True, "use_absolute_position_embeddings": True}
 MASKED_IMAGE = VISION | {"image_size": 12, "patch_size": 4, "encoder_stride": 4}
 
+# Images are among the words: of fifteen pixels nine patches, of twenty sixteen, of which four are merged.
+SEEN_TEXT: dict[str, Any] = {
+    "vocab_size": 61, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 2,
+    "head_dim": 10, "intermediate_size": 29, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1,
+    "eos_token_id": 2,
+}  # fmt: skip
+ENCODED: dict[str, Any] = {
+    "image_size": 15, "patch_size": 5, "num_channels": 3, "hidden_size": 35, "num_hidden_layers": 3,
+    "num_attention_heads": 5, "intermediate_size": 43,
+}  # fmt: skip
+MERGED = ENCODED | {"image_size": 20, "hidden_size": 40, "num_hidden_layers": 2}
+PIXTRAL = MERGED | {"model_type": "pixtral"}
+SIGLIP_ENCODER = ENCODED | {"model_type": "siglip_vision_model", "vision_use_head": False}
+INTERN = MERGED | {"image_size": [20, 20], "patch_size": [5, 5], "hidden_size": 35}
+
+
+def seeing(text: str, vision: Mapping[str, Any], words: Mapping[str, Any] = SEEN_TEXT) -> dict[str, Any]:
+    """The fields of a model that reads images among the words of a text model of that type."""
+    kind = {"model_type": text} if text else {}
+    return {"text_config": {**words, **kind}, "vision_config": dict(vision), "image_token_id": 60}
+
+
+LLAVA = seeing("llama", ENCODED | {"model_type": "clip_vision_model"})
+LLAVA_TILES = LLAVA | {"image_grid_pinpoints": [[15, 30]]}
+PALIGEMMA = seeing("gemma", SIGLIP_ENCODER) | {"projection_dim": 24}
+GEMMA_WORDS = SEEN_TEXT | {"sliding_window": 30, "query_pre_attn_scalar": 13}
+GEMMA_SEEING = seeing("gemma3_text", SIGLIP_ENCODER | {"image_size": 20}, GEMMA_WORDS) | {"mm_tokens_per_image": 4}
+QWEN_WORDS = SEEN_TEXT | {"rope_parameters": {"rope_type": "default", "mrope_section": [1, 2, 2], "rope_theta": 1e4}}
+QWEN_IDS = {"video_token_id": 59, "vision_start_token_id": 58, "vision_end_token_id": 57, "tie_word_embeddings": False}
+QWEN_PATCHES: dict[str, Any] = {"depth": 2, "num_heads": 5, "patch_size": 5, "spatial_merge_size": 2}
+QWEN2_ENCODER = QWEN_PATCHES | {"embed_dim": 40, "hidden_size": 60, "mlp_ratio": 3}
+QWEN25_ENCODER = QWEN_PATCHES | {
+    "hidden_size": 40, "out_hidden_size": 60, "intermediate_size": 43, "window_size": 20, "fullatt_block_indexes": [1],
+}  # fmt: skip
+QWEN3_ENCODER = QWEN_PATCHES | {
+    "hidden_size": 40, "out_hidden_size": 24, "intermediate_size": 43, "num_position_embeddings": 16,
+    "deepstack_visual_indexes": [0, 1],
+}  # fmt: skip
+QWEN2_SEEING = seeing("", QWEN2_ENCODER, QWEN_WORDS | {"hidden_size": 60}) | QWEN_IDS
+QWEN25_SEEING = QWEN2_SEEING | {"vision_config": QWEN25_ENCODER}
+QWEN3_SEEING = seeing("", QWEN3_ENCODER, QWEN_WORDS) | QWEN_IDS
+QWEN3_EXPERTS = QWEN_WORDS | {"num_experts": 9, "num_experts_per_tok": 3, "moe_intermediate_size": 13}
+QWEN3_MIXTURE_SEEING = seeing("", QWEN3_ENCODER, QWEN3_EXPERTS) | QWEN_IDS
+IDEFICS = seeing("llama", MERGED | {"hidden_size": 35}) | {"scale_factor": 2}
+
 SCEPTR: dict[str, Any] = {
     "model_type": "sceptr", "hidden_size": 20, "num_attention_heads": 4, "intermediate_size": 29, "hidden_act": "relu",
     "num_hidden_layers": 2, "vocab_size": 19, "compartment_vocab_size": 7, "embedding_size": 25,
@@ -174,7 +220,8 @@ def randomise(module: torch.nn.Module, seed: int) -> torch.nn.Module:
     less 1), everything else about 0."""
     rng = torch.Generator().manual_seed(seed)
     config = getattr(module, "config", None)
-    spread = 0.2 if getattr(config, "model_type", "").endswith("t5") else 0.3  # T5 does not scale its scores
+    # T5 does not scale its scores; those with RMSNorms in both streams round to float32 twice as often.
+    spread = 0.2 if getattr(config, "model_type", "").endswith(("t5", "mistral3", "qwen2_5_vl")) else 0.3
     with torch.no_grad():
         biases = [(name, b) for name, b in module.named_buffers() if name.endswith(BUFFERS)]
         for name, p in itertools.chain(module.named_parameters(), biases):
@@ -822,6 +869,52 @@ MODELS |= {
     "unispeech-sat-frames": of("UniSpeechSatForAudioFrameClassification", "UniSpeechSatConfig", SPEECH, **STABLE),
     "wavlm-frames": of("WavLMForAudioFrameClassification", "WavLMConfig", SPEECH, use_weighted_layer_sum=True),
     "wavlm-ctc": of("WavLMForCTC", "WavLMConfig", SPEECH, **STABLE),
+    # Of images among words.
+    "llava-lm": of("LlavaForConditionalGeneration", "LlavaConfig", LLAVA),
+    "llava-base": of("LlavaModel", "LlavaConfig", LLAVA, vision_feature_layer=[-2, 1], multimodal_projector_bias=False),
+    "llava-qwen2-lm": of(
+        "LlavaForConditionalGeneration",
+        "LlavaConfig",
+        seeing("qwen2", SIGLIP_ENCODER),
+        vision_feature_layer=-1,
+        vision_feature_select_strategy="full",
+        tie_word_embeddings=True,
+    ),
+    "llava-pixtral-lm": of(
+        "LlavaForConditionalGeneration",
+        "LlavaConfig",
+        seeing("mistral", PIXTRAL),
+        vision_feature_layer=-1,
+        vision_feature_select_strategy="full",
+    ),
+    "llava-next-lm": of("LlavaNextForConditionalGeneration", "LlavaNextConfig", LLAVA_TILES),
+    "paligemma-lm": of("PaliGemmaForConditionalGeneration", "PaliGemmaConfig", PALIGEMMA),
+    "gemma3-seeing-lm": of("Gemma3ForConditionalGeneration", "Gemma3Config", GEMMA_SEEING),
+    "mistral3-lm": of(
+        "Mistral3ForConditionalGeneration",
+        "Mistral3Config",
+        seeing("mistral", PIXTRAL),
+        multimodal_projector_bias=True,
+        tie_word_embeddings=False,
+    ),
+    "qwen2-seeing-lm": of("Qwen2VLForConditionalGeneration", "Qwen2VLConfig", QWEN2_SEEING),
+    "qwen2-5-seeing-lm": of("Qwen2_5_VLForConditionalGeneration", "Qwen2_5_VLConfig", QWEN25_SEEING),
+    "qwen3-seeing-lm": of("Qwen3VLForConditionalGeneration", "Qwen3VLConfig", QWEN3_SEEING),
+    "qwen3-mixture-seeing-lm": of("Qwen3VLMoeForConditionalGeneration", "Qwen3VLMoeConfig", QWEN3_MIXTURE_SEEING),
+    "internvl-lm": of(
+        "InternVLForConditionalGeneration", "InternVLConfig", seeing("qwen2", INTERN), tie_word_embeddings=False
+    ),
+    "internvl-normed-lm": of(
+        "InternVLForConditionalGeneration",
+        "InternVLConfig",
+        seeing("llama", INTERN | {"use_qk_norm": True, "norm_type": "rms_norm", "attention_bias": True}),
+    ),
+    "idefics3-lm": of("Idefics3ForConditionalGeneration", "Idefics3Config", IDEFICS),
+    "smolvlm-lm": of("SmolVLMForConditionalGeneration", "SmolVLMConfig", IDEFICS),
+    # Their parts.
+    "pixtral": of("PixtralVisionModel", "PixtralVisionConfig", MERGED),
+    "internvl-vision": of("InternVLVisionModel", "InternVLVisionConfig", INTERN, use_mean_pooling=False),
+    "idefics3-vision": of("Idefics3VisionTransformer", "Idefics3VisionConfig", MERGED),
 }
 
 # Heads, blocks of heads that share their states, channels of a head and states are of pairwise distinct numbers.
@@ -1029,7 +1122,8 @@ FIRST = {
     "wav2vec2-ctc", "hubert", "wavlm-frames", "dinov3-masked", "siglip2", "swin", "deberta-first-mlm", "led-lm",
     "xlnet-lm",
     "latent-lm", "latent-v2-lm", "latent-v2-lite", "qwen3-next-lm", "qwen3-5-lm", "lfm2-biased", "lfm2-mixture-lm",
-    "diffllama-lm",
+    "diffllama-lm", "llava-next-lm", "mistral3-lm", "qwen2-5-seeing-lm", "qwen3-seeing-lm", "internvl-normed-lm",
+    "idefics3-lm",
 }  # fmt: skip
 
 
@@ -1056,6 +1150,13 @@ def family(label: str) -> str:
         own = {sceptr: "sceptr", published: "torchvision_resnet", perceptron: SEQUENTIAL, convolutions: SEQUENTIAL}
         return own.get(make, "torch_transformer_encoder")
     return CONFIGS[make.keywords["config_class"]] if "config_class" in make.keywords else "torchvision_resnet"
+
+
+def families(label: str) -> set[str]:
+    """The `model_type`s of a tiny model and of its parts, without making it."""
+    whole = family(label)
+    fields = getattr(MODELS[label], "keywords", {}).get("fields", {})
+    return {whole} | {fields[key].get("model_type", usual) for key, usual in ARCHITECTURES[whole].parts.items()}
 
 
 def of_all_families(labels: Iterable[str]) -> list[str]:

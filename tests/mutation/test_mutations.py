@@ -78,9 +78,13 @@ MODELS = (
     *("youtu-lm", "qwen3-next-lm", "qwen3-next-dense", "qwen3-5-lm", "qwen3-5-mixture-lm", "lfm2-biased"),
     *("lfm2-mixture-lm", "diffllama-lm", "diffllama-question"),
     *("resnet-classification", "resnet-published-groups", "perceptron", "convolutions"),
+    *("llava-lm", "llava-next-lm", "llava-pixtral-lm", "paligemma-lm", "gemma3-seeing-lm", "mistral3-lm"),
+    *("qwen2-seeing-lm", "qwen2-5-seeing-lm", "qwen3-seeing-lm", "qwen3-mixture-seeing-lm", "internvl-lm"),
+    *("internvl-normed-lm", "internvl-vision", "idefics3-lm", "idefics3-vision", "smolvlm-lm", "pixtral"),
 )
 BIASED = ("led", "bart", "mbart", "pegasus", "marian", "m2m")  # encoders with decoders, whose keys have biases
 BERTS = ("ernie", "layoutlm", "megatron", "rembert", "xl", "prelayernorm", "esm-sequence", "longformer")
+SEEING = ("llava-lm", "llava-next", "paligemma", "gemma3-seeing", "idefics3", "smolvlm")
 SPEECH = ("wav2vec2", "hubert", "wavlm")
 
 SOFTMAX = "a key's bias adds one number to all scores of a query, which the softmax ignores: it may be anything"
@@ -94,9 +98,11 @@ EQUIVALENT = {
     "attention.k_lin.bias": ("distilbert",),
     "attention.k_proj.bias": SPEECH,
     "feature_extractor.conv_layers.0.conv.bias": ("wav2vec2-biased",),  # the norm behind it takes the mean away
+    "vision_tower.post_layernorm.weight": ("llava",),  # behind the layer that is read
+    "vision_tower.post_layernorm.bias": ("llava",),
     "mask_emb": ("xlnet",),  # which no output reads without a mapping to targets
     "masked_spec_embed": SPEECH,  # which is read in training
-    "self_attn.k_proj.bias": ("opt", "xglm", "clip", "siglip", "smollm3-biased", "granite-hybrid", *BIASED),
+    "self_attn.k_proj.bias": ("opt", "xglm", "clip", "siglip", "smollm3-biased", "granite-hybrid", *SEEING, *BIASED),
     "encoder_attn.k_proj.bias": BIASED,
     "attention.attention.key.bias": ("vit", "deit", "dinov2", "msn", "ast", "mae"),
     # With p2c the content's key also meets positions, and its bias is not free; the position's own key is.

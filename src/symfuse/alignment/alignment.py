@@ -14,7 +14,8 @@ from torch import Tensor
 
 from symfuse.alignment.apply import acting, composed, inverse, move, shift, shifted
 from symfuse.alignment.file import read, to_bytes
-from symfuse.architectures import ARCHITECTURES, resolve
+from symfuse.architectures import resolve
+from symfuse.architectures.base import is_declared
 from symfuse.arguments import checked
 from symfuse.errors import IncompatibleError, SymmetryError
 from symfuse.groups import Coupling, Element
@@ -96,7 +97,7 @@ class Alignment:
         return replace(self, spec=spec, elements=elements, gauges=gauges)
 
     def _declared(self, source: Checkpoint) -> Spec:
-        known = source.config.get("model_type") in list(ARCHITECTURES)
+        known = is_declared(source.config)
         return vary(resolve(source.config, source, source.name), self.variants) if known else self.spec
 
     def _move(self, source: Checkpoint, declared: Spec) -> Checkpoint:
@@ -105,7 +106,7 @@ class Alignment:
         whole = stacked(source, bound.spec)
         aligned = whole.replace(tensors=_aligned_tensors(bound, whole), name=f"{source.name} (aligned)")
         named = unstacked(aligned, bound.spec)
-        return guarded(named, [source]) if source.config.get("model_type") in list(ARCHITECTURES) else named
+        return guarded(named, [source]) if is_declared(source.config) else named
 
     def _bind(self, source: Checkpoint, declared: Spec) -> Spec:
         """The declaration of the source, in which the axes that the alignment acts on must be the same.

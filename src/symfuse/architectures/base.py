@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 
 from symfuse.errors import SpecError, UnknownArchitectureError
+from symfuse.io.installed import resolved
 from symfuse.messages import suggestion
 from symfuse.spec import (
     Axis,
@@ -37,7 +39,7 @@ class Config:
         known = ARCHITECTURES.get(family)
         spelt = {} if known is None else {key: data[old] for key, old in known.spelt.items() if old in data}
         self._data = {**spelt, **data}
-        self._family = family
+        self.family = family
         self._at = at
         self.seen: dict[str, Any] = {} if seen is None else seen
 
@@ -79,7 +81,21 @@ class Config:
 
     def under(self, key: str) -> Config:
         """The config of a part of the model, nested in this one; fields that are `seen` there are seen here."""
-        return Config(self.get(key, {}), self._family, at=f"{self._at}{key}.", seen=self.seen)
+        return Config(self.get(key, {}), self.family, at=f"{self._at}{key}.", seen=self.seen)
+
+    def completed(self) -> Config:
+        """The config with what its class of `transformers` takes for absent fields, nested ones too, where it is
+        installed; fields that are `seen` there are seen here."""
+        values = resolved(self._data)
+        whole = self._data if values is None else json.loads(json.dumps(values, default=str))  # lists, no tuples
+        return Config(whole, self.family, at=self._at, seen=self.seen)
+
+    def part(self, key: str, usual: str) -> Config:
+        """The nested config of a part, as one of the part's own type (by default `usual`), for its bare class."""
+        fields = {**self.get(key, {}), "tie_word_embeddings": self.tied}
+        family = str(fields.setdefault("model_type", usual))
+        fields.pop("architectures", None)
+        return Config(fields, family, at=f"{self._at}{key}.", seen=self.seen)
 
     def pair(self, key: str, usual: int | None = None) -> tuple[int, int]:
         """A height and a width: two positive integers, or one for both; or the default."""
@@ -92,7 +108,7 @@ class Config:
 
     def _needed(self, key: str) -> Any:
         if key not in self._data:
-            raise SpecError(f"config.json: field {self._at + key!r}, which a {self._family} needs, is missing")
+            raise SpecError(f"config.json: field {self._at + key!r}, which a {self.family} needs, is missing")
         return self._data[key]
 
     def _positive(self, key: str, value: Any) -> int:
@@ -105,7 +121,7 @@ class Config:
     def rotary_share(self, usual: float, before: str = "partial_rotary_factor") -> float:
         """The share of a head with rotary positions: since `transformers` 5 among the rotary settings, in older configs
         beside their scaling or in the field `before`, which are not `seen`, as they are only other spellings."""
-        key, older = "rope_parameters.partial_rotary_factor", Config(self._data, self._family)
+        key, older = "rope_parameters.partial_rotary_factor", Config(self._data, self.family)
         share = self.get(key, float(older.get("rope_scaling.partial_rotary_factor", float(older.get(before, usual)))))
         if not 0 < share <= 1:
             raise _wrong(key, share, "a number above 0, up to 1")
@@ -115,7 +131,7 @@ class Config:
     def tied(self) -> bool:
         """Whether the output head is the embedding; `transformers` ties unless the config, or the family, says
         otherwise."""
-        usual = self._family not in ARCHITECTURES or ARCHITECTURES[self._family].tied
+        usual = self.family not in ARCHITECTURES or ARCHITECTURES[self.family].tied
         return self._data.get("tie_word_embeddings", usual) is not None and bool(self.get("tie_word_embeddings", usual))
 
     @property
@@ -206,6 +222,7 @@ class Architecture:
     float32: how the names of its classes end that compute in float32 whatever the model's dtype: norms, and attention
     that does the softmax or the turning of planes so. spelt: fields that configs may have under another name → that
     name. default_dtype: whether its class makes constants in torch's default dtype, where those of float64 overflow.
+    parts: fields with the configs of its parts → the type that a part has where its config does not say.
     uncalled: the last parts of the names of layers whose weights its class reads without calling them."""
 
     model_type: str
@@ -216,6 +233,7 @@ class Architecture:
     float32: tuple[str, ...] = ()
     spelt: Mapping[str, str] = field(default_factory=dict)
     default_dtype: bool = False
+    parts: Mapping[str, str] = field(default_factory=dict)
     uncalled: tuple[str, ...] = ()
 
     def calls(self, layer: str) -> bool:
@@ -251,6 +269,17 @@ def lookup(config: Mapping[str, Any], where: str) -> Architecture:
     return ARCHITECTURES[model_type]
 
 
+def is_declared(config: Mapping[str, Any]) -> bool:
+    """Whether there is a declaration of a config's type, and of the types of its parts."""
+    known = ARCHITECTURES.get(str(config.get("model_type")))
+    if known is None or not known.parts:
+        return known is not None
+    whole = resolved(config) or config
+    parts = ((whole.get(key), usual) for key, usual in known.parts.items())
+    types = (part.get("model_type", usual) if isinstance(part, Mapping) else usual for part, usual in parts)
+    return all(str(model_type) in ARCHITECTURES for model_type in types)
+
+
 def declaration(config: Mapping[str, Any], names: Collection[str], where: str) -> tuple[Family, str]:
     """The declaration for a config, with the ties of a file that has tensors of these names; and the model's class.
     SpecError for fields of the config that are not as they must be, UnknownArchitectureError for an unknown family."""
@@ -260,5 +289,16 @@ def declaration(config: Mapping[str, Any], names: Collection[str], where: str) -
         family, class_name = architecture.declare(c), c.class_name
     except SpecError as error:
         raise SpecError(f"{where}: {error}") from None
-    ties = {**family.tied, **{alias: name for alias, name in family.absent.items() if alias not in names}}
+    there = {modern(name, family.legacy) for name in names} if family.absent else ()
+    ties = {**family.tied, **{alias: name for alias, name in family.absent.items() if alias not in there}}
     return replace(family, tied=ties), class_name
+
+
+def modern(name: str, legacy: Mapping[str, str]) -> str:
+    """A name with an old ending or beginning replaced by the current one (`Family.legacy`)."""
+    for old, new in legacy.items():
+        if old.endswith(".") and name.startswith(old):
+            return new + name[len(old) :]
+        if name.endswith(old):
+            return name[: -len(old)] + new
+    return name

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Collection, Container, Iterable, Mapping
 from typing import Any
 
-from symfuse.architectures.base import Architecture, Family, Head, declaration, lookup
+from symfuse.architectures.base import Architecture, Family, Head, declaration, lookup, modern
 from symfuse.errors import SpecError
 from symfuse.spec import (
     BEHIND,
@@ -211,18 +211,22 @@ def _stacks(
     """The declared stacks that the file has in pieces. stored: canonical name → name of the whole tensor in the file.
     SpecError for more pieces than tensors, before a name is made for each."""
     out: dict[str, tuple[str, ...]] = {}
-    there = {re.sub(r"^(.*\.)\d+(?=\.)", r"\1*", name) for name in current} if family.stacks else set()
+    there = {_numberless(name): _numberless(file) for name, file in current.items()} if family.stacks else {}
     for template, pieces in family.stacks.items():
         for index in indices(template, family.axes):
             name = template.format(**index)
             names = tuple(prefix + piece.format(**index) for piece in pieces)
-            if name in stored and stored[name] not in current and not there.isdisjoint(names):
-                out[name] = names
+            if name in stored and stored[name] not in current and not there.keys().isdisjoint(names):
+                out[name] = tuple(there.get(piece, piece) for piece in names)
     first = {parse(family.tensors[template]).dims[:1] for template in family.stacks} if out else ()
     for (count,) in (Layout(dims).shape({key: axis.size for key, axis in family.axes.items()}) for dims in first):
         if count > len(current):
             raise _too_many("the pieces of a stack (experts)", count, len(current), where)
     return out
+
+
+def _numberless(name: str) -> str:
+    return re.sub(r"^(.*\.)\d+(?=\.)", r"\1*", name)
 
 
 def is_buffer(name: str, family: Family) -> bool:
@@ -264,13 +268,3 @@ def _clash(one: Head, other: Head) -> str | None:
 
 def _all_tied(head: Head, family: Family) -> bool:
     return all(name in family.tied for name in head.tensors)
-
-
-def modern(name: str, legacy: Mapping[str, str]) -> str:
-    """A name with an old ending or beginning replaced by the current one (`Family.legacy`)."""
-    for old, new in legacy.items():
-        if old.endswith(".") and name.startswith(old):
-            return new + name[len(old) :]
-        if name.endswith(old):
-            return name[: -len(old)] + new
-    return name

@@ -76,12 +76,12 @@ def ministral(c: Config) -> Family:
     return _family(c)
 
 
-@architecture("qwen2", tied=False)
+@architecture("qwen2", "qwen2_vl_text", "qwen2_5_vl_text", tied=False)
 def qwen2(c: Config) -> Family:
     return _family(c).plus(tensors=decoder.BIASES)
 
 
-@architecture("qwen3", tied=False)
+@architecture("qwen3", "qwen3_vl_text", tied=False)
 def qwen3(c: Config) -> Family:
     family = _family(c, Sign(), size=128).plus(tensors=decoder.NORMS_OF_HEADS)
     return decoder.biased(family, c.get("attention_bias", False))

@@ -21,7 +21,7 @@ def qwen2_moe(c: Config) -> Family:
     return family.plus(tensors=decoder.BIASES) if c.get("qkv_bias", True) else family
 
 
-@architecture("qwen3_moe", tied=False)
+@architecture("qwen3_moe", "qwen3_vl_moe_text", tied=False)
 def qwen3_moe(c: Config) -> Family:
     return _qwen3(c, unrouted_layers(c))
 

@@ -80,6 +80,15 @@ def siglip_vision(c: Config) -> Family:
     return _vision(c)
 
 
+@architecture("idefics3_vision", "smolvlm_vision")
+def idefics3_vision(c: Config) -> Family:
+    """Without the attention of a probe; images of any shape, with places by their share of it."""
+    family = vision_tower(c, (12, 1152, 3072, 16), 32, ACT, Axis(1), tokens=0)
+    reads = READS | {VISION_LAST + ".weight": ("last_hidden_state",)}
+    family = family.plus(tensors={EMBEDDINGS + "patch_embedding.bias": "residual"}, reads=reads)
+    return replace(family, outputs={"last_hidden_state": "residual"})
+
+
 @architecture("siglip2_vision_model", float32=("Siglip2VisionEmbeddings",))
 def siglip2_vision(c: Config) -> Family:
     """Images of any shape, cut into patches beforehand; one table of places is resized to each."""

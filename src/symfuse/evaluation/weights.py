@@ -16,8 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from symfuse.architectures import ARCHITECTURES
-from symfuse.architectures.binding import modern
+from symfuse.architectures.base import is_declared, modern
 from symfuse.architectures.names import LEGACY
 from symfuse.device import require
 from symfuse.errors import CheckpointError, IncompatibleError, OptionError
@@ -176,7 +175,7 @@ def _by_memory_name(
     }
     stored = {ours: theirs for ours, theirs in names.items() if theirs is not None}
     tensors = Rewritten(checkpoint, {ours: _single(checkpoint, theirs) for ours, theirs in stored.items()})
-    declared = str(checkpoint.config.get("model_type")) in ARCHITECTURES or not hasattr(module, "base_model_prefix")
+    declared = is_declared(checkpoint.config) or not hasattr(module, "base_model_prefix")
     if declared or all(name in tensors for name, _ in module.named_parameters()):
         require_read(module, list(checkpoint), set(stored.values()), checkpoint.name)
         return tensors  # what is missing is reported by name

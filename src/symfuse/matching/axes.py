@@ -18,7 +18,7 @@ ALIASES = {"emd": "permutation"}
 # Anatomy → axes, and `biases` for their translations. With the residual stream and the order of heads fixed, attention
 # and feed-forward are independent of each other; the others share tensors with them.
 MATCHABLE: dict[str, tuple[str, ...]] = {
-    "attention": ("qk", "c", "p", "n", "s", "v", "latent", "conv", "lambda"), "ffn": ("ffn", "stem", "inner"),
+    "attention": ("qk", "c", "p", "n", "s", "v", "latent", "conv", "lambda"), "ffn": ("ffn", "stem", "inner", "merged"),
     "heads": ("h", "kv", "q", "m", "books", "group"),
     "residual": ("residual", "blocks"),
     "scan": ("scanned", "states", "rank"),

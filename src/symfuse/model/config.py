@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from symfuse.architectures.base import ARCHITECTURES, Config, lookup
+from symfuse.architectures.base import Config, is_declared, lookup
 from symfuse.architectures.blocks import SAME
 from symfuse.errors import SpecError
 from symfuse.io import Checkpoint
@@ -125,7 +125,7 @@ def differences(one: Checkpoint, other: Checkpoint) -> list[Difference]:
             continue
         field = _field_name(key, one, other)
         by_field[field] = Difference(field, ours, theirs, known and not _harmless(key, configs))
-    if all(str(checkpoint.config.get("model_type")) in ARCHITECTURES for checkpoint in (one, other)):
+    if all(is_declared(checkpoint.config) for checkpoint in (one, other)):
         by_field |= _deciding_differences(one, other)
     return sorted(by_field.values(), key=lambda difference: not difference.matters)
 

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from symfuse.architectures.base import ARCHITECTURES
+from symfuse.architectures.base import ARCHITECTURES, is_declared
 from symfuse.architectures.binding import resolve
 from symfuse.errors import CheckpointError, IncompatibleError, SpecError
 from symfuse.io import Checkpoint
@@ -54,7 +54,7 @@ class Model:
             return cls(checkpoint, *known[1:])
         checkpoint, notes = under_file_names(checkpoint)
         refuse_placeholders(checkpoint)
-        if undeclared and family is None:
+        if undeclared and not is_declared(checkpoint.config):
             spec = by_names(checkpoint)
             notes += (f"symfuse has no declaration for {spec.family!r}: merged by names and shapes, without alignment",)
         else:
@@ -75,7 +75,7 @@ class Model:
     @property
     def declared(self) -> bool:
         """Whether symfuse has a declaration of the family, so that it can be aligned."""
-        return self.spec.family in ARCHITECTURES
+        return is_declared(self.checkpoint.config)
 
     def read(self, name: str) -> Tensor:
         """The tensor of that canonical name; CheckpointError if it holds NaN or infinity."""
@@ -122,7 +122,7 @@ class Model:
 
 def as_declared(checkpoint: Checkpoint) -> Checkpoint:
     """A checkpoint with every tensor as its family declares it (`Model.whole`); unchanged without a declaration."""
-    if str(checkpoint.config.get("model_type")) not in ARCHITECTURES:
+    if not is_declared(checkpoint.config):
         return checkpoint
     return stacked(checkpoint, resolve(checkpoint.config, checkpoint, checkpoint.name))
 
@@ -130,7 +130,7 @@ def as_declared(checkpoint: Checkpoint) -> Checkpoint:
 def under_file_names(checkpoint: Checkpoint) -> tuple[Checkpoint, tuple[str, ...]]:
     """Give a checkpoint of a declared family whose tensors have their names in memory the names of files, as the
     installed `transformers` would save it, with a note; any other checkpoint is returned unchanged."""
-    if str(checkpoint.config.get("model_type")) not in ARCHITECTURES:
+    if not is_declared(checkpoint.config):
         return checkpoint, ()
     try:
         spec = resolve(checkpoint.config, checkpoint, checkpoint.name)

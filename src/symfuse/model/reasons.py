@@ -22,6 +22,7 @@ MEANING = {
     "outputs": "outputs",
     "channels": "channels of an image", "buckets": "distances",
     "mels": "mel frequencies", "times": "time steps",
+    "merged": "units of patches that are merged", "patches": "patches that are merged",
     "blocks": "blocks of the stream", "l": "layers", "projector": "units before the classes", "books": "books of codes",
     "entries": "codes of a book", "code": "units of a code", "projected": "the space in which codes are compared",
 }  # fmt: skip

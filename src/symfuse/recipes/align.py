@@ -12,7 +12,7 @@ import torch
 
 from symfuse.alignment import Alignment
 from symfuse.device import CPU
-from symfuse.errors import UnknownArchitectureError
+from symfuse.errors import OptionError, UnknownArchitectureError
 from symfuse.evaluation import Batch, Task, make_task, read_records
 from symfuse.executors import Executor, one_torch_thread
 from symfuse.io import Checkpoint
@@ -76,8 +76,17 @@ def anchor_of(stage: Stage) -> ModelRef | None:
     layers_of(stage.recipe, spec)  # raises if they do not exist
     with stage.recipe.blaming("align.axes", "align.groups"):
         select(spec, align.axes, groups_of(stage.recipe, spec))
-    if align.anchor is not None:
-        return align.anchor
+    whole = list(stage.models)[stage.template] if stage.inside is not None else None
+    if whole is not None and align.anchor not in (None, whole):
+        stage.recipe.refuse(
+            OptionError(
+                f"align.anchor: {whole} is the only one with images, and what reads them stays as it is, written to "
+                f"the stream of {whole}; leave anchor out, or name {whole}"
+            ),
+            "align.anchor",
+        )
+    if whole is not None or align.anchor is not None:
+        return whole or align.anchor
     if lookup(stage.recipe.merge_method).base == "required" and stage.recipe.base_model is not None:
         return stage.recipe.base_model
     nearest = nearest_to_mean([Model.of(checkpoint) for checkpoint in stage.models.values()])

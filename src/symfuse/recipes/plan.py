@@ -23,6 +23,7 @@ from symfuse.model.config import with_fields
 from symfuse.model.undeclared import LAYER, LAYER_COUNTS, OTHER_MODALITY, other_modality, serves_all
 from symfuse.recipes.schema import Input, ModelRef, Module, Recipe, kept_head, matching, settings_for
 from symfuse.recipes.schema import Slice as RecipeSlice
+from symfuse.rewriting.names import Inside
 from symfuse.rules import Layer, Stack, inside, rearranged, require_same_rules
 from symfuse.spec import BEHIND, Spec, anatomy, layer_of
 
@@ -30,8 +31,8 @@ from symfuse.spec import BEHIND, Spec, anatomy, layer_of
 # the number of layers.
 _TENSORS = {
     "text_decoder": re.compile(rf"\.(?!{OTHER_MODALITY.pattern}$)"),
-    "vision_tower": re.compile(r"\.visual\.(?!merger|deepstack_merger)"),
-    "multi_modal_projector": re.compile(r"\.visual\.(merger|deepstack_merger)"),
+    "vision_tower": re.compile(r"(\.model)?\.visual\.(?!merger|deepstack_merger)"),
+    "multi_modal_projector": re.compile(r"(\.model)?\.visual\.(merger|deepstack_merger)"),
 }
 _CONFIGS = {
     "text_decoder": ("text_config", "llm_config"),
@@ -104,13 +105,15 @@ def plan_recipe(
     kept: Mapping[str, tuple[Checkpoint, str]] | None = None,
     *,
     fields: Mapping[str, Any] | None = None,
+    inside: Inside | None = None,
     before: Sequence[Checkpoint] = (),
     device: str = CPU,
     learned: Learnt | None = None,
 ) -> Checkpoint:
     """The merged checkpoint of a recipe; no tensor is read. models: all that the recipe names, by reference, aligned
     and in one vocabulary. kept: tensors of some models only, which are copied: by name, the checkpoint and the name
-    there. fields: of config.json, which belong to these. before: the models as they were opened, the template first.
+    there. fields: of config.json, which belong to these. inside: the multimodal model that the result is a part of.
+    before: the models as they were opened, the template first.
     learned: what a method learned from data, by index of a model in `models`.
 
     Raises OptionError for layer ranges, numbers of models and parameters that do not fit; IncompatibleError for models
@@ -153,6 +156,8 @@ def plan_recipe(
             )
         except OptionError as error:
             _refuse(recipe, method, error)
+    if inside is not None:
+        outputs = {inside.names[name]: output for name, output in outputs.items()}
     for name, (owner, file) in (kept or {}).items():
         outputs[name] = Output(typed(owner.info(file), dtype), (Term(owner, file),))
     merged = Merged(outputs, seed=recipe.seed, device=device)
@@ -161,6 +166,7 @@ def plan_recipe(
     config = with_fields(config, fields or {})
     _require_no_parts_by_layer(spec, stacks)
     require_same_rules(config, stacks)
+    config = config if inside is None else inside.config(config)
     return merged_checkpoint(opened, template, merged, config, recipe.name, before, kept or ())
 
 

@@ -24,6 +24,7 @@ from symfuse.recipes.events import Note
 from symfuse.recipes.plan import plan_recipe, require_layers, template_of
 from symfuse.recipes.schema import COPY, ModelRef, Recipe
 from symfuse.rewriting import Reconcile, harmonise, require_same_frame
+from symfuse.rewriting.names import Inside
 from symfuse.rewriting.vocabulary import (
     Vocabulary,
     build,
@@ -41,7 +42,7 @@ SHARED_ROWS = "shared-rows"  # of `tokenizer_source`: rows with equal indices me
 class Stage:
     """A recipe with its models at this stage. models: by reference, in the order of the recipe. opened: the same, as
     they were opened. alignments: of the aligned models. anchor: of the alignments. learned: what the method learned
-    from data. kept, config: further tensors and fields of the result."""
+    from data. kept, config: further tensors and fields of the result. inside: the multimodal model it is a part of."""
 
     recipe: Recipe
     models: Mapping[ModelRef, Checkpoint]
@@ -50,6 +51,7 @@ class Stage:
     notes: tuple[Note, ...] = ()
     kept: Mapping[str, tuple[Checkpoint, str]] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
+    inside: Inside | None = None
     vocabulary: Vocabulary | None = None
     alignments: Mapping[ModelRef, Alignment] = field(default_factory=dict)
     anchor: ModelRef | None = None
@@ -172,6 +174,7 @@ def prepare(recipe: Recipe, models: Mapping[ModelRef, Checkpoint], options: Reco
         notes=tuple(first[text] for text in dict.fromkeys(note.text for note in every)),
         kept=done.kept,
         config=done.config,
+        inside=done.inside,
         vocabulary=vocabulary,
     )
 
@@ -196,6 +199,7 @@ def plan(stage: Stage, *, device: str = CPU) -> Checkpoint:
         {ref: Model.of(checkpoint, undeclared=True) for ref, checkpoint in stage.models.items()},
         stage.kept,
         fields=stage.config,
+        inside=stage.inside,
         before=stage.before,
         device=device,
         learned=stage.learned,

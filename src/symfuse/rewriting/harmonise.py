@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -20,12 +20,13 @@ from symfuse.model.config import of_text, rope_theta, text_config, with_fields
 from symfuse.model.model import under_file_names
 from symfuse.model.undeclared import PREDICTORS, declared_depth, disagreeing_frequencies, is_derived, predicts_more
 from symfuse.rewriting.names import (
+    Inside,
     declared_names,
     has_inside,
-    into_wrapper,
     match_names,
     out_of_wrapper,
     taken_as,
+    taken_out,
     towers,
 )
 from symfuse.rewriting.rewritten import drop, with_values, zero_biases
@@ -48,12 +49,13 @@ class Reconcile:
 class Harmonised:
     """checkpoints: in the order of the inputs, with the base's names. notes: what was done. kept: tensors that are
     added to the merge unchanged, by their name in it: the checkpoint and the name there. config: the fields that the
-    merge's config.json needs for kept tensors."""
+    merge's config.json needs for kept tensors. inside: the multimodal model of which the merged tensors are a part."""
 
     checkpoints: list[Checkpoint]
     notes: list[str] = field(default_factory=list)
     kept: dict[str, tuple[Checkpoint, str]] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
+    inside: Inside | None = None
 
 
 def harmonise(checkpoints: Sequence[Checkpoint], *, base: int = 0, options: Reconcile = Reconcile()) -> Harmonised:
@@ -65,6 +67,7 @@ def harmonise(checkpoints: Sequence[Checkpoint], *, base: int = 0, options: Reco
     saved = [under_file_names(checkpoint) for checkpoint in checkpoints]
     out = Harmonised([checkpoint for checkpoint, _ in saved])
     out.notes.extend(f"{checkpoint.name}: {note}" for checkpoint, notes in saved for note in notes)
+    out = replace(out, inside=_take_out(out, base))
     _match_names(out, base, options.force_config)
     out.checkpoints[:], notes = match_ties(out.checkpoints)
     out.notes.extend(notes)
@@ -75,6 +78,23 @@ def harmonise(checkpoints: Sequence[Checkpoint], *, base: int = 0, options: Reco
     return out
 
 
+def _take_out(out: Harmonised, base: int) -> Inside | None:
+    """If the base is multimodal and others are text models of the type inside it, its language model is merged alone;
+    its other tensors are kept."""
+    whole = out.checkpoints[base]
+    texts = [checkpoint for checkpoint in out.checkpoints if has_inside(whole.config, checkpoint.config)]
+    if not texts:
+        return None
+    out.checkpoints[base], inside = taken_out(whole, texts[0])
+    names = towers(whole)
+    out.kept.update({name: (whole, name) for name in names})
+    out.notes.append(
+        f"{len(names)} tensors of other modalities, which {some(text.name for text in texts)} has not, are those of "
+        f"{whole.name}"
+    )
+    return inside
+
+
 def _match_names(out: Harmonised, base: int, any_type: bool) -> None:
     for i, checkpoint in enumerate(out.checkpoints):
         if not declared(checkpoint):
@@ -83,13 +103,12 @@ def _match_names(out: Harmonised, base: int, any_type: bool) -> None:
             out.notes.extend([f"{checkpoint.name}: {note}"] if note else [])
             out.checkpoints[i] = drop(checkpoint, buffers)
     target = out.checkpoints[base]
-    texts = []
     for i, checkpoint in enumerate(out.checkpoints):
         if i == base:
             continue
         ours, theirs = target.config, checkpoint.config
-        wrap, unwrap = has_inside(ours, theirs), has_inside(theirs, ours)
-        if ours.get("model_type") != theirs.get("model_type") and not wrap and not unwrap:
+        unwrap = has_inside(theirs, ours)
+        if ours.get("model_type") != theirs.get("model_type") and not unwrap:
             if not any_type:
                 raise IncompatibleError(
                     f"{target.name} and {checkpoint.name}: one is a {ours.get('model_type')}, the other a "
@@ -99,7 +118,7 @@ def _match_names(out: Harmonised, base: int, any_type: bool) -> None:
             out.checkpoints[i], notes = taken_as(checkpoint, target)
             out.notes.extend(notes)
             continue
-        if declared(target) and declared(checkpoint):
+        if declared(target) and declared(checkpoint) and not unwrap:
             # A declaration knows its own prefixes, old names and buffers.
             out.notes.extend(declared_names(checkpoint, target))
             continue
@@ -108,17 +127,7 @@ def _match_names(out: Harmonised, base: int, any_type: bool) -> None:
         if unwrap:
             out.notes.append(f"{checkpoint.name}: {len(towers(checkpoint))} tensors of other modalities are left out")
             checkpoint = out_of_wrapper(checkpoint, target)
-        if wrap:
-            checkpoint = into_wrapper(checkpoint, target)
-            texts.append(checkpoint.name)
         out.checkpoints[i] = checkpoint
-    if texts:
-        names = towers(target)
-        out.kept.update({name: (target, name) for name in names})
-        out.checkpoints[:] = [drop(c, names) for c in out.checkpoints]
-        out.notes.append(
-            f"{len(names)} tensors of other modalities, which {some(texts)} has not, are those of {target.name}"
-        )
 
 
 def _match_biases(out: Harmonised, options: Reconcile) -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from symfuse.architectures.base import is_declared
 from symfuse.architectures.binding import resolve
 from symfuse.architectures.names import LEGACY
 from symfuse.errors import IncompatibleError, SymfuseError
 from symfuse.io import Checkpoint
-from symfuse.io.installed import installed
+from symfuse.io.installed import installed, resolved
 from symfuse.io.live import spelt
 from symfuse.messages import some
+from symfuse.model.config import of_text, with_fields
 from symfuse.model.undeclared import is_tied, other_modality
 from symfuse.rewriting.rewritten import drop, renamed
 
@@ -89,21 +92,37 @@ def _kind(config: Mapping[str, Any]) -> str:
     return "qwen2" if kind == "qwen2_5" else kind
 
 
-def into_wrapper(checkpoint: Checkpoint, target: Checkpoint) -> Checkpoint:
-    """A text model with the config of a multimodal model around it; it lacks the other modalities' tensors."""
-    inner, text = _language(target.config) or {}, dict(checkpoint.config)
-    text["model_type"] = inner["model_type"]
-    flat = {key: value for key, value in text.items() if key in target.config and key != "architectures"}
-    wrapped = flat if inner is target.config else {"text_config": text}
-    tied = {"tie_word_embeddings": is_tied(checkpoint.config, checkpoint)}
-    return checkpoint.replace(config={**target.config, **wrapped, **tied})
+@dataclass(frozen=True)
+class Inside:
+    """A multimodal model whose language model alone is merged, with text models. names: of the language model's
+    tensors, in a text model → in the file. text: the config that it has as a text model."""
+
+    whole: Checkpoint
+    names: Mapping[str, str]
+    text: Mapping[str, Any]
+
+    def config(self, merged: Mapping[str, Any]) -> dict[str, Any]:
+        """The config of the whole, with what has changed in that of the text model."""
+        apart = ("model_type", "architectures")
+        changed = {k: v for k, v in merged.items() if k not in apart and (k not in self.text or self.text[k] != v)}
+        tied = {key: value for key, value in changed.items() if key == "tie_word_embeddings"}
+        return with_fields(self.whole.config, of_text(self.whole.config, changed) | tied)
+
+
+def taken_out(whole: Checkpoint, text: Checkpoint) -> tuple[Checkpoint, Inside]:
+    """The language model of a multimodal model, as a text model like that one, and what puts it back."""
+    names = _names(whole, text)
+    inner = out_of_wrapper(renamed(whole, names), text)
+    return inner, Inside(whole, {new: names[new] for new in inner}, inner.config)
 
 
 def out_of_wrapper(checkpoint: Checkpoint, target: Checkpoint) -> Checkpoint:
     """The language model of a multimodal model, as a text model like the target."""
-    text = {**(_language(checkpoint.config) or {}), "model_type": target.config["model_type"]}
+    config = (resolved(checkpoint.config) if is_declared(checkpoint.config) else None) or checkpoint.config
+    text = {**(_language(config) or {}), "model_type": target.config["model_type"]}
     text.pop("vision_config", None)
     text |= {"tie_word_embeddings": is_tied(checkpoint.config, checkpoint)}
+    text |= {key: target.config[key] for key in ("architectures",) if key in target.config}
     return drop(checkpoint, towers(checkpoint)).replace(config=text)
 
 

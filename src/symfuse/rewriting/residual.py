@@ -20,8 +20,8 @@ from symfuse.model import Model
 from symfuse.rewriting.computed import Formula, computed, reader
 from symfuse.rewriting.scales import unfolded_scales
 from symfuse.rewriting.ties import require_untied
-from symfuse.spec import Atom, Declared, Spec, Variance, bias_of, parse
-from symfuse.spec.layout import Concat
+from symfuse.spec import Atom, Declared, Layout, Spec, Variance, bias_of, parse
+from symfuse.spec.layout import Concat, Node, Product
 
 # In the least squares A δ = b, a residual below this share of |A| |δ| + |b| is rounding.
 ROUNDING = 1e-12
@@ -176,7 +176,8 @@ def norms_of(model: Model) -> list[Norm]:
         weights = {name: _bias(spec, name) for name in readers if name in spec.tensors}
         own = {axis for name in (gain, bias) if name for axis in spec.tensors[name].layout.names}
         read = (spec.tensors[name].layout.dims for name in weights)  # of a folded norm all that is left
-        duals = ({d.name for d in dims if isinstance(d, Atom) and d.variance is Variance.DUAL} for dims in read)
+        nodes = ([_repeated(spec, dim) for dim in dims] for dims in read)
+        duals = ({d.name for d in dims if isinstance(d, Atom) and d.variance is Variance.DUAL} for dims in nodes)
         (axis,) = {name for name in own if not name.isdigit()} or set.intersection(*duals)
         norms.append(Norm(gain, bias, weights, tuple(n for n in readers if n in spec.outputs), axis))
     if scales := unfolded_scales(spec):
@@ -205,16 +206,27 @@ def is_folded(spec: Spec, norm: Norm) -> bool:
 
 
 # The stored dimension of a tensor that is the axis alone, and how often the axis is repeated in it: a classifier may
-# read the class token and the mean of the others.
+# read the class token and the mean of the others, and a merger several patches side by side.
 Place = tuple[int, int]
 
 
 def _place(spec: Spec, name: str, atom: Atom) -> Place:
     for dim, node in enumerate(spec.tensors[name].layout.dims):
-        parts = node.parts if isinstance(node, Concat) else (node,)
-        if set(parts) == {atom}:
-            return dim, len(parts)
+        if _repeated(spec, node) == atom:
+            (size,), (whole,) = (Layout((one,)).shape(spec.sizes) for one in (atom, node))
+            return dim, whole // size
     raise ValueError(f"{atom} is no whole dimension of {name}")
+
+
+def _repeated(spec: Spec, node: Node) -> Node:
+    """What a dimension repeats, once or several times one behind the other; any other dimension as it is."""
+    if isinstance(node, Concat) and len(set(node.parts)) == 1:
+        return node.parts[0]
+    if isinstance(node, Product):
+        times = {atom.name for atom in Layout(node.parts[:-1]).atoms}
+        if all(name.isdigit() or spec.axes[name].group is None for name in times):
+            return node.parts[-1]
+    return node
 
 
 def _parts(w: Tensor, place: Place) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from symfuse.architectures.base import ARCHITECTURES, Config, Family, declaration
+from symfuse.architectures.base import ARCHITECTURES, Config, Family, declaration, is_declared
 from symfuse.architectures.binding import resolve
 from symfuse.errors import SymmetryError
 from symfuse.io import Checkpoint
@@ -48,7 +48,7 @@ def match_ties(checkpoints: Sequence[Checkpoint]) -> tuple[list[Checkpoint], lis
 
 def declared(checkpoint: Checkpoint) -> bool:
     """Whether symfuse has a declaration of the family."""
-    return str(checkpoint.config.get("model_type")) in ARCHITECTURES
+    return is_declared(checkpoint.config)
 
 
 def _is_tied(checkpoint: Checkpoint) -> bool:

@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from symfuse.io import Checkpoint
 from symfuse.io.tensors import BLOCK
+from symfuse.verification.images import PLACEHOLDER, image_token
 
 
 class Reads(TorchFunctionMode):
@@ -134,7 +135,6 @@ SHORT = 256  # reaches every bucket of relative positions, and enough distances
 _LIMITS = ("max_target_positions", "max_position_embeddings", "n_positions", "max_seq_len")
 _WINDOWS = ("sliding_window", "local_attention", "attention_window", "attention_chunk_size")
 _SPECIAL = re.compile(r"\w*token_(id|index)")
-_PLACEHOLDER = re.compile(r"(image|video|audio|vision|speech)\w*token_(id|index)")  # for what is no text
 
 
 @dataclass(frozen=True)
@@ -182,6 +182,8 @@ def long_inputs(
     if not keys or (length := (reach := Reach.of(module)).length - less) < 1:
         return []
     takes, rng = inspect.signature(module.forward).parameters, torch.Generator().manual_seed(1)
+    if any(image_token(module, config) is not None for config in configs):  # texts without images
+        short = {name: value for name, value in short.items() if name in ("input_ids", "attention_mask")}
     size = int(_text(module).vocab_size)
     texts = max(1, min(-(-size // length), reach.tokens // length))
     out = _like(short, {key: _ids(module, configs, words, key, (texts, length), rng) for key in keys})
@@ -227,7 +229,7 @@ def _ids(
     size = (getattr(text, "decoder_vocab_size", None) if key.startswith("decoder") else None) or text.vocab_size
     fields = [pair for c in configs for part in (c, c.get("text_config") or {}) for pair in part.items()]
     special = [n for name, n in fields if type(n) is int and _SPECIAL.fullmatch(name)]
-    apart = {n for name, n in fields if type(n) is int and _PLACEHOLDER.fullmatch(name)}
+    apart = {n for name, n in fields if type(n) is int and PLACEHOLDER.fullmatch(name)}
     ranked = dict.fromkeys([*special, *range(5), *words, *torch.randperm(size, generator=rng).tolist()])
     selected = torch.tensor([n for n in ranked if 0 <= n < size and n not in apart])
     count = shape[0] * shape[1]

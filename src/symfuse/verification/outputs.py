@@ -13,6 +13,7 @@ from torch import Tensor
 
 from symfuse.architectures import ARCHITECTURES
 from symfuse.errors import IncompatibleError, OptionError
+from symfuse.verification.images import image_token, with_images
 
 Outputs = Mapping[str, Tensor]
 
@@ -29,8 +30,8 @@ UNDER_A_HEAD = {"encoder_last_hidden_state"}
 
 
 def random_inputs(module: torch.nn.Module, config: Mapping[str, Any], seed: int = 0) -> dict[str, Tensor]:
-    """Seeded inputs for a live module, by what it takes: token ids with padding, pixels, sounds, or hidden states; for
-    an encoder-decoder those of both."""
+    """Seeded inputs for a live module, by what it takes: token ids with padding, images among them where
+    placeholders stand for these, pixels, sounds, or hidden states; for an encoder-decoder those of both."""
     rng = torch.Generator().manual_seed(seed)
     dtype = next(module.parameters()).dtype
     main = getattr(module, "main_input_name", None)
@@ -43,6 +44,7 @@ def random_inputs(module: torch.nn.Module, config: Mapping[str, Any], seed: int 
         config = module.config.to_dict()  # type: ignore[operator, union-attr]
     text, vision = (config.get(f"{part}_config", config) for part in ("text", "vision"))
     takes = inspect.signature(module.forward).parameters
+    main = main if main in takes or "pixel_values" not in takes else "pixel_values"
     if main == "pixel_values" and "spatial_shapes" in takes:
         return _patches(vision, rng, dtype)
     if main == "pixel_values":
@@ -68,6 +70,8 @@ def random_inputs(module: torch.nn.Module, config: Mapping[str, Any], seed: int 
     inputs = {"input_ids": ids, "attention_mask": mask}
     if "global_attention_mask" in takes:  # the first token, so that the maps of such tokens are read
         inputs["global_attention_mask"] = (torch.arange(length) == 0).long().expand_as(ids)
+    if image_token(module, config) is not None:
+        return with_images(module, config, inputs, rng)
     if "spatial_shapes" in takes:
         return inputs | _patches(vision, rng, dtype)
     if "pixel_values" in takes and vision is not config:
@@ -138,7 +142,9 @@ def _decoder_inputs(config: Mapping[str, Any], longest: int, batch: int, rng: to
 def _widest_padding(module: torch.nn.Module, length: int) -> int:
     """The length of padding after which every row of scores still has a key: a row without one is NaN in classes that
     mask by the least number of float64 and compute the softmax in float32 (Gemma 2)."""
-    window = getattr(getattr(module, "config", None), "sliding_window", None)
+    config: Any = getattr(module, "config", None)
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    window = getattr(config, "sliding_window", None)
     return max(0, int(window) - 1) if window else length  # of Qwen2's mixtures 0 is none
 
 
