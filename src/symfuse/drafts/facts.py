@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
 from symfuse.architectures.base import Config
 from symfuse.architectures.names import HEAD
+from symfuse.drafts.trace import Traced
 from symfuse.errors import SpecError
 from symfuse.model.undeclared import LAYER_COUNTS, head_name, is_tied
 
@@ -51,12 +52,13 @@ _EMBEDS = re.compile(r"embed|wte|wpe|position|_token$|patch")
 @dataclass(frozen=True)
 class Templates:
     """shapes: by template. layers, experts: how many {l} and {e} stand for, 0 where there is no such. others: by
-    template the full names that have another shape, or with None are not there."""
+    template the full names that have another shape, or with None are not there. names: of each tensor its template."""
 
     shapes: Mapping[str, Shape]
     layers: int
     experts: int
     others: Mapping[str, Mapping[str, Shape | None]]
+    names: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -92,8 +94,9 @@ def templates(shapes: Mapping[str, Shape], layers: int | None) -> Templates:
     indices = {int(m[2]) for text, _ in named.values() if (m := _EXPERT.search(text))}
     experts = len(indices) if indices == set(range(len(indices))) and len(indices) > 1 else 0
     shapes_of: dict[str, dict[str, Shape]] = defaultdict(dict)
-    for name, (text, _) in named.items():
-        shapes_of[_EXPERT.sub(r"\1{e}.", text) if experts else text][name] = shapes[name]
+    names = {name: _EXPERT.sub(r"\1{e}.", text) if experts else text for name, (text, _) in named.items()}
+    for name, text in names.items():
+        shapes_of[text][name] = shapes[name]
     usual = {text: Counter(named.values()).most_common(1)[0][0] for text, named in shapes_of.items()}
     others: dict[str, dict[str, Shape | None]] = {}
     for text, have in shapes_of.items():
@@ -101,7 +104,7 @@ def templates(shapes: Mapping[str, Shape], layers: int | None) -> Templates:
         filled = [n.replace("{e}", str(i)) for n in filled for i in range(experts)] if "{e}" in text else filled
         if odd := {name: have.get(name) for name in filled if have.get(name) != usual[text]}:
             others[text] = odd
-    return Templates(usual, size, experts, others)
+    return Templates(usual, size, experts, others, names)
 
 
 def _stack(names: Mapping[str, Shape], layers: int | None) -> tuple[str, int]:
@@ -145,7 +148,8 @@ class Size:
 
 @dataclass(frozen=True)
 class Facts:
-    """The input of a draft. roles: for each template its role, as far as known."""
+    """The input of a draft. roles: for each template its role, as far as known. traced: what a run showed, by template.
+    ties: other names of one parameter → the first. buffers: names of tensors that are no parameters."""
 
     model_type: str
     class_name: str
@@ -154,6 +158,9 @@ class Facts:
     tied: bool
     head_name: str | None
     parts: Mapping[str, Part]
+    traced: Traced = Traced()
+    ties: Mapping[str, str] = field(default_factory=dict)
+    buffers: tuple[str, ...] = ()
 
     def size(self, keys: Iterable[str], value: int | None = None) -> Size | None:
         """The first of these fields of the config that is a size, and has that value if there is one."""
@@ -191,9 +198,16 @@ class Facts:
         return {p.module: role for p in self.parts.values() if (role := self._role(p))}
 
     def _role(self, p: Part) -> str | None:
-        attention = any("attn" in word or "attention" in word for word in p.words[:-1])
         if p.kind == "bias" and self.weight_of(p) is not None:
             return None  # that of its weight
+        shown = self.traced.roles.get(p.template)
+        if shown is not None and shown != "head":
+            return shown
+        return self._named(p) or (None if p.layered else shown)
+
+    def _named(self, p: Part) -> str | None:
+        """The role that names and shapes suggest."""
+        attention = any("attn" in word or "attention" in word for word in p.words[:-1])
         if _NORM.search(p.leaf):
             of = "q" if _OF_QUERIES.search(p.leaf) else "k" if _OF_KEYS.search(p.leaf) else ""
             return f"{of}_norm" if of and attention else "norm" if len(p.shape) == 1 else None
@@ -248,6 +262,8 @@ class Facts:
     @cached_property
     def transposed(self) -> bool:
         """Whether the maps of layers are stored [in, out]: their biases are as long as their columns."""
+        if self.traced.roles:
+            return any(self.parts[name].layered for name in self.traced.backwards)
         biases = {p.module: p.shape for p in self.parts.values() if p.kind == "bias" and p.layered}
         fits = [
             p.shape[1] == biases[p.module][0]
@@ -263,7 +279,9 @@ class Facts:
 
     def weight_of(self, p: Part) -> Part | None:
         """The weight of a bias, if that is a map or a table."""
-        return next((w for w in self.weights if w.module == p.module and len(w.shape) > len(p.shape)), None)
+        of = self.traced.biases.get(p.template)
+        weights = (w for w in self.weights if len(w.shape) > len(p.shape))
+        return next((w for w in weights if w.module == p.module or w.template == of), None)
 
     def module(self, role: str) -> str | None:
         return next((module for module, own in self.roles.items() if own == role), None)
@@ -344,16 +362,26 @@ def _require_plain(what: str, name: str, pattern: str) -> None:
         raise SpecError(f"{what} is {name!r}, which cannot stand in a declaration; correct it first")
 
 
-def gather(shapes: Mapping[str, Shape], config: Mapping[str, Any]) -> Facts:
-    """The facts of a checkpoint with tensors of these names and shapes. SpecError for invalid names: they are written
-    into a draft, which is Python."""
+def gather(
+    shapes: Mapping[str, Shape],
+    config: Mapping[str, Any],
+    traced: Traced | None = None,
+    ties: Mapping[str, str] | None = None,
+    buffers: Collection[str] = (),
+) -> Facts:
+    """The facts of a checkpoint with tensors of these names and shapes, by full names. SpecError for invalid names:
+    they are written into a draft, which is Python."""
+    traced = traced or Traced()
+    config = {**traced.config, **({"tie_word_embeddings": True} if ties else {}), **config}
     model_type, class_name = str(config.get("model_type", "unknown")), Config(config, "").class_name
     _require_plain("config.json: model_type", model_type, r"[\w.+-]+")
     _require_plain("config.json: architectures", class_name, r"\w*")
     for name in shapes:
         _require_plain("the name of a tensor", name, r"[^\"\\{}\x00-\x1f\x7f-\x9f\u2028\u2029]+")
     counts = [config[key] for key in LAYER_COUNTS if type(config.get(key)) is int]
-    parsed = templates(shapes, counts[0] if counts else None)
+    parsed = templates({name: shape for name, shape in shapes.items() if name not in buffers}, next(iter(counts), None))
+    traced = traced.renamed(parsed.names)
+    parts = {template: part(template, shape) for template, shape in parsed.shapes.items()}
     return Facts(
         model_type=model_type,
         class_name=class_name,
@@ -361,5 +389,8 @@ def gather(shapes: Mapping[str, Shape], config: Mapping[str, Any]) -> Facts:
         templates=parsed,
         tied=is_tied(config, shapes),
         head_name=head_name(config, shapes),
-        parts={template: part(template, shape) for template, shape in parsed.shapes.items()},
+        parts={name: replace(p, kind="bias") if name in traced.biases else p for name, p in parts.items()},
+        traced=traced,
+        ties={parsed.names[alias]: parsed.names[name] for alias, name in (ties or {}).items()},
+        buffers=tuple(dict.fromkeys(re.sub(r"(?<=\.)\d+(?=\.)", "*", name) for name in buffers)),
     )

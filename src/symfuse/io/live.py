@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,6 +16,9 @@ WRAPPER_PREFIXES = ("_orig_mod.", "module.")  # of torch.compile and of data-par
 COUNTER = "num_batches_tracked"
 
 Key = tuple[int, tuple[int, ...], tuple[int, ...]]
+
+# Where the configs of modules that carry none are looked up: each gives that of a module that it knows, or None.
+CONFIGS: list[Callable[[nn.Module], dict[str, Any] | None]] = []
 
 
 def unwrap(module: nn.Module) -> nn.Module:
@@ -30,10 +33,11 @@ def unwrap(module: nn.Module) -> nn.Module:
 
 
 def module_config(module: nn.Module) -> dict[str, Any] | None:
-    """The config that a transformers model carries, with its class, which saving would write too."""
+    """The config that a transformers model carries, with its class, which saving would write too; or that of a module
+    that is declared."""
     own: Any = getattr(module, "config", None)
     if not hasattr(own, "to_dict"):
-        return None
+        return next((config for known in CONFIGS if (config := known(module)) is not None), None)
     config = dict(own.to_dict())
     config["architectures"] = config.get("architectures") or [type(module).__name__]
     return config
@@ -77,6 +81,22 @@ def _without_ties(tensors: Mapping[str, Tensor], declared: list[re.Pattern[str]]
         tied = [name for name in names if any(pattern.search(name) for pattern in declared)]
         dropped.update(tied if len(tied) < len(names) else tied[1:])
     return {name: tensor for name, tensor in tensors.items() if name not in dropped}
+
+
+def aliases(module: nn.Module) -> dict[str, str]:
+    """Of parameters that are one under several names: each other name → the first."""
+    first = {id(parameter): name for name, parameter in module.named_parameters()}
+    every = module.named_parameters(remove_duplicate=False)
+    return {name: first[id(one)] for name, one in every if name != first[id(one)]}
+
+
+def untied(module: nn.Module) -> nn.Module:
+    """The module, each parameter of which has been given memory of its own."""
+    for name in aliases(module):
+        at, _, leaf = name.rpartition(".")
+        parameter = getattr(module.get_submodule(at), leaf)
+        setattr(module.get_submodule(at), leaf, nn.Parameter(parameter.detach().clone()))
+    return module
 
 
 def as_on_disk(module: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

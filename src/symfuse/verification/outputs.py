@@ -13,6 +13,7 @@ from torch import Tensor
 
 from symfuse.architectures import ARCHITECTURES
 from symfuse.errors import IncompatibleError, OptionError
+from symfuse.verification.guess import guessed
 
 Outputs = Mapping[str, Tensor]
 
@@ -35,9 +36,9 @@ def random_inputs(module: torch.nn.Module, config: Mapping[str, Any], seed: int 
     dtype = next(module.parameters()).dtype
     main = getattr(module, "main_input_name", None)
     if main is None:
-        if not isinstance(config.get("hidden_size"), int):
+        if (own := guessed(module, config.get("hidden_size"), rng, dtype)) is None:
             raise OptionError(f"no inputs for {type(module).__name__} are known; {_GIVE}")
-        return {"src": torch.randn(3, 7, config["hidden_size"], generator=rng, dtype=dtype)}
+        return own
     unsaid = "vision_config" in config or "vocab_size" not in config  # it need not say what is usual
     if unsaid and hasattr(getattr(module, "config", None), "to_dict"):
         config = module.config.to_dict()  # type: ignore[operator, union-attr]
@@ -143,9 +144,7 @@ def run(module: torch.nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tens
     """The floating-point outputs of a live module by field name: those of the base model if it has no head. Masked
     positions are set to zero."""
     with torch.inference_mode(), _constants(module):
-        if "src" in inputs:
-            return {"output": module(inputs["src"])}
-        out = _by_name(module(**inputs))
+        out = by_name(module(**inputs))
     masks = {
         inputs[name].shape: inputs[name] for name in ("attention_mask", "decoder_attention_mask") if name in inputs
     }
@@ -171,7 +170,7 @@ def _constants(module: torch.nn.Module) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def _by_name(out: Any) -> Mapping[str, Any]:
+def by_name(out: Any) -> Mapping[str, Any]:
     """The outputs of a module by name; if it returns a tensor or a tuple, by position."""
     if isinstance(out, Mapping):
         return out
