@@ -37,7 +37,9 @@ def family_of(data: Mapping[str, Any], where: str) -> Family:
     that was not verified."""
     for key, value in data.items():
         if key not in KINDS:
-            raise LayoutError(f"{where}: unknown key {key!r}{suggestion(str(key), KINDS)}; known are {', '.join(KINDS)}")
+            raise LayoutError(
+                f"{where}: unknown key {key!r}{suggestion(str(key), KINDS)}; known are {', '.join(KINDS)}"
+            )
         require_type(value, KINDS[key], f"{where}: {key}")
     for key in ("family", "axes", "tensors"):
         if key not in data:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from symfuse.cli.app import NEW_PLACE, common, main, matching_options
+from symfuse.cli.app import NEW_PLACE, common, declare_option, main, matching_options
 from symfuse.cli.mergekit import ForMergekit
 from symfuse.cli.recipes import recipe_options, recipes_of, reconcile_options
 from symfuse.output import Output, warn
@@ -28,6 +28,7 @@ LINES = 6  # of one kind, for people; --json has all
 @click.option("--overwrite", is_flag=True, help="That folder may be replaced.")
 @click.option("--max-shard-size", default="5GB", show_default=True, help="The largest weight file.")
 @click.option("--no-sample", is_flag=True, help="Read no weights: do not say how related the models are.")
+@declare_option
 @common
 def check(models: tuple[str, ...], out: Output, **options: Any) -> None:
     """Check whether a merge can be done, and what it takes.

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from symfuse.cli.app import NEW_FOLDER, common, main, open_model
+from symfuse.cli.app import NEW_FOLDER, common, declare_option, main, open_model
 from symfuse.errors import OptionError
 from symfuse.output import Output, note
 
@@ -41,6 +41,7 @@ KINDS = ("adapter", "vector", "probe", "sae", "moments", "statistics")
 @click.option(
     "--names", type=click.Path(path_type=Path), help="A file of the parameters in the optimizer's order, one a line."
 )
+@declare_option
 @common
 def transport(
     thing: Path, alignment: Path, output: Path, base: str | None, names: Path | None, out: Output,

@@ -36,8 +36,8 @@ def draft_of(
     refuse_placeholders(checkpoint)
     shapes = {name: checkpoint.info(name).shape for name in checkpoint}
     bench, why = open_bench(checkpoint, module, inputs, seed) if run else (None, "it was not run")
-    shown = {} if bench is None else {"traced": bench.traced, "ties": bench.ties, "buffers": bench.buffers}
-    facts = gather(shapes, checkpoint.config, **shown)
+    shown = (None, {}, []) if bench is None else (bench.traced, bench.ties, bench.buffers)
+    facts = gather(shapes, checkpoint.config, *shown)
     draft = settled(facts, bench)
     if bench is not None and draft.verified:
         draft = with_reads(draft, bench)

@@ -213,7 +213,7 @@ class Draft:
     @property
     def data(self) -> dict[str, Any]:
         """The declaration as data, which `symfuse.declare` and `--declare` read: for models of this size."""
-        config = {} if self.facts.class_name else {k: v for k, v in self.facts.config.items() if k != "model_type"}
+        config = {k: v for k, v in self.facts.config.items() if k != "model_type" and not self.facts.class_name}
         return {
             "family": self.facts.model_type,
             **({} if self.verified else {"unverified": self.reason}),

@@ -44,6 +44,8 @@ _WORDS = {
 }
 FEED_FORWARD = {role: set(words.split()) for role, words in _WORDS.items()}
 
+MAPS = {*ATTENTION.values(), *FEED_FORWARD, "read"}  # roles of maps from the stream, or to it
+
 _NORM = re.compile(r"(^|_)ln(_|\d|$)|norm")
 _OF_QUERIES, _OF_KEYS = re.compile(r"^q(uery)?_|^q(ln|norm)"), re.compile(r"^k(ey)?_|^k(ln|norm)")
 _EMBEDS = re.compile(r"embed|wte|wpe|position|_token$|patch")
@@ -158,17 +160,19 @@ class Facts:
     tied: bool
     head_name: str | None
     parts: Mapping[str, Part]
-    traced: Traced = Traced()
+    traced: Traced = field(default_factory=Traced)
     ties: Mapping[str, str] = field(default_factory=dict)
     buffers: tuple[str, ...] = ()
 
     def size(self, keys: Iterable[str], value: int | None = None) -> Size | None:
-        """The first of these fields of the config that is a size, and has that value if there is one."""
-        for key in keys:
+        """The first of these fields of the config that is a size, and has that value if there is one; or what a run
+        shows."""
+        for key in (keys := list(keys)):
             have = self.config.get(key)
             if type(have) is int and have > 0 and value in (None, have):
                 return Size(have, f"c.{key}")
-        return None
+        shown = next((self.traced.config[key] for key in keys if key in self.traced.config), None)
+        return Size(shown, str(shown)) if shown is not None and value in (None, shown) else None
 
     def sized(self, value: int, keys: Iterable[str]) -> Size:
         """A size that the weights have: from the config where it has it, else as a number."""
@@ -201,7 +205,8 @@ class Facts:
         if p.kind == "bias" and self.weight_of(p) is not None:
             return None  # that of its weight
         shown = self.traced.roles.get(p.template)
-        if shown is not None and shown != "head":
+        maps = shown in MAPS and (len(p.shape) not in (2, 3) or self.hidden.value not in p.shape[-2:])
+        if shown is not None and shown != "head" and not maps:
             return shown
         return self._named(p) or (None if p.layered else shown)
 
@@ -372,7 +377,7 @@ def gather(
     """The facts of a checkpoint with tensors of these names and shapes, by full names. SpecError for invalid names:
     they are written into a draft, which is Python."""
     traced = traced or Traced()
-    config = {**traced.config, **({"tie_word_embeddings": True} if ties else {}), **config}
+    config = {**config, **({"tie_word_embeddings": True} if ties else {})}
     model_type, class_name = str(config.get("model_type", "unknown")), Config(config, "").class_name
     _require_plain("config.json: model_type", model_type, r"[\w.+-]+")
     _require_plain("config.json: architectures", class_name, r"\w*")

@@ -39,10 +39,10 @@ class Flow:
 
 @dataclass(frozen=True)
 class Traced:
-    """What a run shows. roles: of parameters, by name, in the words of `Facts.roles`. biases: of each bias the weight.
-    reads: of each norm the weights and output fields that read it, if nothing else does. outputs: the fields, and
-    inputs, in the space of the stream. scales: of each LayerScale the weight whose output it scales. config: sizes and
-    activation. backwards: weights that are stored [in, out]."""
+    """What a run shows. roles: of parameters, by name, in the words of `Facts.roles`. biases: of each bias the weight,
+    or itself if it is added to a sum. reads: of each norm the weights and output fields that read it, if nothing else
+    does. outputs: the fields, and inputs, in the space of the stream. scales: of each LayerScale the weight whose
+    output it scales. config: sizes and activation. backwards: weights that are stored [in, out]."""
 
     roles: Mapping[str, str] = field(default_factory=dict)
     biases: Mapping[str, str] = field(default_factory=dict)
@@ -73,9 +73,9 @@ class Traced:
         )
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, module: nn.Module) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.parameters = dict(module.named_parameters())
         self._names = {p.untyped_storage().data_ptr(): name for name, p in self.parameters.items()}
         self._flows: dict[int, tuple[Tensor, Flow]] = {}
@@ -99,7 +99,7 @@ class _Recorder(TorchDispatchMode):
     def know(self, tensor: Tensor, flow: Flow) -> None:
         self._flows[id(tensor)] = tensor, flow  # the tensor too, so that its id stays its own
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         flow = self._flow(func.overloadpacket.__name__.rstrip("_"), list(_tensors((args, *(kwargs or {}).values()))))
         for result in _tensors(out):
@@ -124,7 +124,7 @@ class _Recorder(TorchDispatchMode):
         if op in PRODUCTS:
             weight = next((i for i, f in enumerate(flows) if self._multiplies(op, f, tensors[i])), None)
             if weight is None:
-                return self._product(*(flows[-2:]), tensors[-2])
+                return self._product(flows[-2], flows[-1], tensors[-2])
             return self._linear(tensors[weight], flows[weight].parameter, data[0], names)
         if op in NORMS:
             return self._gained(data[0], next(iter(names), ""), names[1:], norm=True)
@@ -191,13 +191,15 @@ class _Recorder(TorchDispatchMode):
         stream, width = self._stream()
         roles = self._roles(stream)
         of = {name: self.of(t) for name, t in outputs.items()}
-        there = {name for name, f in of.items() if f.writers & stream and not f.kind and outputs[name].shape[-1] == width}
+        there = {
+            name for name, f in of.items() if f.writers & stream and not f.kind and outputs[name].shape[-1] == width
+        }
         there |= {name.removeprefix(INPUT) for name in stream if name.startswith(INPUT)}
         read: dict[str, list[str]] = {}
         for name, flow in [*self.reads.items(), *of.items()]:
             if flow.norm and roles.get(flow.norm) == "norm" and flow.norm not in self.added:
                 read.setdefault(flow.norm, []).append(name)
-        biases = {bias: next(iter(of)) for bias, of in self.biases.items() if len(of) == 1}
+        biases = {bias: next(iter(of)) if len(of) == 1 else bias for bias, of in self.biases.items()}
         return Traced(
             roles=roles,
             biases={bias: weight for bias, weight in biases.items() if weight in self.parameters},
@@ -219,7 +221,7 @@ class _Recorder(TorchDispatchMode):
         return stream, width
 
     def _roles(self, stream: frozenset[str]) -> dict[str, str]:
-        roles: dict[str, str] = {name: "embed" for name in stream & self.parameters.keys() - self.reads.keys()}
+        roles = dict.fromkeys(stream & self.parameters.keys() - self.reads.keys(), "embed")
         down = {
             name: flow.writers
             for name, flow in self.reads.items()

@@ -113,7 +113,8 @@ def _trial(draft: Draft, groups: dict[str, Group | None], how: str, bench: Bench
 
 
 def _neurons(draft: Draft) -> Iterator[list[Step]]:
-    activations = [draft.facts.config[key] for key in ACTIVATIONS if isinstance(draft.facts.config.get(key), str)]
+    configs = (draft.facts.config, draft.facts.traced.config)
+    activations = [config[key] for config in configs for key in ACTIVATIONS if isinstance(config.get(key), str)]
     for axis, block in draft.layouts.axes.neurons.items():
         ways = range(0 if not block.gated else 3 if block.fused else 2)
         gates = [replace(draft.choice, gates={**draft.choice.gates, axis: way}) for way in ways]
@@ -155,7 +156,9 @@ def _queries(draft: Draft) -> Iterator[list[Step]]:
     ladder: list[Step] = []
     for place, group in rungs:
         for order in draft.layouts.with_values_there():
-            rest: Group = Sign() if isinstance(group, Sign) else Orthogonal() if isinstance(group, Phase) else Invertible()
+            rest: Group = (
+                Sign() if isinstance(group, Sign) else Orthogonal() if isinstance(group, Phase) else Invertible()
+            )
             groups: dict[str, Group | None] = {"qk": group} if place == "whole" else {"c": group, "p": rest}
             how = "" if place == "whole" else f"rotary, {place}"
             ladder.append((replace(choice, order=order, place=place), groups, how))
@@ -309,13 +312,19 @@ def _kinds(draft: Draft) -> tuple[NormKind, ...]:
 
 
 def _candidates(draft: Draft) -> Iterator[Reads]:
-    """The norms with what a run shows to read them; then those of layers, each with its readers by their names, and the
-    last one with the heads."""
-    if shown := draft.facts.traced.reads:
-        yield {
-            norm.removeprefix(draft.prefix): tuple(name.removeprefix(draft.prefix) for name in readers)
-            for norm, readers in shown.items()
-        }
+    """By names, which know other classes of the family too, and as a run shows it, which is first where there are
+    none."""
+    shown = {
+        norm.removeprefix(draft.prefix): tuple(name.removeprefix(draft.prefix) for name in readers)
+        for norm, readers in draft.facts.traced.reads.items()
+    }
+    own = [shown] if shown else []
+    named = _by_names(draft)
+    return itertools.chain(named, own) if draft.facts.class_name else itertools.chain(own, named)
+
+
+def _by_names(draft: Draft) -> Iterator[Reads]:
+    """The norms of layers, each with its readers by their names, and the last one with the heads."""
     parts, roles = draft.facts.parts, draft.facts.roles
     texts = draft.layouts.tensors
     gains = [t for t, text in texts.items() if text == "|residual|" and roles.get(parts[t].module) == "norm"]

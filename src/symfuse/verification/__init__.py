@@ -8,6 +8,6 @@ from symfuse.verification.outputs import Outputs, by_name, compare, computes_in,
 from symfuse.verification.proof import Proof, prove
 
 __all__ = [
-    "TOLERANCE", "Outputs", "Proof", "Verification", "aligned", "by_name", "compare", "computes_in", "prove", "random_inputs",
-    "run", "verify",
+    "TOLERANCE", "Outputs", "Proof", "Verification", "aligned", "by_name", "compare", "computes_in", "prove",
+    "random_inputs", "run", "verify",
 ]  # fmt: skip

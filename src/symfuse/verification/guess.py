@@ -35,9 +35,9 @@ def _tries(module: nn.Module, width: object, rng: torch.Generator, dtype: torch.
     for size in _sizes(parts) if images else ():
         yield torch.randn(2, images[0].in_channels, *size, generator=rng, dtype=dtype)
     maps = [part.in_features for part in parts if isinstance(part, nn.Linear)]
-    for size in dict.fromkeys([*([width] if isinstance(width, int) else []), *maps[:1]]):
-        yield torch.randn(3, LENGTH, size, generator=rng, dtype=dtype)
-        yield torch.randn(3, size, generator=rng, dtype=dtype)
+    for n in dict.fromkeys([*([width] if isinstance(width, int) else []), *maps[:1]]):
+        yield torch.randn(3, LENGTH, n, generator=rng, dtype=dtype)
+        yield torch.randn(3, n, generator=rng, dtype=dtype)
 
 
 def _sizes(parts: list[nn.Module]) -> Iterator[tuple[int, int]]:
