@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.modules.batchnorm import _NormBase
 
 from symfuse.alignment import Alignment, random_alignment
 from symfuse.architectures.own import builder
@@ -19,7 +18,7 @@ from symfuse.drafts.trace import Traced, trace
 from symfuse.errors import CheckpointError, OptionError
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
-from symfuse.io.live import aliases, names_in_memory, untied
+from symfuse.io.live import aliases, constants, names_in_memory, untied
 from symfuse.messages import first_line
 from symfuse.model import Model
 from symfuse.modules import build_module, live
@@ -63,7 +62,7 @@ class Bench:
         module = live(opened, dtype) if module is None else made
         self.build = builder(made) if self.foreign else None
         self.ties = aliases(made) if self.foreign else {}
-        self.buffers = sorted(_constants(made) & opened.keys()) if self.foreign else []
+        self.buffers = sorted(constants(made) & opened.keys()) if self.foreign else []
         # The module's weights are overwritten at each run; of several names of one the first is enough.
         kept = opened.keys() - self.ties.keys() - {*self.buffers}
         self.checkpoint = opened.replace(tensors={name: opened[name].clone() for name in opened if name in kept})
@@ -183,12 +182,6 @@ def _in_one_place(spec: Spec, axes: set[str]) -> Spec:
             text = text[:start] + word.sub(str(spec.sizes[axis]), text[start:])
         tensors[name] = Declared(parse(text), declared.index)
     return replace(spec, tensors={name: tensors[name] for name in spec.tensors})
-
-
-def _constants(module: torch.nn.Module) -> set[str]:
-    """The names of buffers that no training changes: all but the statistics of batch normalisation."""
-    parts = ((at, part) for at, part in module.named_modules() if not isinstance(part, _NormBase))
-    return {f"{at}.{name}".lstrip(".") for at, part in parts for name, _ in part.named_buffers(recurse=False)}
 
 
 def _randomise(module: torch.nn.Module, seed: int) -> None:

@@ -243,7 +243,9 @@ class Draft:
 
     def _yaml(self) -> str:
         comment = "".join(f"# {line}".rstrip() + "\n" for line in _heading(self).splitlines())
-        return comment + yaml.safe_dump(self.data, sort_keys=False, width=120, allow_unicode=True)
+        return comment + yaml.safe_dump(
+            self.data, sort_keys=False, width=120, allow_unicode=True, default_flow_style=None
+        )
 
     @property
     def next_steps(self) -> list[str]:
@@ -335,7 +337,7 @@ def _heading(draft: Draft) -> str:
     for trial in draft.trials:
         tried.setdefault(trial.axis, []).append(f"{trial}{'' if trial.holds else ' fails'}")
     lines += [f"{axis}: {'; '.join(words)}" for axis, words in tried.items()]
-    lines += ["", "To do:", *(f"- {step}" for step in draft.next_steps)]
+    lines += ["", "To do:", *(f"- {step}" for step in draft.next_steps)] if draft.next_steps else []
     text = "\n".join(part for line in lines for part in _wrapped(line)) + "\n"
     return text.replace("\\", "\\\\").replace('"""', "'''")  # what a class says of its config may be anything
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from symfuse.errors import CheckpointError
 
@@ -88,6 +89,12 @@ def aliases(module: nn.Module) -> dict[str, str]:
     first = {id(parameter): name for name, parameter in module.named_parameters()}
     every = module.named_parameters(remove_duplicate=False)
     return {name: first[id(one)] for name, one in every if name != first[id(one)]}
+
+
+def constants(module: nn.Module) -> set[str]:
+    """The names of buffers that no training changes: all but the statistics of batch normalisation."""
+    parts = ((at, part) for at, part in module.named_modules() if not isinstance(part, _NormBase))
+    return {f"{at}.{name}".lstrip(".") for at, part in parts for name, _ in part.named_buffers(recurse=False)}
 
 
 def untied(module: nn.Module) -> nn.Module:

@@ -7,6 +7,7 @@ Moments stream: besides the sums, only the activations of one batch of one model
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -109,13 +110,16 @@ _INPUTS = (
 
 
 def inputs_of(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
-    """The fields of a batch that the module takes, on its device, floating-point ones in its dtype. A
-    torch.nn.TransformerEncoder has another name for its mask, and the inverse convention."""
+    """The fields of a batch that the module takes, on its device, floating-point ones in its dtype; of a module of an
+    unknown class all that its `forward` names, but for `labels`. A torch.nn.TransformerEncoder has another name for its
+    mask, and the inverse convention."""
+    own = not hasattr(module, "main_input_name")
+    takes = inspect.signature(module.forward).parameters.keys() - {"labels"} if own else ()
     like = next((p for p in module.parameters() if p.is_floating_point()), torch.zeros(()))
     inputs = {
         name: field.to(like) if field.is_floating_point() else field.to(like.device)
         for name, field in batch.items()
-        if name in _INPUTS
+        if name in _INPUTS or name in takes
     }
     if isinstance(module, nn.TransformerEncoder) and "attention_mask" in inputs:
         inputs[PADDING] = inputs.pop("attention_mask") == 0

@@ -123,7 +123,8 @@ def checked(batch_size: int) -> int:
 
 
 def output_of(module: nn.Module, batch: Batch, name: str) -> Tensor:
-    """A named output of a module for the fields of a batch that are its inputs, at least in float32.
+    """A named output of a module, or its first if they have no names, for the fields of a batch that are its inputs, at
+    least in float32.
 
     The fields are copied to the module's device, floating-point ones to its dtype. IncompatibleError if the module has
     no such output, or cannot be run on the batch.
@@ -131,6 +132,8 @@ def output_of(module: nn.Module, batch: Batch, name: str) -> Tensor:
     inputs = {key: at(module, field) for key, field in batch.items() if key not in NOT_INPUTS}
     with readable(module):
         output: Any = module(**inputs)
+    if isinstance(output, Tensor | tuple):  # of a module that names no outputs the first is meant
+        output = {name: next(iter(output), None) if isinstance(output, tuple) else output}
     if not (isinstance(output, Mapping) and isinstance(output.get(name), Tensor)):
         raise IncompatibleError(
             f"{type(module).__name__} gives no output named {name!r}, which this task needs; choose the task that its "
