@@ -176,7 +176,7 @@ def test_the_share_that_a_draft_covers_is_counted() -> None:
     assert draft.coverage == pytest.approx(
         {"any": 1 - 6 / total, "all": 1 - 6 / total, "residual": 1 - 6 / total, "ffn": 70 / total}
     )
-    assert draft.covers.startswith("a group acts on 97% of the parameters, on every dimension of 97%: residual 97%")
+    assert draft.covers.startswith("a group acts on 97% of the parameters, on every axis of 97%: residual 97%")
 
 
 def test_a_file_declares_as_the_draft_does(tmp_path: Path) -> None:
@@ -204,7 +204,8 @@ GOOD = {"family": "mine", "axes": {"r": {"size": 4, "group": "signed"}}, "tensor
         ({"tensors": {"weight": "r 3"}}, SpecError, "not declared: bias"),
         ({"tensors": {"weight": "r 4", "bias": "r"}}, LayoutError, r"weight: .*\(4, 3\)"),
         ({"tensors": {"weight": "r (3", "bias": "r"}}, LayoutError, r"r \(3"),
-        ({"shifts": [["bias", 3]]}, LayoutError, r"shifts\[0\]\[1\]"),
+        ({"shifts": [{"bias": "bias", "axis": 3}]}, LayoutError, r"shifts\.axis' is 3, expected a text"),
+        ({"shifts": [["bias", "r"]]}, LayoutError, "shifts' is .*, expected an object"),
         ({"unverified": "it was not run"}, VerificationError, "UNVERIFIED .it was not run.; check it"),
     ],
 )
@@ -244,7 +245,7 @@ def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     draft.save("gpt.yml")
     for module, name in ((a, "a"), (b, "b")):
         symfuse.open(module, config={"model_type": "GPT", "tie_word_embeddings": True}).save(name)
-    assert "--declare uses it" in run("align", "a", "--to", "b", "-o", "c", "--no-verify").stderr
+    assert "--declare uses" in run("align", "a", "--to", "b", "-o", "c", "--no-verify").stderr
     said = done("align", "a", "--to", "b", "-o", "c", "--declare", "gpt.yml", "--no-verify").stdout
     assert "ffn" in said
     assert "permutation" in done("inspect", "c", "--declare", "gpt.yml").stdout

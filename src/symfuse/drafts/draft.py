@@ -21,13 +21,13 @@ from symfuse.architectures.names import HEAD_OF, TIED_BY_DEFAULT
 from symfuse.architectures.own import as_data
 from symfuse.arguments import checked
 from symfuse.drafts.facts import Facts
-from symfuse.drafts.layouts import ROWS, Choice, Layouts
+from symfuse.drafts.layouts import Choice, Layouts
 from symfuse.errors import OutputError
 from symfuse.groups import Group
 from symfuse.io import Checkpoint
 from symfuse.io.target import write_text
 from symfuse.spec import Axis, NormKind, Shift, Spec, parse
-from symfuse.spec.layout import SCALAR, Layout
+from symfuse.spec.layout import SCALAR
 
 DATA = (".yml", ".yaml")  # the endings of files of data; others are Python
 _CLASS = re.compile(r"(For[A-Z]\w+|LMHeadModel|Model)$")
@@ -180,35 +180,25 @@ class Draft:
     @cached_property
     def coverage(self) -> dict[str, float]:
         """The share of all parameters on which a group acts, by axis; under "any" those on which one acts; under "all"
-        those of which every dimension is acted on, or is fixed for a reason (tokens, labels, single rows)."""
-        sizes = {name: size.value for name, size in self.layouts.axes.sizes.items()}
+        those that are placed and on every axis of which one acts, or need not (tokens, labels)."""
         groups = {axis for axis, group in self.groups.items() if group is not None}
+        names = self.facts.templates.names.items()
+        counts = Counter(template for name, template in names if name not in self.facts.ties)
         shares: Counter[str] = Counter()
-        names = self.facts.templates.names
-        counts = Counter(template for name, template in names.items() if name not in self.facts.ties)
         for template, text in self.layouts.tensors.items():
-            layout, number = parse(text), counts[template]
-            numel = number * math.prod(self.facts.parts[template].shape)
-            acting = groups & set(layout.names)
-            free = template not in self.unplaced and all(
-                groups & set(Layout((dim,)).names) or _fixed(Layout((dim,)), sizes) for dim in layout.dims
-            )
-            shares.update(dict.fromkeys([*acting, "parameters", *(["any"] if acting else [])], numel))
-            shares.update({"all": numel} if acting and free else {})
-        total = max(1, shares.pop("parameters", 0))
+            axes = set(parse(text).names)
+            whole = axes & groups and not axes & (self.groups.keys() - groups) and template not in self.unplaced
+            words = [*axes & groups, "total", *(["any"] if axes & groups else []), *(["all"] if whole else [])]
+            shares.update(dict.fromkeys(words, counts[template] * math.prod(self.facts.parts[template].shape)))
+        total = max(1, shares["total"])
         return {axis: shares[axis] / total for axis in ("any", "all", *(a for a in self.axes if a in groups))}
 
     @property
     def covers(self) -> str:
         """What the draft covers, in a sentence."""
-        known = self.coverage
-        axes = [f"{axis} {share:.0%}" for axis, share in known.items() if axis not in ("any", "all")]
-        if not axes:
-            return "no group acts on any parameter"
-        return (
-            f"a group acts on {known['any']:.0%} of the parameters, on every dimension of {known['all']:.0%}: "
-            + ", ".join(axes)
-        )
+        axes = ", ".join(f"{a} {share:.0%}" for a, share in self.coverage.items() if a not in ("any", "all"))
+        some, all_ = self.coverage["any"], self.coverage["all"]
+        return f"a group acts on {some:.0%} of the parameters, on every axis of {all_:.0%}{axes and f': {axes}'}"
 
     @property
     def data(self) -> dict[str, Any]:
@@ -285,11 +275,6 @@ class Draft:
             "next_steps": self.next_steps,
             "source": self.source(),
         }
-
-
-def _fixed(dim: Layout, sizes: Mapping[str, int]) -> bool:
-    """Whether a dimension has a known reason to be fixed: named rows, or one alone."""
-    return math.prod(dim.shape(sizes)) == 1 or set(dim.names) <= {*ROWS, "labels"}
 
 
 def _source(draft: Draft) -> str:

@@ -81,7 +81,6 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._flows: dict[int, tuple[Tensor, Flow]] = {}
         self.reads: dict[str, Flow] = {}
         self.attention: dict[str, set[str]] = {part: set() for part in _PARTS}
-        self.gates: dict[str, str] = {}
         self.gains: dict[str, frozenset[str]] = {}
         self.biases: dict[str, frozenset[str]] = {}
         self.sums: list[tuple[frozenset[str], int]] = []
@@ -178,10 +177,6 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return Flow(writers=writers, kind=kind)
         if joined:
             self.biases |= {name: frozenset({data[0].norm}) if data[0].norm else writers for name in names}
-        if op == "mul" and several and not kind:
-            gate = next((f for f in data if f.act in ACTIVATIONS), data[0])
-            for flow in data:
-                self.gates |= dict.fromkeys(flow.writers, "gate" if flow is gate else "up")
         norms = {f.norm for f in data}
         return Flow("", writers, norms.pop() if len(norms) == 1 and op not in ACTIVATIONS else "", kind, act)
 
@@ -237,7 +232,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             elif name in down and not any(writer.startswith(INPUT) for writer in down[name]):
                 roles[name] = "down"
             elif name in inner and flow.writers & stream:
-                roles[name] = self.gates.get(name, "read")
+                roles[name] = "read"
             elif name in stream and self.parameters[name].ndim == 4:
                 roles[name] = "patches"
             elif flow.writers & stream and name not in stream:

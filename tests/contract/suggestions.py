@@ -1,0 +1,216 @@
+"""Writes docs/suggestions.md: what `symfuse.suggest` finds of every type of the installed transformers.
+
+    make suggestions            # types that have a row are not run again
+    make suggestions TYPES="mamba vit"
+
+Each type is made as a tiny random model of one class, its declaration is hidden if it has one, and a draft is made of
+it in a process of its own, which is ended after 60 seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers.models.auto import modeling_auto
+
+from contract.table import markdown
+from contract.tiny import hf
+from symfuse.architectures import ARCHITECTURES
+from symfuse.drafts import Draft, draft_of
+from symfuse.errors import SymfuseError
+from symfuse.messages import first_line
+
+ROOT = Path(__file__).parents[2]
+DATA, PAGE = Path(__file__).with_name("suggestions.json"), ROOT / "docs/suggestions.md"
+SECONDS, LARGEST = 60, 3_000_000
+# Of a type's classes the one for the first of these tasks.
+TASKS = (
+    "CAUSAL_LM", "MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ", "IMAGE_CLASSIFICATION", "CTC",
+    "AUDIO_CLASSIFICATION", "IMAGE_TEXT_TO_TEXT",
+)  # fmt: skip
+# Sizes of a tiny model, by how the field of its config is called; the first that fits counts.
+SIZES: tuple[tuple[str, int], ...] = (
+    (r"(num_)?(key_value_heads|kv_heads)|n_head_kv", 2),
+    (r"(num_|n_)?(\w+_)?(attention_)?heads?|num_heads|n_head", 4),
+    (r"(num_|n_)?(hidden_|encoder_|decoder_)?layers?|n_layer|depth|num_blocks", 2),
+    (r"vocab_size", 61),
+    (r"intermediate_size|(\w+_)?ffn_(hidden_size|dim|size)|n_inner|d_ff|hidden_dim|mlp_dim", 29),
+    (r"moe_intermediate_size|shared_expert_intermediate_size", 13),
+    (r"hidden_size|n_embd|d_model|dim|embed_dim|projection_dim|text_embed_dim|vision_embed_dim", 24),
+    (r"head_dim|d_kv", 6),
+    (r"max_position_embeddings|n_positions|max_(source|target)_positions|max_seq_len", 64),
+    (r"type_vocab_size", 3),
+    (r"(num_|n_)?(local_|routed_|moe_)?(num_)?experts", 4),
+    (r"num_experts_per_tok|moe_top_?k|num_selected_experts", 2),
+    (r"image_size", 32),
+    (r"patch_size", 8),
+    (r"num_nextn_predict_layers", 0),
+)
+
+
+def classes() -> dict[str, str]:
+    """By model type the class that is drafted."""
+    out: dict[str, str] = {}
+    for task in (*(f"MODEL_FOR_{task}_MAPPING_NAMES" for task in TASKS), "MODEL_MAPPING_NAMES"):
+        for model_type, names in getattr(modeling_auto, task).items():
+            out.setdefault(model_type, names if isinstance(names, str) else names[0])
+    return {model_type: name for model_type, name in out.items() if hasattr(transformers, name)}
+
+
+def shrunk(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config of a tiny model: every size that is known by its name, in the configs of parts too."""
+    out: dict[str, Any] = {}
+    for key, value in config.items():
+        if key in ("stage_names", "out_features", "out_indices"):  # they follow from the number of layers
+            continue
+        if isinstance(value, dict) and key.endswith("_config"):
+            out[key] = shrunk(value)
+        elif type(value) is int and key.endswith("_token_id"):
+            out[key] = min(value, 3)
+        elif key in ("layer_types", "mlp_layer_types") and isinstance(value, list):
+            out[key] = value[-2:]
+        elif type(value) is int:
+            out[key] = next((size for name, size in SIZES if re.fullmatch(name, key) and value), value)
+        else:
+            out[key] = value
+    return out
+
+
+def tiny(model_type: str, name: str) -> Any:
+    """A tiny random model of a class, as a checkpoint."""
+    kind = transformers.CONFIG_MAPPING[model_type]
+    config = kind.from_dict(shrunk(kind().to_dict()))
+    with torch.device("meta"):
+        count = sum(p.numel() for p in getattr(transformers, name)(config).parameters())
+    if count > LARGEST:
+        raise ValueError(f"its tiny model has {count:,} parameters")
+    return hf(name, config)
+
+
+def row(model_type: str, name: str) -> dict[str, Any]:
+    """What a draft of that type finds, as data."""
+    start = time.perf_counter()
+    try:
+        checkpoint = tiny(model_type, name)
+    except Exception as error:  # whatever that class raises of a config that it does not like
+        return {"class": name, "draft": "no tiny model", "why": first_line(error)[:160]}
+    ARCHITECTURES.pop(model_type, None)
+    try:
+        draft = draft_of(checkpoint)
+    except SymfuseError as error:
+        return {"class": name, "draft": "not", "why": first_line(error)[:160]}
+    return {"class": name, **found(draft), "seconds": round(time.perf_counter() - start, 1)}
+
+
+def found(draft: Draft) -> dict[str, Any]:
+    acting = sorted(axis for axis, one in draft.axes.items() if one.group is not None)
+    still = [axis for axis, one in draft.axes.items() if axis in draft.groups and one.group is None and one.size > 1]
+    if not draft.verified:
+        return {"draft": "not", "why": draft.reason[:160]}
+    why = [f"not placed: {len(draft.unplaced)} names"] if draft.unplaced else []
+    why += [f"nothing acts on {', '.join(still)}"] if still else []
+    return {
+        "draft": "in part" if why else "in full",
+        "any": round(draft.coverage["any"], 3),
+        "all": round(draft.coverage["all"], 3),
+        "axes": ", ".join(acting),
+        "rotated": bool(draft.reads),
+        "why": "; ".join(why),
+    }
+
+
+def _answer(model_type: str, name: str, to: Any) -> None:
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    to.send(row(model_type, name))
+
+
+def bounded(model_type: str, name: str) -> dict[str, Any]:
+    """`row`, in a process that is ended when its time is over."""
+    fork = multiprocessing.get_context("fork")
+    here, there = fork.Pipe(duplex=False)
+    process = fork.Process(target=_answer, args=(model_type, name, there))
+    process.start()
+    there.close()
+    try:
+        if here.poll(SECONDS):
+            return dict(here.recv())
+        return {"class": name, "draft": "not", "why": f"not done after {SECONDS} s"}
+    except EOFError:
+        return {"class": name, "draft": "not", "why": "its process ended"}
+    finally:
+        process.kill()
+        process.join()
+
+
+def page(rows: Mapping[str, Mapping[str, Any]], total: int, declared: set[str]) -> str:
+    made = {kind: one for kind, one in rows.items() if one["draft"] != "no tiny model"}
+    counts = Counter((kind in declared, one["draft"]) for kind, one in made.items())
+
+    def line(known: bool) -> str:
+        each = [f"{counts[known, word]} {word}" for word in ("in full", "in part", "not")]
+        return f"- {'declared' if known else 'undeclared'}: {', '.join(each)}"
+
+    def cells(kind: str, one: Mapping[str, Any]) -> list[str]:
+        share = [f"{one[key]:.0%}" if key in one else "–" for key in ("any", "all")]
+        rotated = "–" if "rotated" not in one else "yes" if one["rotated"] else "no"
+        why = str(one.get("why", "")).replace("|", r"\|").replace("\n", " ")
+        known = "yes" if kind in declared else "no"
+        return [
+            kind,
+            one["class"],
+            known,
+            one["draft"],
+            *share,
+            one.get("axes", "–"),
+            rotated,
+            str(one.get("seconds", "–")),
+            why,
+        ]
+
+    head = ["model_type", "class", "declared", "draft", "any", "all", "axes", "rotated", "seconds", "why not more"]
+    left = [[kind, one["class"], str(one["why"]).replace("|", r"\|")] for kind, one in rows.items() if kind not in made]
+    versions = f"transformers {transformers.__version__}, torch {torch.__version__}"
+    text = f"""# What `symfuse suggest` finds
+
+Made by `make suggestions`; do not edit. Every type of the installed transformers that has a class is made as a tiny
+random model of one class; if it is declared, its declaration is hidden; and a draft is made ([suggest.md](suggest.md)).
+*In full*: verified in float64, with every tensor placed and a group on every axis. *In part*: verified, and the last
+column says what is missing, which may be so because the class has no such symmetry (heads under ALiBi). *Any*: the share
+of parameters on which a group acts; *all*: of those that are placed, on every axis of which one acts. *Rotated*: whether
+the norms fold, so that the stream may be rotated. Seconds are of one thread of a busy machine, at low priority; a draft
+is stopped after {SECONDS}.
+
+{versions}: {len(rows)} of {total} types have a row. Of {len(left)} of these no tiny model could be made (sizes that the
+class does not accept, or a package that it needs): they are in the second table. Of the other {len(made)} the drafts are
+
+{line(False)}
+{line(True)}
+"""
+    tables = markdown(head, [cells(kind, one) for kind, one in sorted(made.items())])
+    return f"{text}\n{tables}\n\n## Without a tiny model\n\n{markdown(['model_type', 'class', 'why'], sorted(left))}\n"
+
+
+def main(asked: list[str]) -> None:
+    kinds, declared = classes(), set(ARCHITECTURES)
+    rows: dict[str, dict[str, Any]] = json.loads(DATA.read_text("utf-8")) if DATA.exists() else {}
+    order = sorted(kinds, key=lambda kind: (kind in declared, kind))
+    for kind in asked or [kind for kind in order if kind not in rows]:
+        rows[kind] = bounded(kind, kinds[kind])
+        print(kind, rows[kind], flush=True)
+        DATA.write_text(json.dumps(dict(sorted(rows.items())), indent=0) + "\n", "utf-8")
+        PAGE.write_text(page(rows, len(kinds), declared), "utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
