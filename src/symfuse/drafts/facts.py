@@ -86,12 +86,13 @@ class Part:
         return re.search(r"\{l\}|\.\d+\.", self.template) is not None
 
 
-def templates(shapes: Mapping[str, Shape], layers: int | None) -> Templates:
+def templates(shapes: Mapping[str, Shape], layers: int | None, known: Collection[str] = ()) -> Templates:
     """The templates of these tensors. layers: as config.json counts them: the stack of one layer is one if it says so.
 
-    The stack of layers is the list that has most tensors; numbers elsewhere stay as they are.
+    The stack of layers is the list that has most tensors, of those that are known by a run if there are any; numbers
+    elsewhere stay as they are.
     """
-    stack, size = _stack(shapes, layers)
+    stack, size = _stack(shapes, layers, known)
     named = {name: _template(name, stack) for name in shapes}
     indices = {int(m[2]) for text, _ in named.values() if (m := _EXPERT.search(text))}
     experts = len(indices) if indices == set(range(len(indices))) and len(indices) > 1 else 0
@@ -109,18 +110,20 @@ def templates(shapes: Mapping[str, Shape], layers: int | None) -> Templates:
     return Templates(usual, size, experts, others, names)
 
 
-def _stack(names: Mapping[str, Shape], layers: int | None) -> tuple[str, int]:
+def _stack(names: Mapping[str, Shape], layers: int | None, known: Collection[str]) -> tuple[str, int]:
     """The prefix of the names of layers, and the number of layers."""
     stacks: dict[str, list[int]] = defaultdict(list)
+    found: Counter[str] = Counter()
     for name in names:
         if match := _LAYER.match(name):
             stacks[match[1]].append(int(match[2]))
+            found[match[1]] += name in known
     whole = {
         at: len(set(numbers))
         for at, numbers in stacks.items()
         if set(numbers) == set(range(len(set(numbers)))) and (len(set(numbers)) > 1 or layers == 1)
     }
-    at = max(whole, key=lambda one: len(stacks[one]), default="")
+    at = max(whole, key=lambda one: (found[one], len(stacks[one])), default="")
     return at, whole.get(at, 0)
 
 
@@ -165,14 +168,15 @@ class Facts:
     buffers: tuple[str, ...] = ()
 
     def size(self, keys: Iterable[str], value: int | None = None) -> Size | None:
-        """The first of these fields of the config that is a size, and has that value if there is one; or what a run
-        shows."""
-        for key in (keys := list(keys)):
-            have = self.config.get(key)
+        """The first of these fields of the config that is a size, and has that value if there is one; where there is no
+        such field, what a run shows."""
+        keys = list(keys)
+        own = any(type(self.config.get(key)) is int for key in keys)
+        for key in keys:
+            have = (self.config if own else self.traced.config).get(key)
             if type(have) is int and have > 0 and value in (None, have):
-                return Size(have, f"c.{key}")
-        shown = next((self.traced.config[key] for key in keys if key in self.traced.config), None)
-        return Size(shown, str(shown)) if shown is not None and value in (None, shown) else None
+                return Size(have, f"c.{key}" if own else str(have))
+        return None
 
     def sized(self, value: int, keys: Iterable[str]) -> Size:
         """A size that the weights have: from the config where it has it, else as a number."""
@@ -201,7 +205,13 @@ class Facts:
         transform, head, project."""
         return {p.module: role for p in self.parts.values() if (role := self._role(p))}
 
+    def apart(self, p: Part) -> bool:
+        """Whether it is in another stack of layers than the main one, which is not read."""
+        return self.templates.layers > 0 and p.layered and "{l}" not in p.template
+
     def _role(self, p: Part) -> str | None:
+        if self.apart(p):
+            return None
         if p.kind == "bias" and self.weight_of(p) is not None:
             return None  # that of its weight
         shown = self.traced.roles.get(p.template)
@@ -384,7 +394,8 @@ def gather(
     for name in shapes:
         _require_plain("the name of a tensor", name, r"[^\"\\{}\x00-\x1f\x7f-\x9f\u2028\u2029]+")
     counts = [config[key] for key in LAYER_COUNTS if type(config.get(key)) is int]
-    parsed = templates({name: shape for name, shape in shapes.items() if name not in buffers}, next(iter(counts), None))
+    kept = {name: shape for name, shape in shapes.items() if name not in buffers}
+    parsed = templates(kept, next(iter(counts), None), traced.roles)
     traced = traced.renamed(parsed.names)
     parts = {template: part(template, shape) for template, shape in parsed.shapes.items()}
     return Facts(

@@ -188,6 +188,8 @@ class Layouts:
 
     def _of(self, p: Part) -> str:
         plain = " ".join(map(str, p.shape)) or SCALAR
+        if self.facts.apart(p):
+            return plain
         ways = (self._map(p), self._vector(p), self._map(p, known=False))
         return next((text for text in ways if text is not None and self._shape(text) == p.shape), plain)
 

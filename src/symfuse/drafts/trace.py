@@ -87,7 +87,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._joined = False  # whether the operation that runs adds different writers
         self.added: set[str] = set()  # norms whose output is added to something
         self.heads: Counter[int] = Counter()
-        self.tables: set[str] = set()
+        self.tables: list[str] = []
         self.scales: dict[str, str] = {}
         self.backwards: set[str] = set()
 
@@ -116,7 +116,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             q, k, v = flows[:3]
             return self._product(self._product(q, k, tensors[0]), v, tensors[2])
         if op == "embedding":
-            self.tables |= set(names)
+            self.tables += names
             return Flow(writers=frozenset(names))
         if not data:  # a form of a parameter, or of none
             return Flow(names[0]) if len(set(names)) == 1 else Flow(writers=frozenset(names))
@@ -223,11 +223,13 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if name in stream and flow.writers and not flow.kind and not flow.writers & stream
         }
         inner = frozenset().union(*down.values())
+        read = {part: {self.reads.get(name) for name in self.attention[part]} for part in _PARTS}
         for name, flow in self.reads.items():
             parts = [part for part in _PARTS if name in self.attention[part]]
-            if parts and flow.writers & stream:
+            of_self = flow in read["q"] & read["k"] & read["v"]  # queries, keys and values of one thing
+            if parts and of_self and flow.writers & stream:
                 roles |= {name: "qkv"} if len(parts) == 3 else {name: parts[0]} if len(parts) == 1 else {}
-            elif flow.kind == "values" and name in stream:
+            elif flow.kind == "values" and name in stream and flow.writers <= roles.keys():
                 roles[name] = "o"
             elif name in down and not any(writer.startswith(INPUT) for writer in down[name]):
                 roles[name] = "down"
@@ -235,7 +237,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 roles[name] = "read"
             elif name in stream and self.parameters[name].ndim == 4:
                 roles[name] = "patches"
-            elif flow.writers & stream and name not in stream:
+            elif flow.writers & stream and name not in stream and not parts:
                 roles[name] = "head"
         queries, keys = self.attention["q"], self.attention["k"]
         for gain, writers in self.gains.items():
@@ -256,7 +258,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if act := next((act for act, _ in acts.most_common(1) if act in ACTIVATIONS), ""):
             config["hidden_act"] = act
         if rows := [self.parameters[name].shape[0] for name in self.tables if roles.get(name) == "embed"]:
-            config["vocab_size"] = max(rows)
+            config["vocab_size"] = rows[0]
         return config
 
 

@@ -9,14 +9,15 @@ from contextlib import suppress
 import torch
 from torch import Tensor, nn
 
-LENGTH = 7
+LENGTH, SAMPLES = 7, 64
 
 
-def guessed(module: nn.Module, width: object, rng: torch.Generator, dtype: torch.dtype) -> dict[str, Tensor] | None:
-    """Token ids, an image, or vectors, for the first argument of `forward`; None if it runs on none of these, or needs
-    more. width: that of vectors, if it is known."""
-    takes = next(iter(inspect.signature(module.forward).parameters), "")
-    for tensor in _tries(module, width, rng, dtype):
+def guessed(module: nn.Module, width: object = None, seed: int = 0) -> dict[str, Tensor] | None:
+    """Token ids, an image, sounds or vectors, for the main argument of `forward`; None if it runs on none of these, or
+    needs more. width: that of vectors, if it is known."""
+    rng = torch.Generator().manual_seed(seed)
+    takes = getattr(module, "main_input_name", next(iter(inspect.signature(module.forward).parameters), ""))
+    for tensor in _tries(module, width, rng, next(module.parameters()).dtype):
         with suppress(Exception), torch.inference_mode():  # whatever that class raises
             module(**{takes: tensor})
             return {takes: tensor}
@@ -34,6 +35,9 @@ def _tries(module: nn.Module, width: object, rng: torch.Generator, dtype: torch.
             height, width_ = size if isinstance(size, tuple | list) else (size, size)
             if isinstance(height, int) and isinstance(width_, int):
                 yield torch.randn(2, channels, height, width_, generator=rng, dtype=dtype)
+    for channels in [part.in_channels for part in parts if isinstance(part, nn.Conv1d)][:1]:
+        yield torch.randn(2, channels, SAMPLES, generator=rng, dtype=dtype)
+        yield torch.randn(2, SAMPLES, channels, generator=rng, dtype=dtype)
     maps = [part.in_features for part in parts if isinstance(part, nn.Linear)][:1]
     for n in (*([width] if isinstance(width, int) else []), *maps):
         yield torch.randn(3, LENGTH, n, generator=rng, dtype=dtype)
