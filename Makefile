@@ -36,7 +36,7 @@ moved: $(READY)
 
 # Types that have a row are not run again; some of them: make suggestions TYPES="mamba vit"
 suggestions: $(READY)
-	$(TEST_ENV) PYTHONPATH=tests $(BIN)/python -W ignore -m contract.suggestions $(TYPES)
+	$(TEST_ENV) $(BIN)/python -W ignore experiments/suggestions.py $(TYPES)
 
 # Every benchmark's data are kept as it is done; some of them: make bench NAMES="attention merging"
 bench: $(READY)

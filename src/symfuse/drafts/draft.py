@@ -134,10 +134,11 @@ class Draft:
     @property
     def outputs(self) -> dict[str, str]:
         """Of a base model, or of a module of one's own: the layouts of its outputs, whose spaces may be transformed."""
+        shown = self.facts.traced.outputs
         if not self.facts.class_name and self.facts.traced.roles:
-            return dict(self.facts.traced.outputs)
+            return {name: text for name, text in shown.items() if text}
         pooled = {"pooler_output": "pool"} if self.parts[1] else {}
-        return {"last_hidden_state": "residual"} | pooled
+        return ({"last_hidden_state": "residual"} if shown.get("last_hidden_state", "residual") else {}) | pooled
 
     @cached_property
     def axes(self) -> dict[str, Axis]:

@@ -41,7 +41,7 @@ class Flow:
 class Traced:
     """What a run shows. roles: of parameters, by name, in the words of `Facts.roles`. biases: of each bias the weight,
     or itself if it is added to a sum. reads: of each norm the weights and output fields that read it, if nothing else
-    does. outputs: the fields, and inputs, in the space of the stream. scales: of each LayerScale the weight whose
+    does. outputs: the layout of each field, and of inputs, "residual" or "". scales: of each LayerScale the weight whose
     output it scales. config: sizes and activation. backwards: weights that are stored [in, out]."""
 
     roles: Mapping[str, str] = field(default_factory=dict)
@@ -199,7 +199,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             roles=roles,
             biases={bias: weight for bias, weight in biases.items() if weight in self.parameters},
             reads={norm: tuple(names) for norm, names in read.items()},
-            outputs=dict.fromkeys(sorted(there), "residual"),
+            outputs=dict.fromkeys(of, "") | dict.fromkeys(sorted(there), "residual"),
             config=self._config(roles, width),
             scales={gain: writer for gain, writer in self.scales.items() if writer in stream & self.reads.keys()},
             backwards=frozenset(self.backwards),

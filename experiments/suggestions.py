@@ -23,15 +23,15 @@ import torch
 import transformers
 from transformers.models.auto import modeling_auto
 
-from contract.table import markdown
-from contract.tiny import hf
 from symfuse.architectures import ARCHITECTURES
 from symfuse.drafts import Draft, draft_of
 from symfuse.errors import SymfuseError
+from symfuse.io import Checkpoint
+from symfuse.io import open as open_checkpoint
 from symfuse.messages import first_line
 
-ROOT = Path(__file__).parents[2]
-DATA, PAGE = Path(__file__).with_name("suggestions.json"), ROOT / "docs/suggestions.md"
+HERE = Path(__file__).parent
+DATA, PAGE = HERE / "data/suggestions.json", HERE.parent / "docs/suggestions.md"
 SECONDS, LARGEST = 60, 30_000_000
 # Of a type's classes the one for the first of these tasks.
 TASKS = (
@@ -97,7 +97,7 @@ WAYS: tuple[dict[str, int], ...] = (
 )  # fmt: skip
 
 
-def tiny(model_type: str, name: str, sizes: Mapping[str, int]) -> Any:
+def tiny(model_type: str, name: str, sizes: Mapping[str, int]) -> Checkpoint:
     """A tiny random model of a class, as a checkpoint."""
     kind = transformers.CONFIG_MAPPING[model_type]
     config = kind.from_dict(shrunk(kind().to_dict(), sizes))
@@ -105,7 +105,11 @@ def tiny(model_type: str, name: str, sizes: Mapping[str, int]) -> Any:
         count = sum(p.numel() for p in getattr(transformers, name)(config).parameters())
     if count > LARGEST:
         raise ValueError(f"its tiny model has {count:,} parameters")
-    return hf(name, config)
+    config.architectures = [name]
+    config._attn_implementation = "eager"
+    if getattr(config, "pad_token_id", None) is None:
+        config.pad_token_id = 0
+    return open_checkpoint(getattr(transformers, name)(config), name=name)
 
 
 def row(model_type: str, name: str) -> dict[str, Any]:
@@ -170,6 +174,10 @@ def bounded(model_type: str, name: str) -> dict[str, Any]:
     finally:
         process.kill()
         process.join()
+
+
+def markdown(head: list[str], rows: list[list[str]]) -> str:
+    return "\n".join("| " + " | ".join(line) + " |" for line in [head, ["---"] * len(head), *rows])
 
 
 def page(rows: Mapping[str, Mapping[str, Any]], total: int, declared: set[str]) -> str:
