@@ -41,8 +41,8 @@ class Flow:
 class Traced:
     """What a run shows. roles: of parameters, by name, in the words of `Facts.roles`. biases: of each bias the weight,
     or itself if it is added to a sum. reads: of each norm the weights and output fields that read it, if nothing else
-    does. outputs: the layout of each field, and of inputs, "residual" or "". scales: of each LayerScale the weight whose
-    output it scales. config: sizes and activation. backwards: weights that are stored [in, out]."""
+    does. outputs: the layout of each field, and of inputs: "residual" or "". scales: of each LayerScale the weight that
+    it scales. config: sizes and activation. backwards: weights that are stored [in, out]."""
 
     roles: Mapping[str, str] = field(default_factory=dict)
     biases: Mapping[str, str] = field(default_factory=dict)
