@@ -18,7 +18,7 @@ from symfuse.drafts.trace import Traced, trace
 from symfuse.errors import CheckpointError, OptionError
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
-from symfuse.io.live import aliases, constants, names_in_memory, untied
+from symfuse.io.live import aliases, constants, counts_batches, names_in_memory, untied
 from symfuse.messages import first_line
 from symfuse.model import Model
 from symfuse.modules import build_module, live
@@ -62,7 +62,8 @@ class Bench:
         module = live(opened, dtype) if module is None else made
         self.build = builder(made) if self.foreign else None
         self.ties = aliases(made) if self.foreign else {}
-        self.buffers = sorted(constants(made) & opened.keys()) if self.foreign else []
+        fixed = constants(made) if self.foreign else set()
+        self.buffers = [name for name in opened if name in fixed or counts_batches(name)]
         # The module's weights are overwritten at each run; of several names of one the first is enough.
         kept = opened.keys() - self.ties.keys() - {*self.buffers}
         self.checkpoint = opened.replace(tensors={name: opened[name].clone() for name in opened if name in kept})

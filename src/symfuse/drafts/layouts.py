@@ -54,7 +54,7 @@ class Axes:
         out = {}
         for axis in dict.fromkeys(self.of_neurons.values()):
             weights = [p for p in self.facts.weights if self.of_neurons.get(p.module) == axis and len(p.shape) > 1]
-            others = {p.module: self._other(p.shape) for p in weights}
+            others = {p.module: self._other(p.shape) for p in weights if self.facts.hidden.value in p.shape[-2:]}
             down = [module for module in others if self.facts.roles[module] == "down"]
             width = others[down[0]] if down else 0
             inputs = [module for module in others if module not in down and others[module] == width]

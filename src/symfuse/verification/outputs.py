@@ -50,7 +50,7 @@ def _usual(module: torch.nn.Module, main: str, config: Mapping[str, Any], seed: 
     unsaid = "vision_config" in config or "vocab_size" not in config  # it need not say what is usual
     if unsaid and hasattr(getattr(module, "config", None), "to_dict"):
         config = module.config.to_dict()  # type: ignore[operator, union-attr]
-    text, vision = (config.get(f"{part}_config", config) for part in ("text", "vision"))
+    text, vision = (config.get(f"{part}_config") or config for part in ("text", "vision"))
     takes = inspect.signature(module.forward).parameters
     if main == "pixel_values" and "spatial_shapes" in takes:
         return _patches(vision, rng, dtype)
