@@ -13,7 +13,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import signal
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import is_dataclass
-from types import CodeType, FunctionType
 from typing import Any, get_args, get_type_hints
 
 import jaxtyping
@@ -56,19 +55,15 @@ def checked(*, typechecker: Callable[[Any], Any]) -> Callable[[Any], Any]:
             if is_dataclass(made) and not hasattr(made.__init__, "__wrapped__"):
                 made.__init__ = decorate(made.__init__)  # type: ignore[misc]
             return made
-        inner = (made.__module__, made.__qualname__, made.__code__)
-        if inner in FIRST:
-            return again(*FIRST[inner], made)
         written = made.__annotations__
         hints = {name: meaning(annotation, made.__globals__) for name, annotation in written.items()}
+        shapes = any(map(has_shape, hints.values()))
+        if not shapes and is_private(made.__qualname__):
+            return made
         made.__annotations__ = hints
         out = typechecker(made)
         made.__annotations__ = out.__annotations__ = written
-        if any(map(has_shape, hints.values())):
-            return with_shapes(out)
-        if "<locals>" in made.__qualname__:
-            FIRST[inner] = made, out
-        return out
+        return with_shapes(out) if shapes else out
 
     return decorate
 
@@ -82,21 +77,9 @@ def with_shapes(checks: Callable[..., Any]) -> Callable[..., Any]:
     return within
 
 
-# Of functions inside of others, which are made at each call of these, the first one with its checks.
-FIRST: dict[tuple[str, str, CodeType], tuple[Any, Any]] = {}
-
-
-def again(first: Any, checks: Any, made: Any) -> Any:
-    """The checks that were compiled for `first`, around a function of the same code: compiling them for each took a
-    sixth of the time of all tests."""
-    if checks is first:
-        return made
-    out = FunctionType(checks.__code__, checks.__globals__, checks.__name__, checks.__defaults__, checks.__closure__)
-    out.__kwdefaults__ = {**checks.__kwdefaults__, "__beartype_func": made}
-    out.__qualname__, out.__doc__, out.__module__ = made.__qualname__, made.__doc__, made.__module__
-    out.__annotations__ = made.__annotations__
-    out.__dict__.update(checks.__dict__, __wrapped__=made)
-    return out
+def is_private(name: str) -> bool:
+    """Whether only its own module calls it, where mypy checks the types of all calls."""
+    return any(part == "<locals>" or (part.startswith("_") and not part.endswith("__")) for part in name.split("."))
 
 
 jaxtyping.jaxtyped = checked  # type: ignore[assignment]
@@ -123,6 +106,7 @@ gc.disable()
 def pytest_runtestloop() -> Generator[None, object, object]:
     """What is imported and collected stays: no run of the collector goes through it, now or in a test."""
     gc.freeze()
+    gc.set_threshold(700, 10, 50)  # else a full collection, of all models that tests share, takes 5 % of the time
     gc.enable()
     return (yield)
 

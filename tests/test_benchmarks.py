@@ -427,6 +427,7 @@ def two(load: Any, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return run  # type: ignore[no-any-return]
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_keeps_what_is_finished(two: ModuleType, tmp_path: Path) -> None:
     options = ["--quick", "--data", str(tmp_path / "data"), "--work", str(tmp_path)]
     with pytest.raises(KeyboardInterrupt):

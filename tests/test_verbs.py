@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import symfuse
-from command import done, run
+from command import data, done, run
 from contract.tiny import MODELS
 from symfuse import api
 from symfuse.cli.verbs import OLD_VERBS, VERBS
@@ -36,7 +36,6 @@ ONLY_PYTHON = {
     "merge_recipe": "merge takes recipe.yml on the command line",
     "open": "on the command line a model is its folder",
     "prove": "align proves what it writes",
-    "rewrite": "no verb writes a rewritten model yet",
     "task": "--data and --task of the verbs that take data",
     "to_module": "there are no live modules on the command line",
     "widen": "align --widen",
@@ -138,6 +137,23 @@ def test_rewrites_are_exact_and_recorded(rewrites: list[str], tmp_path: Path) ->
     with pytest.raises(OptionError, match=r"no rewrite is called 'fold_norm' \(did you mean 'fold_norms'\?\)"):
         symfuse.rewrite(model, ["fold_norm"])
     assert all(f'"{name}"' in (symfuse.rewrite.__doc__ or "") for name in REWRITES)
+
+
+def test_the_command_writes_what_python_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    MODELS["gpt2-lm"](0).save("a")
+    run_ = data("rewrite", "a", "fold_norms", "untie", "-o", "new")
+    written = json.loads(Path("new/symfuse.json").read_text("utf-8"))
+    assert written["frame"] == ["fold_norms", "untie"]
+    assert written["verified"] == run_["verified"]
+    assert written["verified"]["equal"]
+    assert "moving changed no output is proved" in Path("new/README.md").read_text("utf-8")
+    other = symfuse.rewrite("a", ["untie", "fold_norms"])
+    new = symfuse.open("new")
+    assert new.keys() == other.keys()
+    assert all(torch.equal(new[name], other[name]) for name in other)
+    assert "did you mean 'fold_norms'?" in run("rewrite", "a", "fold_norm", "-o", "other").output
+    assert not Path("other").exists()
 
 
 # ---- keys

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         match,
         merge,
         merge_recipe,
+        open,  # noqa: A004
         prove,
         relate,
         rewrite,
@@ -57,11 +58,10 @@ if TYPE_CHECKING:
         widen,
     )
     from symfuse.errors import SymfuseError
-    from symfuse.io import open  # noqa: A004
     from symfuse.reports import inspect, report
 
 # Where a name is, unless in symfuse.api.
-_HOME = {"SymfuseError": "errors", "inspect": "reports", "open": "io", "report": "reports"}
+_HOME = {"SymfuseError": "errors", "inspect": "reports", "report": "reports"}
 
 # Old names, with what each is called now and the options that it stands for.
 _OLD: dict[str, tuple[str, dict[str, str]]] = {

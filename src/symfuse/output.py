@@ -1,4 +1,4 @@
-"""What a verb prints: tables for people, one JSON document for machines, progress bars on terminals."""
+"""The output of a verb: tables for people, one JSON document for machines, progress bars on terminals."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def _started(stack: ExitStack) -> Progress | None:
-    """A bar, which needs a thread; None where the system starts no more."""
+    """A progress bar; None if the thread that it needs cannot be started."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -29,20 +29,20 @@ def _started(stack: ExitStack) -> Progress | None:
 
 
 def warn(text: str, level: int = logging.WARNING) -> None:
-    """A line on stderr, also with --quiet and --json, and in the log, at this level."""
+    """Print a line on stderr, also with --quiet and --json, and log it at this level."""
     LOGGER.log(level, "%s", printable(text))
     click.echo(f"symfuse: {printable(text)}", err=True)
 
 
 def note(text: str) -> None:
-    """As `warn`, for information without a cause for doubt."""
+    """`warn`, for information that is no warning."""
     warn(f"note: {text}", logging.INFO)
 
 
 class Output:
     """Prints tables for people; with --json one document for machines; with --quiet nothing."""
 
-    # Columns of text, which are not aligned as numbers.
+    # Columns of text, which are aligned to the left.
     WORDS = frozenset({"group", "matched by", "why", "how", "moved", "not moved", "biases"})
 
     def __init__(self, as_json: bool, quiet: bool) -> None:
@@ -56,12 +56,12 @@ class Output:
             click.echo(printable(text))
 
     def note(self, text: str) -> None:
-        """Information, in the log too."""
+        """Print information, and log it."""
         LOGGER.info("%s", printable(f"note: {text}"))
         self.say(f"note: {text}")
 
     def warning(self, text: str) -> None:
-        """A cause for doubt, in the log too; with --quiet and --json on stderr."""
+        """Print a warning, and log it; with --quiet and --json on stderr."""
         if self.quiet or self.as_json:
             warn(f"warning: {text}")
             return
@@ -87,12 +87,12 @@ class Output:
                 Text(printable(column)), justify="left" if i == 0 or column in self.WORDS else "right", overflow="fold"
             )
         for row in rows:
-            table.add_row(*(Text(printable(cell)) for cell in row))  # not markup, which brackets in a name would be
+            table.add_row(*(Text(printable(cell)) for cell in row))  # Text, since brackets in a name would be markup
         Console().print(table)
 
     def cost(self) -> dict[str, float]:
-        """For the document of a run: seconds since the verb began; the most memory that the process has had, in bytes
-        (not on Windows)."""
+        """For the document of a run: seconds since the verb began, and the peak memory of the process in bytes (not on
+        Windows)."""
         spent = {"seconds": time.perf_counter() - self.start}
         with suppress(ImportError):
             import resource

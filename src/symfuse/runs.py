@@ -51,8 +51,8 @@ TASKS = {  # the hub's name of the task, by the ending of the class's name
     "ForSpeechSeq2Seq": "automatic-speech-recognition",
 }
 
-# Alignments beside weights: safetensors files in a folder of their own, since serving engines load all others as
-# weights.
+# Alignments saved with weights are safetensors files with a suffix of their own, since serving engines load every
+# *.safetensors file as weights.
 SUFFIX = ".symfuse"
 SUFFIXES = (SUFFIX, ".safetensors")  # of earlier versions, and saved separately
 FILE = f"alignment{SUFFIX}"
@@ -63,8 +63,8 @@ Run = Mapping[str, Any]
 @dataclass(frozen=True)
 class Record:
     """How a checkpoint was made. kind: "alignment", "frame" or "merge". make: makes the document (`run`), once, on
-    first use or when the checkpoint is saved. made_of: its input checkpoints. alignments: by the names of the files
-    that are saved with it. frame: that of the checkpoint."""
+    first use or when the checkpoint is saved. made_of: its input checkpoints. alignments: by file name, saved with the
+    checkpoint. frame: of the checkpoint."""
 
     kind: str
     make: Callable[[], Run]
@@ -79,15 +79,21 @@ class Record:
 
     def __call__(self, checkpoint: Checkpoint) -> Checkpoint:
         """The checkpoint with these files beside its weights."""
-        card = masked(model_card(self.run, checkpoint)).encode()
-        run = {**self.run, CARD_DIGEST: sha256(card).hexdigest()}
-        files = {RUN: masked(json.dumps(run, indent=2) + "\n").encode(), CARD: card}
+        texts = described(self.run, model_card(self.run, checkpoint))
+        files = {name: text.encode() for name, text in texts.items()}
         files |= {name: alignment.to_bytes() for name, alignment in self.alignments.items()}
         return checkpoint.replace(files={**checkpoint.companions(), **files})
 
     def known(self, run: Run) -> Record:
         """The record with a finished document."""
         return replace(self, make=partial(dict, run))
+
+
+def described(run: Run, card: str) -> dict[str, str]:
+    """symfuse.json and the card of an output folder, by name."""
+    card = masked(card)
+    run = {**run, CARD_DIGEST: sha256(card.encode()).hexdigest()}
+    return {RUN: masked(json.dumps(run, indent=2) + "\n"), CARD: card}
 
 
 def record_of(checkpoint: Checkpoint) -> Record | None:
@@ -102,7 +108,7 @@ def recorded(checkpoint: Checkpoint, record: Record | None) -> Checkpoint:
 
 
 def lineage(checkpoints: Iterable[Checkpoint]) -> list[dict[str, Any]]:
-    """The original inputs of checkpoints: those that no verb made, each once."""
+    """The original inputs of checkpoints (those that no verb made), each once."""
     out: list[dict[str, Any]] = []
     for checkpoint in checkpoints:
         record = record_of(checkpoint)
@@ -123,7 +129,7 @@ def alignment_file(path: Path) -> Path:
 
 
 def record_alignment(aligned: Checkpoint, source: Checkpoint, alignment: Alignment) -> Checkpoint:
-    """The aligned source with its record; without one if the alignment does not come from matching."""
+    """The aligned source with its record, or with none if the alignment does not come from matching."""
     run = partial(movement, source, alignment)
     record = Record("alignment", run, (source,), {FILE: alignment}, alignment.frame)
     return recorded(aligned, record if is_matched(alignment) else None)
@@ -148,7 +154,7 @@ def movement(source: Checkpoint, alignment: Alignment, verified: Run | None = No
         elements = [element for instance, element in alignment.elements.items() if instance.axis == axis]
         row["condition"] = max((float(element.condition().max()) for element in elements), default=1.0)
     provenance = alignment.provenance
-    computed = source.computed  # then its lineage is no more than its name
+    computed = source.computed  # its own lineage would contain only its name
     return {
         "kind": "alignment",
         "symfuse": __version__,
@@ -172,14 +178,14 @@ def framed(anchor: Checkpoint, alignment: Alignment) -> Checkpoint:
 
 
 def frame_run(source: Checkpoint, frame: Sequence[str]) -> dict[str, Any]:
-    """The document of an anchor that was written in the frame of an alignment."""
+    """The document of an anchor in the frame of an alignment."""
     return {"kind": "frame", "symfuse": __version__, "source": source.lineage(), "frame": list(frame)}
 
 
 def frame_text(frame: Sequence[str]) -> str:
     """A frame in words."""
     plain = ", ".join(REWRITTEN[name] for name in frame)
-    return f"the frame {', '.join(frame)} ({plain})" if frame else "the frame in which it was"
+    return f"the frame {', '.join(frame)} ({plain})" if frame else "its original frame"
 
 
 # -- the model card --------------------------------------------------------------------------------
@@ -244,7 +250,9 @@ def _metadata(run: Run, checkpoint: Checkpoint) -> str:
 
 
 def _library(config: Mapping[str, Any], sentence: bool) -> str | None:
-    known = {"_class_name": "diffusers", "model_type": "transformers"}
+    known = {
+        "_class_name": "diffusers", "model_type": "transformers", "architecture": "timm", "model_cfg": "open_clip",
+    }  # fmt: skip
     return "sentence-transformers" if sentence else next((known[key] for key in known if key in config), None)
 
 
@@ -331,7 +339,7 @@ def _proof(run: Run) -> list[str]:
     if proofs and all(proofs):
         worst = max(error for proof in proofs for error in proof["errors"].values())
         proved = f"That moving changed no output is proved to {worst:.0e}, before rounding ({proofs[0]['inputs']})."
-        differ = f"Its outputs differ from what they were by {worst:.2g} ({proofs[0]['inputs']})."
+        differ = f"That changed the outputs by {worst:.2g} ({proofs[0]['inputs']})."
         return ["", differ if _inexact(run) else proved]
     return ["", "It was not checked that moving changed no output."] if proofs and not _inexact(run) else []
 

@@ -19,6 +19,7 @@ from command import done
 from contract.tiny import DECODER, MODELS, VISION, case, model_of, of_all_families, real
 from symfuse import adapters
 from symfuse.architectures import ARCHITECTURES
+from symfuse.errors import CheckpointError
 from symfuse.io import open as open_checkpoint
 from symfuse.model import Model
 from symfuse.verification import run
@@ -51,15 +52,16 @@ QUICK = set(of_all_families([
     "blenderbot-small-lm", "marian-lm", "m2m-100-lm", "whisper-lm", "modernbert-mlm", "nomic-token", "eurobert",
     "bert-question",
 ])) - {label for label in MODELS if label.startswith(OTHERS)}  # fmt: skip
-# Those of transformers; but a layer of no experts beside such with experts, which peft takes for one of them.
 # Classes of which peft finds no input embeddings; and one whose attention reads weights of maps that it never calls.
-NOT_RUN = ("hubert", "unispeech", "wavlm")
+NOT_RUN = ("hubert", "unispeech", "wavlm", "wav2vec2-ctc")
+# Dense layers beside experts, and experts that all tokens share, are taken for experts by peft.
 BESIDE_EXPERTS = (
     "qwen3-mixture-lm",
     "mellum-lm",
     "hunyuan-moe-lm",
     "solar-open-lm",
     "glm4-moe-plain",
+    "glm4-moe-lm",
     "dots1-lm",
     "exaone-moe-lm",
 )
@@ -68,7 +70,7 @@ TUPLES = ("llama4", "phimoe")
 LABELS = [
     pytest.param(label, marks=() if label in QUICK else pytest.mark.slow)
     for label in MODELS
-    if not label.startswith(OTHERS + NOT_RUN + TUPLES) and label not in BESIDE_EXPERTS
+    if not label.startswith(OTHERS + NOT_RUN + TUPLES)
 ]
 
 
@@ -109,7 +111,8 @@ def test_d08_d09_round_trips_with_peft(label: str, tmp_path: Path) -> None:
     _require_read_by_names_of_memory(module, label)
 
     perturb(module, linear(module))
-    adapter = adapters.extract(open_checkpoint(module), base.checkpoint, 1, dtype=torch.float64)
+    rest = label in BESIDE_EXPERTS
+    adapter = adapters.extract(open_checkpoint(module), base.checkpoint, 1, dtype=torch.float64, save_rest=rest)
     assert not adapter.left_out
     model = peft.PeftModel.from_pretrained(second, adapter.save(tmp_path / "a")).eval()
     expected, found = run(module, base.inputs), run(model, base.inputs)
@@ -128,6 +131,43 @@ def test_d08_d09_round_trips_with_peft(label: str, tmp_path: Path) -> None:
     for name, tensor in merged.items():
         torch.testing.assert_close(applied[name].to(tensor.dtype), tensor, rtol=1e-5, atol=1e-6)
     assert any(not torch.allclose(base.checkpoint[name].to(tensor.dtype), tensor) for name, tensor in merged.items())
+
+
+@pytest.mark.parametrize("label", BESIDE_EXPERTS[:3])
+def test_peft_takes_dense_layers_beside_experts_for_experts(label: str) -> None:
+    """So extraction leaves them out, and says why: peft, asked for these layers alone, adapts others."""
+    base = case(label)
+    module = copy.deepcopy(real(base.checkpoint))
+    dense = [name for name in linear(module) if name.endswith(("gate_proj", "up_proj"))]
+    perturb(module, linear(module))
+    adapter = adapters.extract(open_checkpoint(module), base.checkpoint, 1, dtype=torch.float64)
+    assert {f"{name}.weight" for name in dense} <= adapter.left_out.keys()
+    assert {adapter.reasons[name].partition(";")[0] for name in adapter.left_out} == {
+        "peft takes a layer of its name for an expert"
+    }
+    adapted = peft.get_peft_model(module, peft.LoraConfig(r=1, target_modules=dense))
+    layers = {
+        name.partition(".lora_")[0].removeprefix("base_model.model.")
+        for name in adapted.state_dict()
+        if ".lora_" in name
+    }
+    assert layers
+    assert layers.isdisjoint(dense)
+
+
+def test_an_adapter_of_bare_parameters_is_refused_and_its_way_out_works(tmp_path: Path) -> None:
+    """`target_parameters`: LoRA on the stacked experts of a layer, as peft writes it."""
+    base = case("olmoe-lm")
+    targets = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], target_parameters=targets, init_lora_weights=False)
+    model = peft.get_peft_model(copy.deepcopy(real(base.checkpoint)), config)
+    model.save_pretrained(tmp_path / "a")
+    with pytest.raises(CheckpointError, match=r"bare parameters.*\(target_parameters\).*merge_and_unload\(\)"):
+        adapters.apply(base.checkpoint, tmp_path / "a")
+    merged = open_checkpoint(model.merge_and_unload())
+    assert merged.keys() == base.checkpoint.keys()
+    name = "model.layers.1.mlp.experts.3.up_proj.weight"
+    assert not torch.allclose(merged[name], base.checkpoint[name])
 
 
 def _require_read_by_names_of_memory(module: torch.nn.Module, label: str) -> None:

@@ -38,7 +38,7 @@ def test_d20_a_moved_fine_tune_has_no_relation_in_this_basis() -> None:
     (report,) = data("check", "base", "moved")["recipes"]
     (warning,) = report["warnings"]
     assert warning.startswith("moved and base have no relation in this basis (cosine ")
-    assert "trained apart, or one was moved by a symmetry" in warning
+    assert "trained apart, or one was transformed by a symmetry" in warning
     assert "unrelated" not in json.dumps(report)
     (report,) = data("check", "base", "tuned")["recipes"]
     assert not report["warnings"]
@@ -51,7 +51,7 @@ def test_d20_all_axes_are_matched_by_default_and_show_the_relation() -> None:
     assert api.relate("moved", "base").cosine < 0.2
     assert api.relate(found("moved"), "base").cosine > 0.99
     assert (
-        "without a relation in this basis" in done("align", "moved", "--to", "base", "-o", "out", "--no-verify").stdout
+        "models that do not share a basis" in done("align", "moved", "--to", "base", "-o", "out", "--no-verify").stdout
     )
 
 
@@ -63,10 +63,10 @@ def test_j8_code_of_a_model_is_named_by_check(tmp_path: Path) -> None:
     tokenizer = {"auto_map": {"AutoTokenizer": ["tokenization_x.Slow", None]}}
     (tmp_path / "coded" / "tokenizer_config.json").write_text(json.dumps(tokenizer), "utf-8")
     (report,) = data("check", str(tmp_path / "base"), str(tmp_path / "coded"))["recipes"]
-    notes = [note for note in report["notes"] if "code of the model's own" in note]
+    notes = [note for note in report["notes"] if "names code of its own" in note]
     named = [("config.json", "modeling_x"), ("tokenizer_config.json", "tokenization_x")]
     for file, code in named:
-        text = f"{file} names code of the model's own (auto_map: {code}.py)"
+        text = f"{file} names code of its own (auto_map: {code}.py)"
         assert any(text in note for note in notes), notes
     assert all("symfuse never runs or copies it" in note for note in notes)
     (report,) = data("check", "base", "tuned")["recipes"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,6 +55,31 @@ def diffusers_folder(folder: Path, seed: int, *, sharded: bool = False) -> Path:
 
 
 # -- D07: the name under which the library looks for weights -----------------------------------------
+
+
+def test_d07_a_pipeline_of_diffusers_is_merged_part_by_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says how; what it says is done, for each part, and the config gets no field that its class refuses."""
+    monkeypatch.chdir(tmp_path)
+    for seed, name in enumerate(("A", "B")):
+        Path(name).mkdir()
+        Path(name, "model_index.json").write_text(json.dumps({"_class_name": "DiTPipeline"}), "utf-8")
+        Path(name, "scheduler").mkdir()
+        Path(name, "scheduler", "scheduler_config.json").write_text("{}", "utf-8")
+        diffusers_folder(Path(name, "unet"), seed)
+        Path(name, "text_encoder").mkdir()
+        MODELS["clip-text"](seed).save(Path(name, "text_encoder"), overwrite=True)
+    result = run("merge", "A", "B", "-o", "out")
+    assert result.exit_code == 3
+    words = " ".join(result.output.split())
+    assert "a pipeline of diffusers, of parts that are models of their own: text_encoder, unet." in words
+    shutil.copytree("A", "COPY")
+    done(*words.rpartition("such as: symfuse ")[2].split())
+    done("merge", "A/text_encoder", "B/text_encoder", "-o", "COPY/text_encoder", "--overwrite")
+    for part in ("unet", "text_encoder"):
+        a, b, merged = (symfuse.open(f"{name}/{part}") for name in ("A", "B", "COPY"))
+        assert merged.keys() == a.keys()
+        assert all(torch.allclose(merged[name], (a[name] + b[name]) / 2) for name in merged)
+    assert json.loads(Path("COPY/unet/config.json").read_text("utf-8")) == symfuse.open("A/unet").config
 
 
 @pytest.mark.parametrize("sharded", [False, True])
@@ -143,7 +169,7 @@ def test_d11_vllm_loads_the_weights_and_nothing_else(models: Path) -> None:
 
 def test_d11_no_extra_file_ends_as_weights_do(models: Path) -> None:
     for name in ("alignment.safetensors", "model.safetensors.index.json", "other.bin", "moments.pt"):
-        with pytest.raises(OutputError, match=rf"'{name}'.*does not end as weights do"):
+        with pytest.raises(OutputError, match=rf"'{name}'.*without a suffix of weight files"):
             symfuse.open("a").save("out", extra={name: b""})
         assert not Path("out").exists()
 
@@ -480,7 +506,7 @@ def test_push_that_cannot_be_is_known_before_any_work(models: Path, monkeypatch:
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
     assert "no token" in refused("-o", "out", "--push", "org/name")
     assert "write ORG/NAME" in refused("-o", "out", "--push", "name")
-    assert "--private is of the repository" in refused("-o", "out", "--private")
+    assert "--private needs --push" in refused("-o", "out", "--private")
     with pytest.raises(OutputError, match="no token"):
         symfuse.open("a").push_to_hub("org/name", "out")
     with pytest.raises(OptionError, match="memory://out is a URL"):

@@ -198,7 +198,9 @@ def test_check_says_the_alignment(place: Path, models: list[str], align: dict[st
         "biases": False, "data": None, "source": "weights",
     }  # fmt: skip
     text = done("check", given, "--no-sample").stdout
-    assert "aligned first: axes ffn of layers 1, biases as they are; anchor: " + (anchor or "the model nearest") in text
+    assert (
+        "aligned first: axes ffn of layers 1, biases not translated; anchor: " + (anchor or "the model nearest") in text
+    )
     assert f"anchor: {run_of(done('merge', given, 'out') and 'out')['anchor']}" in (
         text if anchor else "anchor: bert0 anchor: bert1 anchor: bert2"
     )
@@ -266,7 +268,7 @@ def test_a_target_that_exists(place: Path) -> None:
 def test_options_that_belong_into_a_recipe(place: Path) -> None:
     result = run("merge", linear("a", "b"), "out", "--weights", "1,2", "--align", "all", "--no-biases")
     assert result.exit_code == 2
-    assert "--weights, --align, --no-biases: with a recipe, write this in it: " in result.stderr
+    assert "--weights, --align, --no-biases: write this in the recipe instead: " in result.stderr
     for words in ("{weight: …}", "`align: {axes: …}`", "`align: {biases: false}`"):
         assert words in result.stderr
 
@@ -320,7 +322,7 @@ def test_inspect_says_what_is_not_matched_and_what_is_not_declared(place: Path) 
     assert (found["family"], found["axes"], found["tensors"]) == (UNKNOWN, [], len(model))
     assert found["parameters"] == sum(tensor.numel() for tensor in model.values())
     assert "2 layers, vocabulary of 64 tokens" in found["notes"]
-    assert "can be merged, by names and shapes, and not aligned" in done("inspect", "strange").stdout
+    assert "can be merged by names and shapes, but not aligned" in done("inspect", "strange").stdout
 
 
 def test_a_rank_that_is_not_reached_is_said(place: Path) -> None:
@@ -330,7 +332,7 @@ def test_a_rank_that_is_not_reached_is_said(place: Path) -> None:
         tuned[name] += torch.outer(torch.ones(tuned[name].shape[0]), torch.ones(tuned[name].shape[1]))
     symfuse.open(tuned, config=symfuse.open("a").config).save("tuned")
     output = done("extract-lora", "tuned", "--base", "a", "-o", "one", "--rank", "4").stdout
-    assert "3 differences have a lower rank than 4" in output
+    assert "3 differences, and so their adapters, have a lower rank than 4" in output
     assert "has 1" in output
     two = json.loads(
         done(

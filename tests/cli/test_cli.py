@@ -341,13 +341,13 @@ def test_heads(models: Path, heads: str, align: list[str]) -> None:
 
 def test_the_model_whose_head_is_kept_is_the_base(models: Path) -> None:
     assert data("merge", "a", "tagger", "-o", "out", "--task-heads", "2")["base"] == "tagger"
-    refused(models, 2, "is also the base", "merge", "a", "tagger", "-o", "no", "--task-heads", "2", "--base", "1")
+    refused(models, 2, "must be the base", "merge", "a", "tagger", "-o", "no", "--task-heads", "2", "--base", "1")
 
 
 def test_tokenizers_that_differ_are_told(models: Path) -> None:
     for name, words in (("a", "one two"), ("b", "two one")):
         Path(name, "vocab.txt").write_text(words, "utf-8")
-    note = "note: vocab.txt of b and a differ; those of a are taken"
+    note = "note: vocab.txt of b and a differ; those of a are used"
     assert note in done("merge", "a", "b", "-o", "out").stdout
     Path("b", "vocab.txt").write_text("one two", "utf-8")
     assert "note:" not in done("merge", "a", "b", "-o", "again").stdout
@@ -488,7 +488,7 @@ def test_what_a_refused_run_leaves_is_said(models: Path) -> None:
     error, note = result.stderr.splitlines()
     assert f"'{last}' of bad/model.safetensors holds" in error
     [folder] = models.glob(".out.partial-*")
-    words = rf"symfuse: \d+ of {len(a)} tensors are kept in {folder}: run it again with resume to go on, .*"
+    words = rf"symfuse: \d+ of {len(a)} tensors are kept in {folder}: run again with resume to continue, .*"
     assert re.fullmatch(words, note)
 
 
@@ -552,7 +552,7 @@ def test_c97_c100_the_target_is_checked_before_any_work(
 
 def test_overwrite(models: Path) -> None:
     shutil.copy("b/config.json", "c/old.json")
-    refused(models, 8, "no part of a model: old.json", "merge", "a", "b", "-o", "c", "--overwrite", "-q")
+    refused(models, 8, "not part of a model: old.json", "merge", "a", "b", "-o", "c", "--overwrite", "-q")
     Path("c/old.json").rename("c/tokenizer.json")
     done("merge", "a", "b", "-o", "c", "--overwrite", "-q")
     assert same(open_checkpoint("c"), dict(api.merge(["a", "b"])))
@@ -651,7 +651,7 @@ def test_help_is_quick_and_complete(tmp_path: Path) -> None:
     assert found.stdout.splitlines()[-1] == "[]"
     assert set(main.commands) == {
         "inspect", "align", "verify", "relate", "merge", "methods", "check", "extract-lora", "demo", "barrier",
-        "collect", "evaluate", "landscape", "report", "suggest", "transport",
+        "collect", "evaluate", "landscape", "report", "rewrite", "suggest", "transport",
     }  # fmt: skip
     for name in main.commands:
         assert name in found.stdout
@@ -705,7 +705,7 @@ def test_align_from_activations_and_the_anchor_in_the_frame(models: Path) -> Non
     assert api.relate("out", "framed").relative < api.relate(found.in_frame(open_checkpoint("g")), "framed").relative
     refused = run("align", "g", "--to", "h", "-o", "out2", "--from", "activations")
     assert refused.exit_code == 2
-    assert "--from activations, or --from learned, and --data belong together" in refused.stderr
+    assert "--from activations and --from learned need --data" in refused.stderr
     assert not Path("out2").exists()
 
 

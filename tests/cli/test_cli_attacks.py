@@ -189,7 +189,7 @@ def test_recipes_have_the_same_words(place: Path, align: dict[str, Any], message
      ("--batch-size", "2"), ("--max-length", "9"), ("--pooling", "cls")],
 )  # fmt: skip
 def test_no_option_is_ignored(place: Path, option: str, value: str) -> None:
-    message = f"{option}: this is of matching from activations; leave it out, or take --from activations"
+    message = f"{option}: only for --from activations; leave it out, or add --from activations"
     refused(place, 2, message, "align", "a", "--to", "b", "-o", "o", option, value)
 
 

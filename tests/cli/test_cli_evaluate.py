@@ -282,7 +282,7 @@ PAIRS: list[tuple[int, str, list[str]]] = [
     (5, "hidden sizes", ["barrier", "a", "wide", *PATH]),
     (3, "of nan/model.safetensors holds 20 NaN", ["barrier", "a", "nan", *PATH, "--align", "ffn"]),
     (2, "'rotations' is not known (did you mean 'rotation'?)", ["barrier", "a", "b", *PATH, "--align", "rotations"]),
-    (2, "'none' is the models as they are", ["barrier", "a", "b", *PATH, "--align", "none"]),
+    (2, "'none' is the models without alignment", ["barrier", "a", "b", *PATH, "--align", "none"]),
     (2, "'ffn' is named twice", ["barrier", "a", "b", *PATH, "--align", "ffn", "--align", "ffn"]),
     (2, "or NAME=FOLDER, such as mine=moved", ["barrier", "a", "b", *PATH, "--align", "mine="]),
     (2, "write NAME=a/model.safetensors", ["barrier", "a", "b", *PATH, "--align", "a/model.safetensors"]),
@@ -298,7 +298,7 @@ PAIRS: list[tuple[int, str, list[str]]] = [
         "config.json differs in hidden_size: 20 and 24",
         ["landscape", "a", "b", "wide", *PLANE],
     ),
-    (2, "none is aligned", ["landscape", "a", "b", "c", *PLANE, "--align", "ffn"]),
+    (2, "measured without alignment", ["landscape", "a", "b", "c", *PLANE, "--align", "ffn"]),
     (2, "a margin of 0 to 100", ["landscape", "a", "b", "c", *PLANE, "--margin", "1e300"]),
     (2, "a margin of 0 to 100", ["landscape", "a", "b", "c", *PLANE, "--margin", "nan"]),
     (5, "hidden sizes", ["relate", "a", "wide"]),
@@ -318,7 +318,7 @@ def test_alignments_of_other_models(place: Path) -> None:
     refused(place, 5, "does not fit", "barrier", "a", "b", *PATH, "--align", "x=wide-moved/alignment.symfuse")
     done("align", "b", "--to", "a", "-o", "back", "-q")
     swapped = done("barrier", "a", "b", *PATH, "--align", "x=back/alignment.symfuse", "-q")
-    assert "warning: the alignment was made for another source (b) than a" in swapped.stderr
+    assert "warning: the alignment was computed for another source (b) than a" in swapped.stderr
     assert "warning" not in done("barrier", "b", "a", *PATH, "--align", "x=back/alignment.symfuse").stderr
 
 

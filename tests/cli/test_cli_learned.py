@@ -150,8 +150,8 @@ def test_keep_and_teacher_are_those_of_learning(place: Path) -> None:
     [
         ("--teacher", "0", "--teacher is 0, expected 1 (SOURCE), 2 (the anchor) or another model"),
         ("--teacher", "3", "--teacher is 3, expected 1 (SOURCE), 2 (the anchor) or another model"),
-        ("--keep", "2", "--keep is 2, expected barrier, midpoint or a λ from 0 to 1"),
-        ("--keep", "best", "--keep is best, expected barrier, midpoint or a λ from 0 to 1"),
+        ("--keep", "2", 'learning: keep is 2.0; expected "barrier", "midpoint"'),
+        ("--keep", "best", "learning: keep is 'best'; expected"),
     ],
 )
 def test_keep_and_teacher_are_checked(place: Path, option: str, value: str, message: str) -> None:
@@ -227,33 +227,33 @@ def test_neither_is_left_where_one_cannot_be_written(place: Path, monkeypatch: p
 def test_soft_permutations_are_labelled(place: Path) -> None:
     args = ("align", "p", "--to", "a", "--axes", "ffn", *LEARNED, "--permutations", "soft", "--rate", "0.1")
     result = done(*args, "-o", "out")
-    assert "inexact: transport: moved in a way that does not keep the function" in result.stdout
+    assert "inexact: transport: the result computes another function" in result.stdout
     assert "proved: outputs equal" not in result.stdout
     document = written("out")
     assert document["inexact"] == ["transport"]
     assert document["verified"] is None or document["verified"]["equal"] is False
     assert "inexact: transport." in Path("out/README.md").read_text("utf-8")
     assert float((logits("out") - logits("p")).abs().max()) > 1e-4
-    assert data("inspect", "out")["notes"] == ["inexact: transport: moved in a way that does not keep the function"]
+    assert data("inspect", "out")["notes"] == ["inexact: transport: the result computes another function"]
 
 
 REFUSED: dict[str, tuple[int, str, tuple[str, ...]]] = {
-    "steps": (2, "--steps: this is of matching from learned", ("--steps", "3")),
-    "journal": (2, "--journal: this is of matching from learned", ("--journal", "j.pt")),
-    "permutations": (2, "--permutations: this is of matching from learned", ("--permutations", "kept")),
-    "validation": (2, "--validation: this is of matching from learned", ("--validation", "v.txt")),
+    "steps": (2, "--steps: only for --from learned", ("--steps", "3")),
+    "journal": (2, "--journal: only for --from learned", ("--journal", "j.pt")),
+    "permutations": (2, "--permutations: only for --from learned", ("--permutations", "kept")),
+    "validation": (2, "--validation: only for --from learned", ("--validation", "v.txt")),
     "activations with steps": (
-        2, "--steps: this is of matching from", ("--from", "activations", "--data", "t.txt", "--steps", "3"),
+        2, "--steps: only for --from", ("--from", "activations", "--data", "t.txt", "--steps", "3"),
     ),
     "both alone": (2, "--both", ("--both",)),
     "both": (2, "--both moves the anchor too: name a folder for it (--anchor-output)", (*LEARNED, "--both")),
-    "no data": (2, "belong together: name the data", ("--from", "learned")),
+    "no data": (2, "--from learned need --data", ("--from", "learned")),
     "no steps": (2, "--steps", (*LEARNED, "--steps", "0")),
     "rate": (2, "learning: rate is -1.0", (*LEARNED, "--rate", "-1")),
     "not a rate": (2, "learning: rate is nan", (*LEARNED, "--rate", "nan")),
     "spread": (2, "learning: spread is 2.0", (*LEARNED, "--spread", "2")),
     "other device": (2, "device 'foo' cannot be used", (*LEARNED, "--device", "foo")),
-    "inexact": (2, "--inexact: this is of matching from weights", (*LEARNED, "--inexact", "heads-ignored")),
+    "inexact": (2, "--inexact: only for --from weights", (*LEARNED, "--inexact", "heads-ignored")),
     "widen both": (
         2, "--widen goes with --from weights and --from learned, without --both, --inexact",
         (*LEARNED, "--widen", "--both", "--anchor-output", "x"),
@@ -284,7 +284,7 @@ def test_refused(what: str, place: Path) -> None:
 @pytest.mark.slow
 def test_widen(place: Path) -> None:
     result = done("align", "a", "--to", "wide", "--widen", "-o", "out")
-    assert "widened, and proved: outputs equal to" in result.stdout
+    assert "widened; proved: outputs equal to" in result.stdout
     assert open_checkpoint("out").config["hidden_size"] == 40
     compute_the_same("out", "a")
     document = written("out")

@@ -66,4 +66,4 @@ def test_on_the_command_line() -> None:
     for arguments in (("inspect",), ("inspect", "model", "--families")):
         result = run(*arguments)
         assert result.exit_code == 2
-        assert "give one of the two" in result.stderr
+        assert "either one MODEL or --families" in result.stderr

@@ -144,6 +144,7 @@ def test_float64_weights_compute_in_float64(checkpoint: tuple[dict[str, Tensor],
         assert_close(single.get_mlm_token_predictions_for(tokens).double(), exact, atol=1e-4, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_single_models_and_their_averages_score_as_published(
     checkpoint: tuple[dict[str, Tensor], dict[str, Any]],

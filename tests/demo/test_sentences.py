@@ -81,12 +81,13 @@ def test_sentences_are_distinct_and_cleanly_decoded() -> None:
     assert any("£" in text for text in found)
     assert not any("Â" in text for text in found)
     assert sentences.sentences(1000) == found
-    with pytest.raises(OptionError, match="0 sentences are asked for"):
+    with pytest.raises(OptionError, match="n is 0; expected 1 to"):
         sentences.sentences(0)
     with pytest.raises(OptionError, match="per_topic is 1000; expected 2 to 347"):
         sentences.topic_accuracy(nn.Identity(), None, per_topic=1000)
 
 
+@pytest.mark.slow
 @pytest.mark.data
 @pytest.mark.usefixtures("bbc")
 def test_the_fine_tune_has_learned_its_pairs_and_forgotten_the_news() -> None:

@@ -145,6 +145,7 @@ def test_no_schedule_is_quicker_than_it_can_be(
 # ---- the page
 
 
+@pytest.mark.slow
 def test_the_page_is_what_its_data_make(scale: ModuleType, costs: ModuleType) -> None:
     """Else: python benchmarks/scale.py --write."""
     text, data = scale.PAGE.read_text("utf-8"), json.loads(costs.DATA.read_text("utf-8"))

@@ -190,7 +190,7 @@ def test_what_was_there_is_kept(tmp_path: Path, writer: Writer, failure: Failure
             assert bytes_of(place) == old, f"{name}, call {number}"
             left = [path for path in tmp_path.iterdir() if path != place]
             assert len(left) <= (writer in (resumed, resumed_whole_files))
-            assert all(f"are kept in {path}: run it again with resume" in said for path in left)
+            assert all(f"are kept in {path}: run again with resume" in said for path in left)
             writer(place, 2)
         assert bytes_of(place) == new, f"{name}, call {number}"
         assert list(tmp_path.iterdir()) == [place], f"{name}, call {number}"

@@ -14,7 +14,8 @@ import symfuse
 from endurance.long_runs import contents, models
 
 
-@pytest.mark.parametrize(("warm", "runs"), [(14, 24), pytest.param(20, 200, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("warm", "runs"), [(14, 24), (20, 200)])
 def test_nothing_grows_and_a_leak_is_noticed(tmp_path: Path, warm: int, runs: int) -> None:
     """The leak, by the same measure: of a file, 200 kB, a thread and two objects in each of four merges."""
     models(tmp_path)

@@ -136,4 +136,4 @@ def test_a_row_of_evaluate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert read(Path("run/evaluation.json")) == found  # for the page
     alone = run("evaluate", "a", "--data", "t.txt", "--ensemble")
     assert alone.exit_code == 2
-    assert "an ensemble is of two models at least" in alone.stderr
+    assert "--ensemble needs at least two models" in alone.stderr

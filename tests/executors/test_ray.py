@@ -363,7 +363,7 @@ def test_ray_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_address_without_ray(tmp_path: Path) -> None:
     result = run("merge", "a", "b", "-o", str(tmp_path / "out"), "--address", "auto")
     assert result.exit_code == 2
-    assert "add --executor ray" in result.output
+    assert "needs --executor ray" in result.output
 
 
 # -- what stops, last in the file: workers that are cancelled end, and new ones take their time ------

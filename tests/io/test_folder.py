@@ -150,7 +150,7 @@ def test_paths_that_are_no_folder(tmp_path: Path) -> None:
     refused(tmp_path / "pipe", "is neither a file nor a folder")
     refused(tmp_path / "absent", "does not exist")
     (tmp_path / "link").symlink_to(tmp_path / "gone")
-    refused(tmp_path / "link", "symbolic link to .*gone, which is not there")
+    refused(tmp_path / "link", "symbolic link to .*gone, which does not exist")
     with pytest.raises(CheckpointError, match=r"does not exist, and is not the id of a model on the hub"):
         open_checkpoint("./absent")
 

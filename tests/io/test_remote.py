@@ -245,7 +245,7 @@ def test_torch_files_are_refused(store: MemoryFileSystem, folder: Path) -> None:
     for path in folder.glob("*.safetensors*"):
         path.unlink()
     torch.save({"a": torch.ones(2)}, folder / "pytorch_model.bin")
-    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin: of files at URLs only safetensors can be read"):
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin: only safetensors can be read"):
         symfuse.open(put(store, folder, "memory://bin"))
 
 
@@ -302,7 +302,7 @@ def test_an_object_that_has_changed_is_noticed(
     message = {
         "size": f"it had {len(content)} bytes and has {len(content) + 1}",
         "content": "it was written to",
-        "gone": "is not there",
+        "gone": "does not exist",
         "cut": "came as 5",
     }[change]
     what = "cannot be read" if change == "cut" else "has changed since it was opened"
@@ -319,7 +319,7 @@ def test_what_is_there_is_replaced_only_if_asked(store: MemoryFileSystem, folder
         model.save(url)
     assert objects(store, url) == before
     store.pipe_file(f"{url}/old.txt", b"old")
-    with pytest.raises(OutputError, match=r"no part of a model: old\.txt"):
+    with pytest.raises(OutputError, match=r"not part of a model: old\.txt"):
         model.save(url, overwrite=True)
     store.mv(f"{url}/old.txt", f"{url}/symfuse.json")
     model.save(url, overwrite=True)
@@ -370,7 +370,7 @@ def test_urls_of_files(tmp_path: Path) -> None:
     for source in ("file:///a%20b/c", "file://localhost/a%20b/c", "local:///a b/c", "FILE://LOCALHOST//a b/c"):
         assert place_of(source) == Path("/a b/c")
     for source in ("file://host/a", "file://a", "file://~/a"):
-        with pytest.raises(OptionError, match=r"is of a machine .*; expected a file of this one"):
+        with pytest.raises(OptionError, match=r"is on a machine .*; expected a file of this one"):
             place_of(source)
     for source in ("file://", "file:///", "file://localhost", "file://localhost/"):
         with pytest.raises(OptionError, match="is not the URL of a folder"):
@@ -412,7 +412,7 @@ def test_what_is_there_stays_until_the_first_of_the_new_is_put(
     tensors.error, tensors.at = kind("stop"), 0
     with pytest.raises(kind) as caught:
         Checkpoint(tensors, {}, name="x").save(url, max_shard_size=4000, overwrite=True, threads=1)
-    assert caught.value.__notes__ == [f"{url} is as it was"]
+    assert caught.value.__notes__ == [f"{url} is unchanged"]
     assert objects(store, url) == before
 
 
@@ -445,7 +445,7 @@ def test_work_that_cannot_begin_changes_nothing(
     before = objects(uploads, target)
     with pytest.raises(kind, match="cannot begin") as caught:
         symfuse.open(folder).save(target, overwrite=True, executor=Refuses(1))
-    assert caught.value.__notes__ == [f"{url} is as it was" if there else f"No part of {target} was left behind"]
+    assert caught.value.__notes__ == [f"{url} is unchanged" if there else f"No part of {target} was left behind"]
     assert objects(uploads, target) == before
 
 
@@ -544,7 +544,7 @@ def test_what_could_not_be_removed_is_said(store: MemoryFileSystem, monkeypatch:
     monkeypatch.setattr(store, "rm_file", denied)
     with pytest.raises(CheckpointError) as caught:
         Checkpoint(tensors, {}, name="x").save("memory://out", max_shard_size=4000, threads=1)
-    assert "is no model, and could not be removed" in caught.value.__notes__[0]
+    assert "could not be removed" in caught.value.__notes__[0]
     with pytest.raises(CheckpointError, match=r"memory://out holds 1 of 2 shards; absent: model-00002-of-00002"):
         symfuse.open("memory://out")
 
@@ -559,7 +559,7 @@ def test_values_that_do_not_fit_are_refused_there_too(store: MemoryFileSystem) -
 def test_nothing_is_resumed_at_a_url(folder: Path, store: MemoryFileSystem) -> None:
     with pytest.raises(OptionError, match="leave resume out"):
         symfuse.open(folder).save("memory://out", resume=True, fingerprint="x")
-    with pytest.raises(OptionError, match="memory://out: nothing is kept of what is unfinished at a URL"):
+    with pytest.raises(OptionError, match="memory://out: an unfinished output at a URL is not kept"):
         check_target("memory://out", resume=True)
     check_target(folder.with_name("out"), resume=True)
 
@@ -626,7 +626,7 @@ def test_an_upload_that_cannot_be_stopped_is_removed_when_it_ends(
     late = [thread for thread in threading.enumerate() if thread not in others]
     assert late
     assert caught.value.__notes__ == [
-        "An upload to upload://out could not be stopped: it is removed when it ends, unless this process ends before"
+        "An upload to upload://out could not be stopped: it is removed when it ends, if this process still runs"
     ]
     assert objects(uploads, "upload://out") == {}
     goes_on.set()
@@ -666,12 +666,12 @@ def test_no_command_writes_to_what_ends_with_it(verb: list[str], url: str, store
     for place in ("memory://out", "memory:///out/x"):
         result = run(*(url if word == "URL" else word for word in verb), "-o", place)
         assert result.exit_code == 2
-        assert f"{place} is in the memory of one process" in result.stderr
+        assert f"{place} is in the memory of this process" in result.stderr
 
     class Elsewhere(Threads):
         elsewhere = True
 
-    with pytest.raises(OptionError, match="memory://out is in the memory of one process"):
+    with pytest.raises(OptionError, match="memory://out is in the memory of this process"):
         symfuse.open(url).save("memory://out", executor=Elsewhere(1))
     assert objects(store, "memory://out") == {}
     assert symfuse.open(url).save("memory://out") == Remote("memory://out")

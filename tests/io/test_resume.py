@@ -69,7 +69,7 @@ def test_what_is_finished_is_not_made_again(tmp_path: Path, expected: dict[str, 
         run(tmp_path / "out", Source("layer.3", error=error))
     [folder] = partials(tmp_path)
     assert caught.value.__notes__ == [
-        f"3 of 6 tensors are kept in {folder}: run it again with resume to go on, without to start over"
+        f"3 of 6 tensors are kept in {folder}: run again with resume to continue, without it to start over"
     ]
     source, told = Source(), []  # type: Source, list[str]
     out = run(tmp_path / "out", source, progress=lambda name, _: told.append(name))
@@ -83,7 +83,9 @@ def test_an_output_error_says_how_to_go_on(tmp_path: Path) -> None:
     def wrong(name: str) -> Iterator[Tensor]:
         return iter([value(name)[: 299 if name == "layer.1" else 300]])
 
-    with pytest.raises(OutputError, match=r"came as 51129 values\. 1 of 6 tensors are kept in .* with resume to go on"):
+    with pytest.raises(
+        OutputError, match=r"came as 51129 values\. 1 of 6 tensors are kept in .* with resume to continue"
+    ):
         run(tmp_path / "out", wrong)
     with pytest.raises(OutputError, match=r"came as 51129 values\. No part of .* was left behind"):
         run(tmp_path / "out", wrong, resume=False)
@@ -357,7 +359,7 @@ def test_an_output_that_cannot_be_begun_again_says_what_is_kept(
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "posix_fallocate", full)
-        with pytest.raises(OutputError, match=r"Finished tensors are kept in .* with resume to go on"):
+        with pytest.raises(OutputError, match=r"Finished tensors are kept in .* with resume to continue"):
             run(tmp_path / "out", Source())
     assert partials(tmp_path) == [folder]
     source = Source()

@@ -70,6 +70,26 @@ def test_a_file_that_changes_meanwhile_is_noticed(tmp_path: Path) -> None:
     assert opened.state() != before
 
 
+@pytest.mark.parametrize("attribute", ["model.", "net."])
+def test_weights_of_lightning_are_those_of_its_model(attribute: str, tmp_path: Path) -> None:
+    """Its module gives all names the name of the attribute that the model is."""
+    model = _llama()
+    (tmp_path / "config.json").write_text(json.dumps(model.config), "utf-8")
+    state = {attribute + name: tensor for name, tensor in model.items()}
+    trained = {"state_dict": state, "epoch": 3, "global_step": 9, "loops": {"fit_loop": {}}, "lr_schedulers": [{}]}
+    torch.save(trained | {"pytorch-lightning_version": "2.5.0"}, tmp_path / "last.ckpt")
+    opened = symfuse.open(tmp_path / "last.ckpt")
+    assert any(f"without the prefix {attribute[:-1]!r}" in note for note in opened.notes)
+    assert symfuse.declare(opened) == symfuse.declare(model)
+    assert all(torch.equal(opened[name], model[name]) for name in model)
+    assert symfuse.align([opened, model], axes=("ffn",))
+    torch.save(trained, tmp_path / "other.ckpt")  # of another trainer: names are what they are
+    assert set(symfuse.open(tmp_path / "other.ckpt")) == set(state)
+    several = {**state, "loss.weight": torch.ones(3)}
+    torch.save(trained | {"state_dict": several, "pytorch-lightning_version": "2.5.0"}, tmp_path / "more.ckpt")
+    assert set(symfuse.open(tmp_path / "more.ckpt")) == set(several)
+
+
 def test_what_runs_code_is_not_loaded(tmp_path: Path) -> None:
     torch.save({"state_dict": STATE, "hyper_parameters": Path("x")}, tmp_path / "a.ckpt")
     with pytest.raises(CheckpointError, match="can run code"):
@@ -94,9 +114,7 @@ def test_other_formats_name_what_converts_them(suffix: str, tmp_path: Path) -> N
 
 def test_other_files_are_no_models(tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_text("x")
-    with pytest.raises(
-        CheckpointError, match=r"x\.txt is no file of weights .* Expected a folder, or a file that ends"
-    ):
+    with pytest.raises(CheckpointError, match=r"x\.txt is not a weight file .* Expected a folder, or a file that ends"):
         symfuse.open(tmp_path / "x.txt")
 
 

@@ -98,8 +98,8 @@ def test_it_is_the_default_of_the_command_line_and_of_recipes(tmp_path: Path, mo
     a = MODELS["gpt2-lm"](0)
     for name, model in (("a", a), ("near", near(a)), ("b", MODELS["gpt2-lm"](1))):
         model.save(name)
-    assert "models in one basis (cosine" in done("align", "near", "--to", "a", "-o", "out1").stdout
-    assert "without a relation in this basis (cosine" in done("align", "b", "--to", "a", "-o", "out2").stdout
+    assert "models that share a basis (cosine" in done("align", "near", "--to", "a", "-o", "out1").stdout
+    assert "models that do not share a basis (cosine" in done("align", "b", "--to", "a", "-o", "out2").stdout
     models = "models: [{model: a}, {model: b}]\n"
     Path("recipe.yml").write_text(f"merge_method: linear\n{models}parameters: {{weight: 0.5}}\nalign: {{anchor: 1}}\n")
     assert "residual" in done("check", "recipe.yml").stdout

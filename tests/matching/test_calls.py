@@ -12,24 +12,26 @@ import sys, threading
 import symfuse
 from contract.tiny import MODELS
 
-def align(label):
+def align(label, profile=lambda _: None):
     source, anchor = (MODELS[label](seed) for seed in (0, 1))
     calls = 0
     def count(_frame, event, _arg):
         nonlocal calls
         calls += event == "call"
-    threading.setprofile(count)
-    sys.setprofile(count)
+    profile(count)
     moved = symfuse.match(source, anchor)(source)
     for name in moved:
         moved[name]
-    sys.setprofile(None)
-    threading.setprofile(None)
+    profile(None)
     return calls
+
+def profile(function):
+    threading.setprofile(function)
+    sys.setprofile(function)
 
 for label in sys.argv[1:]:
     align(label)  # layouts are parsed, modules imported
-    print(align(label))
+    print(align(label, profile))
 """
 
 

@@ -1,4 +1,4 @@
-"""Two tiny classifiers of one shape, folders of them, and data: what methods that look at data are run on."""
+"""Two tiny classifiers of one shape, folders of them, and data: for data-driven methods."""
 
 from __future__ import annotations
 

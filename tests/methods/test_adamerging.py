@@ -213,7 +213,7 @@ def test_a_base_without_a_head() -> None:
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"by": "layers"}, "by is 'layers' .did you mean 'layer'?"),
-    ({"steps": 0}, "steps is 0; expected 1 at least"),
+    ({"steps": 0}, "steps is 0; expected at least 1"),
     ({"rate": 0.0}, "rate is 0, expected a number above 0"),
     ({"start": 1.5}, "start is 1.5, expected 0 to 1"),
     ({"start": "much"}, "start is 'much', expected a finite number"),
@@ -234,7 +234,7 @@ def test_what_there_must_be() -> None:
     with pytest.raises(OptionError, match="needs data, and there are none"):
         learn(lookup("adamerging"), found, base=0)
     number, records = case("regression")
-    with pytest.raises(OptionError, match="one number is predicted, no class"):
+    with pytest.raises(OptionError, match="predicts a number; the entropy needs classes"):
         learned(models(number), [records] * 2)
 
 

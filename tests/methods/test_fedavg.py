@@ -61,8 +61,8 @@ def test_windows_of_a_joined_text_are_examples() -> None:
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({}, r"how many examples is each model of\? Give `samples`"),
-    ({"samples": [0, 0]}, r"how many examples is each model of\? Give `samples`"),
+    ({}, r"the number of examples of each model is missing; set `samples`"),
+    ({"samples": [0, 0]}, r"the number of examples of each model is missing; set `samples`"),
     ({"samples": [5, 0]}, "samples of tuned 1 is 0; expected a number above 0"),
     ({"samples": [-5, 1]}, "samples of tuned 0 is -5; expected a number above 0"),
     ({"samples": [1, 2, 3]}, "3 samples for 2 models"),

@@ -215,7 +215,7 @@ def test_what_cannot_be_is_said(tmp_path) -> None:  # type: ignore[no-untyped-de
     for options, words in calls:
         with pytest.raises(OptionError, match=words):
             symfuse.merge([a, b], method="fisher", **options)  # type: ignore[arg-type]
-    with pytest.raises(OptionError, match="does not look at data"):
+    with pytest.raises(OptionError, match="does not use data"):
         symfuse.merge([a, b], data=data)
     with pytest.raises(OptionError, match="there are no statistics 'fishr'"):
         symfuse.collect(a, data, "fishr")

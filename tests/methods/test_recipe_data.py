@@ -1,4 +1,4 @@
-"""Methods that look at data, from recipes, the command line and Python: the same merge."""
+"""Data-driven methods, from recipes, the command line and Python: the same merge."""
 
 from __future__ import annotations
 
@@ -122,9 +122,9 @@ def test_a_fisher_that_cannot_move_is_said(place: Path) -> None:
 @pytest.mark.parametrize(
     ("edit", "words"),
     [
-        (("    data: a.csv\n", ""), "there are none for a"),
+        (("    data: a.csv\n", ""), "fisher needs data, and a has none"),
         (("labels: given", "labels: [given, sampled]"), "one value for the whole merge"),
-        (("merge_method: fisher", "merge_method: linear"), "linear does not look at data"),
+        (("merge_method: fisher", "merge_method: linear"), "linear does not use data"),
         (("data: a.csv", "data: c.csv"), "c.csv"),
         (("data: a.csv", "statistics: nothing"), "nothing holds no statistics.json"),
         (("batch_size: 4", "batch_size: 0"), "batch_size"),
@@ -148,9 +148,9 @@ def test_what_a_recipe_cannot_mean(place: Path, edit: tuple[str, str], words: st
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("--data", "a.csv"), "does not look at data"),
-        (("--method", "fisher"), "there are none for a"),
-        (("--method", "fisher", "--limit", "3"), "this is how data are read"),
+        (("--data", "a.csv"), "does not use data"),
+        (("--method", "fisher"), "fisher needs data, and a has none"),
+        (("--method", "fisher", "--limit", "3"), "only with --data, which is missing"),
         (("--method", "fisher", "--statistics", "x"), "given 1 times for 2 models"),
         (("--method", "fisher", "--data", "a.csv", "--data", "b.csv", "--data", "a.csv"), "given 3 times for 2"),
         (("--method", "fisher", "--data", "a.csv", "--column", "text"), "ROLE=NAME"),
@@ -339,5 +339,5 @@ def test_one_set_of_labels_in_two_orders_is_no_head_to_average(place: Path) -> N
     for method in ("linear", "fisher"):
         more = ("--data", "a.csv") if method == "fisher" else ()
         found = run("merge", "a", "b", "-o", "out", "--method", method, *more)
-        assert "are of different labels" in " ".join(found.output.split())
+        assert "have different labels" in " ".join(found.output.split())
         assert found.exit_code != 0

@@ -291,5 +291,5 @@ def test_a_rotation_of_the_inputs_rotates_the_result(tensors: list[Tensor]) -> N
 def test_coefficients_beyond_the_working_dtype_are_refused(weight: float) -> None:
     """Each weight fits in float32; the coefficient that it leads to is larger."""
     tensors = draw((7, 13), 2, torch.float32)
-    with pytest.raises(IncompatibleError, match=r"^w: the merge does not fit in torch\.float32; take smaller weights"):
+    with pytest.raises(IncompatibleError, match=r"^w: the merge does not fit in torch\.float32; use smaller weights"):
         merge("multislerp", tensors, weight=[weight, weight], normalize_weights=False)

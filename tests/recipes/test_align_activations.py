@@ -45,7 +45,7 @@ def test_a_recipe_from_activations_is_that_of_python(place: Path) -> None:
     assert alignment.elements
 
 
-TOGETHER = "line 4: align: `source: activations`, or `source: learned`, and `data: FILE` belong together"
+TOGETHER = "line 4: align: `source: activations` and `source: learned` need `data: FILE`"
 
 
 @pytest.mark.parametrize(
@@ -54,11 +54,11 @@ TOGETHER = "line 4: align: `source: activations`, or `source: learned`, and `dat
         ("{source: activations}", TOGETHER),
         ("{data: t.txt}", TOGETHER),
         ("{source: gradients}", "line 4: align.source"),
-        ("{limit: 3}", "line 4: align.limit: this is how many rows of `data`"),
+        ("{limit: 3}", "line 4: align.limit: this limits the rows of `data`"),
         ("{source: activations, data: t.txt, limit: 0}", "line 4: align.limit"),
         (
             "{source: activations, data: t.txt, one_pass: true}",
-            "line 4: align.one_pass: this is of matching from",
+            "line 4: align.one_pass: only for `source: weights`",
         ),
     ],
 )

@@ -53,12 +53,15 @@ def test_it_is_that_of_python(place: Path) -> None:
 @pytest.mark.parametrize(
     ("block", "words"),
     [
-        ("{steps: 3}", "line 4: align.steps: this is of learned matching; leave it out, or take `source: learned`"),
-        ("{validation: v.txt}", "line 4: align.validation: this is of learned matching"),
-        ("{source: activations, data: t.txt, steps: 3}", "line 4: align.steps: this is of learned matching"),
-        ("{source: activations, data: t.txt, validation: v.txt}", "line 4: align.validation: this is of learned"),
-        ("{source: learned}", "line 4: align: `source: activations`, or `source: learned`, and `data: FILE` belong"),
-        ("{source: learned, validation: v.txt}", "line 4: align: .* and `data: FILE` belong together"),
+        ("{steps: 3}", "line 4: align.steps: only for `source: learned`; leave it out, or set that"),
+        ("{validation: v.txt}", "line 4: align.validation: only for `source: learned`"),
+        ("{source: activations, data: t.txt, steps: 3}", "line 4: align.steps: only for `source: learned`"),
+        (
+            "{source: activations, data: t.txt, validation: v.txt}",
+            "line 4: align.validation: only for `source: learned`",
+        ),
+        ("{source: learned}", "line 4: align: `source: activations` and `source: learned` need `data: FILE`"),
+        ("{source: learned, validation: v.txt}", "line 4: align: .* and `source: learned` need `data: FILE`"),
         ("{source: learned, data: t.txt, steps: 0}", "line 4: align.steps"),
         ("{source: learned, data: t.txt, steps: many}", "line 4: align.steps"),
         ("{source: learned, data: 3}", "line 4: align.data"),

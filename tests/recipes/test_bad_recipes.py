@@ -56,16 +56,16 @@ BAD = {
     ),
     "key twice": (
         MODELS + "dtype: float16\nmodels: []\n",
-        "line 6: the key 'models' stands here twice (first in line 2)",
+        "line 6: duplicate key 'models' (first in line 2)",
     ),
     "key twice further in": (
         MODELS + "parameters:\n  weight: 1\n  weight: 2\n",
-        "line 7: parameters: the key 'weight' stands here twice (first in line 6)",
+        "line 7: parameters: duplicate key 'weight' (first in line 6)",
     ),
     "key that is a list": (MODELS + "? [a, b]\n: 1\n", "line 5: a key must be a plain word"),
     "residual weight": (
         SLICE + "      - {model: a, layer_range: [0, 1]}\n    residual_weight: 0.5\n",
-        "line 5: slices[0].residual_weight: mergekit reads this key and does nothing with it; remove it",
+        "line 5: slices[0].residual_weight: mergekit ignores this key; remove it",
     ),
     "layers of a whole model": (
         MODELS + "    layer_range: [0, 1]\n",
@@ -123,7 +123,7 @@ BAD = {
     "parameter of 5000 digits": (MODELS + f"parameters: {{weight: {'9' * 5000}}}\n", "9' does not read as int"),
     "parameter of the whole merge": (
         MODELS + "    parameters: {normalize: true}\n",
-        "line 5: models[1].parameters.normalize: normalize of linear holds for the whole merge, not for one model",
+        "line 5: models[1].parameters.normalize: normalize of linear is for the whole merge, not for one model",
     ),
     "parameters as a list": (
         MODELS + "parameters:\n- weight: 1\n",
@@ -227,16 +227,16 @@ BAD = {
     "forced config": (MODELS + "force_config: 1\n", "line 5: force_config: expected true or false, found 1"),
     "mixture of experts": (
         "base_model: a\ngate_mode: hidden\nexperts: [{source_model: b}]\n",
-        "line 2: gate_mode: this is no merge recipe, but one for a mixture of experts, which mergekit-moe builds",
+        "line 2: gate_mode: this recipe is for a mixture of experts, which mergekit-moe builds",
     ),
     # YAML
     "nothing": ("# only a comment\n", "the recipe is empty"),
     "a list": ("- a\n", "line 1: a recipe is a mapping"),
     "a word": ("linear\n", "line 1: a recipe is a mapping"),
-    "a tab": (MODELS + "parameters:\n\tweight: 1\n", "line 6, column 1: no valid YAML: a tab; YAML is indented with"),
-    "a bracket": (MODELS + "dtype: [\n", "line 6, column 1: no valid YAML"),
-    "a colon": (MODELS + "dtype: a: b\n", "line 5, column 9: no valid YAML: mapping values are not allowed here"),
-    "no anchor of that name": (MODELS + "dtype: *x\n", "line 5, column 8: no valid YAML: found undefined alias"),
+    "a tab": (MODELS + "parameters:\n\tweight: 1\n", "line 6, column 1: invalid YAML: a tab; YAML is indented with"),
+    "a bracket": (MODELS + "dtype: [\n", "line 6, column 1: invalid YAML"),
+    "a colon": (MODELS + "dtype: a: b\n", "line 5, column 9: invalid YAML: mapping values are not allowed here"),
+    "no anchor of that name": (MODELS + "dtype: *x\n", "line 5, column 8: invalid YAML: found undefined alias"),
     "a character": (MODELS + "dtype: \x00\n", "line 5: the character '\\x00' is not allowed"),
     "a Python tag": (
         MODELS + "dtype: !!python/object/apply:os.getcwd []\n",
@@ -244,7 +244,7 @@ BAD = {
     ),
     "a tag": (MODELS + "dtype: !!binary aGk=\n", "line 5: dtype: the tag !!binary is not allowed in a recipe"),
     "a false bool": (MODELS + "dtype: !!bool perhaps\n", "line 5: dtype: 'perhaps' does not read as bool"),
-    "a merged list": (MODELS + "<<: [1]\n", "line 5: `<<` takes over mappings only"),
+    "a merged list": (MODELS + "<<: [1]\n", "line 5: `<<` merges mappings only"),
     "two documents": (MODELS + "---\n" + MODELS, "the recipe holds 2 documents, expected one"),
 }
 
@@ -268,8 +268,8 @@ def bomb(levels: int, alias: str) -> str:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (bomb(12, "[{}]"), "values, with aliases written out, are too many for a recipe"),
-        (bomb(12, "{{<<: [{}]}}"), "values, with aliases written out, are too many for a recipe"),
+        (bomb(12, "[{}]"), "values, with aliases expanded, are too many for a recipe"),
+        (bomb(12, "{{<<: [{}]}}"), "values, with aliases expanded, are too many for a recipe"),
         ("a: &a [*a]", "nested too deeply"),
         ("a: &a {<<: *a}", "nested too deeply"),
         ("[" * 2_000, "nested too deeply"),
@@ -305,10 +305,10 @@ def test_a_damaged_recipe_is_read_or_refused_and_nothing_else(data: st.DataObjec
 SEVERAL = {
     "the same name": (["name: x", "name: x"], "line 5: name: a second recipe of the name 'x'"),
     "no name twice": (["seed: 1", "seed: 2"], "line 5: a second recipe without `name`; all but the last one need"),
-    "itself": (["name: x\nbase_model: x"], "recipes that need each other: x → x"),
+    "itself": (["name: x\nbase_model: x"], "recipes depend on each other: x → x"),
     "a circle": (
         ["name: x\nbase_model: y", "name: y\nalign: {anchor: z}", "name: z\ntokenizer_source: x", "name: w"],
-        "recipes that need each other: x → y → z → x",
+        "recipes depend on each other: x → y → z → x",
     ),
     "no such name": (
         ["name: first-merge", "base_model: frist-merge"],
@@ -342,7 +342,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="the recipe cannot be read"):
         read_recipes(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"\x08\xff\xfe")
-    with pytest.raises(OptionError, match=r"model\.safetensors: no text in UTF-8 \(byte 1\); is it a recipe\?"):
+    with pytest.raises(OptionError, match=r"model\.safetensors: not UTF-8 text \(byte 1\); is it a recipe\?"):
         read_recipes(tmp_path / "model.safetensors")
     (tmp_path / "empty.yml").write_text("---\n---\n", "utf-8")
     with pytest.raises(OptionError, match=r"empty\.yml: the recipe is empty"):

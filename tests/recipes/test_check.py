@@ -200,7 +200,7 @@ def test_dtypes_that_contradict_the_config() -> None:
     report = checked(known, sample=False)
     assert report.possible
     (warning,) = report.warnings
-    assert warning.startswith("b: config.json says dtype bfloat16, and of the bytes of the tensors 100% float16")
+    assert warning.startswith("b: config.json has dtype bfloat16, but the tensors are stored as 100% float16")
 
 
 def test_c59_rotary_bases() -> None:
@@ -258,7 +258,7 @@ def test_c64_task_vectors_from_the_wrong_base() -> None:
     assert wrong.possible
     assert [w.partition(" has ")[0] for w in wrong.warnings] == ["the task vector of one", "the task vector of two"]
     assert "points away from it (cosine -0.7" in wrong.warnings[0]
-    assert "Is y the model that one was trained from, and was neither moved?" in wrong.warnings[0]
+    assert "Is y the model that one was trained from, and was neither of them transformed" in wrong.warnings[0]
     assert wrong.deltas is not None
     assert wrong.deltas.correlations[0][1] == pytest.approx(0.98, abs=0.015)
     assert all(cosine is not None and cosine < -0.6 for cosine in wrong.deltas.with_base)
@@ -330,7 +330,7 @@ def test_an_alias_that_differs_is_found_in_the_sample() -> None:
     )
     report = checked(known)
     assert report.problems[0].kind == "SpecError"
-    assert "lm_head.weight is model.embed_tokens.weight by config.json" in texts(report)[0]
+    assert "lm_head.weight is tied to model.embed_tokens.weight by config.json" in texts(report)[0]
 
 
 def test_vocabularies_token_by_token(tmp_path: Path) -> None:

@@ -34,13 +34,13 @@ IDLE = {
     "after a value for all": (
         LINEAR + "  - {value: 1}\n  - {filter: mlp, value: 0.5}\n  - {filter: '*', value: 2}\n",
         [
-            "line 8: parameters.weight[1]: without effect: the first value that fits holds, and r.yml, line 7: parame",
-            "line 9: parameters.weight[2]: without effect: the first value that fits holds, and r.yml, line 7: parame",
+            "line 8: parameters.weight[1]: without effect: the first matching value is used, and r.yml, line 7: pa",
+            "line 9: parameters.weight[2]: without effect: the first matching value is used, and r.yml, line 7: pa",
         ],
     ),
     "after filters that cover it": (
         LINEAR + "  - {filter: layers.0, value: 1}\n  - {filter: layers.1, value: 2}\n  - {filter: mlp, value: 3}\n",
-        ["line 9: parameters.weight[2]: without effect: the values listed before it are for all tensors with 'mlp' in"],
+        ["line 9: parameters.weight[2]: without effect: values listed before it match all tensors with 'mlp' in"],
     ),
     "a value for the rest, of which there is none": (
         LINEAR + "  - {filter: layers, value: 1}\n  - {value: 2}\n",
@@ -48,19 +48,19 @@ IDLE = {
     ),
     "a density without meaning": (
         TASKS.format("task_arithmetic", "{}", "{density: -1, int8_mask: true, rescale: false}"),
-        ["line 7: parameters.density: without effect: task_arithmetic takes density and does nothing with it, what"],
+        ["line 7: parameters.density: without effect: task_arithmetic accepts density and ignores it; leave it"],
     ),
     "densities of a model": (
         TASKS.format("task_arithmetic", "{}", "{}").replace("model: a\n", "{model: a, parameters: {density: 0.5}}\n"),
-        ["line 4: models[0].parameters.density: without effect: task_arithmetic takes density and does nothing w"],
+        ["line 4: models[0].parameters.density: without effect: task_arithmetic accepts density and ignores it"],
     ),
     "a density that drops nothing": (TASKS.format("task_arithmetic", "{}", "{density: 1}"), []),
     "a density that is used": (TASKS.format("ties", "{}", "{density: 0.5, int8_mask: true}"), []),
     "parameters of the base": (
         TASKS.format("ties", "{weight: 0.3, density: 0.5}", "{}"),
         [
-            "line 6: models[1].parameters.weight: without effect: c is the base model, which ties compares the others ",
-            "line 6: models[1].parameters.density: without effect: c is the base model, which ties compares the others",
+            "line 6: models[1].parameters.weight: without effect: c is the base model, to which ties compares the",
+            "line 6: models[1].parameters.density: without effect: c is the base model, to which ties compares the",
         ],
     ),
     "parameters of a base that is a model like the others": (TASKS.format("linear", "{weight: 0.3}", "{}"), []),
@@ -69,7 +69,7 @@ IDLE = {
         "  sources:\n"
         + "".join(f"  - {{model: {m}, layer_range: [0, 1], parameters: {{weight: 1}}}}\n" for m in "abc"),
         [
-            "line 8: slices[0].sources[2].parameters.weight: without effect: c is the base model, which nuslerp compa",
+            "line 8: slices[0].sources[2].parameters.weight: without effect: c is the base model, to which nuslerp ",
             "line 4: slices[0].parameters.weight: without effect: no tensor of these models has 'nrom' in its name (d",
         ],
     ),
@@ -122,7 +122,7 @@ def test_merge_and_check_say_it(models: Path, verb: str) -> None:
 
 def test_a_density_that_is_ignored_changes_nothing(models: Path) -> None:
     with_it = merged(TASKS.format("task_arithmetic", "{}", "{density: -1}"))
-    assert "parameters.density: without effect: task_arithmetic takes density" in with_it
+    assert "parameters.density: without effect: task_arithmetic accepts density" in with_it
     first = load_file(models / "out" / "model.safetensors")
     assert "without effect" not in merged(TASKS.format("task_arithmetic", "{}", "{}"), "--overwrite")
     second = load_file(models / "out" / "model.safetensors")

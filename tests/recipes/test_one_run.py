@@ -147,7 +147,7 @@ def parse(text: str) -> Any:
 
 def test_a_misspelt_vocabulary(models: Path) -> None:
     for keys in ({"tokenizer_source": "unoin"}, {"tokenizer": {"source": "unoin"}}):
-        with pytest.raises(OptionError, match=r"none of union, base, shared-rows \(did you mean 'union'\?\)"):
+        with pytest.raises(OptionError, match=r"one of union, base, shared-rows \(did you mean 'union'\?\)"):
             symfuse.merge_recipe(recipe("a", "b", **keys))
     refused = run("check", "a", "b", "--tokenizer", "bse")
     assert refused.exit_code == 2

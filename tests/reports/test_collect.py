@@ -101,7 +101,7 @@ def test_a_broken_alignment_is_named(tmp_path: Path) -> None:
         ("alignment", ("verified", "equal"), 1, "it['verified']['equal'] is int, expected bool"),
         ("alignment", ("translated_biases",), "3", "it['translated_biases'] is str, expected int"),
         ("merge", ("alignments", 0, "matched", 0, "units"), 1.5, "['units'] is float, expected int"),
-        ("distance", ("before",), 10**400, "it['before'] is more than float64 can hold"),
+        ("distance", ("before",), 10**400, "it['before'] overflows float64"),
         ("evaluation", ("task",), {}, "it['task'] has no 'task'"),
         ("evaluation", ("models", 0, "count"), [1], "it['models'][0]['count'] is list, expected int"),
     ],

@@ -74,7 +74,10 @@ def test_sentences_about_distances(tmp_path: Path, documents: Documents) -> None
     assert [arrow in text for text in found.texts].count(True) == 2  # in what was done, and among the distances
     for key, name in (("axis", "{axis}"), ("layer", "layer {layer}")):
         least = min(distance[f"by_{key}"], key=lambda row: row["share"])
-        assert f"Least is left in {name.format(**least)}: {least['share']:.1%} of its squared distance." in found.texts
+        assert (
+            f"The smallest share is left in {name.format(**least)}: {least['share']:.1%} of its squared distance."
+            in found.texts
+        )
 
 
 @pytest.mark.parametrize("key", ["axis", "layer", "tensor"])
@@ -245,7 +248,7 @@ def test_the_grid_is_not_turned(tmp_path: Path, plane: dict[str, Any]) -> None:
     ]
     found = shown(tmp_path, plane)
     losses = [loss for _, _, loss in expected] + [model["loss"] for model in plane["models"]]
-    assert found.texts[0].endswith(f"lies between {min(losses):.4f} and {max(losses):.4f}.")
+    assert found.texts[0].endswith(f"is between {min(losses):.4f} and {max(losses):.4f}.")
     grid = found.table("Losses on the grid")
     assert list(zip(*(grid.column(one) for one in ("x", "y", "loss")), strict=True)) == expected
     accuracy = plane["metrics"]["accuracy"]
@@ -279,7 +282,7 @@ def test_models_with_different_metrics(tmp_path: Path, plane: dict[str, Any]) ->
 def test_a_plane_without_a_number(tmp_path: Path, plane: dict[str, Any]) -> None:
     run = plane | {"loss": [[math.nan for _ in row] for row in plane["loss"]]}
     run["models"] = [model | {"loss": math.nan} for model in plane["models"]]
-    assert "is nowhere a finite number" in shown(tmp_path, run).texts[0]
+    assert "is nowhere finite" in shown(tmp_path, run).texts[0]
 
 
 # -- metrics, time and memory ----------------------------------------------------------------------
@@ -328,7 +331,7 @@ def test_metrics_may_have_any_name(kind: str, name: str, tmp_path: Path, documen
 
 
 def test_time_and_memory(tmp_path: Path, documents: Documents) -> None:
-    table = shown(tmp_path, documents["alignment"]).table("What it took")
+    table = shown(tmp_path, documents["alignment"]).table("Cost")
     assert table.column("seconds") == [1.25]
     assert table.column("peak memory (MiB)") == [300.0]  # of 300 · 2²⁰ bytes
 
@@ -354,7 +357,7 @@ def test_outputs_that_are_not_equal_are_an_alert(tmp_path: Path, documents: Docu
         ({"errors": {"x": 3e-15, "y": 1e-15}, "equal": True, "rounding": 2e-7}, "stay equal to 3·10⁻¹⁵ before", 0),
         ({"errors": {"x": 3e-15}}, "stay equal to 3·10⁻¹⁵ before the weights are rounded.", 0),
         ({"errors": {"x": 1e-15, "y": math.nan}}, "they differ by inf", 2),
-        ({"errors": {}, "equal": False}, "by how much is not said", 2),
+        ({"errors": {}, "equal": False}, "by an unknown amount", 2),
         ({"errors": {}}, "was not checked", 0),
         (None, "was not checked", 0),
     ],
@@ -381,7 +384,7 @@ def test_an_inexact_alignment_is_an_alert_that_names_its_variants(
         found = shown(tmp_path, document)
         assert len(found.alerts) == 2
         assert found.texts[0] == found.alerts[0] == found.alerts[1]
-        assert "moved under heads-ignored and separate-qk, which is inexact" in found.alerts[0]
+        assert "aligned under heads-ignored and separate-qk, which is inexact" in found.alerts[0]
         assert text in found.alerts[0]
         assert not any("stay" in one for one in found.texts)
 
@@ -396,7 +399,7 @@ def test_a_path_under_an_inexact_alignment_is_marked(tmp_path: Path) -> None:
     assert found.texts[0] == found.alerts[0] == found.alerts[1]
     assert len(found.alerts) == 2
     assert found.alerts[0].startswith("INEXACT: on the path mixed the end at λ = 1 is not ")
-    assert "moved under heads-ignored" in found.alerts[0]
+    assert "aligned under heads-ignored" in found.alerts[0]
     inexact.save(tmp_path / "alignment.safetensors")
     (alert,) = Reader(page([tmp_path / "alignment.safetensors"])).alerts
     assert alert.startswith("INEXACT: ")
@@ -447,8 +450,8 @@ def test_what_is_turned_and_what_is_moved(tmp_path: Path) -> None:
     assert "residual: 1 head" not in said
     heads, layers = spec.axes["h"].size, spec.axes["l"].size
     assert f"v: {heads * layers} heads turned by " in said
-    assert f"of {spec.axes['ffn'].size * layers} neurons have another place" in said
-    assert f"of {heads * layers} heads have another place" in said
+    assert f"of {spec.axes['ffn'].size * layers} neurons have another position" in said
+    assert f"of {heads * layers} heads have another position" in said
     table = found.table("Rotation of each head (v)")
     assert table.head == ["layer", "head", "degrees", "scale"]
 
@@ -479,4 +482,4 @@ def test_maps_that_stretch_say_so(layers: str | None, tmp_path: Path) -> None:
 def test_what_is_no_head_and_no_neuron_is_a_unit(tmp_path: Path) -> None:
     spec = Model.of(MODELS["bert"](0)).spec
     random_alignment(spec, 0, axes=("residual",)).save(tmp_path / "alignment.safetensors")
-    assert f"of {spec.axes['residual'].size} units have another place" in " ".join(Reader(page([tmp_path])).texts)
+    assert f"of {spec.axes['residual'].size} units have another position" in " ".join(Reader(page([tmp_path])).texts)

@@ -69,7 +69,7 @@ def test_the_function_is_the_same(label: str, frame: tuple[str, ...]) -> None:
 def test_every_family_may_be_untied_and_balanced(label: str) -> None:
     this = case(label)
     out = canonical(Model.of(this.checkpoint), ("untie", "balance"))
-    assert this.error(out.checkpoint) < EXACT
+    assert this.error(out.checkpoint) < this.exact
 
 
 @pytest.mark.parametrize(

@@ -285,11 +285,11 @@ def test_the_run_and_the_card_tell_where_it_comes_from(tmp_path: Path, monkeypat
     done("align", "a", "--to", "b", "-o", "moved", "--no-verify", "-q")
     save_file({"v": randn(20)}, "v.safetensors")
     said = done("transport", "v.safetensors", "--by", "moved", "--axis", "residual", "-o", "out")
-    assert "vector of 1 tensors moved by moved, written to out" in said.output
+    assert "vector of 1 tensors transformed by moved, written to out" in said.output
     document = json.loads(Path("out/symfuse.json").read_text("utf-8"))
     assert (document["kind"], document["thing"], document["axis"]) == ("transport", "vector", "residual")
     assert (document["alignment"]["source"]["name"], document["alignment"]["anchor"]["name"]) == ("a", "b")
-    assert "which moved `a` onto `b`" in Path("out/README.md").read_text("utf-8")
+    assert "of `a` to `b`" in Path("out/README.md").read_text("utf-8")
     again = run("transport", "v.safetensors", "--by", "moved", "--axis", "residual", "-o", "out")
     assert again.exit_code == 8
     wrong = run("transport", "v.safetensors", "--by", "moved", "--axis", "residual", "-o", "moved/out")

@@ -35,6 +35,7 @@ TASKS: Mapping[str, tuple[str | None, tuple[str, ...]]] = {
 # What peft refuses to hold as a whole.
 CONTAINERS = (nn.ModuleDict, nn.ModuleList, nn.ParameterDict, nn.ParameterList)
 NO_FACTORS = "no layer that peft adapts, or not selected; save_rest (--save-rest) saves it as a whole"
+AS_EXPERT = "peft takes a layer of its name for an expert; save_rest (--save-rest) saves it as a whole"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -149,7 +150,8 @@ def extract(
     refused = _refused({_owner(name) for name in rest} - factors.keys(), factors, base, layers)
     saved = _saved(rest if save_rest else {}, heads, factors, base, refused)
     left_out = {name: norm for name, norm in rest.items() if name not in saved}
-    reasons = {name: refused.get(_owner(name), NO_FACTORS) for name in left_out}
+    why = {_owner(name): AS_EXPERT if layers.mistaken(_owner(name)) else NO_FACTORS for name in left_out} | refused
+    reasons = {name: why[_owner(name)] for name in left_out}
     if not factors:
         raise IncompatibleError(f"{finetuned.name} and {base.name} differ in no selected linear layer")
     config = _config(base, factors, saved, rank, alpha, task, heads)

@@ -162,6 +162,11 @@ class Layers:
         part = self.parts.get(module)
         return self._named_as_expert(module) and not isinstance(part, nn.Linear)
 
+    def mistaken(self, module: str) -> bool:
+        """Whether peft takes the module for an expert, which it is not: a dense layer beside experts, or a shared one,
+        of whose adapter it makes one of all experts."""
+        return self._named_as_expert(module) and isinstance(self.parts.get(module), nn.Linear)
+
     def transposed(self, module: str) -> bool:
         """Whether the layer stores [in, out]."""
         part = self.parts.get(module)

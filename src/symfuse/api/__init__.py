@@ -35,6 +35,8 @@ from symfuse.stats.statistics import Statistics
 from symfuse.transporting import Transported, aligned_model_of
 from symfuse.verification import Proof, Verification
 
+open = open_checkpoint  # noqa: A001 - symfuse.open: who gets it here has every declaration
+
 __all__ = [
     "AUTO",
     "METHODS",
@@ -86,6 +88,7 @@ __all__ = [
     "merge",
     "merge_recipe",
     "nearest",
+    "open",
     "open_checkpoint",
     "overlap",
     "parse_recipe",

@@ -78,7 +78,7 @@ def merge(
     force_config: merge models whose configs compute something else, or name another type, by names and shapes, with
     the base's config; what differs stands in the notes of the merge.
 
-    data: for methods that look at them (fisher, regmean, adamerging, greedy_soup, …): a task (`symfuse.task`) for all
+    data: for data-driven methods (fisher, regmean, adamerging, greedy_soup, …): a task (`symfuse.task`) for all
     models, or one for each, the base aside; they are looked at now. statistics: what `symfuse.collect` returned of
     each, or its folder, instead of data. follow: gets each event of the run (`symfuse.api.events`).
     Raises IncompatibleError or OptionError before any weight is read.

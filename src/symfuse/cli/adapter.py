@@ -1,4 +1,4 @@
-"""The verb extract-lora: what a fine-tune changed, as an adapter."""
+"""The verb extract-lora: extract what a fine-tune changed, as an adapter."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
     "--module",
     "modules",
     multiple=True,
-    help="Take only these layers: ends of names, or patterns, with commas. Repeatable.",
+    help="Extract only these layers: ends of names, or patterns, comma-separated. Repeatable.",
 )
-@click.option("--exclude", multiple=True, help="Leave these layers out; written as for --module.")
-@click.option("--save-rest", is_flag=True, help="Keep what has no low rank (embeddings, norms) as whole tensors.")
+@click.option("--exclude", multiple=True, help="Skip these layers; written as for --module.")
+@click.option("--save-rest", is_flag=True, help="Save what has no low rank (embeddings, norms) as whole tensors.")
 @click.option(
-    "--dtype", type=click.Choice(DTYPES), default="float32", show_default=True, help="The dtype of the adapter."
+    "--dtype", type=click.Choice(DTYPES), default="float32", show_default=True, help="Save the adapter in this dtype."
 )
 @common
 def extract_lora(
@@ -47,8 +47,8 @@ def extract_lora(
 ) -> None:
     """Extract what FINETUNED changed, as a LoRA adapter.
 
-    Writes the format of peft, by truncated singular value decomposition. Where a difference has a lower rank than
-    --rank, its adapter has that rank.
+    Writes an adapter for peft, computed by truncated singular value decomposition. Where a difference has a lower rank
+    than --rank, its adapter has that rank.
     """
     import torch
 
@@ -71,13 +71,13 @@ def extract_lora(
     lower = {module: factors.rank for module, factors in adapter.factors.items() if factors.rank < rank}
     if lower:
         words = some([f"{module} has {result}" for module, result in lower.items()], 3)
-        out.note(f"{len(lower)} differences have a lower rank than {rank}, and their adapters with them: {words}")
+        out.note(f"{len(lower)} differences, and so their adapters, have a lower rank than {rank}: {words}")
     for line in adapter.report():
         out.say(line)
     out.say(f"written to {output}")
     out.finish({"output": str(output), "error": adapter.error, "lower_rank": lower, "report": adapter.report()})
 
 
-def _listed(given: Sequence[str]) -> list[str]:
-    """The single words; a comma inside {braces} or [brackets] belongs to a pattern."""
-    return [word.strip() for text in given for word in re.split(r",(?![^{\[]*[}\]])", text) if word.strip()]
+def _listed(texts: Sequence[str]) -> list[str]:
+    """The words between commas; a comma inside {braces} or [brackets] belongs to a pattern."""
+    return [word.strip() for text in texts for word in re.split(r",(?![^{\[]*[}\]])", text) if word.strip()]

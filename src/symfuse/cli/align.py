@@ -1,4 +1,4 @@
-"""The verb align: a model moved onto an anchor, and proved to be the same."""
+"""The verb align: align a model to an anchor, and prove that its outputs did not change."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from symfuse.cli.app import (
 )
 from symfuse.cli.evaluate import DATA_OPTIONS, data_options, task
 from symfuse.cli.events import Printer
-from symfuse.cli.learning import HEARD, LEARNING_OPTIONS, learning_of, learning_options, say_learned
+from symfuse.cli.learning import LEARNING_OPTIONS, START_BATCHES, learning_of, learning_options, say_learned
 from symfuse.errors import OptionError, OutputError
 from symfuse.output import Output
 
@@ -43,13 +43,13 @@ if TYPE_CHECKING:
 
 @main.command()
 @click.argument("source")
-@click.option("--to", "anchor", required=True, help="The anchor, which stays as it is.")
+@click.option("--to", "anchor", required=True, help="Align to this model, which is not changed.")
 @click.option(
     "--axes",
     default="auto",
     show_default=True,
-    help="Match these axes: attention, ffn, heads, residual, pooler, all, qk, …; auto: attention,ffn if models have "
-    "one basis, else all.",
+    help="Match these axes: attention, ffn, heads, residual, pooler, all, qk, …; auto: attention,ffn if the models "
+    "share a basis, else all.",
 )
 @click.option(
     "--from",
@@ -72,10 +72,10 @@ if TYPE_CHECKING:
 @click.option(
     "--anchor-output",
     type=NEW_PLACE,
-    help="Also write the anchor, in the frame of the result, to this folder (residual axis of pre-norm models).",
+    help="Also write the anchor to this folder, in the frame of the result (residual axis of pre-norm models).",
 )
-@click.option("--widen", is_flag=True, help="Give SOURCE the widths of a wider anchor first, exactly (docs/widths.md).")
-@click.option("--output", "-o", required=True, type=NEW_PLACE, help="The new folder, or its URL (s3://…).")
+@click.option("--widen", is_flag=True, help="First widen SOURCE to the widths of the anchor, exactly (docs/widths.md).")
+@click.option("--output", "-o", required=True, type=NEW_PLACE, help="Write to this new folder or URL (s3://…).")
 @device_option
 @writing_options
 @executor_options
@@ -85,11 +85,11 @@ def align(
     source: str, anchor: str, axes: str, statistics: str, anchor_output: Place | None, out: Output,
     **options: Any,
 ) -> None:  # fmt: skip
-    """Move SOURCE onto an anchor, and prove that it is the same.
+    """Align SOURCE to an anchor, and prove its outputs unchanged.
 
-    The result computes the same function and is nearer in weight space; with --from learned the loss on the path
-    between the two is low. Prints, per axis, the squared distance over the tensors that the axis acts on. Value heads
-    act on the output bias too, which `relate` counts under residual.
+    The result computes the same function as SOURCE and is nearer to the anchor; with --from learned the loss on the
+    path between the two is low. Prints, per axis, the squared distance over the tensors that the axis acts on. Value
+    heads act on the output bias too, which `relate` counts under residual.
     """
     import_at_once("api")
     from symfuse import api
@@ -109,7 +109,7 @@ def align(
             start=None if start is None else [start, None],
             prove=not options["no_verify"],
             follow=lambda event: None if isinstance(event, api.events.AlignmentDone) else follow(event),
-            **_asked(statistics, axes, options, b, follow),
+            **_matching(statistics, axes, options, b, follow),
         )
     alignment, other = done.alignments
     assert alignment is not None
@@ -131,11 +131,11 @@ def align(
 
 
 def _check_places(options: dict[str, Any], source: Checkpoint, anchor: Checkpoint, anchor_output: Place | None) -> None:
-    """OutputError for places that cannot be written, or lie in each other; before any work."""
+    """OutputError, before any work, for folders that cannot be written, or of which one contains another."""
     from symfuse import api
 
     if anchor_output is not None and any(isinstance(place, api.Remote) for place in (options["output"], anchor_output)):
-        options["overwrite"] = None  # what a store has is replaced as soon as the new one comes, and cannot be restored
+        options["overwrite"] = None  # a store replaces objects one by one, and cannot restore them after a failure
     check_place(options, source, anchor)
     if anchor_output is not None:
         check_place(options | {"output": anchor_output}, source, anchor)
@@ -145,43 +145,43 @@ def _check_places(options: dict[str, Any], source: Checkpoint, anchor: Checkpoin
             )
     for folder in (options["output"], anchor_output):
         if folder is not None and options["journal"] is not None and api.overlap(options["journal"], folder):
-            raise OutputError(f"--journal {options['journal']} lies in the output {folder}; choose another place")
+            raise OutputError(f"--journal {options['journal']} is inside the output {folder}; choose another place")
 
 
 def _widened(
     out: Output, source: Checkpoint, anchor: Checkpoint, axes: str, options: dict[str, Any]
 ) -> tuple[Checkpoint, Alignment]:
-    """The source in the widths of the anchor, proved to compute the same, and how it is matched from the weights."""
+    """The source widened to the widths of the anchor (proved exact), and its alignment by weights."""
     import torch
 
     from symfuse import api
 
     with out.progress("matching widths", None):
-        asked = match_options(options, "all" if axes == "auto" else axes)
-        wide, alignment = api.widen(source.on(CPU), anchor.on(CPU), **asked)
+        matching = match_options(options, "all" if axes == "auto" else axes)
+        wide, alignment = api.widen(source.on(CPU), anchor.on(CPU), **matching)
     if not options["no_verify"]:
         result = api.verify(source.to(torch.float64), wide.to(torch.float64))
         result.raise_if_different(f"{source.name} in the widths of {anchor.name}")
-        out.say(f"widened, and proved: outputs equal to {result.worst:.0e} ({result.inputs})")
+        out.say(f"widened; proved: outputs equal to {result.worst:.0e} ({result.inputs})")
     return wide.on(options["device"]), alignment
 
 
-def _asked(
+def _matching(
     statistics: str, axes: str, options: dict[str, Any], anchor: Checkpoint, follow: Callable[[Event], None]
 ) -> dict[str, Any]:
-    """The options of `symfuse.align` that the options of the command line mean."""
+    """The arguments of `symfuse.align` for these options of the command line."""
     from symfuse import api
 
-    asked = match_options(options, axes)
+    matching = match_options(options, axes)
     if statistics == "weights":
-        return asked | {"variants": options["inexact"], "executor": options["executor"]}
-    plain = {key: asked[key] for key in ("axes", "layers", "groups", "device")}  # without scales, as by default
+        return matching | {"variants": options["inexact"], "executor": options["executor"]}
+    plain = {key: matching[key] for key in ("axes", "layers", "groups", "device")}  # without scales, as by default
     if statistics == "learned":
         learning = learning_of(options, anchor, lambda text: follow(api.events.Step(text=text)))
         if options["start"] != "activations":
-            return asked | {"learn": learning}
+            return matching | {"learn": learning}
         task_ = learning.task
-        return plain | {"learn": learning, "data": task_.part(task_.batches[:HEARD])}  # no more are needed
+        return plain | {"learn": learning, "data": task_.part(task_.batches[:START_BATCHES])}
     if options["threads"]:
         import torch
 
@@ -190,7 +190,7 @@ def _asked(
 
 
 def _costed(out: Output, checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint, with what it took so far in its record."""
+    """The checkpoint, with time and memory so far in its record."""
     from symfuse.runs import record_of, recorded
 
     record = record_of(checkpoint)
@@ -202,7 +202,7 @@ def _costed(out: Output, checkpoint: Checkpoint) -> Checkpoint:
 def _save(
     out: Output, new: Checkpoint, beside: Checkpoint, options: dict[str, Any], anchor_output: Place | None
 ) -> None:
-    """The moved source and, if asked for, the anchor, in its frame or moved too: both, or none."""
+    """Write the aligned source and, with --anchor-output, the anchor (in its frame, or aligned too): both or none."""
     from symfuse import api
 
     with api.together():
@@ -214,7 +214,7 @@ def _save(
 
 
 def _say_frame(out: Output, frame: Sequence[str], anchor: str) -> None:
-    """How to bring the anchor into the frame of the result: also with --quiet, as without it they cannot be merged."""
+    """Print how to bring the anchor into the frame of the result, without which the two cannot be merged."""
     from symfuse.runs import frame_text
 
     folder = Path(anchor).resolve().name + "-in-frame"
@@ -229,8 +229,7 @@ def _require_use(statistics: str, options: Mapping[str, Any]) -> None:
     """OptionError for options that would be ignored: those of other statistics."""
     if (statistics == "weights") != (options["data"] is None):
         raise OptionError(
-            "--from activations, or --from learned, and --data belong together: name the data that both models are run "
-            "on"
+            "--from activations and --from learned need --data, on which both models are run; --from weights takes none"
         )
     ignored = {
         "weights": (*DATA_OPTIONS, *LEARNING_OPTIONS),
@@ -242,7 +241,7 @@ def _require_use(statistics: str, options: Mapping[str, Any]) -> None:
         names = ", ".join("--" + key.replace("columns", "column").replace("_", "-") for key in unused)
         other = "activations" if statistics == "weights" else "weights"
         other = "learned" if unused[0] in LEARNING_OPTIONS else other
-        raise OptionError(f"{names}: this is of matching from {other}; leave it out, or take --from {other}")
+        raise OptionError(f"{names}: only for --from {other}; leave it out, or add --from {other}")
     if options["both"] and options["anchor_output"] is None:
         raise OptionError("--both moves the anchor too: name a folder for it (--anchor-output)")
     if options["widen"] and (

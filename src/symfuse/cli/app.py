@@ -29,8 +29,8 @@ CPU = "cpu"  # the default of --device
 
 
 class _NewFolder(click.Path):
-    """A folder to write. An empty name, as of a variable that is not set, would be the working folder. url: whether it
-    may be a URL."""
+    """A folder to write. An empty name (of an unset variable) is refused, since it would mean the working folder. url:
+    whether it may be a URL."""
 
     def __init__(self, *, url: bool = False) -> None:
         super().__init__(path_type=Path)
@@ -56,8 +56,8 @@ NEW_PLACE = _NewFolder(url=True)
 
 
 class _Group(click.Group):
-    """Turns a SymfuseError, and an interrupt, into one message on stderr and an exit code; lists verbs, and imports
-    none of them for that."""
+    """Turns a SymfuseError, and an interrupt, into one message on stderr and an exit code; lists verbs without
+    importing them."""
 
     command_class = Command
 
@@ -70,7 +70,7 @@ class _Group(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The verb; an old name runs as today's, which is printed."""
+        """The verb; an old name runs the new verb, with a note."""
         if args[0] in OLD_VERBS:
             now = OLD_VERBS[args[0]]
             if not {"--quiet", "-q"} & set(args):
@@ -90,7 +90,7 @@ class _Group(click.Group):
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
         try:
             with signals_as_exceptions(), warnings.catch_warnings():
-                warnings.simplefilter("ignore", SymfuseWarning)  # verbs print what they warn of themselves
+                warnings.simplefilter("ignore", SymfuseWarning)  # verbs print these warnings themselves
                 super().main(*args, **kwargs)
         except KeyboardInterrupt:
             _interrupted()
@@ -102,7 +102,7 @@ class _Group(click.Group):
             if isinstance(error, SymfuseError):
                 sys.exit(error.exit_code)
             # Standard output on a full disk, for example.
-            with suppress(OSError, ValueError):  # what is still to be flushed would fail again
+            with suppress(OSError, ValueError):  # flushing the rest would fail again
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(1)
         sys.exit(0)
@@ -117,7 +117,7 @@ def _interrupted() -> NoReturn:
 
 
 def _say_notes(error: BaseException) -> None:
-    """Print what a run that ends early leaves behind."""
+    """Print the notes of an error: what a run that ended early left on disk."""
     for text in getattr(error, "__notes__", ()):
         warn(text)
 
@@ -133,7 +133,7 @@ def main() -> None:
 
 
 def common(function: F) -> F:
-    """What every verb has: its function gets an `Output` as `out`."""
+    """Add the options that every verb has; its function gets an `Output` as `out`."""
 
     @wraps(function)
     def verb(*args: Any, as_json: bool, quiet: bool, **options: Any) -> Any:
@@ -167,7 +167,7 @@ device_option = grouped(
 
 
 def memory_option(text: str) -> Callable[[F], F]:
-    """A size, as its bytes."""
+    """--memory, a size, parsed to bytes. text: its help."""
 
     def read(_ctx: click.Context, _param: click.Parameter, value: str | None) -> int | None:
         if value is None:
@@ -176,7 +176,7 @@ def memory_option(text: str) -> Callable[[F], F]:
 
         size = api.parse_size(value, "--memory")
         if size < 1000:
-            raise OptionError(f"--memory {value} is {size} bytes, too little for anything; give a unit: 6GB")
+            raise OptionError(f"--memory {value} is {size} bytes, which is too little; add a unit: 6GB")
         return size
 
     return grouped("Resources", click.option("--memory", metavar="SIZE", callback=read, help=text))
@@ -201,7 +201,7 @@ declare_option = click.option(
 
 
 def _layers(text: str | None) -> str | None:
-    """The range in today's words; a note for old ones."""
+    """The range, with the old words head and tail replaced; a note says so."""
     if text is None:
         return None
     now = text.replace("head:", "first:").replace("tail:", "last:")
@@ -212,7 +212,8 @@ def _layers(text: str | None) -> str | None:
 
 def matching_options(function: F) -> F:
     resources = grouped(
-        "Resources", click.option("--threads", type=click.IntRange(1), help="Worker threads. Default: all cores.")
+        "Resources",
+        click.option("--threads", type=click.IntRange(1), help="Use this many threads. Default: all cores."),
     )
     matching = grouped(
         "Matching",
@@ -238,9 +239,9 @@ def matching_options(function: F) -> F:
 writing_options = grouped(
     "Writing",
     click.option("--overwrite", is_flag=True, help="Replace the target if it exists."),
-    click.option("--max-shard-size", default="5GB", show_default=True, help="The largest weight file."),
+    click.option("--max-shard-size", default="5GB", show_default=True, help="Limit each weight file to this size."),
     click.option("--push", metavar="ORG/NAME", help="Upload the folder to the Hugging Face hub."),
-    click.option("--private", is_flag=True, help="Make the repository of --push a private one."),
+    click.option("--private", is_flag=True, help="Make the repository of --push private."),
     click.option("--no-verify", is_flag=True, help="Do not run the models to prove that nothing changed."),
 )
 executor_options = grouped(
@@ -252,17 +253,16 @@ executor_options = grouped(
         show_default=True,
         help="Match and write in threads of this process, or on a Ray cluster (docs/distributed.md).",
     ),
-    click.option("--address", help="The address of the Ray cluster. Default: start one on this machine."),
+    click.option("--address", help="Connect to this Ray cluster. Default: start one on this machine."),
 )
 
 
 def executor_of(out: Output, options: Mapping[str, Any]) -> Ray | None:
-    """The executor of --executor and --address, closed when the verb ends; None: threads, the default of every
-    function."""
+    """The executor of --executor and --address, closed when the verb ends; None for threads."""
     device = options["device"]
     if options["executor"] == "local":
         if options["address"] is not None:
-            raise OptionError("--address is of a Ray cluster: add --executor ray, or leave it out")
+            raise OptionError("--address needs --executor ray: add that, or leave --address out")
         return None
     if device != CPU and not device.endswith(":0"):
         raise OptionError(f"--device {device}: Ray gives each task a GPU of its own; write --device cuda")
@@ -329,8 +329,7 @@ def open_model(out: Output, source: str) -> Checkpoint:
 
 
 def check_place(options: dict[str, Any], *inputs: Checkpoint, others: Sequence[Path] = ()) -> None:
-    """Whether the target can be written, and the cluster be reached, is known first, not after the work. others: more
-    inputs."""
+    """Raise, before any work, if the target cannot be written or the cluster cannot be reached. others: more inputs."""
     from symfuse import api
 
     api.parse_size(options["max_shard_size"])
@@ -340,7 +339,7 @@ def check_place(options: dict[str, Any], *inputs: Checkpoint, others: Sequence[P
     if options["push"] is not None:
         api.require_upload(options["push"], options["output"])
     elif options["private"]:
-        raise OptionError("--private is of the repository that --push names: add --push ORG/NAME, or leave it out")
+        raise OptionError("--private needs --push ORG/NAME: add that, or leave --private out")
     if options["executor"] is not None:
         options["executor"].connect()
 
@@ -358,12 +357,7 @@ def matched(out: Output, source: Checkpoint, anchor: Checkpoint, options: dict[s
         )
 
 
-def save(
-    out: Output,
-    checkpoint: Checkpoint,
-    options: dict[str, Any],
-    **how: Any,
-) -> None:
+def save(out: Output, checkpoint: Checkpoint, options: dict[str, Any], **how: Any) -> None:
     """Write a checkpoint. how: for `Checkpoint.save`."""
     with out.progress("writing", len(checkpoint)) as advance:
         checkpoint.save(
@@ -377,7 +371,7 @@ def save(
 
 
 def pushed(out: Output, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Upload the output folder if --push is set; returns what the document of the run has of it."""
+    """Upload the output folder if --push is set; returns the entry for the document of the run."""
     from symfuse import api
 
     if options["push"] is None:
@@ -389,11 +383,11 @@ def pushed(out: Output, options: Mapping[str, Any]) -> dict[str, Any]:
 
 def say_alignment(out: Output, run: Mapping[str, Any]) -> None:
     if "inexact" in run:
-        out.say(f"inexact: {', '.join(run['inexact'])}: moved in a way that does not keep the function")
+        out.say(f"inexact: {', '.join(run['inexact'])}: the result computes another function")
     if "auto" in run["options"]:
         auto = run["options"]["auto"]
-        kind = "in one basis" if auto["same_basis"] else "without a relation in this basis"
-        out.say(f"axes chosen for models {kind} (cosine {auto['cosine']:.2f} in a sample)")
+        kind = "share a basis" if auto["same_basis"] else "do not share a basis"
+        out.say(f"axes chosen for models that {kind} (cosine {auto['cosine']:.2f} in a sample)")
     if "not_rotated" in run["options"]:
         out.say(f"the residual stream is not rotated: {run['options']['not_rotated']}")
     matched = run["matched"]
@@ -408,7 +402,7 @@ def say_alignment(out: Output, run: Mapping[str, Any]) -> None:
         rows = [[*row, condition] for row, condition in zip(rows, conditions, strict=True)]
     out.table(columns, rows, f"{run['source']['name']} -> {run['anchor']['name']}")
     starts = {start: curve for start, curve in run.get("descents", {}).items() if ", round " not in start}
-    if starts:  # the others, and what came after translations of biases, are in the JSON
+    if starts:  # the other curves, and those after bias translations, are in the JSON
         start, curve = min(starts.items(), key=lambda item: float(item[1][-1]))
         out.say(f"sweeps from {start}: squared distance {' > '.join(f'{value:.5g}' for value in curve)}")
     if run["verified"] is None:

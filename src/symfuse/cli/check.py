@@ -1,4 +1,4 @@
-"""The verb check: what a merge would do, and why it could not."""
+"""The verb check: what a merge would do, or why it cannot be done."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from symfuse.api import Report
     from symfuse.recipes.check.report import Alignment
 
-LINES = 6  # of one kind, for people; --json has all
+LINES = 6  # of one kind that are printed; --json has all
 
 
 @main.command(cls=ForMergekit)
@@ -24,19 +24,19 @@ LINES = 6  # of one kind, for people; --json has all
 @recipe_options
 @reconcile_options
 @matching_options
-@click.option("--output", "-o", type=NEW_PLACE, help="Where it is to be written: is there room?")
-@click.option("--overwrite", is_flag=True, help="That folder may be replaced.")
-@click.option("--max-shard-size", default="5GB", show_default=True, help="The largest weight file.")
-@click.option("--no-sample", is_flag=True, help="Read no weights: do not say how related the models are.")
+@click.option("--output", "-o", type=NEW_PLACE, help="Check that this folder or URL can be written, with enough room.")
+@click.option("--overwrite", is_flag=True, help="Allow that folder to be replaced.")
+@click.option("--max-shard-size", default="5GB", show_default=True, help="Limit each weight file to this size.")
+@click.option("--no-sample", is_flag=True, help="Read no weights, and do not compare them.")
 @declare_option
 @common
 def check(models: tuple[str, ...], out: Output, **options: Any) -> None:
     """Check whether a merge can be done, and what it takes.
 
-    Of RECIPE.yml, or MODELS as the options say (as for `symfuse merge`): what differs, how related they are, what is
-    aligned, what it costs. Nothing is written. Headers, configs, tokenizers and a sample of the weights are read (with
-    --no-sample, no weights). The exit code is 0, or that with which the merge would end, as far as that shows: NaN,
-    infinity and results that do not fit into the output's dtype are found when all is read.
+    Takes RECIPE.yml, or MODELS and options, as `symfuse merge` does. Prints how the models differ and how related they
+    are, what is aligned, and what the merge costs. Writes nothing. Reads headers, configs, tokenizers and a sample of
+    the weights (with --no-sample, no weights). The exit code is 0, or that of the merge's error. NaN, infinity and
+    overflow of the output's dtype are not detected: they show when all weights are read.
     """
     from symfuse import api
 
@@ -95,10 +95,10 @@ def _say(out: Output, report: Report) -> None:
 
 
 def alignment_text(alignment: Alignment) -> str:
-    anchor = alignment.anchor or "the model nearest to the mean of all, which is known once all weights are read"
+    anchor = alignment.anchor or "the model nearest to the mean of all (known once all weights are read)"
     ways = ("" if alignment.scaling else ", without scaling") + (", in one pass" if alignment.one_pass else "")
     ways += "".join(f", {axis} by {group}" for axis, group in alignment.groups.items())
-    biases = "" if alignment.biases else ", biases as they are"
+    biases = "" if alignment.biases else ", biases not translated"
     layers = ", ".join(map(str, alignment.layers))
     how = "learned" if alignment.source == "learned" else "from activations"
     biases += "" if alignment.data is None else f", {how} on {alignment.data}"

@@ -1,4 +1,4 @@
-"""The verb collect: statistics of a model on data, for methods that look at them."""
+"""The verb collect: statistics of a model on data, for data-driven methods."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ from symfuse.output import Output, note
     type=click.Choice(["fisher", "gram"]),
     default="fisher",
     show_default=True,
-    help="What is collected (see above).",
+    help="Collect this (see above).",
 )
 @click.option(
-    "--labels", type=click.Choice(["sampled", "given"]), help="Labels of the likelihood, for fisher. Default: sampled."
+    "--labels",
+    type=click.Choice(["sampled", "given"]),
+    help="Sample labels, or use those given (fisher). Default: sampled.",
 )
-@memory_option("Limit the memory of gram's sums, such as 6GB; more is done in passes.")
+@memory_option("Limit the memory of gram's sums, such as 6GB; the rest takes more passes.")
 @data_options
 @click.option("--output", "-o", required=True, type=NEW_FOLDER, help="Write this new folder.")
 @device_option
@@ -44,15 +46,15 @@ def collect(model: str, kind: str, output: Path, out: Output, **options: Any) ->
     for other in own.keys() - {kind}:
         for name, value in own[other].items():
             if value is not None:
-                raise OptionError(f"--{name}: this is of --kind {other}; leave it out")
+                raise OptionError(f"--{name} is for --kind {other}; leave it out")
     opened = open_model(out, model)
     api.check_target(output, overwrite=None, inputs=opened.sources)
     data = task(options, opened, unlabelled=options["labels"] != "given")
-    given = {name: value for name, value in own[kind].items() if value is not None} | {"device": options["device"]}
+    settings = {name: value for name, value in own[kind].items() if value is not None} | {"device": options["device"]}
     if kind == "fisher":
-        given["seed"] = options["seed"] or 0
-    with out.progress("looking at data", None):
-        result = api.collect(opened, data, kind, **given)
+        settings["seed"] = options["seed"] or 0
+    with out.progress("collecting", None):
+        result = api.collect(opened, data, kind, **settings)
     result.save(output)
     for text in result.notes():
         note(text)

@@ -1,4 +1,4 @@
-"""A verb as a command: options in groups in its help, and old names of options, which print the new one."""
+"""A verb as a command: options in groups in its help, and old names of options, each with a note of the new one."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from symfuse.output import note
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Of options, with what each is called now.
+# Old names of options, and the new ones.
 OLD_NAMES = {"--heads": "--task-heads"}
 
 
 class Command(click.Command):
-    """Its options are listed by the groups that `grouped` puts them in; those in none come first."""
+    """Its help lists options by the groups that `grouped` puts them in, and those in no group first."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, list[tuple[str, str]]] = {"Options": []}
@@ -43,8 +43,8 @@ class Command(click.Command):
         return rest
 
     def translated(self, args: Iterator[str], own: Collection[str], notes: list[str]) -> Iterator[str]:
-        """The arguments with today's names of options. own: the names that this command has. notes: gets what is
-        printed of them."""
+        """The arguments with new names of options. own: the options of this command. notes: the list that a note for
+        each old name is added to."""
         for word in args:
             if word == "--":
                 yield from (word, *args)

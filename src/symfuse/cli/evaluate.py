@@ -26,39 +26,45 @@ NAMED: dict[str, dict[str, Any]] = {
     "scaling": {"axes": "attention,ffn", "scaling": True},
 }
 _OPTIONS = ("batch_size", "max_length", "limit", "seed", "pooling")
-DATA_OPTIONS = ("task", "columns", "encoding", *_OPTIONS)  # beside --data
+DATA_OPTIONS = ("task", "columns", "encoding", *_OPTIONS)  # without --data itself
 
 
 def data_options(function: F, required: bool = True, several: bool = False) -> F:
-    """What a task needs. required: whether there is nothing to do without data. several: one file for all models, or
-    one for each, of a verb that has a seed of its own."""
-    what = "Text, CSV, TSV, JSON (lines), Parquet, or a folder of images."
+    """The options of a task. required: whether --data is required. several: --data takes one file for all models or one
+    for each, and the verb has its own --seed."""
+    what = "Read text, CSV, TSV, JSON (lines), Parquet, or a folder of images."
     each = " Repeatable: one for each model." if several else ""
-    seed = click.option("--seed", type=int, help="Seed masks and rows that are drawn. Default: 0.")
+    seed = click.option("--seed", type=int, help="Seed the choice of masks and rows. Default: 0.")
     return grouped(
         "Data",
         click.option("--data", required=required, multiple=several, help=what + each),
-        click.option("--task", help="causal-lm, masked-lm, … Default: by the model's head."),
+        click.option("--task", help="Measure this: causal-lm, masked-lm, … Default: by the model's head."),
         click.option("--column", "columns", multiple=True, metavar="ROLE=NAME", help="Name a column: text=sentence."),
-        click.option("--encoding", help="The encoding of text files. Default: utf-8."),
-        click.option("--limit", type=click.IntRange(1), help="Take so many rows, drawn by the seed. Default: all."),
-        click.option("--batch-size", type=click.IntRange(1), help="Texts or images in a batch. Default: 16."),
-        click.option("--max-length", type=click.IntRange(2), help="Tokens in a text. Default: 256, or the model's."),
-        click.option("--pooling", type=click.Choice(["mean", "cls", "max"]), help="Pool embeddings so (retrieval)."),
+        click.option("--encoding", help="Set the encoding of text files. Default: utf-8."),
+        click.option("--limit", type=click.IntRange(1), help="Use this many random rows. Default: all."),
+        click.option("--batch-size", type=click.IntRange(1), help="Batch this many texts or images. Default: 16."),
+        click.option(
+            "--max-length",
+            type=click.IntRange(2),
+            help="Cut texts at this many tokens. Default: 256, or the model's limit.",
+        ),
+        click.option(
+            "--pooling", type=click.Choice(["mean", "cls", "max"]), help="Pool embeddings this way (retrieval)."
+        ),
         *([] if several else [seed]),
     )(function)
 
 
 def task(options: Mapping[str, Any], checkpoint: Checkpoint, *others: Checkpoint, unlabelled: bool = False) -> Task:
-    """The task that the options name, on data that the checkpoint's tokenizer or image processor reads. Warns of each
-    of the other models that would read them differently. unlabelled: do not read labels."""
+    """The task of the options, on data read by the checkpoint's tokenizer or image processor. Warns of each other model
+    that would read them differently. unlabelled: do not read labels."""
     from symfuse import api
 
     columns = {f"{role}_column": name for role, name in columns_of(options).items()}
-    given = {key: options[key] for key in _OPTIONS if options[key] is not None} | {"unlabelled": unlabelled}
+    settings = {key: options[key] for key in _OPTIONS if options[key] is not None} | {"unlabelled": unlabelled}
     encoding = options["encoding"] or "utf-8"
     made, warnings = api.task_of_models(
-        options["task"], options["data"], [checkpoint, *others], encoding, columns | given
+        options["task"], options["data"], [checkpoint, *others], encoding, columns | settings
     )
     for text in warnings:
         warn(f"warning: {text}")
@@ -89,13 +95,13 @@ def columns_of(options: Mapping[str, Any]) -> dict[str, str]:
 def evaluate(models: tuple[str, ...], ensemble: bool, output: Path | None, out: Output, **options: Any) -> None:
     """Measure loss and metrics of MODELS on the same data.
 
-    The tokenizer or image processor of the first reads the data.
+    The data are read by the tokenizer or image processor of the first model.
     """
     from symfuse import api, reports
 
     reports.check_result(output, "evaluation", models)
     if ensemble and len(models) < 2:
-        raise OptionError("--ensemble: an ensemble is of two models at least; name another, or leave it out")
+        raise OptionError("--ensemble needs at least two models; name another, or leave it out")
     checkpoints = [open_model(out, model) for model in models]
     loss = task(options, *checkpoints)
     result = []
@@ -133,14 +139,14 @@ def evaluate(models: tuple[str, ...], ensemble: bool, output: Path | None, out: 
     type=click.IntRange(3),
     default=11,
     show_default=True,
-    help="Measure at so many evenly spaced λ, ends included.",
+    help="Measure at this many evenly spaced λ, ends included.",
 )
 @click.option(
     "--refine",
     type=click.IntRange(0),
     default=2,
     show_default=True,
-    help="Halve the intervals around the maximum so often.",
+    help="Halve the intervals around the maximum this many times.",
 )
 @device_option
 @result_option
@@ -152,31 +158,31 @@ def barrier(
 ) -> None:  # fmt: skip
     """Measure the loss on the straight path from B to A.
 
-    Of the models as they are, and aligned. WHAT is auto (attention,ffn of models in one basis, else all axes),
-    permutation (of neurons), rotation (and of heads), scaling (and their scales), axes such as attention, or
+    Measures the models without alignment, and aligned. WHAT is auto (attention,ffn if the models share a basis, else
+    all axes), permutation (of neurons), rotation (of heads too), scaling (with scales too), axes such as attention, or
     NAME=FOLDER for an alignment that `symfuse align` wrote (its folder, or the file in it).
     """
     from symfuse import api, reports
 
     reports.check_result(output, "barrier", (a, b))
-    asked = _asked(alignments or ("auto",))
+    requested = _requested(alignments or ("auto",))
     source, anchor = open_model(out, a), open_model(out, b)
     loss = task(options, anchor, source)
     device = options["device"]
-    found = {name: _alignment(out, what, source, anchor, device) for name, what in asked.items()}
+    computed = {name: _alignment(out, what, source, anchor, device) for name, what in requested.items()}
     with out.progress("evaluating", None) as advance:
         result = api.barrier(
             source,
             anchor,
             loss,
-            found,
+            computed,
             points=points,
             refine=refine,
             device=device,
             progress=lambda *done: advance(done[-1]),
         )
     say_barrier(out, result)
-    finish(out, _traced(result, found), output)
+    finish(out, _traced(result, computed), output)
 
 
 def say_barrier(out: Output, result: Barrier) -> None:
@@ -200,9 +206,8 @@ def say_barrier(out: Output, result: Barrier) -> None:
     out.table(columns, rows, f"{result.source} to {result.anchor}: {result.task['task']}")
 
 
-def _asked(texts: Sequence[str]) -> dict[str, Alignment | dict[str, Any]]:
-    """By name, the alignments that are read from files, and the options of those that are to be computed. Raises before
-    any work."""
+def _requested(texts: Sequence[str]) -> dict[str, Alignment | dict[str, Any]]:
+    """The alignments by name: those that are read from files, and the options of those to compute."""
     from symfuse import api
     from symfuse.messages import suggestion
 
@@ -215,7 +220,7 @@ def _asked(texts: Sequence[str]) -> dict[str, Alignment | dict[str, Any]]:
             missing = "the name is missing" if equals and file else "the folder is missing" if equals else "it is empty"
             raise OptionError(f"--align {text!r}: {missing}; {known}")
         if name == "none" or name in result:
-            what = "the models as they are, always shown" if name == "none" else "named twice"
+            what = "the models without alignment, always shown" if name == "none" else "named twice"
             raise OptionError(f"--align {text!r}: {name!r} is {what}; choose another name")
         if equals:
             try:
@@ -225,12 +230,12 @@ def _asked(texts: Sequence[str]) -> dict[str, Alignment | dict[str, Any]]:
             if others := loaded.provenance.get("together_with"):
                 raise OptionError(
                     f"--align {text!r}: this alignment was learned together with that of {', '.join(others)}, which "
-                    "moves too: measure the two folders that were written instead"
+                    "is aligned too: measure the two folders that were written instead"
                 )
             result[name] = loaded
             continue
         if name not in NAMED and Path(name).exists():
-            raise OptionError(f"--align {text!r}: what was written needs a name, for the table; write NAME={text}")
+            raise OptionError(f"--align {text!r}: a saved alignment needs a name for the table; write NAME={text}")
         if name not in NAMED:
             try:
                 api.require_axes(name)
@@ -256,15 +261,15 @@ def _file(place: Path) -> Path:
 
 
 def _traced(result: Barrier, alignments: Mapping[str, Alignment]) -> dict[str, Any]:
-    """The document of a barrier, with what the models of each curve were aligned by; None: they are as they were."""
+    """The document of a barrier, with the alignment of each curve (None: the models without alignment)."""
     document = result.to_dict()
-    frames = {result.baselines[name][0]: list(found.frame) for name, found in alignments.items() if found.frame}
+    frames = {result.baselines[name][0]: list(one.frame) for name, one in alignments.items() if one.frame}
     for curve in document["curves"]:
         name = curve["name"]
         curve["alignment"] = {"frame": frames[name]} if name in frames else None
-        if (found := alignments.get(name)) is not None:
-            options = found.provenance.get("options") or {"provenance": dict(found.provenance)}
-            own = {"from": found.provenance.get("from"), "frame": list(found.frame), "variants": list(found.variants)}
+        if (one := alignments.get(name)) is not None:
+            options = one.provenance.get("options") or {"provenance": dict(one.provenance)}
+            own = {"from": one.provenance.get("from"), "frame": list(one.frame), "variants": list(one.variants)}
             curve["alignment"] = {**options, **own}
     return document
 
@@ -272,8 +277,8 @@ def _traced(result: Barrier, alignments: Mapping[str, Alignment]) -> dict[str, A
 def _alignment(
     out: Output, what: Alignment | dict[str, Any], source: Checkpoint, anchor: Checkpoint, device: str
 ) -> Alignment:
-    """The alignment: computed by these options, or the one that was read, if it fits the source. Warns if that was
-    computed for other models."""
+    """The alignment, computed with these options, or as read, if it fits the source. Warns if it was computed for other
+    models."""
     from symfuse import api
 
     if isinstance(what, dict):
@@ -283,8 +288,8 @@ def _alignment(
         made = what.provenance.get(role)
         if isinstance(made, dict) and api.is_other(made, checkpoint.lineage()):
             warn(
-                f"warning: the alignment was made for another {role} ({made.get('name')}) than {checkpoint.name}; it "
-                f"moves {source.name}, but perhaps not towards {anchor.name}"
+                f"warning: the alignment was computed for another {role} ({made.get('name')}) than {checkpoint.name}; "
+                f"it may not bring {source.name} nearer to {anchor.name}"
             )
     return what
 
@@ -296,7 +301,7 @@ def _alignment(
 @data_options
 @click.option("--align", "what", help="Align A by this, as in barrier; not with a third model. Default: auto.")
 @click.option(
-    "--steps", type=click.IntRange(2), default=21, show_default=True, help="Measure so many grid points a side."
+    "--steps", type=click.IntRange(2), default=21, show_default=True, help="Measure this many grid points a side."
 )
 @click.option(
     "--margin",
@@ -315,8 +320,8 @@ def landscape(
 ) -> None:  # fmt: skip
     """Measure the loss on the plane through three models.
 
-    The models are A, A aligned to B, and B; or A, B and C. With -o each point is kept in DIR/landscape.jsonl as soon as
-    it is measured: run the same command again to continue after an interruption.
+    The models are A, A aligned to B, and B; or A, B and C. With -o each point is saved in DIR/landscape.jsonl as soon
+    as it is measured: after an interruption, run the same command again to continue.
     """
     from symfuse import api, reports
 
@@ -325,14 +330,14 @@ def landscape(
     if len(set(names)) < len(names):
         raise OptionError(f"{', '.join(names)}: a plane goes through different models; one is named twice")
     if c is not None and what is not None:
-        raise OptionError("--align: of three models none is aligned; leave it out, or leave out the third")
-    asked = {} if c is not None else _asked(["auto" if what is None else what])
+        raise OptionError("--align: three models are measured without alignment; leave it out, or the third model")
+    requested = {} if c is not None else _requested(["auto" if what is None else what])
     opened = [open_model(out, name) for name in names]
     loss = task(options, opened[-1], *opened[:-1])
     models = dict(zip(names, opened, strict=True))
-    for given in asked.values():
-        alignment = _alignment(out, given, opened[0], opened[1], options["device"])
-        framed = alignment.in_frame  # as they are, but for alignments of models in another form
+    for one in requested.values():
+        alignment = _alignment(out, one, opened[0], opened[1], options["device"])
+        framed = alignment.in_frame  # the models, in the frame of the alignment if it has one
         models = {a: framed(opened[0]), f"{a} (aligned)": alignment(opened[0]), b: framed(opened[1])}
     journal = None if output is None else output / "landscape.jsonl"
     with out.progress("evaluating", None) as advance:

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
 
 class Printer:
-    """Prints the events of a run as they come, and shows a bar while it works. before_work: called with the last
-    plan."""
+    """Prints the events of a run, with a progress bar during work. before_work: called with the last plan."""
 
     def __init__(self, out: Output, before_work: Callable[[Planned], None] = lambda _plan: None) -> None:
         self._out = out
@@ -58,7 +57,7 @@ class Printer:
 
     def _plan(self, event: Planned) -> None:
         for line in event.report.summary()[1:] if event.report.possible else ():
-            self._out.say(line)  # the result itself tells what it has of which model
+            self._out.say(line)  # the first line is printed with the result
         self._before_work(event)
 
 
@@ -67,7 +66,7 @@ def say_proof(out: Output, event: Proved) -> None:
 
     proof = event.result
     if isinstance(proof, Verification):  # of an inexact alignment
-        out.say(f"outputs differ from what they were by {proof.worst:.2g} ({proof.inputs})")
+        out.say(f"outputs changed by {proof.worst:.2g} ({proof.inputs})")
         return
     out.say(
         f"proved: outputs equal to {proof.exact.worst:.0e} before rounding; rounding to {proof.rounded_to} changes "

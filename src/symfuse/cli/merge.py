@@ -1,4 +1,4 @@
-"""The verb merge: a recipe, or models and options, which are a recipe too."""
+"""The verbs merge (of a recipe, or of models and options, which are made a recipe) and methods."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ if TYPE_CHECKING:
 @recipe_options
 @reconcile_options
 @matching_options
-@click.option("--output", "-o", type=NEW_PLACE, help="The new folder, or its URL (s3://…).")
+@click.option("--output", "-o", type=NEW_PLACE, help="Write to this new folder or URL (s3://…).")
 @writing_options
 @executor_options
-@click.option("--resume", is_flag=True, help="Keep what is done if interrupted, and go on from it.")
+@click.option("--resume", is_flag=True, help="Keep finished parts if interrupted, and continue from them.")
 @device_option
 @click.option("--no-direct", is_flag=True, help="Write through the page cache.")
 @declare_option
 @common
 def merge(models: tuple[str, ...], out: Output, **options: Any) -> None:
-    """Merge as RECIPE.yml or the options say.
+    """Merge models, by RECIPE.yml or by options.
 
-    Mergekit's recipes run as they are. With a recipe, --method to --anchor and --layers to --no-biases are written in
-    it, and not given here; the other options go with both.
+    Mergekit's recipes run unchanged. With a recipe, what --method to --anchor and --layers to --no-biases set is
+    written in the recipe instead; all other options may be used with it.
 
     \b
     symfuse merge recipe.yml OUT
@@ -70,7 +70,7 @@ def merge(models: tuple[str, ...], out: Output, **options: Any) -> None:
     recipes, target = recipes_of(models, options)
     if target is None:
         usage = "symfuse merge recipe.yml OUT" if is_recipe(models) else "-o OUT"
-        raise OptionError(f"where to? Name the new folder: {usage}")
+        raise OptionError(f"no folder to write; name a new one: {usage}")
     options["output"] = target
     options["executor"] = executor = executor_of(out, options)
 
@@ -101,13 +101,13 @@ def merge(models: tuple[str, ...], out: Output, **options: Any) -> None:
 def _save_merged(
     out: Output, merged: Checkpoint, options: dict[str, Any], run: Mapping[str, Any], state: list[Any]
 ) -> None:
-    """state: of the input files, so that a run is not resumed with others."""
+    """state: of the input files; a run is resumed only with the same ones."""
     from symfuse import api
 
     api.keep_freed_memory()
-    kept = {key: value for key, value in run.items() if key in ("symfuse", "recipe", "inputs", "learned")}
-    kept["alignments"] = [{key: one[key] for key in one if key != "seconds"} for one in run["alignments"]]
-    fingerprint = hashlib.sha256(json.dumps([kept, state], default=str).encode())
+    same = {key: value for key, value in run.items() if key in ("symfuse", "recipe", "inputs", "learned")}
+    same["alignments"] = [{key: one[key] for key in one if key != "seconds"} for one in run["alignments"]]
+    fingerprint = hashlib.sha256(json.dumps([same, state], default=str).encode())
     save(
         out,
         merged,
@@ -122,8 +122,8 @@ def _save_merged(
 def say_merge(out: Output, run: Mapping[str, Any]) -> None:
     base = f"{run['base']} ({run['why_base']})"
     own = run["tokenizer"] == f"tokenizer of {run['base']}"
-    taken = f"config, dtypes and tokenizer of {base}" if own else f"config and dtypes of {base}, {run['tokenizer']}"
-    out.say(f"{run['merged']}; {taken}")
+    rest = f"config, dtypes and tokenizer of {base}" if own else f"config and dtypes of {base}, {run['tokenizer']}"
+    out.say(f"{run['merged']}; {rest}")
     out.say(f"written to {run['output']} in {run['seconds']:.1f} s")
 
 

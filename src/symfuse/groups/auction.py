@@ -302,11 +302,11 @@ def _pop(key: NDArray[np.float64], heap: NDArray[np.int32], place: NDArray[np.in
 
 @_compiled
 def _augment(scores: Scores, s: _State) -> None:
-    """Give each row without a column one, along a shortest path to a column without a row; the length of a step from a
-    row is what its best net value is above that of the column. All rows that have a column have their best one.
+    """Give each row without a column one, along a shortest path to a column without a row. The length of a step from a
+    row to a column is the row's best net value minus that of the column. All rows that have a column have their best.
 
-    The heap has columns, 0 … n − 1, and the rest of rows, n + i: no column beside the list of a row is nearer than the
-    list's limit. Where that comes first, the list is made anew; if that is no help, the row looks at all columns.
+    The heap has columns, 0 … n − 1, and rows, n + i, for the columns outside of their lists, which are at least as far
+    as the list's limit. When a row comes first, its list is renewed; if that does not help, all columns are searched.
     """
     n = len(scores)
     key = np.full(2 * n, np.inf)
@@ -322,7 +322,7 @@ def _augment(scores: Scores, s: _State) -> None:
         size = many = 0
         distance, nearest, end = 0.0, np.inf, -1
         i, whole = root, False
-        level[root] = max(_best(s, root)[0], s.limit[root])  # by how much it is too large is no matter at the root
+        level[root] = max(_best(s, root)[0], s.limit[root])  # an upper bound suffices at the root
         while s.work[0] < s.work[1]:
             for t in range(n if whole else LISTED):
                 j = t if whole else s.columns[i, t]
@@ -370,10 +370,16 @@ def _augment(scores: Scores, s: _State) -> None:
             place[j] = -1
         if s.work[0] >= s.work[1]:
             break
-        while end >= 0:
-            i = before[end]
-            s.row[end] = i
-            s.column[i], end = end, s.column[i]
+        _assign_along(s, before, end)
+
+
+@_compiled
+def _assign_along(s: _State, before: NDArray[np.int32], end: int) -> None:
+    """Give each row of the path to the column `end` the column that follows it."""
+    while end >= 0:
+        i = before[end]
+        s.row[end] = i
+        s.column[i], end = end, s.column[i]
 
 
 @_compiled

@@ -1,4 +1,4 @@
-"""A model as data: its tensors by name, read when asked for, and its config."""
+"""A model as data: its tensors by name, read on demand, and its config."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from symfuse.messages import shown
 __all__ = ["Checkpoint", "TensorInfo", "is_finite", "is_other", "scan"]
 
 
-# What the sha256 of a lineage is over, beside names, dtypes and shapes.
+# What the sha256 of a lineage covers, in addition to names, dtypes and shapes.
 SAMPLED = "the first, middle and last 64 numbers of each tensor"
 NAMED = "the name, as its numbers are computed"
 
@@ -38,10 +38,10 @@ NAMED = "the name, as its numbers are computed"
 class Checkpoint(Lazy):
     """A model as data: its tensors (read lazily), and its config.
 
-    tensors: a `Lazy`, or any mapping; of one that computes, `infos` says the dtypes and shapes. `folder` is where
-    tokenizer and other companion files come from, unless `files` are given in their place; `notes` are messages for the
+    tensors: a `Lazy`, or any mapping; for a mapping that computes its tensors, `infos` has their dtypes and shapes.
+    `folder`: where tokenizer and other companion files are, unless `files` replaces them. `notes`: messages for the
     user. `device`: see `on`. `before_save`: functions that `save` applies in order before it writes anything; each
-    returns the checkpoint, with another config or other files if need be, or raises.
+    returns the checkpoint, perhaps with another config or other files, or raises.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Checkpoint(Lazy):
         return self.tensors.file_of(name)
 
     def _on_device(self, tensor: Tensor) -> Tensor:
-        """A tensor that is a shape alone has no data to bring there."""
+        """Tensors on the meta device have no data to move."""
         return tensor.detach() if tensor.is_meta else tensor.detach().to(self.device)
 
     def to(self, dtype: torch.dtype) -> Checkpoint:
@@ -122,16 +122,16 @@ class Checkpoint(Lazy):
         )
 
     def on(self, device: str) -> Checkpoint:
-        """The same model, read to a device, such as "cuda": each tensor is taken there, in its stored dtype, when it is
-        asked for. What is made of this checkpoint comes there too, unless it says otherwise. OptionError if there is no
-        such device."""
+        """The same model, read to a device, such as "cuda": each tensor is moved there, in its stored dtype, when it is
+        read. Checkpoints made from this one keep the device, unless they set another. OptionError for an unavailable
+        device."""
         return self.replace(device=require(device))
 
     def lineage(self, *, compute: bool = False) -> dict[str, Any]:
-        """What tells this model from others: name, folder, and a sha256 over names, dtypes, shapes, some numbers of
-        each tensor, and adapters as a whole; of a model that is computed (aligned, merged) its name for the numbers,
-        or with `compute` its numbers too: the sha256 is then that of the model when it is saved. "sha256_of" says which
-        numbers: two models that differ in others alone have the same.
+        """The identity of this model: name, folder, and a sha256 over names, dtypes, shapes, some numbers of each
+        tensor, and whole adapters. For a computed model (aligned, merged) the name replaces the numbers, unless
+        `compute`: then the sha256 is that of the saved model. "sha256_of" describes which numbers are covered: models
+        that differ only in other numbers have the same sha256.
         """
         computed = self.computed and not compute
         digest = hashlib.sha256(self.name.encode() if computed else b"")
@@ -141,9 +141,9 @@ class Checkpoint(Lazy):
             digest.update(f"{name} {info.dtype} {info.shape}".encode())
             if not computed:
                 for start, stop in _samples(info.numel):
-                    numbers = here.part(name, start, stop)  # a computed one is rounded as it is saved
+                    numbers = here.part(name, start, stop)  # computed numbers are rounded below, as in a saved file
                     digest.update(numbers.to(info.dtype).double().numpy().tobytes())
-        local = [folder for folder in self.sources if isinstance(folder, Path)]  # as adapters are
+        local = [folder for folder in self.sources if isinstance(folder, Path)]  # adapters are local
         for path in sorted(path for folder in local for path in folder.glob("adapter_*")):
             digest.update(path.read_bytes())
         folder = None if self.folder is None else str(self.folder)
@@ -151,8 +151,8 @@ class Checkpoint(Lazy):
         return {"name": self.name, "folder": folder, "sha256": digest.hexdigest(), "sha256_of": of}
 
     def state(self) -> list[tuple[str, int, int | str, tuple[int, ...]]]:
-        """Name, size, times of change and inode of every file that the model is read from: equal if none was written
-        since. CheckpointError if one is gone."""
+        """Name, size, times of change and inode of every file that the model is read from: equal as long as none is
+        written. CheckpointError if one is missing."""
         try:
             files = [path for place in self.sources for path in _files(place)]
             return [Stamp.of(path).state for path in files]
@@ -171,8 +171,8 @@ class Checkpoint(Lazy):
         before_save: tuple[Callable[[Checkpoint], Checkpoint], ...] | None = None,
         notes: tuple[str, ...] | None = None,
     ) -> Checkpoint:
-        """The same model with other tensors, config, name, device or notes; its folder stays. sources: folders that
-        the tensors are read from, beside its own; `save` never writes into any."""
+        """The same model with other tensors, config, name, device or notes, and the same folder. sources: further
+        folders that the tensors are read from; `save` never writes into any."""
         return Checkpoint(
             self.tensors if tensors is None else tensors,
             self.config if config is None else config,
@@ -187,28 +187,28 @@ class Checkpoint(Lazy):
         )
 
     def finished(self) -> Checkpoint:
-        """The checkpoint as `save` writes it: after every function of `before_save`."""
+        """The checkpoint that `save` writes: after every function of `before_save`."""
         checkpoint = self
         for step in self.before_save:
             checkpoint = step(checkpoint)
         return checkpoint.replace(before_save=()) if self.before_save else self
 
     def companions(self) -> dict[str, bytes]:
-        """The files that `save` puts beside the weights, such as the tokenizer's: `files`, or those of `folder`."""
+        """The files that `save` writes beside the weights, such as the tokenizer's: `files`, or those of `folder`."""
         if self.files is not None or self.folder is None:
             return dict(self.files or {})
         return read_companions(self.folder)
 
     def module_weights(self) -> dict[str, bytes]:
-        """The weights of modules that sentence-transformers runs behind the model, which `save` copies; see there."""
+        """The weights of modules that sentence-transformers runs after the model, which `save` copies."""
         return {} if self.folder is None else module_weights(self.folder)
 
     def pooled(self) -> bool:
-        """Whether sentence-transformers has modules behind the model."""
+        """Whether sentence-transformers has modules after the model."""
         return self.folder is not None and bool(behind(self.folder))
 
     def readers(self) -> list[str]:
-        """The modules of sentence-transformers behind the model that read single units of its hidden states."""
+        """The modules of sentence-transformers after the model that read single units of its hidden states."""
         return [] if self.folder is None else readers(self.folder)
 
     @checked
@@ -228,12 +228,12 @@ class Checkpoint(Lazy):
     ) -> Place:
         """Write the model as a folder that `from_pretrained` loads; see `symfuse.io.write`.
 
-        target: a path, or a URL of a store. executor: who writes (`symfuse.executors`), instead of threads. resume:
-        see there; fingerprint: what it needs to tell this model from another, OptionError without one.
-        What is written is `saved(name)`, rounded to the dtypes of `infos`.
+        target: a path, or a URL of a store. executor: writes instead of threads (`symfuse.executors`). resume: needs a
+        fingerprint, which tells this model from others (OptionError without one). Writes `saved(name)`, rounded to the
+        dtypes of `infos`.
         """
         if resume and not fingerprint:
-            raise OptionError("resume needs a fingerprint of what is written, so that two models are never mixed")
+            raise OptionError("resume needs a fingerprint of the model, so that two models are never mixed")
         finished = self.finished()
         return write(
             target,
@@ -266,11 +266,11 @@ class Checkpoint(Lazy):
         max_shard_size: int | str = "5GB",
         threads: int | None = None,
     ) -> str:
-        """Write the model to a folder, by default one in the working folder with the name of the repository, and upload
-        that to the Hugging Face hub; the URL there. The repository is made if it is not there.
+        """Write the model to a folder (default: the name of the repository, in the working folder), upload that to the
+        Hugging Face hub, and return the URL. A missing repository is created.
 
         private: of a new repository. token: by default the one of `hf auth login`. overwrite, max_shard_size, threads:
-        as in `save`. OutputError if the hub refuses: the folder stays then, too.
+        as in `save`. OutputError if the hub refuses; the folder is kept.
         """
         place = output_place(repo_id.rpartition("/")[2] if folder is None else folder)
         require_upload(repo_id, place, token)
@@ -280,18 +280,18 @@ class Checkpoint(Lazy):
 
 
 def _files(place: Place) -> list[Place]:
-    """A file itself, or those of a folder."""
+    """The file itself, or the files of a folder."""
     return [place] if place.is_file() else [path for path in entries(place) if path.is_file()]
 
 
 def is_other(lineage: Mapping[str, Any], than: Mapping[str, Any]) -> bool:
-    """Whether two lineages are of different models, as far as both say: their sha256 is over the same, and differs."""
+    """Whether two lineages are known to be of different models: their sha256 cover the same data and differ."""
     one, other = ((known.get("sha256"), known.get("sha256_of")) for known in (lineage, than))
     return None not in (one[0], other[0]) and one[1] == other[1] and one[0] != other[0]
 
 
 def _samples(count: int) -> list[tuple[int, int]]:
-    """The first, middle and last 64 of so many numbers; or all of them, if they are no more."""
+    """The ranges of the first, middle and last 64 of `count` numbers, or of all if there are fewer."""
     if count <= 3 * 64:
         return [(0, count)]
     return [(start, start + 64) for start in (0, count // 2 - 32, count - 64)]

@@ -1,7 +1,7 @@
-"""The files beside the weights that an output takes over from its input: an allow-list, never code.
+"""The files beside the weights that are copied from an input to the output: an allow-list, never code.
 
-Folders of sentence-transformers have `modules.json`, which lists the model itself and the modules behind it, each with
-a folder of its own, such as `1_Pooling` and `2_Dense`; those with weights are carried with the model, and not moved.
+Folders of sentence-transformers have `modules.json`, which lists the model itself and the modules after it, each with
+a folder of its own, such as `1_Pooling` and `2_Dense`. Modules with weights are copied, and not transformed.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ TOKENIZER = re.compile(
     r"|chat_template[^/]*|additional_chat_templates/.*"
 )
 
-# What else a folder that symfuse, transformers or sentence-transformers wrote has: all of it can be written again.
+# Further files that symfuse, transformers or sentence-transformers write to a folder: all can be written again.
 WRITTEN = re.compile(
-    r"config\.json|symfuse\.json|alignment[^/]*|alignments/[^/]+|\.symfuse-unfinished"
-    r"|(model|pytorch_model|diffusion_pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)(\.index\.json)?"
+    r"(open_clip_)?config\.json|symfuse\.json|alignment[^/]*|alignments/[^/]+|\.symfuse-unfinished"
+    r"|(model|pytorch_model|diffusion_pytorch_model|open_clip_(pytorch_)?model)(-\d+-of-\d+)?\.(safetensors|bin)(\.index\.json)?"
     r"|\d+_\w+/(model\.safetensors|pytorch_model\.bin)"
 )
 
-# The model card, the run as data, and its key for the card's digest: a card that somebody changed is theirs.
+# The model card, the run as data, and its key for the card's digest: an edited card is never overwritten.
 CARD, RUN, CARD_DIGEST = "README.md", "symfuse.json", "card_sha256"
 
 SAFETENSORS = re.compile(r"([^/]+?)(?:-\d+-of-\d+)?\.safetensors(?:\.index\.json)?")
@@ -53,14 +53,14 @@ SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
 
 
 def others_than_model(folder: Place) -> list[str]:
-    """The entries of a model folder that are no part of the model: those that no library writes with it."""
+    """The entries of a model folder that are not part of the model: those that no library writes with it."""
     return [path.name for path in entries(folder) if not _is_of_model(folder, path)]
 
 
 def _weights_of_one(folder: Place) -> set[str]:
-    """The weight files of a folder under another name than usual, if all of them have the same."""
-    found = {path.name: match[1] for path in entries(folder) if (match := SAFETENSORS.fullmatch(path.name))}
-    return set(found) if len(set(found.values())) == 1 else set()
+    """The safetensors files of a folder, if all names have the same stem, which may be unusual."""
+    stems = {path.name: match[1] for path in entries(folder) if (match := SAFETENSORS.fullmatch(path.name))}
+    return set(stems) if len(set(stems.values())) == 1 else set()
 
 
 def _is_of_model(folder: Place, path: Place) -> bool:
@@ -82,16 +82,16 @@ def _is_as_written(card: Place, run: Place) -> bool:
 
 def companions(folder: Place) -> list[PurePosixPath]:
     """The companion files of a model folder, relative to it."""
-    paths = [*entries(folder), *(path for part in entries(folder) if part.is_dir() for path in entries(part))]
+    top = entries(folder)
+    paths = [*top, *(path for part in top if part.is_dir() for path in entries(part))]
     relative = sorted(below(folder, path) for path in paths if path.is_file())
     return [path for path in relative if COMPANION.fullmatch(path.as_posix())]
 
 
 def read_companions(folder: Place, *, whole: bool = False) -> dict[str, bytes]:
-    """The companion files by relative name (links are followed), without references to code that stays, unless whole.
+    """The companion files by relative name (links are followed), without references to code, unless whole.
 
-    What they hold is not looked at otherwise, so that a damaged one is carried as it is. CheckpointError if one cannot
-    be read.
+    Their content is not checked, and copied even if it is damaged. CheckpointError if a file cannot be read.
     """
     try:
         files = {path: (folder / path).read_bytes() for path in companions(folder)}
@@ -104,7 +104,7 @@ def read_companions(folder: Place, *, whole: bool = False) -> dict[str, bytes]:
 
 
 def names_code(file: str, settings: Mapping[str, Any]) -> str | None:
-    """A note if a config's auto_map names Python files, which transformers would run if it were to trust them."""
+    """A note if a config's auto_map names Python files, which transformers runs with trust_remote_code."""
     named = settings.get("auto_map")
     if not named:
         return None
@@ -115,8 +115,8 @@ def names_code(file: str, settings: Mapping[str, Any]) -> str | None:
     )
     files = dict.fromkeys(f"{str(name).rpartition('.')[0]}.py" for name in classes if name is not None)
     return (
-        f"{file} names code of the model's own (auto_map: {some(files)}), which transformers runs only where it is "
-        "trusted; symfuse never runs or copies it, and outputs have no auto_map"
+        f"{file} names code of its own (auto_map: {some(files)}), which transformers runs only with trust_remote_code; "
+        "symfuse never runs or copies it, and outputs have no auto_map"
     )
 
 
@@ -136,7 +136,7 @@ def is_of_tokenizer(name: str) -> bool:
 
 
 def _without_auto_map(path: PurePosixPath, data: bytes) -> bytes:
-    """A tokenizer's or processor's auto_map names a Python file, which is not copied and would be missed."""
+    """The file without auto_map, which names Python files that are not copied."""
     settings = _with_auto_map(path, data)
     try:
         if settings is None or settings.pop("auto_map") is None:
@@ -147,7 +147,7 @@ def _without_auto_map(path: PurePosixPath, data: bytes) -> bytes:
 
 
 def _with_auto_map(path: PurePosixPath, data: bytes) -> dict[str, Any] | None:
-    """What a JSON file holds, if that is an object with an auto_map."""
+    """The object of a JSON file, if it has an auto_map."""
     if path.suffix != ".json" or b'"auto_map"' not in data:
         return None
     try:
@@ -158,10 +158,10 @@ def _with_auto_map(path: PurePosixPath, data: bytes) -> dict[str, Any] | None:
 
 
 def module_weights(folder: Place) -> dict[str, bytes]:
-    """The weights of the modules behind the model, by relative name and as safetensors.
+    """The weights of the modules after the model, by relative name and as safetensors.
 
-    Those of torch.save are read as data only. CheckpointError if a module keeps weights in other files, which would be
-    missed.
+    Those of torch.save are read as data only. CheckpointError if a module has weights in other files, which would be
+    lost.
     """
     result: dict[str, bytes] = {}
     for module in behind(folder):
@@ -169,8 +169,8 @@ def module_weights(folder: Place) -> dict[str, bytes]:
         own = {below(module, path).as_posix(): path for path in files}
         if others := [name for name in own if name not in (SAFE, PICKLED)]:
             raise CheckpointError(
-                f"{module}: {some(others)} of a module that {MODULES} lists would not be carried; expected are {SAFE} "
-                f"and {PICKLED}. Save that module again by sentence-transformers, or take it out of {MODULES}"
+                f"{module}: {some(others)} of a module in {MODULES} would not be copied; expected {SAFE} or {PICKLED}. "
+                f"Save that module again with sentence-transformers, or remove it from {MODULES}"
             )
         if SAFE in own:
             result[f"{module.name}/{SAFE}"] = own[SAFE].read_bytes()
@@ -187,7 +187,7 @@ def readers(folder: Place) -> list[str]:
 
 
 def behind(folder: Place) -> list[Place]:
-    """The folders of the modules behind the model; of a damaged list none."""
+    """The folders of the modules after the model; none if their list is damaged."""
     listed = _json(folder / MODULES)
     paths = [str(one.get("path", "")) for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
     return [folder / path for path in paths if FOLDER.fullmatch(path) and (folder / path).is_dir()]

@@ -1,9 +1,9 @@
-"""Writing past the page cache, where the file system lets us.
+"""Writing past the page cache, where the file system supports it.
 
-What a merge writes is not read again soon: sent through the page cache it would push out the inputs, which are, and be
-copied once more. O_DIRECT wants memory, file offset and length in whole pages. So a block is cast into page-aligned
-memory, as far into a page there as its bytes lie into a page of the file; whole pages go directly, the ends go through
-the cache. Both meet in no page, so the order of writes does not matter. A write waits for the disk, so small blocks are
+The output of a merge is not read again soon. In the page cache it would displace the inputs, which are, and cost one
+more copy. O_DIRECT needs memory, file offset and length in whole pages. So a block is cast into page-aligned memory, at
+the same offset in a page as in the file. Whole pages are written directly, the ends through the cache. No page is
+written both ways, so the order of writes does not matter. A direct write waits for the disk, so small blocks are
 gathered first.
 """
 
@@ -18,14 +18,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-PAGE = 4096  # what O_DIRECT asks for on every disk in use; some take 512
+PAGE = 4096  # enough for O_DIRECT on every disk in use; some need 512
 PIECE = 2**23  # bytes that are cast and written at once
-LEAST = 2**16  # bytes; what is smaller is cheaper through the cache
+LEAST = 2**16  # bytes; smaller writes are cheaper through the cache
 REFUSED = (errno.EINVAL, errno.EOPNOTSUPP)
 
 
 class Buffer:
-    """Page-aligned memory that one worker uses again and again."""
+    """Page-aligned memory that one worker reuses."""
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, PAGE + PIECE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -33,20 +33,20 @@ class Buffer:
         self._bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
 
     def cast(self, values: Tensor, dtype: torch.dtype, first: int, position: int) -> Tensor:
-        """The values in `dtype`, placed for `position` in a file, among others that are written with them, at most
-        PIECE bytes from `first` on. Strides, devices and lazy conjugates are resolved on the way."""
+        """Cast values to `dtype`, at the place of `position` in the file; a write begins at `first` and has at most
+        PIECE bytes. Strides, devices and lazy conjugates are resolved by the copy."""
         start = first % PAGE + position - first
         return self._bytes[start : start + values.numel() * dtype.itemsize].view(dtype).copy_(values)
 
     def placed(self, first: int, position: int) -> memoryview:
-        """What was cast for the positions from `first` on; overwritten by what is cast next for others."""
+        """The bytes that were cast for `first` to `position`; overwritten by the next cast."""
         start = first % PAGE
         return self._view[start : start + position - first]
 
 
 class DirectFile:
-    """A new or existing file to write at positions, from several threads; direct=False: through the page cache only.
-    OSError for a link: nothing is written through it."""
+    """A new or existing file to write at positions, from several threads. direct=False: through the page cache only.
+    OSError for a symbolic link."""
 
     def __init__(self, path: Path, *, direct: bool = True) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
@@ -59,7 +59,7 @@ class DirectFile:
                 self._open.append(self._direct)
 
     def write(self, position: int, data: memoryview) -> None:
-        """All of `data`, which lies in memory as `Buffer` places it, if it is to be written directly."""
+        """Write all of `data`. It is written directly only if it comes from a `Buffer`, which aligns it."""
         head = -position % PAGE
         middle = (len(data) - head) // PAGE * PAGE
         if self._direct is None or self._refused or middle < LEAST:
@@ -72,7 +72,7 @@ class DirectFile:
             _write(self._file, position + stop, data[stop:])
 
     def _write_pages(self, direct: int, position: int, data: memoryview) -> int:
-        """How many bytes were written directly: fewer than all if the file system refuses, or takes no more."""
+        """The number of bytes that were written directly: 0 if the file system refuses."""
         try:
             return os.pwrite(direct, data, position)
         except OSError as error:
@@ -82,7 +82,7 @@ class DirectFile:
             return 0
 
     def reserve(self, size: int) -> None:
-        """Take the disk space now, so that a full disk shows before the work and not after it."""
+        """Allocate the disk space now, so that a full disk is noticed before the work."""
         try:
             os.posix_fallocate(self._file, 0, size)
         except (AttributeError, OSError) as error:
@@ -91,11 +91,11 @@ class DirectFile:
         os.ftruncate(self._file, size)
 
     def sync(self) -> None:
-        """Return when all that was written is on the disk."""
+        """Wait until all written data is on the disk."""
         os.fsync(self._file)
 
     def close(self) -> None:
-        """Once or more often: the numbers of what is closed may be those of other files by then."""
+        """May be called repeatedly. Descriptors are closed once, since their numbers may be reused."""
         while self._open:
             os.close(self._open.pop())
 

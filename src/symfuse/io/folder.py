@@ -1,4 +1,4 @@
-"""Which files of a model folder hold its weights, and whether all are there and agree with each other."""
+"""The weight files of a model folder, and whether they are complete and consistent."""
 
 from __future__ import annotations
 
@@ -12,19 +12,22 @@ from typing import Any
 from symfuse.errors import CheckpointError
 from symfuse.io.companions import companions
 from symfuse.io.lazy import StoredTensor, StoredTensors
-from symfuse.io.remote import INDEX, Place, entries
+from symfuse.io.remote import CONFIG, INDEX, Place, entries
 from symfuse.io.safetensors_file import read_safetensors
 from symfuse.io.stamp import refuse_pointer, substitute_in
 from symfuse.io.torch_file import read_torch_file
 from symfuse.messages import some
 
-MOST_NESTED = 50  # levels of a JSON file; what copies and writes it again takes several calls for each
+MOST_NESTED = 50  # levels of a JSON file; copying and writing it takes several recursive calls for each
 SHARD = re.compile(r"(?P<stem>.+)-(?P<n>\d+)-of-(?P<m>\d+)(?P<suffix>\.\w+)")
 TORCH_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 GGUF = ".gguf"
 WEIGHT_SUFFIXES = (".safetensors", *TORCH_SUFFIXES)
 DIFFUSERS = "diffusion_pytorch_model"  # the stem of the weight files of diffusers
-# Of other formats, what writes a file that can be read.
+STEMS = {"_class_name": DIFFUSERS, "model_cfg": "open_clip_model"}  # by a field of the library's config
+PIPELINE = "model_index.json"  # of diffusers: it lists the folders of the parts
+CONFIGS = (CONFIG, "open_clip_config.json")
+# How to convert files of other formats.
 CONVERTED_BY = {
     ".h5": "transformers 4: from_pretrained(FOLDER, from_tf=True).save_pretrained(OTHER)",
     ".msgpack": "transformers 4: from_pretrained(FOLDER, from_flax=True).save_pretrained(OTHER)",
@@ -32,7 +35,7 @@ CONVERTED_BY = {
     ".nemo": "the script for its architecture in NeMo's scripts/checkpoint_converters",
     ".onnx": "none: take the checkpoint that it was exported from",
 }
-# What trainers leave beside the weights.
+# Other files that trainers write beside the weights.
 NOT_WEIGHTS = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state|adapter_model|alignment).*")
 
 Notes = tuple[str, ...]
@@ -40,7 +43,7 @@ Stored = dict[str, StoredTensor]
 
 
 def read_json(path: Place) -> dict[str, Any]:
-    """A JSON file that must hold an object. CheckpointError for anything else; a pipe is not waited for."""
+    """Read a JSON file that must hold an object. CheckpointError for anything else, such as a pipe."""
     try:
         if isinstance(path, Path) and path.exists() and not path.is_file():
             raise CheckpointError(f"{path.name} is not a file, expected one that holds a JSON object. ({path})")
@@ -56,7 +59,7 @@ def read_json(path: Place) -> dict[str, Any]:
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object, unless it says a key twice: which of its values is meant cannot be told."""
+    """An object; ValueError if a key occurs twice."""
     out = dict(pairs)
     if len(out) < len(pairs):
         keys = [key for key, _ in pairs]
@@ -71,9 +74,14 @@ def _require_shallow(value: Any, depth: int = 0) -> None:
         _require_shallow(one, depth + 1)
 
 
+def config_in(folder: Place) -> Place | None:
+    """The config of the model in a folder, if there is one."""
+    return next((path for name in CONFIGS if (path := folder / name).exists()), None)
+
+
 def refuse_stand_ins(folder: Place) -> None:
-    """Raises CheckpointError if an entry of the folder is a symbolic link to something that is not there, or one of the
-    small files that an output takes over is a git-LFS pointer."""
+    """Raises CheckpointError if an entry of the folder is a broken symbolic link, or a companion file is a git-LFS
+    pointer."""
     for name in companions(folder) if isinstance(folder, Path) else ():
         refuse_pointer(folder / name)
     for path in entries(folder):
@@ -85,9 +93,9 @@ def refuse_stand_ins(folder: Place) -> None:
 
 
 def read_folder(folder: Place, *, prefer_bin: bool = False) -> tuple[StoredTensors, Notes]:
-    """The tensors of a model folder, none read yet, and notes for the user.
+    """The tensors of a model folder, read on demand, and notes for the user.
 
-    safetensors come before files of torch.save unless `prefer_bin`. Raises CheckpointError if there are no
+    safetensors are preferred to files of torch.save, unless `prefer_bin`. Raises CheckpointError if there are no
     weights, if files are absent or damaged, or if an index and its files disagree.
     """
     files = {path.name: path for path in entries(folder) if path.is_file()}
@@ -115,16 +123,16 @@ def read_folder(folder: Place, *, prefer_bin: bool = False) -> tuple[StoredTenso
 
 
 def _stem(files: Mapping[str, Place], usual: str, suffix: str) -> str:
-    """What the names of the weight files of a folder begin with, where it has them or their index under that name."""
-    there = [f"{stem}{suffix}{end}" in files for stem in (usual, DIFFUSERS) for end in ("", ".index.json")]
-    return DIFFUSERS if any(there[2:]) and not any(there[:2]) else usual
+    """The stem of a folder's weight files or their index: the usual one, or that of diffusers."""
+    exist = [f"{stem}{suffix}{end}" in files for stem in (usual, DIFFUSERS) for end in ("", ".index.json")]
+    return DIFFUSERS if any(exist[2:]) and not any(exist[:2]) else usual
 
 
 def weight_stem(config: Mapping[str, Any], folder: Place | None) -> str:
-    """What the names of an output's weight files are to begin with, so that the library of its config finds them; of a
-    library that is not known, what those of its folder begin with."""
-    if "_class_name" in config:
-        return DIFFUSERS
+    """The stem of an output's weight files, by which the library of its config finds them; for an unknown library, the
+    stem in its folder."""
+    if stem := next((STEMS[key] for key in STEMS if key in config), None):
+        return stem
     if "model_type" in config or not isinstance(folder, Path):
         return "model"
     files = [path.name for path in entries(folder) if path.suffix in WEIGHT_SUFFIXES]
@@ -140,7 +148,7 @@ def _safetensors(path: Place) -> tuple[Stored, Notes]:
 def _read_format(
     folder: Place, files: list[str], single: str, index: str, read: Callable[[Place], tuple[Stored, Notes]]
 ) -> tuple[Stored, Notes]:
-    """The weights among `files`, which are all of one format."""
+    """The tensors of `files`, which are all of one format."""
     has_index = (folder / index).exists()
     if single in files:
         stored, notes = read(folder / single)
@@ -197,7 +205,7 @@ def _indexed_files(folder: Place, index: str) -> list[str]:
 
 
 def _agreeing_with_index(folder: Place, index: str, shards: Mapping[str, Stored]) -> Stored:
-    """The tensors in the order of the index, which must list exactly what the files hold."""
+    """The tensors in the order of the index, which must list exactly those of the files."""
     weight_map = _weight_map(folder, index)
     holders: dict[str, list[str]] = defaultdict(list)
     for file, stored in shards.items():
@@ -246,6 +254,13 @@ def _no_weights(folder: Place, files: Mapping[str, Place]) -> CheckpointError:
             f"{folder} holds an adapter of the model {base!r}, not a model. As an input of a merge write "
             f"base+adapter: {base or 'BASE'}+{folder}."
         )
+    if PIPELINE in files:
+        inside = {path.name: entries(path) for path in entries(folder) if path.is_dir()}
+        parts = [name for name, one in inside.items() if any(path.name.endswith(WEIGHT_SUFFIXES) for path in one)]
+        return CheckpointError(
+            f"{folder} is a pipeline of diffusers, of parts that are models of their own: {some(parts)}. Copy one "
+            "folder, and merge each part into it, such as: symfuse merge A/unet B/unet -o COPY/unet --overwrite"
+        )
     if len(gguf := [name for name in files if name.endswith(GGUF)]) > 1:
         return CheckpointError(f"{folder} holds several GGUF files ({some(gguf)}); give one of them")
     return CheckpointError(
@@ -255,7 +270,7 @@ def _no_weights(folder: Place, files: Mapping[str, Place]) -> CheckpointError:
 
 
 def way_out(names: Iterable[str]) -> str:
-    """What converts files of other formats; what is read, where none is known."""
+    """How to convert these files; if that is unknown, which formats are read."""
     known = [(name, command) for name in names if (command := CONVERTED_BY.get(Path(name).suffix))]
     if known:
         return f"{some(name for name, _ in known)} is converted by {known[0][1]}."

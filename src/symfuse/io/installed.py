@@ -1,5 +1,5 @@
-"""What the installed `transformers` calls a tensor of a file in memory: its own tables say it, and its class, built
-without data. Some tensors of a file are several in memory (fused projections), some are one (a stack of experts)."""
+"""The names in memory of the tensors of a file, by the conversion tables of the installed `transformers` and the class,
+built without data. A fused projection of a file may be several tensors in memory, or several experts one tensor."""
 
 from __future__ import annotations
 
@@ -41,26 +41,26 @@ class Installed:
         self._converters = [one for one in transforms if isinstance(one, WeightConverter)]
 
     def name(self, file: str) -> str:
-        """The name in memory of a tensor that is whole there; else, or if the class does not know it, its own."""
+        """The name in memory of a tensor, or its own if it is fused or split there, or unknown to the class."""
         name, pattern = self._converted(file)
         return file if pattern is not None else name
 
     def _converted(self, file: str) -> tuple[str, str | None]:
-        """The name in memory, of the first of several, and the pattern that says that tensors are fused or split."""
+        """The name in memory (the first, if split), and the pattern by which tensors are fused or split, if any."""
         from transformers.core_model_loading import rename_source_key
 
         if self.spelt(file, self.tensors) == file:
             return file, None
         name, pattern = rename_source_key(file, self._renamings, self._converters)
-        found = self.spelt(name, self.tensors)
-        return (file, None) if found is None else (found, pattern)
+        known = self.spelt(name, self.tensors)
+        return (file, None) if known is None else (known, pattern)
 
-    def spelt(self, name: str, there: Container[str]) -> str | None:
-        """A name as it is among others, which may have the prefix of the base model, or lack it."""
-        return spelt(name, self.prefix, there)
+    def spelt(self, name: str, names: Container[str]) -> str | None:
+        """The spelling of a name among `names`, which may have or lack the prefix of the base model."""
+        return spelt(name, self.prefix, names)
 
     def plan(self, files: Iterable[str]) -> tuple[dict[str, str], list[tuple[str, ...]]]:
-        """Name in memory → name in the file, of those that are whole in both; and the others, in groups."""
+        """Name in memory → name in the file of tensors that are whole in both; and groups of the other files' names."""
         from transformers.core_model_loading import dot_natural_key
 
         whole: dict[str, str] = {}
@@ -86,7 +86,7 @@ class Installed:
         return {name: value[0] if isinstance(value, list) else value for name, value in made.items()}
 
     def save(self, memory: dict[str, Tensor]) -> dict[str, Tensor]:
-        """These tensors under the names and in the form that saving gives them."""
+        """These tensors with the names and the form in which they are saved."""
         return as_on_disk(self.module, memory)
 
 
@@ -100,8 +100,8 @@ def class_config(config: Mapping[str, Any]) -> Any:
 
 
 def resolved(config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """A config with the values that its class of `transformers` gives to absent fields; None without such a class, or
-    if it refuses the config."""
+    """A config with its class's default values for absent fields; None without such a class, or if it refuses the
+    config."""
     if importlib.util.find_spec("transformers") is None:
         return None
     import transformers
@@ -123,7 +123,7 @@ def _resolved(config: str) -> dict[str, Any] | None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No loading bars and no advice from transformers: what matters is in its loading report."""
+    """Without progress bars and warnings of transformers."""
     from transformers import utils
 
     logging: Any = utils.logging  # its functions have no type hints
@@ -139,7 +139,7 @@ def quiet() -> Iterator[None]:
 
 
 def installed(config: Mapping[str, Any]) -> Installed | None:
-    """The class of this config in the installed `transformers`; None if there is none, or if it cannot be built."""
+    """The class of this config in the installed `transformers`; None if there is none, or it cannot be built."""
     return _installed(json.dumps(dict(config), default=str))
 
 
@@ -153,38 +153,38 @@ def _installed(config: str) -> Installed | None:
         if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
             kind = transformers.MODEL_MAPPING[transformers.CONFIG_MAPPING[values["model_type"]]]
         return Installed(meta_module(kind, config))
-    except Exception:  # none is installed, or whatever a class raises for a config that it does not understand
+    except Exception:  # none is installed, or the class refuses the config, with any error
         return None
 
 
 @lru_cache(maxsize=8)
 def meta_module(kind: Any, config: str) -> nn.Module:
-    """A module of a class of `transformers` on the meta device: its structure without numbers. config: as JSON. It is
-    made once and shared: not to be changed. Raises whatever the class raises."""
+    """A module of a class of `transformers` on the meta device, without data. config: as JSON. The module is cached and
+    must not be changed. Raises whatever the class raises."""
     from transformers.initialization import no_init_weights
 
     with quiet(), no_init_weights(), torch.device("meta"):
         module: Any = kind._from_config(class_config(json.loads(config)))
-        module.tie_weights()  # which is part of the initial values that are left out
-    found: nn.Module = module
-    return found
+        module.tie_weights()  # part of the skipped initialisation
+    result: nn.Module = module
+    return result
 
 
 def in_memory(checkpoint: Checkpoint, known: Installed) -> Checkpoint:
-    """A checkpoint of a file as its class has it in memory, but for stacks of matrices (experts): these, and what the
-    class does not know, as they are in the file. Lazy."""
+    """A checkpoint of a file in the form that its class has in memory. Stacks of matrices (experts), and tensors that
+    the class does not know, stay as in the file. Lazy."""
     whole, groups = _matrices(checkpoint, known)
     return _regrouped(checkpoint, whole, groups, known.load)
 
 
 def as_saved(checkpoint: Checkpoint, like: Checkpoint, known: Installed) -> Checkpoint:
-    """A checkpoint with the names of memory, with those of a file that it is like: the inverse of `in_memory`."""
+    """A checkpoint in the form of memory, back in that of the file `like`: the inverse of `in_memory`."""
     return _saved(checkpoint, like.infos, *_matrices(like, known), known)
 
 
 def on_disk(checkpoint: Checkpoint) -> Checkpoint:
-    """A checkpoint whose tensors have the names and the form that they have in memory, as saving would write it; any
-    other as it is. Lazy."""
+    """A checkpoint in the form of memory, converted to the form in which it is saved; any other is returned unchanged.
+    Lazy."""
     known = installed(checkpoint.config)
     if known is None or any(known.spelt(name, (known.name(name),)) is None for name in checkpoint):
         return checkpoint
@@ -196,12 +196,12 @@ def on_disk(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def _matrices(checkpoint: Checkpoint, known: Installed) -> tuple[dict[str, str], list[tuple[str, ...]]]:
-    """`plan`, without the groups of which a stack of matrices is made: these are whole, under their own names."""
+    """`plan`, without the groups that form a stack of matrices: their tensors stay whole, under their own names."""
     whole, groups = known.plan(checkpoint)
     made = [_infos({name: checkpoint.info(name) for name in group}, known.load) for group in groups]
-    kept = [all(len(info.shape) <= 2 for info in infos.values()) for infos in made]
-    whole |= {name: name for group, keep in zip(groups, kept, strict=True) if not keep for name in group}
-    return whole, [group for group, keep in zip(groups, kept, strict=True) if keep]
+    matrices = [all(len(info.shape) <= 2 for info in infos.values()) for infos in made]
+    whole |= {name: name for group, yes in zip(groups, matrices, strict=True) if not yes for name in group}
+    return whole, [group for group, yes in zip(groups, matrices, strict=True) if yes]
 
 
 def _saved(
@@ -211,21 +211,21 @@ def _saved(
     groups: Iterable[tuple[str, ...]],
     known: Installed,
 ) -> Checkpoint:
-    """A checkpoint with the names of memory as these files of its class, of which `whole` and `groups` are the plan."""
+    """A checkpoint in the form of memory, converted to these files of its class, with the plan `whole` and `groups`."""
 
-    def there(names: Iterable[str]) -> tuple[str, ...]:
-        return tuple(found for name in names if (found := known.spelt(name, checkpoint)) is not None)
+    def present(names: Iterable[str]) -> tuple[str, ...]:
+        return tuple(one for name in names if (one := known.spelt(name, checkpoint)) is not None)
 
     def save(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         return {known.spelt(name, files) or name: tensor for name, tensor in known.save(tensors).items()}
 
-    renamed = {file: found for name, file in whole.items() for found in there([name])}
-    memory = [there(_infos({file: files[file] for file in group}, known.load)) for group in groups]
+    renamed = {file: one for name, file in whole.items() for one in present([name])}
+    memory = [present(_infos({file: files[file] for file in group}, known.load)) for group in groups]
     return _regrouped(checkpoint, renamed, memory, save)
 
 
 def _infos(infos: Mapping[str, TensorInfo], convert: Convert) -> dict[str, TensorInfo]:
-    """What comes of a conversion, from dtypes and shapes alone."""
+    """The dtypes and shapes after a conversion, from those before it."""
     made = convert({name: torch.empty(i.shape, dtype=i.dtype, device="meta") for name, i in infos.items()})
     return {name: TensorInfo.of(tensor) for name, tensor in made.items()}
 
@@ -234,7 +234,7 @@ def _regrouped(
     source: Checkpoint, whole: Mapping[str, str], groups: Iterable[tuple[str, ...]], convert: Convert
 ) -> Checkpoint:
     rules: dict[str, str | Rule] = dict(whole)
-    last = Latest[tuple[str, ...], dict[str, Tensor]]()  # read one by one, all tensors of a group are of one conversion
+    last = Latest[tuple[str, ...], dict[str, Tensor]]()  # one conversion serves all tensors of a group
 
     def wide(group: tuple[str, ...], name: str) -> Tensor:
         def converted() -> dict[str, Tensor]:

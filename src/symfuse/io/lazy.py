@@ -1,4 +1,4 @@
-"""Tensors by name that are read, or computed, when they are asked for."""
+"""Tensors by name that are read, or computed, on demand."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ V = TypeVar("V")
 
 
 class Lazy(Mapping[str, Tensor]):
-    """Tensors by name whose dtypes and shapes are known (`infos`) before any of them is read, or computed.
+    """Tensors by name whose dtypes and shapes (`infos`) are known before any tensor is read or computed.
 
-    A subclass supplies `wide`, and what it can do better than the methods here. name: of the model, for messages.
-    computed: whether values may have more digits than their dtype; then only the name tells one model from another
-    before it is saved. at_hand: whether to read a tensor again computes nothing, as it is in a file or in memory.
+    A subclass implements `wide`, and overrides methods that it can do better. name: of the model, for messages.
+    computed: whether values may have more digits than their dtype; such models are identified by name until they are
+    saved. at_hand: whether tensors are in a file or in memory, so that reading one again computes nothing.
     """
 
     name = ""
@@ -36,15 +36,15 @@ class Lazy(Mapping[str, Tensor]):
 
     @abstractmethod
     def wide(self, name: str) -> Tensor:
-        """A tensor in the dtype in which it is computed, not yet rounded to `infos[name].dtype`."""
+        """A tensor in the dtype of its computation, not yet rounded to `infos[name].dtype`."""
 
     def __getitem__(self, name: str) -> Tensor:
-        """Read, or compute, this tensor only, in the dtype of `infos`."""
+        """Read or compute this tensor only, in the dtype of `infos`."""
         return self.wide(name).to(self.infos[name].dtype)
 
     def part(self, name: str, start: int, stop: int) -> Tensor:
-        """The elements from start to stop of a tensor as flat: of a file in its stored dtype and without the rest; of
-        what is computed as `wide`, of a whole that each thread keeps until it asks for another tensor."""
+        """The elements from start to stop of the flat tensor. A stored tensor is read in its stored dtype and only in
+        this range; a computed one is computed whole by `wide`, and kept by each thread until it reads another."""
         if getattr(self._last, "name", None) != name:
             self._last.name = self._last.tensor = None  # freed before the next is computed
             self._last.tensor = self.wide(name)
@@ -52,20 +52,20 @@ class Lazy(Mapping[str, Tensor]):
         return flat_part(self._last.tensor, start, stop)
 
     def blocks(self, name: str) -> Iterator[Tensor]:
-        """A tensor in blocks whose elements, flat and one after the other, are its own, as `wide` has them: in one
-        block unless it can be read or computed in smaller ones."""
+        """A tensor in consecutive flat blocks, with the values of `wide`: one block, unless it can be read or computed
+        in smaller ones."""
         yield self.wide(name)
 
     def saved(self, name: str) -> Iterator[Tensor]:
-        """The blocks that are written to a file, where they are rounded if they are not yet. OutputError for a tensor
-        of another dtype or shape than `infos` has."""
+        """The blocks to write to a file; the writer rounds them if necessary. OutputError for a tensor whose dtype or
+        shape differs from `infos`."""
         tensor, info = self[name], self.infos[name]
         if TensorInfo.of(tensor) != info:
             raise OutputError(f"{name!r} was announced as {info} and came as {TensorInfo.of(tensor)}")
         yield tensor
 
     def file_of(self, _name: str) -> str | None:
-        """The file that holds a tensor as it is; None if it is computed, or in memory."""
+        """The file that holds a tensor; None if it is computed, or in memory."""
         return None
 
     def where(self, name: str) -> str:
@@ -77,13 +77,13 @@ class Lazy(Mapping[str, Tensor]):
         return self.infos[name]
 
     def scanned(self, name: str) -> Tensor:
-        """As `wide`. CheckpointError, naming the model and its file, if it has NaN or infinity."""
+        """`wide`, checked: CheckpointError, with model and file, if it has NaN or infinity."""
         tensor = self.wide(name)
         scan(name, tensor, "/".join(filter(None, (self.name, self.file_of(name)))))
         return tensor
 
     def read(self, name: str) -> Tensor:
-        """As `scanned`, for arithmetic: in float32 at least."""
+        """`scanned`, in at least float32, for arithmetic."""
         tensor = self.scanned(name)
         return tensor.to(torch.promote_types(tensor.dtype, torch.float32)) if tensor.is_floating_point() else tensor
 
@@ -96,14 +96,14 @@ class Lazy(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self.infos)
 
-    # Comparing two models tensor by tensor is not what `==` should cost.
+    # `==` must not compare two models tensor by tensor.
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
 
 class Held(Lazy):
-    """The tensors of any other mapping, such as a dictionary. infos: if reading a tensor is not to be the way to know
-    its dtype and shape."""
+    """The tensors of any other mapping, such as a dictionary. infos: dtypes and shapes; by default tensors are read to
+    find them."""
 
     computed = False
 
@@ -124,7 +124,7 @@ class Held(Lazy):
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One tensor of a file, and how to read it: whole, or the elements from `start` to `stop` of it as flat."""
+    """One tensor of a file, and how to read it: whole, or the elements from `start` to `stop` of the flat tensor."""
 
     info: TensorInfo
     file: str
@@ -133,7 +133,7 @@ class StoredTensor:
 
 
 class StoredTensors(Lazy):
-    """The tensors of a folder's weight files by name; each is read when it is asked for, and not kept."""
+    """The tensors of a folder's weight files by name; each is read on demand, and not kept."""
 
     computed = False
     at_hand = True
@@ -162,7 +162,7 @@ class StoredTensors(Lazy):
         return self._stored[name].file
 
     def renamed(self, old_names: Mapping[str, str]) -> StoredTensors:
-        """The tensors under new names: `old_names` gives each new name's present one."""
+        """The tensors under new names. old_names: the present name of each new one."""
         return StoredTensors({new: self._stored[old] for new, old in old_names.items()})
 
 
@@ -170,9 +170,9 @@ class StoredTensors(Lazy):
 class Rule:
     """How one tensor of a `Rewritten` is computed: `wide`, before it is rounded to the dtype of `info`.
 
-    value: the tensor in that dtype, if there is a shorter way than to round `wide`. part: elements as flat, without the
-    rest. blocks: for streaming; they may be unrounded, and are rounded where they are written. what: says in an error
-    what the tensor is, if values that do not fit in its dtype are to be refused when it is read.
+    value: the tensor in that dtype, if there is a cheaper way than rounding `wide`. part: elements of the flat tensor,
+    without the rest. blocks: for streaming, perhaps not rounded yet. what: describes the tensor in the error that is
+    raised if its values do not fit in its dtype; without it there is no such check.
     """
 
     info: TensorInfo
@@ -184,12 +184,11 @@ class Rule:
 
 
 class Rewritten(Lazy):
-    """Tensors of a source, under their names or others, and tensors that are computed.
+    """Tensors of a source, perhaps renamed, and tensors that are computed.
 
-    rules: for each name in order the name of a tensor of the source that is passed through as it is, or a `Rule`.
-    source: may be None if there is a rule for every name. name: the model in whose dtypes the results are, by default
-    that of the source. IncompatibleError when a tensor is read whose values do not fit in its dtype, if its rule has
-    `what`.
+    rules: for each name, in order, the name of an unchanged tensor of the source, or a `Rule`. source: may be None if
+    every name has a `Rule`. name: the model whose dtypes the results have, by default the source. Reading a tensor
+    raises IncompatibleError if its values do not fit in its dtype and its rule has `what`.
     """
 
     def __init__(self, source: Lazy | None, rules: Mapping[str, str | Rule], name: str = "") -> None:
@@ -205,7 +204,7 @@ class Rewritten(Lazy):
         dtype = rule.info.dtype
         tensor = (rule.wide if rule.value is None else rule.value)().to(dtype).contiguous()
         if rule.what and not is_finite(tensor):
-            rule.wide()  # raises if it is not the rounding
+            rule.wide()  # raises if the values are not finite before rounding either
             raise IncompatibleError(
                 f"{name}: {rule.what} does not fit in {str(dtype).removeprefix('torch.')}, the dtype of {self.name}; "
                 "convert that to a wider dtype first"
@@ -240,7 +239,7 @@ class Rewritten(Lazy):
 
 
 class Latest(Generic[K, V]):
-    """The result for the key that was asked for last, which all threads share; freed before the next is computed."""
+    """A cache of one result, for the latest key, shared by all threads; freed before the next is computed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

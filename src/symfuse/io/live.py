@@ -1,4 +1,4 @@
-"""A model in memory as a checkpoint: the names and tensors that saving it would write, without copying."""
+"""A model in memory as a checkpoint: the names and tensors with which it would be saved, without copying."""
 
 from __future__ import annotations
 
@@ -34,8 +34,7 @@ def unwrap(module: nn.Module) -> nn.Module:
 
 
 def module_config(module: nn.Module) -> dict[str, Any] | None:
-    """The config that a transformers model carries, with its class, which saving would write too; or that of a module
-    that is declared."""
+    """The config of a transformers model, with its class name, as it would be saved; or that of a declared module."""
     own: Any = getattr(module, "config", None)
     if not hasattr(own, "to_dict"):
         return next((config for known in CONFIGS if (config := known(module)) is not None), None)
@@ -45,7 +44,7 @@ def module_config(module: nn.Module) -> dict[str, Any] | None:
 
 
 def module_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """The tensors of a module under the names on disk: ties once, names to be ignored left out.
+    """The tensors of a module under the names on disk: tied ones once, without names that saving ignores.
 
     Raises CheckpointError for a model with an adapter attached, and for tensors without data.
     """
@@ -67,13 +66,13 @@ def names_in_memory(module: nn.Module) -> dict[str, str]:
 
 
 def _declared_ties(module: nn.Module) -> list[re.Pattern[str]]:
-    """The names that a transformers model declares to be ties."""
+    """Patterns of the names that a transformers model declares as tied."""
     parts = (getattr(part, "_tied_weights_keys", None) or () for part in module.modules())
     return [re.compile(name) for names in parts for name in names]
 
 
 def _without_ties(tensors: Mapping[str, Tensor], declared: list[re.Pattern[str]]) -> dict[str, Tensor]:
-    """Of names that share memory, those that are declared ties go, but never the last one."""
+    """Remove declared ties among names that share memory; one name always stays."""
     groups: dict[Key, list[str]] = defaultdict(list)
     for name, tensor in tensors.items():
         groups[memory(tensor)].append(name)
@@ -107,7 +106,7 @@ def untied(module: nn.Module) -> nn.Module:
 
 
 def as_on_disk(module: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """transformers 5 stacks experts and renames parts in memory; files keep the older names."""
+    """Undo the conversions of transformers 5, which stacks experts and renames tensors in memory."""
     if not any(base.__name__ == "PreTrainedModel" for base in type(module).__mro__):
         return tensors
     from transformers.core_model_loading import revert_weight_conversion
@@ -118,41 +117,41 @@ def as_on_disk(module: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tenso
 
 
 def class_prefix(module: nn.Module) -> str:
-    """What names of a base model are preceded by in its class with a head; "." if the class has no such name."""
+    """The prefix of the base model's tensors in its class with a head; "." if the class has none."""
     return f"{getattr(module, 'base_model_prefix', '')}."
 
 
-def spelt(name: str, prefix: str, there: Container[str]) -> str | None:
-    """A name as it is among others, which may have the prefix of the base model, or lack it."""
-    return next((one for one in (name, prefix + name, name.removeprefix(prefix)) if one in there), None)
+def spelt(name: str, prefix: str, names: Container[str]) -> str | None:
+    """The spelling of a name among `names`, which may have or lack the prefix of the base model."""
+    return next((one for one in (name, prefix + name, name.removeprefix(prefix)) if one in names), None)
 
 
 def memory(tensor: Tensor) -> Key:
-    """Equal for tensors that are the same memory, seen in the same way; never equal for empty ones."""
+    """A key that is equal for tensors with the same memory, shape and strides; never equal for empty tensors."""
     return (tensor.data_ptr() or id(tensor), tuple(tensor.shape), tensor.stride())
 
 
 def counts_batches(name: str) -> bool:
-    """Whether a buffer counts the batches that batch normalisation has seen in training: evaluation does not use it."""
+    """Whether a buffer counts the training batches of batch normalisation, which evaluation does not use."""
     return name.rpartition(".")[2] == COUNTER
 
 
 def ties(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> list[str]:
-    """Vocabulary tensors that are the memory of an earlier one, where the config says that these are tied."""
+    """Vocabulary tensors that share the memory of an earlier one, if the config ties them."""
     if config.get("tie_word_embeddings") is not True:
         return []
-    seen: set[Key] = set()
-    later = []
+    earlier: set[Key] = set()
+    tied = []
     for name, tensor in tensors.items():
         if tensor.dim() > 0 and tensor.shape[0] == config.get("vocab_size"):
-            if memory(tensor) in seen:
-                later.append(name)
-            seen.add(memory(tensor))
-    return later
+            if memory(tensor) in earlier:
+                tied.append(name)
+            earlier.add(memory(tensor))
+    return tied
 
 
 def without_prefixes(model: str, names: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """New name → name in the source, without the wrappers' prefixes that all names have, however often."""
+    """New name → name in the source, without wrappers' prefixes, which all names must have or lack."""
     current, stripped = dict(names), ""
     while True:
         for prefix in WRAPPER_PREFIXES:

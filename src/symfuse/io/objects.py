@@ -1,4 +1,5 @@
-"""A model as objects in a store, which knows no folders to rename: what makes it a model is put there last."""
+"""A model as objects in a store. A store cannot rename folders, so config.json, which makes it a model, is written
+last."""
 
 from __future__ import annotations
 
@@ -10,19 +11,19 @@ from symfuse.errors import OutputError
 from symfuse.io.partial import system_errors, together
 from symfuse.io.remote import CONFIG, Remote, below
 
-UNFINISHED = ".symfuse-unfinished"  # beside what is being put there, or what a killed run has left
+UNFINISHED = ".symfuse-unfinished"  # beside an unfinished upload, or the remains of a killed run
 
 
 @dataclass(frozen=True)
 class Old:
-    """The model that is to be replaced, if there is one. mark: of its config.json."""
+    """The model that will be replaced, if there is one. mark: of its config.json."""
 
     place: Remote
     mark: tuple[int, str] | None
 
     @classmethod
     def at(cls, place: Remote) -> Old:
-        """What is there now."""
+        """The model at this place now."""
         try:
             return cls(place, (place / CONFIG).mark())
         except FileNotFoundError:
@@ -32,23 +33,23 @@ class Old:
         return self.mark is not None and Old.at(self.place) == self
 
     def retire(self) -> None:
-        """Make it no model any more, before anything of the new one is put there. Who is late finds the new one's
-        config.json, and lets it be."""
+        """Remove its config.json before any object of the new model is written. A late worker finds that of the new
+        model, and leaves it."""
         if self.is_there():
-            with suppress(FileNotFoundError):  # of several workers another was faster
+            with suppress(FileNotFoundError):  # another worker was faster
                 (self.place / CONFIG).remove()
 
 
 @dataclass
 class Upload:
-    """What is being put there. goes_on: whether somebody may still put a part of it there."""
+    """An upload. goes_on: whether a worker may still write a part of it."""
 
     old: Old
     goes_on: bool = False
 
     @contextmanager
     def going_on(self) -> Iterator[None]:
-        """Until nobody writes any more."""
+        """While workers write."""
         self.goes_on = True
         try:
             yield
@@ -60,11 +61,11 @@ class Upload:
 def new_objects(
     place: Remote, files: Mapping[str, bytes], shards: Iterable[str], *, overwrite: bool
 ) -> Iterator[Upload]:
-    """The small files of a model, after its shards are put there by the block: config.json at the end.
+    """Write the small files of a model, config.json last, after the block has written its shards.
 
-    Who puts the first of them calls `old.retire()` before; if the block ends early, and nobody did, what was there is
-    as it was. Else what of the new model and of the old one is there is removed. A killed run leaves UNFINISHED there,
-    so that what it has put is known as such. Two runs to one URL do not notice each other.
+    The worker that writes the first shard calls `old.retire()` before. If the block fails before that, the old model is
+    unchanged; after that, all objects of both models are removed. A killed run leaves UNFINISHED, which marks its
+    remains. Two runs to one URL do not notice each other.
     """
     with together() as outputs, ExitStack() as undo:
         with system_errors(place):
@@ -76,12 +77,12 @@ def new_objects(
             (place / UNFINISHED).write_bytes(b"A model that is being written, or was when its run was killed.\n")
         yield upload
         undo.pop_all()
-        outputs.insert(0, objects)  # before folders get their names, which can be taken back
+        outputs.insert(0, objects)  # before folders are renamed, which can be undone
 
 
 @dataclass(frozen=True)
 class NewObjects:
-    """A model whose shards are in the store. before: the names that were there; new: those of this model."""
+    """A model whose shards are in the store. before: the names of the old objects. new: those of this model."""
 
     place: Remote
     files: Mapping[str, bytes]
@@ -97,7 +98,7 @@ class NewObjects:
                 (self.place / name).write_bytes(self.files[name])
 
     def finish(self) -> None:
-        with suppress(OSError):  # the model is whole, whether this is beside it or not
+        with suppress(OSError):  # the model is complete even if this stays beside it
             (self.place / UNFINISHED).remove()
 
     def close(self, error: BaseException | None) -> None:
@@ -110,31 +111,28 @@ class NewObjects:
             error.add_note(left)
 
     def _undone(self) -> str:
-        """The run has ended early: remove what makes no model, and say what is left."""
+        """Remove the objects of a run that failed; returns a message about what is left."""
         place = self.place
         try:
             if self.upload.old.is_there():
                 remove_objects(place, {UNFINISHED})
-                return f"{place} is as it was"
+                return f"{place} is unchanged"
             remove_objects(place, self.before | self.new)
         except OSError as error:
-            return f"What was written of {place} is no model, and could not be removed ({error}); remove it"
+            return f"The unfinished output at {place} could not be removed ({error}); remove it"
         if self.upload.goes_on:
-            return (
-                f"An upload to {place} could not be stopped: it is removed when it ends, unless this process ends "
-                "before"
-            )
+            return f"An upload to {place} could not be stopped: it is removed when it ends, if this process still runs"
         return f"No part of {place} was left behind"
 
 
 def remove_objects(place: Remote, names: set[str] | None = None) -> None:
-    """Remove what is there of these names, or all: config.json before the rest."""
-    there = _names(place)
-    for name in sorted(there if names is None else there & names, key=lambda name: name != CONFIG):
+    """Remove the objects with these names, or all: config.json before the rest."""
+    present = _names(place)
+    for name in sorted(present if names is None else present & names, key=lambda name: name != CONFIG):
         with suppress(FileNotFoundError):
             (place / name).remove()
 
 
 def _names(place: Remote) -> set[str]:
-    """All that is there, below it."""
+    """The names of all objects below it."""
     return {below(place, path).as_posix() for path in place.rglob("*") if path.is_file()} if place.exists() else set()

@@ -15,15 +15,16 @@ from symfuse.arguments import checked
 from symfuse.errors import CheckpointError, OptionError, masked
 from symfuse.io.checkpoint import Checkpoint
 from symfuse.io.companions import names_code
-from symfuse.io.folder import GGUF, WEIGHT_SUFFIXES, read_folder, read_json, refuse_stand_ins
+from symfuse.io.folder import GGUF, WEIGHT_SUFFIXES, config_in, read_folder, read_json, refuse_stand_ins
 from symfuse.io.lazy import Lazy, StoredTensors
 from symfuse.io.live import module_config, module_tensors, ties, unwrap, without_prefixes
+from symfuse.io.naming import as_family
 from symfuse.io.remote import CONFIG, Place, Remote, place_of
 from symfuse.io.single import NO_CONFIG, read_file
 from symfuse.io.tensors import TensorInfo
 from symfuse.messages import some
 
-# Names of tensors that only the packed form of a scheme has.
+# Names of tensors that exist only in the packed form of a scheme.
 PACKED = {
     "bitsandbytes": re.compile(r"(.*\.)?(SCB|weight\.(absmax|quant_map|nested_absmax|quant_state\..*)|.*\.absmax)"),
     "compressed-tensors": re.compile(r".*\.weight_packed"),
@@ -47,26 +48,26 @@ def open(  # noqa: A001 - the verb that users type: symfuse.open
     """A model from a local folder or file, a hub id, a URL that fsspec reads, a live module or a state dictionary.
 
     A file may be of safetensors, torch.save, Lightning (.ckpt) or GGUF, which is dequantised to float32 in memory.
-    A folder or file without config.json can be merged by names and shapes, and not aligned.
-    Of a URL (s3://bucket/model) only headers are read, and then the ranges of bytes of the tensors that are asked for.
-    `config`: a mapping or an object with `to_dict()`; needed where the source has none, else used instead of
-    its own. `revision` is for hub ids, `prefer_bin` for folders with both safetensors and .bin files. No code
-    of the model is imported or run. Raises CheckpointError if the source cannot be read as it stands (files
-    absent, damaged or in disagreement, quantised weights, an adapter without its base), OptionError for
-    arguments that make no sense.
+    A folder or file without config.json can be merged by names and shapes, but not aligned. Models of timm and
+    open_clip that a declared family computes are opened as that family, and saved under their own names
+    (docs/merging.md). From a URL (s3://bucket/model) only headers are read, and then the byte ranges of the tensors
+    that are used. `config`: a mapping or an object with `to_dict()`; needed if the source has none, else used instead
+    of its own. `revision` is for hub ids, `prefer_bin` for folders with both safetensors and .bin files. No code of the
+    model is imported or run. Raises CheckpointError if the source cannot be read (files absent, damaged or
+    inconsistent, quantised weights, an adapter without its base), OptionError for inconsistent arguments.
     """
-    given = None if config is None else _config_dict(config)
+    own = None if config is None else _config_dict(config)
     if isinstance(source, (str, os.PathLike, Remote)):
-        return _open_path(source, given, name, revision, prefer_bin)
+        return _open_path(source, own, name, revision, prefer_bin)
     if revision is not None or prefer_bin:
         raise OptionError("revision and prefer_bin are for models in files, not for models in memory")
     if isinstance(source, Checkpoint):
-        return source.replace(config=given, name=name)
+        return source.replace(config=own, name=name)
     if isinstance(source, torch.nn.Module):
         module = unwrap(source)
-        given = module_config(module) if given is None else given
-        return _in_memory(module_tensors(module), given, name or type(module).__name__)
-    return _in_memory(source, given, name or "state dictionary")
+        own = module_config(module) if own is None else own
+        return _in_memory(module_tensors(module), own, name or type(module).__name__)
+    return _in_memory(source, own, name or "state dictionary")
 
 
 def _config_dict(config: Any) -> dict[str, Any]:
@@ -92,8 +93,8 @@ def _open_path(
         if isinstance(folder, Path):
             folder.lstat()
     except FileNotFoundError:
-        pass  # a hub id, perhaps
-    except (OSError, ValueError) as error:  # too long a name, a folder that may not be entered, a NUL
+        pass  # perhaps a hub id
+    except (OSError, ValueError) as error:  # a name that is too long or has a NUL, a folder without permission
         raise CheckpointError(f"{folder} cannot be read: {error}") from error
     if revision is not None and (isinstance(folder, Remote) or folder.is_dir()):
         kind = "URL" if isinstance(folder, Remote) else "local folder"
@@ -111,14 +112,13 @@ def _open_path(
     except OSError as error:
         raise CheckpointError(f"{folder} cannot be read: {error}") from error
     if config is None:
-        has_config = (folder / CONFIG).exists()
-        config = read_json(folder / CONFIG) if has_config else {}
-        notes += () if has_config else (NO_CONFIG,)
+        own = config_in(folder)
+        config, notes = ({}, (*notes, NO_CONFIG)) if own is None else (read_json(own), notes)
     return _checkpoint(tensors, config, name, notes, folder=folder)
 
 
 def _checkpoint(tensors: Lazy, config: dict[str, Any], name: str, notes: tuple[str, ...], **options: Any) -> Checkpoint:
-    """What files hold, checked, under the names that the class saves."""
+    """The checkpoint of tensors from files, checked, without wrappers' prefixes in its names."""
     if note := names_code(CONFIG, config):
         notes += (note,)
     _require_families(name, config)
@@ -126,11 +126,11 @@ def _checkpoint(tensors: Lazy, config: dict[str, Any], name: str, notes: tuple[s
         stored, more = without_prefixes(name, {key: key for key in tensors})
         tensors, notes = tensors.renamed(stored), notes + more
     refuse_quantised(name, config, tensors.infos)
-    return Checkpoint(tensors, config, name=name, notes=notes, **options)
+    return as_family(Checkpoint(tensors, config, name=name, notes=notes, **options))
 
 
 def _one_file(place: Path) -> Path | None:
-    """The file that is a model by itself: this one, or the GGUF file of a folder that has no other weights."""
+    """The single file of a model: this one, or the GGUF file of a folder that has no other weights."""
     if place.is_file():
         return place
     files = [path.name for path in place.iterdir()] if place.is_dir() else []
@@ -149,7 +149,7 @@ def _open_file(path: Path, config: dict[str, Any] | None, name: str) -> Checkpoi
 
 
 def _require_families(name: str, config: Mapping[Any, Any]) -> None:
-    """CheckpointError for a model_type, of the model or of a part of it, that is no name: all else depends on it."""
+    """CheckpointError for a model_type, of the model or of a part of it, that is not a text."""
     for key, value in config.items():
         if key == "model_type" and not isinstance(value, str | None):
             raise CheckpointError(f"{name}: config.json has model_type {value!r}, expected a name in quotes")
@@ -159,21 +159,21 @@ def _require_families(name: str, config: Mapping[Any, Any]) -> None:
 
 def _require_folder(folder: Place) -> None:
     try:
-        found, file = folder.is_dir(), folder.is_file()
+        exists, file = folder.is_dir(), folder.is_file()
     except OSError as error:
         raise CheckpointError(f"{folder} cannot be read: {error}") from error
     if file:
         raise CheckpointError(f"{folder} is a file; give the folder that holds the weights and {CONFIG}")
-    if not found:
+    if not exists:
         raise CheckpointError(f"{folder} does not exist; check the URL, and your access")
 
 
 def _from_hub(source: str | os.PathLike[str], path: Path, revision: str | None, prefer_bin: bool) -> Path:
-    """path: where it would be, were it a folder."""
+    """Download a model by its hub id. path: the source as a path, for errors."""
     from symfuse.io.hub import HUB_ID, download
 
     if path.is_symlink():
-        raise CheckpointError(f"{path} is a symbolic link to {path.readlink()}, which is not there")
+        raise CheckpointError(f"{path} is a symbolic link to {path.readlink()}, which does not exist")
     if path.exists():
         raise CheckpointError(f"{path} is neither a file nor a folder; give one that holds weights")
     if not isinstance(source, str) or not HUB_ID.fullmatch(source):
@@ -194,17 +194,17 @@ def _in_memory(tensors: Mapping[str, Any], config: dict[str, Any] | None, name: 
         raise CheckpointError(f"{name}: {some(absent)} on the meta device, without data. Load the weights first.")
     _require_families(name, config)
     names, notes = without_prefixes(name, {key: key for key in tensors})
-    kept = {new: tensors[old] for new, old in names.items()}
-    tied = ties(kept, config)
+    renamed = {new: tensors[old] for new, old in names.items()}
+    tied = ties(renamed, config)
     if tied:
         notes += (f"left out as ties of earlier tensors: {some(tied)}",)
-    kept = {key: value for key, value in kept.items() if key not in tied}
-    refuse_quantised(name, config, {key: TensorInfo.of(value) for key, value in kept.items()})
-    return Checkpoint(kept, config, name=name, notes=notes)
+    untied = {key: value for key, value in renamed.items() if key not in tied}
+    refuse_quantised(name, config, {key: TensorInfo.of(value) for key, value in untied.items()})
+    return as_family(Checkpoint(untied, config, name=name, notes=notes))
 
 
 def refuse_quantised(name: str, config: Mapping[str, Any], infos: Mapping[str, TensorInfo]) -> None:
-    """Raises CheckpointError, naming the scheme, if the config or the tensors' names and dtypes show one."""
+    """Raises CheckpointError, with the scheme, if the config or the names and dtypes of tensors show quantisation."""
     for where in (config, *(value for value in config.values() if isinstance(value, Mapping))):
         for key in ("quantization_config", "compression_config"):
             if where.get(key):
@@ -227,7 +227,7 @@ def refuse_quantised(name: str, config: Mapping[str, Any], infos: Mapping[str, T
 
 def _evidence(infos: Mapping[str, TensorInfo]) -> list[tuple[str, str]]:
     result = [(scheme, tensor) for tensor in infos for scheme, names in PACKED.items() if names.fullmatch(tensor)]
-    # MXFP4's blocks are bytes that come with scales; a module may well be called "…_blocks".
+    # MXFP4's blocks are bytes with scales beside them; other modules may be called "…_blocks" too.
     result = [(s, t) for s, t in result if s != "MXFP4" or t.removesuffix("_blocks") + "_scales" in infos]
     for tensor in infos:
         if tensor.endswith(".qweight"):

@@ -1,5 +1,5 @@
-"""The hidden folder in which an output grows: one run at a time, renamed to the target in the end, or removed. All
-outputs of a run appear together: they are whole before the first gets its name, or replaces an older one."""
+"""The hidden folder in which an output is written: by one run at a time, renamed to the target at the end, or removed.
+All outputs of a run appear together: all are complete before the first is renamed or replaces an older one."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ WAYS_OUT = {
 
 @runtime_checkable
 class NewOutput(Protocol):
-    """An output that is whole, but not yet under its name."""
+    """An output that is complete, but not yet at its place."""
 
     def commit(self, undo: ExitStack) -> None:
-        """Give it its name; `undo` gets what takes each step back."""
+        """Put it at its place; add to `undo` what reverts each step."""
 
     def finish(self) -> None:
-        """All outputs have their names: remove what this one replaces."""
+        """Remove what it replaced; called when all outputs are at their places."""
 
     def close(self, error: BaseException | None) -> None:
-        """At the end, in any case. error: what prevented the outputs, of which nothing is to stay."""
+        """Called at the end in any case. error: why the outputs failed; then nothing of them may stay."""
 
 
 _outputs: ContextVar[list[NewOutput] | None] = ContextVar("outputs", default=None)
@@ -46,8 +46,8 @@ _outputs: ContextVar[list[NewOutput] | None] = ContextVar("outputs", default=Non
 
 @contextmanager
 def together() -> Iterator[list[NewOutput]]:
-    """What is written in the block, by whatever function, appears at its end: all of it, or nothing, and then what was
-    to be replaced is as it was. Signals wait, but for `interruptible` blocks."""
+    """Outputs that any function writes in the block appear at its end: all or none; if none, nothing was replaced.
+    Signals are deferred, except in `interruptible` blocks."""
     if (outer := _outputs.get()) is not None:
         yield outer
         return
@@ -72,7 +72,7 @@ def _close(outputs: list[NewOutput], error: BaseException | None) -> None:
 
 @contextmanager
 def system_errors(place: Place) -> Iterator[None]:
-    """What the system says of the output, as OutputError, with the way out of the limits that shards run into."""
+    """Raise OSError as OutputError, with the way out for limits on files."""
     try:
         yield
     except OSError as error:
@@ -82,31 +82,31 @@ def system_errors(place: Place) -> Iterator[None]:
 
 @dataclass
 class Partial:
-    """A growing output. keep: whether it stays if the run ends early."""
+    """An unfinished output. keep: whether to keep it if the run ends early."""
 
     folder: Path
     keep: bool = False
 
     @property
     def held(self) -> int:
-        """The bytes on the disk that are already taken for it."""
+        """The bytes that it already occupies on the disk."""
         return sum(path.lstat().st_blocks * 512 for path in self.folder.iterdir()) if self.folder.is_dir() else 0
 
 
 def partial_of(place: Path, fingerprint: str) -> Partial:
-    """Where the output for `place` grows."""
+    """The unfinished output for `place`."""
     digest = hashlib.sha256(os.fsencode(place.name) + fingerprint.encode()).hexdigest()
     return Partial(place.with_name(f".{_short(place.name)}.partial-{digest[:8]}"))
 
 
 def _short(name: str) -> str:
-    """A name for hidden files beside one of that name: file systems take 255 bytes, and no two may be mixed up."""
+    """A unique short form of a name, for hidden files: file systems allow 255 bytes."""
     return name if len(name) <= 50 else f"{name[:41]}-{hashlib.sha256(os.fsencode(name)).hexdigest()[:8]}"
 
 
 def _remove_stale(place: Path, keep: Path | None) -> None:
-    """Remove what killed runs to the same target left, but for `keep`; what one had moved aside for its output, and was
-    killed before that had its name, gets its own again. OutputError if one is still running."""
+    """Remove what killed runs to the same target left, except `keep`. An old output that a run had moved aside, before
+    it was killed, gets its name back. OutputError if a run is still going on."""
     for folder in _left(place, "partial"):
         lock, held = _lock(folder)
         try:
@@ -116,7 +116,7 @@ def _remove_stale(place: Path, keep: Path | None) -> None:
             os.close(lock)
     for folder in _left(place, "old"):
         if place.exists():
-            shutil.rmtree(folder, ignore_errors=True)  # the run that it is of may be removing it now
+            shutil.rmtree(folder, ignore_errors=True)  # its own run may be removing it now
         else:
             folder.rename(place)
 
@@ -128,8 +128,8 @@ def _left(place: Path, what: str) -> list[Path]:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Outputs in one folder begin, and get their names, one at a time: of two runs to one target that look at the same
-    moment whether another is running, both would go on."""
+    """Hold a lock under which outputs in one folder start and are renamed one at a time, so that two runs to one target
+    do not both find that no other is running."""
     file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with _where_locks_are():
@@ -141,7 +141,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _where_locks_are() -> Iterator[None]:
-    """Not all file systems lock, those of networks above all."""
+    """Ignore that a file system, such as one of a network, has no locks."""
     try:
         yield
     except OSError as error:
@@ -152,8 +152,8 @@ def _where_locks_are() -> Iterator[None]:
 def _lock(folder: Path) -> tuple[int, bool]:
     """A descriptor that holds the lock of a folder while it is open, and whether it does.
 
-    The lock is on the folder and not on a file in it, so that it is held until the folder has its final name. OSError
-    for a link to a folder, whose content is another's.
+    The lock is on the folder, not on a file in it, so that it is held until the folder is renamed. OSError for a
+    symbolic link.
     """
     file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     held = False
@@ -176,11 +176,11 @@ def _lock(folder: Path) -> tuple[int, bool]:
 def new_folder(
     place: Path, partial: Partial, check: Callable[[], None], room: Callable[[], None], *, resume: bool
 ) -> Iterator[None]:
-    """The partial folder, created (or reused, with `resume`) and locked; renamed to `place` if all goes well, together
-    with the other outputs of the run.
+    """Create the partial folder (or reuse it, with `resume`), lock it, and rename it to `place` if all goes well,
+    together with the other outputs of the run.
 
-    What killed runs to the same target left is removed before, but for the partial folder, with `resume`. check: raises
-    if nothing may be written to `place`, at the start or when it gets its name; room: raises if the disk is too small.
+    Remains of killed runs to the same target are removed before, except the partial folder with `resume`. check: raises
+    if `place` may not be written, called at the start and before renaming. room: raises if the disk is too small.
     """
     with together() as outputs, ExitStack() as undo:
         folder = NewFolder(place, partial, check)
@@ -192,7 +192,7 @@ def new_folder(
 
 
 class NewFolder:
-    """A folder that gets its name when all outputs of a run are whole; one of that name is set aside, then removed."""
+    """A folder that is renamed when all outputs of a run are complete; an old one is set aside, then removed."""
 
     def __init__(self, place: Path, partial: Partial, check: Callable[[], None]) -> None:
         self._place = place
@@ -203,7 +203,7 @@ class NewFolder:
         self._lock: int | None = None
 
     def start(self, room: Callable[[], None], *, resume: bool) -> None:
-        """Create the partial folder, and lock it; no other output in that folder starts meanwhile."""
+        """Create and lock the partial folder; no other output in the same parent starts meanwhile."""
         place, partial = self._place, self._partial
         with system_errors(place):
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -219,7 +219,7 @@ class NewFolder:
         place, partial = self._place, self._partial.folder
         with system_errors(place), _alone(place.parent):
             _sync_folder(partial)
-            self._check()  # of what is there by now
+            self._check()  # again, since the place may have changed
             if place.exists():
                 place.rename(self._aside)
                 undo.callback(self._aside.rename, place)

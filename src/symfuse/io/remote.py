@@ -1,6 +1,6 @@
-"""Files and folders by URL, wherever fsspec reads them: of a `Path` what reading and writing a model needs.
+"""Files and folders by URL, through fsspec, with the methods of `Path` that reading and writing a model needs.
 
-Credentials and settings are those of the store's own package, from its files and variables.
+Credentials and settings are those of the store's own package, from its files and environment variables.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from urllib.parse import unquote, urljoin
 from symfuse.errors import OptionError, masked
 from symfuse.messages import first_line
 
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")  # not those of fsspec that lead through others: zip::s3
-CONFIG = "config.json"  # without it nothing is opened as a model
-LARGEST = 256_000_000  # bytes of a file that is read as a whole: configs, indices, tokenizers
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")  # chained URLs of fsspec (zip::s3) are not supported
+CONFIG = "config.json"
+LARGEST = 256_000_000  # bytes of a file that is read whole: configs, indices, tokenizers
 _BLOCK = 1 << 20
 _LINK = re.compile(r"""<a\s[^<>]*?href=["']([^"'<>?#]+)["']""", re.IGNORECASE)  # in a page that lists a folder
 SILENCE = 60  # seconds that a web server may send nothing
 INDEX = ".safetensors.index.json"  # after the stem of the weight files
-# What is asked for where a server lists nothing.
+# Requested from a server that lists nothing.
 USUAL = (
     CONFIG, f"model{INDEX}", "model.safetensors", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
     "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "tokenizer.model",
     "spiece.model", "chat_template.jinja", "preprocessor_config.json", "processor_config.json", "modules.json",
     "adapter_config.json", "adapter_model.safetensors", "LICENSE",
 )  # fmt: skip
-# What stores say of an object that changes with its content; `created` is all that fsspec's memory says.
+# Fields of a store's information on an object that change with its content; fsspec's memory has only `created`.
 _MARKS = (
     "Last-Modified", "ETag", "etag", "generation", "md5Hash", "blob_id", "mtime", "LastModified", "last_modified",
     "created",
@@ -44,8 +44,7 @@ _MARKS = (
 
 @dataclass(frozen=True, order=True)
 class Remote:
-    """A file, or a folder, by its URL. Whatever its store raises becomes an OSError. Shown, it has no
-    credentials."""
+    """A file or a folder by its URL. Errors of its store are raised as OSError. Its text hides credentials."""
 
     url: str
 
@@ -67,7 +66,7 @@ class Remote:
         return Remote(f"{self.as_posix()}/{name}{self.url.removeprefix(self.as_posix())}")
 
     def as_posix(self) -> str:
-        """Without the query, which of the web's URLs is no part of the path."""
+        """The URL, for web servers without the query."""
         return self.url.partition("?")[0] if self.of_web else self.url
 
     @property
@@ -75,8 +74,8 @@ class Remote:
         return self.url.lower().startswith(("http://", "https://"))
 
     def resolve(self) -> Remote:
-        """The one spelling of all that mean this place, to compare and not to open: the store under its first name, its
-        host, and the path as the store reads it. As it is if the store cannot be opened: then nothing is there."""
+        """A normal form for comparisons, not for opening: the store's first name, its host, and the path as the store
+        reads it. Unchanged if the store cannot be opened."""
         try:
             with self._store() as (store, path):
                 kind = store.protocol if isinstance(store.protocol, str) else store.protocol[0]
@@ -87,15 +86,15 @@ class Remote:
 
     @property
     def of_process(self) -> bool:
-        """Whether what is there is in the memory of this process, and so ends with it."""
+        """Whether it is in the memory of this process, and is lost with it."""
         return self.resolve().url.startswith("memory://")
 
     def iterdir(self) -> Iterator[Remote]:
-        """What is in the folder now: a listing that fsspec has kept is not taken."""
+        """The current entries of the folder, without fsspec's cache."""
         with self._store() as (store, path):
             store.invalidate_cache(path)
-            found = _listed_by_web(self, store) if self.of_web else store.ls(path, detail=True)
-            listed = [str(entry["name"]).rstrip("/") for entry in found]
+            listing = _listed_by_web(self, store) if self.of_web else store.ls(path, detail=True)
+            listed = [str(entry["name"]).rstrip("/") for entry in listing]
         # Some stores list the folder itself.
         yield from (self / name.rpartition("/")[2] for name in listed if name.strip("/") != path.strip("/"))
 
@@ -127,11 +126,11 @@ class Remote:
                 return str(store.info(path)["type"])
             except FileNotFoundError as error:
                 if self.of_web and error.__cause__ is not None and not _absent(error.__cause__):
-                    raise error.__cause__ from None  # fsspec says so of servers that fail or do not answer, too
+                    raise error.__cause__ from None  # fsspec raises it for servers that fail or do not answer too
                 return None
 
     def mark(self) -> tuple[int, str]:
-        """The size, and what tells this content from another, as the store says now."""
+        """The current size of the object, and a text that changes with its content."""
         with self._store() as (store, path):
             store.invalidate_cache(path)
             info = store.info(path)
@@ -140,8 +139,8 @@ class Remote:
         return int(info["size"]), " ".join(str(info[key]) for key in _MARKS if info.get(key))
 
     def read_bytes(self) -> bytes:
-        """The whole file, which is to be a small one: OSError for one of more than LARGEST bytes, of which no more than
-        these are read, whatever the store says of its size."""
+        """The whole file. OSError if it has more than LARGEST bytes; no more are read, whatever size the store
+        reports."""
         blocks: list[bytes] = []
         length = 0
         with self._store() as (store, path):
@@ -158,18 +157,18 @@ class Remote:
         return self.read_bytes().decode(encoding)
 
     def read(self, start: int, stop: int) -> bytes:
-        """A range of the bytes, asked for alone. OSError if the store sends others."""
+        """A range of the bytes; only these are requested. OSError if the store sends others."""
         try:
             with self._store() as (store, path):
                 if start == stop or not self.of_web:
                     data: bytes = store.cat_file(path, start=start, end=stop)
-                else:  # a server that ignores ranges is not waited for
+                else:  # not all of a large file, from a server that ignores ranges
                     with store.open(path, size=stop, block_size=stop - start, cache_type="none") as file:
                         file.seek(start)
                         data = file.read(stop - start)
         except OSError as error:
-            if self.of_web and isinstance(error.__cause__, ValueError):  # fsspec's advice is for programmers
-                raise OSError(f"{self}: the server sends no range of its bytes; download it first") from error
+            if self.of_web and isinstance(error.__cause__, ValueError):  # fsspec's own message is for programmers
+                raise OSError(f"{self}: the server does not support ranges; download it first") from error
             raise
         if len(data) > stop - start:
             raise OSError(f"{self}: the store sent {len(data)} bytes when asked for {stop - start}; download it first")
@@ -185,8 +184,8 @@ class Remote:
 
     @contextmanager
     def _store(self) -> Iterator[tuple[Any, str]]:
-        """The file system that the URL is of, and the path there. OptionError if there is none to be had by a URL: its
-        package is missing, it needs more than a URL, or it does not let us in."""
+        """The file system of the URL, and the path in it. OptionError if it cannot be opened: its package is missing,
+        it needs more than a URL, or it denies access."""
         try:
             from fsspec.core import url_to_fs  # type: ignore[import-untyped]
 
@@ -202,8 +201,8 @@ class Remote:
 
 
 class RemoteFile:
-    """A new object, uploaded as it is written to, from its start on: that is `head`, which waits for the bytes after
-    it. before: called then, before the store hears of the object."""
+    """A new object, uploaded while it is written, in order. head: its first bytes, sent with the next ones. before:
+    called before anything is sent."""
 
     def __init__(self, place: Remote, head: bytes = b"", before: Callable[[], None] | None = None) -> None:
         self._place = place
@@ -211,10 +210,10 @@ class RemoteFile:
         self._before = before
         self._position = len(head)
         self._file: Any = None
-        self._there = False
+        self._closed = False
 
     def write(self, position: int, data: memoryview) -> None:
-        """The next bytes; position: how many there were before."""
+        """Write the next bytes. position: the number of bytes before them."""
         assert position == self._position, "objects are written in order"
         file = self._opened()
         with _as_os_error(self._place.url):
@@ -231,24 +230,24 @@ class RemoteFile:
         return self._file
 
     def close(self) -> None:
-        """Return when it is there."""
+        """Wait until the upload is complete."""
         file = self._opened()
         with _as_os_error(self._place.url):
             file.close()
-        self._there = True
+        self._closed = True
 
     def discard(self) -> None:
-        """Leave nothing of it, if the store lets us. What is not closed is given up, so that what another has put under
-        the same name stays; but some stores (memory, sftp) have put it in its place as soon as it was opened."""
+        """Remove it, if the store allows that. An upload that is not closed is aborted, so that another run's object of
+        the same name stays; but some stores (memory, sftp) create the object as soon as it is opened."""
         from fsspec.spec import AbstractBufferedFile  # type: ignore[import-untyped]
 
         with suppress(OSError), _as_os_error(self._place.url):
-            if isinstance(self._file, AbstractBufferedFile) and not self._there:
+            if isinstance(self._file, AbstractBufferedFile) and not self._closed:
                 try:
                     if self._file.offset is not None:  # something was sent
                         self._file.discard()
                 finally:
-                    self._file.closed = True  # else it is put there when nothing refers to it any more
+                    self._file.closed = True  # else it is uploaded when it is garbage-collected
             elif self._file is not None:
                 self._file.close()
                 self._place.remove()
@@ -256,17 +255,17 @@ class RemoteFile:
 
 @contextmanager
 def _as_os_error(url: str) -> Iterator[None]:
-    """Raise what the package of a store raises as OSError, with the URL."""
+    """Raise any error of a store's package as OSError, with the URL."""
     try:
         yield
     except FileNotFoundError as error:
-        raise FileNotFoundError(masked(f"{url} is not there")) from error
+        raise FileNotFoundError(masked(f"{url} does not exist")) from error
     except Exception as error:
         raise OSError(masked(f"{url}: {type(error).__name__}: {first_line(error)}")) from error
 
 
 def _web_options() -> dict[str, Any]:
-    """What the file system of web servers is made with: how long it waits."""
+    """Timeouts for web servers."""
     from aiohttp import ClientTimeout
 
     return {"client_kwargs": {"timeout": ClientTimeout(total=300, sock_connect=SILENCE, sock_read=SILENCE)}}
@@ -277,12 +276,12 @@ def _package(place: Remote) -> str:
 
 
 def _listed_by_web(folder: Remote, store: Any) -> list[dict[str, Any]]:
-    """What a server lists, or else what is there of the files that models have: most servers list nothing."""
+    """The files that a server lists; or, since most list nothing, the usual files that exist there."""
     base = f"{folder.as_posix()}/"
     with suppress(OSError, ValueError):
         links = (urljoin(base, link) for link in _LINK.findall(Remote(base).read_text()))
-        found = {link.rstrip("/") for link in links if link.startswith(base)}
-        listed = sorted(link for link in found if "/" not in link.removeprefix(base) and link != folder.as_posix())
+        inside = {link.rstrip("/") for link in links if link.startswith(base)}
+        listed = sorted(link for link in inside if "/" not in link.removeprefix(base) and link != folder.as_posix())
         if f"{base}{CONFIG}" in listed:
             return [{"name": link} for link in listed]
     names = list(USUAL)
@@ -292,7 +291,7 @@ def _listed_by_web(folder: Remote, store: Any) -> list[dict[str, Any]]:
 
 
 def _serves(store: Any, url: str) -> bool:
-    """Whether a web server has a file, and lets us see it; what else it answers is raised, such as that it fails."""
+    """Whether a web server has a file and allows access to it. Other answers, such as a failure, are raised."""
     try:
         return bool(store.exists(url, strict=True))
     except Exception as error:
@@ -310,8 +309,8 @@ Place = Path | Remote  # where a file or folder is
 
 
 def place_of(source: str | os.PathLike[str] | Remote) -> Place:
-    """The place that a path or a URL means; `file:///…` is a path, with %20 for a space. OptionError for a URL that
-    leads through others, and for files of other machines."""
+    """The place of a path or a URL; `file:///…` is a path, with %20 for a space. OptionError for a chained URL, and for
+    files of other machines."""
     if not isinstance(source, str) or "://" not in source:
         return source if isinstance(source, Remote) else Path(source)
     scheme, _, path = source.partition("://")
@@ -320,7 +319,7 @@ def place_of(source: str | os.PathLike[str] | Remote) -> Place:
         host, _, path = path.partition("/")
         if host.lower() not in ("", "localhost"):
             raise OptionError(
-                f"{source} is of a machine {host}; expected a file of this one, such as file:///data/model"
+                f"{source} is on a machine {host}; expected a file of this one, such as file:///data/model"
             )
     if not _SCHEME.fullmatch(scheme) or not path.strip("/"):
         raise OptionError(f"{source} is not the URL of a folder; expected one such as s3://bucket/model")
@@ -328,13 +327,13 @@ def place_of(source: str | os.PathLike[str] | Remote) -> Place:
 
 
 def entries(folder: Place) -> list[Place]:
-    """What is in a folder, by name."""
-    found: list[Place] = [*folder.iterdir()]
-    return sorted(found, key=lambda path: path.name)
+    """The entries of a folder, by name."""
+    listed: list[Place] = [*folder.iterdir()]
+    return sorted(listed, key=lambda path: path.name)
 
 
 def below(folder: Place, path: Place) -> PurePosixPath:
-    """How a file is called from a folder that it is in."""
+    """The path of a file relative to a folder that contains it."""
     return PurePosixPath(path.as_posix().removeprefix(f"{folder.as_posix()}/"))
 
 

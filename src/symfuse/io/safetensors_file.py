@@ -1,8 +1,8 @@
-"""Reading one safetensors file: its header checked against its size first, then each tensor when asked for.
+"""Reading one safetensors file: its header is checked against its size first, then each tensor is read on demand.
 
-A memory-mapped file that was cut short, or that has bytes appended, may read as zeros or leftovers without an
-error; so the header is checked here, before any tensor is trusted. Format: 8 bytes, the length N of the
-header (little-endian); N bytes of JSON; then the tensors' bytes, without gaps.
+A memory-mapped file that was truncated, or has bytes appended, may read as zeros or old data without an error; so the
+header is checked here, before any tensor is read. Format: 8 bytes, the length N of the header (little-endian); N bytes
+of JSON; then the tensors' bytes, without gaps.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MAX_HEADER = 100_000_000  # the limit of the safetensors library
 
 
 def read_safetensors(path: Place) -> dict[str, StoredTensor]:
-    """The tensors of one file, by name, from its header alone; at a URL each is a range of bytes, asked for alone.
+    """The tensors of one file, by name; only the header is read. From a URL each tensor is requested as a byte range.
 
     Raises CheckpointError if the file's size is not the one that its header implies, or its header is bad.
     """
@@ -134,9 +134,9 @@ def _whole(part: Callable[[int, int], Tensor], info: TensorInfo) -> Tensor:
 
 
 def _read(stamp: Stamp, name: str) -> Tensor:
-    # Each tensor has a mapping of its own, given back together with it: a shared one would keep every page
-    # that was ever read in memory. Opening costs under 1 ms for a thousand tensors a file. The mapping is
-    # private: changes in memory do not reach the file.
+    # Each tensor has its own mapping, freed with it: a shared one would keep every page that was ever read in memory.
+    # Opening costs under 1 ms for a file of a thousand tensors. The mapping is private: changes in memory do not reach
+    # the file.
     stamp.require_same()
     try:
         with safe_open(stamp.path, framework="pt") as file:
@@ -149,10 +149,10 @@ def _read(stamp: Stamp, name: str) -> Tensor:
 def _part(stamp: Stamp, dtype: torch.dtype, position: int, start: int, stop: int) -> Tensor:
     """The elements from start to stop of the tensor whose first byte is at `position`.
 
-    A private mapping of just these pages, given back with the tensor, and no advice to the system. Measured on parts of
-    4 MB from 1.7 GB, 1 and 2 threads: as fast as positioned reads or faster, and no more CPU time (0.5-0.65 s against
-    0.55-0.7 with a cold cache, 0.3 each with a warm one), 15 MB a thread in memory against 50 to 80; with
-    MADV_SEQUENTIAL or MADV_WILLNEED a quarter more CPU time and slower when cold, no gain when warm.
+    A private mapping of only these pages, freed with the tensor, without madvise. Measured on parts of 4 MB from
+    1.7 GB, 1 and 2 threads: at least as fast as positioned reads, with no more CPU time (0.5-0.65 s against 0.55-0.7
+    with a cold cache, 0.3 each with a warm one), and 15 MB of memory per thread against 50 to 80. MADV_SEQUENTIAL or
+    MADV_WILLNEED cost a quarter more CPU time, were slower with a cold cache, and gained nothing with a warm one.
     """
     if stop <= start:
         return torch.empty(0, dtype=dtype)
@@ -164,13 +164,13 @@ def _part(stamp: Stamp, dtype: torch.dtype, position: int, start: int, stop: int
     try:
         with stamp.path.open("rb") as file:
             window = mmap.mmap(file.fileno(), last - first + offset, access=mmap.ACCESS_COPY, offset=first - offset)
-    except (OSError, ValueError) as error:  # ValueError: the file ends before
+    except (OSError, ValueError) as error:  # ValueError: the file is too short
         raise stamp.failed(error) from error
     return torch.frombuffer(window, dtype=dtype, count=stop - start, offset=offset)
 
 
 def _fetched(stamp: Stamp, path: Remote, first: int, last: int) -> bytearray:
-    """Bytes of an object, which is looked at afterwards: it was then the same when they were read."""
+    """Bytes of an object, which is checked for changes after they were read."""
     try:
         data = bytearray(path.read(first, last))
     except OSError as error:

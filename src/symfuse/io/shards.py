@@ -39,8 +39,8 @@ def parse_size(size: int | str, what: str = "--max-shard-size (in Python max_sha
 def plan_shards(
     infos: Mapping[str, TensorInfo], max_shard_size: int, stem: str = "model"
 ) -> dict[str, dict[str, TensorInfo]]:
-    """File name → its tensors: in order, each shard as full as the limit allows; a tensor is never split. stem: what
-    their names begin with."""
+    """File name → its tensors: in order, each shard as full as the limit allows; a tensor is never split. stem: of the
+    file names."""
     shards: list[dict[str, TensorInfo]] = [{}]
     filled = 0
     for name, info in infos.items():
@@ -96,13 +96,13 @@ def new_file(path: Path, layout: Layout, *, direct: bool = True) -> DirectFile:
 
 @runtime_checkable
 class Sink(Protocol):
-    """What takes bytes at positions of a file."""
+    """A file that bytes are written to at positions."""
 
     def write(self, position: int, data: memoryview) -> None: ...
 
 
 class Slot:
-    """The place of one tensor in a file, filled with its values block by block, by one worker with one buffer."""
+    """The range of one tensor in a file, filled with its values block by block, by one worker with one buffer."""
 
     def __init__(self, file: Sink, name: str, info: TensorInfo, start: int) -> None:
         self._file = file
@@ -110,11 +110,11 @@ class Slot:
         self._info = info
         self._start = start
         self._filled = 0
-        self._written = start  # up to this position; what is cast for those behind it is in the buffer
+        self._written = start  # up to this position; later bytes are in the buffer
 
     def put(self, block: Tensor, buffer: Buffer) -> None:
-        """The next values: floating ones in any floating dtype, others in their own. OutputError if there are too
-        many, or of another dtype; IncompatibleError if they do not fit."""
+        """Write the next values, in any floating dtype, or their own if that is not floating. OutputError for too many
+        values or another dtype; IncompatibleError if they do not fit in the dtype of the file."""
         dtype = self._info.dtype
         if block.dtype != dtype and not (block.is_floating_point() and dtype.is_floating_point):
             raise self._not_as_announced(f"{block.dtype}{list(block.shape)}".removeprefix("torch."))
@@ -134,7 +134,7 @@ class Slot:
                 self._written = self._position
 
     def fill(self, blocks: Iterable[Tensor], buffer: Buffer, place: Place, stop: threading.Event) -> bool:
-        """All values, in blocks; False if `stop` is set before they have come. place: the output, for errors."""
+        """Write all values, in blocks; False if `stop` is set before the end. place: the output, for errors."""
         for block in blocks:
             if stop.is_set():
                 return False
@@ -145,13 +145,13 @@ class Slot:
         return True
 
     def finish(self) -> None:
-        """OutputError unless all values have come."""
+        """OutputError unless all values were written."""
         if self._filled != self._info.numel:
             raise self._not_as_announced(f"{self._filled} values")
 
     @property
     def _position(self) -> int:
-        """Of the next value."""
+        """The position of the next value."""
         return self._start + self._filled * self._info.dtype.itemsize
 
     def _not_as_announced(self, found: str) -> OutputError:

@@ -1,4 +1,4 @@
-"""A model that is one file: weights without a config, or a GGUF file, which has its own."""
+"""A model in one file: weights without a config, or a GGUF file, which contains one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from symfuse.errors import CheckpointError
 from symfuse.io.companions import read_companions
-from symfuse.io.folder import GGUF, SHARD, TORCH_SUFFIXES, Notes, read_json, way_out
+from symfuse.io.folder import GGUF, SHARD, TORCH_SUFFIXES, Notes, config_in, read_json, way_out
 from symfuse.io.installed import meta_module, quiet
 from symfuse.io.lazy import Held, Lazy, StoredTensors
 from symfuse.io.remote import CONFIG
@@ -29,10 +29,10 @@ NO_CONFIG = f"it has no {CONFIG}: its tensors are known by names and shapes alon
 
 
 def read_file(path: Path) -> tuple[Lazy, dict[str, Any] | None, dict[str, bytes] | None, Notes]:
-    """The tensors of one file; its config if it has one, or if one lies beside it; the files of its tokenizer, None for
-    those beside it; notes. Of a GGUF file all tensors are dequantised to float32, in memory; of others none is read.
+    """The tensors of one file; its config, in it or beside it, if any; its companion files; notes. Tensors of a GGUF
+    file are dequantised to float32, in memory; those of other files are read on demand.
 
-    CheckpointError for a shard of a larger model, and for a format that is not read, with what converts it.
+    CheckpointError for a shard of a larger model, and for an unsupported format, with what converts it.
     """
     refuse_pointer(path)
     if path.suffix == GGUF:
@@ -40,12 +40,11 @@ def read_file(path: Path) -> tuple[Lazy, dict[str, Any] | None, dict[str, bytes]
     if match := SHARD.fullmatch(path.name):
         raise CheckpointError(f"{path.name} is one of {int(match['m'])} shards of a model; give their folder. ({path})")
     if path.suffix != ".safetensors" and path.suffix not in TORCH_SUFFIXES:
-        raise CheckpointError(f"{path.name} is no file of weights that symfuse reads. {way_out([path.name])} ({path})")
+        raise CheckpointError(f"{path.name} is not a weight file that symfuse reads. {way_out([path.name])} ({path})")
     stored, notes = (read_safetensors(path), ()) if path.suffix == ".safetensors" else read_torch_file(path)
     if not stored:
         raise CheckpointError(f"{path.name} holds no tensors. ({path})")
-    config = path.with_name(CONFIG)
-    if config.is_file():
+    if config := config_in(path.parent):
         return StoredTensors(stored), read_json(config), read_companions(path.parent), notes
     return StoredTensors(stored), None, None, notes
 
@@ -58,9 +57,9 @@ def _read_gguf(path: Path) -> tuple[Lazy, dict[str, Any], dict[str, bytes], Note
     if seems := substitute_in(path, ours=(b"GGUF",)):
         raise CheckpointError(f"{path.name} is not a GGUF file; it is {seems}. ({path})")
     try:
-        with quiet(), redirect_stderr(StringIO()):  # a bar of tqdm
+        with quiet(), redirect_stderr(StringIO()):  # hides a progress bar
             config, tensors = _dequantised(path)
-    except Exception as error:  # whatever the two packages raise for bytes and architectures that they do not know
+    except Exception as error:  # the two packages raise various errors for unknown bytes and architectures
         raise CheckpointError(f"{path.name}: transformers cannot read this GGUF file: {first_line(error)}") from error
     files, notes = _gguf_tokenizer(path)
     return Held(tensors), config, files, ("dequantised to float32", *notes)
@@ -83,7 +82,7 @@ def _dequantised(path: Path) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
 
 
 def _gguf_tokenizer(path: Path) -> tuple[dict[str, bytes], Notes]:
-    """The files of the tokenizer that a GGUF file holds."""
+    """The files of the tokenizer in a GGUF file."""
     import transformers
 
     try:

@@ -1,5 +1,5 @@
-"""What a file holds, if not what its name promises: a pointer, a web page, an archive, another format; and whether it
-is still the one that was opened: its tensors are read later, and two versions are never mixed."""
+"""Files that are not what their names promise (a pointer, a web page, an archive, another format), and files that
+changed after they were opened: tensors are read later, and two versions must never be mixed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from symfuse.io.remote import Place, Remote, read_range
 
 POINTER = b"version https://git-lfs.github.com/spec/"
 ZIP, PICKLE = b"PK\x03\x04", b"\x80\x02"
-HEAD = 200  # bytes that are looked at
+HEAD = 200  # bytes that are examined
 STARTS = {
     POINTER: "a git-LFS pointer, not the file itself: run `git lfs pull` in its repository, or download the file",
     ZIP: "a zip archive, such as torch.save writes: name it pytorch_model.bin if it is one, or unpack it",
@@ -28,8 +28,8 @@ WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
 
 
 def substitute(head: bytes) -> str:
-    """What the first bytes of a file say that it is, if it is something else than asked for, and the way out; never the
-    bytes themselves, which may be anybody's. Empty: nothing that is known."""
+    """The kind of a file by its first bytes, and the way out; empty if unknown. Never contains the bytes themselves,
+    which may be private."""
     if not head:
         return "empty: copy or download the file again"
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
@@ -38,24 +38,24 @@ def substitute(head: bytes) -> str:
 
 
 def refuse_pointer(path: Place, error: type[SymfuseError] = CheckpointError) -> None:
-    """Raise the error if a file is a git-LFS pointer; what cannot be read is left to who reads it."""
+    """Raise the error if a file is a git-LFS pointer. A file that cannot be read passes; the reader will raise."""
     with suppress(OSError):
-        if path.is_file() and read_range(path, 0, len(POINTER)) == POINTER:  # to open a pipe waits
+        if path.is_file() and read_range(path, 0, len(POINTER)) == POINTER:  # opening a pipe would block
             raise error(f"{path.name} is {STARTS[POINTER]}. ({path})")
 
 
 def substitute_in(path: Place, ours: tuple[bytes, ...] = ()) -> str:
-    """As `substitute`, of a file; ours: how files start that are what was asked for."""
+    """`substitute` of a file. ours: the first bytes of files of the expected kind."""
     head = read_range(path, 0, HEAD)
     return "" if ours and head.startswith(ours) else substitute(head)
 
 
 @dataclass(frozen=True)
 class Stamp:
-    """A file, its size and its time of change when its header was read; of an object in a store what it says instead.
+    """A file, with its size and modification time when its header was read; for an object, what the store reports.
 
-    It travels with what reads the file, so that another machine that sees another file says so. identity: machine,
-    device, inode, and when any of it was last changed, which nobody can set back; only this machine compares it.
+    It is pickled with the reader, so that another machine that sees another file raises an error. identity: machine,
+    device, inode, and time of the last status change, which cannot be set back; compared on this machine only.
     """
 
     path: Place
@@ -73,11 +73,11 @@ class Stamp:
 
     @property
     def state(self) -> tuple[str, int, int | str, tuple[int, ...]]:
-        """What is the same until the file is changed, also after a restart of the machine."""
+        """Data that stays equal until the file is changed, even after a restart of the machine."""
         return str(self.path), self.size, self.changed, () if self.identity is None else self.identity[2:]
 
     def require_same(self) -> None:
-        """CheckpointError if the file is gone, or was written since."""
+        """CheckpointError if the file is missing, or was changed."""
         try:
             now = Stamp.of(self.path)
         except FileNotFoundError as error:
@@ -93,19 +93,20 @@ class Stamp:
             raise self._changed("another file was put in its place" if other else "its time of change is another")
 
     def failed(self, error: Exception | str) -> CheckpointError:
-        """What to raise of a read that failed: that the file has changed, if it has, or else what went wrong."""
+        """The error of a failed read: that the file has changed, if so, or else the cause."""
         self.require_same()
         return CheckpointError(f"{self.path.name} cannot be read: {error}. ({self.path})")
 
     def _changed(self, why: str) -> CheckpointError:
         return CheckpointError(
-            f"{self.path.name} has changed since it was opened: {why}. Let what writes it end, and run this again. "
+            f"{self.path.name} has changed since it was opened: {why}. Wait until it is complete, and run this again. "
             f"({self.path})"
         )
 
 
 def stamps_of_weights(folders: Iterable[Place]) -> list[Stamp]:
-    """Of the weight files in local folders: whoever has read them all asks once more, as pages may be read late."""
+    """The stamps of the weight files in local folders. They are checked again at the end, since pages may be read
+    late."""
     local = [folder for folder in folders if isinstance(folder, Path) and folder.is_dir()]
     files = (path for folder in local for path in folder.iterdir() if path.suffix in WEIGHTS)
     return [Stamp.of(path) for path in files if path.is_file()]

@@ -1,4 +1,4 @@
-"""The place of an output: whether it can be written there at all, the room on its disk; and taking it away again."""
+"""The place of an output: whether it can be written, and the space on its disk."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def check_target(
     resume: bool = False,
     lasting: bool = False,
 ) -> None:
-    """OutputError if `write` could not write there: for callers with long work to do before they write. overwrite: None
-    where nothing that is there is ever replaced. resume: OptionError at a URL. lasting: OptionError at a URL of memory
-    that only this process sees."""
+    """OutputError if `write` could not write there; for callers with long work before they write. overwrite None: for
+    verbs that never replace. resume: OptionError for a URL. lasting: OptionError for a URL in the memory of this
+    process."""
     place = output_place(target)
     try:
         str(place).encode()
@@ -38,48 +38,45 @@ def check_target(
     try:
         if isinstance(place, Remote):
             if resume:
-                raise OptionError(f"{place}: nothing is kept of what is unfinished at a URL; leave resume out")
+                raise OptionError(f"{place}: an unfinished output at a URL is not kept; leave resume out")
             if lasting and place.of_process:
                 raise OptionError(
-                    f"{place} is in the memory of one process, which no other sees, and ends with it; name a folder, "
-                    "or a store such as s3://bucket/model"
+                    f"{place} is in the memory of this process, which no other can read, and is lost with it; name a "
+                    "folder, or a store such as s3://bucket/model"
                 )
             if place.of_web:
-                raise OptionError(
-                    f"{place}: nothing can be written to a web server; name a folder, or a store (s3://…)"
-                )
+                raise OptionError(f"{place}: web servers cannot be written to; name a folder, or a store (s3://…)")
             _require_apart(place, inputs)
             _require_new(place, overwrite)
         else:
             _check(place, overwrite, inputs)
-    except (OSError, ValueError) as error:  # a folder that may not be entered, a NUL
+    except (OSError, ValueError) as error:  # a folder without permission, a NUL
         raise OutputError(f"{place} cannot be written: {error}") from error
 
 
 def output_place(target: str | os.PathLike[str] | Remote) -> Place:
-    """Where an output is to be: the absolute path, links in it kept, which are refused; or the URL."""
+    """The place of an output: the URL, or the absolute path with its symbolic links, which are refused later."""
     place = place_of(target)
     return place if isinstance(place, Remote) else Path(os.path.abspath(place))  # noqa: PTH100
 
 
 def write_text(target: Path, text: str, what: str, mark: str = "") -> None:
-    """As `write_file`, in UTF-8, without the credentials of URLs."""
+    """`write_file` of a text in UTF-8, with credentials of URLs hidden."""
     write_file(target, masked(text).encode(), what, mark.encode())
 
 
 def write_file(target: Path, data: bytes, what: str, mark: bytes = b"") -> None:
-    """Write a file in one move, whole or not at all, and in a `together` block with the other outputs; an older one
-    with the mark in it is replaced. OutputError, with what it is, if `check_file` raises it, or if it is not
-    possible."""
-    assert mark in data, "what is written could not be replaced"
+    """Write a file atomically, in a `together` block with the other outputs. An older file that contains the mark is
+    replaced. what: the kind of file, for errors. OutputError if `check_file` raises it, or writing fails."""
+    assert mark in data, "the file could not be replaced later"
     check_file(target, mark)
     with together() as outputs:
         outputs.append(_NewFile(target, data, what))
 
 
 def check_file(target: Path, mark: bytes = b"") -> None:
-    """OutputError if there is something that `write_file` does not replace: a file without the mark, or what is no
-    regular file, such as a device or a link."""
+    """OutputError for a target that `write_file` does not replace: a file without the mark, or anything but a regular
+    file, such as a device or a link."""
     try:
         mode = target.lstat().st_mode
         if what := next((what for is_one, what in _KINDS.items() if is_one(mode)), None):
@@ -88,7 +85,7 @@ def check_file(target: Path, mark: bytes = b"") -> None:
             raise OutputError(f"{target} exists, and symfuse did not write it; choose another name, or remove it")
     except (FileNotFoundError, NotADirectoryError):
         return
-    except (OSError, ValueError) as error:  # a file that may not be read, a NUL
+    except (OSError, ValueError) as error:  # a file without permission, a NUL
         raise OutputError(f"{target} cannot be written: {error}") from error
 
 
@@ -103,7 +100,7 @@ _KINDS = {
 
 
 class _NewFile:
-    """A file that is written beside its place, and gets its name with the other outputs of a `together` block."""
+    """A file that is written beside its place, and renamed with the other outputs of a `together` block."""
 
     def __init__(self, target: Path, data: bytes, what: str) -> None:
         self._target, self._what = target, what
@@ -121,7 +118,7 @@ class _NewFile:
         undo.callback(self._restore, before)
 
     def finish(self) -> None:
-        """Nothing is kept of the file that was replaced."""
+        """Nothing to remove: the replaced file is gone."""
 
     def close(self, error: BaseException | None) -> None:  # noqa: ARG002
         with suppress(OSError):
@@ -153,24 +150,24 @@ def _check(place: Path, overwrite: bool | None, inputs: Sequence[Place]) -> None
     parent = existing_parent(place)
     for path in (place, *(parent / name for name in place.relative_to(parent).parts)):
         with suppress(FileNotFoundError, NotADirectoryError):
-            path.lstat()  # fails for a name that is too long, of a folder still to be made too
+            path.lstat()  # fails for a name that is too long, also of a folder that does not exist yet
     _require_apart(place, inputs)
     if place == place.parent:
         raise OutputError(f"{place} is the root of the file system; choose a folder in it")
     if place.is_symlink():
-        raise OutputError(f"{place} is a symbolic link; nothing is written through links. Give the folder itself")
+        raise OutputError(f"{place} is a symbolic link, through which nothing is written. Name the folder itself")
     _require_apart_from_links(place, inputs)
     _require_new(place, overwrite)
     if not parent.is_dir():
         raise OutputError(f"{parent} is not a folder, so {place} cannot be created")
     if not _writable(parent):
         raise OutputError(f"{parent} is not writable, so {place} cannot be created")
-    if place.exists() and not _writable(place):  # else it could be moved aside, and then not be removed
+    if place.exists() and not _writable(place):  # it could be moved aside, but not removed
         raise OutputError(f"{place} is not writable, so it cannot be replaced")
 
 
 def _require_new(place: Place, overwrite: bool | None) -> None:
-    """OutputError if there is something already that is not to be replaced."""
+    """OutputError if something exists there that may not be replaced."""
     if not place.exists():
         return
     if not place.is_dir():
@@ -178,35 +175,37 @@ def _require_new(place: Place, overwrite: bool | None) -> None:
     if not overwrite:
         way = "" if overwrite is None else ", or replace it (--overwrite; in Python overwrite=True)"
         raise OutputError(f"{place} exists; choose another output{way}")
-    if (found := entries(place)) and not any((place / name).exists() for name in (CONFIG, UNFINISHED)):
+    if (inside := entries(place)) and not any((place / name).exists() for name in (CONFIG, UNFINISHED)):
         raise OutputError(
             f"{place} exists and is not a model folder (it has no {CONFIG}), so it is not overwritten: "
-            f"it holds {some(path.name for path in found)}"
+            f"it holds {some(path.name for path in inside)}"
         )
     if others := others_than_model(place):
         raise OutputError(
-            f"{place} is not overwritten, as it also holds what is no part of a model: {some(others)}. Move it "
-            "elsewhere, or choose another output"
+            f"{place} is not overwritten, since it also holds files that are not part of a model: {some(others)}. Move "
+            "them elsewhere, or choose another output"
         )
 
 
 def _require_apart(place: Place, inputs: Sequence[Place]) -> None:
-    for given in inputs:
-        if relation := overlap(place, given):
-            raise OutputError(f"the output {place} {relation} the input {given}; choose another output")
+    for one in inputs:
+        if relation := overlap(place, one):
+            raise OutputError(f"the output {place} {relation} the input {one}; choose another output")
 
 
 def _require_apart_from_links(place: Path, inputs: Sequence[Place]) -> None:
-    """OutputError if a file of an input, which may be a link, is in the folder that would be replaced."""
-    for given in inputs if place.exists() else ():
-        for link in _links(given):
+    """OutputError if a link in an input leads to a file in the folder that would be replaced."""
+    for one in inputs if place.exists() else ():
+        for link in _links(one):
             if overlap(place, Path(os.path.realpath(link))) in ("is", "holds"):
-                raise OutputError(f"the output {place} holds what {link} of an input links to; choose another output")
+                raise OutputError(
+                    f"the output {place} holds a file that the input links to ({link}); choose another output"
+                )
 
 
 def overlap(place: Place, other: Place) -> str:
-    """How one folder has to do with another, whatever links, mounts, dots and cases of letters lead there: it "is",
-    "lies inside" or "holds" it; empty: neither touches the other."""
+    """The relation of one folder to another, with links, mounts, dots and letter case resolved: it "is", "lies inside"
+    or "holds" it; empty if they are separate."""
     if isinstance(place, Remote) or isinstance(other, Remote):
         return _overlap_of_urls(place, other) if isinstance(place, Remote) and isinstance(other, Remote) else ""
     (one, *above_one), (two, *above_two) = _identities(place), _identities(other)
@@ -219,22 +218,22 @@ def _overlap_of_urls(place: Remote, other: Remote) -> str:
     return "is" if one == two else "lies inside" if one.startswith(two) else "holds" if two.startswith(one) else ""
 
 
-Identity = tuple[int, int, tuple[str, ...]]  # device and inode of a folder, and the names from there that are not there
+Identity = tuple[int, int, tuple[str, ...]]  # device and inode of a folder, and the rest of the path, which is missing
 
 
 def _identities(path: Path) -> list[Identity]:
-    """Of a path and of all above it, the nearest first."""
-    real = Path(os.path.realpath(path))  # a loop is left as it is
+    """The identities of a path and of all its parents, the nearest first."""
+    real = Path(os.path.realpath(path))  # a loop of links is not resolved
     result = []
     for one in (real, *real.parents):
-        there = next(parent for parent in (one, *one.parents) if os.path.lexists(parent))
-        status = there.lstat()
-        result.append((status.st_dev, status.st_ino, one.relative_to(there).parts))
+        existing = next(parent for parent in (one, *one.parents) if os.path.lexists(parent))
+        status = existing.lstat()
+        result.append((status.st_dev, status.st_ino, one.relative_to(existing).parts))
     return result
 
 
 def _inside(folder: Path) -> set[Identity]:
-    """Of the folders below a folder, which may be mounted elsewhere."""
+    """The identities of the folders below a folder, which may be mounted elsewhere."""
     below = (Path(root, name).lstat() for root, names, _ in os.walk(folder) for name in names)
     return {(status.st_dev, status.st_ino, ()) for status in below}
 
@@ -251,12 +250,12 @@ def _writable(folder: Path) -> bool:
 
 
 def existing_parent(place: Path) -> Path:
-    """The nearest folder above that is there; of the root, itself."""
+    """The nearest parent that exists; the root for the root."""
     return next((parent for parent in place.parents if os.path.lexists(parent)), place)
 
 
 def free_space(place: Path) -> int:
-    """Bytes that are free on the disk on which `place` is, or is to be."""
+    """The free bytes on the disk of `place`, which need not exist yet."""
     return shutil.disk_usage(existing_parent(place)).free
 
 

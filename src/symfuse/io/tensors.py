@@ -1,4 +1,4 @@
-"""What a tensor is before anyone reads it, its dtype and shape; and checks of its values."""
+"""The dtype and shape of a tensor, known before it is read, and checks of its values."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor
 
 from symfuse.errors import CheckpointError, IncompatibleError
 
-# The names of dtypes in safetensors headers, in the order by which that format sorts tensors (last first):
-# wide dtypes come first in a file, so that each tensor starts at a multiple of its item size.
+# The names of dtypes in safetensors headers, in the order in which that format sorts tensors (last first): wide dtypes
+# come first in a file, so that each tensor starts at a multiple of its item size.
 DTYPES: Mapping[str, torch.dtype] = {
     "BOOL": torch.bool,
     "U8": torch.uint8,
@@ -34,7 +34,7 @@ DTYPES: Mapping[str, torch.dtype] = {
     "I64": torch.int64,
     "U64": torch.uint64,
 }
-BLOCK = 2**21  # elements that are read at once where a tensor is streamed
+BLOCK = 2**21  # elements per block of a streamed tensor
 DTYPE_NAMES: Mapping[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -62,7 +62,7 @@ class TensorInfo:
 
 
 def flat_part(tensor: Tensor, start: int, stop: int) -> Tensor:
-    """Elements of a tensor in row-major order; of odd strides, only the rows that hold them are copied."""
+    """Elements of a tensor in row-major order; if it is not contiguous, only the rows that contain them are copied."""
     if tensor.ndim < 2 or tensor.is_contiguous():
         return tensor.reshape(-1)[start:stop]
     row = max(1, math.prod(tensor.shape[1:]))
@@ -73,8 +73,8 @@ def flat_part(tensor: Tensor, start: int, stop: int) -> Tensor:
 def is_finite(tensor: Tensor) -> bool:
     """Whether a tensor holds neither NaN nor infinity; integers never do.
 
-    One sum decides almost always: in IEEE arithmetic a sum with a NaN or an infinite term is never finite, so a finite
-    sum proves that all terms are. A sum that overflowed proves nothing; then all are looked at.
+    One sum is almost always enough: in IEEE arithmetic a sum with a NaN or an infinite term is never finite, so a
+    finite sum proves that all terms are. If the sum overflows, all elements are checked.
     """
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return True
@@ -83,9 +83,9 @@ def is_finite(tensor: Tensor) -> bool:
 
 
 def scan(name: str, tensor: Tensor, where: str | None = None) -> None:
-    """Raise CheckpointError, with the counts, if a tensor that was just read holds NaN or infinity.
+    """Raise CheckpointError, with the counts, if a tensor holds NaN or infinity.
 
-    `where` is the file, as `Checkpoint.where` gives it.
+    where: its file (`Checkpoint.where`).
     """
     if is_finite(tensor):
         return
@@ -99,12 +99,12 @@ def scan(name: str, tensor: Tensor, where: str | None = None) -> None:
 
 
 def require_fit(name: str, values: Tensor, dtype: torch.dtype) -> None:
-    """IncompatibleError if finite values are not so any more in `dtype`, in which they are to be stored."""
+    """IncompatibleError if finite values overflow in `dtype`, in which they will be stored."""
     if values.dtype == dtype or not values.numel() or not dtype.is_floating_point:
         return
     ends = torch.stack(torch.aminmax(values.detach().float() if values.dtype.itemsize == 1 else values.detach()))
     if not ends.to(dtype).double().isfinite().all():
         raise IncompatibleError(
             f"{name}: values from {ends[0]:g} to {ends[1]:g} do not fit in {str(dtype).removeprefix('torch.')}, the "
-            "dtype of the output; take a wider one (out_dtype, --dtype, or a base that has it), or smaller weights"
+            "dtype of the output; use a wider one (out_dtype, --dtype, or a base that has it), or smaller weights"
         )

@@ -1,4 +1,4 @@
-"""Reading one file of `torch.save`, as data only: `weights_only` is never off, and no flag turns it off."""
+"""Reading one file of `torch.save`, as data only: always with `weights_only`, which no option turns off."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from symfuse.io.tensors import TensorInfo, flat_part
 from symfuse.messages import first_line, some
 
 WRAPPERS = ("state_dict", "model", "module")  # the keys under which trainers nest the weights
+LIGHTNING = "pytorch-lightning_version"  # whose modules hold the model as an attribute, before all of its names
 
 
 def read_torch_file(path: Place) -> tuple[dict[str, StoredTensor], tuple[str, ...]]:
@@ -30,17 +31,17 @@ def read_torch_file(path: Place) -> tuple[dict[str, StoredTensor], tuple[str, ..
     """
     if isinstance(path, Remote):
         raise CheckpointError(
-            f"{path.name}: of files at URLs only safetensors can be read tensor by tensor; download the folder, or "
-            f"convert it. ({path})"
+            f"{path.name}: only safetensors can be read tensor by tensor from a URL; download the folder, or convert "
+            f"it. ({path})"
         )
     loaded = _Loaded(path, Stamp.of(path))
-    tensors, key = loaded.tensors
-    notes = () if key is None else (f"{path.name}: the weights were read from under the key {key!r}",)
+    tensors, how = loaded.tensors
+    notes = () if how is None else (f"{path.name}: the weights were read from under {how}",)
     return {name: _stored(loaded, name, tensor) for name, tensor in tensors.items()}, notes
 
 
 class _Loaded:
-    """The tensors of one file, and the key that they were under, if any; loaded once in each process that asks."""
+    """The tensors of one file, and the key they were under, if any; loaded once in each process that uses them."""
 
     def __init__(self, path: Path, stamp: Stamp) -> None:
         self.path = path
@@ -55,7 +56,7 @@ class _Loaded:
         return (loaded, None) if _is_state_dict(loaded) else _unwrap(self.path, loaded)
 
     def read(self, name: str) -> Tensor:
-        self.stamp.require_same()  # to read a mapped file that was cut short ends the process
+        self.stamp.require_same()  # reading a truncated mapped file would crash the process
         return self.tensors[0][name].detach()
 
     def part(self, name: str, start: int, stop: int) -> Tensor:
@@ -63,11 +64,11 @@ class _Loaded:
 
 
 def load_data(path: Path) -> Any:
-    """What a file of torch.save holds, as data only, memory-mapped where possible. CheckpointError if it is damaged, or
-    holds anything that could be code."""
+    """The content of a file of torch.save, as data only, memory-mapped where possible. CheckpointError if it is
+    damaged, or contains anything that could be code."""
     try:
         # Files older than PyTorch 1.6 are not zip archives and cannot be mapped.
-        with warnings.catch_warnings(action="ignore"):  # of pickle protocols, beside the error that follows
+        with warnings.catch_warnings(action="ignore"):  # about pickle protocols, in addition to an error
             return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError as error:
         if (seems := _seems(path)) and seems != "text":
@@ -75,15 +76,15 @@ def load_data(path: Path) -> Any:
         raise CheckpointError(
             f"{path.name} was not loaded: it is damaged, or holds Python objects besides tensors, which can "
             "run code when they are read. Save the weights alone, best as safetensors. "
-            f"({path})"  # torch's own words advise to run the code
+            f"({path})"  # torch's own message advises to run the code
         ) from error
-    except Exception as error:  # whatever torch raises for bytes that are none of its
+    except Exception as error:  # torch raises various errors for other files
         seems = _seems(path) or "cut short, or not a PyTorch file: copy or download it again"
         raise CheckpointError(f"{path.name} cannot be read; it is {seems}. ({path}: {first_line(error)})") from error
 
 
 def _seems(path: Path) -> str:
-    """What a file is that torch.save did not write; empty: nothing that is known."""
+    """The kind of a file that torch.save did not write; empty if unknown."""
     with suppress(OSError):
         return substitute_in(path, ours=(ZIP, PICKLE))
     return ""
@@ -94,7 +95,8 @@ def _is_state_dict(value: Any) -> bool:
 
 
 def _unwrap(path: Path, loaded: Any) -> tuple[dict[str, Tensor], str]:
-    """The one known key of the top level that holds a dictionary of tensors."""
+    """The one known key of the top level that holds a dictionary of tensors, and its tensors; of Lightning without the
+    name of the attribute that all names begin with."""
     if not isinstance(loaded, dict) or not loaded:
         raise CheckpointError(
             f"{path.name} holds {type(loaded).__name__}, expected a dictionary of named tensors. ({path})"
@@ -102,12 +104,18 @@ def _unwrap(path: Path, loaded: Any) -> tuple[dict[str, Tensor], str]:
     candidates = [key for key in WRAPPERS if _is_state_dict(loaded.get(key))]
     if len(candidates) != 1:
         others = [str(key) for key, value in loaded.items() if not isinstance(value, Tensor)]
-        found = f"under each of {candidates}" if candidates else f"with other entries: {some(others)}"
+        how = f"under each of {candidates}" if candidates else f"with other entries: {some(others)}"
         raise CheckpointError(
-            f"{path.name} holds tensors {found}; expected tensors only, or one of the keys "
+            f"{path.name} holds tensors {how}; expected tensors only, or one of the keys "
             f"{', '.join(WRAPPERS)} with a dictionary of tensors. Save the weights alone. ({path})"
         )
-    return loaded[candidates[0]], candidates[0]
+    tensors, how = loaded[candidates[0]], f"the key {candidates[0]!r}"
+    attributes = {str(name).partition(".")[0] for name in tensors}
+    if LIGHTNING in loaded and len(attributes) == 1 and not attributes & tensors.keys():
+        (attribute,) = attributes
+        tensors = {str(name).removeprefix(f"{attribute}."): tensor for name, tensor in tensors.items()}
+        how += f", without the prefix {attribute!r} that Lightning's module gives them"
+    return tensors, how
 
 
 def _stored(loaded: _Loaded, name: Any, tensor: Tensor) -> StoredTensor:

@@ -1,9 +1,9 @@
-"""How the weight files of an output are filled: tensor by tensor in threads, or whole files by whoever an executor has.
+"""Writing the weight files of an output: tensor by tensor in threads, or whole files by the workers of an executor.
 
-Both write the same bytes. Threads of one process share open files, so a tensor is the work of one, and can be kept from
-a run that is cut off. Elsewhere, and in stores that take objects only whole, a file is: a worker writes it under a name
-of its own and gives it its real one at the end, or uploads it and lets the store put it there at the end. So no file is
-ever half there, and one that is made twice, as a worker was lost, is the same twice.
+Both write the same bytes. Threads of one process share open files, so each task is one tensor, and finished tensors can
+be kept if a run is interrupted. On other machines, and in stores, which take only whole objects, each task is one file:
+a worker writes it under a temporary name and renames it at the end, or uploads it. So no file is ever incomplete, and a
+file that is written twice, since a worker was lost, has the same content.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ BATCH = 256 * 10**6  # bytes of tensors between two waits for the disk
 Shards = Mapping[str, Mapping[str, TensorInfo]]  # file → its tensors
 Blocks = Callable[[str], Iterable[Tensor]]
 
-SCRATCH = ".writing"  # the folder, in that of the output, of files that are not whole
-ARRIVES = 5.0  # seconds until a file that another machine wrote is seen here
+SCRATCH = ".writing"  # the folder, in that of the output, of incomplete files
+ARRIVES = 5.0  # seconds to wait until a file of another machine is visible here
 
 
 class Journal:
-    """A line for what is being made, then the name of each finished tensor; a line is written once its data is durable.
+    """A line that identifies the output, then the name of each finished tensor, written once its data is durable.
 
-    folder: of the unfinished output. If it has a journal of the same `fingerprint` and layouts, `done` are its tensors
-    in files of the right sizes; otherwise the folder is emptied. What is no file of its own (a link, or one of several
-    names of a file that may be somebody else's) is never kept, so that nothing is written through it.
+    folder: of the unfinished output. If it has a journal with the same `fingerprint` and layouts, `done` are its
+    tensors in files of the right sizes; otherwise the folder is emptied. Links, and files with several names, are never
+    kept, since writing to them could change other data.
     """
 
     def __init__(self, folder: Path, fingerprint: str, layouts: Mapping[str, Layout]) -> None:
@@ -78,7 +78,7 @@ class Journal:
         if NAME not in sizes:
             return set()
         try:
-            lines = self._path.read_text(encoding="utf-8").split("\n")[:-1]  # the last line is empty, or was cut short
+            lines = self._path.read_text(encoding="utf-8").split("\n")[:-1]  # the last line is empty or incomplete
             head, *names = map(json.loads, lines)
             noted = set(names)
         except (OSError, ValueError, TypeError, RecursionError):  # damaged
@@ -89,14 +89,14 @@ class Journal:
         return {name for layout in whole for name in layout.starts} & noted
 
     def add(self, name: str, file: str, nbytes: int, sync: Callable[[str], None]) -> None:
-        """A tensor is finished; `sync(file)` returns when the data of a file is durable."""
+        """Add a finished tensor. sync: waits until the data of a file is durable."""
         self._pending[name] = file
         self._pending_bytes += nbytes
         if self._pending_bytes >= BATCH:
             self.flush(sync)
 
     def flush(self, sync: Callable[[str], None]) -> None:
-        """Note what is finished. A `sync` that failed is not tried again: the system reports lost data only once."""
+        """Write pending names. A failed `sync` is not repeated: the system reports lost data only once."""
         try:
             for file in set(self._pending.values()):
                 sync(file)
@@ -121,14 +121,14 @@ class Journal:
 
 
 def _own_files(folder: Path) -> dict[str, int]:
-    """The sizes, by name, of the regular files in a folder that have no other name, there or elsewhere."""
+    """The sizes, by name, of the regular files in a folder that have no other hard link."""
     stats = {path.name: path.lstat() for path in folder.iterdir()}
-    return {name: found.st_size for name, found in stats.items() if stat.S_ISREG(found.st_mode) and found.st_nlink <= 1}
+    return {name: one.st_size for name, one in stats.items() if stat.S_ISREG(one.st_mode) and one.st_nlink <= 1}
 
 
 class Growing(ABC):
-    """The weight files of an output, piece by piece. opened: closed once nobody writes any more. make: the work of a
-    worker, one piece. partial: None in a store. fingerprint: of a run that can be resumed."""
+    """The weight files of an output, written piece by piece. opened: closed once no worker writes any more. make: makes
+    one piece. partial: None in a store. fingerprint: of a run that can be resumed."""
 
     make: Callable[[str, threading.Event], None]
 
@@ -158,30 +158,30 @@ class Growing(ABC):
     @property
     @abstractmethod
     def done(self) -> Set[str]:
-        """The tensors that need not be made again."""
+        """The tensors that are finished."""
 
     @property
     @abstractmethod
     def pieces(self) -> Sequence[str]:
-        """What is left to be made."""
+        """The pieces that are not finished."""
 
     @abstractmethod
     def note(self, piece: str) -> Sequence[str]:
-        """A piece is finished; its tensors."""
+        """Record a finished piece; returns its tensors."""
 
-    def _sync(self, shard: str) -> None:  # noqa: B027 - for those whose workers have not waited for it
-        """Return when the data of a file is on the disk."""
+    def _sync(self, shard: str) -> None:  # noqa: B027 - for workers that do not wait for the disk
+        """Wait until the data of a file is on the disk."""
 
     def _add(self, shard: str, names: Iterable[str]) -> None:
-        """Note finished tensors of a file in the journal."""
+        """Add finished tensors of a file to the journal."""
         if self._journal is not None:
             for name in names:
                 self._journal.add(name, shard, self._shards[shard][name].nbytes, self._sync)
 
     def keep(self) -> None:
-        """The run ends early: note what is finished, and keep the folder if that is anything."""
+        """The run ends early: write the journal, and keep the folder if any tensor is finished."""
         if self._journal is not None and self._partial is not None:
-            with suppress(OSError):  # the error that ends the run comes first
+            with suppress(OSError):  # the error that ended the run is raised instead
                 self._journal.flush(self._sync)
             self._partial.keep = bool(self._safe)
 
@@ -189,11 +189,11 @@ class Growing(ABC):
         """All pieces are finished."""
         if self._journal is not None and self._partial is not None:
             self._journal.remove()
-            self._partial.keep = False  # for nobody could resume from it
+            self._partial.keep = False  # without a journal it cannot be resumed
 
 
 def fill(output: Growing, executor: Executor, report: Callable[[Iterable[str]], None]) -> None:
-    """Make what is left; `report` is called with the tensors that are finished, in this thread."""
+    """Make the unfinished pieces. report: called in this thread with the tensors that are finished."""
     report(output.done)
     running = executor.start(output.make, output.pieces)
     with one_torch_thread():
@@ -206,15 +206,15 @@ def fill(output: Growing, executor: Executor, report: Callable[[Iterable[str]], 
 
 
 class _Local(threading.local):
-    """What each worker has for itself."""
+    """The buffer of each worker."""
 
     def __init__(self) -> None:
         self.buffer = Buffer()
 
 
 class ByTensor(Growing):
-    """Files in a partial folder that are all open; a tensor is made by one worker, so that one that is much larger than
-    the rest, and last, keeps the others waiting."""
+    """Files in a partial folder that are all open. Each tensor is made by one worker, so a very large last tensor keeps
+    the other workers waiting."""
 
     def __init__(
         self, place: Path, partial: Partial, shards: Shards, blocks: Blocks, *, direct: bool, fingerprint: str | None
@@ -260,8 +260,8 @@ class ByTensor(Growing):
 
 
 class ByShard(Growing):
-    """Files that are made whole, by a worker that waits for the disk, in a partial folder that all machines see, or in
-    a store (partial: None; upload: what becomes of it there)."""
+    """Files that are made whole by one worker each, in a partial folder that all machines share, or in a store (then
+    partial is None, and upload is set)."""
 
     def __init__(
         self,
@@ -301,7 +301,7 @@ class ByShard(Growing):
         return list(self._shards[piece])
 
     def finish(self) -> None:
-        """From here on a worker that was given up, and still writes, finds no folder to write in."""
+        """Remove the folder of incomplete files, so that an abandoned worker can write no more."""
         if self._partial is not None:
             shutil.rmtree(self._partial.folder / SCRATCH)
         super().finish()
@@ -309,8 +309,8 @@ class ByShard(Growing):
 
 @dataclass(frozen=True)
 class WriteShard:
-    """The work of a worker: one weight file, in `folder`, from its first byte to its last. place: the output it is of.
-    before: called before anything is put in a store. OutputError if it cannot be written."""
+    """Writes one weight file in `folder`, in order. place: the output, for errors. before: called before anything is
+    written to a store. OutputError if it cannot be written."""
 
     place: Place
     folder: Place
@@ -331,7 +331,7 @@ class WriteShard:
                     return
             with system_errors(self.place):
                 file.close()
-            if not stop.is_set():  # else what the run has left was removed, perhaps, before this was there
+            if not stop.is_set():  # else the run may have cleaned up before this file was complete
                 undo.pop_all()
 
     def _new(self, shard: str, layout: Layout) -> RemoteFile | _Scratch:
@@ -340,13 +340,13 @@ class WriteShard:
         if not (self.folder / SCRATCH).is_dir():
             raise OutputError(
                 f"{self.place} could not be written on {platform.node()}, which does not see {self.folder}: all "
-                "machines must share the folder of the output; or give the URL of an object store"
+                "machines must share the folder of the output; or use the URL of an object store"
             )
         return _Scratch(self.folder / shard, layout, direct=self.direct)
 
 
 class _Scratch:
-    """A file under a name of its own, until it is closed."""
+    """A file with a temporary name until it is closed."""
 
     def __init__(self, path: Path, layout: Layout, *, direct: bool) -> None:
         self._path = path
@@ -361,13 +361,13 @@ class _Scratch:
         self._file.write(position, data)
 
     def close(self) -> None:
-        """Whole, safe on the disk, and under its name."""
+        """Sync the complete file to the disk, and rename it."""
         self._file.sync()
         self._file.close()
         self._own.rename(self._path)
 
     def discard(self) -> None:
-        """Leave nothing that has not its name."""
+        """Remove the file, unless it was renamed."""
         with suppress(OSError):
             self._file.close()
         with suppress(OSError):
@@ -375,12 +375,12 @@ class _Scratch:
 
 
 def _require_here(path: Path, size: int) -> None:
-    """OutputError if a file that a worker wrote is not seen here, whole, after a while: networks may take one."""
+    """OutputError if a file of a worker is not visible here after ARRIVES seconds, as networks may need some time."""
     latest = time.monotonic() + ARRIVES
     while not path.is_file() or path.stat().st_size != size:
         if time.monotonic() > latest:
             raise OutputError(
-                f"a worker wrote {path.name}, and it is not in {path.parent} as it is seen here: all machines must "
-                "share the folder of the output; or give the URL of an object store"
+                f"a worker wrote {path.name}, but it is not visible here in {path.parent}: all machines must share the "
+                "folder of the output; or use the URL of an object store"
             )
         time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""Writing a folder, of a model or of something else: tensors one at a time; it appears whole, or not at all."""
+"""Writing a folder, of a model or of something else, tensor by tensor; it appears complete or not at all."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,23 +46,23 @@ def write(
     executor: Executor | None = None,
     stem: str = "model",
 ) -> Place:
-    """Write a folder that `from_pretrained` loads, and return its path; or the same as objects of a store, at a URL.
+    """Write a folder that `from_pretrained` loads, and return its path; or the same objects in a store, at a URL.
 
-    `blocks(name)` is asked for each tensor of `infos` once, in order, by `threads` workers (default: all cores, and two
-    at least, so that one writes while another computes); a tensor is the work of one worker. Its blocks, one after the
-    other and each flattened, are the tensor's values: floating ones in any floating dtype, rounded here, others in
-    their own. A worker holds one block at a time. `companions` are files beside the weights, such as the tokenizer's,
-    by relative name, `extra` further ones; `auto_map` is left out of the config since code is not copied. The target
-    must not exist, or is replaced as a whole with `overwrite`; it must not be, hold or lie inside one of the `inputs`.
-    As tensors are finished `progress(name, nbytes)` is called, in this thread. direct: write past the page cache where
-    possible. executor: who writes, instead of threads; elsewhere than in this process, and in stores, a weight file is
-    the work of one worker, and `blocks` is pickled. stem: what the names of the weight files begin with.
+    `blocks(name)` is called once for each tensor of `infos`, in order, by `threads` workers (default: all cores, at
+    least two, so that one writes while another computes); one worker makes a tensor. Its blocks, flattened and in
+    sequence, are the tensor's values, in any floating dtype, which is rounded here, or in their own if that is not
+    floating. A worker holds one block at a time. `companions` are files beside the weights, such as the tokenizer's, by
+    relative name, `extra` further ones; `auto_map` is removed from the config since code is not copied. The target must
+    not exist, or is replaced with `overwrite`; it must not be, contain or be inside one of the `inputs`.
+    `progress(name, nbytes)` is called in this thread for each finished tensor. direct: write past the page cache where
+    possible. executor: writes instead of threads; in other processes, and in stores, one worker makes a weight file,
+    and `blocks` is pickled. stem: of the names of the weight files.
 
-    Raises OutputError before any tensor is asked for if the target cannot be written, and later if the disk fills up or
-    a tensor does not have the dtype and size announced. Whatever ends the writing early (an interrupt, SIGTERM or
-    SIGHUP too), no part of the output is left behind; unless with `resume`: then what is finished stays, hidden beside
-    the target, and the next run with `resume` and the same `fingerprint` (of what makes up the tensors' values), names,
-    shapes and shards asks only for the tensors that are not finished. Any other run to that target starts over.
+    Raises OutputError before any tensor is read if the target cannot be written, and later if the disk is full or a
+    tensor has another dtype or size than in `infos`. If writing ends early (also by an interrupt, SIGTERM or SIGHUP),
+    no part of the output is left behind, unless `resume`: then finished tensors are kept, hidden beside the target, and
+    the next run with `resume` and the same `fingerprint` (of all that determines the values), names, shapes and shards
+    makes only the others. Any other run to that target starts over.
     """
     place = output_place(target)
     _check_infos(infos)
@@ -84,21 +84,10 @@ def write(
         else:
             partial = partial_of(place, fingerprint)
             size = sum(info.nbytes for info in infos.values()) + sum(map(len, files.values()))
-
-            def room() -> None:
-                check_space({place: size - partial.held})
-
-            stamps = stamps_of_weights(inputs)
-
-            def check() -> None:
-                check_target(place, overwrite=overwrite, inputs=inputs)
-                for stamp in stamps:
-                    stamp.require_same()
-
-            stack.enter_context(new_folder(place, partial, check, room, resume=resume))
-            kind, kept = ByShard if executor.elsewhere else ByTensor, fingerprint if resume else None
+            stack.enter_context(_new_folder(place, partial, size, inputs, overwrite=overwrite, resume=resume))
+            kind, resumable = ByShard if executor.elsewhere else ByTensor, fingerprint if resume else None
             with _saying_what_is_left(place, partial, None), system_errors(place):
-                output = kind(place, partial, shards, blocks, direct=direct, fingerprint=kept)
+                output = kind(place, partial, shards, blocks, direct=direct, fingerprint=resumable)
             stack.enter_context(output.opened)
             stack.enter_context(_saying_what_is_left(place, partial, output))
             with system_errors(place):
@@ -111,9 +100,24 @@ def write(
     return place
 
 
+def _new_folder(
+    place: Path, partial: Partial, size: int, inputs: Sequence[Place], *, overwrite: bool, resume: bool
+) -> AbstractContextManager[None]:
+    """`new_folder` of `size` bytes, renamed only if the weights of the inputs have not changed."""
+    stamps = stamps_of_weights(inputs)
+
+    def check() -> None:
+        check_target(place, overwrite=overwrite, inputs=inputs)
+        for stamp in stamps:
+            stamp.require_same()
+
+    return new_folder(place, partial, check, lambda: check_space({place: size - partial.held}), resume=resume)
+
+
 @contextmanager
 def _saying_what_is_left(place: Path, partial: Partial, output: Growing | None) -> Iterator[None]:
-    """If the run ends early, keep what can be resumed, and say how. output: None until its files are made."""
+    """If the run ends early, keep what can be resumed, and add a message about it. output: None until its files are
+    made."""
     try:
         yield
     except BaseException as error:
@@ -122,7 +126,7 @@ def _saying_what_is_left(place: Path, partial: Partial, output: Growing | None) 
         left = f"No part of {place} was left behind"
         if partial.keep:
             what = "Finished tensors" if output is None else f"{len(output.done)} of {len(output.names)} tensors"
-            left = f"{what} are kept in {partial.folder}: run it again with resume to go on, without to start over"
+            left = f"{what} are kept in {partial.folder}: run again with resume to continue, without it to start over"
         if isinstance(error, OutputError):
             error.args = (f"{error}. {left}",)
         elif partial.keep:
@@ -132,7 +136,7 @@ def _saying_what_is_left(place: Path, partial: Partial, output: Growing | None) 
 
 def _check_infos(infos: Mapping[str, TensorInfo]) -> None:
     if not infos:
-        raise OutputError("a model without tensors is not written")
+        raise OutputError("the model has no tensors")
     for name, info in infos.items():
         if name == "__metadata__" or info.dtype not in DTYPE_NAMES:
             raise OutputError(f"safetensors cannot hold {name!r} ({info})")
@@ -154,12 +158,12 @@ def _small_files(
 
 
 def _extra_files(extra: Mapping[str, bytes | str]) -> dict[str, bytes]:
-    """Serving engines load every file that ends as weight files do, so that none but those may."""
+    """Extra files as bytes. OutputError for names of weight files, since serving engines load every such file."""
     for name in extra:
         if name in {"", ".", "..", CONFIG} or "/" in name or "\0" in name or name.endswith((INDEX, *WEIGHT_SUFFIXES)):
             raise OutputError(
-                f"an extra file cannot be called {name!r}; expected a plain name that the model leaves free, and that "
-                f"does not end as weights do ({', '.join(WEIGHT_SUFFIXES)})"
+                f"an extra file cannot be called {name!r}; expected a plain name that the model does not use, without "
+                f"a suffix of weight files ({', '.join(WEIGHT_SUFFIXES)})"
             )
     return {name: masked(data).encode() if isinstance(data, str) else data for name, data in extra.items()}
 
@@ -180,9 +184,9 @@ def _write_file(path: Path, data: bytes) -> None:
 
 @contextmanager
 def output_folder(target: str | os.PathLike[str], nbytes: int, inputs: Sequence[Place] = ()) -> Iterator[Path]:
-    """A hidden folder to fill, which gets its name if all goes well and is removed if not.
+    """A hidden folder to fill, which is renamed to the target at the end, or removed on errors.
 
-    The target must not exist, nor be, hold or lie inside one of the inputs; nbytes: how much room it needs. OutputError
+    The target must not exist, nor be, contain or be inside one of the inputs. nbytes: the space it needs. OutputError
     if it cannot be written.
     """
     place = Path(os.path.abspath(target))  # noqa: PTH100 - keeps symbolic links, which are refused

@@ -249,13 +249,13 @@ def typed(info: TensorInfo, dtype: torch.dtype | None) -> TensorInfo:
 
 
 def set_dtype(config: dict[str, Any], infos: Mapping[str, TensorInfo]) -> None:
-    """The dtype of most of the values."""
+    """The dtype of most of the values; classes of diffusers refuse such a field."""
     sizes: Counter[torch.dtype] = Counter()
     for info in infos.values():
         if info.dtype.is_floating_point:
             sizes[info.dtype] += info.numel
     key = "torch_dtype" if "torch_dtype" in config else "dtype"
-    if sizes:
+    if sizes and "_class_name" not in config:
         config[key] = str(sizes.most_common(1)[0][0]).removeprefix("torch.")
 
 

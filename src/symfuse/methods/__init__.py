@@ -1,4 +1,4 @@
-"""The merge methods, one file each. METHODS, lookup: all of them by name, in its order."""
+"""The merge methods, one file each. METHODS has all of them by name, sorted."""
 
 from __future__ import annotations
 

@@ -28,20 +28,20 @@ BY = ("layer", "task", "tensor")
 
 
 def learn(inputs: Inputs, *, by: str = "layer", steps: int = 100, rate: float = 1e-3, start: float = 0.3) -> Learned:
-    """The λ of θ₀ + Σ λₖ τₖ that make the entropy of the predictions least, on unlabelled data of each model: Adam on
-    the sum over the models of the mean entropy of one batch each, λ kept in [0, 1] as in the published code (Yang et
+    """The λ of θ₀ + Σ λₖ τₖ that minimise the entropy of the predictions on unlabelled data of each model: Adam on the
+    sum over models of the mean entropy of one batch each, with λ clamped to [0, 1] as in the published code (Yang et
     al. 2024, arXiv 2310.02575).
 
-    by: one λ for each model and layer ("layer"; what is outside of layers has one more), for each model ("task"), or
-    for each model and tensor ("tensor", which the published code calls a layer). start: of all λ. Labels are not read,
-    but for where they stand. A model's batches come in an order drawn by the seed, again and again. Heads that models
-    keep for themselves are no part of λ, and each stands on its own data. In memory: θ₀, all τ, the merged weights and
-    their gradient, in float32, so 4 · (models + 3) bytes a weight, and what one backward pass holds.
+    by: one λ for each model and layer ("layer"; tensors outside of layers share one more), for each model ("task"), or
+    for each model and tensor ("tensor", which the published code calls a layer). start: of all λ. Only the positions of
+    labels are read. Each model's batches are cycled in a random order of the seed. Heads that models keep have no λ,
+    and are used on their own data. Memory: θ₀, all τ, the merged weights and their gradient, in float32, so
+    4 · (models + 3) bytes per weight, and one backward pass.
     """
     if by not in BY:
         raise OptionError(f"adamerging: by is {by!r}{suggestion(by, BY)}; choose from {', '.join(BY)}")
     if steps < 1:
-        raise OptionError(f"adamerging: steps is {steps}; expected 1 at least")
+        raise OptionError(f"adamerging: steps is {steps}; expected at least 1")
     if rate <= 0:
         raise OptionError(f"adamerging: rate is {rate:g}, expected a number above 0 (usual: 0.001)")
     if not 0 <= start <= 1:
@@ -60,8 +60,8 @@ def learn(inputs: Inputs, *, by: str = "layer", steps: int = 100, rate: float = 
     after = mixture.entropies(tasks, coefficients)
     notes: tuple[str, ...] = ()
     if sum(after) >= sum(before):
-        fell = f"from {sum(before) / len(tasks):.4f} to {sum(after) / len(tasks):.4f}"
-        notes = (f"adamerging: the mean entropy did not fall in {steps} steps ({fell}); take more, or a smaller rate",)
+        change = f"from {sum(before) / len(tasks):.4f} to {sum(after) / len(tasks):.4f}"
+        notes = (f"adamerging: the mean entropy did not fall in {steps} steps ({change}); use more, or a smaller rate",)
     values = coefficients.tolist()
     spec = inputs.models[0].spec
     numbers = {name: number for number, names in enumerate(mixture.groups.values()) for name in names}
@@ -91,19 +91,19 @@ def learn(inputs: Inputs, *, by: str = "layer", steps: int = 100, rate: float = 
     ignored=("weight",),
 )
 def adamerging(stream: Stream, *, weight: PerModel = (0.3,)) -> Iterator[Tensor]:
-    """base + Σ wᵢ δᵢ, where weight is what was learned."""
+    """base + Σ wᵢ δᵢ with the learned weights."""
     return task_arithmetic(stream, weight=weight)
 
 
 class Mixture:
     """θ₀ + Σ λₖ τₖ as live modules, one for each model's data, which share all weights that are mixed.
 
-    groups: by name, the tensors that have one λ of each model. λ are [models, groups], on the processor.
+    groups: by name, the tensors that share one λ per model. λ are [models, groups], on the CPU.
     """
 
     def __init__(self, inputs: Inputs, by: str, dtype: torch.dtype = torch.float32) -> None:
         if inputs.base is None:
-            raise OptionError("adamerging needs a base model, which the others are compared to (--base, base_model)")
+            raise OptionError("adamerging needs a base model, from which task vectors start (--base, base_model)")
         self.shared: dict[str, nn.Parameter] = {}
         self.modules = [self._module(inputs, i, dtype) for i in range(len(inputs.models))]
         self.base = {name: _read(inputs.base, name, weight) for name, weight in self.shared.items()}
@@ -118,7 +118,7 @@ class Mixture:
                 self.groups.setdefault(_group(spec, name, by), []).append(name)
 
     def set(self, coefficients: Tensor) -> None:
-        """The modules' weights for these λ."""
+        """Set the modules' weights to those of these λ."""
         with torch.no_grad():
             for number, name in self._numbered():
                 weight = self.shared[name].copy_(self.base[name])
@@ -128,13 +128,13 @@ class Mixture:
     def gradient(
         self, tasks: list[Predicting], batches: tuple[Batch, ...], coefficients: Tensor
     ) -> tuple[float, Tensor]:
-        """The sum of the mean entropies of one batch of each task, and its gradient by λ: of λₖ in a group of weights
-        it is Σ ⟨∂/∂θ, τₖ⟩ over them, so that one backward pass gives all. CheckpointError if it is not finite."""
+        """The sum of the mean entropies of one batch of each task, and its gradient with respect to λ: for λₖ and a
+        group of weights Σ ⟨∂/∂θ, τₖ⟩ over them, so one backward pass gives all. CheckpointError if it is not finite."""
         self.set(coefficients)
         total = 0.0
         for task, module, batch in zip(tasks, self.modules, batches, strict=True):
             values = entropies(task, module, batch)
-            loss = values.sum() / max(1, values.numel())  # a batch may ask for nothing
+            loss = values.sum() / max(1, values.numel())  # a batch may have no labelled position
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
         gradient = torch.zeros_like(coefficients)
@@ -167,7 +167,7 @@ class Mixture:
             yield from ((number, name) for name in names if name in self.shared)
 
     def _module(self, inputs: Inputs, number: int, dtype: torch.dtype) -> nn.Module:
-        """The module for a model's data, with the shared weights in the place of its own."""
+        """The module for a model's data, with the shared weights instead of its own."""
         model = inputs.models[number]
         with running([model], inputs.task(number), dtype, device=inputs.device) as space:
             module: nn.Module = space.set([1.0])
@@ -175,8 +175,8 @@ class Mixture:
         for memory, weight in module.named_parameters():
             if memory not in names:
                 raise IncompatibleError(
-                    f"{model.name}: {memory} of a {type(module).__name__} has no tensor of the file as its own, so "
-                    "that its part in the merge cannot be learned; take task_arithmetic with weights"
+                    f"{model.name}: {memory} of a {type(module).__name__} is not a single tensor of the file, so its "
+                    "coefficient cannot be learned; use task_arithmetic with weights"
                 )
             if not (inputs.own_heads and names[memory] in model.spec.heads):
                 new[weight] = self.shared.setdefault(names[memory], weight).requires_grad_(True)
@@ -188,22 +188,22 @@ class Mixture:
 
 
 def entropies(task: Predicting, module: nn.Module, batch: Batch) -> Tensor:
-    """−Σ p log p of each prediction that is asked for, with its graph; labels say where, and nothing else.
+    """−Σ p log p of each prediction at a labelled position, with its graph; the labels themselves are not used.
     OptionError if there are no classes."""
     logits, labels = task.predicted(module, batch)
     if logits.shape[-1] < 2:
-        raise OptionError(f"{task.name} on {task.source}: one number is predicted, no class, so there is no entropy")
+        raise OptionError(f"{task.name} on {task.source}: the model predicts a number; the entropy needs classes")
     logs = logits[labels != IGNORED].log_softmax(-1)
     return -(logs.exp() * logs).sum(-1)
 
 
 def _batches(task: Predicting, seed: str) -> Iterator[Batch]:
-    """All batches in an order of the seed, without end."""
+    """All batches in a random order of the seed, repeated without end."""
     return cycle(random.Random(seed).sample(task.batches, len(task.batches)))
 
 
 def _group(spec: Spec, name: str, by: str) -> str:
-    """The λ that a tensor has, by its name in the record."""
+    """The name of a tensor's group, in the record."""
     if by == "task":
         return "all"
     if by == "tensor":
@@ -214,7 +214,7 @@ def _group(spec: Spec, name: str, by: str) -> str:
 
 
 def _read(model: Model, name: str, like: Tensor) -> Tensor:
-    """A copy of a model's tensor in the shape and dtype of the module's weight, where that is."""
+    """A copy of a model's tensor with the dtype and device of the module's weight, whose shape it must have."""
     if name not in model.spec.tensors:
         raise IncompatibleError(
             f"{model.name} has no {name}, which another model has; choose `heads`: the number or name of the model "

@@ -28,9 +28,9 @@ def _breadcrumbs(*, vote: bool) -> Merge:
         lambda_: float = 1.0,
         int8_mask: bool = False,  # noqa: ARG001
     ) -> Iterator[Tensor]:
-        """Of each task vector of n entries the int(gamma·n) largest are dropped and the next int(density·n) kept (fewer
-        are dropped if else there are not enough; none if density is 1), then weighed and summed: see `combined`.
-        rescale: the l1 norm of each vector stays what it was (`Trim`)."""
+        """The int(gamma·n) largest of the n entries of each task vector are dropped, and the next int(density·n) kept
+        (fewer are dropped if too few would remain; none if density is 1), then weighted and summed (see `combined`).
+        rescale: keep the l1 norm of each vector (`Trim`)."""
 
         def middle(stream: Stream, densities: list[float]) -> Trim:
             gammas = per_model(stream, "gamma", gamma, 0.0, 1.0)

@@ -34,6 +34,6 @@ def collect(model: Model, task: Task, kind: str = "fisher", **options: Any) -> S
             raise OptionError(f"{option} is {options[option]!r:.40}; expected a whole number")
     if kind == "fisher" and not isinstance(task, Predicting):
         raise OptionError(
-            f"{task.name} on {task.source}: a Fisher information is of a task that predicts classes; name one"
+            f"{task.name} on {task.source}: the Fisher information needs a task that predicts classes; name one"
         )
     return KINDS[kind](model, task, **options)

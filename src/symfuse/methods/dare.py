@@ -32,7 +32,7 @@ def _dare(*, vote: bool) -> Merge:
         int8_mask: bool = False,  # noqa: ARG001
     ) -> Iterator[Tensor]:
         """Each entry of a task vector is kept with probability `density`, and divided by it if `rescale` (`Drop`); the
-        vectors are weighed and summed: see `combined`."""
+        vectors are weighted and summed (see `combined`)."""
         drop = partial(Drop, rescale=rescale)
         return combined(stream, weight, density, drop, vote=vote, normalize=normalize, scale=lambda_)
 

@@ -50,8 +50,8 @@ class Inputs:
         task = self.tasks[model] if self.tasks else None
         if task is None:
             raise OptionError(
-                f"{self.models[model].name}: this method needs data, and there are none: name data: FILE in a recipe "
-                "(for all models, or beside one), --data FILE, or data=[task, …]"
+                f"{self.models[model].name}: this method needs data, and there are none: write data: FILE in a recipe "
+                "(for all models, or for one), --data FILE, or data=[task, …]"
             )
         return task
 
@@ -72,10 +72,9 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Learned:
-    """What a method learned. weights: of a model, by its number among `Inputs.models`, for a tensor, by its canonical
-    name: the value of `parameter`, where the user sets none, or the method ignores what is. statistics: of each model.
-    models: the models, if they were changed. record: for the run's document; summary: of it, in a line. notes: for
-    the user."""
+    """What a method learned. weights: the value of `parameter` for a model (its index in `Inputs.models`) and a tensor
+    (its canonical name), used if the user sets none or the method ignores it. statistics: of each model. models: if
+    they were changed. record: for the run's document. summary: the record in a line. notes: for the user."""
 
     weights: Callable[[int, str], float | None] | None = None
     parameter: str = "weight"
@@ -100,9 +99,9 @@ def statistics_of(inputs: Inputs, what: str, task_of: Callable[[int], Task], col
 
 
 def examples_of(inputs: Inputs, statistics: Sequence[Statistics]) -> str:
-    """What statistics are of, in a line."""
+    """The number of examples of each model's statistics, in a line."""
     counts = ", ".join(f"{m.name} {s.count}" for m, s in zip(inputs.models, statistics, strict=True))
-    return f"examples looked at: {counts}"
+    return f"examples used: {counts}"
 
 
 def in_scratch(collect: Collect) -> Statistics:

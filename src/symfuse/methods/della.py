@@ -33,8 +33,8 @@ def _della(*, vote: bool) -> Merge:
         int8_mask: bool = False,  # noqa: ARG001
     ) -> Iterator[Tensor]:
         """Entries of a task vector are kept with probabilities that rise with their rank from density - epsilon to
-        density + epsilon in each row, and divided by them if `rescale` (`RankedDrop`); the vectors are weighed and
-        summed: see `combined`."""
+        density + epsilon in each row, and divided by them if `rescale` (`RankedDrop`); the vectors are weighted and
+        summed (see `combined`)."""
         drop = partial(RankedDrop, epsilon=epsilon, rescale=rescale)
         return combined(stream, weight, density, drop, vote=vote, normalize=normalize, scale=lambda_)
 

@@ -47,8 +47,8 @@ def fedavg(stream: Stream, *, samples: PerModel = (1.0,)) -> Iterator[Tensor]:
     counts = per_model(stream, "samples", samples, -math.inf, math.inf)
     if not any(counts):
         raise OptionError(
-            "fedavg: how many examples is each model of? Give `samples`, a number for each model (--set, or beside "
-            "each model in a recipe), or data, whose examples are counted"
+            "fedavg: the number of examples of each model is missing; set `samples` for each (--set, or the parameters "
+            "of each model in a recipe), or give data, whose examples are counted"
         )
     for count, source in zip(counts, stream.sources, strict=True):
         if count <= 0:
@@ -57,5 +57,5 @@ def fedavg(stream: Stream, *, samples: PerModel = (1.0,)) -> Iterator[Tensor]:
 
 
 def examples(task: Task) -> int:
-    """The number of rows of the batches, whatever a row contains (a text is one, however many tokens it has)."""
+    """The number of rows of the batches (a text is one row, however many tokens it has)."""
     return sum(len(next(iter(batch.values()))) for batch in task.batches)

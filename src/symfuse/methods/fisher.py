@@ -42,7 +42,7 @@ def learn(inputs: Inputs, *, labels: str = "sampled") -> Learned:
     statistics = statistics_of(inputs, "Fisher information", inputs.predicting, collect)
     notes = list[str]()
     if few := [f"{s.count} of {s.name}" for s in statistics if s.count < FEW]:
-        notes.append(f"the Fisher information is of few examples ({', '.join(few)}); take more data")
+        notes.append(f"the Fisher information is from few examples ({', '.join(few)}); use more data")
     kinds = [s.provenance.get("labels") for s in statistics]  # saved ones have their own
     if len(set(kinds)) > 1:
         notes.append(
@@ -70,9 +70,9 @@ def require_labels(labels: str) -> None:
 )
 def fisher(stream: Stream, *, weight: PerModel = (1.0,), floor: float = 1e-6, scale: str = "none") -> Iterator[Tensor]:
     """Σ wᵢ Fᵢ θᵢ / Σ wᵢ Fᵢ, entry by entry (Eq. 3), with Fᵢ at least `floor` times the mean of all entries of all
-    models: where no model's likelihood depends on an entry, it is the weighted mean. scale: Fᵢ as it is ("none"), over
-    its mean, or over its Euclidean norm, so that one model's do not outweigh another's. Tensors without statistics: the
-    weighted mean. OptionError for negative weights or floors, and scales that there are not."""
+    models; an entry on which no model's likelihood depends is the weighted mean. scale: divide Fᵢ by nothing ("none"),
+    by its mean, or by its Euclidean norm, so that no model outweighs the others. Tensors without statistics: the
+    weighted mean. OptionError for negative weights or floors, and unknown scales."""
     if scale not in SCALES:
         raise OptionError(f"scale is {scale!r}; expected {', '.join(SCALES)}")
     if floor < 0 or min(weight) < 0:
@@ -107,10 +107,10 @@ def fisher_of(
 ) -> Statistics:
     """The diagonal of the Fisher information of a model: the mean over examples of (∂ log p(y|x) / ∂θ)².
 
-    In float32. Memory: the model twice, with what one batch takes to train on; and while two examples are compared (see
-    `fisher_diagonal`) the model twice more. scratch: an empty folder into which the result is written, and from which
-    it is read; by default it stays in memory. seed: of the labels that are sampled, which depend on it and the example
-    only, not on batches and padding. device: where the model is run.
+    In float32. Memory: the model twice, and what training on one batch needs; while two examples are compared (see
+    `fisher_diagonal`) the model twice more. scratch: an empty folder to which the result is written, and from which it
+    is read; by default it stays in memory. seed: of the sampled labels, which depend only on it and the example, not on
+    batches and padding. device: where the model is run.
     """
     require_labels(labels)
     with running([model], task, device=device) as space:
@@ -137,11 +137,11 @@ def log_likelihood(task: Predicting, labels: str, seed: int) -> Callable[[nn.Mod
     def loss(module: nn.Module, batch: Batch) -> Tensor:
         if labels == "given":
             return task.totals(module, batch).loss
-        logits, asked = task.predicted(module, batch)
-        if asked.is_floating_point():
-            raise OptionError(f"{task.source}: the model predicts a number, not classes; Fisher labels are of classes")
-        drawn = sampled(logits.detach(), uniforms(batch, asked.shape, seed).to(logits))
-        drawn = torch.where(asked == IGNORED, IGNORED, drawn)
+        logits, targets = task.predicted(module, batch)
+        if targets.is_floating_point():
+            raise OptionError(f"{task.source}: the model predicts a number; the Fisher information needs classes")
+        drawn = sampled(logits.detach(), uniforms(batch, targets.shape, seed).to(logits))
+        drawn = torch.where(targets == IGNORED, IGNORED, drawn)
         return nn.functional.cross_entropy(
             logits.reshape(-1, logits.shape[-1]), drawn.flatten(), ignore_index=IGNORED, reduction="sum"
         )

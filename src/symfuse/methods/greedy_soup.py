@@ -19,16 +19,16 @@ from symfuse.methods.registry import method
 
 
 def learn(inputs: Inputs, *, metric: str = "accuracy") -> Learned:
-    """Which models are in the soup (Wortsman et al. 2022, arXiv 2203.05482, recipe 1): from the best to the worst on
-    one set of validation data, each is added if the mean with it is at least as good as without. The first always is,
-    so that the soup is never worse on these data than the best model.
+    """Choose the models of the soup (Wortsman et al. 2022, arXiv 2203.05482, recipe 1): from the best to the worst on
+    one validation set, each is added if the mean with it is at least as good as without. The first is always added, so
+    the soup is never worse on these data than the best model.
 
-    metric: of the task's score, the higher the better, or "loss", the lower the better. Of models that are equally
-    good the first in the list comes first; a model that leaves the soup as good as it was is added. 2k − 1 evaluations
-    of k models, in float32, one live module in memory.
+    metric: of the task's score, higher is better, or "loss", lower is better. Equally good models are taken in the
+    order of the list; a model that does not change the score is added. 2k − 1 evaluations of k models, in float32, one
+    live module in memory.
     """
     if inputs.own_heads:
-        raise OptionError("greedy_soup judges whole models, heads included: it needs `heads: average`")
+        raise OptionError("greedy_soup evaluates whole models with their heads: it needs `heads: average`")
     task = _validation(inputs)
     count = len(inputs.models)
     with running(inputs.models, task, device=inputs.device) as space:
@@ -69,7 +69,7 @@ def learn(inputs: Inputs, *, metric: str = "accuracy") -> Learned:
     ignored=("weight",),
 )
 def greedy_soup(stream: Stream, *, weight: PerModel = (1.0,)) -> Iterator[Tensor]:
-    """Σ wᵢ θᵢ, where weight is what was learned: the same for all models in the soup, else 0."""
+    """Σ wᵢ θᵢ with the learned weights: the same for all models in the soup, else 0."""
     return linear(stream, weight=weight)
 
 
@@ -80,7 +80,7 @@ def _validation(inputs: Inputs) -> Task:
     for i, other in enumerate(inputs.tasks):
         if other is not None and other is not task and (theirs := other.describe()) != ours:
             raise OptionError(
-                f"greedy_soup judges all models on the same data, and those of {inputs.models[i].name} "
+                f"greedy_soup evaluates all models on the same data, and those of {inputs.models[i].name} "
                 f"({theirs['task']} on {theirs['data']}) are not those of {inputs.models[0].name} ({ours['task']} on "
                 f"{ours['data']}); give one validation set for all"
             )
@@ -100,5 +100,5 @@ def _value(score: Score, metric: str, task: Task) -> float:
 
 
 def _finite(value: float) -> float | None:
-    """For the record, in JSON."""
+    """The magnitude for the record, as JSON; None if it is not finite."""
     return abs(value) if math.isfinite(value) else None

@@ -19,8 +19,8 @@ PAPER = "Marczak et al. 2025, No Task Left Behind: Isotropic Model Merging, arXi
 def iso_c(stream: Stream, *, lambda_: float = 1.0) -> Iterator[Tensor]:
     """base + lambda σ̄ U Vᵀ, for a matrix: U S Vᵀ is the sum of the deltas, σ̄ the mean of its singular values.
 
-    Singular values that are rounding errors stay zero and out of the mean, since their vectors are an accident of the
-    solver; a sum of zero gives the base. Tensors of three dimensions are stacks of matrices; all others get
+    Singular values that are rounding errors count as zero and are not in the mean, since their vectors are arbitrary; a
+    sum of zero gives the base. Tensors of three dimensions are stacks of matrices; all others get
     base + lambda · mean of the deltas.
     """
     yield from of_matrices(stream, lambda_, common)
@@ -28,9 +28,9 @@ def iso_c(stream: Stream, *, lambda_: float = 1.0) -> Iterator[Tensor]:
 
 @method("iso_cts", label="Iso-CTS", paper=PAPER, base="required")
 def iso_cts(stream: Stream, *, lambda_: float = 1.0, common_fraction: float = 0.8) -> Iterator[Tensor]:
-    """As iso_c, but of the r = min(shape) directions only `common_fraction` are those of the sum of the deltas; the
-    rest is shared out among the tasks, evenly: each gets the first singular vectors of its delta less its projection
-    on the common left vectors. All of them are made perpendicular (orthogonal Procrustes) and get the mean of their
+    """As iso_c, but of the r = min(shape) directions only a share `common_fraction` are those of the sum of the deltas.
+    The rest is divided evenly among the tasks: each gets the first singular vectors of its delta minus its projection
+    on the common left vectors. All directions are made perpendicular (orthogonal Procrustes) and get the mean of their
     singular values. OptionError if common_fraction is not in [0, 1].
     """
     if not 0 <= common_fraction <= 1:

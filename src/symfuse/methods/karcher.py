@@ -57,5 +57,5 @@ def mean_direction(products: Tensor, max_iter: int, tol: float) -> Tensor:
 
 
 def _length(units: Tensor, coefficients: Tensor) -> Tensor:
-    """Of the vector that has these coefficients over the unit vectors."""
+    """The length of the vector with these coefficients of the unit vectors."""
     return (coefficients @ units @ coefficients).clamp(min=0).sqrt()

@@ -18,8 +18,9 @@ from symfuse.stats.statistics import Statistics
 
 @dataclass(frozen=True)
 class Fitted:
-    """The result of a method's `learn`. models: of the merge, as the method changed them. numbers: of those that it
-    learned from, by their number in the merge. data: of each, what it was shown: of a task or of saved statistics."""
+    """The result of a method's `learn`. models: of the merge, as the method changed them. numbers: the index in `learn`
+    of each model that it learned from, by index in the merge. data: the task or the saved statistics of each, as JSON
+    data."""
 
     models: tuple[Model, ...]
     numbers: Mapping[int, int]
@@ -67,7 +68,7 @@ def learn(
     """
     if method.learn is None:
         if any(source is not None for source in (*(tasks or ()), *(statistics or ()))):
-            raise OptionError(f"{method.name} does not look at data; leave data and statistics out")
+            raise OptionError(f"{method.name} does not use data; leave data and statistics out")
         return None
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise OptionError(f"seed is {seed!r:.24}; expected a whole number")
@@ -77,11 +78,11 @@ def learn(
         if listed is not None and len(listed) not in (0, len(numbers)):
             raise OptionError(
                 f"{len(listed)} {what} for {len(numbers)} models; give one for each, in the same order"
-                + (", the base aside" if apart is not None else "")
+                + (", without the base" if apart is not None else "")
             )
     saved = tuple(statistics or ())
     if any(one is not None for one in saved) and method.statistics is None:
-        raise OptionError(f"{method.name} has no use for saved statistics; give it data")
+        raise OptionError(f"{method.name} does not use saved statistics; give it data")
     for i, one in zip(numbers, saved, strict=False):
         if one is not None:
             if one.kind != method.statistics:
@@ -98,8 +99,8 @@ def learn(
         device=require(device),
         report=report,
     )
-    asked = {name: value for name, value in (parameters or {}).items() if name in method.learned}
-    learned: Learned = method.learn(inputs, **{n: method.learned[n].value(v, method.name) for n, v in asked.items()})
+    own = {name: value for name, value in (parameters or {}).items() if name in method.learned}
+    learned: Learned = method.learn(inputs, **{n: method.learned[n].value(v, method.name) for n, v in own.items()})
     out = list(models)
     for i, model in zip(numbers, learned.models or (), strict=False):
         out[i] = model

@@ -14,8 +14,8 @@ from symfuse.methods.registry import method
 
 @method("linear", label="Linear", paper="Wortsman et al. 2022, Model soups, arXiv 2203.05482")
 def linear(stream: Stream, *, weight: PerModel = (1.0,), normalize: bool = True) -> Iterator[Tensor]:
-    """Σ wᵢ θᵢ, divided by Σ wᵢ if `normalize`. Where all models agree and the weights sum to one: the entry itself,
-    without the sum's rounding. OptionError if weights that sum to zero are to be normalised."""
+    """Σ wᵢ θᵢ, divided by Σ wᵢ if `normalize`. If the weights sum to one, an entry on which all models agree is kept
+    exactly. OptionError for normalising weights that sum to zero."""
     shares = normalized(weight) if normalize else list(weight)
     if sum_to_one(shares):
         order = steps(shares)

@@ -34,8 +34,8 @@ def merged_checkpoint(
     kept: Collection[str] = (),
 ) -> Checkpoint:
     """The merged tensors with companions and notes of the template, and this config, which gets their dtype. They are
-    on the processor, wherever they are combined. opened: the models as they were opened, the template first. It is
-    guarded (`Guard`), now and when it is saved. kept: as in `Guard`."""
+    on the CPU, wherever they are computed. opened: the models as they were opened, the template first. The checkpoint
+    is checked by `Guard`, now and when it is saved. kept: as in `Guard`."""
     set_dtype(config, merged.infos)
     name = name or describe(merged.outputs)
     sources = [folder for model in models for folder in model.checkpoint.sources]
@@ -59,7 +59,7 @@ def require_same_heads(models: Sequence[Model]) -> None:
         clash = label_clash(first.checkpoint.config, other.checkpoint.config)
         if ours and clash:
             raise IncompatibleError(
-                f"the task heads of {first.name} and {other.name} are of different labels: {clash}. Reorder the rows "
+                f"the task heads of {first.name} and {other.name} have different labels: {clash}. Reorder the rows "
                 "of one head, or choose `heads` (--task-heads): the number or name of the model whose head is to be "
                 "kept, or drop"
             )

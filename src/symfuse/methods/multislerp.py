@@ -43,7 +43,7 @@ def multislerp(
     shares = normalized(weight, "normalize_weights") if normalize_weights else list(weight)
     coefficients = barycentre(gram(stream, vectors), shares, eps)
     if coefficients.abs().max() > torch.finfo(stream.dtype).max:
-        raise IncompatibleError(f"{stream.name}: the merge does not fit in {stream.dtype}; take smaller weights")
+        raise IncompatibleError(f"{stream.name}: the merge does not fit in {stream.dtype}; use smaller weights")
     yield from combine(stream, vectors, coefficients)
 
 

@@ -27,7 +27,7 @@ def nearswap(stream: Stream, *, t: float) -> Iterator[Tensor]:
     OptionError if t is negative.
     """
     if t < 0:
-        raise OptionError(f"t is {t}, expected at least 0: the most that an entry may move")
+        raise OptionError(f"t is {t}, expected at least 0: the largest change of an entry")
     for block in stream:
         (other,) = block.tensors
         step = other - block.origin

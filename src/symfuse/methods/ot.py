@@ -29,11 +29,11 @@ def learn(
     """Align every model with the one nearest to their mean; see `ot_alignment`. With data, units are compared by their
     activations on the data of the model that is aligned; else by their weights. Labels are not used."""
     if solver == "emd" and regularisation != Sinkhorn().regularisation:
-        raise OptionError("regularisation is of the solver sinkhorn; leave it out, or take that")
+        raise OptionError("regularisation is only for the solver sinkhorn; leave it out, or use that")
     models = list(inputs.models)
     if strange := [model.name for model in models if not model.declared]:
         raise UnknownArchitectureError(
-            f"{strange[0]}: symfuse has no declaration of it, so it does not know which units there are; use linear"
+            f"{strange[0]}: symfuse has no declaration of it, and does not know its units; use linear"
         )
     anchor = nearest_to_mean(models)
     options = {"solver": solver, "residual": residual}

@@ -1,4 +1,4 @@
-"""One model as it is."""
+"""One model, unchanged or scaled."""
 
 from __future__ import annotations
 

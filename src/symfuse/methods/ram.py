@@ -17,8 +17,8 @@ PAPER = "Yuan et al. 2026, Behavior knowledge merge in reinforced agentic models
 
 @method("ram", label="RAM", paper=PAPER, base="required")
 def ram(stream: Stream, *, epsilon: float = 1e-5) -> Iterator[Tensor]:
-    """A model changes an entry if its task vector is larger than `epsilon` there. What one model alone changes is
-    added to the base, of what several change their mean. OptionError if epsilon is negative."""
+    """A model changes an entry if its task vector is larger than `epsilon` there. The change of a single model is added
+    to the base, of several models their mean. OptionError if epsilon is negative."""
     _require(stream, epsilon=epsilon)
     for block in stream:
         yield _merged(block, epsilon, [1.0] * stream.count)
@@ -26,9 +26,9 @@ def ram(stream: Stream, *, epsilon: float = 1e-5) -> Iterator[Tensor]:
 
 @method("ramplus_tl", label="RAM+ (tensor-local)", paper=PAPER, base="required")
 def ramplus_tl(stream: Stream, *, r: float = 0.1, alpha: float = 0.2, epsilon: float = 1e-5) -> Iterator[Tensor]:
-    """`ram`, but what a model alone changes is multiplied by 1 + r·min(alpha, s/u), where s and u are how many entries
-    of this tensor it changes with others and alone (s/u is 0 if it changes none). OptionError if alpha or epsilon is
-    negative."""
+    """`ram`, with the changes of a single model multiplied by 1 + r·min(alpha, s/u), where s and u are the numbers of
+    entries of this tensor that it changes together with others and alone (s/u is 0 if it changes none). OptionError if
+    alpha or epsilon is negative."""
     _require(stream, epsilon=epsilon, alpha=alpha)
     shared, alone = [0] * stream.count, [0] * stream.count
     blocks = repeatable(stream)
@@ -46,7 +46,7 @@ def ramplus_tl(stream: Stream, *, r: float = 0.1, alpha: float = 0.2, epsilon: f
 
 
 def _merged(block: Block, epsilon: float, factors: Sequence[float]) -> Tensor:
-    """factors: of each model, for what it alone changes."""
+    """factors: of each model, for entries that it alone changes."""
     deltas, changes, number = _changes(block, epsilon)
     unique = number == 1
     number.clamp_(min=1)

@@ -29,8 +29,8 @@ SLACK = 10
 
 
 def learn(inputs: Inputs) -> Learned:
-    """The Gram matrices of the inputs of each model's linear maps on its data; labels are not used. They are stored in
-    files of a temporary folder, and are in memory for one model, or one group of its layers, at a time."""
+    """The Gram matrices of the inputs of each model's linear maps on its data, without labels. They are stored in a
+    temporary folder, and are in memory for one model, or one group of its layers, at a time."""
     statistics = statistics_of(inputs, "Gram matrices", inputs.task, partial(gram_of, memory=inputs.memory))
     record = {"examples": {m.name: s.count for m, s in zip(inputs.models, statistics, strict=True)}}
     notes = tuple(note for s in statistics for note in s.notes())
@@ -53,12 +53,12 @@ def merge(
     ridge: float = 1e-6,
     per_token: bool = True,
 ) -> Iterator[Tensor]:
-    """`regmean` of the matrices of linear maps; all else, and what one model has no Gram matrix of, as `linear`.
+    """`regmean` of the matrices of linear maps; `linear` of all other tensors, and of those without a Gram matrix.
 
     The stream's statistics are of `symfuse.stats.statistics`: read("gram"), Σ x xᵀ, and its values `dim` and
-    `positions`. per_token: Gram matrices are divided by their positions, so that more data do not weigh more; else
-    each position of each model weighs alike. OptionError for weights below zero, alpha outside of [0, 1], and
-    Gram matrices that are singular without a ridge; IncompatibleError for those of another model.
+    `positions`. per_token: divide Gram matrices by their number of positions, so that more data do not weigh more; else
+    all positions of all models weigh the same. OptionError for weights below zero, alpha outside of [0, 1], and Gram
+    matrices that are singular without a ridge; IncompatibleError for those of another model.
     """
     _require(weight, alpha, ridge)
     statistics = [one for one in stream.statistics if one is not None]
@@ -92,10 +92,10 @@ def regmean(
 
     It minimises Σ cᵢ |Xᵢ (W - Wᵢ)|² for α = 1, λ = 0 and Gᵢ = Xᵢᵀ Xᵢ. weights: [m, n] or [n, m], dim the one of the n
     inputs; grams: [n, n]; shares: cᵢ, divided by their sum. λ is `ridge` times the mean of the diagonal of Σ cᵢ Gᵢ, the
-    same for all models: what it pulls to is the weighted average, which inputs that never occur get.
+    same for all models: it pulls towards the weighted average, which is the result for inputs that never occur.
 
-    Solved for the difference from that average, in which λ cancels on the right, so that what all models agree on stays
-    as it is, to the bit. name: for messages. OptionError if the sum is singular and there is no ridge.
+    Solved for the difference from that average, for which λ cancels on the right-hand side, so that weights equal in
+    all models are kept exactly. name: for messages. OptionError if the sum is singular and there is no ridge.
     """
     _require(shares, alpha, ridge)
     share = normalized(shares, "")
@@ -116,21 +116,22 @@ def regmean(
 
 
 def _solve(left: Tensor, right: Tensor, name: str) -> Tensor:
-    """left⁻¹ right by Cholesky; OptionError if left is singular but for rounding, whatever the scale of each input."""
+    """left⁻¹ right by Cholesky; OptionError if left is singular up to rounding, for any scale of the inputs."""
     factor, info = torch.linalg.cholesky_ex(left)
     floor = SLACK * len(left) * torch.finfo(left.dtype).eps
     if int(info) or bool((factor.diagonal().square() <= floor * left.diagonal()).any()):
         raise OptionError(
-            f"{name}: the Gram matrices of its inputs are singular together, as they are of inputs that never occur or "
-            "of fewer positions than inputs: set a larger ridge (it is 1e-6 by default), a smaller alpha, or take more "
-            "data"
+            f"{name}: the sum of the Gram matrices of its inputs is singular, since some inputs never occur or there "
+            "are fewer positions than inputs: set a larger ridge (default 1e-6), a smaller alpha, or use more data"
         )
     return torch.cholesky_solve(right, factor)
 
 
 def _require(shares: Sequence[float], alpha: float, ridge: float) -> None:
     if min(shares) < 0:
-        raise OptionError(f"weights {list(shares)}: RegMean takes none below zero; use linear, or leave that model out")
+        raise OptionError(
+            f"weights {list(shares)}: RegMean needs weights of at least 0; use linear, or leave models out"
+        )
     normalized(shares, "")
     if not 0 <= alpha <= 1 or ridge < 0:
         raise OptionError(f"alpha is {alpha} and ridge {ridge}; expected alpha from 0 to 1, and ridge at least 0")

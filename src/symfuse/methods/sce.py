@@ -22,11 +22,11 @@ def sce(
     int8_mask: bool = False,  # noqa: ARG001
     select_topk: float = 1.0,
 ) -> Iterator[Tensor]:
-    """Select, calculate, erase. Select: the task vectors are kept at the int(select_topk·m) entries at which their
-    variance between the models is largest (the first of equal ones), where m is the number of entries at which it is
-    not zero; everywhere if select_topk is 1. Calculate: a model's weight is the mean square of what is left of its
-    vector, over the whole tensor; weights sum to one however small the vectors are. Erase: of each entry only those
-    that have the sign of the unweighed sum are averaged. OptionError if select_topk is not between 0 and 1."""
+    """Select, calculate, erase. Select: task vectors are kept at the int(select_topk·m) entries with the largest
+    variance between models (the first of equal ones), where m is the number of entries with a variance above zero; all
+    entries if select_topk is 1. Calculate: the weight of a model is the mean square of the rest of its vector over the
+    whole tensor; weights sum to one. Erase: at each entry only values with the sign of the unweighted sum are averaged.
+    OptionError if select_topk is not between 0 and 1."""
     if not 0 <= select_topk <= 1:
         raise OptionError(f"{stream.name}: select_topk is {select_topk}, expected 0 to 1")
     blocks = repeatable(stream)

@@ -24,7 +24,7 @@ STRAIGHT = 0.9995
 def slerp(stream: Stream, *, t: float) -> Iterator[Tensor]:
     """The point at t on the arc from the base (t = 0) to the other model (t = 1), each tensor as one long vector.
 
-    The arc is drawn with the vectors as they are: their lengths differ, and the result's goes from one to the other.
+    The vectors keep their lengths, and the length of the result goes from one to the other.
     On the straight line, (1-t) base + t other, if |cos θ| > 0.9995 or a tensor is zero; so equal tensors give
     themselves, and opposite ones (1-2t) base. t outside [0, 1] goes on beyond the models.
     """

@@ -24,9 +24,9 @@ def ties(
     lambda_: float = 1.0,
     int8_mask: bool = False,  # noqa: ARG001
 ) -> Iterator[Tensor]:
-    """Of each model's task vector the `density` largest entries are kept, max(1, int(density·n)) exactly (the first of
-    equal ones; as they are if density is 1, none if it is 0), then weighed and summed where they have the majority's
-    sign: see `combined`. rescale: the l1 norm of each vector stays what it was (`Trim`)."""
+    """The max(1, int(density·n)) largest of the n entries of each task vector are kept (the first of equal ones; all if
+    density is 1, none if it is 0), then weighted and summed where they have the majority's sign (see `combined`).
+    rescale: keep the l1 norm of each vector (`Trim`)."""
 
     def largest(stream: Stream, densities: list[float]) -> Trim:
         size = stream.rows * stream.columns

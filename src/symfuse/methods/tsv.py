@@ -20,8 +20,8 @@ from symfuse.methods.registry import method
 def tsv(stream: Stream, *, lambda_: float = 1.0) -> Iterator[Tensor]:
     """base + lambda U⊥ S V⊥ᵀ, for a matrix and k models. One model: itself, if lambda is 1.
 
-    The r = min(shape) singular vectors of each delta are cut to the first r/k (rounded down, at least one); those of
-    all tasks stand side by side in U and V, their singular values in S; ⊥ is the nearest matrix with perpendicular
+    Of the r = min(shape) singular vectors of each delta the first r/k are used (rounded down, at least one); those of
+    all tasks are concatenated in U and V, their singular values in S; ⊥ is the nearest matrix with perpendicular
     columns (orthogonal Procrustes). Singular values that are rounding errors count as zero, and directions that are
     not there are left out, so zero and equal deltas have one result: that of the others, that of one.
     Tensors of three dimensions are stacks of matrices; all others get base + lambda · mean of the deltas.
@@ -38,10 +38,10 @@ def task_vectors(tasks: Sequence[Tensor]) -> Tensor:
 
 
 def of_matrices(stream: Stream, scale: float, merge: Callable[[Sequence[Tensor]], Tensor]) -> Iterator[Tensor]:
-    """base + scale · merge(deltas) of a matrix or a stack of matrices, seen whole; of others, the deltas' mean.
+    """base + scale · merge(deltas) of whole matrices or stacks of matrices; the mean of the deltas for other tensors.
 
-    Matrices are merged in float64, whatever the working dtype: singular vectors of float32 come out up to 1e-4 apart
-    when the solver runs on another number of threads, and take nearly as long.
+    Matrices are merged in float64, whatever the working dtype: in float32 singular vectors differ by up to 1e-4 if the
+    solver runs on another number of threads, and take nearly as long.
     """
     if len(stream.shape) not in (2, 3) or 0 in stream.shape:
         for block in stream:
@@ -55,7 +55,7 @@ def of_matrices(stream: Stream, scale: float, merge: Callable[[Sequence[Tensor]]
 
 def singular(matrix: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """U (…, m, r), S (…, r) and V (…, n, r); singular values at the level of rounding, and their vectors, are zero:
-    which vectors a solver finds for them is an accident. scale (…): the norm of what the matrix was computed from, by
+    those that a solver returns are arbitrary. scale (…): the norm of the matrices from which this one was computed, by
     default its own largest singular value."""
     left, values, right = torch.linalg.svd(matrix, full_matrices=False)
     largest = values[..., 0] if scale is None else scale

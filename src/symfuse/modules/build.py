@@ -114,11 +114,15 @@ def _unloadable(kind: Any, config: str, infos: tuple[tuple[str, TensorInfo], ...
     read = json.loads(config)
     empty = {name: torch.empty(info.shape, dtype=info.dtype, device="meta") for name, info in infos}
     options: dict[str, Any] = {"device_map": "meta", "ignore_mismatched_sizes": True}
-    if not read.get("architectures") and "add_pooling_layer" in inspect.signature(kind).parameters:
-        options["add_pooling_layer"] = False
+    options |= {"add_pooling_layer": False} if _may_lack_pooler(kind, read) else {}
     with quiet():
         _, report = _load(kind, read, empty, torch.float32, **options)
     return {key: frozenset(str(n[0] if isinstance(n, tuple) else n) for n in report[key]) for key in _PROBLEMS}
+
+
+def _may_lack_pooler(kind: Any, config: Mapping[str, Any]) -> bool:
+    """Whether it is a base model that no class of transformers saved, which need not have a pooler."""
+    return not config.get("architectures") and "add_pooling_layer" in inspect.signature(kind).parameters
 
 
 _PROBLEMS = ("missing_keys", "unexpected_keys", "mismatched_keys")
@@ -183,6 +187,8 @@ def _transformers_module(
     kind = _named_class(checkpoint) if kind is None else kind
     with _reporting(checkpoint), quiet():
         module, report = _load(kind, checkpoint.config, weights, dtype)
+        if report["missing_keys"] and _may_lack_pooler(kind, checkpoint.config):
+            module, report = _load(kind, checkpoint.config, weights, dtype, add_pooling_layer=False)
     for problem in ("missing_keys", "mismatched_keys"):
         if report[problem]:
             names = ", ".join(sorted(map(str, report[problem]))[:5])

@@ -1,4 +1,4 @@
-"""The stage of a recipe in which its models are moved onto one of them, as its `align` block says."""
+"""The stage of a recipe that aligns its models to one of them, by its `align` block."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ from symfuse.verification import Proof, Verification, prove, verify
 
 @dataclass(frozen=True)
 class How:
-    """How models are moved: nothing of it changes the result. threads, memory, device, executor: as of `match_models`.
-    prove: run each model before and after. follow: gets each event of the work."""
+    """How models are aligned; none of it changes the result. threads, memory, device, executor: see `match_models`.
+    prove: run each model before and after. follow: called with each event."""
 
     threads: int | None = None
     memory: int | None = None
@@ -61,19 +61,19 @@ class How:
 
 
 def anchor_of(stage: Stage) -> ModelRef | None:
-    """The model that the others are moved onto: as the recipe says; else the base of task vectors; else the one nearest
-    to the mean. None if nothing is to be aligned."""
+    """The model that the others are aligned to: by the recipe; else the base of task vectors; else the model nearest to
+    the mean. None if nothing is to be aligned."""
     align = stage.recipe.align
     if align is None:
         return None
     undeclared = [c.name for c in stage.models.values() if not Model.of(c, undeclared=True).declared]
     if undeclared:
         raise UnknownArchitectureError(
-            f"align: symfuse has no declaration of {some(undeclared)}, so it does not know what may be moved; leave "
+            f"align: symfuse has no declaration of {some(undeclared)}, so it does not know their symmetries; leave "
             "align out to merge by names and shapes, or add a declaration (CONTRIBUTING.md)"
         )
     spec = Model.of(next(iter(stage.models.values()))).spec
-    layers_of(stage.recipe, spec)  # whether they are there
+    layers_of(stage.recipe, spec)  # raises if they do not exist
     with stage.recipe.blaming("align.axes", "align.groups"):
         select(spec, align.axes, groups_of(stage.recipe, spec))
     if align.anchor is not None:
@@ -85,8 +85,8 @@ def anchor_of(stage: Stage) -> ModelRef | None:
 
 
 def axes_of(stage: Stage) -> tuple[str | tuple[str, ...], tuple[str, ...], dict[str, Any]]:
-    """The words for the axes that the recipe's `align` block asks for, and the frame: the same for all models; and why,
-    where it does not say. OptionError, with the place in it, if they cannot be matched as it says."""
+    """The axes of the recipe's `align` block and the frame, the same for all models; and the reasons, where the block
+    leaves them open. OptionError, with the place in the recipe, if they cannot be matched so."""
     align = stage.recipe.align
     assert align is not None
     models = [Model.of(checkpoint) for checkpoint in stage.models.values()]
@@ -102,8 +102,8 @@ def axes_of(stage: Stage) -> tuple[str | tuple[str, ...], tuple[str, ...], dict[
 
 @dataclass(frozen=True)
 class Matching:
-    """How the models of a stage are matched with its anchor, the same for all. axes, frame, why: of `axes_of`. data:
-    what they are run on; None: the weights are compared. validation: of learning."""
+    """How the models of a stage are matched with its anchor, the same for all. axes, frame, why: see `axes_of`. data:
+    to run the models on, or None to compare weights. validation: for learning."""
 
     axes: str | tuple[str, ...]
     frame: tuple[str, ...]
@@ -113,7 +113,7 @@ class Matching:
 
 
 def matching_of(stage: Stage, anchor: ModelRef) -> Matching:
-    """As the recipe's `align` block asks for. OptionError as of `axes_of`, and what `data_of` raises."""
+    """The matching of the recipe's `align` block. Raises what `axes_of` and `data_of` raise."""
     align = stage.recipe.align
     assert align is not None
     axes, frame, why = axes_of(stage)
@@ -121,34 +121,34 @@ def matching_of(stage: Stage, anchor: ModelRef) -> Matching:
 
 
 def layers_of(recipe: Recipe, spec: Spec) -> list[int]:
-    """The layers that are to be aligned; OptionError, with the place in the recipe, if they are not there."""
+    """The layers to align; OptionError, with the place in the recipe, if they do not exist."""
     with recipe.blaming("align.layers"):
         layers = choose_layers(None if recipe.align is None else recipe.align.layers, spec.depth)
     return sorted(layers)
 
 
 def groups_of(recipe: Recipe, spec: Spec) -> dict[str, str]:
-    """The groups that the recipe names, by axis; OptionError, with the place in it, for an axis that is not there."""
+    """The groups of the recipe, by axis; OptionError, with the place in the recipe, for an axis that does not exist."""
     with recipe.blaming("align.groups"):
         groups = choose_groups({} if recipe.align is None else recipe.align.groups, spec)
     return dict(groups)
 
 
 def data_of(align: Align, model: Checkpoint) -> tuple[Task | None, Task | None]:
-    """What the models are run on, and what learning is validated on, as a model reads it. DataError, OptionError or
-    CheckpointError if it cannot."""
+    """The data to run models on, and those to validate learning on, as this model reads them. DataError, OptionError or
+    CheckpointError if it cannot read them."""
     options = {} if align.limit is None else {"limit": align.limit}
     data, validation = (
         None if file is None else make_task(None, read_records(file), model, **options)
         for file in (align.data, align.validation)
     )
     if align.source == "learned" and data is not None:
-        Learning(data, validation, **settings_of(align))  # whether they fit
+        Learning(data, validation, **settings_of(align))  # raises if they do not fit
     return data, validation
 
 
 def settings_of(align: Align) -> dict[str, Any]:
-    """The settings of learning that the recipe names."""
+    """The settings of learning that the recipe sets."""
     settings = {"steps": align.steps, "rate": align.rate, "distil": align.distil}
     return {key: value for key, value in settings.items() if value is not None}
 
@@ -161,8 +161,8 @@ def match_pair(
     learning: Learning | None = None,
     **options: Any,
 ) -> Alignment:
-    """The alignment that moves `source` towards `anchor`: from the weights, with `batches` from activations, with
-    `learning` learned from there. options: of `match_models`, `match_by_activations` or `match_learned`."""
+    """The alignment of `source` to `anchor`: by weights; with `batches` by activations; with `learning` learned from
+    that start. options: of `match_models`, `match_by_activations` or `match_learned`."""
     if learning is not None:
         return match_learned(source, anchor, learning, batches=batches, **options)
     if batches is not None:
@@ -179,8 +179,8 @@ def with_reasons(alignment: Alignment, why: Mapping[str, Any]) -> Alignment:
 
 
 def align(stage: Stage, how: How) -> Stage:
-    """The stage with all models moved onto the anchor, if the recipe asks for that; they must be in one frame, unless
-    the alignment brings all into it."""
+    """The stage with all models aligned to the anchor, if the recipe asks for that. They must be in one frame, unless
+    the alignment has a frame."""
     anchor = anchor_of(stage)
     if anchor is None:
         return stage
@@ -206,7 +206,7 @@ def align(stage: Stage, how: How) -> Stage:
 
 
 def _match(stage: Stage, ref: ModelRef, anchor: ModelRef, matching: Matching, how: How) -> Alignment:
-    """The alignment of one model onto the anchor."""
+    """The alignment of one model to the anchor."""
     recipe, settings = stage.recipe, stage.recipe.align
     assert settings is not None
     options: dict[str, Any] = {"axes": matching.axes, "frame": matching.frame, "layers": settings.layers}
@@ -220,8 +220,8 @@ def _match(stage: Stage, ref: ModelRef, anchor: ModelRef, matching: Matching, ho
     elif settings.source == "activations" and matching.data is not None:
         options["batches"] = matching.data.batches
     elif matching.data is not None:
-        drawn = {"seed": recipe.seed, "device": how.device, **settings_of(settings)}
-        options["learning"] = Learning(matching.data, matching.validation, **drawn)
+        own = {"seed": recipe.seed, "device": how.device, **settings_of(settings)}
+        options["learning"] = Learning(matching.data, matching.validation, **own)
     with one_torch_thread() if how.threads == 1 and matching.data is not None else nullcontext():
         alignment = match_pair(*(Model.of(stage.models[one]) for one in (ref, anchor)), **options)
     return with_reasons(alignment, matching.why)
@@ -237,14 +237,14 @@ def move(
     device: str | None = None,
     seconds: float,
 ) -> Checkpoint:
-    """The source, moved, proved if that is asked for, with the record of that. other: the anchor, if it is moved too.
-    device: where it is read to. seconds: spent on matching, for the record. VerificationError if a proof fails."""
+    """The aligned source with its record, proved if `how` asks for that. other: the anchor, if it is aligned too.
+    device: to read tensors to. seconds: spent on matching, for the record. VerificationError if the proof fails."""
     proof = None
     if how.prove:
         how.follow(Working("proving"))
         proof = _proof(source, alignment, how)
     moved = alignment(source if device is None else source.on(device))
-    if not is_matched(alignment):  # there is nothing to record
+    if not is_matched(alignment):  # nothing to record
         return moved
     record = alignment_record(source, anchor, alignment, proof, other, seconds=seconds)
     how.follow(AlignmentDone(record))
@@ -252,7 +252,7 @@ def move(
 
 
 def _proof(source: Checkpoint, alignment: Alignment, how: How) -> dict[str, Any]:
-    """The outputs before and after, as data: of an inexact alignment how far they are apart."""
+    """The comparison of outputs before and after, as data; of an inexact alignment, how much they differ."""
     result: Proof | Verification
     if alignment.variants:
         wide = source.to(torch.float64)

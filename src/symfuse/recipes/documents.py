@@ -1,4 +1,4 @@
-"""Several recipes in one file, which call each other's results by name."""
+"""Several recipes in one file, which refer to each other's results by name."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from symfuse.recipes.yaml_reader import Document, read_documents
 
 
 def read_recipes(path: str | PathLike[str]) -> tuple[Recipe, ...]:
-    """The recipes of a file, each after those whose results it merges, and one without a name last.
+    """The recipes of a file, each after those whose results it merges, the one without a name last.
 
-    Raises OptionError, with file, line and path, for all that `parse_recipe` refuses; for a file that cannot be read,
-    names that stand twice, are meant but do not exist, or need each other.
+    Raises OptionError, with file, line and path, for all that `parse_recipe` refuses; for a file that cannot be read;
+    and for names that are duplicated, unknown, or depend on each other.
     """
     where, path = str(path), Path(path)
     try:
@@ -25,7 +25,7 @@ def read_recipes(path: str | PathLike[str]) -> tuple[Recipe, ...]:
     except OSError as error:
         raise OptionError(f"{where}: the recipe cannot be read ({error.strerror})") from None
     except UnicodeDecodeError as error:
-        raise OptionError(f"{where}: no text in UTF-8 (byte {error.start}); is it a recipe?") from None
+        raise OptionError(f"{where}: not UTF-8 text (byte {error.start}); is it a recipe?") from None
     documents = read_documents(text, where)
     if not documents:
         raise OptionError(f"{where}: the recipe is empty")
@@ -46,13 +46,13 @@ def _refuse_second(document: Document, name: str | None) -> None:
 
 
 def _named(recipe: Recipe) -> list[str]:
-    """The paths of all models that a recipe reads, among which names of other recipes may be."""
+    """The paths of all models that a recipe reads; some may be names of other recipes."""
     refs = [*recipe.models_used(), *(recipe.tokenizer.models_used() if recipe.tokenizer else ())]
     return list(dict.fromkeys(ref.path for ref in refs))
 
 
 def _refuse_misspelt(recipes: dict[str | None, Recipe], where: str, folder: Path) -> None:
-    """A bare word that nearly is the name of another recipe, and no folder, is no model of the hub either."""
+    """OptionError for a word that is no folder, and nearly the name of another recipe: it is no hub id either."""
     names = [name for name in recipes if name is not None]
     for recipe in recipes.values():
         for path in _named(recipe):
@@ -70,7 +70,7 @@ def _in_order(recipes: dict[str | None, Recipe], where: str) -> Iterator[Recipe]
     def after(name: str | None, chain: tuple[str | None, ...]) -> Iterator[Recipe]:
         if name in chain:
             loop = " → ".join(str(part) for part in (*chain[chain.index(name) :], name))
-            raise OptionError(f"{where}: recipes that need each other: {loop}")
+            raise OptionError(f"{where}: recipes depend on each other: {loop}")
         if name in done:
             return
         for path in _named(recipes[name]):

@@ -1,4 +1,4 @@
-"""What a recipe says to no effect: recipes for mergekit have such things and run, so it is pointed out, not refused."""
+"""Entries of a recipe without effect. They are reported, not refused, since recipes written for mergekit have them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from symfuse.recipes.schema import Input, Recipe, Settings
 
 
 def without_effect(recipe: Recipe, names: Collection[str]) -> Iterator[str]:
-    """A line, with the place, for each parameter that changes nothing: values that the method has no use for, values
-    for names that no tensor has or that come after one for all, and those of the base model. names: of all tensors.
+    """A line, with the place, for each parameter that changes nothing: values that the method ignores, values for names
+    that no tensor has, values listed after one for all tensors, and those of the base model. names: of all tensors.
 
-    int8_mask is left out: it asks for a way to save memory, not for another result.
+    int8_mask is not reported: it saves memory, and never changes the result.
     """
     method = lookup(recipe.merge_method)
     blocks = [recipe.parameters]
@@ -35,8 +35,8 @@ def without_effect(recipe: Recipe, names: Collection[str]) -> Iterator[str]:
 def _of_base(entry: Input, method: Method) -> Iterator[str]:
     for name, setting in entry.parameters.items():
         yield (
-            f"{setting.cases[0].place or name}: without effect: {entry.model} is the base model, which {method.name} "
-            f"compares the others to, and has no {name}"
+            f"{setting.cases[0].place or name}: without effect: {entry.model} is the base model, to which "
+            f"{method.name} compares the others; it has no {name}"
         )
 
 
@@ -46,8 +46,8 @@ def _ignored(block: Settings, method: Method) -> Iterator[str]:
             if any(value != method.parameters[name].default for value in case.values):
                 others = sorted(m.name for m in METHODS.values() if name in m.parameters and name not in m.ignored)
                 yield (
-                    f"{case.place or name}: without effect: {method.name} takes {name} and does nothing with it, "
-                    f"whatever its value; leave it out, or choose a method that uses it ({', '.join(others)})"
+                    f"{case.place or name}: without effect: {method.name} accepts {name} and ignores it; leave it out, "
+                    f"or choose a method that uses it ({', '.join(others)})"
                 )
 
 
@@ -58,12 +58,12 @@ def _unreached(block: Settings, names: Collection[str]) -> Iterator[str]:
             before = setting.cases[:number]
             if of_all := next((earlier for earlier in before if earlier.of_all), None):
                 first = of_all.place or of_all.values
-                yield f"{place}: the first value that fits holds, and {first} is for all tensors; list that last"
+                yield f"{place}: the first matching value is used, and {first} matches all tensors; list that last"
             elif case.filter is None or case.of_all:
                 continue
-            elif not (meant := [tensor for tensor in names if case.covers(tensor)]):
+            elif not (covered := [tensor for tensor in names if case.covers(tensor)]):
                 parts = {part for tensor in names for part in tensor.split(".") if not part.isdigit()}
                 hint = suggestion(case.filter, parts)
                 yield f"{place}: no tensor of these models has {case.filter!r} in its name{hint}"
-            elif all(any(earlier.covers(tensor) for earlier in before) for tensor in meant):
-                yield f"{place}: the values listed before it are for all tensors with {case.filter!r} in their names"
+            elif all(any(earlier.covers(tensor) for earlier in before) for tensor in covered):
+                yield f"{place}: values listed before it match all tensors with {case.filter!r} in their names"

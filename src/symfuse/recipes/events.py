@@ -1,4 +1,4 @@
-"""What a run reports while it works, as data: the command line prints it, and a function in Python can follow it."""
+"""The events that a run reports, as data: the command line prints them, and a Python function can follow them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Note:
-    """What a user should know of a merge. about: "model", one model as it was opened; "harmless", fields of config.json
-    that change nothing; "merge", what the models differ in, or what was done to them."""
+    """Information about a merge. about: "model", one model as it was opened; "harmless", fields of config.json that
+    change nothing; "merge", how models differ, or what was done to them."""
 
     text: str
     about: Literal["model", "harmless", "merge"] = "merge"
@@ -26,15 +26,15 @@ class Note:
 
 @dataclass(frozen=True)
 class Warned:
-    """What makes a merge doubtful: a warning of its check."""
+    """A warning of the check of a merge."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Planned:
-    """Models opened, prepared and planned; no work is done yet. merged: the plan. report: its check. last: the result
-    of this recipe is that of the run."""
+    """Models are opened, prepared and planned; no work is done yet. merged: the plan. report: its check. last: whether
+    this recipe is the last of the run."""
 
     stage: Stage
     merged: Checkpoint
@@ -44,22 +44,22 @@ class Planned:
 
 @dataclass(frozen=True)
 class Anchored:
-    """The model that the others are moved onto."""
+    """The model that the others are aligned to."""
 
     anchor: str
 
 
 @dataclass(frozen=True)
 class Working:
-    """A piece of work that takes time begins: "matching", "proving", "looking at data"."""
+    """A longer piece of work begins: "matching", "proving", "learning from data"."""
 
     what: str
 
 
 @dataclass(frozen=True)
 class Step:
-    """A step of this work is done. total: how many there are, where that is known. text: what is being done; such a
-    step is none of the total."""
+    """A step of this work is done. total: the number of steps, if known. text: what is being done; such an event does
+    not count as a step."""
 
     total: int | None = None
     text: str = ""
@@ -74,8 +74,7 @@ class Proved:
 
 @dataclass(frozen=True)
 class AlignmentDone:
-    """A model was moved. record: what it is saved with; `record.run` has the distances, for which it reads all
-    tensors."""
+    """A model was aligned. record: what is saved with it; `record.run` has the distances, which read all tensors."""
 
     record: Record
 
@@ -92,4 +91,4 @@ Follow: TypeAlias = Callable[[Event], object]
 
 
 def ignore(_event: Event) -> None:
-    """Follows nothing."""
+    """Does nothing."""

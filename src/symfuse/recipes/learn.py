@@ -1,4 +1,4 @@
-"""The stage of a recipe in which its method looks at data: `data` and `statistics`, of all models or of each."""
+"""The stage of a recipe in which its method learns from data: `data` and `statistics`, of all models or of each."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from symfuse.stats.statistics import Statistics
 
 
 def inputs_of(recipe: Recipe) -> list[Input]:
-    """The models whose data a method looks at: those listed, the base aside if the method has one apart. Empty for
-    methods that look at none. OptionError for recipes by slices and modules, whose layers are of several models, and
-    for a model that is listed twice with different data."""
+    """The models from whose data a method learns: those listed, without the base if the method has one. Empty for
+    methods without data. OptionError for recipes by slices and modules, whose layers come from several models, and for
+    a model that is listed twice with different data."""
     method = lookup(recipe.merge_method)
     if method.learn is None:
         return []
     if not recipe.models:
         raise OptionError(
-            f"{method.name} looks at data of whole models: list them under `models`, not in slices or modules"
+            f"{method.name} learns from data of whole models: list them under `models`, not in slices or modules"
         )
     entries = [entry for entry in recipe.models if method.base == "unused" or entry.model != recipe.base_model]
     for i, entry in enumerate(entries):
@@ -41,7 +41,7 @@ def inputs_of(recipe: Recipe) -> list[Input]:
 
 
 def tasks_of(recipe: Recipe, checkpoints: Sequence[Checkpoint]) -> list[Task | None]:
-    """The data of each of `inputs_of`, as that model reads them; None where there are none, or statistics.
+    """The data of each of `inputs_of`, as that model reads them; None for a model without data, or with statistics.
 
     OptionError or DataError, with the place in the recipe, for data that cannot be read, CheckpointError for a model
     that cannot read them.
@@ -54,9 +54,9 @@ def tasks_of(recipe: Recipe, checkpoints: Sequence[Checkpoint]) -> list[Task | N
             tasks.append(None)
             if entry.statistics is None and method.data_required:
                 raise OptionError(
-                    f"{method.name} looks at data, and there are none for {entry.model}: `data: FILE` in the recipe, "
-                    "for all models or beside one, or --data FILE"
-                    + ("; or saved statistics" if method.statistics is not None else "")
+                    f"{method.name} needs data, and {entry.model} has none: write `data: FILE` in the recipe, for all "
+                    "models or for one, or --data FILE"
+                    + ("; or use saved statistics" if method.statistics is not None else "")
                 )
             continue
         key = (data.file, data.encoding)
@@ -68,16 +68,16 @@ def tasks_of(recipe: Recipe, checkpoints: Sequence[Checkpoint]) -> list[Task | N
 
 
 def task_of_data(data: Data, records: Records, checkpoint: Checkpoint, *, unlabelled: bool) -> Task:
-    """Data as a model reads them."""
+    """The task on these data, as a model reads them."""
     columns: dict[str, Any] = {f"{role}_column": name for role, name in data.columns.items()}
     return make_task(data.task, records, checkpoint, **columns, **data.options, unlabelled=unlabelled)
 
 
 def statistics_of(stage: Stage, saved: Sequence[Statistics | None] | None = None) -> list[Statistics | None]:
-    """The saved statistics of each of `inputs_of`, moved with its model if that was aligned. saved: instead of those
-    that the recipe names.
+    """The saved statistics of each of `inputs_of`, transformed with its model if that was aligned. saved: instead of
+    those that the recipe names.
 
-    IncompatibleError if they are of another model; SymmetryError if they cannot be moved.
+    IncompatibleError if they are of another model; SymmetryError if they cannot be transformed.
     """
     inputs = inputs_of(stage.recipe)
     if saved is None:
@@ -95,25 +95,25 @@ def _followed(stage: Stage, listed: Input, statistics: Statistics) -> Statistics
     statistics.require(Model.of(stage.opened[ref], undeclared=True))
     if why := _rewritten(stage, ref):
         raise IncompatibleError(
-            f"{what}: {ref} is rewritten before the merge ({why}), and statistics of it as it was do not fit any more; "
-            "leave them out, and give data"
+            f"{what}: {ref} is rewritten before the merge ({why}), so that its statistics do not fit any more; leave "
+            "them out, and give data"
         )
     alignment = stage.alignments.get(ref)
     framed = next((a.frame for a in stage.alignments.values()), ())
     if alignment is None and framed:
         raise SymmetryError(
             f"{what}: the alignment brings {ref} into another frame ({', '.join(framed)}), in which these statistics "
-            "were not taken; leave them out, and give data"
+            "were not computed; leave them out, and give data"
         )
     return statistics if alignment is None else transported_statistics(statistics, alignment, known=True)
 
 
 def _rewritten(stage: Stage, ref: ModelRef) -> str | None:
-    """What was done to a model before it was aligned that its statistics do not follow."""
+    """The change of a model before alignment, if any, that its statistics cannot follow."""
     if stage.vocabulary is not None and not stage.vocabulary.unchanged(list(stage.models).index(ref)):
         return "another vocabulary"
     before, after = (Model.of(each[ref], undeclared=True).spec for each in (stage.opened, stage.models))
-    framed = any(alignment.frame for alignment in stage.alignments.values())  # which is looked at for itself
+    framed = any(alignment.frame for alignment in stage.alignments.values())  # checked by the caller
     if not framed and (before.tied.keys() != after.tied.keys() or before.tensors.keys() != after.tensors.keys()):
         return "tensors were untied, left out or added"
     return None
@@ -122,14 +122,14 @@ def _rewritten(stage: Stage, ref: ModelRef) -> str | None:
 def learn(
     stage: Stage, how: How, tasks: Sequence[Task | None] | None, saved: Sequence[Statistics | None] | None = None
 ) -> Stage:
-    """The stage with what its method learns from data, and its models as it moves them; as it is, for others. tasks: of
-    each of `inputs_of`; saved: as in `statistics_of`."""
+    """The stage with what its method learns from data, and its models as the method transforms them; unchanged if the
+    method uses no data. tasks: of each of `inputs_of`. saved: as in `statistics_of`."""
     recipe, method, refs = stage.recipe, lookup(stage.recipe.merge_method), list(stage.models)
     if method.learn is None and not tasks and not saved:
         return stage
     apart, numbers = recipe.base_model, [refs.index(entry.model) for entry in inputs_of(recipe)]
     parameters = _parameters(recipe, method)
-    how.follow(Working("looking at data"))
+    how.follow(Working("learning from data"))
 
     def report(line: str) -> None:
         how.follow(Step(text=line))
@@ -162,7 +162,7 @@ def learn(
 
 
 def _parameters(recipe: Recipe, method: Method) -> dict[str, Any]:
-    """Those that a method learns with: one value each."""
+    """The parameters that a method learns with: one value each."""
     values = {}
     for name in method.learned:
         if name in recipe.parameters:

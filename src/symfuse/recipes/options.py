@@ -1,4 +1,4 @@
-"""Models and options, as of the command line or of `symfuse.merge`, as a recipe."""
+"""A recipe from models and options, of the command line or of `symfuse.merge`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from symfuse.merging import Method
 from symfuse.recipes.parser import parse_recipe
 from symfuse.recipes.schema import COPY, Recipe, kept_head
 
-# Keys of recipes that are no parameters of a method, and that `symfuse.merge` has no argument for.
+# Keys of recipes that are neither parameters of a method nor arguments of `symfuse.merge`.
 RECIPE_KEYS = frozenset({
     "align", "base_model", "chat_template", "foreign", "merge_method", "missing_bias", "models", "modules", "name",
     "out_dtype", "slices", "tokenizer", "tokenizer_source",
@@ -26,9 +26,9 @@ def recipe_of(
     keys: Mapping[str, Any],
     own: Sequence[Mapping[str, Any]] = (),
 ) -> Recipe:
-    """models: as recipes write them. base: the number of one. parameters: one value for all models, or a list with one
-    for each, the base aside if the method has one. keys: others of the recipe; None is left out. own: more keys of each
-    model."""
+    """models: as written in recipes. base: the index of one. parameters: one value for all models, or a list with one
+    for each, without the base if the method has one. keys: more keys of the recipe; None is left out. own: more keys
+    of each model."""
     listed = [model for i, model in enumerate(models) if method.base == "unused" or i != base]
     shared, each = _split(parameters, len(listed))
     blocks = [{"model": m} | ({"parameters": each[i]} if each[i] else {}) for i, m in enumerate(listed)]
@@ -43,7 +43,7 @@ def recipe_of(
 
 
 def named(checkpoints: Sequence[Checkpoint]) -> dict[str, Checkpoint]:
-    """The models by the names that a recipe calls them: of several with one name, the others are copies."""
+    """The models by unique names for a recipe: of several with one name, all but the first are called copies."""
     known: dict[str, Checkpoint] = {}
     for checkpoint in checkpoints:
         name = checkpoint.name if checkpoint.name.strip() else "model"
@@ -63,7 +63,7 @@ def recipe_of_arguments(
     seed: int,
     force_config: bool,
 ) -> Recipe:
-    """The recipe that arguments of `symfuse.merge` amount to, of models by name."""
+    """The recipe of these arguments of `symfuse.merge`, for models by name."""
     if not names:
         raise OptionError("a merge needs models; none are given")
     if base is not None and not 0 <= base < len(names):
@@ -82,7 +82,7 @@ def recipe_of_arguments(
 
 
 def _head(heads: str | int, names: Sequence[str]) -> str:
-    """The name of the model whose head is kept; "average" and "drop" as they are."""
+    """The name of the model whose head is kept, or "average" or "drop"."""
     if isinstance(heads, int):
         if 0 <= heads < len(names):
             return names[heads]
@@ -94,12 +94,12 @@ def _head(heads: str | int, names: Sequence[str]) -> str:
 
 
 def _written(name: str) -> Any:
-    """A model as a recipe writes it: a name in which + or @ stand for themselves, or spaces around it, as a path."""
+    """A model as written in a recipe: a name with + or @, or with spaces around it, as a path."""
     return {"model": {"path": name}} if set("+@") & set(name) or name != name.strip() else name
 
 
 def _plain(value: Any) -> Any:
-    """A tensor, an array or a number of these as Python's own, a tuple as a list."""
+    """Tensors, arrays and their scalars as Python values, tuples as lists."""
     value = value.tolist() if hasattr(value, "tolist") else value
     return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
 

@@ -1,4 +1,4 @@
-"""YAML → Recipe: mergekit's keys and ours, each checked where it stands."""
+"""YAML → Recipe: mergekit's keys and ours, checked with the place of each."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ _KEYS = (
 )
 _SWITCHES = ("scaling", "one_pass", "biases")
 _ONLY_IN_SLICES = {"layer_range": "layers are chosen in `slices` (slices: - sources: - model …, layer_range), not here"}
-_OF_EXPERTS = "this is no merge recipe, but one for a mixture of experts, which mergekit-moe builds; symfuse does not"
+_OF_EXPERTS = "this recipe is for a mixture of experts, which mergekit-moe builds; symfuse does not"
 _OF_SEARCH = "this is a recipe for mergekit-evolve, which searches for parameters; symfuse does not: write {}"
 _NOT_OURS = {
     **dict.fromkeys(("experts", "experts_per_token", "gate_mode"), _OF_EXPERTS),
     "genome": _OF_SEARCH.format("what is in `genome` here, with `parameters` of its models"),
     "tasks": _OF_SEARCH.format("a recipe with merge_method and models"),
 }
-_WITHOUT_EFFECT = {  # what recipes have that mergekit reads without a word
+_WITHOUT_EFFECT = {  # keys that mergekit ignores without a message
     **dict.fromkeys(("out_path", "output_path"), "the new folder is named on the command line"),
     **dict.fromkeys(
         ("cuda", "allow_crimes", "trust_remote_code", "copy_tokenizer", "out_shard_size", "lazy_unpickle",
          "low_cpu_memory", "write_model_card", "random_seed"), "it is an option of the command line, not of a recipe"
     ),
-    "int8_mask": "it is no way to another result",
+    "int8_mask": "it does not change the result",
 }  # fmt: skip
 _PARAMETERS = {name for method in METHODS.values() for name in method.parameters}
-_NO_RESIDUAL = {"residual_weight": "mergekit reads this key and does nothing with it; remove it"}
+_NO_RESIDUAL = {"residual_weight": "mergekit ignores this key; remove it"}
 _NO_OVERRIDE = {"override_architecture": "the architecture is that of the model's config.json; change it there"}
 
 
 def parse_recipe(recipe: str | Mapping[str, Any], where: str = "recipe") -> Recipe:
-    """One recipe from YAML text or from the mapping that it stands for; where: what messages call it.
+    """One recipe from YAML text or the equivalent mapping. where: its name in messages.
 
-    Raises OptionError, with line and path, for all that is not a recipe: keys, methods and parameters that are not
-    known, values of another type, layers that do not fit.
+    Raises OptionError, with line and path, for unknown keys, methods and parameters, values of another type, and layers
+    that do not fit.
     """
     text = recipe if isinstance(recipe, str) else _written(recipe, where)
     documents = read_documents(text, where, lines=isinstance(recipe, str))
@@ -96,8 +96,8 @@ def read_recipe(document: Document) -> Recipe:
 
 
 def _top_level(root: Item) -> tuple[dict[str, Item], tuple[str, ...]]:
-    """The values by key, and a line for each key that changes nothing: that only holds YAML anchors, or says what the
-    command line says."""
+    """The values by key, and a line for each key without effect: it only holds YAML anchors, or is an option of the
+    command line."""
     unread = {}
     for key, item in root.mapping().items():
         near = nearest(key, _KEYS)
@@ -113,7 +113,7 @@ def _top_level(root: Item) -> tuple[dict[str, Item], tuple[str, ...]]:
 
 
 def _reconciled(fields: Mapping[str, Item]) -> dict[str, Any]:
-    """What becomes of models that do not fit together."""
+    """The keys for models that do not fit together."""
     words = {"foreign": ("refuse", "drop", "keep"), "missing_bias": ("refuse", "zero")}
     choices: dict[str, Any] = {key: fields[key].choice(known) for key, known in words.items() if key in fields}
     return choices | ({"force_config": fields["force_config"].boolean()} if "force_config" in fields else {})
@@ -143,11 +143,11 @@ def _required(item: Item, fields: Mapping[str, Item], key: str) -> Item:
 
 
 def _layout(item: Item, fields: Mapping[str, Item], names: tuple[str, ...]) -> str:
-    found = [name for name in names if name in fields]
-    if len(found) != 1:
-        has = " and ".join(found) or "none of them"
-        (fields[found[-1]] if found else item).fail(f"expected one of {', '.join(names)}, found {has}")
-    return found[0]
+    present = [name for name in names if name in fields]
+    if len(present) != 1:
+        has = " and ".join(present) or "none of them"
+        (fields[present[-1]] if present else item).fail(f"expected one of {', '.join(names)}, found {has}")
+    return present[0]
 
 
 def _method(item: Item) -> Method:
@@ -248,7 +248,7 @@ def _slice(item: Item, method: Method) -> Slice:
         start, end = sources[0].layer_range or (0, 0)
         if stop - first != end - start:
             own["layer_range"].fail(
-                f"{stop - first} layers, but the first source of the slice has {end - start}; they must be as many"
+                f"{stop - first} layers, but the first source of the slice has {end - start}; all need the same number"
             )
     parameters = read_settings(fields.get("parameters"), method, of_model=False)
     return Slice(tuple(sources), _optional_model(fields), parameters)
@@ -272,9 +272,9 @@ def _module(item: Item, method: Method) -> Module:
 
 
 def _data(item: Item, method: Method) -> Data:
-    """A file, or a mapping with how it is read."""
+    """A file, or a mapping with options for reading it."""
     if method.learn is None:
-        item.fail(f"{method.name} does not look at data; leave this out (those of an alignment stand in `align`)")
+        item.fail(f"{method.name} does not use data; leave this out (data for an alignment belong in `align`)")
     if not isinstance(item.value, dict):
         return Data(item.text())
     words, numbers = ("file", "task", "encoding"), {"limit": 1, "batch_size": 1, "max_length": 2, "seed": 0}
@@ -296,16 +296,16 @@ def _statistics(item: Item, method: Method) -> str:
 
 
 def _tokenizer(fields: Mapping[str, Item], models: Sequence[Input]) -> Tokenizer | None:
-    found = [fields[key] for key in _TOKENIZERS if key in fields]
-    if not found:
+    present = [fields[key] for key in _TOKENIZERS if key in fields]
+    if not present:
         return None
-    if len(found) > 1:
-        found[1].fail("both tokenizer and tokenizer_source; they say the same thing, keep `tokenizer`")
+    if len(present) > 1:
+        present[1].fail("both tokenizer and tokenizer_source, which mean the same; keep `tokenizer`")
     if "tokenizer_source" in fields:
         return Tokenizer(_vocabulary(fields["tokenizer_source"], models))
-    if not isinstance(found[0].value, dict):
-        found[0].fail("expected a mapping, such as {source: union}; a name alone is `tokenizer_source: …`")
-    own = found[0].fields(("source", "tokens", "pad_to_multiple_of"))
+    if not isinstance(present[0].value, dict):
+        present[0].fail("expected a mapping, such as {source: union}; for a name alone write `tokenizer_source: …`")
+    own = present[0].fields(("source", "tokens", "pad_to_multiple_of"))
     tokens = {name: _token(part) for name, part in (own["tokens"].mapping() if "tokens" in own else {}).items()}
     return Tokenizer(
         _vocabulary(own["source"], models) if "source" in own else "union",
@@ -316,12 +316,12 @@ def _tokenizer(fields: Mapping[str, Item], models: Sequence[Input]) -> Tokenizer
 
 
 def _vocabulary(item: Item, models: Sequence[Input]) -> Any:
-    """ "union", "base" (without a base model, the one that gives the config) or a ModelRef, also by its number."""
+    """ "union", "base" (without a base model, the model that gives the config) or a model, also by number."""
     return item.value if item.value in ("union", "base") else _model_or_number(item, models)
 
 
 def _token(item: Item) -> tuple[TokenSource, ModelRef | None]:
-    """Where the row of a token comes from, and of which model that is."""
+    """The source of a token's row, and the model that it names."""
     fields = item.fields(("source", "force"))
     force = fields["force"].boolean() if "force" in fields else False
     if "source" not in fields:
@@ -361,21 +361,21 @@ def _align(item: Item, models: Sequence[Input]) -> Align:
     source = options.get("source", "weights")
     if (source != "weights") != ("data" in fields):
         item.fail(
-            "`source: activations`, or `source: learned`, and `data: FILE` belong together: name the data that the "
-            "models are run on"
+            "`source: activations` and `source: learned` need `data: FILE`, on which the models are run; `source: "
+            "weights` takes none"
         )
     for key, part in fields.items():
         if key in ("one_pass", "biases") and source == "activations":
-            part.fail("this is of matching from the weights; leave it out, or take `source: weights`")
+            part.fail("only for `source: weights`; leave it out, or set that")
         if key in ("steps", "rate", "distil", "validation") and source != "learned":
-            part.fail("this is of learned matching; leave it out, or take `source: learned`")
+            part.fail("only for `source: learned`; leave it out, or set that")
     options |= {key: fields[key].text() for key in ("data", "validation") if key in fields}
     if "steps" in fields:
         options["steps"] = fields["steps"].integer(1)
     options |= {key: fields[key].number() for key in ("rate", "distil") if key in fields}
     if "limit" in fields:
         if "data" not in fields:
-            fields["limit"].fail("this is how many rows of `data` are taken, and there are no data")
+            fields["limit"].fail("this limits the rows of `data`, which is missing")
         options["limit"] = fields["limit"].integer(1)
     if "layers" in fields:
         options["layers"] = _word_or_number(fields["layers"])
@@ -390,7 +390,7 @@ def _attempt(item: Item, check: Callable[[Any], object], value: Any) -> None:
 
 
 def _model_or_number(item: Item, models: Sequence[Input]) -> ModelRef:
-    """A model, or that with this number (from 1) under `models`."""
+    """A model, by reference or by its number (from 1) under `models`."""
     if type(item.value) is not int:
         return _model(item)
     if not models:

@@ -1,4 +1,4 @@
-"""From a recipe and its models to the merged checkpoint, which is computed when it is read."""
+"""From a recipe and its models to the merged checkpoint, whose tensors are computed when they are read."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from symfuse.methods.models import merged_checkpoint, require_same_heads, templa
 from symfuse.model import Model
 from symfuse.model.config import with_fields
 from symfuse.model.undeclared import LAYER, LAYER_COUNTS, OTHER_MODALITY, other_modality, serves_all
-from symfuse.recipes.schema import Input, ModelRef, Module, Recipe, kept_head, meant, settings_for
+from symfuse.recipes.schema import Input, ModelRef, Module, Recipe, kept_head, matching, settings_for
 from symfuse.recipes.schema import Slice as RecipeSlice
 from symfuse.rules import Layer, Stack, inside, rearranged, require_same_rules
 from symfuse.spec import BEHIND, Spec, anatomy, layer_of
 
-# mergekit's names of modules: the tensors of families that have no such word in their names, and the object in
-# config.json that says how many layers they have.
+# mergekit's names of modules: patterns for families whose tensors have other names, and the object of config.json with
+# the number of layers.
 _TENSORS = {
     "text_decoder": re.compile(rf"\.(?!{OTHER_MODALITY.pattern}$)"),
     "vision_tower": re.compile(r"\.visual\.(?!merger|deepstack_merger)"),
@@ -42,7 +42,7 @@ _CONFIGS = {
 
 @dataclass(frozen=True)
 class _Inputs:
-    """A slice of the recipe with all its inputs, the base among them if the method takes one."""
+    """A slice of the recipe with all its inputs, including the base if the method has one."""
 
     slice: RecipeSlice | None
     inputs: tuple[Input, ...]
@@ -57,7 +57,7 @@ class _Part:
     module: Module | None
     slices: tuple[_Inputs, ...]
     names: frozenset[str] = frozenset()
-    modules: tuple[str, ...] = ()  # of the recipe, this one too
+    modules: tuple[str, ...] = ()  # all of the recipe
 
     @property
     def by_layer(self) -> bool:
@@ -75,7 +75,7 @@ class _Part:
         return int(match[2]) if match else None
 
     def has(self, spec: Spec, name: str) -> bool:
-        """Whether a tensor belongs to the module: that which its name says first (`decoder.bert.encoder.layer.0`)."""
+        """Whether a tensor belongs to the module: the first one in its name (`decoder.bert.encoder.layer.0`)."""
         places = {module: at for module in self.modules if (at := _place(module, f".{spec.file_name(name)}")) >= 0}
         return self.modules in ((), ("default",)) or (
             bool(places) and min(places, key=lambda m: places[m]) == self.name
@@ -91,7 +91,7 @@ class _Part:
 
 
 def _place(module: str, name: str) -> int:
-    """Where the name of a tensor says that it belongs to a module; -1 if it does not."""
+    """The position of a module in the name of a tensor; -1 if it is not part of it."""
     if (at := name.find(f".{module}.")) >= 0 or module not in _TENSORS:
         return at
     match = _TENSORS[module].match(name)
@@ -108,14 +108,13 @@ def plan_recipe(
     device: str = CPU,
     learned: Learnt | None = None,
 ) -> Checkpoint:
-    """The merged checkpoint of a recipe. models: by reference, all that it names, aligned and in one vocabulary.
-    kept: tensors that some models only have, to be added as they are: by name, the checkpoint and the name there.
-    fields: of its config.json, that go with these. before: the models as they were opened, the template first.
-    learned: what a method learned from data, by the number of a model in `models`.
+    """The merged checkpoint of a recipe; no tensor is read. models: all that the recipe names, by reference, aligned
+    and in one vocabulary. kept: tensors of some models only, which are copied: by name, the checkpoint and the name
+    there. fields: of config.json, which belong to these. before: the models as they were opened, the template first.
+    learned: what a method learned from data, by index of a model in `models`.
 
-    Raises OptionError for layer ranges, numbers of models and parameters that do not fit, IncompatibleError for
-    models that do not fit each other, and for an output that its class would not load or run as its models; no tensor
-    is read.
+    Raises OptionError for layer ranges, numbers of models and parameters that do not fit; IncompatibleError for models
+    that do not fit each other, and for an output that its class would not load, or run in another way.
     """
     method = lookup(recipe.merge_method)
     order = list(models)
@@ -166,47 +165,47 @@ def plan_recipe(
 
 
 def _require_no_parts_by_layer(spec: Spec, stacks: Sequence[Stack]) -> None:
-    """IncompatibleError for layers at other places, where a tensor outside the layers has a part for each of them."""
+    """IncompatibleError if layers are rearranged, and a tensor outside the layers has a part for each of them."""
     for name, declared in spec.tensors.items() if stacks else ():
         if any(anatomy(axis) == "l" for axis in declared.layout.names):
             raise IncompatibleError(
-                f"{spec.file_name(name)} has a part for each layer, and of that tensor no other order or number of "
-                "layers can be made: choose all layers, each at its place (layer_range)"
+                f"{spec.file_name(name)} has a part for each layer, and cannot be made for another order or number of "
+                "layers: choose all layers, each at its place (layer_range)"
             )
 
 
 def _layers(part: _Part, piece: Slice, models: Sequence[Model], template: int, at: int) -> tuple[Layer, ...]:
-    """What one layer of the output is made of, first the model that names its tensors."""
+    """The layers from which one layer of the output is merged, that of the template first."""
     order = sorted(range(len(piece.models)), key=lambda i: piece.models[i] != template)
     sources = [(models[piece.models[i]], piece.starts[i] + at) for i in order]
     return tuple(Layer(model.checkpoint, number, part.depth(model.spec)) for model, number in sources)
 
 
 def _refuse(recipe: Recipe, method: Method, error: OptionError) -> NoReturn:
-    """The error with the lines of the parameters that it names, or that of the method."""
+    """Raise the error with the lines of the parameters that it names, or the line of the method."""
     names = [name for name in method.parameters if re.search(rf"\b{name}s?\b", str(error))]
     placed = [name for name in names if any(path.endswith(f".{name}") for path in recipe.places)]
     recipe.refuse(error, *(placed or ["merge_method"]))
 
 
 def template_of(recipe: Recipe) -> ModelRef:
-    """The model that gives config, names, dtypes and tokenizer: the base model, or that whose head is kept, or else the
-    first. OptionError if the first two differ."""
+    """The model that gives config, names, dtypes and tokenizer: the base model, or the one whose head is kept, or else
+    the first. OptionError if the first two differ."""
     listed = list(dict.fromkeys(entry.model for entry in recipe.inputs))
     if recipe.heads in ("average", "drop"):
         return recipe.base_model or listed[0]
-    named = meant(recipe.heads, listed)
-    of_head = listed[named[0]] if len(named) == 1 else recipe.base_model or listed[0]  # `kept_head` says what is wrong
+    named = matching(recipe.heads, listed)
+    of_head = listed[named[0]] if len(named) == 1 else recipe.base_model or listed[0]  # `kept_head` raises later
     if recipe.base_model not in (None, of_head):
         raise OptionError(
             f"base_model {recipe.base_model} and heads {recipe.heads}: the model whose head is kept gives the config, "
-            "as that names the class; leave base_model out, or name the same model"
+            "which names the class; leave base_model out, or name the same model"
         )
     return of_head
 
 
 def why_template(recipe: Recipe) -> str:
-    """Why it is that model, in words."""
+    """Why `template_of` is that model, in words."""
     if recipe.base_model is not None:
         return "the base model"
     kept = recipe.heads not in ("average", "drop")
@@ -214,7 +213,8 @@ def why_template(recipe: Recipe) -> str:
 
 
 def _modules(recipe: Recipe, method: Method, template: Model) -> list[_Part]:
-    """The modules of the recipe, or all as one; OptionError for a module without tensors, and layers in none."""
+    """The modules of the recipe, or the whole model as one. OptionError for a module without tensors, and for layers in
+    no module."""
     spec = template.spec
     if not recipe.modules:
         slices = _inputs(recipe, method, recipe.models, recipe.slices)
@@ -244,23 +244,23 @@ def _inputs(
         inputs = tuple(models if part is None else part.sources)
         base = (None if part is None else part.base_model) or recipe.base_model
         if method.base != "unused" and {entry.model for entry in inputs} == {base}:
-            raise OptionError(f"{base} is the base and the only model, and there is nothing to merge; add another")
+            raise OptionError(f"{base} is the base and the only model, so there is nothing to merge; add another")
         if base is not None and base not in [entry.model for entry in inputs]:
             if method.base != "unused":
                 inputs = (*inputs, Input(model=base, parameters={}, layer_range=inputs[0].layer_range))
             elif part is None:
                 raise OptionError(
-                    f"{method.name} has no use for base_model, and {base} is not among the models: list it with them "
-                    "if it is one of those to be merged, or leave base_model out"
+                    f"{method.name} does not use base_model, and {base} is not among the models: list it there to "
+                    "merge it, or leave base_model out"
                 )
-            else:  # of slices it only gives the config
+            else:  # with slices it only gives the config
                 base = None
         out.append(_Inputs(part, inputs, base))
     return tuple(out)
 
 
 def require_layers(recipe: Recipe, models: Mapping[ModelRef, Model]) -> None:
-    """OptionError for a layer range that ends behind all layers of its model, before anything is listed by layer."""
+    """OptionError for a layer range that ends after the last layer of its model."""
     for entry in recipe.inputs:
         model = models[entry.model]
         depth = max((int(match[2]) + 1 for name in model.spec.tensors if (match := LAYER.match(name))), default=0)
@@ -271,8 +271,8 @@ def require_layers(recipe: Recipe, models: Mapping[ModelRef, Model]) -> None:
 def _require_depth(model: Model, layers: tuple[int, int] | None, depth: int) -> None:
     if layers is not None and layers[1] > depth:
         raise OptionError(
-            f"layer_range {list(layers)} of {model.name}, which has {depth} layers (0 to {depth - 1}; the end of a "
-            "range is not part of it)"
+            f"layer_range {list(layers)} of {model.name}, which has {depth} layers (0 to {depth - 1}; a range does not "
+            "include its end)"
         )
 
 
@@ -290,7 +290,7 @@ def _slice(recipe: Recipe, module: _Part, part: _Inputs, order: Sequence[ModelRe
     lengths = {stop - start for start, stop in ranges}
     if len(lengths) > 1:
         counts = ", ".join(f"{models[i].name} {b - a}" for i, (a, b) in zip(numbers, ranges, strict=True))
-        raise IncompatibleError(f"the numbers of layers differ: {counts}; give each as many (layer_range)")
+        raise IncompatibleError(f"the numbers of layers differ: {counts}; choose equally many (layer_range)")
 
     def resolve(parameter: Parameter, position: int | None, tensor: str, t: float) -> Any:
         source = None if position is None else part.inputs[position]
@@ -313,22 +313,23 @@ def _dtype(recipe: Recipe) -> torch.dtype | None:
 def _stack(
     config: Mapping[str, Any], part: _Part, template: Model, layers: Sequence[tuple[Layer, ...]]
 ) -> Stack | None:
-    """The layers of a part, and where config.json says how many there are; None if it does not, and need not.
+    """The layers of a part, and the field of config.json with their number; None without a field, if none is needed.
 
-    IncompatibleError where a module's depth changes and config.json has no field for it.
+    IncompatibleError if the depth of a module changes and config.json has no field for it.
     """
     path, key = _depth_field(config, part, template)
     if key is not None:
         return Stack(tuple(layers), key, path, "" if part.module is None else part.name, part.modules)
     if len(layers) != part.depth(template.spec):
         raise IncompatibleError(
-            f"modules.{part.name}: config.json has no number of layers for it; take as many as there were"
+            f"modules.{part.name}: config.json has no field for its number of layers; keep that number"
         )
     return None
 
 
 def _depth_field(config: Mapping[str, Any], part: _Part, template: Model) -> tuple[tuple[str, ...], str | None]:
-    """Where config.json says how many layers there are: inside which objects, in which field; else its class does."""
+    """The objects and the field of config.json that hold the number of layers; None for the field if the class fixes
+    it."""
     own = (part.name, f"{part.name}_config", f"{part.name.partition('_')[0]}_config") if part.module else ()
     text = () if other_modality(part.name) else _CONFIGS["text_decoder"]
     steps = _CONFIGS.get(part.name, (*own, *text))
@@ -340,16 +341,16 @@ def _depth_field(config: Mapping[str, Any], part: _Part, template: Model) -> tup
 
 
 def _count_in(fields: Mapping[str, Any], part: _Part, template: Model, path: Sequence[str]) -> str | None:
-    """The field with the number of layers of a part, if it is there."""
+    """The field with the number of layers of a part, if there is one."""
     if part.module is not None and part.name != "text_decoder" and not path:
         for key in (f"{part.name}_layers", f"num_{part.name}_layers"):
             if key in fields:
                 return key
-        if _lists(template) > 1:  # of which only the first may be meant
+        if _lists(template) > 1:  # the field may only mean the first
             return "num_layers" if part.name == "encoder" and "num_layers" in fields else None
     return next((key for key in (*LAYER_COUNTS, *(["depth"] if path else [])) if key in fields), None)
 
 
 def _lists(template: Model) -> int:
-    """How many lists of layers a model has."""
+    """The number of lists of layers of a model."""
     return len({match[1] for name in template.spec.tensors if (match := LAYER.match(name))})

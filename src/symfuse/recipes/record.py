@@ -1,4 +1,4 @@
-"""A merge, and the alignments in it, as data: what symfuse.json and the model card hold."""
+"""A merge and its alignments as data, for symfuse.json and the model card."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from symfuse.runs import FILE, SUFFIX, Record, lineage, movement, record_of
 
 
 def merge_record(stage: Stage, merged: Checkpoint, warned: Sequence[str] = ()) -> Record:
-    """What a merge of a stage is saved with, with the alignments of its models: those that the recipe asks for, and
-    those with which they came."""
-    found = {number: record_of(model) for number, model in enumerate(stage.models.values(), 1)}
-    moved = {number: one for number, one in found.items() if one is not None and one.kind == "alignment"}
-    files = {f"alignment-{number}{SUFFIX}": one.alignments[FILE] for number, one in moved.items()}
-    run = partial(_merge_run, stage, merged, tuple(moved.values()), tuple(warned))
-    frame = next((one.frame for one in found.values() if one is not None and one.frame), ())
+    """The record of a merge, with the alignments of its models: those of the recipe, and those that models came
+    with."""
+    records = {number: record_of(model) for number, model in enumerate(stage.models.values(), 1)}
+    aligned = {number: one for number, one in records.items() if one is not None and one.kind == "alignment"}
+    files = {f"alignment-{number}{SUFFIX}": one.alignments[FILE] for number, one in aligned.items()}
+    run = partial(_merge_run, stage, merged, tuple(aligned.values()), tuple(warned))
+    frame = next((one.frame for one in records.values() if one is not None and one.frame), ())
     return Record("merge", run, tuple(stage.opened.values()), files, frame)
 
 
-def _merge_run(stage: Stage, merged: Checkpoint, moved: Sequence[Record], warned: Sequence[str]) -> dict[str, Any]:
-    recipe, alignments = stage.recipe, [record.run for record in moved]
+def _merge_run(stage: Stage, merged: Checkpoint, aligned: Sequence[Record], warned: Sequence[str]) -> dict[str, Any]:
+    recipe, alignments = stage.recipe, [record.run for record in aligned]
     first = alignments[0] if alignments else None
     return {
         "kind": "merge",
@@ -65,14 +65,14 @@ def _merge_run(stage: Stage, merged: Checkpoint, moved: Sequence[Record], warned
 
 
 def _resolved(alignment: Mapping[str, Any]) -> dict[str, Any]:
-    """What the recipe's `align` block came to, the same for all models."""
-    options, kept = alignment["options"], ("auto", "not_rotated")
-    known = {key: options[key] for key in kept if key in options}
-    return {"axes": options["axes"], "frame": alignment["frame"], **known}
+    """The resolved `align` block of the recipe, the same for all models."""
+    options = alignment["options"]
+    reasons = {key: options[key] for key in ("auto", "not_rotated") if key in options}
+    return {"axes": options["axes"], "frame": alignment["frame"], **reasons}
 
 
 def _title(stage: Stage, merged: Checkpoint) -> str:
-    """The merge in a line, with all models whose tensors it has, in the order of the recipe."""
+    """The merge in a line, with all models that contribute tensors, in the order of the recipe."""
     assert isinstance(merged.tensors, Merged)
     outputs = merged.tensors.outputs.values()
     terms = {term.checkpoint.name for output in outputs for term in output.terms}
@@ -87,16 +87,16 @@ def _title(stage: Stage, merged: Checkpoint) -> str:
 
 
 def _weights(merged: Checkpoint) -> dict[str, float] | None:
-    """The weight of each model that is in effect; None if the method has none, or they differ between tensors."""
+    """The effective weight of each model; None if the method has none, or they differ between tensors."""
     outputs = merged.tensors.outputs.values() if isinstance(merged.tensors, Merged) else ()
-    found = {
+    pairs_of = {
         tuple(zip([term.checkpoint.name for term in output.terms], weights, strict=True))
         for output in outputs
         if (weights := effective_weights(output)) is not None
     }
-    if len(found) != 1:
+    if len(pairs_of) != 1:
         return None
-    pairs = found.pop()
+    pairs = pairs_of.pop()
     return {name: sum(weight for other, weight in pairs if other == name) for name, _ in pairs}
 
 
@@ -108,8 +108,8 @@ def alignment_run(
     moved: Checkpoint | None = None,
     **more: Any,
 ) -> dict[str, Any]:
-    """What an alignment did (`movement`), the distances before and after, and `more`. moved: the anchor, if it moved
-    too."""
+    """The effect of an alignment (`movement`), the distances before and after, and `more`. moved: the aligned anchor,
+    if it is aligned too."""
     start, end = alignment.in_frame(source), alignment.in_frame(anchor)  # distances are between models in one frame
     pairs = ((start, end), (alignment(source), moved or end))
     before, after = (distance(*(Model.of(checkpoint) for checkpoint in pair)) for pair in pairs)
@@ -117,17 +117,17 @@ def alignment_run(
 
 
 def alignment_record(source: Checkpoint, anchor: Checkpoint, alignment: Alignment, *about: Any, **more: Any) -> Record:
-    """What a source that was moved onto an anchor is saved with. about, more: further arguments of `alignment_run`."""
+    """The record of a source that was aligned to an anchor. about, more: further arguments of `alignment_run`."""
     make = partial(alignment_run, source, anchor, alignment, *about, **more)
     return Record("alignment", make, (source,), {FILE: alignment}, alignment.frame)
 
 
 def distances(before: Distance, after: Distance) -> dict[str, Any]:
-    """Euclidean distances and cosines before and after an alignment; by axis, layer, both and tensor squared distances,
-    which add up, with the share that is left, and of the whole squared distance the part's share before and after."""
+    """Euclidean distances and cosines before and after an alignment. By axis, layer, both, and tensor: squared
+    distances, which add up; the share that is left; and the part's shares of the whole before and after."""
 
     def rows(*keys: str) -> list[dict[str, Any]]:
-        found, shares = [], [one.shares(*keys) for one in (before, after)]
+        out, shares = [], [one.shares(*keys) for one in (before, after)]
         for (key, a), b in zip(before.by(*keys).items(), after.by(*keys).values(), strict=True):
             values = key if isinstance(key, tuple) else (key,)
             part = {
@@ -137,8 +137,8 @@ def distances(before: Distance, after: Distance) -> dict[str, Any]:
                 "of_whole": [finite(share[key]) for share in shares],
                 "cosine": [finite(a.cosine), finite(b.cosine)],
             }
-            found.append(dict(zip(keys, values, strict=True)) | part)
-        return found
+            out.append(dict(zip(keys, values, strict=True)) | part)
+        return out
 
     return {
         "before": before.euclidean,
@@ -154,18 +154,18 @@ def distances(before: Distance, after: Distance) -> dict[str, Any]:
 
 
 def with_tokenizer_notes(stage: Stage) -> Stage:
-    """The stage with what a user should know of tokenizers that differ, if they are not brought together: those of the
-    base are taken, and row i of an embedding is merged with row i, whatever token that is."""
+    """The stage with notes on tokenizers that differ, if the recipe does not reconcile them: those of the base are
+    used, and row i of an embedding is merged with row i, whatever its token."""
     if stage.recipe.tokenizer is not None:
         return stage
     checkpoints = list(stage.models.values())
     base = checkpoints[stage.template]
-    taken, ours, notes = base.name, _tokenizer_files(base), list[str]()
+    used, ours, notes = base.name, _tokenizer_files(base), list[str]()
     for checkpoint in checkpoints:
         theirs = _tokenizer_files(checkpoint)
         if differ := sorted(name for name in ours.keys() & theirs.keys() if ours[name] != theirs[name]):
-            notes.append(f"{', '.join(differ)} of {checkpoint.name} and {taken} differ; those of {taken} are taken")
-            with suppress(SymfuseError):  # a tokenizer that cannot be read is none of the merge's
+            notes.append(f"{', '.join(differ)} of {checkpoint.name} and {used} differ; those of {used} are used")
+            with suppress(SymfuseError):  # a merge needs no tokenizer that can be read
                 differences = compare([base, checkpoint])
                 notes += [str(d) for d in differences if d and not d.warning]  # else the merge warns of it
     return replace(stage, notes=(*stage.notes, *map(Note, notes)))

@@ -1,8 +1,7 @@
 """A recipe from folders to the merged checkpoint: open, reconcile, one vocabulary, plan, align, learn from data.
 
-Every stage goes from checkpoints to checkpoints that are computed when they are read; no tensor is read before the
-alignment, and none is kept. `run` is the one way through them: the command line prints its events, `symfuse.merge` is
-a recipe too.
+Every stage returns checkpoints whose tensors are computed when they are read; no tensor is read before the alignment,
+and none is kept. Both the command line, which prints the events, and `symfuse.merge` call `run`.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from symfuse.stats.statistics import Statistics
 
 @dataclass(frozen=True)
 class Shown:
-    """What a method is shown that looks at data, instead of what the recipe names: of each model that it learns from,
-    in the order of the recipe. None: nothing."""
+    """Data in memory for a data-driven method, instead of those that the recipe names: one for each model that it
+    learns from, in the order of the recipe, or None."""
 
     tasks: Sequence[Task | None] | None = None
     statistics: Sequence[Statistics | None] | None = None
@@ -36,8 +35,8 @@ class Shown:
 
 @dataclass(frozen=True)
 class Merge:
-    """A recipe that was run. stage: its models, aligned, and what was learned. checkpoint: the merge, which is saved
-    with its record."""
+    """The result of a recipe. stage: its aligned models, and what was learned. checkpoint: the merge, with its
+    record."""
 
     stage: Stage
     checkpoint: Checkpoint
@@ -52,23 +51,23 @@ def run(
     target: Target | None = None,
     shown: Shown | None = None,
 ) -> Merge:
-    """The last of these recipes, for which those before it are merged as they are read. known: models in memory, by
-    the names that the recipes call them. options: instead of the recipes' own. how: resources, and who follows the
-    events. target: where the result is to be, for its check. shown: data in memory.
+    """Run the last of these recipes; earlier ones are merged when their results are read. known: models in memory, by
+    their names in the recipes. options: instead of the recipes' own. how: resources, and the function that gets the
+    events. target: where the result will be written, for its check. shown: data in memory.
 
-    Each recipe's models are opened once, prepared once and planned, and checked by that plan, before any work; what
-    was moved or learned is planned again at the end. Raises SymfuseError.
+    Each recipe's models are opened, prepared, planned and checked once, before any work; a recipe that aligns or learns
+    is planned again at the end. Raises SymfuseError.
     """
     how, results, warnings = how or How(), dict[str, Checkpoint](), list[str]()
     if not recipes:
         raise OptionError("a merge needs a recipe; none is given")
     for recipe in recipes:
         last = recipe is recipes[-1]
-        there = {**(known or {}), **results}
-        stage = with_tokenizer_notes(prepare(recipe, open_models(recipe, there), options))
+        available = {**(known or {}), **results}
+        stage = with_tokenizer_notes(prepare(recipe, open_models(recipe, available), options))
         merged, place = plan(stage, device=how.device), target if last else None
         tasks, saved = (_tasks(stage), None) if shown is None else (shown.tasks, shown.statistics or ())
-        report = report_of(stage, merged, place, results=results, sample=_is_stored(recipe, there))
+        report = report_of(stage, merged, place, results=results, sample=_is_stored(recipe, available))
         how.follow(Planned(stage, merged, report, last))
         for text in report.warnings if report.possible else ():
             warnings.append(text)
@@ -92,7 +91,7 @@ def with_text(stage: Stage, recipes: Sequence[Recipe]) -> Stage:
 
 
 def _is_stored(recipe: Recipe, known: Mapping[str, Checkpoint]) -> bool:
-    """Whether its models are in files or dictionaries: of others nothing is read before they are saved."""
+    """Whether its models are in files or dictionaries; others are computed, and not read before they are saved."""
     return all(known[str(ref)].at_hand for ref in recipe.models_used() if str(ref) in known)
 
 

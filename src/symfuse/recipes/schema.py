@@ -1,5 +1,5 @@
-"""What a merge recipe says, as frozen data; paths as they are typed. The value of a parameter is one for all, along the
-layers, or by the names of tensors."""
+"""A merge recipe as frozen data, with paths as written. A parameter has one value for all tensors, values along the
+layers, or values by names of tensors."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from symfuse.rewriting.vocabulary import TokenSource
 
 Scalar: TypeAlias = str | int | float | bool
 Settings: TypeAlias = Mapping[str, "Setting"]
-COPY = " (copy "  # after the name of a model in memory, of which there are several with this name
+COPY = " (copy "  # after the name of a model in memory, if several have the same name
 
 
 @dataclass(frozen=True)
 class Case:
-    """values: one, or several that are spread over the layers. filter: a part of the names it is for; None: all.
-    place: file, line and path, if it comes from a text."""
+    """values: one, or several that are spread over the layers. filter: a part of the names of its tensors; None: all.
+    place: file, line and path, if it was read from a text."""
 
     values: tuple[Scalar, ...]
     filter: str | None = None
@@ -42,15 +42,15 @@ class Case:
 
 @dataclass(frozen=True)
 class Setting:
-    """The value of a parameter, as a recipe gives it. The first case that covers a tensor holds."""
+    """The value of a parameter in a recipe. The first case that covers a tensor is used."""
 
     cases: tuple[Case, ...]
 
     def at(self, tensor: str, t: int | float) -> Scalar | None:
         """The value for a tensor at depth t, from 0 (the first layer) to 1 (the last); None if no case covers it.
 
-        Of n values that at i/(n-1) holds, numbers between them interpolated linearly; of true, false and texts
-        the one at or before t is taken.
+        Value i of n is at depth i/(n-1). Numbers are interpolated linearly between them; of booleans and texts the one
+        at or before t is used.
         """
         values = next((case.values for case in self.cases if case.covers(tensor)), None)
         if values is None:
@@ -67,7 +67,7 @@ class Setting:
 def read_settings(item: Item | None, method: Method, *, of_model: bool) -> Settings:
     """A block `parameters:`. of_model: it belongs to one model.
 
-    OptionError for a parameter that the method does not have, or one of the whole merge set for one model; for
+    OptionError for a parameter that the method does not have, for one of the whole merge that is set for one model, for
     values of another type, and for numbers that are infinite or too large.
     """
     if item is None:
@@ -78,9 +78,7 @@ def read_settings(item: Item | None, method: Method, *, of_model: bool) -> Setti
             value.fail(_unknown(name, method))
         parameter = method.parameters[name]
         if of_model and not parameter.per_model:
-            value.fail(
-                f"{name} of {method.name} holds for the whole merge, not for one model; move it to a block above"
-            )
+            value.fail(f"{name} of {method.name} is for the whole merge, not for one model; move it to a block above")
         settings[name] = _setting(value, parameter)
     return settings
 
@@ -127,16 +125,16 @@ class ModelRef:
     adapter: ModelRef | None = None
 
     def __str__(self) -> str:
-        """`path@revision+adapter@revision`, the form that recipes use."""
+        """`path@revision+adapter@revision`, as in recipes."""
         own = f"{self.path}@{self.revision}" if self.revision else self.path
         return f"{own}+{self.adapter}" if self.adapter else own
 
 
 @dataclass(frozen=True)
 class Data:
-    """The data of a method that looks at them: a file, as `symfuse.task` takes it, and how it is read. columns: by
-    role, such as {"text": "sentence"}. options: of the task, such as limit. file None: what holds for all models,
-    each of which has its own file."""
+    """The data of a data-driven method: a file, as for `symfuse.task`, and how it is read. columns: by role, such as
+    {"text": "sentence"}. options: of the task, such as limit. file None: options for all models, each of which has its
+    own file."""
 
     file: str | None = None
     task: str | None = None
@@ -145,7 +143,7 @@ class Data:
     options: Mapping[str, str | int] = field(default_factory=dict)
 
     def over(self, other: Data | None) -> Data:
-        """With what holds for all models where this names nothing."""
+        """These data, with those of all models (other) where something is not set."""
         if other is None:
             return self
         return Data(
@@ -160,7 +158,7 @@ class Data:
 @dataclass(frozen=True)
 class Input:
     """A model that is merged. layer_range: first layer, and the one after the last; None: all. data: its own, for
-    methods that look at them; statistics: the folder of saved ones, in their stead."""
+    data-driven methods. statistics: the folder of saved statistics, instead of data."""
 
     model: ModelRef
     parameters: Settings = field(default_factory=dict)
@@ -171,7 +169,8 @@ class Input:
 
 @dataclass(frozen=True)
 class Slice:
-    """Consecutive layers of the output, merged from as many layers of each source. base_model: None: the recipe's."""
+    """Consecutive layers of the output, merged from equally many layers of each source. base_model None: the
+    recipe's."""
 
     sources: tuple[Input, ...]
     base_model: ModelRef | None = None
@@ -189,11 +188,11 @@ class Module:
 
 @dataclass(frozen=True)
 class Align:
-    """What is aligned before the merge. anchor: None: the model nearest to the mean. source: what is compared;
-    activations are those on `data`, a file as of `symfuse.task`, of which `limit` rows are drawn; learned: the loss on
-    `data` is minimised, for that many `steps` at that `rate`, a share `distil` of it from what the models predict,
-    validated on `validation` or on a part of the data. scaling: None is the usual of the source. The others: the
-    options of `symfuse.match`."""
+    """What is aligned before the merge. anchor None: the model nearest to the mean. source: compare weights, or
+    activations on `limit` random rows of `data` (a file, as for `symfuse.task`), or minimise the loss on `data`
+    (learned): for `steps` steps at learning rate `rate`, with a share `distil` of distillation from the models'
+    predictions, validated on `validation` or on a part of the data. scaling None: the default of the source. The
+    others: the options of `symfuse.match`."""
 
     axes: str | tuple[str, ...] = "auto"
     anchor: ModelRef | None = None
@@ -213,8 +212,8 @@ class Align:
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """The vocabulary of the output: of all models, of the base or of one model; and single tokens, with the models that
-    they come from."""
+    """The vocabulary of the output: of all models, of the base or of one model; and single tokens, with their
+    models."""
 
     source: Literal["union", "base"] | ModelRef = "union"
     tokens: Mapping[str, TokenSource] = field(default_factory=dict)
@@ -222,17 +221,17 @@ class Tokenizer:
     pad_to_multiple_of: int | None = None
 
     def models_used(self) -> tuple[ModelRef, ...]:
-        """The models whose vocabulary or embeddings this names."""
+        """The models that this names, whose vocabulary or embeddings are used."""
         own = [self.source] if isinstance(self.source, ModelRef) else []
         return _unique([*own, *self.models])
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A merge. Exactly one of models, slices and modules is not empty. name: by which other recipes of the file call
-    its result. data: of all models (see `Data`). foreign, missing_bias, force_config: what becomes of models that do
-    not fit (see `Reconcile`). text: the YAML, as read. places: of every key, file, line and path, by path; none if the
-    recipe was no text. notes: a line for each key that changes nothing."""
+    """A merge. Exactly one of models, slices and modules is not empty. name: other recipes of the file refer to the
+    result by it. data: of all models (see `Data`). foreign, missing_bias, force_config: for models that do not fit (see
+    `Reconcile`). text: the YAML, as read. places: file, line and path of every key, by path; empty if the recipe was
+    not a text. notes: a line for each key without effect."""
 
     merge_method: str
     models: tuple[Input, ...] = ()
@@ -257,8 +256,8 @@ class Recipe:
     notes: tuple[str, ...] = ()
 
     def models_used(self) -> tuple[ModelRef, ...]:
-        """The models whose layers are read: the base, the inputs in order, the anchor. (`Tokenizer.models_used` has
-        those that give tokens.)"""
+        """The models whose layers are read: the base, the inputs in order, the anchor. `Tokenizer.models_used` has the
+        models of tokens."""
         return _unique([self.base_model, *self._inputs(), None if self.align is None else self.align.anchor])
 
     @property
@@ -268,7 +267,7 @@ class Recipe:
 
     @property
     def inputs(self) -> list[Input]:
-        """Every model that is merged, wherever it stands, in order."""
+        """Every model that is merged, of all parts, in order."""
         return [entry for part in self.parts for entry in (*part.models, *(s for x in part.slices for s in x.sources))]
 
     @property
@@ -277,13 +276,13 @@ class Recipe:
         return not any(part.slices for part in self.parts)
 
     def refuse(self, error: OptionError, *keys: str) -> NoReturn:
-        """The error after the places of these keys, by the ends of their paths, as far as they are known."""
+        """Raise the error with the known places of these keys (full paths, or their last parts) in front of it."""
         places = [place for path, place in self.places.items() if path in keys or path.rpartition(".")[2] in keys]
         raise OptionError(f"{' and '.join(places[:3])}: {error}" if places else str(error)) from None
 
     @contextmanager
     def blaming(self, *keys: str) -> Iterator[None]:
-        """Of what is done here, an OptionError is raised as `refuse` does."""
+        """An OptionError raised inside is raised again with the places of these keys (`refuse`)."""
         try:
             yield
         except OptionError as error:
@@ -300,7 +299,7 @@ class Recipe:
 def settings_for(
     recipe: Recipe, module: Module | None = None, layers: Slice | None = None, source: Input | None = None
 ) -> tuple[Settings, ...]:
-    """The blocks of parameters that hold for one source, the strongest first: source, slice, module, recipe."""
+    """The blocks of parameters for one source, by precedence: source, slice, module, recipe."""
     return tuple(part.parameters for part in (source, layers, module, recipe) if part is not None)
 
 
@@ -308,18 +307,18 @@ def _unique(models: Iterable[ModelRef | None]) -> tuple[ModelRef, ...]:
     return tuple(dict.fromkeys(model for model in models if model is not None))
 
 
-def meant(heads: str, models: Sequence[object]) -> list[int]:
-    """The numbers (from 0) of the models that `heads` names: by name, or by number (from 1)."""
+def matching(heads: str, models: Sequence[object]) -> list[int]:
+    """The indices (from 0) of the models that `heads` names: by name, or by number (from 1)."""
     return [number for number, model in enumerate(models) if heads in (str(model), str(number + 1))]
 
 
 def kept_head(heads: str, models: Sequence[object]) -> int | None:
-    """The number (from 0) of the model whose head is kept; None for average and drop. OptionError if `heads` names no
+    """The index (from 0) of the model whose head is kept; None for average and drop. OptionError if `heads` names no
     model, or several."""
-    found = meant(heads, models)
+    named = matching(heads, models)
     if heads in ("average", "drop"):
         return None
-    if len(found) != 1:
+    if len(named) != 1:
         listed = ", ".join(f"{number} ({model})" for number, model in enumerate(models, 1))
         raise OptionError(f"heads {heads!r}: write average, drop, or the number or name of one model: {listed}")
-    return found[0]
+    return named[0]

@@ -34,14 +34,14 @@ from symfuse.rewriting.vocabulary import (
 )
 
 VOCABULARIES = ("union", "base", "shared-rows")
-SHARED_ROWS = "shared-rows"  # of `tokenizer_source`: rows with equal numbers mean the same
+SHARED_ROWS = "shared-rows"  # of `tokenizer_source`: rows with equal indices mean the same token
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A recipe with its models, as far as it has got. models: by reference, in the order of the recipe; opened: as they
-    were to begin with. alignments: of the models that were moved. anchor: which was not. learned: what the method
-    learned from data. kept, config: tensors and fields that the result has besides."""
+    """A recipe with its models at this stage. models: by reference, in the order of the recipe. opened: the same, as
+    they were opened. alignments: of the aligned models. anchor: of the alignments. learned: what the method learned
+    from data. kept, config: further tensors and fields of the result."""
 
     recipe: Recipe
     models: Mapping[ModelRef, Checkpoint]
@@ -57,64 +57,65 @@ class Stage:
 
     @property
     def changed(self) -> bool:
-        """Whether it is more than its recipe and its models: aligned, or with something learned."""
+        """Whether it was aligned, or something was learned."""
         return self.anchor is not None or self.learned is not None
 
     @property
     def template(self) -> int:
-        """The number of the model that gives names, config and dtypes, and the tokenizer if the recipe names none."""
+        """The index of the model that gives names, config and dtypes, and the tokenizer if the recipe names none."""
         return list(self.models).index(template_of(self.recipe))
 
     @property
     def before(self) -> list[Checkpoint]:
-        """The models as they were opened, that one first."""
+        """The models as they were opened, the template first."""
         models = list(self.opened.values())
         return [models[self.template], *models]
 
     @property
     def tokenizer(self) -> str:
-        """Whose tokenizer the result has, in words."""
+        """The origin of the result's tokenizer, in words."""
         template = list(self.models.values())[self.template]
         own = f"tokenizer of {template.name}" if has_tokenizer(template) else "no tokenizer"
         return own if self.vocabulary is None else self.vocabulary.origin
 
 
 def models_of(recipe: Recipe) -> list[ModelRef]:
-    """Every model that a recipe names, those that only give tokens last."""
+    """Every model that a recipe names, those that are used for tokens only last."""
     tokens = () if recipe.tokenizer is None else recipe.tokenizer.models_used()
     return [ref for ref in dict.fromkeys([*recipe.models_used(), *tokens]) if ref.path != SHARED_ROWS]
 
 
 def open_models(recipe: Recipe, known: Mapping[str, Checkpoint] | None = None) -> dict[ModelRef, Checkpoint]:
-    """Every model that the recipe names, by headers alone; known: those in memory, and results of earlier recipes."""
+    """Open every model that the recipe names; only headers are read. known: models in memory, and results of earlier
+    recipes."""
     return {ref: open_model(recipe, ref, known or {}) for ref in models_of(recipe)}
 
 
 def open_model(recipe: Recipe, ref: ModelRef, known: Mapping[str, Checkpoint]) -> Checkpoint:
-    """One of them."""
+    """Open one of them."""
     try:
         return _open(ref, known)
     except SymfuseError:
         hint = suggestion(str(ref), VOCABULARIES)
         if not hint or recipe.tokenizer is None or ref != recipe.tokenizer.source:
             raise
-        error = f"{str(ref)!r} is no model, and none of {', '.join(VOCABULARIES)}{hint}"
+        error = f"{str(ref)!r} is neither a model nor one of {', '.join(VOCABULARIES)}{hint}"
         recipe.refuse(OptionError(error), "tokenizer_source", "tokenizer.source")
 
 
 def _open(ref: ModelRef, known: Mapping[str, Checkpoint]) -> Checkpoint:
     if str(ref) in known:
         return known[str(ref)].replace(name=str(ref).partition(COPY)[0])
-    # A folder that has a + or an @ in its name; os.path's isdir is false for what is no path at all.
+    # A folder with + or @ in its name. os.path.isdir is false for texts that are not valid paths.
     if os.path.isdir(str(ref)):  # noqa: PTH112
         return _open_folder(str(ref), str(ref))
     if ref.revision is not None and ref.path in known:
-        raise OptionError(f"{ref}: {ref.path} is no model of a hub, so it has no revision")
+        raise OptionError(f"{ref}: {ref.path} is not a model of the hub, and has no revision")
     base = known[ref.path] if ref.path in known else _open_folder(ref.path, ref.path, ref.revision)
     if ref.adapter is None:
         return base
     if ref.adapter.revision is not None:
-        raise OptionError(f"{ref}: revisions are of hub ids, and adapters are local folders; leave it out")
+        raise OptionError(f"{ref}: an adapter is a local folder, which has no revision; leave it out")
     if not os.path.isdir(ref.adapter.path):  # noqa: PTH112
         raise OptionError(f"{ref}: the adapter {ref.adapter} is not a local folder; download it first")
     return adapters.apply(base, ref.adapter.path).replace(name=str(ref))
@@ -127,20 +128,20 @@ def _open_folder(path: str, name: str, revision: str | None = None) -> Checkpoin
 
 
 def _module_notes(checkpoints: Sequence[Checkpoint], template: int) -> list[str]:
-    """That modules of sentence-transformers behind the models differ: they are not merged."""
-    ours, taken = checkpoints[template].module_weights(), checkpoints[template].name
+    """Notes on further modules of sentence-transformers that differ: they are not merged."""
+    ours, used = checkpoints[template].module_weights(), checkpoints[template].name
     notes = []
     for checkpoint in checkpoints:
         theirs = checkpoint.module_weights()
         if differ := sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)):
-            notes.append(f"{some(differ)} of {checkpoint.name} and {taken} differ; what {taken} has is taken as it is")
+            notes.append(f"{some(differ)} of {checkpoint.name} and {used} differ; those of {used} are copied")
     return notes
 
 
 def prepare(recipe: Recipe, models: Mapping[ModelRef, Checkpoint], options: Reconcile | None = None) -> Stage:
-    """Models with the same tensors, in one vocabulary. options: instead of the recipe's.
+    """The models with the same tensors, in one vocabulary. options: instead of the recipe's.
 
-    Raises IncompatibleError where neither says how.
+    Raises IncompatibleError for differences that the options do not reconcile.
     """
     options = options or reconcile_of(recipe)
     refs = order_of(recipe, models)
@@ -176,7 +177,7 @@ def prepare(recipe: Recipe, models: Mapping[ModelRef, Checkpoint], options: Reco
 
 
 def order_of(recipe: Recipe, models: Collection[ModelRef]) -> list[ModelRef]:
-    """The models that are merged, those listed under `models` first: their numbers are what people count."""
+    """The models that are merged, those listed under `models` first, since recipes refer to them by number."""
     listed = [entry.model for entry in recipe.models]
     return [ref for ref in dict.fromkeys([*listed, *models]) if ref in recipe.models_used()]
 
@@ -189,7 +190,7 @@ def _same_labels(models: Iterable[Checkpoint]) -> bool:
 
 
 def plan(stage: Stage, *, device: str = CPU) -> Checkpoint:
-    """The merged checkpoint, with the files that go beside it; nothing is read. device: where blocks are combined."""
+    """The merged checkpoint, with its other files; no tensor is read. device: where blocks are merged."""
     merged = plan_recipe(
         stage.recipe,
         {ref: Model.of(checkpoint, undeclared=True) for ref, checkpoint in stage.models.items()},
@@ -207,8 +208,8 @@ def plan(stage: Stage, *, device: str = CPU) -> Checkpoint:
 
 
 def require_one_frame(stage: Stage) -> Stage:
-    """`require_same_frame` of what is to be merged, which reads gains of norms, with its notes; layers may be stacked
-    as they are, and with force_config gains may be 1 for want of training."""
+    """The stage with the notes of `require_same_frame`, which reads gains of norms. Skipped for passthrough, which
+    copies layers, and with force_config, since gains may be 1 for lack of training."""
     if stage.recipe.merge_method == "passthrough" or stage.options.force_config:
         return stage
     models = [Model.of(checkpoint, undeclared=True) for checkpoint in stage.models.values()]
@@ -216,20 +217,20 @@ def require_one_frame(stage: Stage) -> Stage:
 
 
 def _reading(checkpoint: Checkpoint, vocabulary: Vocabulary) -> Checkpoint:
-    """A model with the tokenizer of its new rows, which is what data are read by."""
+    """A model with the tokenizer of its new vocabulary, for reading data."""
     if not vocabulary.files:
         return checkpoint
     return checkpoint.replace(files=files_in(vocabulary, checkpoint))
 
 
 def files_in(vocabulary: Vocabulary, checkpoint: Checkpoint) -> dict[str, bytes]:
-    """The files beside a model, with a vocabulary's tokenizer in the place of its own."""
-    kept = {name: data for name, data in checkpoint.companions().items() if not is_of_tokenizer(name)}
-    return kept | dict(vocabulary.files)
+    """The other files of a model, with the tokenizer of a vocabulary instead of its own."""
+    others = {name: data for name, data in checkpoint.companions().items() if not is_of_tokenizer(name)}
+    return others | dict(vocabulary.files)
 
 
 def _names(recipe: Recipe, models: Sequence[Model]) -> set[str]:
-    """What filters are compared to: the names of tensors, those of layers at every depth that slices put them at."""
+    """The names that filters are compared to: those of tensors, with layers at every depth of the output."""
     names = {file for model in models for file in model.spec.files}
     depth = max(
         sum(stop - start for layers in part.slices for start, stop in [layers.sources[0].layer_range or (0, 0)])
@@ -240,12 +241,12 @@ def _names(recipe: Recipe, models: Sequence[Model]) -> set[str]:
 
 
 def reconcile_of(recipe: Recipe) -> Reconcile:
-    """What the recipe says of models that do not fit together."""
+    """The recipe's options for models that do not fit together."""
     return Reconcile(recipe.foreign, recipe.missing_bias, recipe.force_config)
 
 
 def vocabulary_tensors(checkpoint: Checkpoint) -> dict[str, int]:
-    """The tensors that have a dimension of the vocabulary, by name in the files, and which it is."""
+    """The dimension of the vocabulary of each tensor that has one, by name in the files."""
     spec = Model.of(checkpoint, undeclared=True).spec
     out = {}
     for name, declared in spec.tensors.items():
@@ -263,20 +264,20 @@ def _vocabulary(
     template: int,
 ) -> Vocabulary:
     assert recipe.tokenizer is not None
-    asked = recipe.tokenizer
-    if isinstance(asked.source, ModelRef) and asked.source.path == SHARED_ROWS:
-        if asked.tokens or asked.pad_to_multiple_of:
+    own = recipe.tokenizer
+    if isinstance(own.source, ModelRef) and own.source.path == SHARED_ROWS:
+        if own.tokens or own.pad_to_multiple_of:
             raise OptionError(f"tokenizer: tokens and pad_to_multiple_of have no meaning with source {SHARED_ROWS}")
         return shared_rows(checkpoints)
     source: Literal["union"] | int | Checkpoint
-    if asked.source == "union":
+    if own.source == "union":
         source = "union"
-    elif isinstance(asked.source, str):  # of the base, or of the first model as in mergekit
+    elif isinstance(own.source, str):  # of the base, or of the first model as in mergekit
         source = template
     else:
-        source = refs.index(asked.source) if asked.source in refs else models[asked.source]
+        source = refs.index(own.source) if own.source in refs else models[own.source]
     base = template if recipe.base_model is not None else None
     try:
-        return build(checkpoints, source, base=base, tokens=asked.tokens, pad_to_multiple_of=asked.pad_to_multiple_of)
+        return build(checkpoints, source, base=base, tokens=own.tokens, pad_to_multiple_of=own.pad_to_multiple_of)
     except OptionError as error:
         recipe.refuse(error, "pad_to_multiple_of" if "pad_to_multiple_of" in str(error) else "tokens")

@@ -1,4 +1,4 @@
-"""YAML read safely, with the place of every value: no Python tags, no duplicate keys, no bombs of aliases."""
+"""Safe YAML, with the place of every value: no Python tags, no duplicate keys, no exponential aliases."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from symfuse.errors import OptionError
 from symfuse.messages import suggestion
 
 MAX_CHARACTERS = 1_000_000
-MAX_VALUES = 30_000  # after aliases are written out
+MAX_VALUES = 30_000  # with aliases expanded
 MAX_DEPTH = 40
 
 _YAML = "tag:yaml.org,2002:"
@@ -25,10 +25,10 @@ _TEXTS = {_YAML + name for name in ("str", "timestamp", "value", "merge")}
 
 @dataclass(frozen=True)
 class Item:
-    """A value and where it stands. value: None, a scalar, a list of Items or a dict of Items.
+    """A value with its place. value: None, a scalar, a list of Items or a dict of Items.
 
-    place: file, line and path, as messages name it, such as `r.yml, line 4: models[1].parameters.weight`.
-    anchored: whether it has a YAML anchor (`&name`), or something in it has.
+    place: file, line and path, such as `r.yml, line 4: models[1].parameters.weight`.
+    anchored: whether it, or something in it, has a YAML anchor (`&name`).
     """
 
     value: Any
@@ -39,23 +39,23 @@ class Item:
 
     @property
     def place(self) -> str:
-        """Where this stands, for the beginning of a message."""
+        """File, line and path, for the beginning of a message."""
         line = self.where if self.line is None else f"{self.where}, line {self.line}"
         return f"{line}: {self.path}" if self.path else line
 
     def fail(self, problem: str) -> NoReturn:
-        """OptionError about this value."""
+        """Raise OptionError about this value."""
         raise OptionError(f"{self.place}: {problem}")
 
     def mapping(self) -> dict[str, Item]:
-        """The values by key; OptionError if this is no mapping."""
+        """The values by key; OptionError if this is not a mapping."""
         if not isinstance(self.value, dict):
             self.fail(f"expected a mapping (key: value), found {self._found()}")
         return self.value
 
     def fields(self, known: Iterable[str], refused: Mapping[str, str] | None = None) -> dict[str, Item]:
-        """The values that are not null, by key. OptionError for a key that is not known, with the nearest one that is,
-        or with the reason in `refused`."""
+        """The values that are not null, by key. OptionError for an unknown key, with the nearest known one, and for a
+        key of `refused`, with its reason."""
         known = list(known)
         for key, item in self.mapping().items():
             if key in (refused or {}):
@@ -65,7 +65,7 @@ class Item:
         return {key: item for key, item in self.mapping().items() if item.value is not None}
 
     def sequence(self) -> list[Item]:
-        """The values of a list; OptionError if this is none, or empty."""
+        """The values of a list; OptionError if this is not a list, or empty."""
         if not isinstance(self.value, list):
             self.fail(f"expected a list, found {self._found()}")
         if not self.value:
@@ -73,7 +73,7 @@ class Item:
         return self.value
 
     def text(self) -> str:
-        """OptionError if this is no text, or an empty one."""
+        """OptionError if this is not a text, or an empty one."""
         if not isinstance(self.value, str):
             self.fail(f"expected a text, found {self._found()}{self._quotes()}")
         if not self.value.strip():
@@ -81,7 +81,7 @@ class Item:
         return self.value
 
     def integer(self, least: int) -> int:
-        """OptionError if this is no whole number, or below the least."""
+        """OptionError if this is not a whole number, or less than `least`."""
         if isinstance(self.value, bool) or not isinstance(self.value, int):
             self.fail(f"expected a whole number, found {self._found()}")
         if self.value < least:
@@ -89,7 +89,7 @@ class Item:
         return self.value
 
     def number(self) -> float:
-        """OptionError if this is no number; YAML reads 1e-5 as a string."""
+        """OptionError if this is not a number; YAML reads 1e-5 as a string."""
         try:
             if not isinstance(self.value, int | float | str) or isinstance(self.value, bool):
                 raise ValueError
@@ -104,7 +104,7 @@ class Item:
         return self.value
 
     def choice(self, known: Iterable[str]) -> str:
-        """OptionError if this is none of the known words."""
+        """OptionError if this is not one of the known words."""
         word, known = self.text(), list(known)
         if word not in known:
             self.fail(f"{word!r} is not known{suggestion(word, known)}; choose from {', '.join(known)}")
@@ -117,7 +117,7 @@ class Item:
         return self.value
 
     def plain(self) -> Any:
-        """The value, with those in it, as Python's own."""
+        """The value as plain Python data."""
         if isinstance(self.value, dict):
             return {key: item.plain() for key, item in self.value.items()}
         return [item.plain() for item in self.value] if isinstance(self.value, list) else self.value
@@ -134,17 +134,17 @@ class Item:
 
 @dataclass(frozen=True)
 class Document:
-    """A document of a YAML file. text: as it stands in the file, with its comments."""
+    """A document of a YAML file. text: as in the file, with comments."""
 
     root: Item
     text: str
 
 
 def read_documents(text: str, where: str, *, lines: bool = True) -> list[Document]:
-    """The documents of a YAML text that are not empty; lines: whether messages give line numbers.
+    """The non-empty documents of a YAML text. lines: whether messages have line numbers.
 
-    Raises OptionError with the line for what is no YAML, for tags and duplicate keys, and for a text whose size,
-    nesting, or number of values after its aliases are written out, is beyond any recipe.
+    Raises OptionError with the line for invalid YAML, tags and duplicate keys, and for a text whose size, nesting, or
+    number of values with aliases expanded is beyond any recipe.
     """
     if len(text) > MAX_CHARACTERS:
         raise OptionError(f"{where}: {len(text):,} characters are too many for a recipe (at most {MAX_CHARACTERS:,})")
@@ -158,17 +158,17 @@ def read_documents(text: str, where: str, *, lines: bool = True) -> list[Documen
     except yaml.MarkedYAMLError as error:
         raise OptionError(_syntax(error, where)) from None
     reader = _Reader(where, lines)
-    found = []
+    documents = []
     for i, (node, begin, _) in enumerate(parts):
         end = parts[i + 1][2] if i + 1 < len(parts) else len(text)
         root = reader.item(node, "", None, 0)
         if root.value is not None:
-            found.append(Document(root, text[begin if i else 0 : end].lstrip("\n")))
-    return found
+            documents.append(Document(root, text[begin if i else 0 : end].lstrip("\n")))
+    return documents
 
 
 def read_value(text: str, where: str) -> Any:
-    """What one YAML text means, as `read_documents` reads it, which raises OptionError; nothing is None."""
+    """The value of one YAML text, None if it is empty; raises OptionError as `read_documents` does."""
     documents = read_documents(text, where, lines=False)
     if len(documents) > 1:
         raise OptionError(f"{where}: expected one value, found {len(documents)} documents")
@@ -176,7 +176,7 @@ def read_value(text: str, where: str) -> Any:
 
 
 def _compose(text: str) -> Iterator[tuple[Node, int, int]]:
-    """The root of each document, where its text begins, and where the `---` that begins it stands."""
+    """The root of each document, the position of its text, and that of the `---` before it."""
     loader = _Loader(text)
     try:
         while loader.check_node():
@@ -188,7 +188,7 @@ def _compose(text: str) -> Iterator[tuple[Node, int, int]]:
 
 
 class _Loader(yaml.SafeLoader):
-    """It marks the nodes that have an anchor, or hold one that has; not those that only name one (`*name`)."""
+    """Marks nodes that have an anchor, or contain one that has; aliases (`*name`) are not marked."""
 
     def compose_node(self, parent: Node | None, index: Any) -> Node | None:
         alias = self.check_event(yaml.AliasEvent)
@@ -208,11 +208,11 @@ def _syntax(error: yaml.MarkedYAMLError, where: str) -> str:
     if "'\\t'" in problem:
         problem = "a tab; YAML is indented with spaces"
     context = f" ({error.context})" if error.context else ""
-    return f"{where}{line}: no valid YAML: {problem}{context}"
+    return f"{where}{line}: invalid YAML: {problem}{context}"
 
 
 class _Reader:
-    """Nodes → Items; it counts what it makes, since aliases may stand for exponentially many values."""
+    """Nodes → Items. It counts them, since aliases may expand to exponentially many values."""
 
     def __init__(self, where: str, lines: bool) -> None:
         self.where = where
@@ -220,7 +220,7 @@ class _Reader:
         self.values = 0
 
     def item(self, node: Node, path: str, line: int | None, depth: int) -> Item:
-        """line: that of the key, where there is one."""
+        """line: of the key, if there is one."""
         own = Item(None, self.where, self._line(node) if line is None else line, path)
         self._count(own, depth)
         value: Any
@@ -237,7 +237,7 @@ class _Reader:
         return Item(value, own.where, own.line, path, hasattr(node, "anchored"))
 
     def _pairs(self, node: MappingNode, own: Item, depth: int) -> dict[str, tuple[int | None, Node]]:
-        """The line and value of each key, with those that `<<` takes over from other mappings."""
+        """The line and value of each key, including those that `<<` merges from other mappings."""
         self._count(own, depth)
         pairs: dict[str, tuple[int | None, Node]] = {}
         merged: dict[str, tuple[int | None, Node]] = {}
@@ -248,11 +248,11 @@ class _Reader:
             if key.tag == _YAML + "merge":
                 for part in value.value if isinstance(value, SequenceNode) else [value]:
                     if not isinstance(part, MappingNode):
-                        at.fail("`<<` takes over mappings only")
+                        at.fail("`<<` merges mappings only")
                     merged = self._pairs(part, at, depth + 1) | merged
             elif key.value in pairs:
                 first = "" if at.line is None else f" (first in line {pairs[key.value][0]})"
-                at.fail(f"the key {key.value!r} stands here twice{first}")
+                at.fail(f"duplicate key {key.value!r}{first}")
             else:
                 pairs[key.value] = (at.line, value)
         return merged | pairs
@@ -274,7 +274,7 @@ class _Reader:
     def _count(self, own: Item, depth: int) -> None:
         self.values += 1
         if self.values > MAX_VALUES:
-            own.fail(f"more than {MAX_VALUES:,} values, with aliases written out, are too many for a recipe")
+            own.fail(f"more than {MAX_VALUES:,} values, with aliases expanded, are too many for a recipe")
         if depth > MAX_DEPTH:
             own.fail(f"nested too deeply (at most {MAX_DEPTH} levels)")
 

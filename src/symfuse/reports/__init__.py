@@ -1,4 +1,4 @@
-"""Runs as data, and what is shown of them: tables, model cards, one page, figures."""
+"""Runs as data, shown as tables, model cards, one page, or figures."""
 
 from __future__ import annotations
 

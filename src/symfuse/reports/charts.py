@@ -1,8 +1,7 @@
 """Charts as Vega-Lite specifications: plain dicts, drawn by the page.
 
-Colours are not here but in the page's style sheet, which has two sets of them: marks have a `style` by name, and scales
-take the page's own ranges (`category`, `ramp`, `heatmap`). Names and numbers stand in the data alone, never in an
-expression.
+Colours are in the page's style sheet, which has two sets of them: marks have a named `style`, and scales use the page's
+ranges (`category`, `ramp`, `heatmap`). Names and numbers are only in the data, never in an expression.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ Spec = dict[str, Any]
 Run = Mapping[str, Any]
 
 _SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
-OUTSIDE = "none"  # the layer of what is in none
+OUTSIDE = "none"  # the name for tensors outside of all layers
 _LEGEND = {"orient": "top", "title": None, "columns": {"expr": "width < 420 ? 2 : 5"}, "labelLimit": 180}
 
 
@@ -33,7 +32,7 @@ def spec_of(values: Sequence[Mapping[str, Any]], **rest: Any) -> Spec:
 
 
 def number(value: Any) -> Any:
-    """JSON in a browser knows neither NaN nor infinity."""
+    """None for NaN and infinity, which JSON in a browser does not have."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -222,7 +221,7 @@ def curve_chart(barrier: Run, metric: str | None = None) -> Spec:
 
 
 def reordering_chart(reorderings: Sequence[Reordering]) -> Spec:
-    """Which units of the source (across) became which of the anchor (down); one place at a time, by a menu."""
+    """The units of the source (across) against those of the anchor (down); a menu selects one instance."""
     side = bins(tuple(reorderings))
     size, noun = reorderings[0].size, unit_of(reorderings[0].axis)
     values = []
@@ -262,7 +261,7 @@ def reordering_chart(reorderings: Sequence[Reordering]) -> Spec:
 
 
 def turn_chart(turns: Sequence[Turn]) -> Spec:
-    """The mean rotation angle of everything that is turned, such as heads: layer by number."""
+    """The mean rotation angle of each rotated space, such as a head, by layer and number."""
     values = [
         {"layer": layer_name(t.layer), "at": t.at or "0", "degrees": t.degrees, "scale": t.scale, "cond": t.condition}
         for t in turns

@@ -1,7 +1,7 @@
-"""Reads runs: the JSON documents and alignments that the other verbs leave in a folder.
+"""Reads runs: the JSON documents and alignments that other verbs write to a folder.
 
 The key `kind` of a document is one of these (in parentheses the verb that writes it): `alignment` (align),
-`merge` (merge; holds the alignment of each model), `distance`, `barrier`, `landscape`, `evaluation`.
+`merge` (merge; contains the alignment of each model), `distance`, `barrier`, `landscape`, `evaluation`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ FILES = ("symfuse.json", "distance.json", "barrier.json", "landscape.json", "eva
 
 @dataclass(frozen=True)
 class Collected:
-    """What runs hold, in the order of the arguments; documents by their kind, alignments by their file."""
+    """The content of runs, in the order of the arguments: documents by kind, alignments by file."""
 
     documents: Mapping[str, Sequence[Document]]
     elements: Mapping[Path, Alignment]
 
     @property
     def alignments(self) -> list[Document]:
-        """All alignment runs, those inside merges among them; each once."""
+        """All alignment runs, including those of merges, each once."""
         result = [*self.documents["alignment"]]
         for merge in self.documents["merge"]:
             result += merge["alignments"]
@@ -40,9 +40,9 @@ class Collected:
 
 
 def collect(runs: Sequence[str | Path]) -> Collected:
-    """Read folders (what of `FILES` and alignments they have) and single files.
+    """Read folders (the `FILES` and alignments in them) and single files.
 
-    Raises CheckpointError if one is missing, holds nothing of this kind, or holds something else under these names.
+    Raises CheckpointError if one is missing, contains no run, or contains something else under these names.
     """
     paths = list(dict.fromkeys(path for run in runs for path in _files(Path(run))))
     documents: dict[str, list[Document]] = {kind: [] for kind in SHAPES}
@@ -69,7 +69,7 @@ def _files(run: Path) -> list[Path]:
 
 
 def read(path: Path) -> Document:
-    """One document; CheckpointError if it is not JSON, of no known kind, or lacks what its kind holds."""
+    """One document; CheckpointError if it is not JSON, of an unknown kind, or lacks keys of its kind."""
     data = _printable(with_current_keys(read_json(path)))
     kind = data.get("kind")
     if not isinstance(kind, str) or kind not in SHAPES:
@@ -85,7 +85,7 @@ def read(path: Path) -> Document:
 
 
 def _printable(data: Any) -> Any:
-    """A document whose texts (and keys) are fit for a page: they come from names of models, tensors and labels."""
+    """A document with texts (and keys) that can be printed; they contain names of models, tensors and labels."""
     if isinstance(data, str):
         return printable(data)
     if isinstance(data, dict):

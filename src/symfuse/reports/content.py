@@ -1,4 +1,4 @@
-"""What a page is made of, before it is HTML: sections of paragraphs, tables and figures. Everything is plain text."""
+"""The content of a page before it is HTML: sections of paragraphs, tables and figures, in plain text."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 @dataclass(frozen=True)
 class Table:
-    """columns: by title how its numbers are written (a format, or "" for text). best: of a column, "min" or "max": its
-    best number stands out. zero: by row, the numbers up to which one counts as 0 when the best is sought."""
+    """columns: the format of the numbers by title ("" for text). best: "min" or "max" for columns whose best number is
+    emphasised. zero: for each row, the magnitude up to which numbers count as 0 in that comparison."""
 
     title: str
     columns: Mapping[str, str]
@@ -37,7 +37,7 @@ class Table:
         return [write(cell, form) for cell, form in zip(row, self.columns.values(), strict=True)]
 
     def winners(self) -> set[tuple[int, int]]:
-        """(row, column) of the best numbers; none where all are equal."""
+        """(row, column) of the best numbers; none for a column of equal numbers."""
         result = set()
         zero = self.zero or [0.0] * len(self.rows)
         for number, title in enumerate(self.columns):
@@ -82,7 +82,7 @@ class Section:
 
 
 def write(cell: Cell, form: str = ".4g") -> str:
-    """A cell as it is read: numbers that are none as a dash, and large ones without an exponent."""
+    """A cell as text: missing numbers as a dash, and large ones without an exponent."""
     if cell is None or (isinstance(cell, float) and math.isnan(cell)):
         return "–"
     if isinstance(cell, str):
@@ -100,25 +100,25 @@ def tiny(number: float) -> str:
 
 
 def short(name: str, limit: int = 1000) -> str:
-    """A model's name for a sentence or, with a limit, for a chart: of a path the last two parts, as of a hub id."""
+    """A model's name for a sentence or, with a limit, for a chart: the last two parts of a path, as in a hub id."""
     parts = [part for part in name.split("/") if part]
     last = "/".join(parts[-2:]) if parts else name
     return last if len(last) <= limit else f"{last[: limit // 2]}…{last[-(limit // 2) :]}"
 
 
 def axis_title(axis: str) -> str:
-    """An axis in words, where it is one of the usual ones."""
+    """An axis in words, if it is a common one."""
     return f"{_ANATOMY[anatomy(axis)]} ({axis})" if anatomy(axis) in _ANATOMY else axis
 
 
 def unit_of(axis: str) -> str:
-    """What one index of an axis is."""
+    """The noun for one index of an axis."""
     return _UNITS.get(anatomy(axis), "unit")
 
 
 def metric_titles(metrics: Iterable[Iterable[str]], taken: Collection[str] = ()) -> dict[str, str]:
-    """The metrics that any of several scores has, with the titles of their columns: they may have any name, and one
-    that is taken gets a prefix."""
+    """The metrics of all scores, with titles for their columns. Metrics may have any name; one that is already used as
+    a title gets a prefix."""
     titles: dict[str, str] = {}
     for metric in dict.fromkeys(chain.from_iterable(metrics)):
         title = metric

@@ -1,4 +1,4 @@
-"""What an alignment makes correspond: which unit became which, and how far each head was turned."""
+"""The correspondences of an alignment: which unit became which, and by what angle each head was rotated."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from symfuse.groups.orthogonal import polar
 from symfuse.reports.content import unit_of
 from symfuse.spec import Instance, Spec, anatomy, layer_of
 
-# Cells that all pictures of one axis may have together, so that a page stays small, and a side of one picture.
+# The most cells of all pictures of one axis together, so that a page stays small, and per side of one picture.
 _CELLS = 80_000
 _SIDE = 128
 
@@ -37,8 +37,8 @@ class Reordering:
         return int((self.index != torch.arange(self.size)).sum())
 
     def density(self, bins: int) -> Tensor:
-        """How many units of each bin of the source (across) became units of each bin of the anchor (down); int64
-        [bins, bins]. Bin k holds the units from ceil(k n / bins) on; with n bins it is the permutation matrix."""
+        """The number of units of each source bin (across) that became units of each anchor bin (down); int64 [bins,
+        bins]. Bin k begins with unit ceil(k n / bins); with n bins it is the permutation matrix."""
         source = self.index * bins // self.size
         anchor = torch.arange(self.size) * bins // self.size
         return torch.bincount(anchor * bins + source, minlength=bins * bins).reshape(bins, bins)
@@ -46,10 +46,10 @@ class Reordering:
 
 @dataclass(frozen=True)
 class Turn:
-    """One map of a head or another space. degrees: of its rotation (its polar factor) the mean absolute angle of the
-    eigenvalues, 0 (the identity) to 180. scale, condition: the geometric mean of its singular values, and the largest
-    over the smallest: 1 of rotations. noun: what is turned. layer: -1 if it is in none; at: its number there, or
-    numbers; empty if it is the only one."""
+    """One map of a head or another space. degrees: the mean absolute angle of the eigenvalues of its rotation (polar
+    factor), 0 (the identity) to 180. scale, condition: the geometric mean of its singular values, and the ratio of the
+    largest to the smallest, which is 1 for rotations. noun: the space. layer: -1 if it is in none. at: its number
+    there, or numbers; empty if it is the only one."""
 
     axis: str
     noun: str
@@ -61,15 +61,15 @@ class Turn:
 
     @property
     def is_similarity(self) -> bool:
-        """But for rounding; else it also stretches some directions more than others."""
+        """Whether the map stretches all directions alike, up to rounding."""
         return self.condition < 1 + 1e-4
 
 
 @dataclass(frozen=True)
 class Correspondence:
-    """Of one alignment, by axis: every instance of an axis that has an element at all; what is absent is at rest. An
-    axis of which all elements are permutations, perhaps with scales, is reordered; any other is turned; one that is
-    transported makes no two units correspond, and is left out. variants: those under which it is inexact."""
+    """The maps of one alignment by axis: all instances of every axis with an element (the identity where an instance
+    has none). reorderings: axes whose elements are all permutations, perhaps with scales. turns: all others, except
+    transported axes, whose units do not correspond one to one. variants: those that make it inexact."""
 
     source: str
     anchor: str
@@ -79,7 +79,7 @@ class Correspondence:
 
 
 def correspondence(alignment: Alignment, name: str = "") -> Correspondence:
-    """name: for the models, where the provenance of the alignment has none."""
+    """name: of the models, if the provenance of the alignment has none."""
     spec = alignment.spec
     reorderings: dict[str, list[Reordering]] = {}
     turns: dict[str, list[Turn]] = {}
@@ -108,14 +108,14 @@ def correspondence(alignment: Alignment, name: str = "") -> Correspondence:
 def angles(matrix: Tensor) -> Tensor:
     """The mean |arg λ| over the eigenvalues λ of orthogonal matrices [*b, n, n], in degrees, float64 [*b].
 
-    It is 0 for the identity alone, and does not depend on the basis.
+    It is 0 only for the identity, and independent of the basis.
     """
     result: Tensor = torch.linalg.eigvals(matrix.double()).angle().abs().mean(-1).rad2deg()
     return result
 
 
 def bins(reorderings: tuple[Reordering, ...]) -> int:
-    """How many bins a side the pictures of these get: at most one a unit."""
+    """The number of bins per side of these pictures: at most one per unit."""
     fit = int((_CELLS / len(reorderings)) ** 0.5)
     return max(1, min(_SIDE, fit, *(one.size for one in reorderings)))
 
@@ -146,7 +146,7 @@ def _turns(spec: Spec, instance: Instance, element: Element) -> list[Turn]:
 
 
 def _layer(spec: Spec, instance: Instance) -> int:
-    """-1 for what is in no layer."""
+    """The layer of an instance; -1 if it is in none."""
     layer = layer_of(spec.index_of(instance))
     return -1 if layer is None else layer
 

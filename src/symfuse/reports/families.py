@@ -1,4 +1,4 @@
-"""What symfuse moves of every family that it declares, what not, and why: read off the declarations."""
+"""The axes of every declared family that may be transformed, those that may not, and why, from the declarations."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from symfuse.spec.spec import anatomy
 
 
 def families() -> list[dict[str, Any]]:
-    """Every declared family by name, of its usual config (the default one of `transformers`, with what the family's
-    example adds; of one that it does not have that example): by axis the group, and why no larger one acts; what biases
-    may do; of pre-norm models what may be done to the residual stream once the gains are folded.
+    """Every declared family by name, for its usual config: the default one of `transformers`, updated by the family's
+    example, or the example alone. By axis the group, and why no larger one acts; translations of biases; for pre-norm
+    models the group of the residual stream once the gains are folded.
 
-    Options of a config may change what is moved: `symfuse inspect MODEL` lists it for one model.
+    Options of a config may change this: `symfuse inspect MODEL` shows one model.
     """
     return [_family(name) for name in sorted(ARCHITECTURES)]
 
@@ -49,7 +49,7 @@ def _usual_config(model_type: str) -> dict[str, Any]:
 
 
 def _used(family: Family) -> dict[str, Axis]:
-    """The axes that dimensions of tensors have, in the order of the declaration."""
+    """The axes that occur in layouts, in the order of the declaration."""
     layouts = [*family.tensors.values(), *(text for part in family.optional.values() for text in part.values())]
     layouts += [text for head in family.heads.values() for text in head.tensors.values()]
     used = {axis for text in layouts if text for axis in parse(text).names}
@@ -67,7 +67,7 @@ def _axis(name: str, axis: Axis) -> dict[str, Any]:
 
 
 def rows(result: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Families, what is moved and what not, in words; families that agree in one row."""
+    """Rows of families, with the axes that are transformed and those that are not; equal families share a row."""
     alike: dict[tuple[str, str, str], list[str]] = {}
     for one in result:
         moved = [f"{axis['axis']}: {axis['group']}" for axis in one["moved"]]
@@ -79,7 +79,7 @@ def rows(result: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 
 def reasons(result: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Axis, what it is, group and why, each once, with the families that it holds for."""
+    """Rows of axis, meaning, group and reason, with the families that they apply to."""
     by: dict[tuple[str, str, str, str], list[str]] = {}
     having: dict[str, set[str]] = {}
     for one in result:

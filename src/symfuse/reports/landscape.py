@@ -14,7 +14,7 @@ from symfuse.reports.content import metric_titles, short
 
 KEYS = "ABC"  # the models of a landscape
 _LEVELS = 9
-# Labels nearer to each other, or to a model, than this share of the picture would cover each other.
+# Labels closer to each other, or to a model, than this share of the picture would overlap.
 _APART = 0.07
 
 
@@ -32,18 +32,18 @@ class Line:
 
 
 def losses(landscape: Mapping[str, Any]) -> list[float]:
-    """All that are finite, of the grid and of the models."""
+    """All finite losses, of the grid and of the models."""
     result = [*(loss for row in landscape["loss"] for loss in row), *(model["loss"] for model in landscape["models"])]
     return [loss for loss in result if math.isfinite(loss)]
 
 
 def is_wide(result: Sequence[float]) -> bool:
-    """Whether losses span so much that only their logarithms show the floor of the valley."""
+    """Whether losses span such a range that a logarithmic scale is needed to show the minimum."""
     return bool(result) and min(result) > 0 and max(result) > 5 * min(result)
 
 
 def levels(result: Sequence[float]) -> list[float]:
-    """Round losses at which to draw lines: in equal steps, or in equal ratios if they are wide."""
+    """Round losses at which to draw lines: in equal steps, or in equal ratios on a logarithmic scale."""
     if not result or min(result) == max(result):
         return []
     low, high = min(result), max(result)
@@ -53,7 +53,7 @@ def levels(result: Sequence[float]) -> list[float]:
 
 
 def contour_lines(landscape: Mapping[str, Any]) -> list[Line]:
-    """Lines of equal loss over the grid of a landscape run; losses that are not finite are left out."""
+    """Lines of equal loss over the grid of a landscape run, without losses that are not finite."""
     from contourpy import contour_generator
 
     grid = np.ma.masked_invalid(np.array(landscape["loss"], dtype=np.float64))
@@ -69,7 +69,7 @@ def contour_lines(landscape: Mapping[str, Any]) -> list[Line]:
 
 
 def labelled(lines: Sequence[Line], landscape: Mapping[str, Any]) -> list[Line]:
-    """The longest line of each level, as far as their labels leave room for each other and for the models."""
+    """The longest line of each level, unless its label would overlap another label or a model."""
     wide = landscape["xs"][-1] - landscape["xs"][0], landscape["ys"][-1] - landscape["ys"][0]
     taken = [(model["x"], model["y"]) for model in landscape["models"]]
     result = []
@@ -83,7 +83,7 @@ def labelled(lines: Sequence[Line], landscape: Mapping[str, Any]) -> list[Line]:
 
 
 def landscape_chart(landscape: Run) -> Spec:
-    """The losses of a plane as a heat map with contour lines, and the models at their places."""
+    """The losses on a plane as a heat map with contour lines and the models."""
     xs, ys = landscape["xs"], landscape["ys"]
     half = (xs[1] - xs[0]) / 2, (ys[1] - ys[0]) / 2
     cells = [
@@ -146,7 +146,7 @@ def landscape_chart(landscape: Run) -> Spec:
 
 
 def _contours(landscape: Run) -> list[Spec]:
-    """Lines and their labels, in one colour where losses are low and in another where they are high."""
+    """Lines and their labels, in one colour for low losses and another for high ones."""
     lines = contour_lines(landscape)
     points = [
         {"line": i, "order": j, "x": x, "y": y, "loss": line.level, "low": line.is_low}
@@ -171,7 +171,7 @@ def _contours(landscape: Run) -> list[Spec]:
 
 
 def _model_labels(across: Sequence[float]) -> list[Spec]:
-    """Names towards the middle, so that none leaves the picture; on a phone their keys alone."""
+    """Names, aligned towards the middle so that they stay in the picture; only their letters on a narrow screen."""
     middle = sum(across) / 2
     result = []
     for test, align, dx in (("datum.x < ", "left", 9), ("datum.x >= ", "right", -9)):

@@ -47,7 +47,7 @@ def cost(collected: Collected) -> Section:
         if all(row[number] is None for row in rows):
             rows = [row[:number] + row[number + 1 :] for row in rows]
             columns = {title: form for i, (title, form) in enumerate(columns.items()) if i != number}
-    return Section("Time and memory", [Table("What it took", columns, rows)] if rows else [])
+    return Section("Time and memory", [Table("Cost", columns, rows)] if rows else [])
 
 
 def _subject(run: Document) -> str:
@@ -55,7 +55,7 @@ def _subject(run: Document) -> str:
 
 
 def _mib(run: Document) -> float | None:
-    """peak_memory: in bytes."""
+    """The peak memory in MiB."""
     peak = run.get("peak_memory")
     return None if peak is None else peak / 2**20
 

@@ -1,7 +1,7 @@
-"""One HTML file that shows runs: no network, no other file.
+"""One HTML file that shows runs, without network or other files.
 
-What comes from data is escaped where it is put into HTML, and in the JSON of the charts; beyond that, the page's
-Content-Security-Policy runs only the two scripts that it was written with (by their sha256) and loads nothing.
+Data are escaped in HTML and in the JSON of the charts. In addition, the page's Content-Security-Policy runs only its
+own two scripts (by their sha256) and loads nothing.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _LIBRARY = "window.vegaEmbed = vegaEmbed;"
 
 
 def page(runs: Sequence[str | Path], title: str | None = None) -> str:
-    """The page of runs (see `collect`), as HTML. title: by default what the first run is of.
+    """The page of runs (see `collect`), as HTML. title: by default the subject of the first run.
 
-    Raises CheckpointError for runs that cannot be read, OptionError if what draws the charts is not installed.
+    Raises CheckpointError for runs that cannot be read, OptionError if vl-convert is not installed.
     """
     collected = collect(runs)
     scripts = {"library": _library(), "script": _filled(asset("page.js"), {"theme": asset("theme.json").strip()})}
@@ -57,12 +57,12 @@ def page(runs: Sequence[str | Path], title: str | None = None) -> str:
 
 
 def write_page(runs: Sequence[str | Path], target: Path, title: str | None = None) -> Path:
-    """Write the page in one move; OutputError if that is not possible."""
+    """Write the page atomically; OutputError if that fails."""
     write_text(target, page(runs, title), "the page", mark='<p class="made">symfuse report</p>')
     return target
 
 
-@cache  # it takes a second to make
+@cache  # takes a second
 def _library() -> str:
     return str(converter("the page").javascript_bundle(_LIBRARY))
 
@@ -82,7 +82,7 @@ def asset(name: str) -> str:
 
 
 def _filled(template: str, values: Mapping[str, str]) -> str:
-    """{{name}} by its value; in one pass, so that nothing in a value is filled in again."""
+    """Replace each {{name}} by its value, in one pass, so that values are not filled in again."""
     return re.sub(r"\{\{(\w+)\}\}", lambda result: values[result[1]], template)
 
 
@@ -91,7 +91,7 @@ def _sha256(script: str) -> str:
 
 
 def _json(data: Any) -> str:
-    """JSON that may stand in a <script>: no tag, comment or entity in it."""
+    """JSON for a <script>, without tags, comments or entities."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -101,7 +101,7 @@ def escape(text: str) -> str:
 
 
 def _words(text: str) -> str:
-    """Escaped, and free to break after what joins the parts of a name."""
+    """Escaped text, with line breaks allowed after _ and / in names."""
     return re.sub(r"[_/](?=\w)", r"\g<0><wbr>", escape(text))
 
 
@@ -134,7 +134,7 @@ def _folded(table: Table) -> str:
 
 
 def _copied(table: Table) -> str:
-    """The table with the button that copies it. Cells hold their numbers in full where they are written shorter."""
+    """The table with a button that copies it. Cells have the full number as data."""
     numeric = [form != "" for form in table.columns.values()]
     kinds = [' class="number"' if number else "" for number in numeric]
     head = "".join(f'<th scope="col"{k}>{escape(t)}</th>' for t, k in zip(table.columns, kinds, strict=True))

@@ -19,12 +19,12 @@ def barriers_text(run: Document) -> str:
 
 
 def inexact_curves(run: Document) -> list[Alert]:
-    """Of each curve whose λ = 1 end is another function than A."""
+    """An alert for each curve whose end at λ = 1 computes another function than A."""
     source, _ = names(run)
     return [
         Alert(
-            f"INEXACT: on the path {curve['name']} the end at λ = 1 is not {source}: it was moved under "
-            f"{listed(curve['inexact'])}, and computes something else."
+            f"INEXACT: on the path {curve['name']} the end at λ = 1 is not {source}: it was aligned under "
+            f"{listed(curve['inexact'])}, and computes another function."
         )
         for curve in run["curves"]
         if curve.get("inexact")
@@ -32,7 +32,7 @@ def inexact_curves(run: Document) -> list[Alert]:
 
 
 def _place(curve: Document, height: str, at: str) -> float | None:
-    """The λ of a maximum; None if its height is within the rounding of the losses (which older runs do not have)."""
+    """The λ of a maximum; None if its height is within the rounding of the losses (0 for older runs)."""
     place: float | None = curve.get(at)
     return place if curve[height] > (curve.get("rounding") or 0.0) else None
 
@@ -62,8 +62,8 @@ def barrier_parts(run: Document) -> list[Part]:
     parts: list[Part] = [
         *inexact_curves(run),
         f"The models on the straight path are λ·A + (1 − λ)·B: λ = 0 is B, {anchor}; λ = 1 is A, "
-        f"{source}. The barrier is the most that the loss rises above the chord between the endpoints (dashed); "
-        "“over the mean” takes their mean instead.",
+        f"{source}. The barrier is the largest rise of the loss above the chord between the endpoints (dashed); "
+        "“over the mean” is the largest rise above their mean.",
         Chart("The loss along the path", _barrier_text(run), charts.curve_chart(run), points),
         _barriers(run),
     ]
@@ -105,7 +105,7 @@ def _metric_text(run: Document, metric: str, title: str) -> str:
 def landscape_text(run: Document) -> str:
     result = losses(run)
     models = [f"{k}: {short(m['name'])} ({m['loss']:.4f})" for k, m in zip(KEYS, run["models"], strict=False)]
-    range_ = f"lies between {min(result):.4f} and {max(result):.4f}" if result else "is nowhere a finite number"
+    range_ = f"is between {min(result):.4f} and {max(result):.4f}" if result else "is nowhere finite"
     return f"The loss on the plane through {listed(models)} ({task(run)}) {range_}."
 
 

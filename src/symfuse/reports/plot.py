@@ -1,4 +1,4 @@
-"""Figures for papers: the charts of the page, one column wide, exported by vl-convert with text as text."""
+"""Figures for papers: the charts of the page, one column wide, exported by vl-convert with text kept as text."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _POINTS = 72 * COLUMN / _WIDTH
 
 
 def plot(runs: Sequence[str | Path], folder: Path, form: str = "pdf") -> list[Path]:
-    """Draw every figure that runs (see `collect`) have data for into a folder, as png (300 dpi), svg or pdf; their
-    paths. All are written, or none is.
+    """Draw every figure for which runs (see `collect`) have data into a folder, as png (300 dpi), svg or pdf, and
+    return the paths. All are written, or none is.
 
     Raises CheckpointError for runs that cannot be read, OptionError for another format or if vl-convert is not
     installed, OutputError if the folder cannot be written.
@@ -85,10 +85,10 @@ def _correspondence(one: Correspondence) -> Iterator[tuple[str, Spec]]:
 
 
 def _free(name: str, written: Collection[Path]) -> str:
-    """The name, or the next free one with a number: several runs may have the same figures."""
-    taken = {path.stem for path in written}
-    names = (name if i == 1 else f"{name}-{i}" for i in range(1, len(taken) + 2))
-    return next(one for one in names if one not in taken)
+    """The name, or the next unused one with a number, since several runs may have the same figures."""
+    used = {path.stem for path in written}
+    names = (name if i == 1 else f"{name}-{i}" for i in range(1, len(used) + 2))
+    return next(one for one in names if one not in used)
 
 
 def _safe(text: str) -> str:
@@ -96,14 +96,14 @@ def _safe(text: str) -> str:
 
 
 def _drawn(spec: Spec, form: str) -> bytes:
-    """The bytes of a figure, the same each time, with the mark in its metadata or a comment."""
+    """The bytes of a figure, reproducible, with the mark in its metadata or a comment."""
     convert = converter("a figure")
     spec = spec | {"width": _WIDTH}
     if "usermeta" in spec:
         spec["height"] = min(560, round((_WIDTH - 60) * spec["usermeta"]["aspect"]))  # as on the page
     unit = "pt" if form == "svg" else ""
     size = partial(re.sub, r'( width| height)="([\d.]+)"', lambda m: f'{m[1]}="{float(m[2]) * _POINTS:.6g}{unit}"')
-    ids: dict[str, str] = {}  # which go on from one figure to the next
+    ids: dict[str, str] = {}  # vl-convert counts on from one figure to the next
     svg = re.sub(
         r'(id="|url\(#)(clip|gradient_)(\d+)',
         lambda m: m[1] + m[2] + ids.setdefault(m[2] + m[3], str(len(ids))),
@@ -112,7 +112,7 @@ def _drawn(spec: Spec, form: str) -> bytes:
     if form == "svg":
         return f'<?xml version="1.0" encoding="utf-8"?>\n<!-- {_MARK.decode()} -->\n{svg}\n'.encode()
     if form == "pdf":
-        names = re.compile(rb"(?: +/[a-z]+\d+ \d+ 0 R\n)+")  # of resources, which come in any order
+        names = re.compile(rb"(?: +/[a-z]+\d+ \d+ 0 R\n)+")  # of resources, in arbitrary order
         made = names.sub(lambda result: b"".join(sorted(result[0].splitlines(True))), bytes(convert.svg_to_pdf(svg)))
         return made + b"%% %s\n" % _MARK
     data, text = bytes(convert.svg_to_png(svg, ppi=300)), b"tEXtSoftware\0" + _MARK
@@ -124,11 +124,11 @@ def _theme() -> dict[str, Any]:
     """The look of the page's charts in its light colours, on white."""
     colours = dict(re.findall(r"--([\w-]+): ([^;]+);", asset("page.css").partition("@media")[0]))
     filled = re.sub(r'"\$([\w-]+)"', lambda name: json.dumps(_colour(colours[name[1]])), asset("theme.json"))
-    one_font = filled.replace('"fontWeight": 600', '"fontWeight": "normal"')  # several come in any order in a PDF
+    one_font = filled.replace('"fontWeight": 600', '"fontWeight": "normal"')  # a PDF lists fonts in arbitrary order
     theme: dict[str, Any] = json.loads(one_font)
     return theme | {"background": "white"}
 
 
 def _colour(value: str) -> str | list[str]:
-    """Several are a list."""
+    """A colour, or a list of several."""
     return value.split() if " " in value else value

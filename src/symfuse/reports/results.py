@@ -1,4 +1,4 @@
-"""Results that verbs leave in a folder for `symfuse report`: FOLDER/KIND.json, whole or not at all."""
+"""Results that verbs write to a folder for `symfuse report`: FOLDER/KIND.json, written atomically."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from symfuse.io.target import check_file, existing_parent, overlap, write_text
 
 
 def check_result(folder: Path | None, kind: str, models: Sequence[str]) -> None:
-    """OutputError, before the work, if `write_result` could not write there. The folder may be there, with other files,
-    but in none of the models that are read."""
+    """OutputError, before the work, if `write_result` could not write there. The folder may exist, with other files,
+    but not be in one of the input models."""
     if folder is not None:
         _check_place(folder / f"{kind}.json", models, _mark(kind))
 
 
 def check_draft(file: Path, model: str) -> None:
-    """OutputError, before the work, for a file that is there, that cannot be written, or that would be in the model."""
+    """OutputError, before the work, for a file that exists, cannot be written, or would be in the model."""
     if os.path.lexists(file):
         raise OutputError(f"{file} exists; choose another name for the draft (-o), or remove it")
     _check_place(file.absolute(), (model,))
 
 
 def write_result(data: Mapping[str, Any], folder: Path) -> Path:
-    """Write a result in one move, and return its file. An older one is replaced."""
+    """Write a result atomically, and return its file. An older one is replaced."""
     target = folder / f"{data['kind']}.json"
     write_text(target, json.dumps(data, indent=2) + "\n", "the result", mark=_mark(data["kind"]))
     return target
@@ -42,7 +42,7 @@ def _check_place(file: Path, models: Sequence[str], mark: str = "") -> None:
             relation = overlap(place, Path(model))
             if relation in ("is", "lies inside"):
                 raise OutputError(
-                    f"the folder {folder} for {file.name} {relation} the input {model}, which stays as it is; choose "
+                    f"the folder {folder} for {file.name} {relation} the input {model}, which is never changed; choose "
                     "another place (-o)"
                 )
         parent = place if os.path.lexists(place) else existing_parent(place)
@@ -61,5 +61,5 @@ def _check_place(file: Path, models: Sequence[str], mark: str = "") -> None:
 
 
 def _mark(kind: str) -> str:
-    """What is in every result of a kind, and in few other files."""
+    """The mark of every result of a kind, which few other files contain."""
     return f'"kind": "{kind}"'

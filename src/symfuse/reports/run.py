@@ -1,4 +1,4 @@
-"""What symfuse knows of a model, as data; and a text file as inputs of one."""
+"""A model described as data, and a text file as inputs of a model."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from symfuse.spec import Spec
 
 @checked
 def inspect(source: api.Source) -> dict[str, Any]:
-    """What of a model can be matched, what not, and why, from its headers and config alone: `model`, `family`,
+    """The axes of a model, which can be matched and why others cannot, from headers and config: `model`, `family`,
     `tensors`, `parameters`, `dtypes`, `heads`, `axes` (each with `axis`, `size`, `group`, `instances`, `matched_by`,
-    `why`) and `notes`. Of a family that symfuse does not declare there are no axes.
+    `why`) and `notes`. A family without a declaration has no axes.
     """
     checkpoint = opened(source)
     family = checkpoint.config.get("model_type")
@@ -45,7 +45,7 @@ def inspect(source: api.Source) -> dict[str, Any]:
     notes += _rotatable(checkpoint)
     notes += _inexact(checkpoint)
     if spec.buffers:
-        notes.append(f"derived buffers are left out: {', '.join(sorted(spec.buffers))}")
+        notes.append(f"derived buffers are not saved: {', '.join(sorted(spec.buffers))}")
     return {
         "model": checkpoint.name,
         "family": spec.family,
@@ -59,7 +59,7 @@ def inspect(source: api.Source) -> dict[str, Any]:
 
 
 def _undeclared(checkpoint: Checkpoint) -> dict[str, Any]:
-    """`inspect` of a family that symfuse does not declare."""
+    """`inspect` for a family without a declaration."""
     result = model_facts(ModelRef(checkpoint.name), checkpoint, Model.of(checkpoint, undeclared=True), ())
     return {
         "model": checkpoint.name,
@@ -72,14 +72,14 @@ def _undeclared(checkpoint: Checkpoint) -> dict[str, Any]:
         "notes": [
             *checkpoint.notes,
             f"{result.layers or 'no'} layers, vocabulary of {result.vocabulary or 'no'} tokens",
-            f"symfuse has no declaration for {result.family!r}: it can be merged, by names and shapes, and not "
+            f"symfuse has no declaration for {result.family!r}: it can be merged by names and shapes, but not "
             f"aligned; declared are {', '.join(sorted(ARCHITECTURES))}; `symfuse suggest` drafts a declaration",
         ],
     }
 
 
 def _rotatable(checkpoint: Checkpoint) -> list[str]:
-    """What may become of the residual stream of a pre-norm model."""
+    """Whether the residual stream of a pre-norm model may be rotated."""
     model = Model.of(checkpoint)
     if not model.spec.reads:
         return []
@@ -91,13 +91,13 @@ def _rotatable(checkpoint: Checkpoint) -> list[str]:
 
 
 def _inexact(checkpoint: Checkpoint) -> list[str]:
-    """The variants of the alignment beside a moved model, if it is inexact."""
+    """The variants of an aligned model's alignment, if it is inexact."""
     file = alignment_file(checkpoint.folder) if isinstance(checkpoint.folder, Path) else None
     variants: tuple[str, ...] = ()
     if file is not None and file.is_file():
-        with suppress(SymfuseError):  # whatever else goes by that name
+        with suppress(SymfuseError):  # another file of that name
             variants = Alignment.load(file).variants
-    return [f"inexact: {', '.join(variants)}: moved in a way that does not keep the function"] if variants else []
+    return [f"inexact: {', '.join(variants)}: the result computes another function"] if variants else []
 
 
 def _axes(spec: Spec) -> list[dict[str, Any]]:
@@ -129,13 +129,13 @@ def _axes(spec: Spec) -> list[dict[str, Any]]:
             "instances": len(spec.shifts),
             "matched_by": "attention",
         }
-        why = ("softmax ignores key biases; " if free else "") + "value biases may move on into the output bias"
+        why = ("softmax ignores key biases; " if free else "") + "value biases may move into the output bias"
         rows.append(row | {"why": why})
     return rows
 
 
 def text_inputs(checkpoint: Checkpoint, path: Path) -> dict[str, Tensor]:
-    """The lines of a text file as inputs of a model, by its own tokenizer."""
+    """The lines of a text file as inputs of a model, by its tokenizer."""
     from symfuse.evaluation.tasks.base import from_companions
 
     try:
@@ -144,15 +144,15 @@ def text_inputs(checkpoint: Checkpoint, path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{path}: not a text file in UTF-8 that can be read ({error})") from error
     if not lines:
         raise CheckpointError(f"{path}: no lines of text in it")
-    # Without files of its own, transformers makes up an empty tokenizer that knows no word.
+    # Without tokenizer files, transformers makes an empty tokenizer.
     if not any(re.match(r"tokenizer\.|vocab|.*\.model$", file) for file in checkpoint.companions()):
         raise CheckpointError(f"{checkpoint.name}: there is no tokenizer beside its weights; add its files")
     positions = checkpoint.config.get("max_position_embeddings", checkpoint.config.get("n_positions", 128))
     try:
         tokenizer = from_companions(checkpoint, "AutoTokenizer", "tokenizer")
-        if tokenizer.pad_token is None:  # GPT-2's has none; what is padded is masked
+        if tokenizer.pad_token is None:  # as of GPT-2; padding is masked
             tokenizer.pad_token = tokenizer.eos_token
         length = min(128, positions - 4)
         return dict(tokenizer(lines, return_tensors="pt", padding=True, truncation=True, max_length=length))
-    except Exception as error:  # whatever the tokenizers' classes raise
+    except Exception as error:  # tokenizers raise various errors
         raise CheckpointError(f"{checkpoint.name}: its tokenizer cannot read the text ({first_line(error)})") from error

@@ -48,7 +48,7 @@ def sections(collected: Collected) -> list[Section]:
 
 
 def _done(collected: Collected) -> Section:
-    """A sentence for each run; before them all, which of the alignments and of the paths are not exact."""
+    """A sentence for each run, after alerts for alignments and paths that are not exact."""
     documents = collected.documents
     parts: list[Part] = [
         *(Alert(_proof(run)) for run in collected.alignments if not _is_equal(run)),
@@ -86,7 +86,7 @@ def _verified(run: Document) -> Document:
 
 
 def _is_equal(run: Document) -> bool:
-    """Whether nothing is known against it."""
+    """Whether no inequality is known."""
     if run.get("inexact"):
         return False
     verified = _verified(run)
@@ -100,19 +100,19 @@ def _proof(run: Document) -> str:
     source, anchor = names(run)
     if not _is_equal(run):
         variants = run.get("inexact")
-        under = f" It was moved under {listed(variants)}, which is inexact." if variants else ""
+        under = f" It was aligned under {listed(variants)}, which is inexact." if variants else ""
         allowed = verified.get("tolerance")
-        result = f"they differ by {tiny(max(errors))}" if errors else "by how much is not said"
+        result = f"they differ by {tiny(max(errors))}" if errors else "they differ, by an unknown amount"
         more = "" if allowed is None else f", where {tiny(allowed)} is allowed"
         compared = f"Its outputs were compared{_conditions(run)}, and {result}{more}."
         if variants and not errors:
             compared = "By how much its outputs differ was not checked."
         return (
-            f"NOT EQUAL: {source}, moved to {anchor}, no longer computes what it did.{under} {compared} This alignment "
-            "is not exact, and nor is what was made with it."
+            f"NOT EQUAL: {source}, aligned to {anchor}, no longer computes the same.{under} {compared} This alignment "
+            "is not exact, and neither are its results."
         )
     if not errors:
-        return "That the function stayed the same was not checked."
+        return "It was not checked that the function stayed the same."
     rounding = verified.get("rounding")
     rounded = "" if rounding is None else f", to {tiny(rounding)} after"
     return f"The outputs stay equal to {tiny(max(errors))} before the weights are rounded{rounded}{_conditions(run)}."
@@ -178,8 +178,8 @@ def _distance(name: str, run: Document) -> list[Part]:
     outside = any(row["layer"] == -1 for row in run["by_layer"])
     parts: list[Part] = [
         f"{name}: Euclidean distance {write(run['before'])} → {write(run['after'])}, {write(run['left'], SHARE)} of "
-        "it left. Parts are squared distances, which add up; “of whole” is a part's share of the whole square."
-        + (f" Layer “{OUTSIDE}” is what belongs to no layer, such as embeddings." if outside else "")
+        "it left. Parts are squared distances, which add up; “of whole” is a part's share of the total."
+        + (f" Layer “{OUTSIDE}” has the tensors outside of layers, such as embeddings." if outside else "")
     ]
     texts = []
     for key in ("axis", "layer"):
@@ -196,7 +196,7 @@ def _distance(name: str, run: Document) -> list[Part]:
 def _least(rows: Sequence[Document], key: str) -> str:
     part = min(rows, key=lambda row: row["share"])
     name = f"layer {layer_name(part[key])}" if key == "layer" else part[key]
-    return f"Least is left in {name}: {write(part['share'], SHARE)} of its squared distance."
+    return f"The smallest share is left in {name}: {write(part['share'], SHARE)} of its squared distance."
 
 
 def _parts(rows: Sequence[Document], *keys: str) -> Table:
@@ -222,7 +222,7 @@ def _units(one: Correspondence) -> list[Part]:
     parts = [part for axis, turns in one.turns.items() for part in _turned(axis, turns)]
     for axis, result in one.reorderings.items():
         moved, size = sum(r.moved for r in result), sum(r.size for r in result)
-        text = f"{axis}: {moved:,} of {count(size, unit_of(axis))} have another place."
+        text = f"{axis}: {moved:,} of {count(size, unit_of(axis))} have another position."
         rows: list[list[Cell]] = [[r.place, r.moved, r.size, r.moved / r.size] for r in result]
         columns = {"place": "", "moved": ",", "of": ",", "share": SHARE}
         table = Table(f"{unit_of(axis).capitalize()}s moved ({axis})", columns, rows)
@@ -234,8 +234,8 @@ def _units(one: Correspondence) -> list[Part]:
     angle = " An angle is the mean over the eigenvalues of a rotation." if one.turns else ""
     if not all(turn.is_similarity for turns in one.turns.values() for turn in turns):
         angle += (
-            " Of a map that also stretches, the rotation is its polar factor, the scale the geometric mean of its "
-            "singular values, and the condition number the largest of them over the smallest."
+            " For a map that also stretches, the rotation is its polar factor, the scale the geometric mean of its "
+            "singular values, and the condition number the ratio of the largest to the smallest."
         )
     named = f"{short(one.source)} → {short(one.anchor)}"
     inexact = [Alert(f"INEXACT: {named} was made under {listed(one.variants)}.")] if one.variants else []
@@ -243,7 +243,7 @@ def _units(one: Correspondence) -> list[Part]:
 
 
 def _turned(axis: str, turns: Sequence[Turn]) -> Iterable[Part]:
-    """In words, and as a picture if there are several."""
+    """A sentence, with a chart if there are several."""
     noun, degrees = turns[0].noun, [turn.degrees for turn in turns]
     low, mean, high = (write(d, ".2f") for d in (min(degrees), sum(degrees) / len(degrees), max(degrees)))
     if len(turns) == 1:
@@ -260,7 +260,7 @@ def _turned(axis: str, turns: Sequence[Turn]) -> Iterable[Part]:
 
 
 def _stretched(turns: Sequence[Turn]) -> str:
-    """Nothing of rotations, with or without scales."""
+    """The condition number in words; empty for rotations, with or without scales."""
     if all(turn.is_similarity for turn in turns):
         return ""
     worst = write(max(turn.condition for turn in turns))

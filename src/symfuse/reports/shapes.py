@@ -1,4 +1,4 @@
-"""What a document must hold to be shown, by kind, and what keeps one from holding it: the one check of what is read."""
+"""The shape that a document of each kind must have to be shown, and the check of documents that are read."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Some:
-    """A list of at least `least` of what `shape` describes. like: the key of the document's list that is as long.
-    rising: of finite numbers, each larger than the one before."""
+    """A list of at least `least` values of `shape`. like: the key of a list in the document that has the same length.
+    rising: finite numbers, each larger than the one before."""
 
     shape: Any
     least: int = 1
@@ -23,13 +23,13 @@ class Some:
 
 @dataclass(frozen=True)
 class Maybe:
-    """What may be missing or null, and else is what `shape` describes."""
+    """A value of `shape` that may be missing or null."""
 
     shape: Any
 
 
-# A type, or several; a dict: these keys, `...` standing for all others; a list: any number of the one that it has; or
-# one of the two above. None of them forbids more keys.
+# A shape is a type, or a tuple of types; a dict of keys, with `...` for all others; a list of one shape, for any number
+# of values; or one of the two above. More keys are always allowed.
 NUMBER = (int, float)
 _NUMBERS = {...: NUMBER}
 _RUN = {"symfuse": Maybe(str), "seconds": Maybe(NUMBER), "peak_memory": Maybe(NUMBER)}
@@ -102,7 +102,7 @@ SHAPES: dict[str, Any] = {
 
 
 def misfit(document: Any, shape: Any) -> str | None:
-    """What keeps a document from having a shape, in words; None if nothing does."""
+    """The first difference of a document from a shape, in words; None if there is none."""
     return next(_misfits(document, shape, "it", document), None)
 
 
@@ -124,7 +124,7 @@ def _of_object(data: Any, shape: dict[Any, Any], where: str, document: Any) -> I
     if not isinstance(data, dict):
         yield f"{where} is {_kind(data)}, expected an object"
         return
-    for key, one in shape.items():  # in this order: a list stands before those that are as long
+    for key, one in shape.items():  # in this order, since `like` refers to earlier lists
         if key is ...:
             continue
         if key in data:
@@ -154,7 +154,7 @@ def _of_value(data: Any, kinds: tuple[type, ...], where: str) -> Iterator[str]:
     if not isinstance(data, kinds) or (isinstance(data, bool) and bool not in kinds):
         yield f"{where} is {_kind(data)}, expected {' or '.join(kind.__name__ for kind in kinds)}"
     elif isinstance(data, int) and abs(data) > sys.float_info.max:
-        yield f"{where} is more than float64 can hold"
+        yield f"{where} overflows float64"
 
 
 def _kind(data: Any) -> str:

@@ -1,4 +1,4 @@
-"""What was transported, as data and as a card."""
+"""The result of a transport as data and as a card."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NAMES = {
 
 
 def transport_run(moved: Transported, thing: Path, alignment: Path) -> dict[str, Any]:
-    """The lineage of something that was moved: what it was, by which alignment, of which models."""
+    """The lineage of a transported thing: its source, the alignment, and the models."""
     file, result = alignment_file(alignment), alignment_of(alignment)
     what = thing / moved.file if thing.is_dir() else thing
     return {
@@ -43,20 +43,20 @@ def transport_run(moved: Transported, thing: Path, alignment: Path) -> dict[str,
 
 
 def transport_card(run: Mapping[str, Any]) -> str:
-    """README.md of its folder, with the hub's metadata block of an adapter, and the lineage."""
+    """README.md of its folder, with the hub's metadata for an adapter, and the lineage."""
     from huggingface_hub import ModelCardData
 
     base = str(run.get("new_base"))
-    on_hub = base if HUB_ID.fullmatch(base) and not Path(base).exists() else None  # the hub takes nothing else
+    on_hub = base if HUB_ID.fullmatch(base) and not Path(base).exists() else None  # the hub accepts only ids
     data = ModelCardData(library_name="peft", tags=["symfuse", "lora"], base_model=on_hub)
     lines = [f"---\n{data.to_yaml()}\n---", ""] if run["thing"] == "adapter" else []
     by = run["alignment"]
     models = [f"`{_shown(by[role])}`" for role in ("source", "anchor") if "name" in by.get(role, {})]
-    of = f", which moved {models[0]} onto {models[1]}" if len(models) == 2 else ""
+    of = f" of {models[0]} to {models[1]}" if len(models) == 2 else ""
     lines += [
-        f"The {_NAMES[run['thing']]} `{run['source']['name']}`, moved with symfuse {__version__} by the alignment "
-        f"`{PurePath(by['name']).name}`{of}. On the aligned model it does what it did on the model that it was made "
-        "for.",
+        f"The {_NAMES[run['thing']]} `{run['source']['name']}`, transformed with symfuse {__version__} by the "
+        f"alignment `{PurePath(by['name']).name}`{of}. On the aligned model it does what the original does on the "
+        "original model.",
         "",
     ]
     lines += [f"- {note}" for note in run["notes"]] + ([""] if run["notes"] else [])

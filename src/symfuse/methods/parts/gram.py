@@ -1,8 +1,8 @@
 """Methods whose result is a linear combination of tensors, with coefficients that depend only on their inner products.
 
-Slerp, NuSLERP, Multi-SLERP, the Karcher mean and Model Stock are such: one pass computes the k×k Gram matrix, a
-function of that small matrix gives k coefficients, a second pass adds up. They therefore do not depend on the basis of
-the tensors: if all inputs are rotated alike, so is the result.
+These are Slerp, NuSLERP, Multi-SLERP, the Karcher mean and Model Stock: one pass computes the k×k Gram matrix, a
+function of that small matrix gives k coefficients, and a second pass adds up. They therefore do not depend on the basis
+of the tensors: if all inputs are rotated in the same way, so is the result.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def centred(stream: Stream) -> Vectors:
 def gram(blocks: Iterable[Block], vectors: Vectors, *, rows: bool = False) -> Tensor:
     """Inner products of k vectors in float64, (k, k); with `rows` those of each row, (k, k, rows). One pass.
 
-    Values are widened before they are multiplied, so that the products of float32 values are exact, and the cosine of
-    two vectors good to some 1e-14: in float32 it would be 1e-7, and an angle below 5e-4 would be indistinguishable from
-    zero.
+    Values are converted before they are multiplied, so that products of float32 values are exact, and the cosine of two
+    vectors has an error of about 1e-14. In float32 it would be 1e-7, and angles below 5e-4 could not be distinguished
+    from zero.
     """
     by_row: list[Tensor] = []
     total: Tensor | None = None
@@ -63,7 +63,7 @@ def gram(blocks: Iterable[Block], vectors: Vectors, *, rows: bool = False) -> Te
             product = wide @ wide.mT
             if rows:
                 by_row.append(product)
-            else:  # added up at once: small results kept between large ones would fragment the memory
+            else:  # added immediately, since small results between large ones would fragment the memory
                 total = product if total is None else total.add_(product)
     if total is not None:
         return total.squeeze(0).cpu()
@@ -110,7 +110,7 @@ def arc(products: Tensor, t: float, threshold: float) -> Tensor:
     """Coefficients (2, …) of the point at t between two vectors, from their Gram matrix (2, 2, …).
 
     On the great circle: sin((1-t)θ)/sin θ and sin(tθ)/sin θ (Shoemake 1985, Animating rotation with quaternion curves);
-    1-t and t where the circle is not determined or as good as straight: |cos θ| > threshold, or a vector is zero.
+    1-t and t if the circle is undetermined or nearly straight: |cos θ| > threshold, or a vector is zero.
     """
     cosine = cosines(products)[0, 1]
     straight = (cosine.abs() > threshold) | (norms(products) == 0).any(0)

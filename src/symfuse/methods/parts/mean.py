@@ -12,9 +12,9 @@ from symfuse.errors import OptionError
 
 
 def normalized(weights: Sequence[float], key: str = "normalize") -> list[float]:
-    """Weights divided by their sum; OptionError if that is not above zero, where dividing would make no sense.
-    key: the parameter that turns this off, if there is one."""
-    off = f"take them as they are (`{key}: false` under `parameters` of a recipe, --set {key}=false"
+    """Weights divided by their sum; OptionError unless that is above zero. key: the parameter that turns this off, if
+    there is one."""
+    off = f"do not normalise them (`{key}: false` under `parameters` of a recipe, --set {key}=false"
     off += ", --no-normalize)" if key == "normalize" else ")"
     off = off if key else "give weights whose sum is above zero"
     if not all(math.isfinite(w) for w in weights):
@@ -30,15 +30,15 @@ def normalized(weights: Sequence[float], key: str = "normalize") -> list[float]:
 
 
 def sum_to_one(shares: Sequence[float]) -> bool:
-    """As nearly as float64 can tell."""
+    """Whether shares sum to one, up to rounding of float64."""
     return abs(sum(shares) - 1) <= 1e-12
 
 
 def steps(shares: Sequence[float]) -> list[tuple[int, float]]:
-    """The order in which tensors are taken into a mean, and how far it then moves towards each.
+    """The order in which tensors are added to a mean, and the step of the mean towards each.
 
-    The largest share comes first, so that what was taken so far never sums to zero, whatever signs there are: it rises
-    to one or above, and from there falls to one. A share of zero moves nothing.
+    The largest share comes first, so that partial sums are never zero, whatever the signs: they rise to one or above,
+    and then fall to one. A share of zero is skipped.
     """
     out, total = [], 0.0
     for number in sorted(range(len(shares)), key=lambda i: -shares[i]):
@@ -49,17 +49,17 @@ def steps(shares: Sequence[float]) -> list[tuple[int, float]]:
 
 
 def mean(tensors: Sequence[Tensor], order: Sequence[tuple[int, float]]) -> Tensor:
-    """Σ wᵢ θᵢ, in the place of one of the tensors; all are overwritten. order: of `steps`.
+    """Σ wᵢ θᵢ in place of one of the tensors; all are overwritten. order: of `steps`.
 
-    A step from a to b is a - w (a - b). Where both are equal that is a, to the bit, without looking for such places:
-    comparing takes three times as long as the sum. The sign of a zero is kept too, as long as what multiplies the
-    difference is below zero: hence a + w (b - a) if w is. The error is that of differences, which between fine-tunes
-    are small: in float32 it is half of that of a sum of products. Of entries near the largest it may overflow.
+    A step from a to b is a - w (a - b), which is exactly a where both are equal, without a comparison, which would take
+    three times as long as the sum. The sign of a zero is kept too, as long as the factor of the difference is negative:
+    hence a + w (b - a) if w is. The error is that of differences, which are small between fine-tunes: in float32 half
+    of that of a sum of products. Entries near the largest float may overflow.
     """
     (first, _), *others = order
     out = tensors[first]
     for number, share in others:
-        there = tensors[number]
-        torch.sub(*((out, there) if share > 0 else (there, out)), out=there)
-        out.add_(there, alpha=-abs(share))
+        step = tensors[number]
+        torch.sub(*((out, step) if share > 0 else (step, out)), out=step)
+        out.add_(step, alpha=-abs(share))
     return out

@@ -1,7 +1,7 @@
-"""Which entries of a streamed tensor are its largest, without sorting or holding it; trimming by magnitude.
+"""The largest entries of a streamed tensor, without sorting it or holding it in memory, and trimming by magnitude.
 
-On the processor numpy compares block entries, five to ten times as fast as torch, whose comparisons take longer than
-all arithmetic of a merge.
+On the CPU block entries are compared by numpy, five to ten times as fast as by torch, whose comparisons take longer
+than all arithmetic of a merge.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.nn.functional import hardshrink
 from symfuse.errors import OptionError
 from symfuse.merging.stream import Block, Stream
 
-DIGIT = 16  # bits of a float that one pass tells apart
+DIGIT = 16  # bits of a float that one pass examines
 
 
 def where(condition: Callable[..., Any], *values: Tensor) -> Tensor:
@@ -46,12 +46,12 @@ def select(condition: Callable[[Any], Any], values: Tensor) -> Tensor:
 
 
 def as_factors(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Ones and zeros of booleans: torch multiplies by those much faster than by booleans."""
+    """Booleans as ones and zeros, by which torch multiplies much faster."""
     return mask.view(torch.uint8).to(dtype)
 
 
 def per_model(stream: Stream, name: str, values: Sequence[float], low: float, high: float) -> list[float]:
-    """One value for each model, of one that is for all perhaps; OptionError if one is not in [low, high] or finite."""
+    """One value for each model, perhaps the same for all; OptionError if one is not in [low, high] or not finite."""
     if len(values) not in (1, stream.count):
         raise OptionError(f"{stream.name}: {len(values)} values of {name} for {stream.count} models; give one for each")
     out = list(values) * (stream.count if len(values) == 1 else 1)
@@ -65,7 +65,7 @@ def per_model(stream: Stream, name: str, values: Sequence[float], low: float, hi
 
 
 def repeatable(stream: Stream) -> Iterable[Block]:
-    """The blocks, to be iterated over several times and not overwritten: a tensor of one stretch is read once."""
+    """The blocks, for iterating several times without overwriting them; a tensor of one block is read once."""
     return list(stream) if len(stream) == 1 else stream
 
 
@@ -79,8 +79,7 @@ class Cut:
 
 @dataclass
 class Largest:
-    """What of a tensor is among its k largest magnitudes: called with all blocks in order. Of equal ones the first
-    are."""
+    """Selects the k largest magnitudes of a tensor, the first of equal ones; called with all blocks in order."""
 
     cut: Cut
     left: int = field(init=False)
@@ -89,9 +88,9 @@ class Largest:
         self.left = self.cut.equal
 
     def __call__(self, values: Tensor) -> Tensor:
-        """A block, with zeros in place of what is not among them."""
+        """A block, with zeros in place of all other entries."""
         value = self.cut.value
-        # Of zeros there is none to choose. Of others: all that may be were in earlier blocks.
+        # Zeros need no selection, and after the last equal entry none is left.
         if value == 0 or self.left == 0:
             return hardshrink(values, value)
         limit = torch.tensor(value, dtype=values.dtype)
@@ -150,8 +149,8 @@ def _next_digit(histogram: Tensor, prefix: int, k: int) -> tuple[int, int]:
 
 
 class Sparsifier:
-    """Drops entries of task vectors; this one none. `prepare` is called once, for the models that it is to be used on;
-    then the object itself, with each block of each in order."""
+    """Drops entries of task vectors (the base class: none). `prepare` is called once, with the models that it will be
+    used for; then the object itself, with each block of each model in order."""
 
     def __init__(self, stream: Stream, densities: Sequence[float]) -> None:
         """densities: of each model, the share of its entries that is kept."""
@@ -165,11 +164,11 @@ class Sparsifier:
 
 
 class Trim(Sparsifier):
-    """Keeps `kept` entries of each model that follow the `dropped` largest in magnitude, exactly so many: among equal
-    magnitudes those that are stored first count as larger.
+    """Keeps exactly `kept` entries of each model after the `dropped` largest in magnitude; of equal magnitudes the
+    first count as larger.
 
-    rescale: multiplies what is kept so that the l1 norm of the whole tensor is what it was before (sums in float64);
-    if all that is kept is zero, it stays so.
+    rescale: multiplies the kept entries so that the l1 norm of the whole tensor does not change (sums in float64),
+    unless all kept entries are zero.
     """
 
     def __init__(self, stream: Stream, dropped: Sequence[int], kept: Sequence[int], rescale: bool) -> None:
@@ -208,7 +207,7 @@ class Trim(Sparsifier):
         self._largest = {model: [Largest(cut) for cut in of_model] for model, of_model in cuts.items()}
 
     def _kept(self, model: int, values: Tensor) -> Tensor:
-        """What follows the dropped, up to the last that is kept."""
+        """The kept entries: those among the largest, without the dropped ones."""
         if not self._largest[model]:
             return torch.zeros_like(values)
         *dropped, kept = [largest(values) for largest in self._largest[model]]

@@ -1,5 +1,5 @@
-"""Task vectors made sparse, weighed, combined and added to a base: what task arithmetic, TIES, DARE, DELLA and
-breadcrumbs have in common."""
+"""Task vectors made sparse, weighted, combined and added to a base: the common part of task arithmetic, TIES, DARE,
+DELLA and breadcrumbs."""
 
 from __future__ import annotations
 
@@ -27,13 +27,12 @@ def combined(
 ) -> Iterator[Tensor]:
     """Blocks of base + scale · Σ wᵢ sᵢ(δᵢ), where sᵢ makes a task vector sparse.
 
-    sparsify: from the stream and the density of each model. vote: of the weighted vectors, an entry's majority sign is
-    that of their sum (Yadav et al. 2023, arXiv 2306.01708, algorithm 1; zero counts as positive), and only entries of
-    that sign are added: a zero agrees with neither. normalize: divide by the sum of the weights (of those that agree; a
-    sum of zero divides by one).
-    A model of weight 0 has no influence, one of density 0 adds and votes for nothing; of density 1 it is not made
-    sparse. Where all models with a weight agree, are whole, and shares sum to one, the result is their entry itself.
-    OptionError before anything is read.
+    sparsify: from the stream and the density of each model. vote: the majority sign of an entry is that of the sum of
+    the weighted vectors (Yadav et al. 2023, arXiv 2306.01708, algorithm 1; zero counts as positive), and only values of
+    that sign are added; zeros have no sign. normalize: divide by the sum of the weights (with vote, of the values that
+    are added; a sum of zero divides by one). A model of weight 0 has no influence, one of density 0 adds nothing and
+    has no vote, one of density 1 is not made sparse. If no used model is made sparse and shares sum to one, an entry on
+    which they agree is kept exactly. OptionError before anything is read.
     """
     weights = per_model(stream, "weight", weight, -math.inf, math.inf)
     densities = per_model(stream, "density", density, 0.0, 1.0)
@@ -52,7 +51,7 @@ def combined(
     blocks = repeatable(stream)
     sparsifier.prepare(blocks, sparse)
     for block in blocks:
-        if exact and not vote:  # the base has no part in it
+        if exact and not vote:  # the base cancels
             yield mean([block.tensors[i] for i in used], order)
             continue
         vectors = []
@@ -73,7 +72,7 @@ def combined(
 
 
 def added(vectors: Sequence[Tensor]) -> Tensor:
-    """Their sum, in the first's place."""
+    """The sum of the vectors, in place of the first."""
     out = vectors[0]
     for vector in vectors[1:]:
         out.add_(vector)
@@ -86,9 +85,8 @@ def majority(votes: Sequence[Tensor]) -> Tensor:
 
 
 def agreed(vectors: Sequence[Tensor], weights: Sequence[float], sign: Tensor, normalize: bool) -> Tensor:
-    """The sum of the entries that have that sign, divided by the sum of their weights if `normalize` (or by one, if
-    that is zero). NaN where nothing agrees if a weight is too small for their dtype. vectors: already weighed; they are
-    overwritten."""
+    """The sum of the entries with that sign, divided by the sum of their weights if `normalize` (by one if that is
+    zero). Where none has it, NaN if a weight is too small for the dtype. vectors: already weighted; overwritten."""
     divisor = torch.zeros_like(sign) if normalize else None
     for vector, weight in zip(vectors, weights, strict=True):
         vector.mul_(sign).clamp_(min=0)
@@ -97,15 +95,15 @@ def agreed(vectors: Sequence[Tensor], weights: Sequence[float], sign: Tensor, no
     out = added(vectors).mul_(sign)
     if divisor is None:
         return out
-    if min(weights) >= 0:  # the sum is zero where nothing agrees, as is what it divides
+    if min(weights) >= 0:  # where no entry has the sign, both sums are zero
         return out.div_(divisor.clamp_(min=min(filter(None, weights), default=1.0)))
-    # Weights of both signs can cancel, but for rounding.
+    # Weights of both signs can cancel, up to rounding.
     zero = divisor.abs() <= len(weights) * torch.finfo(sign.dtype).eps * sum(map(abs, weights))
     return out.div_(divisor.mul_(~zero).add_(zero))
 
 
 def where_equal(tensors: Sequence[Tensor], out: Tensor) -> Tensor:
-    """`out`, but where all tensors agree the entry itself, without the rounding of a weighted mean."""
+    """`out`, with entries on which all tensors agree kept exactly, without the rounding of a weighted mean."""
     first, *others = tensors
     agree = torch.ones_like(first, dtype=torch.bool)
     for tensor in others:

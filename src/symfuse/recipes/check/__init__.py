@@ -1,4 +1,4 @@
-"""What a merge will do and cost, and every reason why it cannot be done, before any weight is read."""
+"""What a merge will do and cost, and every reason why it cannot be done, before the merge."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each model is, what differs between them, and what the output takes: from headers, configs, tokenizer files."""
+"""The models, their differences and the cost of the output, from headers, configs and tokenizer files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from symfuse.io.shards import parse_size, plan_shards
 from symfuse.matching.axes import axes_of
 from symfuse.merging import Output
 from symfuse.merging.engine import effective_weights
-from symfuse.merging.stream import PIECE as SEEN
+from symfuse.merging.stream import PIECE as BLOCK
 from symfuse.model import Model
 from symfuse.model.config import differences, text_config
 from symfuse.model.undeclared import is_tied
@@ -26,15 +26,15 @@ from symfuse.rewriting.ties import tied_heads
 from symfuse.rewriting.vocabulary import compare_tokenizers, has_tokenizer, read_tokenizer
 from symfuse.rewriting.vocabulary.tokenizer import without_rows
 
-START = 250_000_000  # held once everything is imported (200 MB measured), and a little
+START = 250_000_000  # bytes in use once everything is imported (200 MB measured), rounded up
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers")
 SPEED = 500e6  # bytes per second, read and written together, of element-wise methods on two cores and a local disk
-# Blocks that are alive at once, for k + 2 that a method must hold. Measured on two threads and bfloat16, as (k + 2)·n
-# blocks beside START, of memory that no file holds: linear n = 2, task_arithmetic 2.6, karcher 1.6, ram 3.3, ties and
-# breadcrumbs 3.7, dare_linear 4.5, dare_ties 5.9, sce and arcee_fusion 6.2, della 7, della_linear 8.8.
+# A method on k models holds (k + 2)·n blocks at once, in addition to START and not counting mapped files. Measured on
+# two threads in bfloat16: linear n = 2, task_arithmetic 2.6, karcher 1.6, ram 3.3, ties and breadcrumbs 3.7,
+# dare_linear 4.5, dare_ties 5.9, sce and arcee_fusion 6.2, della 7, della_linear 8.8.
 LEAN = {"linear", "soup", "passthrough", "task_arithmetic"}
 LEAN_COPIES, COPIES = 3, 9
-# Methods that see a matrix whole: copies of it in float64, for each model and the base (measured 3.5 and 5.7).
+# Methods that need whole matrices: copies in float64, for each model and the base (measured 3.5 and 5.7).
 WHOLE = {"tsv": 6, "iso_c": 4, "iso_cts": 6}
 
 
@@ -67,32 +67,32 @@ def _rows(checkpoint: Checkpoint) -> int | None:
 
 
 def dtypes_of(checkpoint: Checkpoint) -> dict[str, int]:
-    """How many tensors there are of each dtype, the most frequent first."""
+    """The number of tensors of each dtype, the most frequent first."""
     counts = Counter(str(checkpoint.info(name).dtype).removeprefix("torch.") for name in checkpoint)
     return dict(counts.most_common())
 
 
 def adapter_of(ref: ModelRef) -> str | None:
-    """The adapter that is added to this model, or that it is with the base which its own config names."""
+    """The adapter that is added to this model, or the model itself if it is an adapter (added to its base)."""
     if ref.adapter is not None:
         return str(ref.adapter)
     return ref.path if Path(ref.path).is_dir() and adapters.is_adapter(Path(ref.path)) else None
 
 
 def contradicted_dtype(checkpoint: Checkpoint) -> str | None:
-    """A warning if config.json names a dtype that no tensor, or not the most, is stored in."""
-    said = text_config(checkpoint.config).get("dtype") or checkpoint.config.get("torch_dtype")
-    said = str(said or checkpoint.config.get("dtype") or "").removeprefix("torch.")
+    """A warning if the dtype in config.json is not the one that most bytes are stored in."""
+    named = text_config(checkpoint.config).get("dtype") or checkpoint.config.get("torch_dtype")
+    named = str(named or checkpoint.config.get("dtype") or "").removeprefix("torch.")
     sizes: Counter[str] = Counter()
     for info in map(checkpoint.info, checkpoint):
         if info.dtype.is_floating_point:
             sizes[str(info.dtype).removeprefix("torch.")] += info.nbytes
-    if not sizes or said in ("", "auto") or sizes.most_common(1)[0][0] == said:
+    if not sizes or named in ("", "auto") or sizes.most_common(1)[0][0] == named:
         return None
     words = ", ".join(f"{n / sum(sizes.values()):.0%} {dtype}" for dtype, n in sizes.most_common())
     return (
-        f"{checkpoint.name}: config.json says dtype {said}, and of the bytes of the tensors {words}; the result has "
-        "dtypes tensor by tensor (set `dtype` for one), and its config.json names the most frequent"
+        f"{checkpoint.name}: config.json has dtype {named}, but the tensors are stored as {words}; the result keeps "
+        "the dtype of each tensor (set `dtype` for a single one), and its config.json names the most frequent"
     )
 
 
@@ -104,11 +104,13 @@ def config_fields(checkpoints: Sequence[Checkpoint]) -> list[Field]:
         if first.config.get("model_type") == other.config.get("model_type"):
             names = [first.name, other.name]
             out += [Field(names, d.field, d.ours, d.theirs, d.matters) for d in differences(first, other)]
-    return sorted(out, key=lambda found: not found.matters)
+    return sorted(out, key=lambda one: not one.matters)
 
 
-def tokenizer_differences(checkpoints: Sequence[Checkpoint], given: bool, warn: Callable[[str], None]) -> list[Tokens]:
-    """How tokenizers differ, token by token. given: the recipe says what becomes of vocabularies."""
+def tokenizer_differences(
+    checkpoints: Sequence[Checkpoint], reconciled: bool, warn: Callable[[str], None]
+) -> list[Tokens]:
+    """How tokenizers differ, token by token. reconciled: whether the recipe maps them to one vocabulary."""
     theirs = []
     for checkpoint in filter(has_tokenizer, checkpoints):
         try:
@@ -117,22 +119,22 @@ def tokenizer_differences(checkpoints: Sequence[Checkpoint], given: bool, warn: 
             warn(f"not compared with other tokenizers: {error}")
             continue
         rows = _rows(checkpoint)
-        if not given and rows is not None and (fault := without_rows(theirs[-1], rows)):
-            warn(fault)  # no error: rows are merged by number, and a text may do without these tokens
-    found = [difference for difference in compare_tokenizers(theirs) if difference]
-    for d in () if given else found:
+        if not reconciled and rows is not None and (fault := without_rows(theirs[-1], rows)):
+            warn(fault)  # no error: rows are merged by index, and texts may not use these tokens
+    differences = [difference for difference in compare_tokenizers(theirs) if difference]
+    for d in () if reconciled else differences:
         if d.warning:
             warn(d.warning)
     return [
         Tokens(
             [d.model, d.other], d.same, len(d.renumbered), len(d.only_model), len(d.only_other), len(d.mixed), str(d)
         )
-        for d in found
+        for d in differences
     ]
 
 
 def gives(models: Mapping[ModelRef, Checkpoint], template: ModelRef, recipe: Recipe) -> dict[ModelRef, list[str]]:
-    """What the result has of each model; a tokenizer that is put together, or that of shared rows, is no one's here."""
+    """What the result takes from each model. A tokenizer built from several models belongs to none of them."""
     out: dict[ModelRef, list[str]] = {ref: [] for ref in models}
     if template in models:
         out[template] = ["config", "names", "dtypes"]
@@ -146,11 +148,12 @@ def gives(models: Mapping[ModelRef, Checkpoint], template: ModelRef, recipe: Rec
 def cost(
     merged: Checkpoint, outputs: Mapping[str, Output], moved: Collection[str], *, shard: int | str, threads: int | None
 ) -> Cost:
-    """moved: names of models whose tensors are computed whole: aligned ones, and those with an adapter.
+    """The predicted cost. moved: names of models whose tensors are computed whole: aligned ones, and those with an
+    adapter.
 
-    A worker holds, of an element-wise method on k tensors, k + 2 blocks (2¹⁹ values, or a row) in the working dtype,
-    COPIES times; of methods of WHOLE, whole matrices; of each moved model, a tensor and a copy; and a piece to write.
-    At worst all workers hold the largest tensors at the same time.
+    A worker holds, for an element-wise method on k tensors, k + 2 blocks (2¹⁹ values, or a row) in the working dtype,
+    COPIES times; for methods of WHOLE, whole matrices; for each moved model, a tensor and a copy; and a piece to write.
+    In the worst case all workers hold the largest tensors at the same time.
     """
     infos = {name: merged.info(name) for name in merged}
     workers = min(len(infos), threads or max(2, os.cpu_count() or 1))
@@ -159,7 +162,7 @@ def cost(
     how = f"whole matrices ({method})" if method in WHOLE else "blocks"
     how += f" and whole tensors of {', '.join(sorted(moved))}" if moved else ""
     guided = any(output.method is not None and output.method.learn is not None for output in outputs.values())
-    others = ["matching"] * bool(moved) + ["looking at data"] * guided
+    others = ["matching"] * bool(moved) + ["learning from data"] * guided
     size = sum(info.nbytes for info in infos.values())
     read = sum(t.info.nbytes for o in outputs.values() for t in o.inputs)
     config = text_config(merged.config)
@@ -179,7 +182,7 @@ def cost(
         disk_free=None,
         seconds=(read + size) / SPEED,
         speed=f"at {SPEED / 1e9:g} GB/s read and written, assumed; without "
-        + (" and ".join(others) or ("what decompositions take" if method in WHOLE else "start-up")),
+        + (" and ".join(others) or ("decompositions" if method in WHOLE else "start-up")),
     )
 
 
@@ -192,20 +195,20 @@ def _held(output: Output, moved: Collection[str]) -> int:
     numel = output.info.numel
     whole = 2 * numel * 8 * len(computed)
     if output.method is None:
-        return whole + min(numel, SEEN) * item
+        return whole + min(numel, BLOCK) * item
     if output.method.name in WHOLE and len(output.info.shape) in (2, 3):
         return whole + numel * 8 * len(terms) * WHOLE[output.method.name]
     columns = output.info.shape[-1] if len(output.info.shape) > 1 else math.prod(output.info.shape)
-    block = min(numel, max(1, SEEN // max(1, columns)) * columns)
+    block = min(numel, max(1, BLOCK // max(1, columns)) * columns)
     copies = LEAN_COPIES if output.method.name in LEAN else COPIES
     return whole + int(block * item * (len(terms) + 2) * copies)
 
 
 def weights_of(outputs: Mapping[str, Output]) -> dict[str, list[float]]:
-    """Of each model the smallest and the largest weight in effect; empty if the method has none."""
+    """The smallest and the largest effective weight of each model; empty if the method has no weights."""
     out: dict[str, list[float]] = {}
     for output in outputs.values():
-        guided = output.method is not None and output.method.learn is not None  # which is to find them out
+        guided = output.method is not None and output.method.learn is not None  # its weights are not known yet
         weights = None if output.method is None or guided else effective_weights(output)
         for term, weight in zip(output.terms, weights or (), strict=False):
             low, high = out.setdefault(term.checkpoint.name, [weight, weight])
@@ -216,7 +219,7 @@ def weights_of(outputs: Mapping[str, Output]) -> dict[str, list[float]]:
 def resolved(outputs: Mapping[str, Output]) -> list[Resolved]:
     """The first, the middle and the last merged tensor, with their parameters."""
     names = [name for name, output in outputs.items() if output.method is not None]
-    chosen = dict.fromkeys(names[i] for i in (0, len(names) // 2, len(names) - 1)) if names else {}
+    examples = dict.fromkeys(names[i] for i in (0, len(names) // 2, len(names) - 1)) if names else {}
     return [
         Resolved(
             name,
@@ -224,5 +227,5 @@ def resolved(outputs: Mapping[str, Output]) -> list[Resolved]:
             effective_weights(outputs[name]),
             dict(outputs[name].parameters or {}),
         )
-        for name in chosen
+        for name in examples
     ]

@@ -1,12 +1,12 @@
 """How related models are, from a sample of their matrices that is the same at every run.
 
-The thresholds are from tiny Llamas: trained apart from different seeds, two models are 1.36 of a norm apart with cosine
--0.01; a fine-tune is 0.08 to 0.37 away from its base (0.6 after retraining that forgets all), its delta has cosine
--0.05 to 0.01 with the base; from a wrong base deltas have norm 1.38, cosine -0.73 with the base and 0.96 with each
-other. Deltas of right fine-tunes had cosine 0.03: that deltas are perpendicular is usual and no reason for a warning.
-Vectors are left out: gains of norms are near one in models that were trained apart too.
+The thresholds are from tiny Llamas. Two models trained from different seeds are 1.36 norms apart, with cosine -0.01. A
+fine-tune is 0.08 to 0.37 norms away from its base (0.6 after retraining that forgets everything), and its delta has
+cosine -0.05 to 0.01 with the base. Deltas from a wrong base have norm 1.38, cosine -0.73 with the base and 0.96 with
+each other. Deltas of true fine-tunes had cosine 0.03: perpendicular deltas are usual and no reason for a warning.
+Vectors are skipped, since gains of norms are near one in unrelated models too.
 
-All of it is of the weights as they are, in their basis: a model that was moved by a symmetry shows no relation here.
+Weights are compared in their own basis: a model transformed by a symmetry shows no relation here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import compress, pairwise
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ from symfuse.spec import layer_of
 TENSORS = 16
 BYTES = 16_000_000  # read at most, of all models together
 PIECES = 4  # blocks of rows of a matrix
-LARGE = 0.5  # of the base's norm: a delta that is no fine-tune's
+LARGE = 0.5  # of the base's norm: deltas of fine-tunes are smaller
 
 
 @dataclass(frozen=True)
@@ -42,21 +42,20 @@ class Related:
 
 
 def related(models: Sequence[Model], reference: int, computed: Sequence[bool], *, align: bool) -> Related | None:
-    """Read a sample and compare each model with the reference; None if there is nothing to read. CheckpointError if
-    it has NaN. models: with the same names, and shapes where they are sampled. computed: those whose tensors are not
-    read in part. align: whether they will be aligned: then no relation in this
-    basis is no reason for a warning."""
+    """Read a sample and compare each model with the reference; None if there is nothing to read. CheckpointError for
+    NaN in it. models: with the same names, and shapes where they are sampled. computed: whether the tensors of each are
+    computed whole when read. align: whether they will be aligned, so that a missing relation needs no warning."""
     names = _names(models, reference)
     share = BYTES // (max(1, min(TENSORS, len(names))) * len(models))
-    chosen = _spread([n for n in names if all(_info(m, n).nbytes <= share for m in _those(models, computed))])
-    if not chosen or len(models) < 2:
+    sampled = _spread([n for n in names if all(_info(m, n).nbytes <= share for m in compress(models, computed))])
+    if not sampled or len(models) < 2:
         return None
     others = [i for i in range(len(models)) if i != reference]
     gram = torch.zeros(len(models), len(models), dtype=torch.float64)  # of the reference, then the deltas
     equal = torch.zeros(len(others), 2, dtype=torch.float64)
     entries = rows = nbytes = 0
-    with one_torch_thread():  # starting others takes longer than a piece of the sample
-        for name in chosen:
+    with one_torch_thread():  # more threads take longer to start than a piece of the sample
+        for name in sampled:
             infos = [_info(model, name) for model in models]
             for start, stop in _ranges(infos[0].shape, share // max(info.dtype.itemsize for info in infos)):
                 origin, *parts = (_part(models[i], name, start, stop) for i in (reference, *others))
@@ -67,7 +66,7 @@ def related(models: Sequence[Model], reference: int, computed: Sequence[bool], *
                 equal += torch.stack([origin.numel() - entry, changes.shape[1] - row], 1)
                 entries, rows = entries + origin.numel(), rows + changes.shape[1]
                 nbytes += sum(info.dtype.itemsize for info in infos) * origin.numel()
-    sample = Sample([models[reference].spec.file_name(n) for n in chosen], len(names), entries, nbytes)
+    sample = Sample([models[reference].spec.file_name(n) for n in sampled], len(names), entries, nbytes)
     labels = [models[i].name for i in (reference, *others)]
     shares = equal / torch.tensor([entries, rows])
     relations = [_relation(labels, gram, i, shares[i - 1]) for i in range(1, len(models))]
@@ -77,7 +76,7 @@ def related(models: Sequence[Model], reference: int, computed: Sequence[bool], *
 
 
 def task_warnings(deltas: Deltas) -> list[str]:
-    """Deltas that are no fine-tune of the base."""
+    """Warnings of deltas that are too large for a fine-tune of the base."""
     out = []
     for model, norm, cosine in zip(deltas.models, deltas.norms, deltas.with_base, strict=True):
         if norm is None or norm <= LARGE:
@@ -87,25 +86,22 @@ def task_warnings(deltas: Deltas) -> list[str]:
         out.append(
             f"the task vector of {model} has {norm:.2f} times the norm of the base {deltas.base}{why}; those of "
             f"fine-tunes in the basis of their base stay below {LARGE:g}. Is {deltas.base} the model that {model} was "
-            "trained from, and was neither moved?"
+            "trained from, and was neither of them transformed by a symmetry?"
         )
     return out
 
 
 def require_aliases(checkpoint: Checkpoint, aliases: Mapping[str, str]) -> None:
-    """SpecError if a stored alias differs, in the sample, from what it stands for. aliases: names in the file."""
+    """SpecError if a stored alias differs, in the sample, from the tensor that it is tied to. aliases: names in the
+    file."""
     for alias, name in aliases.items():
         info = checkpoint.info(alias)
         for start, stop in _ranges(info.shape, BYTES // (2 * PIECES * max(1, len(aliases)) * info.dtype.itemsize)):
             if not torch.equal(checkpoint.part(alias, start, stop), checkpoint.part(name, start, stop)):
                 raise SpecError(
-                    f"{checkpoint.name}: {alias} is {name} by config.json (tie_word_embeddings) or its family, and "
-                    "the stored tensors differ; set tie_word_embeddings to false if both are meant, or remove the first"
+                    f"{checkpoint.name}: {alias} is tied to {name} by config.json (tie_word_embeddings) or its family, "
+                    "but the stored tensors differ; set tie_word_embeddings to false to use both, or remove the first"
                 )
-
-
-def _those(models: Sequence[Model], chosen: Sequence[bool]) -> list[Model]:
-    return [model for model, yes in zip(models, chosen, strict=True) if yes]
 
 
 def _names(models: Sequence[Model], reference: int) -> list[str]:
@@ -126,7 +122,7 @@ def _info(model: Model, name: str) -> TensorInfo:
 
 
 def _spread(names: Sequence[str]) -> list[str]:
-    """TENSORS of them at most: one of each stretch, at changing places, so that all kinds of matrices occur."""
+    """At most TENSORS of them: one of each stretch, at varying positions, so that all kinds of matrices occur."""
     if len(names) <= TENSORS:
         return list(names)
     edges = [i * len(names) // TENSORS for i in range(TENSORS + 1)]
@@ -134,7 +130,7 @@ def _spread(names: Sequence[str]) -> list[str]:
 
 
 def _ranges(shape: Sequence[int], entries: int) -> Iterator[tuple[int, int]]:
-    """Flat ranges of whole rows, that many entries in all (a row each at least), spread over the matrix."""
+    """Flat ranges of whole rows spread over the matrix: about that many entries in total, at least a row per range."""
     columns = max(1, shape[-1])
     rows, wanted = math.prod(shape) // columns, max(1, entries // columns)
     if wanted >= rows:
@@ -188,11 +184,11 @@ def _deltas(labels: Sequence[str], gram: Tensor) -> Deltas:
 
 
 def _no_relation(relations: Sequence[Relation], declared: bool) -> list[str]:
-    way = "; align them first, if that is not done (--align auto, or `align: {}` in a recipe)" if declared else ""
+    way = "; align them first (--align auto, or `align: {}` in a recipe)" if declared else ""
     return [
         f"{r.model} and {r.reference} have no relation in this basis (cosine {r.cosine:.2f}, distance {r.distance:.2f} "
-        "of the norm in the sample): they were trained apart, or one was moved by a symmetry; a merge of their weights "
-        f"as they are is mostly worse than each{way}"
+        "of the norm in the sample): they were trained apart, or one was transformed by a symmetry; a merge without "
+        f"alignment is mostly worse than each{way}"
         for r in relations
         if r.cosine is not None and r.distance is not None and r.cosine < SAME_BASIS
     ]

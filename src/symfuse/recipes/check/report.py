@@ -1,4 +1,4 @@
-"""What a check found, as data."""
+"""The result of a check, as data."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Problem:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """One model. alignment: the axes that may be aligned, or why none. dtypes: numbers of tensors. buffers: derived
-    tensors, which are dropped. gives: what the result has from this model."""
+    """One model. alignment: the axes that may be aligned, or why none may. dtypes: the number of tensors of each.
+    buffers: derived tensors, which are dropped. gives: what the result takes from this model."""
 
     name: str
     family: str
@@ -46,7 +46,7 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class Field:
-    """A field of config.json that differs. matters: whether the same weights compute something else with it."""
+    """A field of config.json that differs. matters: whether it changes what the weights compute."""
 
     models: list[str]
     field: str
@@ -57,7 +57,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Tokens:
-    """How two tokenizers differ: numbers of tokens, and examples in words. mixed: ids that hold different tokens."""
+    """How two tokenizers differ: numbers of tokens, and examples in words. mixed: ids of different tokens."""
 
     models: list[str]
     same: int
@@ -70,7 +70,8 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Sample:
-    """What was read. tensors: names in the reference's files, `of` how many matrices; entries: of each model."""
+    """The weights that were read. tensors: names in the reference's files. of: the number of matrices from which they
+    were drawn. entries: per model."""
 
     tensors: list[str]
     of: int
@@ -81,7 +82,7 @@ class Sample:
 @dataclass(frozen=True)
 class Relation:
     """How near a model is to the reference, in the sample. distance: |model - reference| / |reference|; equal_entries,
-    equal_rows: shares; None: not defined, as a norm is zero."""
+    equal_rows: shares. None: undefined, since a norm is zero."""
 
     model: str
     reference: str
@@ -94,7 +95,8 @@ class Relation:
 @dataclass(frozen=True)
 class Deltas:
     """Task vectors, in the sample. norms: relative to the base's. correlations: cosines between them, in the order of
-    `models`; with_base: with the base (near -0.7 where a model does not come from it). None: a norm is zero."""
+    `models`. with_base: cosines with the base (near -0.7 if the model was not trained from it). None: a norm is
+    zero."""
 
     base: str
     models: list[str]
@@ -105,7 +107,7 @@ class Deltas:
 
 @dataclass(frozen=True)
 class Resolved:
-    """The parameters of one output tensor, lists in the order of models; weights: those in effect, if it has any."""
+    """The parameters of one output tensor, lists in the order of models. weights: the effective ones, if any."""
 
     tensor: str
     models: list[str]
@@ -115,8 +117,8 @@ class Resolved:
 
 @dataclass(frozen=True)
 class Cost:
-    """The output, and what it takes. memory: resident, predicted. read, written: bytes. disk_free: where the target is
-    to be; None without one, or if it cannot be written. seconds: at `speed`, in words."""
+    """The output and its cost. memory: predicted resident bytes. read, written: bytes. disk_free: at the target; None
+    without a target, or if it cannot be written. seconds: at `speed`, which is described in words."""
 
     tensors: int
     bytes: int
@@ -134,7 +136,7 @@ class Cost:
     speed: str
 
     def __str__(self) -> str:
-        """What is written, and what that takes, in a line."""
+        """The output and its cost in a line."""
         return (
             f"output: {self.tensors} tensors, {size_text(self.bytes)} {', '.join(self.dtypes)} in {self.files} file"
             f"{'s' if self.files > 1 else ''}; memory about {size_text(self.memory)}, time about {self.seconds:.0f} s "
@@ -144,9 +146,9 @@ class Cost:
 
 @dataclass(frozen=True)
 class Alignment:
-    """What is aligned before the merge. anchor: None if it is that nearest to the mean, for which all weights are read.
-    data: on what activations are compared, or a loss descended; None for weights. The others: what the recipe's `align`
-    selects."""
+    """What is aligned before the merge. anchor: None for the model nearest to the mean, which is known once all weights
+    are read. data: on which activations are compared or a loss is minimised; None for weights. The others: as selected
+    by the recipe's `align`."""
 
     anchor: str | None
     axes: list[str]
@@ -161,10 +163,10 @@ class Alignment:
 
 @dataclass
 class Report:
-    """What a check found. problems: every reason why not, in the order in which a merge would meet them. sample: None
-    if nothing was read. base, why_base: the model that gives config, names and dtypes, and why; tokenizer: whose the
-    result has; both in words. alignment: None if nothing is aligned, or it is not known. weights: by model, the
-    smallest and the largest among the tensors."""
+    """The result of a check. problems: every reason why the merge cannot be done, in the order in which it would meet
+    them. sample: None if nothing was read. base, why_base: the model that gives config, names and dtypes, and why.
+    tokenizer: its origin, in words. alignment: None if nothing is aligned, or it is not known. weights: by model, the
+    smallest and the largest of all tensors."""
 
     method: str
     name: str | None = None
@@ -196,15 +198,15 @@ class Report:
         return self.problems[0].exit_code if self.problems else 0
 
     def summary(self) -> list[str]:
-        """Three lines at most: whether, and with what of which model; how related; what it takes."""
+        """At most three lines: the merge, or why it cannot be done; how related the models are; the cost."""
         families = " and ".join(dict.fromkeys(model.family for model in self.models)) or "no"
         what = f"{self.method} of {len(self.models)} {families} model{'' if len(self.models) == 1 else 's'}"
         if self.problems:
             more = f" (and {len(self.problems) - 1} more reasons)" if len(self.problems) > 1 else ""
             return [f"cannot merge: {what}{more}", self.problems[0].text]
-        given = next((model.gives for model in self.models if model.name == self.base), [])
-        other = f"; {self.tokenizer}" if self.tokenizer is not None and "tokenizer" not in given else ""
-        lines = [f"{what}; {', '.join(given)} of {self.base} ({self.why_base}){other}"]
+        gives = next((model.gives for model in self.models if model.name == self.base), [])
+        other = f"; {self.tokenizer}" if self.tokenizer is not None and "tokenizer" not in gives else ""
+        lines = [f"{what}; {', '.join(gives)} of {self.base} ({self.why_base}){other}"]
         if self.relations:
             lines.append("; ".join(map(relation_text, self.relations)) + " (in a sample)")
         if self.cost is not None:
@@ -212,7 +214,7 @@ class Report:
         return lines
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it; values of configs that are no JSON are texts."""
+        """JSON data; values of configs that JSON does not have are texts."""
         data: dict[str, Any] = json.loads(json.dumps(asdict(self), default=str))
         return {
             "schema": SCHEMA,

@@ -1,4 +1,4 @@
-"""The check of a recipe: every reason why models cannot be merged, where the merge itself stops at the first."""
+"""The check of a recipe: all reasons why models cannot be merged, where the merge itself stops at the first."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ LENIENT = Reconcile(foreign="drop", missing_bias="zero")
 
 
 class Errors:
-    """The errors that were met, each once."""
+    """The errors that were raised, each once."""
 
     def __init__(self) -> None:
         self.all: list[SymfuseError] = []
 
     def attempt(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
-        """What `work` returns; None, and its error noted, if it raises."""
+        """What `work` returns, or None if it raises a SymfuseError, which is added."""
         try:
             return work(*args, **kwargs)
         except SymfuseError as error:
@@ -63,7 +63,7 @@ def open_each(recipe: Recipe, known: Mapping[str, Checkpoint], errors: Errors) -
 
 
 def prepared(recipe: Recipe, models: Mapping[ModelRef, Checkpoint], errors: Errors) -> Stage | None:
-    """The stage before alignment, or None; what stands against it, or against the plan, is noted."""
+    """The stage before alignment, or None; errors of it, and of the plan, are added."""
     stage = errors.attempt(prepare, recipe, models)
     if stage is None:
         _compare(recipe, models, reconcile_of(recipe), errors)
@@ -72,8 +72,8 @@ def prepared(recipe: Recipe, models: Mapping[ModelRef, Checkpoint], errors: Erro
 
 
 def alignment(stage: Stage, align: Align, errors: Errors, *, read: bool) -> Alignment | None:
-    """What is to be aligned with what; what `align` names must be there. Without an anchor that is named, it is known
-    once all weights are read, or of two models it is the last. read: whether the data that it names are read too."""
+    """What is aligned to which anchor; errors for what `align` names and does not exist are added. Without a named
+    anchor it is the last of two models, and unknown for more until all weights are read. read: read its data too."""
     model = Model.of(stage.models[template_of(stage.recipe)], undeclared=True)
     undeclared = not all(Model.of(c, undeclared=True).declared for c in stage.models.values())
     task_vectors = lookup(stage.recipe.merge_method).base == "required" and stage.recipe.base_model is not None
@@ -95,17 +95,17 @@ def alignment(stage: Stage, align: Align, errors: Errors, *, read: bool) -> Alig
 
 
 def data(stage: Stage, errors: Errors) -> None:
-    """Whether data are there for a method that looks at them, and each model can read its own; and saved statistics."""
+    """Check that a data-driven method has data that each model can read, and saved statistics that fit."""
     inputs = errors.attempt(inputs_of, stage.recipe) or []
-    errors.attempt(tasks_of, stage.recipe, [stage.models[given.model] for given in inputs])
+    errors.attempt(tasks_of, stage.recipe, [stage.models[listed.model] for listed in inputs])
     errors.attempt(statistics_of, stage)
 
 
 def _compare(recipe: Recipe, models: Mapping[ModelRef, Checkpoint], options: Reconcile, errors: Errors) -> None:
-    """Each model by itself, then the first with each of the others."""
+    """Check each model by itself, then the first with each of the others."""
     template = models[template_of(recipe)]
     checkpoints = {}
-    for ref in order_of(recipe, models):  # names are compared as they will be, foreign tensors left out
+    for ref in order_of(recipe, models):  # compare the names that will be merged, without foreign tensors
         both = [template, models[ref]]
         errors.attempt(harmonise, both, options=options)
         done = Errors().attempt(harmonise, both, options=replace(LENIENT, force_config=options.force_config))
@@ -115,7 +115,7 @@ def _compare(recipe: Recipe, models: Mapping[ModelRef, Checkpoint], options: Rec
     for other in opened[1:]:
         first = opened[0]
         if first.spec.family != other.spec.family:
-            continue  # said by `harmonise`
+            continue  # `harmonise` raises for it
         pair = f"{first.name} and {other.name}"
         sizes = Errors()
         for one, two in _by_axis(first, other, without_rows=recipe.tokenizer is not None):
@@ -126,14 +126,14 @@ def _compare(recipe: Recipe, models: Mapping[ModelRef, Checkpoint], options: Rec
         others = [d for d in fields if d.field not in SIZES]
         errors.attempt(let_pass, others, pair, options.force_config, recipe.whole)
         rows = [model.spec.sizes.get("vocab") for model in (first, other)]
-        if not sizes.all and rows[0] == rows[1]:  # else these follow from the sizes
+        if not sizes.all and rows[0] == rows[1]:  # else these differences follow from the sizes
             errors.attempt(require_same_tensors, first, other, pair, recipe.whole)
             if recipe.heads == "average":
                 errors.attempt(require_same_heads, [first, other])
 
 
 def _by_axis(first: Model, other: Model, *, without_rows: bool) -> Iterator[tuple[Model, Model]]:
-    """The pair with one axis each, and with none, so that a difference of one does not hide those of others."""
+    """The pair with one axis at a time, and with none, so that a difference in one does not hide the others."""
     for axis in [*first.spec.axes, None]:
         if axis == "vocab" and without_rows:
             continue
@@ -146,9 +146,9 @@ def _with_axis(model: Model, axis: str | None) -> Model:
 
 
 def _plan_of_one(recipe: Recipe, models: Mapping[ModelRef, Checkpoint], errors: Errors) -> None:
-    """What the plan says against parameters and numbers of models: as if all models were the template."""
+    """Add the plan's errors for parameters and numbers of models, as if all models were the template."""
     if recipe.slices or recipe.modules:
-        return  # the layers of the others are not known to be there
+        return  # it is not known whether the others have these layers
     template = Errors().attempt(Model.of, models[template_of(recipe)], undeclared=True)
     if template is not None:
         refs = recipe.models_used()
@@ -158,7 +158,7 @@ def _plan_of_one(recipe: Recipe, models: Mapping[ModelRef, Checkpoint], errors: 
 
 @dataclass(frozen=True)
 class Target:
-    """Where the output is to be, as for `Checkpoint.save`. folder: None if that is not known yet."""
+    """Where the output will be written, as for `Checkpoint.save`. folder: None if not known yet."""
 
     folder: Place | None = None
     overwrite: bool = False
@@ -174,12 +174,11 @@ def check_all(
     sample: bool = True,
 ) -> list[Report]:
     """What the merge of each recipe will do and cost, and every reason why it cannot be done that shows without reading
-    all weights: NaN, infinity and results that do not fit into the output's dtype the merge itself may still meet.
+    all weights. The merge may still fail on NaN, infinity, or results that do not fit into the output's dtype.
 
-    From headers, configs and tokenizer files; and, with `sample`, from at most 16 MB of weights. Otherwise no weights
-    are read but rotary frequencies and counters, a few numbers each. known: as for `open_models`. Later recipes may
-    name results of earlier ones. target: of the last. Raises nothing for what is wrong with models or recipes: that is
-    in `problems`.
+    Reads headers, configs and tokenizer files; with `sample`, at most 16 MB of weights; and rotary frequencies and
+    counters, a few numbers each. known: as for `open_models`. Later recipes may name results of earlier ones. target:
+    of the last. Errors of models and recipes are not raised, but listed in `problems`.
     """
     out, results = list[Report](), dict[str, Checkpoint]()
     for number, recipe in enumerate(recipes, 1):
@@ -187,7 +186,7 @@ def check_all(
         merged = one.all({**(known or {}), **results})
         out.append(one.report)
         if merged is None or not one.report.possible:
-            break  # the others need it
+            break  # later recipes need it
         if recipe.name is not None:
             results[recipe.name] = merged
     return out
@@ -196,8 +195,8 @@ def check_all(
 def report_of(
     stage: Stage, merged: Checkpoint, target: Target | None, *, results: Collection[str], sample: bool
 ) -> Report:
-    """The report of models that are prepared and planned already: what a run says before it begins. results: the names
-    of models that are merges themselves. sample: whether some of the weights are read."""
+    """The report of models that are prepared and planned already. results: the names of models that are merges of
+    earlier recipes. sample: whether to read some of the weights."""
     one = _Check(stage.recipe, target, results, sample)
     one.describe(stage.opened)
     one.alignment(stage, read=False)
@@ -206,7 +205,7 @@ def report_of(
 
 
 class _Check:
-    """A report that is being made. results: the names of models whose tensors are computed whole."""
+    """Makes a report. results: the names of models whose tensors are computed whole."""
 
     def __init__(self, recipe: Recipe, target: Target | None, results: Collection[str], sample: bool) -> None:
         self.recipe, self.target, self.results, self.sample = recipe, target or Target(), results, sample
@@ -219,7 +218,7 @@ class _Check:
         return self._report
 
     def all(self, known: Mapping[str, Checkpoint]) -> Checkpoint | None:
-        """Everything, from opening the models on; the merge, if it can be planned."""
+        """Check everything, from opening the models on; returns the merge, if it can be planned."""
         recipe, errors = self.recipe, self.errors
         opened = open_each(recipe, known, errors)
         used = {ref: opened[ref] for ref in recipe.models_used() if ref in opened}
@@ -241,14 +240,13 @@ class _Check:
         return merged
 
     def alignment(self, stage: Stage, *, read: bool) -> None:
-        """What is aligned. read: whether the data that it names are read too."""
+        """Add what is aligned. read: read its data too."""
         if self.recipe.align is not None:
             self._report.alignment = alignment(stage, self.recipe.align, self.errors, read=read)
 
     def complete(self, stage: Stage, merged: Checkpoint | None) -> None:
-        """What follows from the plan, and from a sample of the weights."""
+        """Add what follows from the plan, and from a sample of the weights."""
         self._report.tokenizer = stage.tokenizer
-        # Also those with an adapter.
         computed = {ref: str(ref) in self.results or facts.adapter_of(ref) is not None for ref in stage.models}
         if merged is not None:
             self._output(stage, merged, computed)
@@ -256,7 +254,7 @@ class _Check:
             self.errors.attempt(self._relate, stage, computed)
 
     def describe(self, models: Mapping[ModelRef, Checkpoint]) -> None:
-        """The models, and what differs between them."""
+        """Add the models, and how they differ."""
         recipe, report = self.recipe, self._report
         template = template_of(recipe)
         report.base, report.why_base = str(template), why_template(recipe)
@@ -268,8 +266,8 @@ class _Check:
                 report.warnings.append(warning)
             code = [] if checkpoint.folder is None else Errors().attempt(code_notes, checkpoint.folder) or []
             report.notes += [f"{checkpoint.name}: {note}" for note in (*checkpoint.notes, *code)]
-        given = [source.model for source in recipe.models]
-        ordered = [models[ref] for ref in dict.fromkeys([*given, *models]) if ref in models]
+        listed = [source.model for source in recipe.models]
+        ordered = [models[ref] for ref in dict.fromkeys([*listed, *models]) if ref in models]
         report.config += Errors().attempt(facts.config_fields, ordered) or []  # `prepared` reports its errors
         report.tokenizers += facts.tokenizer_differences(ordered, recipe.tokenizer is not None, report.warnings.append)
         report.layers += _ranges(recipe)
@@ -309,7 +307,7 @@ class _Check:
 
 
 def _ranges(recipe: Recipe) -> list[str]:
-    """Layer ranges in words: their end is not part of them."""
+    """Layer ranges in words, with the last layer included."""
     return [
         f"{source.model}: layer_range [{start}, {stop}] = layer{'s' if stop - start > 1 else ''} {start}"
         + (f" to {stop - 1}" if stop - start > 1 else "")
@@ -320,7 +318,7 @@ def _ranges(recipe: Recipe) -> list[str]:
 
 
 def _bare(checkpoint: Checkpoint, errors: Errors, sample: bool) -> Checkpoint:
-    """Without stored aliases, which a merge compares whole with what they stand for; here the sample does."""
+    """The checkpoint without stored aliases, of which a sample is compared with the tensors that they are tied to."""
     model = Errors().attempt(Model.of, checkpoint, undeclared=True)
     if model is None:
         return checkpoint
