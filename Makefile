@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 # else each worker, and each process that a test starts, compiles all of it anew.
 TEST_ENV := PYTHONDONTWRITEBYTECODE= HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: demo test test-slow check format table moved bench experiments clean
+.PHONY: demo test test-slow check format table moved suggestions bench experiments clean
 
 demo: $(READY)
 	$(BIN)/symfuse demo
@@ -33,6 +33,10 @@ table: $(READY) moved
 
 moved: $(READY)
 	$(TEST_ENV) PYTHONPATH=tests $(BIN)/python -m contract.moved
+
+# Types that have a row are not run again; some of them: make suggestions TYPES="mamba vit"
+suggestions: $(READY)
+	$(TEST_ENV) $(BIN)/python -W ignore experiments/suggestions.py $(TYPES)
 
 # Every benchmark's data are kept as it is done; some of them: make bench NAMES="attention merging"
 bench: $(READY)

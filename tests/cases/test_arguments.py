@@ -364,7 +364,13 @@ def test_d42_what_cannot_be_run_is_said() -> None:
         in symfuse.suggest(Own(lambda _y: None), config=OWN, inputs={"x": torch.ones(2, 5)}).reason
     )
     assert "does not run on these inputs" in symfuse.suggest(Own(), config=OWN, inputs={"z": torch.ones(2, 5)}).reason
-    assert "give it `inputs`" in symfuse.suggest(Own(), config={"model_type": "own"}).reason
+    assert symfuse.suggest(Own(), config={"model_type": "own"}).verified  # what runs is found by trying
+
+    class Two(Own):
+        def forward(self, x: Tensor, y: Tensor) -> Any:
+            return super().forward(x + y)
+
+    assert "give it `inputs`" in symfuse.suggest(Two(), config={"model_type": "own"}).reason
 
 
 def test_d43_modules_of_ones_own() -> None:
@@ -374,7 +380,7 @@ def test_d43_modules_of_ones_own() -> None:
         lambda: symfuse.verify(a, b), lambda: symfuse.relate(a, b), lambda: symfuse.merge([a, b]),
         lambda: symfuse.barrier(a, b, lambda _m: 1.0, {"x": alignment}),
     ):  # fmt: skip
-        with pytest.raises(OptionError, match=r"Own has no config of its own; open it with one first: symfuse\.open\("):
+        with pytest.raises(OptionError, match=r"Own has no config of its own, and is not declared: .* symfuse\.open\("):
             call()
     x = torch.randn(4, 5)
 

@@ -65,7 +65,7 @@ UNKNOWN: dict[str, tuple[str, str, dict[str, Any], dict[str, str]]] = {
 }  # fmt: skip
 FAST = {"persimmon", "glm", "biogpt"}
 # Those of which the norms can be folded, so that the stream may be rotated.
-PRE_NORM = {"persimmon", "codegen", "glm", "gpt_neo", "phi", "gpt_bigcode"}
+PRE_NORM = {"persimmon", "codegen", "glm", "gpt_neo", "phi", "gpt_bigcode", "nemotron"}
 KNOWN = ("bert-mlm", "gpt2-lm", "llama-lm", "qwen3-lm", "opt-lm", "neox-lm", "phi3-partly", "mistral-lm")
 KNOWN_SLOWLY = (
     "bert-sequence", "roberta-mlm", "gemma-lm", "gemma3-lm", "stablelm-parallel", "starcoder2-lm", "cohere-lm",
@@ -223,7 +223,8 @@ def test_a_live_module_of_a_foreign_class() -> None:
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     draft = symfuse.suggest(module, config=config, inputs={"hidden": torch.randn(2, 3, 8, dtype=torch.float64)})
     assert draft.verified
-    assert {axis: group.name for axis, group in groups(draft.axes).items()} == {"ffn": "monomial"}
+    moved = {axis: group.name for axis, group in groups(draft.axes).items()}
+    assert moved == {"ffn": "monomial", "residual": "orthogonal"}  # the input and the output are rotated too
     assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
 
 

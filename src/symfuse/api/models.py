@@ -1,4 +1,4 @@
-"""The verbs that look at one model, rewrite it, or compare two: declare, suggest, rewrite, verify, to_module …"""
+"""The verbs that look at one model, rewrite it, or compare two: suggest, rewrite, verify, to_module …"""
 
 from __future__ import annotations
 
@@ -17,22 +17,13 @@ from symfuse.drafts import Draft, draft_of
 from symfuse.errors import CheckpointError
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
+from symfuse.io.live import module_config, unwrap
 from symfuse.modules import live
 from symfuse.rewriting import canonical
 from symfuse.runs import Record, frame_run, recorded
-from symfuse.spec import Spec
 from symfuse.verification import Proof, Verification
 from symfuse.verification import prove as prove_alignment
 from symfuse.verification import verify as verify_checkpoints
-
-
-@checked
-def declare(source: Source) -> Spec:
-    """The declaration of a model: its tensors with their layouts, and the axes with the groups that act on them.
-
-    Raises UnknownArchitectureError for a family that has none, SpecError or LayoutError if the model does not fit.
-    """
-    return model_of(source).spec
 
 
 @checked
@@ -44,16 +35,19 @@ def suggest(
     run: bool = True,
     seed: int = 0,
 ) -> Draft:
-    """A draft of a declaration for a family that symfuse does not know, from names, shapes and config.
+    """A draft of a declaration for a family that symfuse does not know, from names, shapes and config, and from a run.
 
-    Where `transformers` has the class, or for a live module, it is run with random weights, and each axis gets the
-    largest group that leaves its outputs; else, or with run=False, the draft is UNVERIFIED and its file refuses to be
-    imported.
-    The source is not changed, and its weights are not read. config: of a module that has none. inputs: what to run it
-    on; default random ones. `draft.save(path)` writes the file; tensors that it could not place stand in
-    `draft.unplaced`.
+    Where `transformers` has the class, or for a live module, it is run with random weights: what reads what is traced,
+    and each axis gets the largest group that leaves its outputs; else, or with run=False, the draft is UNVERIFIED and
+    its file refuses to be used.
+    The source is not changed, and its weights are not read. config: sizes of a module that has none, where its run does
+    not show them. inputs: what to run it on; default random ones. `draft.covers` says on what share of the parameters
+    which axes act, `draft.unplaced` the tensors that it could not place. `draft.save(path)` writes the file;
+    `symfuse.declare(source, draft)` uses it.
     """
-    module = source if isinstance(source, torch.nn.Module) else None
+    module = unwrap(source) if isinstance(source, torch.nn.Module) else None
+    if module is not None and module_config(module) is None:
+        config = {"model_type": type(module).__name__, **(config or {})}
     checkpoint = opened(source) if module is None and config is None else open_checkpoint(source, config=config)
     foreign = module is not None and not type(module).__module__.startswith("transformers.")
     if not checkpoint.config:

@@ -26,8 +26,9 @@ def opened(source: Source) -> Checkpoint:
     if isinstance(source, torch.nn.Module) and module_config(unwrap(source)) is None:
         name = type(source).__name__
         raise OptionError(
-            f"{name} has no config of its own; open it with one first: symfuse.open(module, config={{...}}), a "
-            'dictionary such as {"model_type": "mine"} or a transformers config'
+            f"{name} has no config of its own, and is not declared: declare it, symfuse.declare(module, "
+            "symfuse.suggest(module)), or open it with a config: symfuse.open(module, config={...}), a dictionary such "
+            'as {"model_type": "mine"} or a transformers config'
         )
     return source if isinstance(source, Checkpoint) else _with_notes(open_checkpoint(source))
 

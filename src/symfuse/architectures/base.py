@@ -264,7 +264,8 @@ def lookup(config: Mapping[str, Any], where: str) -> Architecture:
         near = suggestion(str(model_type), ARCHITECTURES)
         raise UnknownArchitectureError(
             f"{where}: {named}; symfuse has declarations for {len(ARCHITECTURES)} types (docs/families.md){near}. "
-            "Set model_type if it is one of them, or add a declaration (`symfuse suggest` drafts one; CONTRIBUTING.md)"
+            "Set model_type if it is one of them, or add a declaration (`symfuse suggest` drafts one, --declare uses "
+            "it: docs/declare.md)"
         )
     return ARCHITECTURES[model_type]
 

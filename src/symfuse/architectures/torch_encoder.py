@@ -9,6 +9,7 @@ import torch
 
 from symfuse.architectures.base import Config, Family, Head, architecture
 from symfuse.architectures.blocks import block_axes, linear, norm, post_norm
+from symfuse.io.live import CONFIGS
 from symfuse.spec import Axis, Shift
 
 EXAMPLE = {"hidden_size": 64, "num_attention_heads": 8, "intermediate_size": 256, "num_hidden_layers": 3}
@@ -75,6 +76,28 @@ def build(config: Mapping[str, Any]) -> torch.nn.Module:
     )
     norm = torch.nn.LayerNorm(c.hidden_size, c.get("layer_norm_eps", 1e-5)) if c.get("final_norm", False) else None
     return torch.nn.TransformerEncoder(layer, c.num_hidden_layers, norm, enable_nested_tensor=False)
+
+
+def config_of(module: torch.nn.Module) -> dict[str, Any] | None:
+    """The config of a live torch.nn.TransformerEncoder whose layers are as torch makes them; None for other modules."""
+    layer: Any = module.layers[0] if type(module) is torch.nn.TransformerEncoder else None
+    if type(layer) is not torch.nn.TransformerEncoderLayer:
+        return None
+    act = layer.activation
+    return {
+        "model_type": "torch_transformer_encoder",
+        "hidden_size": layer.linear1.in_features,
+        "num_attention_heads": layer.self_attn.num_heads,
+        "intermediate_size": layer.linear1.out_features,
+        "num_hidden_layers": len(module.layers),  # type: ignore[arg-type]
+        "hidden_act": getattr(act, "__name__", type(act).__name__.lower()),
+        "norm_first": layer.norm_first,
+        "layer_norm_eps": layer.norm1.eps,
+        "final_norm": module.norm is not None,
+    }
+
+
+CONFIGS.append(config_of)
 
 
 @architecture("torch_transformer_encoder", build=build, example=EXAMPLE)

@@ -15,6 +15,7 @@ from symfuse.cli.app import (
     NEW_PLACE,
     check_place,
     common,
+    declare_option,
     device_option,
     executor_of,
     executor_options,
@@ -78,6 +79,7 @@ if TYPE_CHECKING:
 @device_option
 @writing_options
 @executor_options
+@declare_option
 @common
 def align(
     source: str, anchor: str, axes: str, statistics: str, anchor_output: Place | None, out: Output,

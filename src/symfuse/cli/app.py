@@ -182,6 +182,24 @@ def memory_option(text: str) -> Callable[[F], F]:
     return grouped("Resources", click.option("--memory", metavar="SIZE", callback=read, help=text))
 
 
+def _declare(files: Sequence[str]) -> None:
+    if files:
+        from symfuse import api
+
+        for file in files:
+            api.declare_file(file)
+
+
+declare_option = click.option(
+    "--declare",
+    metavar="FILE",
+    multiple=True,
+    expose_value=False,
+    callback=lambda _ctx, _param, files: _declare(files),
+    help="Declare a family as in this file (docs/declare.md).",
+)
+
+
 def _layers(text: str | None) -> str | None:
     """The range, with the old words head and tail replaced; a note says so."""
     if text is None:

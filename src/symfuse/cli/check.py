@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from symfuse.cli.app import NEW_PLACE, common, main, matching_options
+from symfuse.cli.app import NEW_PLACE, common, declare_option, main, matching_options
 from symfuse.cli.mergekit import ForMergekit
 from symfuse.cli.recipes import recipe_options, recipes_of, reconcile_options
 from symfuse.output import Output, warn
@@ -28,6 +28,7 @@ LINES = 6  # of one kind that are printed; --json has all
 @click.option("--overwrite", is_flag=True, help="Allow that folder to be replaced.")
 @click.option("--max-shard-size", default="5GB", show_default=True, help="Limit each weight file to this size.")
 @click.option("--no-sample", is_flag=True, help="Read no weights, and do not compare them.")
+@declare_option
 @common
 def check(models: tuple[str, ...], out: Output, **options: Any) -> None:
     """Check whether a merge can be done, and what it takes.

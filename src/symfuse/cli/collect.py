@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from symfuse.cli.app import NEW_FOLDER, common, device_option, main, memory_option, open_model
+from symfuse.cli.app import NEW_FOLDER, common, declare_option, device_option, main, memory_option, open_model
 from symfuse.cli.evaluate import data_options, task
 from symfuse.errors import OptionError
 from symfuse.output import Output, note
@@ -31,6 +31,7 @@ from symfuse.output import Output, note
 @data_options
 @click.option("--output", "-o", required=True, type=NEW_FOLDER, help="Write this new folder.")
 @device_option
+@declare_option
 @common
 def collect(model: str, kind: str, output: Path, out: Output, **options: Any) -> None:
     """Collect statistics of MODEL on data, for merges.

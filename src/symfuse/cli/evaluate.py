@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from symfuse.cli.app import common, device_option, main, matched, open_model
+from symfuse.cli.app import common, declare_option, device_option, main, matched, open_model
 from symfuse.cli.command import F, grouped
 from symfuse.cli.results import finish, result_option
 from symfuse.errors import CheckpointError, OptionError
@@ -90,6 +90,7 @@ def columns_of(options: Mapping[str, Any]) -> dict[str, str]:
 @click.option("--ensemble", is_flag=True, help="Add the mean of the models' predicted probabilities.")
 @device_option
 @result_option
+@declare_option
 @common
 def evaluate(models: tuple[str, ...], ensemble: bool, output: Path | None, out: Output, **options: Any) -> None:
     """Measure loss and metrics of MODELS on the same data.
@@ -149,6 +150,7 @@ def evaluate(models: tuple[str, ...], ensemble: bool, output: Path | None, out: 
 )
 @device_option
 @result_option
+@declare_option
 @common
 def barrier(
     a: str, b: str, alignments: tuple[str, ...], points: int, refine: int, output: Path | None, out: Output,
@@ -310,6 +312,7 @@ def _alignment(
 )
 @device_option
 @result_option
+@declare_option
 @common
 def landscape(
     a: str, b: str, c: str | None, what: str | None, steps: int, margin: float, output: Path | None, out: Output,

@@ -14,6 +14,7 @@ from symfuse.cli.app import (
     NEW_PLACE,
     check_place,
     common,
+    declare_option,
     device_option,
     executor_of,
     executor_options,
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 @click.option("--resume", is_flag=True, help="Keep finished parts if interrupted, and continue from them.")
 @device_option
 @click.option("--no-direct", is_flag=True, help="Write through the page cache.")
+@declare_option
 @common
 def merge(models: tuple[str, ...], out: Output, **options: Any) -> None:
     """Merge models, by RECIPE.yml or by options.

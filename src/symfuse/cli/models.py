@@ -9,7 +9,16 @@ from typing import Any
 
 import click
 
-from symfuse.cli.app import common, device_option, main, match_options, matched, matching_options, open_model
+from symfuse.cli.app import (
+    common,
+    declare_option,
+    device_option,
+    main,
+    match_options,
+    matched,
+    matching_options,
+    open_model,
+)
 from symfuse.cli.results import finish, result_option
 from symfuse.errors import CheckpointError, OptionError
 from symfuse.output import Output, warn
@@ -18,6 +27,7 @@ from symfuse.output import Output, warn
 @main.command()
 @click.argument("model", required=False)
 @click.option("--families", is_flag=True, help="List every family that symfuse declares, instead of one model.")
+@declare_option
 @common
 def inspect(model: str | None, families: bool, out: Output) -> None:
     """List the axes of MODEL, and which of them can be matched.
@@ -72,7 +82,13 @@ def _families(out: Output) -> None:
 
 @main.command()
 @click.argument("model")
-@click.option("--output", "-o", metavar="FILE", type=click.Path(path_type=Path), help="Write this Python file.")
+@click.option(
+    "--output",
+    "-o",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Write this file, as Python (.py) or data (.yml).",
+)
 @click.option("--no-run", is_flag=True, help="Do not run the class: the draft stays unverified.")
 @click.option(
     "--seed",
@@ -97,11 +113,13 @@ def suggest(model: str, output: Path | None, no_run: bool, seed: int, out: Outpu
     if rows:
         out.table(["axis", "group", "how", "error", ""], rows)
     out.say(f"{model}: {draft.facts.model_type}: {'VERIFIED' if draft.verified else 'UNVERIFIED'}: {draft.reason}")
+    out.say(f"  {draft.covers}")
     for step in draft.next_steps:
         out.say(f"  {step}")
     if output is not None:
         draft.save(output)
-        out.say(f"written to {output}; import it, or drop it into symfuse/architectures (CONTRIBUTING.md)")
+        way = f"--declare {output} (docs/declare.md)" if output.suffix in (".yml", ".yaml") else "import it"
+        out.say(f"written to {output}; {way}, or drop a Python file into symfuse/architectures (CONTRIBUTING.md)")
     out.finish(draft.to_json())
 
 
@@ -114,6 +132,7 @@ def suggest(model: str, output: Path | None, no_run: bool, seed: int, out: Outpu
     type=click.Path(exists=True, dir_okay=False),
     help="Run on the lines of this file, with the model's tokenizer.",
 )
+@declare_option
 @common
 def verify(before: str, after: str, tolerance: float | None, text: str | None, out: Output) -> None:
     """Verify that two models compute the same, by running them.
@@ -147,6 +166,7 @@ def verify(before: str, after: str, tolerance: float | None, text: str | None, o
 @matching_options
 @device_option
 @result_option
+@declare_option
 @common
 def relate(a: str, b: str, axes: str, output: Path | None, out: Output, **options: Any) -> None:
     """Measure how far A is from B, before and after alignment.

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from symfuse.cli.app import NEW_FOLDER, common, main, open_model
+from symfuse.cli.app import NEW_FOLDER, common, declare_option, main, open_model
 from symfuse.errors import OptionError
 from symfuse.output import Output, note
 
@@ -42,6 +42,7 @@ KINDS = ("adapter", "vector", "probe", "sae", "moments", "statistics")
     type=click.Path(path_type=Path),
     help="Read the parameters' names, in the optimizer's order, from this file, one a line.",
 )
+@declare_option
 @common
 def transport(
     thing: Path, alignment: Path, output: Path, base: str | None, names: Path | None, out: Output,

@@ -34,8 +34,10 @@ def draft_of(
     ones.
     """
     refuse_placeholders(checkpoint)
-    facts = gather({name: checkpoint.info(name).shape for name in checkpoint}, checkpoint.config)
+    shapes = {name: checkpoint.info(name).shape for name in checkpoint}
     bench, why = open_bench(checkpoint, module, inputs, seed) if run else (None, "it was not run")
+    shown = (None, {}, []) if bench is None else (bench.traced, bench.ties, bench.buffers)
+    facts = gather(shapes, checkpoint.config, *shown)
     draft = settled(facts, bench)
     if bench is not None and draft.verified:
         draft = with_reads(draft, bench)

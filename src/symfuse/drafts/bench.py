@@ -13,15 +13,17 @@ import torch
 from torch import Tensor
 
 from symfuse.alignment import Alignment, random_alignment
+from symfuse.architectures.own import builder
+from symfuse.drafts.trace import Traced, trace
 from symfuse.errors import CheckpointError, OptionError
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
-from symfuse.io.live import names_in_memory
+from symfuse.io.live import aliases, constants, counts_batches, names_in_memory, untied
 from symfuse.messages import first_line
 from symfuse.model import Model
 from symfuse.modules import build_module, live
 from symfuse.spec import Declared, Instance, Spec, parse
-from symfuse.verification import TOLERANCE, compare, computes_in, random_inputs, run, verify
+from symfuse.verification import TOLERANCE, aligned, compare, computes_in, guessed, random_inputs, run, verify
 
 # Up to so many weights a class is run in float64 (8 bytes each, twice).
 LARGEST = 500_000_000
@@ -58,8 +60,13 @@ class Bench:
         self.dtype = dtype
         self.foreign = module is not None
         module = live(opened, dtype) if module is None else made
-        # The module's weights are overwritten at each run.
-        self.checkpoint = opened.replace(tensors={name: tensor.clone() for name, tensor in opened.items()})
+        self.build = builder(made) if self.foreign else None
+        self.ties = aliases(made) if self.foreign else {}
+        fixed = constants(made) if self.foreign else set()
+        self.buffers = [name for name in opened if name in fixed or counts_batches(name)]
+        # The module's weights are overwritten at each run; of several names of one the first is enough.
+        kept = opened.keys() - self.ties.keys() - {*self.buffers}
+        self.checkpoint = opened.replace(tensors={name: opened[name].clone() for name in opened if name in kept})
         names = names_in_memory(module)
         # Weights that are converted while they are loaded need a new module each time.
         self._live = module if set(self.checkpoint) <= set(names) else None
@@ -67,7 +74,15 @@ class Bench:
         fields = random_inputs(module, self.checkpoint.config) if inputs is None else inputs
         self._inputs = {name: t.to(dtype) if t.is_floating_point() else t for name, t in fields.items()}
         self._which = "random inputs" if inputs is None else "these inputs"
-        self._expected = self._run(self.checkpoint)
+        try:
+            self._expected = self._run(self.checkpoint)
+        except CheckpointError:
+            fewer = guessed(module) if inputs is None else None  # such as text alone, of a class that takes images too
+            if fewer is None:
+                raise
+            self._inputs = fewer
+            self._expected = self._run(self.checkpoint)
+        self.traced = self._traced(made)
         if not self._expected:
             raise CheckpointError("it returns no tensors")
         if not all(bool(value.isfinite().all()) for value in self._expected.values()):
@@ -76,6 +91,15 @@ class Bench:
         if self._own(1e-10) > 1e-3 * self._own(1e-6):  # not smooth: some part of it computes in float32
             self.tolerance = max(self.tolerance, TOLERANCE[torch.float32])
         self.loud: Bench | None = None
+
+    def _traced(self, module: torch.nn.Module) -> Traced:
+        """What a run shows, by the names of files; nothing for a class that cannot be traced."""
+        files = {name: file for file, name in self._names.items()} | {name: name for name in self.ties}
+        module = untied(copy.deepcopy(module)) if aliases(module) else module
+        try:
+            return trace(module.requires_grad_(), self._inputs).renamed(files)
+        except Exception:  # whatever that class raises, of which the plain run shows the reason
+            return Traced()
 
     def louder(self) -> Bench | None:
         """The same class with larger maps, at which limits inside of it are reached; None if it shows nothing there."""
@@ -89,7 +113,7 @@ class Bench:
         return other if other.tolerance < 1 else None
 
     def _module(self, checkpoint: Checkpoint) -> torch.nn.Module:
-        if self._live is None or set(checkpoint) != set(self.checkpoint):
+        if self._live is None or checkpoint.keys() != self.checkpoint.keys():
             return live(checkpoint, self.dtype)
         weights = self._live.state_dict()
         with torch.no_grad():
@@ -102,9 +126,9 @@ class Bench:
         nudged = {n: t * (1 + step) if t.is_floating_point() else t for n, t in self.checkpoint.items()}
         return max(compare(self._expected, self._run(self.checkpoint.replace(tensors=nudged))).values())
 
-    def _run(self, checkpoint: Checkpoint) -> Mapping[str, Tensor]:
+    def _run(self, checkpoint: Checkpoint, alignment: Alignment | None = None) -> Mapping[str, Tensor]:
         try:
-            return run(self._module(checkpoint), self._inputs)
+            return run(self._module(checkpoint), aligned(self._inputs, alignment))
         except Exception as error:  # whatever that class raises
             raise CheckpointError(f"it does not run on {self._which}: {first_line(error)}") from error
 
@@ -144,7 +168,7 @@ class Bench:
         """The largest change of an output of another checkpoint of the class, which is aligned by that alignment."""
 
         def outputs(checkpoint: Checkpoint) -> Mapping[str, Tensor]:
-            return self._expected if checkpoint is self.checkpoint else self._run(checkpoint)
+            return self._expected if checkpoint is self.checkpoint else self._run(checkpoint, alignment)
 
         worst = verify(self.checkpoint, after, alignment, runner=outputs, tolerance=self.tolerance).worst
         return math.inf if math.isnan(worst) else worst

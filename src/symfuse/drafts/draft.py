@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from symfuse.architectures.base import ARCHITECTURES, Family, Head
 from symfuse.architectures.binding import bind
 from symfuse.architectures.names import HEAD_OF, TIED_BY_DEFAULT
+from symfuse.architectures.own import as_data
 from symfuse.arguments import checked
 from symfuse.drafts.facts import Facts
 from symfuse.drafts.layouts import Choice, Layouts
@@ -24,6 +29,7 @@ from symfuse.io.target import write_text
 from symfuse.spec import Axis, NormKind, Shift, Spec, parse
 from symfuse.spec.layout import SCALAR
 
+DATA = (".yml", ".yaml")  # the endings of files of data; others are Python
 _CLASS = re.compile(r"(For[A-Z]\w+|LMHeadModel|Model)$")
 
 
@@ -111,8 +117,11 @@ class Draft:
 
     @property
     def tied(self) -> dict[str, str]:
-        """The head that is the embedding."""
+        """The head that is the embedding, and other names of one parameter."""
         base, _, head = self.parts
+        if self.facts.ties:
+            names = self.facts.ties.items()
+            return {a if a in head else a.removeprefix(self.prefix): n.removeprefix(self.prefix) for a, n in names}
         embedding = next((n for n, text in base.items() if text in ("vocab residual", "vocab embedding")), None)
         name = self.facts.head_name
         return {name: embedding} if self.facts.tied and name in head and name and embedding else {}
@@ -124,9 +133,12 @@ class Draft:
 
     @property
     def outputs(self) -> dict[str, str]:
-        """Of a base model: the layouts of its outputs, whose spaces may be transformed."""
+        """Of a base model, or of a module of one's own: the layouts of its outputs, whose spaces may be transformed."""
+        shown = self.facts.traced.outputs
+        if not self.facts.class_name and self.facts.traced.roles:
+            return {name: text for name, text in shown.items() if text}
         pooled = {"pooler_output": "pool"} if self.parts[1] else {}
-        return {"last_hidden_state": "residual"} | pooled
+        return ({"last_hidden_state": "residual"} if shown.get("last_hidden_state", "residual") else {}) | pooled
 
     @cached_property
     def axes(self) -> dict[str, Axis]:
@@ -156,7 +168,49 @@ class Draft:
             outputs=self.outputs,
             reads=self.reads,
             norm=self.norm,
+            scales=self.scales,
+            buffers=self.facts.buffers,
         )
+
+    @property
+    def scales(self) -> dict[str, str]:
+        """The gains of LayerScale, each → the weight whose output it scales."""
+        pairs = self.facts.traced.scales.items() if self.reads else ()
+        return {gain.removeprefix(self.prefix): weight.removeprefix(self.prefix) for gain, weight in pairs}
+
+    @cached_property
+    def coverage(self) -> dict[str, float]:
+        """The share of all parameters on which a group acts, by axis; under "any" those on which one acts; under "all"
+        those that are placed and on every axis of which one acts, or need not (tokens, labels)."""
+        groups = {axis for axis, group in self.groups.items() if group is not None}
+        names = self.facts.templates.names.items()
+        counts = Counter(template for name, template in names if name not in self.facts.ties)
+        shares: Counter[str] = Counter()
+        for template, text in self.layouts.tensors.items():
+            axes = set(parse(text).names)
+            whole = axes & groups and not axes & (self.groups.keys() - groups) and template not in self.unplaced
+            words = [*axes & groups, "total", *(["any"] if axes & groups else []), *(["all"] if whole else [])]
+            shares.update(dict.fromkeys(words, counts[template] * math.prod(self.facts.parts[template].shape)))
+        total = max(1, shares["total"])
+        return {axis: shares[axis] / total for axis in ("any", "all", *(a for a in self.axes if a in groups))}
+
+    @property
+    def covers(self) -> str:
+        """What the draft covers, in a sentence."""
+        axes = ", ".join(f"{a} {share:.0%}" for a, share in self.coverage.items() if a not in ("any", "all"))
+        some, all_ = self.coverage["any"], self.coverage["all"]
+        return f"a group acts on {some:.0%} of the parameters, on every axis of {all_:.0%}{axes and f': {axes}'}"
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The declaration as data, which `symfuse.declare` and `--declare` read: for models of this size."""
+        config = {k: v for k, v in self.facts.config.items() if k != "model_type" and not self.facts.class_name}
+        return {
+            "family": self.facts.model_type,
+            **({} if self.verified else {"unverified": self.reason}),
+            **({"config": config} if config else {}),
+            **as_data(self.family),
+        }
 
     def spec(self, checkpoint: Checkpoint) -> Spec:
         """The declaration bound to the names of a checkpoint, with every shape checked."""
@@ -170,12 +224,19 @@ class Draft:
 
     @checked
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write `source()`; OutputError if the file exists."""
+        """Write `source()`, or `data` if the name ends in .yml or .yaml; OutputError if the file exists."""
         path = Path(path)
         if os.path.lexists(path):
             raise OutputError(f"{path} exists; choose another name for the draft, or remove it")
-        write_text(path, self.source(), "the draft")
+        as_yaml = path.suffix in DATA
+        write_text(path, self._yaml() if as_yaml else self.source(), "the draft")
         return path
+
+    def _yaml(self) -> str:
+        comment = "".join(f"# {line}".rstrip() + "\n" for line in _heading(self).splitlines())
+        return comment + yaml.safe_dump(
+            self.data, sort_keys=False, width=120, allow_unicode=True, default_flow_style=None
+        )
 
     @property
     def next_steps(self) -> list[str]:
@@ -207,6 +268,7 @@ class Draft:
             "family": self.facts.model_type,
             "verified": self.verified,
             "said": self.reason,
+            "covers": self.coverage,
             "axes": {n: a.group.name if a.group else None for n, a in self.axes.items()},
             "biases": [[s.bias, s.axis, s.into] for s in self.shifts],
             "trials": [vars(trial) for trial in self.trials],
@@ -256,12 +318,12 @@ def _heading(draft: Draft) -> str:
     """The docstring: what was tried, axis by axis, and what is left to do."""
     state = "VERIFIED" if draft.verified else "UNVERIFIED"
     lines = [f"{draft.facts.model_type}: drafted by `symfuse suggest` from names, shapes and config.", ""]
-    lines += [f"{state}: {draft.reason}.", ""]
+    lines += [f"{state}: {draft.reason}.", f"Of this model {draft.covers}.", ""]
     tried: dict[str, list[str]] = {}
     for trial in draft.trials:
         tried.setdefault(trial.axis, []).append(f"{trial}{'' if trial.holds else ' fails'}")
     lines += [f"{axis}: {'; '.join(words)}" for axis, words in tried.items()]
-    lines += ["", "To do:", *(f"- {step}" for step in draft.next_steps)]
+    lines += ["", "To do:", *(f"- {step}" for step in draft.next_steps)] if draft.next_steps else []
     text = "\n".join(part for line in lines for part in _wrapped(line)) + "\n"
     return text.replace("\\", "\\\\").replace('"""', "'''")  # what a class says of its config may be anything
 
@@ -311,6 +373,8 @@ def _body(draft: Draft) -> list[str]:
     reads = [_nested(f"{key(norm)}: (", [f"{key(n)}," for n in names], "),") for norm, names in draft.reads.items()]
     fields += _nested("reads={", [line for lines in reads for line in lines], "},")
     fields += [f'norm="{draft.norm}",'] if draft.norm != "layer" else []
+    fields += _nested("scales={", [f"{key(gain)}: {key(weight)}," for gain, weight in draft.scales.items()], "},")
+    fields += [f"buffers={draft.facts.buffers!r},"] if draft.facts.buffers else []
     sizes = [f"head = {draft.facts.head.text}"] if draft.facts.head and "v" in draft.axes else []
     sizes += [f"planes = {draft.facts.planes.text}"] if "f" in draft.axes else []
     return [f"    {line}" for line in [*sizes, *_nested("return Family(", fields, ")")]]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
 from symfuse.architectures.base import Config
 from symfuse.architectures.names import HEAD
+from symfuse.drafts.trace import Traced
 from symfuse.errors import SpecError
 from symfuse.model.undeclared import LAYER_COUNTS, head_name, is_tied
 
@@ -43,6 +44,8 @@ _WORDS = {
 }
 FEED_FORWARD = {role: set(words.split()) for role, words in _WORDS.items()}
 
+MAPS = {*ATTENTION.values(), *FEED_FORWARD, "read"}  # roles of maps from the stream, or to it
+
 _NORM = re.compile(r"(^|_)ln(_|\d|$)|norm")
 _OF_QUERIES, _OF_KEYS = re.compile(r"^q(uery)?_|^q(ln|norm)"), re.compile(r"^k(ey)?_|^k(ln|norm)")
 _EMBEDS = re.compile(r"embed|wte|wpe|position|_token$|patch")
@@ -51,12 +54,13 @@ _EMBEDS = re.compile(r"embed|wte|wpe|position|_token$|patch")
 @dataclass(frozen=True)
 class Templates:
     """shapes: by template. layers, experts: how many {l} and {e} stand for, 0 where there is no such. others: by
-    template the full names that have another shape, or with None are not there."""
+    template the full names that have another shape, or with None are not there. names: of each tensor its template."""
 
     shapes: Mapping[str, Shape]
     layers: int
     experts: int
     others: Mapping[str, Mapping[str, Shape | None]]
+    names: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -82,18 +86,20 @@ class Part:
         return re.search(r"\{l\}|\.\d+\.", self.template) is not None
 
 
-def templates(shapes: Mapping[str, Shape], layers: int | None) -> Templates:
+def templates(shapes: Mapping[str, Shape], layers: int | None, known: Collection[str] = ()) -> Templates:
     """The templates of these tensors. layers: as config.json counts them: the stack of one layer is one if it says so.
 
-    The stack of layers is the list that has most tensors; numbers elsewhere stay as they are.
+    The stack of layers is the list that has most tensors, of those that are known by a run if there are any; numbers
+    elsewhere stay as they are.
     """
-    stack, size = _stack(shapes, layers)
+    stack, size = _stack(shapes, layers, known)
     named = {name: _template(name, stack) for name in shapes}
     indices = {int(m[2]) for text, _ in named.values() if (m := _EXPERT.search(text))}
     experts = len(indices) if indices == set(range(len(indices))) and len(indices) > 1 else 0
     shapes_of: dict[str, dict[str, Shape]] = defaultdict(dict)
-    for name, (text, _) in named.items():
-        shapes_of[_EXPERT.sub(r"\1{e}.", text) if experts else text][name] = shapes[name]
+    names = {name: _EXPERT.sub(r"\1{e}.", text) if experts else text for name, (text, _) in named.items()}
+    for name, text in names.items():
+        shapes_of[text][name] = shapes[name]
     usual = {text: Counter(named.values()).most_common(1)[0][0] for text, named in shapes_of.items()}
     others: dict[str, dict[str, Shape | None]] = {}
     for text, have in shapes_of.items():
@@ -101,21 +107,23 @@ def templates(shapes: Mapping[str, Shape], layers: int | None) -> Templates:
         filled = [n.replace("{e}", str(i)) for n in filled for i in range(experts)] if "{e}" in text else filled
         if odd := {name: have.get(name) for name in filled if have.get(name) != usual[text]}:
             others[text] = odd
-    return Templates(usual, size, experts, others)
+    return Templates(usual, size, experts, others, names)
 
 
-def _stack(names: Mapping[str, Shape], layers: int | None) -> tuple[str, int]:
+def _stack(names: Mapping[str, Shape], layers: int | None, known: Collection[str]) -> tuple[str, int]:
     """The prefix of the names of layers, and the number of layers."""
     stacks: dict[str, list[int]] = defaultdict(list)
+    found: Counter[str] = Counter()
     for name in names:
         if match := _LAYER.match(name):
             stacks[match[1]].append(int(match[2]))
+            found[match[1]] += name in known
     whole = {
         at: len(set(numbers))
         for at, numbers in stacks.items()
         if set(numbers) == set(range(len(set(numbers)))) and (len(set(numbers)) > 1 or layers == 1)
     }
-    at = max(whole, key=lambda one: len(stacks[one]), default="")
+    at = max(whole, key=lambda one: (found[one], len(stacks[one])), default="")
     return at, whole.get(at, 0)
 
 
@@ -145,7 +153,8 @@ class Size:
 
 @dataclass(frozen=True)
 class Facts:
-    """The input of a draft. roles: for each template its role, as far as known."""
+    """The input of a draft. roles: for each template its role, as far as known. traced: what a run showed, by template.
+    ties: other names of one parameter → the first. buffers: names of tensors that are no parameters."""
 
     model_type: str
     class_name: str
@@ -154,13 +163,19 @@ class Facts:
     tied: bool
     head_name: str | None
     parts: Mapping[str, Part]
+    traced: Traced = field(default_factory=Traced)
+    ties: Mapping[str, str] = field(default_factory=dict)
+    buffers: tuple[str, ...] = ()
 
     def size(self, keys: Iterable[str], value: int | None = None) -> Size | None:
-        """The first of these fields of the config that is a size, and has that value if there is one."""
+        """The first of these fields of the config that is a size, and has that value if there is one; where there is no
+        such field, what a run shows."""
+        keys = list(keys)
+        own = any(type(self.config.get(key)) is int for key in keys)
         for key in keys:
-            have = self.config.get(key)
+            have = (self.config if own else self.traced.config).get(key)
             if type(have) is int and have > 0 and value in (None, have):
-                return Size(have, f"c.{key}")
+                return Size(have, f"c.{key}" if own else str(have))
         return None
 
     def sized(self, value: int, keys: Iterable[str]) -> Size:
@@ -190,10 +205,24 @@ class Facts:
         transform, head, project."""
         return {p.module: role for p in self.parts.values() if (role := self._role(p))}
 
+    def apart(self, p: Part) -> bool:
+        """Whether it is in another stack of layers than the main one, which is not read."""
+        return self.templates.layers > 0 and p.layered and "{l}" not in p.template
+
     def _role(self, p: Part) -> str | None:
-        attention = any("attn" in word or "attention" in word for word in p.words[:-1])
+        if self.apart(p):
+            return None
         if p.kind == "bias" and self.weight_of(p) is not None:
             return None  # that of its weight
+        shown = self.traced.roles.get(p.template)
+        maps = shown in MAPS and (len(p.shape) not in (2, 3) or self.hidden.value not in p.shape[-2:])
+        if shown is not None and shown != "head" and not maps:
+            return shown
+        return self._named(p) or (None if p.layered else shown)
+
+    def _named(self, p: Part) -> str | None:
+        """The role that names and shapes suggest."""
+        attention = any("attn" in word or "attention" in word for word in p.words[:-1])
         if _NORM.search(p.leaf):
             of = "q" if _OF_QUERIES.search(p.leaf) else "k" if _OF_KEYS.search(p.leaf) else ""
             return f"{of}_norm" if of and attention else "norm" if len(p.shape) == 1 else None
@@ -248,6 +277,8 @@ class Facts:
     @cached_property
     def transposed(self) -> bool:
         """Whether the maps of layers are stored [in, out]: their biases are as long as their columns."""
+        if self.traced.roles:
+            return any(self.parts[name].layered for name in self.traced.backwards)
         biases = {p.module: p.shape for p in self.parts.values() if p.kind == "bias" and p.layered}
         fits = [
             p.shape[1] == biases[p.module][0]
@@ -263,7 +294,9 @@ class Facts:
 
     def weight_of(self, p: Part) -> Part | None:
         """The weight of a bias, if that is a map or a table."""
-        return next((w for w in self.weights if w.module == p.module and len(w.shape) > len(p.shape)), None)
+        of = self.traced.biases.get(p.template)
+        weights = (w for w in self.weights if len(w.shape) > len(p.shape))
+        return next((w for w in weights if w.module == p.module or w.template == of), None)
 
     def module(self, role: str) -> str | None:
         return next((module for module, own in self.roles.items() if own == role), None)
@@ -344,16 +377,27 @@ def _require_plain(what: str, name: str, pattern: str) -> None:
         raise SpecError(f"{what} is {name!r}, which cannot stand in a declaration; correct it first")
 
 
-def gather(shapes: Mapping[str, Shape], config: Mapping[str, Any]) -> Facts:
-    """The facts of a checkpoint with tensors of these names and shapes. SpecError for invalid names: they are written
-    into a draft, which is Python."""
+def gather(
+    shapes: Mapping[str, Shape],
+    config: Mapping[str, Any],
+    traced: Traced | None = None,
+    ties: Mapping[str, str] | None = None,
+    buffers: Collection[str] = (),
+) -> Facts:
+    """The facts of a checkpoint with tensors of these names and shapes, by full names. SpecError for invalid names:
+    they are written into a draft, which is Python."""
+    traced = traced or Traced()
+    config = {**config, **({"tie_word_embeddings": True} if ties else {})}
     model_type, class_name = str(config.get("model_type", "unknown")), Config(config, "").class_name
     _require_plain("config.json: model_type", model_type, r"[\w.+-]+")
     _require_plain("config.json: architectures", class_name, r"\w*")
     for name in shapes:
         _require_plain("the name of a tensor", name, r"[^\"\\{}\x00-\x1f\x7f-\x9f\u2028\u2029]+")
     counts = [config[key] for key in LAYER_COUNTS if type(config.get(key)) is int]
-    parsed = templates(shapes, counts[0] if counts else None)
+    kept = {name: shape for name, shape in shapes.items() if name not in buffers}
+    parsed = templates(kept, next(iter(counts), None), traced.roles)
+    traced = traced.renamed(parsed.names)
+    parts = {template: part(template, shape) for template, shape in parsed.shapes.items()}
     return Facts(
         model_type=model_type,
         class_name=class_name,
@@ -361,5 +405,8 @@ def gather(shapes: Mapping[str, Shape], config: Mapping[str, Any]) -> Facts:
         templates=parsed,
         tied=is_tied(config, shapes),
         head_name=head_name(config, shapes),
-        parts={template: part(template, shape) for template, shape in parsed.shapes.items()},
+        parts={name: replace(p, kind="bias") if name in traced.biases else p for name, p in parts.items()},
+        traced=traced,
+        ties={parsed.names[alias]: parsed.names[name] for alias, name in (ties or {}).items()},
+        buffers=tuple(dict.fromkeys(re.sub(r"(?<=\.)\d+(?=\.)", "*", name) for name in buffers)),
     )

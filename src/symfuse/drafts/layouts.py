@@ -54,7 +54,7 @@ class Axes:
         out = {}
         for axis in dict.fromkeys(self.of_neurons.values()):
             weights = [p for p in self.facts.weights if self.of_neurons.get(p.module) == axis and len(p.shape) > 1]
-            others = {p.module: self._other(p.shape) for p in weights}
+            others = {p.module: self._other(p.shape) for p in weights if self.facts.hidden.value in p.shape[-2:]}
             down = [module for module in others if self.facts.roles[module] == "down"]
             width = others[down[0]] if down else 0
             inputs = [module for module in others if module not in down and others[module] == width]
@@ -188,6 +188,8 @@ class Layouts:
 
     def _of(self, p: Part) -> str:
         plain = " ".join(map(str, p.shape)) or SCALAR
+        if self.facts.apart(p):
+            return plain
         ways = (self._map(p), self._vector(p), self._map(p, known=False))
         return next((text for text in ways if text is not None and self._shape(text) == p.shape), plain)
 
@@ -208,7 +210,7 @@ class Layouts:
         weight = p if p.kind == "weight" else self.facts.weight_of(p)
         if weight is None:
             return None
-        ends = self._ends(weight, self.facts.roles.get(p.module)) if known else self._unknown(weight)
+        ends = self._ends(weight, self.facts.roles.get(weight.module)) if known else self._unknown(weight)
         if ends is None:
             return None
         out, read = ends
@@ -224,6 +226,8 @@ class Layouts:
 
     def _backwards(self, p: Part, out: str, read: str) -> bool:
         """Whether a map is stored [in, out]."""
+        if self.facts.traced.roles and len(p.shape) == 2:
+            return p.template in self.facts.traced.backwards
         one, other = self._shape(_one(out)), self._shape(_one(read))
         if one is None or other is None or one == other or not p.layered:
             return p.layered and self.facts.transposed
@@ -245,8 +249,9 @@ class Layouts:
             return outer[role]
         if role == "head":
             sources = [self.choice.source, "residual", self.transformed, "embedding"]
-            fitting = [axis for axis in sources if self._shape(axis) == p.shape[-1:]]
-            return (self._rows(p.shape[0]), f"{fitting[0]}*") if fitting else None
+            rows, width = p.shape[::-1] if p.template in self.facts.traced.backwards else (p.shape[0], p.shape[-1])
+            fitting = [axis for axis in sources if self._shape(axis) == (width,)]
+            return (self._rows(rows), f"{fitting[0]}*") if fitting else None
         axis = self.axes.of_neurons.get(p.module)
         block = self.axes.neurons.get(str(axis))
         if block is not None and p.module in (block.fused, *block.pair, *block.down):

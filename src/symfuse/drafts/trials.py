@@ -11,8 +11,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from symfuse.alignment import Alignment
-from symfuse.architectures import ARCHITECTURES, Architecture
-from symfuse.architectures.blocks import key_shift, neurons, value_shift
+from symfuse.architectures import ARCHITECTURES
+from symfuse.architectures.blocks import neurons
+from symfuse.architectures.own import own
 from symfuse.drafts.bench import Bench
 from symfuse.drafts.draft import Draft, Trial
 from symfuse.drafts.facts import Facts
@@ -24,6 +25,7 @@ from symfuse.groups import (
     Invertible,
     Orthogonal,
     Permutation,
+    Phase,
     Rotary,
     Sign,
     Signed,
@@ -111,7 +113,8 @@ def _trial(draft: Draft, groups: dict[str, Group | None], how: str, bench: Bench
 
 
 def _neurons(draft: Draft) -> Iterator[list[Step]]:
-    activations = [draft.facts.config[key] for key in ACTIVATIONS if isinstance(draft.facts.config.get(key), str)]
+    configs = (draft.facts.config, draft.facts.traced.config)
+    activations = [config[key] for config in configs for key in ACTIVATIONS if isinstance(config.get(key), str)]
     for axis, block in draft.layouts.axes.neurons.items():
         ways = range(0 if not block.gated else 3 if block.fused else 2)
         gates = [replace(draft.choice, gates={**draft.choice.gates, axis: way}) for way in ways]
@@ -119,7 +122,7 @@ def _neurons(draft: Draft) -> Iterator[list[Step]]:
         ladder: list[Step] = [(c, {axis: SignedMonomial()}, words[i]) for i, c in enumerate(gates[:2])]
         if not block.gated:
             with suppress(SpecError):  # an activation that is not known
-                ladder.append((draft.choice, {axis: neurons(activations[0] if activations else "")}, ""))
+                ladder.append((draft.choice, {axis: neurons(activations[0] if activations else "relu")}, ""))
             gates = [draft.choice]
         ladder += [(c, {axis: Permutation()}, words[i] if block.gated else "") for i, c in enumerate(gates)]
         yield ladder
@@ -145,13 +148,17 @@ def _queries(draft: Draft) -> Iterator[list[Step]]:
     normed = "q_norm" in facts.roles.values() or "k_norm" in facts.roles.values()
     free: list[tuple[str, Group]] = [] if normed else [("whole", Invertible())]
     turned: list[tuple[str, Group]] = [(place, Rotary()) for place in ("halves", "neighbours") if not normed]
-    small: list[tuple[str, Group]] = [("whole", Signed())] if not normed else []
+    small: list[tuple[str, Group]] = [("whole", Orthogonal())] if not normed else []
+    small += [(place, Phase()) for place in ("halves", "neighbours")]  # behind norms without gains
+    small += [("whole", Signed())] if not normed else []
     small += [(place, Sign()) for place in ("halves", "neighbours", "whole")]
     rungs = [*turned, *free, *small] if facts.turns else [*free, *turned, *small]
     ladder: list[Step] = []
     for place, group in rungs:
         for order in draft.layouts.with_values_there():
-            rest: Group = Sign() if isinstance(group, Sign) else Invertible()
+            rest: Group = (
+                Sign() if isinstance(group, Sign) else Orthogonal() if isinstance(group, Phase) else Invertible()
+            )
             groups: dict[str, Group | None] = {"qk": group} if place == "whole" else {"c": group, "p": rest}
             how = "" if place == "whole" else f"rotary, {place}"
             ladder.append((replace(choice, order=order, place=place), groups, how))
@@ -207,6 +214,8 @@ def _shifted(draft: Draft, bench: Bench | None) -> Draft:
         try:
             spec = replace(draft, shifts=(rule,)).spec(bench.checkpoint)
             alignment = Alignment(spec, {}, bench.random(spec, None, 1).shifts)
+            if not alignment.shifts:
+                continue
             error = bench.error(spec, alignment)
         except (LayoutError, SpecError):
             continue
@@ -230,30 +239,31 @@ def _untouched(draft: Draft, bench: Bench) -> Iterator[str]:
     free = {draft.prefix + rule.bias for rule in draft.shifts if rule.into is None}
     for template, text in draft.layouts.tensors.items():
         transformed = any(draft.groups.get(axis) is not None for axis in parse(text).names)
-        if transformed and template not in free and not bench.depends_on(template):
+        if transformed and template not in free and template not in draft.facts.ties and not bench.depends_on(template):
             yield template
 
 
 def _rules(draft: Draft) -> Iterator[Shift]:
     """Translations of key biases that no position turns, and of value biases into that of the output."""
-    names = {p.module: draft.facts.roles.get(p.module) for p in draft.facts.parts.values() if p.kind == "bias"}
-    at = {role: module.removeprefix(draft.prefix) for module, role in names.items() if role}
-    key, value = at.get("k", at.get("qkv")), at.get("v", at.get("qkv"))
+    facts = draft.facts
+    at: dict[tuple[str | None, str], str] = {}  # by role and kind
+    for name, p in facts.parts.items():
+        weight = facts.weight_of(p) if p.kind == "bias" else p
+        at.setdefault((facts.roles.get(weight.module) if weight else None, p.kind), name.removeprefix(draft.prefix))
+    key, value = (at.get((role, "bias"), at.get(("qkv", "bias"))) for role in "kv")
     if key and draft.groups.get("qk") is not None:
-        yield key_shift(key)
+        yield Shift(key, "qk*")
     if key and draft.choice.place != "whole" and draft.layouts.axes.rest:
-        yield Shift(key + ".bias", "p*")
-    if value and "o" in at and draft.groups.get("v") is not None:
-        yield value_shift(value, at["o"])
+        yield Shift(key, "p*")
+    out = at.get(("o", "weight")), at.get(("o", "bias"))
+    if value and all(out) and draft.groups.get("v") is not None:
+        yield Shift(value, "v", *out)
 
 
 def with_reads(draft: Draft, bench: Bench) -> Draft:
     """The draft with `reads`, if all gains can be folded into the weights that read the norms; then the stream may be
-    rotated.
-
-    Not for classes that `transformers` does not build: a folded model is another checkpoint of the class.
-    """
-    if draft.groups.get("residual") is None or bench.foreign:
+    rotated."""
+    if draft.groups.get("residual") is None:
         return draft
     trial = None
     for kind, reads in itertools.product(_kinds(draft), _candidates(draft)):
@@ -270,9 +280,9 @@ def with_reads(draft: Draft, bench: Bench) -> Draft:
 
 def _error(draft: Draft, bench: Bench) -> float | None:
     """The change by folding, or by a rotation after it, whichever is larger; None if the norms cannot be folded so."""
-    with _declared(draft):
+    with _declared(draft, bench):
         try:
-            folded = canonical(Model.of(bench.checkpoint), ("untie", "fold_norms"))
+            folded = canonical(Model.of(bench.checkpoint), ("untie", "fold_scales", "fold_norms"))
             error = bench.change(folded.checkpoint)
             if error <= bench.tolerance:
                 rotation = replace(bench.random(folded.spec, {"residual"}, 4), shifts={})
@@ -283,14 +293,11 @@ def _error(draft: Draft, bench: Bench) -> float | None:
 
 
 @contextmanager
-def _declared(draft: Draft) -> Iterator[None]:
+def _declared(draft: Draft, bench: Bench) -> Iterator[None]:
     """Register the family as in the draft, so that rewrites find its declaration."""
     name = draft.facts.model_type
     before = ARCHITECTURES.get(name)
-    family = draft.family
-    ARCHITECTURES[name] = Architecture(
-        name, lambda c: family if c.tied == draft.facts.tied else replace(family, tied={}), tied=draft.facts.tied
-    )
+    ARCHITECTURES[name] = own(name, draft.family, tied=draft.facts.tied, build=bench.build)
     try:
         yield
     finally:
@@ -301,11 +308,23 @@ def _declared(draft: Draft) -> Iterator[None]:
 
 def _kinds(draft: Draft) -> tuple[NormKind, ...]:
     norms = [p for p in draft.facts.parts.values() if draft.facts.roles.get(p.module) == "norm"]
-    return ("layer",) if any(p.kind == "bias" for p in norms) else ("rms", "layer", "rms+1")
+    return ("layer", "layer+1") if any(p.kind == "bias" for p in norms) else ("rms", "layer", "rms+1")
 
 
 def _candidates(draft: Draft) -> Iterator[Reads]:
-    """The norms of layers, each with its readers, and the last one with the heads."""
+    """By names, which know other classes of the family too, and as a run shows it, which is first where there are
+    none."""
+    shown = {
+        norm.removeprefix(draft.prefix): tuple(name.removeprefix(draft.prefix) for name in readers)
+        for norm, readers in draft.facts.traced.reads.items()
+    }
+    own = [shown] if shown else []
+    named = _by_names(draft)
+    return itertools.chain(named, own) if draft.facts.class_name else itertools.chain(own, named)
+
+
+def _by_names(draft: Draft) -> Iterator[Reads]:
+    """The norms of layers, each with its readers by their names, and the last one with the heads."""
     parts, roles = draft.facts.parts, draft.facts.roles
     texts = draft.layouts.tensors
     gains = [t for t, text in texts.items() if text == "|residual|" and roles.get(parts[t].module) == "norm"]

@@ -25,7 +25,7 @@ from symfuse.evaluation.task import Loss, Score, Task, measure
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
 from symfuse.io.lazy import Rewritten, Rule
-from symfuse.io.live import class_prefix, counts_batches, module_config, names_in_memory, spelt
+from symfuse.io.live import class_prefix, constants, counts_batches, module_config, names_in_memory, spelt
 from symfuse.messages import some
 from symfuse.model import as_declared
 from symfuse.model.config import differences, label_clash
@@ -48,7 +48,10 @@ class WeightSpace:
         self.module = module
         self.models = tuple(models)
         self.names = tuple(names)
-        self.weights = dict(module.named_parameters()) | _persistent_buffers(module)  # each tensor once, if it is tied
+        # Each tensor once, if it is tied. An aligned model has no constants: the module's own are everybody's.
+        lacking = {name for name in constants(module) if any(name not in model for model in models)}
+        buffers = {name: buffer for name, buffer in _persistent_buffers(module).items() if name not in lacking}
+        self.weights = dict(module.named_parameters()) | buffers
         for model, name in zip(models, names, strict=True):
             _require(self.weights, model, name, module)
 

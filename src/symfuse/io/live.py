@@ -8,6 +8,7 @@ from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from symfuse.errors import CheckpointError
 
@@ -37,8 +38,7 @@ def unwrap(module: nn.Module) -> nn.Module:
 
 
 def module_config(module: nn.Module) -> dict[str, Any] | None:
-    """The config of a transformers model, with its class name, as it would be saved; or that of a module that is
-    declared."""
+    """The config of a transformers model, with its class name, as it would be saved; or that of a declared module."""
     own: Any = getattr(module, "config", None)
     if not hasattr(own, "to_dict"):
         return next((config for known in CONFIGS if (config := known(module)) is not None), None)
@@ -95,6 +95,28 @@ def _without_ties(tensors: Mapping[str, Tensor], declared: list[re.Pattern[str]]
         tied = [name for name in names if any(pattern.search(name) for pattern in declared)]
         dropped.update(tied if len(tied) < len(names) else tied[1:])
     return {name: tensor for name, tensor in tensors.items() if name not in dropped}
+
+
+def aliases(module: nn.Module) -> dict[str, str]:
+    """Of parameters that are one under several names: each other name → the first."""
+    first = {id(parameter): name for name, parameter in module.named_parameters()}
+    every = module.named_parameters(remove_duplicate=False)
+    return {name: first[id(one)] for name, one in every if name != first[id(one)]}
+
+
+def constants(module: nn.Module) -> set[str]:
+    """The names of buffers that no training changes: all but the statistics of batch normalisation."""
+    parts = ((at, part) for at, part in module.named_modules() if not isinstance(part, _NormBase))
+    return {f"{at}.{name}".lstrip(".") for at, part in parts for name, _ in part.named_buffers(recurse=False)}
+
+
+def untied(module: nn.Module) -> nn.Module:
+    """The module, each parameter of which has been given memory of its own."""
+    for name in aliases(module):
+        at, _, leaf = name.rpartition(".")
+        parameter = getattr(module.get_submodule(at), leaf)
+        setattr(module.get_submodule(at), leaf, nn.Parameter(parameter.detach().clone()))
+    return module
 
 
 def as_on_disk(module: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -193,7 +193,7 @@ def _flat(config: Mapping[str, Any], at: str = "") -> dict[str, Any]:
         elif isinstance(value, Mapping):
             out |= _flat(value, f"{at}{key}.")
         elif value is not None:
-            out[at + key] = value
+            out[f"{at}{key}"] = value
     return out
 
 

@@ -18,8 +18,8 @@ from symfuse.device import CPU
 from symfuse.errors import CheckpointError
 from symfuse.io import Checkpoint, TensorInfo, scan
 from symfuse.io.installed import class_config, meta_module, quiet
-from symfuse.io.live import class_prefix, names_in_memory
-from symfuse.messages import first_line
+from symfuse.io.live import aliases, class_prefix, names_in_memory
+from symfuse.messages import first_line, some
 from symfuse.model import Model
 
 
@@ -38,9 +38,21 @@ def live(
         scan(name, tensor, checkpoint.name)
     if architecture is not None and architecture.build is not None:
         module = architecture.build(checkpoint.config).to(dtype)
-        module.load_state_dict({name: tensor.to(dtype) for name, tensor in weights.items()})
+        _load_own(module, {name: tensor.to(dtype) for name, tensor in weights.items()}, checkpoint.name)
         return module.eval()
     return _transformers_module(checkpoint, weights, dtype, kind).eval()
+
+
+def _load_own(module: torch.nn.Module, weights: Mapping[str, Tensor], where: str) -> None:
+    """Load weights into a module that its family builds: all of them; other names of one parameter, and buffers, may
+    lack. CheckpointError for others."""
+    _, unknown = module.load_state_dict(weights, strict=False)
+    same = aliases(module)
+    there = {same.get(name, name) for name in weights}
+    lacking = [n for n, _ in module.named_parameters(remove_duplicate=False) if same.get(n, n) not in there]
+    if unknown or lacking:
+        what = f"lacks {some(lacking)}" if lacking else f"has {some(unknown)}, which is not there"
+        raise CheckpointError(f"{where}: for a {type(module).__name__} it {what}")
 
 
 def build_module(checkpoint: Checkpoint, dtype: torch.dtype, auto: str | None = None) -> torch.nn.Module:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from symfuse.verification.bench import aligned
 from symfuse.verification.comparison import TOLERANCE, Verification, verify
-from symfuse.verification.outputs import Outputs, compare, computes_in, random_inputs, run
+from symfuse.verification.guess import guessed
+from symfuse.verification.outputs import Outputs, by_name, compare, computes_in, random_inputs, run
 from symfuse.verification.proof import Proof, prove
 
 __all__ = [
-    "TOLERANCE", "Outputs", "Proof", "Verification", "compare", "computes_in", "prove", "random_inputs", "run",
-    "verify",
+    "TOLERANCE", "Outputs", "Proof", "Verification", "aligned", "by_name", "compare", "computes_in", "guessed",
+    "prove", "random_inputs", "run", "verify",
 ]  # fmt: skip

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from symfuse.architectures import ARCHITECTURES
 from symfuse.errors import IncompatibleError, OptionError
+from symfuse.verification.guess import guessed
 from symfuse.verification.images import image_token, with_images
 
 Outputs = Mapping[str, Tensor]
@@ -31,18 +32,26 @@ UNDER_A_HEAD = {"encoder_last_hidden_state"}
 
 def random_inputs(module: torch.nn.Module, config: Mapping[str, Any], seed: int = 0) -> dict[str, Tensor]:
     """Seeded inputs for a live module, by what it takes: token ids with padding, images among them where
-    placeholders stand for these, pixels, sounds, or hidden states; for an encoder-decoder those of both."""
+    placeholders stand for these, pixels, sounds, or hidden states; for an encoder-decoder those of both. Where config
+    and class do not tell, the first that it runs on (`guessed`); OptionError if there are none."""
+    main = getattr(module, "main_input_name", None)
+    with suppress(KeyError):  # a field that most configs have
+        if main is not None and (inputs := _usual(module, main, config, seed)):
+            return inputs
+    if (own := guessed(module, config.get("hidden_size"), seed)) is None:
+        reads = f" (it reads {main!r})" if main else ""
+        raise OptionError(f"no inputs for {type(module).__name__} are known{reads}; {_GIVE}")
+    return own
+
+
+def _usual(module: torch.nn.Module, main: str, config: Mapping[str, Any], seed: int) -> dict[str, Tensor]:
+    """The inputs of a class of transformers; none for a main input that is not known."""
     rng = torch.Generator().manual_seed(seed)
     dtype = next(module.parameters()).dtype
-    main = getattr(module, "main_input_name", None)
-    if main is None:
-        if not isinstance(config.get("hidden_size"), int):
-            return _vectors_or_images(module, rng)
-        return {"src": torch.randn(3, 7, config["hidden_size"], generator=rng, dtype=dtype)}
     unsaid = "vision_config" in config or "vocab_size" not in config  # it need not say what is usual
     if unsaid and hasattr(getattr(module, "config", None), "to_dict"):
         config = module.config.to_dict()  # type: ignore[operator, union-attr]
-    text, vision = (config.get(f"{part}_config", config) for part in ("text", "vision"))
+    text, vision = (config.get(f"{part}_config") or config for part in ("text", "vision"))
     takes = inspect.signature(module.forward).parameters
     main = main if main in takes or "pixel_values" not in takes else "pixel_values"
     if main == "pixel_values" and "spatial_shapes" in takes:
@@ -57,7 +66,7 @@ def random_inputs(module: torch.nn.Module, config: Mapping[str, Any], seed: int 
         sounds = torch.randn(shape, generator=rng, dtype=dtype)
         return {main: sounds, **_decoder_inputs(config, config["max_target_positions"], len(sounds), rng)}
     if main != "input_ids":
-        raise OptionError(f"no inputs for {type(module).__name__} are known (it reads {main!r}); {_GIVE}")
+        return {}
     length = max(1, min(16, text.get("max_position_embeddings", text.get("n_positions", 16)) - 4))
     ids = torch.randint(min(5, text["vocab_size"] - 1), text["vocab_size"], (3, length), generator=rng)
     mask = torch.ones_like(ids)
@@ -83,18 +92,6 @@ def random_inputs(module: torch.nn.Module, config: Mapping[str, Any], seed: int 
         ids[torch.arange(len(ids)), mask.sum(1) - 1] = config["eos_token_id"]
         return inputs
     return inputs | _decoder_inputs(config, length, len(ids), rng)
-
-
-def _vectors_or_images(module: torch.nn.Module, rng: torch.Generator) -> dict[str, Tensor]:
-    """For a network that begins with a linear map, vectors; with a convolution, images of a size that it takes."""
-    (name, *others), first = inspect.signature(module.forward).parameters, next(module.parameters())
-    by_size = [*range(8, 257), *range(1, 8)] if first.ndim > 2 else [1]
-    for size in by_size if not others else ():
-        inputs = torch.randn(3, first.shape[1], *[size] * (first.ndim - 2), generator=rng, dtype=first.dtype)
-        with suppress(RuntimeError, ValueError), torch.no_grad():
-            module(inputs)
-            return {name: inputs}
-    raise OptionError(f"no inputs for {type(module).__name__} are known; {_GIVE}")
 
 
 def _pixels(config: Mapping[str, Any], rng: torch.Generator, dtype: torch.dtype) -> Tensor:
@@ -161,9 +158,7 @@ def run(module: torch.nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tens
     """The floating-point outputs of a live module by field name: those of the base model if it has no head. Masked
     positions are set to zero."""
     with torch.inference_mode(), _constants(module):
-        if "src" in inputs:
-            return {"output": module(inputs["src"])}
-        out = _by_name(module(**inputs))
+        out = by_name(module(**inputs))
     masks = {
         inputs[name].shape: inputs[name] for name in ("attention_mask", "decoder_attention_mask") if name in inputs
     }
@@ -189,7 +184,7 @@ def _constants(module: torch.nn.Module) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def _by_name(out: Any) -> Mapping[str, Any]:
+def by_name(out: Any) -> Mapping[str, Any]:
     """The outputs of a module by name; if it returns a tensor or a tuple, by position."""
     if isinstance(out, Mapping):
         return out

@@ -1,0 +1,44 @@
+"""Inputs for a module of which nothing is known: the first that it runs on, of those that its parts suggest."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import suppress
+
+import torch
+from torch import Tensor, nn
+
+LENGTH, SAMPLES = 7, 64
+
+
+def guessed(module: nn.Module, width: object = None, seed: int = 0) -> dict[str, Tensor] | None:
+    """Token ids, an image, sounds or vectors, for the main argument of `forward`; None if it runs on none of these, or
+    needs more. width: that of vectors, if it is known."""
+    rng = torch.Generator().manual_seed(seed)
+    takes = getattr(module, "main_input_name", next(iter(inspect.signature(module.forward).parameters), ""))
+    for tensor in _tries(module, width, rng, next(module.parameters()).dtype):
+        with suppress(Exception), torch.inference_mode():  # whatever that class raises
+            module(**{takes: tensor})
+            return {takes: tensor}
+    return None
+
+
+def _tries(module: nn.Module, width: object, rng: torch.Generator, dtype: torch.dtype) -> Iterator[Tensor]:
+    parts = list(module.modules())
+    if tables := [part.num_embeddings for part in parts if isinstance(part, nn.Embedding)]:
+        for words in (tables[0], min(tables)):
+            yield torch.randint(words, (3, min(LENGTH, *tables)), generator=rng)
+    named = [getattr(part, name, None) for name in ("img_size", "image_size") for part in parts]
+    for channels in [part.in_channels for part in parts if isinstance(part, nn.Conv2d)][:1]:
+        for size in (*named, 32, 224, *range(8, 257), *range(1, 8)):
+            height, width_ = size if isinstance(size, tuple | list) else (size, size)
+            if isinstance(height, int) and isinstance(width_, int):
+                yield torch.randn(2, channels, height, width_, generator=rng, dtype=dtype)
+    for channels in [part.in_channels for part in parts if isinstance(part, nn.Conv1d)][:1]:
+        yield torch.randn(2, channels, SAMPLES, generator=rng, dtype=dtype)
+        yield torch.randn(2, SAMPLES, channels, generator=rng, dtype=dtype)
+    maps = [part.in_features for part in parts if isinstance(part, nn.Linear)][:1]
+    for n in (*([width] if isinstance(width, int) else []), *maps):
+        yield torch.randn(3, LENGTH, n, generator=rng, dtype=dtype)
+        yield torch.randn(3, n, generator=rng, dtype=dtype)
