@@ -40,8 +40,9 @@ def test_c21_a_merge_has_all_tensors_of_its_family(label: str) -> None:
     assert merged.keys() == a.keys()
     for name in a:
         assert merged.info(name) == a.info(name)
-        # Rotary frequencies follow from the config and are those of both.
-        assert torch.equal(merged[name], a[name]) == name.endswith("rotary_embeddings.inv_freq")
+        # Rotary frequencies and constants of an activation follow from the config and are those of both.
+        same_in_both = name.endswith(("rotary_embeddings.inv_freq", "act_fn.beta", "act_fn.eps"))
+        assert torch.equal(merged[name], a[name]) == same_in_both
 
 
 def test_c05_vocabularies_of_two_sizes_are_refused_with_both(tmp_path: Path) -> None:

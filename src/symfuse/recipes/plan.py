@@ -338,7 +338,9 @@ def _depth_field(config: Mapping[str, Any], part: _Part, template: Model) -> tup
     it."""
     own = (part.name, f"{part.name}_config", f"{part.name.partition('_')[0]}_config") if part.module else ()
     text = () if other_modality(part.name) else _CONFIGS["text_decoder"]
-    steps = _CONFIGS.get(part.name, (*own, *text))
+    layered = [name for name in template.spec.tensors if LAYER.match(name)]
+    alone = part.module is None and layered and all(map(other_modality, layered))  # of two parts the encoder of images
+    steps = _CONFIGS["vision_tower"] if alone else _CONFIGS.get(part.name, (*own, *text))
     path = next(((step,) for step in steps if isinstance(config.get(step), Mapping)), ())
     if (key := _count_in(inside(config, path), part, template, path)) is None:
         key = _count_in(inside(resolved(config) or {}, path), part, template, path)
