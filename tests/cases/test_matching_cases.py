@@ -247,7 +247,7 @@ def test_c53_what_each_axis_and_layer_gained_is_said_and_how_long_it_took(tmp_pa
 
 
 def stem(seed: int, steps: int = 3) -> nn.Module:
-    """A ResNet of `transformers`, whose statistics come from images: a family without a declaration."""
+    """A ResNet of `transformers`, whose statistics come from images."""
     config = transformers.ResNetConfig(
         embedding_size=6, hidden_sizes=[10, 14], depths=[1, 1], layer_type="basic", num_labels=5
     )
@@ -289,6 +289,7 @@ def test_c57_the_ends_of_a_path_keep_their_own_statistics(steps: int, tmp_path: 
 
 
 def test_c57_a_family_without_a_declaration_is_not_aligned(tmp_path: Path) -> None:
-    stem(0).save_pretrained(tmp_path / "a")  # type: ignore[operator]
-    with pytest.raises(SymfuseError, match="model_type 'resnet'"):
+    config = transformers.RegNetConfig(embedding_size=6, hidden_sizes=[10, 14], depths=[1, 1], groups_width=2)
+    transformers.RegNetModel(config).save_pretrained(tmp_path / "a")
+    with pytest.raises(SymfuseError, match="model_type 'regnet'"):
         api.match(tmp_path / "a", tmp_path / "a")

@@ -339,7 +339,10 @@ POST_NORM = (
 )
 # With norms before what reads, which are not declared as such (of SigLIP 2 those of both towers together are; Pixtral's
 # stream begins with one more).
-NOT_DECLARED = ("prelayernorm", "esm-sequence", "ast", "swin", "siglip2-classification", "siglip2-vision", "pixtral")
+NOT_DECLARED = (
+    "prelayernorm", "esm-sequence", "ast", "swin", "siglip2-classification", "siglip2-vision", "pixtral", "resnet",
+    "perceptron", "convolutions",
+)  # fmt: skip
 # Encoders with decoders, both with norms through which alone they are read; and of them encoders alone.
 BOTH_PRE_NORM, ONE = ("t5", "mt5", "umt5", "pegasus", "blenderbot"), ("encoder", "token")
 
