@@ -17,7 +17,7 @@ from symfuse.errors import IncompatibleError, LayoutError, OptionError, SpecErro
 from symfuse.io import Checkpoint
 from symfuse.verification import compare, run
 
-PARTS = ("encoder", "decoder", "text_model", "vision_model")
+PARTS = ("encoder", "decoder", "text_model", "vision_model", "vit")
 # Of models of images and words the layers of the text decoder: their other parts stay as they are.
 WORDS = ("language_model.layers", "text_model.layers")
 OTHERS = {"idefics3": ("vision_model", "connector"), "smolvlm": ("vision_model", "connector")}
@@ -40,6 +40,7 @@ IN_PLACE = {
     "wavlm-frames": "layer_weights: the stored shape",
     **dict.fromkeys(("minicpm3", "diffllama"), r"layer \d of the output would not compute as layer \d"),
     "resnet": "the tensors are not those of resnet",
+    "mae-pretraining": "config.json has no field for its number of layers",  # of the encoder beside the decoder
     "swin": r"layer \d of the output would not compute as layer \d",
 }
 
