@@ -359,7 +359,7 @@ def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert "written to biogpt.py" in said
     compile(Path("biogpt.py").read_text("utf-8"), "biogpt.py", "exec")
     assert {path.name: path.read_bytes() for path in Path("model").iterdir()} == before
-    for place, message in (("biogpt.py", "exists"), ("model/biogpt.py", "stays as it is")):
+    for place, message in (("biogpt.py", "exists"), ("model/biogpt.py", "never changed")):
         result = run("suggest", "model", "-o", place)
         assert result.exit_code == 8, result.output
         assert message in result.stderr
