@@ -30,7 +30,7 @@ REWRITTEN = {
     "fold_norms": "norms folded",
     "centre": "writers centred",
     "drop_gauges": "gauges dropped",
-    "balance": "heads balanced",
+    "balance": "heads and neurons balanced",
 }
 PAPERS = {  # of matching, by what is compared
     "weights": "Zhang et al. 2025, Beyond the permutation symmetry of transformers, arXiv 2502.00264",
@@ -251,7 +251,8 @@ def _metadata(run: Run, checkpoint: Checkpoint) -> str:
 
 def _library(config: Mapping[str, Any], sentence: bool) -> str | None:
     known = {
-        "_class_name": "diffusers", "model_type": "transformers", "architecture": "timm", "model_cfg": "open_clip",
+        "_class_name": "diffusers", "architectures": "transformers", "transformers_version": "transformers",
+        "auto_map": "transformers", "architecture": "timm", "model_cfg": "open_clip",
     }  # fmt: skip
     return "sentence-transformers" if sentence else next((known[key] for key in known if key in config), None)
 

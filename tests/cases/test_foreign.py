@@ -11,6 +11,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+import symfuse
 from contract.tiny import GPT2, MODELS
 from contract.tiny import of as declared_of
 from merged import merge_models
@@ -248,6 +249,8 @@ def test_c15_the_prefix_of_a_base_model(class_name: str, prefix: str, model_type
 
 def test_c15_other_families_are_refused() -> None:
     refused("one is a (bert|roberta), the other a (bert|roberta)", MODELS["bert"](0), MODELS["roberta-mlm"](0))
+    with pytest.raises(IncompatibleError, match=r"of text and images, a merge aligns the language model alone"):
+        symfuse.match(MODELS["llama-lm"](0), MODELS["llava-lm"](0))
 
 
 def wrapped(text: Checkpoint, layout: str) -> Checkpoint:

@@ -321,5 +321,5 @@ def test_a_folder_with_another_models_config_is_refused(tmp_path: Path) -> None:
 def test_errors_are_one_kind() -> None:
     for error in (SpecError, LayoutError, UnknownArchitectureError, IncompatibleError):
         assert issubclass(error, SymfuseError)
-    with pytest.raises(UnknownArchitectureError, match=r"has no config\.json, or one without model_type"):
+    with pytest.raises(UnknownArchitectureError, match=r"one without model_type; .* \(docs/families\.md\)\. Set"):
         resolve({}, [])

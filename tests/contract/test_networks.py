@@ -192,6 +192,7 @@ def test_networks_of_torchvisions_names_are_known_as_files_and_live(kind: str, t
     torch.testing.assert_close(dict(found(reordered)), dict(opened), rtol=0, atol=0)
 
     symfuse.merge([opened, live]).save(tmp_path / "merged")
+    assert "library_name" not in (tmp_path / "merged" / "README.md").read_text()  # no class of transformers has it
     assert symfuse.declare(tmp_path / "merged").to_json() == symfuse.declare(net).to_json()
 
 

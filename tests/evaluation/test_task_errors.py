@@ -6,7 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
+import symfuse
 from contract.tiny import MODELS, TEXT, of
 from evaluation.task_cases import CASES, SEQUENCE, built, module, pictures, table, task, wordpiece
 from symfuse.errors import CheckpointError, DataError, IncompatibleError, OptionError, SymfuseError
@@ -144,3 +146,24 @@ def test_bad_data_and_options_give_one_clear_error(kind: str) -> None:
 def test_a_module_without_the_head_is_told_so() -> None:
     with pytest.raises(IncompatibleError, match="BertModel gives no output named 'logits'"):
         measure(task("masked"), module("retrieval"))
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ({"idx": torch.ones(2, 5, dtype=torch.long)}, "a batch of idx has neither labels nor input_ids; add labels"),
+        (
+            {"idx": torch.ones(2, 5, dtype=torch.long), "labels": torch.ones(2, 5, dtype=torch.long)},
+            r"the labels have shape \[2, 4\], and the model puts out \[2, 0\] predictions",
+        ),
+    ],
+)
+def test_logits_of_the_last_token_alone_are_told(batch: dict[str, torch.Tensor], message: str) -> None:
+    """In the manner of nanoGPT, which without targets puts out the logits of the last token."""
+
+    class Last(torch.nn.Linear):
+        def forward(self, idx: torch.Tensor) -> torch.Tensor:
+            return super().forward(torch.nn.functional.one_hot(idx[:, -1:], 7).float())
+
+    with pytest.raises(SymfuseError, match=message):
+        symfuse.evaluate(Last(7, 7), symfuse.task("causal-lm", [batch], Last(7, 7)))

@@ -163,7 +163,7 @@ def extract(
 def _require_same_tensors(finetuned: Checkpoint, base: Checkpoint) -> None:
     if single := sorted(base.keys() ^ finetuned.keys()):
         raise IncompatibleError(
-            f"{finetuned.name} and {base.name} have other tensors: {some(single)} are in one of them only"
+            f"{finetuned.name} and {base.name} do not have the same tensors: only one of them has {some(single)}"
         )
     for name in base:
         ours, theirs = finetuned.info(name), base.info(name)

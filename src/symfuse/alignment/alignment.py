@@ -80,8 +80,9 @@ class Alignment:
         """As the call, for a model that is in the frame already, with its declaration under the variants."""
         return self._move(model.checkpoint, model.spec)
 
-    def in_frame(self, anchor: Checkpoint) -> Checkpoint:
+    def in_frame(self, anchor: Checkpoint | str | PathLike[str] | torch.nn.Module) -> Checkpoint:
         """A model, such as the anchor, in the frame of this alignment: rewritten, but not transformed by elements."""
+        anchor = anchor if isinstance(anchor, Checkpoint) else open_checkpoint(anchor)
         return guarded(canonical(Model.of(anchor), self.frame).checkpoint, [anchor]) if self.frame else anchor
 
     def bound(self, model: Model) -> Alignment:

@@ -324,7 +324,7 @@ def open_model(out: Output, source: str) -> Checkpoint:
 
     checkpoint = api.open_checkpoint(source, name=source)
     for text in () if out.quiet else checkpoint.notes:
-        note(text)
+        note(f"{checkpoint.name}: {text}")
     return checkpoint
 
 

@@ -6,7 +6,17 @@ from typing import Any
 
 import click
 
-from symfuse.cli.app import NEW_PLACE, check_place, common, main, open_model, pushed, save, writing_options
+from symfuse.cli.app import (
+    NEW_PLACE,
+    check_place,
+    common,
+    declare_option,
+    main,
+    open_model,
+    pushed,
+    save,
+    writing_options,
+)
 from symfuse.output import Output
 
 
@@ -15,6 +25,7 @@ from symfuse.output import Output
 @click.argument("rewrites", nargs=-1, required=True)
 @click.option("--output", "-o", required=True, type=NEW_PLACE, help="The new folder, or its URL (s3://…).")
 @writing_options
+@declare_option
 @common
 def rewrite(model: str, rewrites: tuple[str, ...], out: Output, **options: Any) -> None:
     """Rewrite MODEL exactly: the same function, in other weights.

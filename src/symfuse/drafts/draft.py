@@ -26,6 +26,7 @@ from symfuse.errors import OutputError
 from symfuse.groups import Group
 from symfuse.io import Checkpoint
 from symfuse.io.target import write_text
+from symfuse.messages import shown
 from symfuse.spec import Axis, NormKind, Shift, Spec, parse
 from symfuse.spec.layout import SCALAR
 
@@ -48,7 +49,7 @@ class Trial:
         return f"{self.group}{f' ({self.how})' if self.how else ''} {self.error:.0e}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Draft:
     """A declaration of a family that symfuse does not know, made by `suggest`.
 
@@ -211,6 +212,14 @@ class Draft:
             **({"config": config} if config else {}),
             **as_data(self.family),
         }
+
+    __repr__, _repr_html_ = shown(
+        lambda self: {
+            "family": self.facts.model_type,
+            "verified": f"{'verified' if self.verified else 'UNVERIFIED'}: {self.reason}",
+            "covers": self.covers,
+        }
+    )
 
     def spec(self, checkpoint: Checkpoint) -> Spec:
         """The declaration bound to the names of a checkpoint, with every shape checked."""

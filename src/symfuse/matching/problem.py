@@ -183,9 +183,11 @@ def select(
     movable = {instance.axis for instance in spec.movable}
     if not movable.intersection(named):
         words = axes if isinstance(axes, str) else ", ".join(axes)
-        has = ", ".join(axis for axis in axes_of("all", spec.axes) if axis in movable)
+        has = [axis for axis in axes_of("all", spec.axes) if axis in movable]
+        other = f"{', '.join(sorted(movable))}, whose names end in no word that is matched (docs/declare.md)"
         raise OptionError(
-            f"axes {words}: this {spec.family} has no such axis, so that there is nothing to match; it has {has}"
+            f"axes {words}: this {spec.family} has no such axis, so that there is nothing to match; it has "
+            f"{', '.join(has) or other}"
         )
     axes_to_match = tuple(axis for axis in named if asked.get(axis) != NO_GROUP)
     if not movable.intersection(axes_to_match):

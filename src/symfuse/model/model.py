@@ -180,9 +180,11 @@ def require_same_shape(models: Sequence[Model], *, force_config: bool = False, l
     for other in models[1:]:
         pair = f"{first.name} and {other.name}"
         if first.spec.family != other.spec.family:
+            parts = any(text_config(c) is not c for c in (first.checkpoint.config, other.checkpoint.config))
+            way = "; of a model of text and images, a merge aligns the language model alone (--align auto)"
             raise IncompatibleError(
                 f"{pair}: one is a {first.spec.family}, the other a {other.spec.family}; only models of one "
-                "family share their symmetries"
+                f"family share their symmetries{way if parts else ''}"
             )
         require_same_sizes(first, other, pair, layers, force_config)
         fields = differences(first.checkpoint, other.checkpoint)

@@ -220,7 +220,9 @@ def _as_predicting(checkpoint: Checkpoint, notes: list[str]) -> Checkpoint:
     depth = declared_depth(checkpoint.config)
     if not fields or any(predicts_more(name, depth) for name in checkpoint):
         return checkpoint
-    notes.append(f"{checkpoint.name}: {some(fields)} of config.json is 0, as there are no tensors of such layers")
+    notes.append(
+        f"{checkpoint.name}: {some(fields)} of config.json is taken as 0, as there are no tensors of such layers"
+    )
     none = of_text(checkpoint.config, dict.fromkeys(fields, 0))
     return checkpoint.replace(config=with_fields(checkpoint.config, none))
 

@@ -35,8 +35,13 @@ def _first_rows(whole: Checkpoint, name: str, rows: int) -> Rule:
     return Rule(info, lambda: whole.part(name, 0, info.numel).reshape(info.shape))
 
 
+def _cast(value: Tensor, dtype: torch.dtype) -> Tensor:
+    return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
 class Bench:
-    """Runs checkpoints on the same inputs: the caller's, or seeded random ones that suit the first checkpoint.
+    """Runs checkpoints on the same inputs: the caller's (floating-point ones in `dtype`), or seeded random ones that
+    suit the first checkpoint.
 
     compared: two models that are compared as completely as possible, also on long inputs that contain `words`; the rows
     that the first one reads are recorded. computed_in: the coarsest dtype in which a module computed.
@@ -51,7 +56,7 @@ class Bench:
         compared: Sequence[Checkpoint] = (),
         words: Sequence[int] = (),
     ) -> None:
-        self.inputs = None if inputs is None else [inputs]
+        self.inputs = None if inputs is None else [{name: _cast(value, dtype) for name, value in inputs.items()}]
         self.runner = runner
         self.dtype = self.computed_in = dtype
         self.memory = budget() if memory is None else memory

@@ -174,6 +174,11 @@ def labels_of(module: nn.Module, batch: Batch, shape: torch.Size) -> Tensor:
 
 def classified(logits: Tensor, labels: Tensor) -> Totals:
     """Cross entropy and accuracy of logits [..., classes] over the labels [...] that are not IGNORED."""
+    if logits.shape[:-1] != labels.shape:
+        raise IncompatibleError(
+            f"the labels have shape {list(labels.shape)}, and the model puts out {list(logits.shape[:-1])} predictions "
+            "of them; give labels of that shape, or a loss of your own: a function of the module"
+        )
     kept = labels != IGNORED
     logits, labels = logits[kept], labels[kept]
     if bool((labels == UNKNOWN).any()):

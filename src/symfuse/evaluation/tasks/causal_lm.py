@@ -52,6 +52,8 @@ class CausalLM(Predicting):
 
 def _next_tokens(batch: Batch) -> Tensor:
     """The labels of a batch that has none: its own tokens, without padding."""
+    if "input_ids" not in batch:
+        raise DataError(f"a batch of {', '.join(batch)} has neither labels nor input_ids; add labels, its tokens")
     ids = batch["input_ids"]
     mask = batch.get("attention_mask")
     return ids if mask is None else ids.where(mask.bool(), IGNORED)

@@ -184,7 +184,7 @@ def _deltas(labels: Sequence[str], gram: Tensor) -> Deltas:
 
 
 def _no_relation(relations: Sequence[Relation], declared: bool) -> list[str]:
-    way = "; align them first (--align auto, or `align: {}` in a recipe)" if declared else ""
+    way = "; align them first, if they are not (--align auto, or `align: {}` in a recipe)" if declared else ""
     return [
         f"{r.model} and {r.reference} have no relation in this basis (cosine {r.cosine:.2f}, distance {r.distance:.2f} "
         "of the norm in the sample): they were trained apart, or one was transformed by a symmetry; a merge without "
