@@ -19,7 +19,7 @@ NAMES = "num_experts", "num_shared_experts"
 
 def _without_positions(c: Config) -> list[int]:
     """Where there is no window, positions turn every layer."""
-    layers, every = c.num_hidden_layers, c.get("sliding_window_pattern", 4)
+    layers, every = c.num_hidden_layers, c.size("sliding_window_pattern", 4)
     if c.is_null("sliding_window"):
         return []
     return decoder.full_layers(c, [("sliding" if (at + 1) % every else "full") + "_attention" for at in range(layers)])
