@@ -370,6 +370,7 @@ def untouched(module: nn.Module) -> float:
         ({"build": lambda _: None}, "build gave NoneType, expected a module"),
         ({"renew": []}, "there are no batches"),
         ({"renew": [{"nope": torch.zeros(4, 3)}]}, r"renew: Normed does not take these batches .*it takes x"),
+        ({"renew": [{"x": torch.zeros(0, 3)}]}, "statistics of these batches are not finite"),
         ({"renew": [{"x": torch.zeros(4, 2)}]}, "renew: Normed does not take these batches"),
     ],
 )

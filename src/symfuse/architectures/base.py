@@ -289,7 +289,7 @@ def lookup(config: Mapping[str, Any], where: str) -> Architecture:
     if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
         named = "has no config.json, or one without model_type"
         named = named if model_type is None else f"config.json has model_type {model_type!r}"
-        near = suggestion(str(model_type), ARCHITECTURES)
+        near = suggestion(str(model_type or ""), ARCHITECTURES)
         raise UnknownArchitectureError(
             f"{where}: {named}; symfuse has declarations for {len(ARCHITECTURES)} types (docs/families.md){near}. "
             "Set model_type if it is one of them, or add a declaration (`symfuse suggest` drafts one, --declare uses "

@@ -18,7 +18,7 @@ def guessed(module: nn.Module, width: object = None, seed: int = 0) -> dict[str,
     rng = torch.Generator().manual_seed(seed)
     try:
         parameters = inspect.signature(module.forward).parameters
-    except ValueError:  # TorchScript's has none
+    except ValueError:  # it has none, as that of TorchScript
         return None
     takes = getattr(module, "main_input_name", next(iter(parameters), ""))
     for tensor in _tries(module, width, rng, next(module.parameters()).dtype):
