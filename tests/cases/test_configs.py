@@ -14,6 +14,7 @@ from contract.tiny import MODELS, case, real
 from model.test_undeclared import LLAMA, changed, of, tiny, unknown
 from model.test_undeclared import llama as declared_llama
 from symfuse import api
+from symfuse.architectures.base import declaration
 from symfuse.errors import IncompatibleError, LayoutError, SpecError
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
@@ -285,3 +286,42 @@ def test_a_module_of_two_towers_is_matched_with_and_merged_into_a_folder(label: 
     merged = api.merge([module, folder])
     for name, tensor in open_checkpoint(module).items():
         torch.testing.assert_close(merged[name], (tensor + open_checkpoint(folder)[name]) / 2)
+
+
+@pytest.mark.parametrize(
+    ("label", "fields", "words"),
+    [
+        ("nemotron-h-lm", {"layer_types": 3}, "layer_types is 3, expected a list"),
+        ("qwen3-next-lm", {"layer_types": 3}, "layer_types is 3, expected a list"),
+        ("exaone4-lm", {"layer_types": [3, 3]}, r"layer_types is \[3, 3\], expected a list, each entry of it a name"),
+        (
+            "exaone4-lm",
+            {"layer_types": ["full_attention"]},
+            "layer_types has 1 entries, expected one for each layer, 2",
+        ),
+        ("exaone4-lm", {"sliding_window_pattern": 0}, "sliding_window_pattern is 0, expected a positive integer"),
+        ("hy-v3-lm", {"mlp_layer_types": 3}, "mlp_layer_types is 3, expected a list"),
+        ("smollm3-lm", {"no_rope_layers": 3}, "no_rope_layers is 3, expected a list"),
+        ("llama4-lm", {"moe_layers": ["x"]}, "moe_layers is .*, expected a list, each entry of it an integer"),
+        ("bamba-lm", {"attn_layer_indices": [[]]}, "attn_layer_indices is .*, expected a list"),
+        ("swin", {"depths": [2]}, r"depths \[2\], num_heads .*; expected lists of one length"),
+        ("wav2vec2-ctc", {"conv_kernel": [5, 0, 2]}, "conv_dim .*, conv_kernel .*; expected lists of one length"),
+        ("resnet-published", {"inner_sizes": [7]}, r".*inner_sizes \[7\]; expected"),
+        ("llava-lm", {"text_config": {"model_type": "resnet"}}, "text_config.model_type is 'resnet', which has no"),
+        ("mistral3-lm", {"vision_config": {"model_type": "resnet"}}, "vision_config.model_type is 'resnet', which has"),
+        ("internvl-lm", {"downsample_ratio": 0}, "downsample_ratio is 0, expected a number above 0"),
+        ("internvl-lm", {"downsample_ratio": float("nan")}, "downsample_ratio is nan, expected a finite number"),
+    ],
+)
+def test_fields_that_a_declaration_cannot_have(label: str, fields: dict[str, Any], words: str) -> None:
+    config = dict(MODELS[label]().config) | fields
+    with pytest.raises(SpecError, match=f"a: config.json: {words}"):
+        declaration(config, (), "a")
+
+
+def test_more_dense_layers_than_there_are_take_no_time() -> None:
+    few, many = (
+        declaration(dict(MODELS["glm4-moe-lm"]().config) | {"first_k_dense_replace": n}, (), "a")[0]
+        for n in (2, 10**15)
+    )
+    assert few == many

@@ -4,13 +4,13 @@ config."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import symfuse
 from command import done, run
@@ -19,7 +19,7 @@ from drafts.own import GPT, Nameless, TransformerWrapper, VisionTransformer
 from symfuse.alignment import random_alignment
 from symfuse.architectures import ARCHITECTURES, own
 from symfuse.drafts import Draft
-from symfuse.errors import LayoutError, OptionError, SpecError, SymfuseError, VerificationError
+from symfuse.errors import CheckpointError, LayoutError, OptionError, SpecError, SymfuseError, VerificationError
 from symfuse.model import Model
 from symfuse.rewriting import canonical
 
@@ -223,6 +223,23 @@ GOOD = {"family": "mine", "axes": {"r": {"size": 4, "group": "signed"}}, "tensor
         ({"tensors": {"weight": "r (3", "bias": "r"}}, LayoutError, r"r \(3"),
         ({"shifts": [{"bias": "bias", "axis": 3}]}, LayoutError, r"shifts\.axis' is 3, expected a text"),
         ({"shifts": [["bias", "r"]]}, LayoutError, "shifts' is .*, expected an object"),
+        ({"family": ""}, LayoutError, "'family' is empty"),
+        ({"norm": "rsm"}, LayoutError, "norm is 'rsm'; known are layer"),
+        ({"axes": {"r": 4, "l": 10**9}}, LayoutError, "axes: l is in no name and in no layout"),
+        ({"axes": {"r": {"size": 4, "per": ["r"]}}}, LayoutError, "r per r is a circle"),
+        ({"axes": {"r": {"size": 4, "per": ["s"]}}}, LayoutError, "axes.r: per 's' is not declared"),
+        *(
+            ({"tensors": {name: "r"}}, LayoutError, "tensors: .*in braces only an axis may stand")
+            for name in ("{", "{}", "{r!r}", "{r:>9}", "{r.size}")
+        ),
+        ({"tensors": {"weight": "(" * 3000}}, LayoutError, "tensors: weight: .*more than 400 axes and signs"),
+        ({"tensors": {"weight": "(1 + 1) " * 40}}, LayoutError, "tensors: weight: .*more than 10,000 parts"),
+        ({"shifts": [{"bias": "bias", "axis": "q"}]}, LayoutError, "shifts: bias: axis 'q' is not in its layout"),
+        ({"shifts": [{"bias": "bais", "axis": "r"}]}, LayoutError, "'bais' is no tensor .*did you mean 'bias'"),
+        ({"reads": {"weight": ["wieght"]}}, LayoutError, "reads: wieght: .*did you mean 'weight'"),
+        ({"stacks": {"weight": ["{q}"]}}, LayoutError, "stacks: {q}: axis 'q' is not declared"),
+        ({"outputs": {"output": "q"}}, LayoutError, "outputs: output: axis 'q' is not declared"),
+        ({"buffers": ["b*"]}, LayoutError, "tensors: bias is one of the `buffers`"),
         ({"unverified": "it was not run"}, VerificationError, "UNVERIFIED .it was not run.; check it"),
     ],
 )
@@ -287,6 +304,8 @@ def test_what_is_no_declaration_is_refused(tmp_path: Path) -> None:
         with pytest.raises(OptionError, match=words):
             symfuse.declare(nn.Linear(3, 4), tmp_path / name)
         assert run("inspect", "model", "--declare", str(tmp_path / name)).exit_code == 2
+    (tmp_path / "empty.yml").write_text("axes: {}")
+    assert "'family' is missing" in run("align", "a", "--to", "b", "--declare", str(tmp_path / "empty.yml")).stderr
     other = symfuse.open(nn.Linear(3, 4), config={"model_type": "other"})
     with pytest.raises(OptionError, match="model_type is 'other', and the declaration declares 'mine'"):
         symfuse.declare(other, GOOD)
@@ -310,3 +329,66 @@ def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     alignment = symfuse.match(symfuse.open("a"), to=symfuse.open("b"))
     expected = alignment(symfuse.open("a"))
     assert all(torch.equal(saved[name], expected[name]) for name in expected)
+
+
+class Odd(nn.Module):
+    """A map whose output is made by a function."""
+
+    def __init__(self, put_out: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.first, self.second, self.put_out = nn.Linear(5, 7), nn.Linear(7, 5), put_out
+
+    def forward(self, x: Tensor) -> Any:
+        return self.put_out(self.second(self.first(x).relu()))
+
+
+class Whole(Odd):
+    """One that cannot be copied."""
+
+    def __deepcopy__(self, memo: object) -> NoReturn:
+        raise TypeError(f"one is enough ({memo})"[:13])
+
+
+class Packed(Odd):
+    """One that keeps something else than tensors, as quantised ones do."""
+
+    def __init__(self, put_out: Callable[[Tensor], Any]) -> None:
+        super().__init__(put_out)
+        self.first = Kept(5, 7)
+
+
+class Kept(nn.Linear):
+    def get_extra_state(self) -> Any:
+        return {"bits": 8}
+
+
+def test_modules_that_cannot_be_run_are_drafted_unverified() -> None:
+    plain, complex_, unsigned = (Odd(lambda x: x) for _ in range(3))
+    unsigned.forward = nn.functional.linear  # without a signature, as those of TorchScript
+    complex_.gain = nn.Parameter(torch.ones(5, dtype=torch.complex64))
+    for module, why in (
+        (Odd(lambda _: None), "returns no tensors"),
+        (Odd(lambda x: x.to_sparse()), "returns no tensors"),
+        (complex_, "holds complex weights"),
+        (Whole(lambda x: x), "cannot be copied: one is enough"),
+        (unsigned, "no inputs for"),
+    ):  # fmt: skip
+        draft = symfuse.suggest(module)
+        assert not draft.verified
+        assert why in draft.reason
+    assert symfuse.suggest(Odd(lambda x: {3: x})).reason == symfuse.suggest(Odd(lambda x: {"3": x})).reason
+    plain.lazy = nn.LazyLinear(3)
+    with pytest.raises(CheckpointError, match=r"lazy\.weight, lazy\.bias without a shape before the first run"):
+        symfuse.suggest(plain)
+    with pytest.raises(CheckpointError, match=r"something else than tensors: first\._extra_state; is it quantised"):
+        symfuse.suggest(Packed(lambda x: x))
+
+
+def test_the_source_of_a_draft_is_python() -> None:
+    """Of a module that is there twice, and of a family whose name is a word of Python."""
+    twice = Odd(lambda x: x)
+    twice.third = twice.first
+    for name in ("None", "class", "4-x"):
+        source = symfuse.suggest(twice, config={"model_type": name}).source()
+        assert "tied=" in source
+        compile(source, name, "exec")

@@ -407,6 +407,8 @@ def test_batches_for_statistics_may_come_one_by_one_and_are_counted_only_if_they
     assert "batch_statistics" not in numbers.to_dict()
     with pytest.raises(OptionError, match="renew: Normed does not take"):
         barrier(pair, loss, points=3, refine=0, renew=[*batches, {"x": torch.zeros(4, 2)}])
+    with pytest.raises(OptionError, match="statistics of these batches are not finite"):
+        barrier(pair, loss, points=3, refine=0, renew=[{"x": torch.full((4, 3), torch.nan)}])
 
 
 def test_an_alignment_that_is_called_as_the_plain_curve(folders: tuple[Path, Path]) -> None:

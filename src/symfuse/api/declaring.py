@@ -54,7 +54,8 @@ def declare(source: Source, layouts: Draft | Mapping[str, Any] | str | os.PathLi
 def declare_file(path: str) -> None:
     """Declare the family of a file, for models in files."""
     data, where = _data(path)
-    register(data["family"], family_of(data, where), None, {})
+    family = family_of(data, where)
+    register(data["family"], family, None, {})
 
 
 def _data(layouts: Draft | Mapping[str, Any] | str | os.PathLike[str]) -> tuple[Mapping[str, Any], str]:
@@ -70,7 +71,7 @@ def _data(layouts: Draft | Mapping[str, Any] | str | os.PathLike[str]) -> tuple[
         )
     try:
         data = read_value(path.read_text("utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # of bytes and names of files, too
         raise OptionError(f"{path} cannot be read: {error}") from error
     if not isinstance(data, Mapping):
         raise OptionError(f"{path}: expected a declaration (family, axes, tensors: docs/declare.md)")

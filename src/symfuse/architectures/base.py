@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -62,7 +63,34 @@ class Config:
             not isinstance(value, kind) or isinstance(value, bool) != isinstance(default, bool)
         ):
             raise _wrong(self._at + key, value, _KINDS[type(default)])
+        if default is not None and isinstance(value, float) and not math.isfinite(value):
+            raise _wrong(self._at + key, value, "a finite number")
         return value
+
+    def entries(self, key: str, kind: type, usual: Collection[Any] = ()) -> list[Any]:
+        """A list whose entries are of a kind, or its default."""
+        values: list[Any] = self.get(key, [*usual])
+        if not all(isinstance(one, kind) for one in values):
+            raise _wrong(self._at + key, values, f"a list, each entry of it {_KINDS[kind]}")
+        return values
+
+    def side_by_side(self, **usual: list[int]) -> list[tuple[int, ...]]:
+        """The entries of several lists of positive integers, by place; SpecError if they are not of one length."""
+        lists = {key: self.entries(key, int, values) for key, values in usual.items()}
+        if len({*map(len, lists.values())}) > 1 or any(one < 1 for values in lists.values() for one in values):
+            text = ", ".join(f"{self._at}{key} {values}" for key, values in lists.items())
+            raise SpecError(f"config.json: {text}; expected lists of one length, of positive integers")
+        return [*zip(*lists.values(), strict=True)]
+
+    def per_layer(self, key: str, usual: list[Any]) -> list[Any]:
+        """A list with an entry for each layer, of the kind that those of its default are; the default where it is
+        absent or empty."""
+        values = self.entries(key, type(usual[0])) or usual
+        if len(values) != len(usual):
+            raise SpecError(
+                f"config.json: {self._at}{key} has {len(values)} entries, expected one for each layer, {len(usual)}"
+            )
+        return values
 
     def is_null(self, key: str) -> bool:
         """Whether a field is there without a value, which in some classes is no default."""

@@ -193,8 +193,9 @@ def _take_aliases(current: dict[str, str], family: Family, prefix: str) -> None:
 
 def _check_indices(family: Family, tensors: int, where: str) -> None:
     """SpecError for more layers than tensors, before a name is made for each."""
+    groups = family.tensors, *family.optional.values(), *(head.tensors for head in family.heads.values())
     for key, axis in family.axes.items():
-        if axis.size > tensors and any(f"{{{key}}}" in name for name in family.tensors):
+        if axis.size > tensors and any(f"{{{key}}}" in name for names in groups for name in names):
             raise _too_many(f"{key!r} (layers)", axis.size, tensors, where)
 
 

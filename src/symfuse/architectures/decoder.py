@@ -17,7 +17,6 @@ from symfuse.architectures.blocks import (
     size_of_head,
     value_shift,
 )
-from symfuse.errors import SpecError
 from symfuse.groups import Group, Invertible, Permutation, Sign, Signed, SignedMonomial
 from symfuse.spec import Axis, NormKind, Shift
 
@@ -244,18 +243,12 @@ def without_positions(c: Config, every: int) -> list[int]:
     """The layers with a 0 in the list `no_rope_layers` of all, or each of so many; SpecError for a list of another
     length."""
     layers = c.num_hidden_layers
-    turned = c.get("no_rope_layers") or [int((layer + 1) % every != 0) for layer in range(layers)]
-    if len(turned) != layers:
-        raise SpecError(f"config.json: no_rope_layers has {len(turned)} entries, expected one for each layer, {layers}")
+    turned = c.per_layer("no_rope_layers", [int((layer + 1) % every != 0) for layer in range(layers)])
     return [layer for layer in range(layers) if not turned[layer]]
 
 
 def full_layers(c: Config, types: list[str]) -> list[int]:
     """The layers whose attention sees all tokens, by `layer_types` (in older hybrids called "attention"), or `types`
     where a config has none. SpecError for a list of another length."""
-    types = c.get("layer_types") or types
-    if len(types) != c.num_hidden_layers:
-        raise SpecError(
-            f"config.json: layer_types has {len(types)} entries, expected one for each layer, {c.num_hidden_layers}"
-        )
-    return [layer for layer, kind in enumerate(types) if kind in ("full_attention", "attention")]
+    kinds = c.per_layer("layer_types", types)
+    return [layer for layer, kind in enumerate(kinds) if kind in ("full_attention", "attention")]

@@ -19,9 +19,9 @@ NAMES = "num_experts", "num_shared_experts"
 
 def _without_positions(c: Config) -> list[int]:
     """Where there is no window, positions turn every layer."""
-    layers, every = c.num_hidden_layers, c.get("sliding_window_pattern", 4)
     if c.is_null("sliding_window"):
         return []
+    layers, every = c.num_hidden_layers, c.size("sliding_window_pattern", 4)
     return decoder.full_layers(c, [("sliding" if (at + 1) % every else "full") + "_attention" for at in range(layers)])
 
 

@@ -4,7 +4,7 @@ highest. The experts have no order: they may be permuted, with the router's rows
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Container, Mapping
 from dataclasses import replace
 
 from symfuse.architectures import decoder
@@ -103,10 +103,8 @@ def deepseek(
     return mixture(c, axes, {**attention, **decoder.NORMS}, EXPERTS | dict(correction) | block, dense=dense)
 
 
-def dense_layers(c: Config, first: Iterable[int]) -> set[int]:
+def dense_layers(c: Config, first: Container[int]) -> set[int]:
     """The layers without experts: those that `mlp_layer_types` says to be dense, or the first ones."""
     layers = c.num_hidden_layers
-    types = c.get("mlp_layer_types") or ["dense" if layer in set(first) else "sparse" for layer in range(layers)]
-    if len(types) != layers:
-        raise SpecError(f"config.json: mlp_layer_types has {len(types)} entries, expected one for each layer, {layers}")
+    types = c.per_layer("mlp_layer_types", ["dense" if layer in first else "sparse" for layer in range(layers)])
     return {layer for layer, kind in enumerate(types) if kind == "dense"}

@@ -41,7 +41,7 @@ def granitemoe(c: Config) -> Family:
 
 def _without_positions(c: Config) -> list[int]:
     layers = c.num_hidden_layers
-    thetas = c.get("layer_rope_theta") or [1] * layers
+    thetas = c.get("layer_rope_theta", []) or [1] * layers
     if len(thetas) != layers:
         raise SpecError(
             f"config.json: layer_rope_theta has {len(thetas)} entries, expected one for each layer, {layers}"

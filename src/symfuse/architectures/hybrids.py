@@ -38,7 +38,7 @@ def _gated(c: Config, share: float | None) -> Family:
 @architecture("bamba", tied=False)
 def bamba(c: Config) -> Family:
     """Half of each head is turned where its config does not say."""
-    family = with_mixer(decoder.partly(_gated(c, 0.5)), mixer_of(c), c.get("attn_layer_indices", []))
+    family = with_mixer(decoder.partly(_gated(c, 0.5)), mixer_of(c), c.entries("attn_layer_indices", int))
     return with_last_norm(with_names(family, NAMES), LAST)
 
 

@@ -53,7 +53,7 @@ def _convolutions(c: Config) -> dict[str, str]:
 
 def _mixed(c: Config, family: Family) -> Family:
     layers, convolved = range(c.num_hidden_layers), _convolutions(c)
-    some = layers if c.get("full_attn_idxs") is None else c.get("full_attn_idxs")
+    some = c.entries("full_attn_idxs", int, layers)
     full = decoder.full_layers(c, ["full_attention" if layer in some else "conv" for layer in layers])
     attention = [name for name in family.tensors if name.startswith(decoder.ATTENTION)]
     absent = {name.format(l=at): "" for at in layers for name in (convolved if at in full else attention)}

@@ -19,8 +19,7 @@ EXPERTS = {
 
 def _dense_layers(c: Config) -> set[int]:
     layers, step = c.num_hidden_layers, c.size("interleave_moe_layer_step", 1)
-    sparse = range(step - 1, layers, step) if c.get("moe_layers") is None else c.get("moe_layers")
-    return set(range(layers)).difference(sparse)
+    return set(range(layers)).difference(c.entries("moe_layers", int, range(step - 1, layers, step)))
 
 
 @architecture("llama4_text", tied=False, float32=("Llama4TextL2Norm",))

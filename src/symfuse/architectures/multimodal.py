@@ -14,6 +14,7 @@ from typing import Any
 from symfuse.architectures.base import Config, Family, architecture, lookup
 from symfuse.architectures.blocks import linear, neurons, norm
 from symfuse.architectures.parts import part_of, together
+from symfuse.errors import SpecError
 from symfuse.groups import Invertible
 from symfuse.spec import Axis
 
@@ -51,7 +52,10 @@ def joined(
 
 def _declare(c: Config, key: str, usual: str) -> Family:
     part = c.part(key, usual)
-    return lookup({"model_type": part.family}, f"{key} of config.json").declare(part)
+    family = lookup({"model_type": part.family}, f"{key} of config.json").declare(part)
+    if "residual" not in family.axes:
+        raise SpecError(f"config.json: {key}.model_type is {part.family!r}, which has no stream that others read")
+    return family
 
 
 def _text(c: Config, usual: str, at: Sequence[str], said: bool) -> Family:
@@ -140,7 +144,10 @@ def mistral3(c: Config, both: Family) -> Family:
 @joined("internvl", text="qwen2", vision="internvl_vision")
 def internvl(c: Config, both: Family) -> Family:
     """Neighbouring patches stand side by side, behind a norm of all of them."""
-    patches = _patches(round(1 / c.get("downsample_ratio", 0.5)))
+    ratio = c.get("downsample_ratio", 0.5)
+    if not 1e-3 < ratio <= 1:
+        raise SpecError(f"config.json: downsample_ratio is {ratio}, expected a number above 0, up to 1")
+    patches = _patches(round(1 / ratio))
     tensors = {BETWEEN + "layer_norm.weight": "(patches |vision_residual|)"}
     tensors |= {BETWEEN + "layer_norm.bias": "(patches vision_residual)"}
     return hidden_layer(c, both.plus(axes=patches, tensors=tensors), "(patches vision_residual*)")

@@ -71,7 +71,7 @@ def _experts(axes: dict[str, Axis], bias: bool) -> dict[str, str]:
 def _kinds(c: Config) -> list[str]:
     """The kind of each layer; in older configs one letter each, or by other names."""
     older = {"attention": "full_attention", "mamba": "linear_attention"} | LETTERS
-    kinds = c.get("layer_types") or c.get("hybrid_override_pattern", "") or [*LETTERS.values()]
+    kinds = c.get("layer_types", []) or c.get("hybrid_override_pattern", "") or [*LETTERS.values()]
     kinds = [older.get(str(kind), str(kind)) for kind in kinds]
     if strange := sorted(set(kinds) - set(LETTERS.values())):
         raise SpecError(f"config.json: {strange[0]!r} is no kind of layer; known are {', '.join(LETTERS.values())}")

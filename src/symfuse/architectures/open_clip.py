@@ -45,7 +45,7 @@ def _tower(shapes: Shapes, at: str, heads: int, act: str) -> dict[str, Any]:
 
 def _config(config: Mapping[str, Any], shapes: Shapes) -> dict[str, Any]:
     c = Config(config, "clip").under("model_cfg")
-    require_usual(config["model_cfg"], OF_ALL, {})
+    require_usual(config["model_cfg"] or {}, OF_ALL, {})
     require_usual(c.get("vision_cfg", {}), READ, {"pool_type": "tok"})
     require_usual(c.get("text_cfg", {}), READ, {"pool_type": "argmax"})
     act = "quick_gelu" if c.get("quick_gelu", False) else "gelu"

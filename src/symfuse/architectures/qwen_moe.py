@@ -41,7 +41,7 @@ def _qwen3(c: Config, dense: set[int], size: int | None = None) -> Family:
 def unrouted_layers(c: Config) -> set[int]:
     """The layers without experts: those that are named, and all but each `decoder_sparse_step`-th."""
     layers, step = c.num_hidden_layers, c.size("decoder_sparse_step", 1)
-    named = c.get("mlp_only_layers", [])
+    named = c.entries("mlp_only_layers", int)
     if unknown := [layer for layer in named if layer not in range(layers)]:
         raise SpecError(f"config.json: mlp_only_layers names {unknown[0]!r}, and there are layers 0 to {layers - 1}")
     return {layer for layer in range(layers) if layer in named or (layer + 1) % step}

@@ -49,13 +49,14 @@ class Sizes:
         kind, hidden = c.get("layer_type", "bottleneck"), c.get("hidden_sizes", [256, 512, 1024, 2048])
         depths = c.get("depths", [3, 4, 6, 3])
         streams = [c.size("embedding_size", 64), *hidden]
-        sizes = [*streams, *depths, *c.get("inner_sizes", [])]
-        if kind not in KERNELS or any(type(n) is not int or n < 1 for n in sizes) or len(hidden) != len(depths):
+        quarter = [size // 4 if kind == "bottleneck" else size for size in hidden if isinstance(size, int)]
+        inner = c.get("inner_sizes", quarter)
+        wrong = any(type(n) is not int or n < 1 for n in [*streams, *depths, *inner])
+        if kind not in KERNELS or wrong or not len(hidden) == len(depths) == len(inner) > 0:
             raise SpecError(
-                f"config.json: layer_type is {kind!r}, hidden_sizes {hidden}, depths {depths}; expected "
-                f"{' or '.join(KERNELS)}, and for each stage a size and a depth, all positive integers"
+                f"config.json: layer_type is {kind!r}, hidden_sizes {hidden}, depths {depths}, inner_sizes {inner}; "
+                f"expected {' or '.join(KERNELS)}, and for each stage two sizes and a depth, all positive integers"
             )
-        inner = c.get("inner_sizes", [size // 4 if kind == "bottleneck" else size for size in hidden])
         around = [i > 0 or first or one != other for i, (one, other) in enumerate(pairwise(streams))]
         return cls(kind, c.size("kernel_size", 7), streams, inner, depths, around, c.size("groups", 1))
 

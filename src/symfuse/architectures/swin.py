@@ -50,8 +50,8 @@ def _merging(number: int) -> dict[str, str]:
 
 @architecture("swin")
 def swin(c: Config) -> Family:
-    depths, heads = c.get("depths", [2, 2, 6, 2]), c.get("num_heads", [3, 6, 12, 24])
-    family = together(*(_stage(c, i, *sizes) for i, sizes in enumerate(zip(depths, heads, strict=True))))
+    depths = c.side_by_side(depths=[2, 2, 6, 2], num_heads=[3, 6, 12, 24])
+    family = together(*(_stage(c, i, *sizes) for i, sizes in enumerate(depths)))
     first, last = "stage0_residual", f"stage{len(depths) - 1}_residual"
     tokens = {name: text.replace("residual", first) for name, text in MASK.items()}
     tensors = {

@@ -51,13 +51,13 @@ def _blocks(tensors: dict[str, str]) -> dict[str, str]:
 def _convolutions(c: Config) -> tuple[dict[str, str], dict[str, Axis], tuple[Shift, ...]]:
     """From sounds to vectors. With a norm of each channel, over time, behind the first convolution, a channel may be
     flipped with its gain, and a bias before that norm is void; norms over channels only let them be reordered."""
-    sizes, kernels = c.get("conv_dim", [512] * 7), c.get("conv_kernel", [10, 3, 3, 3, 3, 2, 2])
+    sizes = c.side_by_side(conv_dim=[512] * 7, conv_kernel=[10, 3, 3, 3, 3, 2, 2])
     by_channel, bias = c.get("feat_extract_norm", "group") == "group", c.get("conv_bias", False)
     act = neurons(c.get("feat_extract_activation", "gelu"))
     tensors: dict[str, str] = {}
     axes: dict[str, Axis] = {}
     read = "1"
-    for i, (size, kernel) in enumerate(zip(sizes, kernels, strict=True)):
+    for i, (size, kernel) in enumerate(sizes):
         at, axis = f"feature_extractor.conv_layers.{i}.", f"conv{i}_stem"
         flipped = by_channel and i == 0
         axes[axis] = Axis(size, Signed(), why=FLIPPED) if flipped else Axis(size, act if by_channel else Permutation())
@@ -128,7 +128,7 @@ def _axes(c: Config) -> dict[str, Axis]:
         "vocab": Axis(c.size("vocab_size", 32)),
         "labels": Axis(c.labels),
         "projector": Axis(c.size("classifier_proj_size", 256), Invertible()),
-        "adapter_ffn": Axis(c.get("adapter_attn_dim") or 1, PositiveMonomial(), ("l",)),
+        "adapter_ffn": Axis(c.size("adapter_attn_dim", 1), PositiveMonomial(), ("l",)),
         "books": Axis(books, Permutation()),
         "entries": Axis(c.size("num_codevectors_per_group", 320), Permutation(), ("books",)),
         "code": Axis(c.size("codevector_dim", 256) // books, Invertible(), ("books",)),

@@ -19,7 +19,7 @@ from symfuse.errors import CheckpointError, OptionError
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
 from symfuse.io.live import aliases, constants, counts_batches, names_in_memory, untied
-from symfuse.messages import first_line
+from symfuse.messages import first_line, some
 from symfuse.model import Model
 from symfuse.modules import build_module, live
 from symfuse.spec import Declared, Instance, Spec, parse
@@ -54,7 +54,7 @@ class Bench:
                 f"{count:,} weights are too many to run in float64; make the draft of a small model of the same "
                 "config, with fewer layers and a smaller vocabulary"
             )
-        made = build_module(checkpoint, dtype) if module is None else copy.deepcopy(module).to(dtype).eval()
+        made = build_module(checkpoint, dtype) if module is None else _copied(module).to(dtype).eval()
         _randomise(made, seed)
         opened = open_checkpoint(made, config=checkpoint.config, name=checkpoint.name)
         self.dtype = dtype
@@ -190,6 +190,16 @@ def _in_one_place(spec: Spec, axes: set[str]) -> Spec:
             text = text[:start] + word.sub(str(spec.sizes[axis]), text[start:])
         tensors[name] = Declared(parse(text), declared.index)
     return replace(spec, tensors={name: tensors[name] for name in spec.tensors})
+
+
+def _copied(module: torch.nn.Module) -> torch.nn.Module:
+    """CheckpointError for a module that is not run in float64: one that cannot be copied, or is complex."""
+    if found := [name for name, one in module.named_parameters() if one.is_complex()]:
+        raise CheckpointError(f"it holds complex weights ({some(found)}), which no group acts on")
+    try:
+        return copy.deepcopy(module)
+    except Exception as error:  # whatever that class raises
+        raise CheckpointError(f"it cannot be copied: {first_line(error)}") from error
 
 
 def _randomise(module: torch.nn.Module, seed: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 import math
 import os
 import re
@@ -290,7 +291,7 @@ class Draft:
 def _source(draft: Draft) -> str:
     """The file; it raises when it is imported if the draft was not verified."""
     name = re.sub(r"\W", "_", draft.facts.model_type)
-    name = f"_{name}" if not name or name[0].isdigit() else name
+    name = f"_{name}" if not name.isidentifier() or keyword.iskeyword(name) else name
     tied = "" if draft.facts.model_type in TIED_BY_DEFAULT else ", tied=False"
     groups = sorted({type(group).__name__ for group in draft.groups.values() if group is not None})
     heads = bool(draft.parts[2])
@@ -376,7 +377,7 @@ def _body(draft: Draft) -> list[str]:
     fields += _nested("tensors={", [*tensors, *_others(draft, key)], "},")
     fields += [f'optional={{"pooler": {_in_a_line(pooler)}}},'] if pooler else []
     fields += _nested("heads={", _nested('"head": Head(', of_head, "),"), "},") if head else []
-    fields += [f'tied={{"{alias}": "{name}"}} if c.tied else {{}},' for alias, name in draft.tied.items()]
+    fields += [f"tied={_in_a_line(draft.tied)} if c.tied else {{}},"] if draft.tied else []
     fields += _nested("shifts=(", [shift(rule) for rule in draft.shifts], "),")
     fields.append(f"outputs={_in_a_line(draft.outputs)},")
     reads = [_nested(f"{key(norm)}: (", [f"{key(n)}," for n in names], "),") for norm, names in draft.reads.items()]

@@ -29,7 +29,8 @@ def normalising(module: nn.Module) -> list[Any]:
 def renew_statistics(module: nn.Module, batches: Iterable[Batch]) -> int:
     """Measure the running statistics of all batch normalisation again, as means over the batches (of module inputs by
     name). Returns the number of layers that have them. All other parts stay in evaluation mode, and all modes are
-    restored. OptionError for batches that the module does not accept, and for none."""
+    restored. OptionError for batches that the module does not accept, for none, and for statistics that are not
+    finite."""
     layers = normalising(module)
     if not layers:
         return 0
@@ -57,6 +58,8 @@ def renew_statistics(module: nn.Module, batches: Iterable[Batch]) -> int:
             layer.training, layer.momentum = training, momentum
     if not seen:
         raise OptionError("there are no batches to take the statistics of batch normalisation from")
+    if not all(bool(one.isfinite().all()) for layer in layers for one in layer.buffers(recurse=False)):
+        raise OptionError("renew: the statistics of these batches are not finite; a batch is empty, or holds NaN")
     return len(layers)
 
 

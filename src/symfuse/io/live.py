@@ -9,8 +9,10 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parameter import is_lazy
 
 from symfuse.errors import CheckpointError
+from symfuse.messages import first_line, some
 
 WRAPPER_PREFIXES = ("_orig_mod.", "module.")  # of torch.compile and of data-parallel training
 
@@ -42,14 +44,22 @@ def module_config(module: nn.Module) -> dict[str, Any] | None:
     own: Any = getattr(module, "config", None)
     if not hasattr(own, "to_dict"):
         return next((config for known in CONFIGS if (config := known(module)) is not None), None)
-    config = dict(own.to_dict())
+    try:
+        config = dict(own.to_dict())
+    except Exception as error:  # whatever that class raises
+        raise CheckpointError(f"{type(module).__name__}: its config gives no fields: {first_line(error)}") from error
     config["architectures"] = config.get("architectures") or [type(module).__name__]
     return config
 
 
 def shapes_of(module: nn.Module) -> Shapes:
-    """Of all tensors of a module, by name."""
-    return {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+    """Of all tensors of a module, by name. CheckpointError for parameters that have none yet."""
+    tensors = {name: one for name, one in module.state_dict().items() if isinstance(one, Tensor)}
+    if lazy := [name for name, one in tensors.items() if is_lazy(one)]:
+        raise CheckpointError(
+            f"{type(module).__name__}: {some(lazy)} without a shape before the first run; run the module once"
+        )
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 def config_by_shapes(shapes: Shapes) -> dict[str, Any] | None:
@@ -60,11 +70,16 @@ def config_by_shapes(shapes: Shapes) -> dict[str, Any] | None:
 def module_tensors(module: nn.Module) -> dict[str, Tensor]:
     """The tensors of a module under the names on disk: tied ones once, without names that saving ignores.
 
-    Raises CheckpointError for a model with an adapter attached, and for tensors without data.
+    Raises CheckpointError for a model with an adapter attached, and for one that stores something else than tensors.
     """
     if getattr(module, "peft_config", None):
         raise CheckpointError(
             f"{type(module).__name__} has an adapter attached: merge it first (merge_and_unload() of peft)."
+        )
+    if others := [name for name, one in module.state_dict().items() if not isinstance(one, Tensor)]:
+        raise CheckpointError(
+            f"{type(module).__name__} stores something else than tensors: {some(others)}; is it quantised? Give the "
+            "module as it was before"
         )
     ignored = set(getattr(module, "_keys_to_ignore_on_save", None) or ())
     tensors = {name: tensor for name, tensor in module.state_dict().items() if name not in ignored}

@@ -13,8 +13,9 @@ axis of that size, which nothing moves. Sizes of names come from the declaration
 from __future__ import annotations
 
 import enum
+import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import NoReturn
@@ -25,6 +26,7 @@ from symfuse.errors import LayoutError
 from symfuse.groups import Part
 
 SCALAR = "()"
+MOST_TOKENS, MOST_PARTS = 400, 10_000  # above those of any tensor
 
 
 class Variance(enum.Enum):
@@ -168,6 +170,13 @@ def _parts(nodes: tuple[Node, ...]) -> Iterator[tuple[Atom, ...]]:
             yield from _parts((choice, *rest))
 
 
+def _count(nodes: Sequence[Node]) -> int:
+    """How many parts there are, without making them: concatenations in several dimensions multiply."""
+    counts = (sum(_count([one]) for one in node.parts) if isinstance(node, Concat) else
+              1 if isinstance(node, Atom) else _count(node.parts) for node in nodes)  # fmt: skip
+    return math.prod(counts)
+
+
 def _size(node: Node, sizes: Mapping[str, int]) -> int:
     if isinstance(node, Atom):
         if node.name.isdigit():
@@ -235,6 +244,8 @@ class _Parser:
                 self.fail("cannot read this", position + len(text[position:]) - len(text[position:].lstrip()))
             self.tokens.append((match.group().strip(), match.end() - len(match.group().strip())))
             position = match.end()
+            if len(self.tokens) > MOST_TOKENS:
+                self.fail(f"more than {MOST_TOKENS} axes and signs", position)
         self.next = 0
 
     def fail(self, why: str, at: int) -> NoReturn:
@@ -293,6 +304,8 @@ def parse(text: str) -> Layout:
         if parser.peek() in (")", "+"):
             parser.fail("nothing is open here", parser.here())
         dims.append(parser.dim())
+    if _count(dims) > MOST_PARTS:
+        raise LayoutError(f"layout does not parse: it has more than {MOST_PARTS:,} parts\n    {text}")
     if not dims:
         raise LayoutError("layout does not parse: it is empty; a tensor without dimensions is ()")
     return Layout(tuple(dims))

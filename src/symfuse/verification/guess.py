@@ -16,7 +16,11 @@ def guessed(module: nn.Module, width: object = None, seed: int = 0) -> dict[str,
     """Token ids, an image, sounds or vectors, for the main argument of `forward`; None if it runs on none of these, or
     needs more. width: that of vectors, if it is known."""
     rng = torch.Generator().manual_seed(seed)
-    takes = getattr(module, "main_input_name", next(iter(inspect.signature(module.forward).parameters), ""))
+    try:
+        parameters = inspect.signature(module.forward).parameters
+    except ValueError:  # it has none, as that of TorchScript
+        return None
+    takes = getattr(module, "main_input_name", next(iter(parameters), ""))
     for tensor in _tries(module, width, rng, next(module.parameters()).dtype):
         with suppress(Exception), torch.inference_mode():  # whatever that class raises
             module(**{takes: tensor})

@@ -165,7 +165,8 @@ def run(module: torch.nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tens
     headed = any(name.endswith("logits") for name in out)
     fields = {}
     for name, value in out.items():
-        if not (isinstance(value, Tensor) and value.is_floating_point()) or (headed and name in UNDER_A_HEAD):
+        dense = isinstance(value, Tensor) and value.layout is torch.strided and value.is_floating_point()
+        if not dense or (headed and name in UNDER_A_HEAD):
             continue
         mask = masks.get(value.shape[:2]) if value.ndim == 3 else None
         fields[name] = value if mask is None else value * mask[..., None].to(value.dtype)
@@ -187,7 +188,7 @@ def _constants(module: torch.nn.Module) -> Iterator[None]:
 def by_name(out: Any) -> Mapping[str, Any]:
     """The outputs of a module by name; if it returns a tensor or a tuple, by position."""
     if isinstance(out, Mapping):
-        return out
+        return {str(name): part for name, part in out.items()}
     parts = [out] if isinstance(out, Tensor) else out if isinstance(out, tuple | list) else []
     return {"output" if len(parts) == 1 else f"output {i}": part for i, part in enumerate(parts)}
 
