@@ -15,7 +15,7 @@ from symfuse.verification import prove, verify
 # One of each kind of body and head; the rest are slow.
 QUICK = [
     "torch-relu-post", "bert-pretraining", "distilbert-sequence", "electra-discriminator", "deberta-mlm", "gpt2-lm",
-    "falcon-h1-plain", "exaone4-lm",
+    "falcon-h1-plain", "exaone4-lm", "codegen-lm",
 ]  # fmt: skip
 NOISY = ["torch-relu-post", "bert-pretraining", "gpt2-lm"]
 

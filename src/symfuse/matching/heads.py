@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 import torch
 from jaxtyping import Float
@@ -39,7 +40,8 @@ def match_outer(
 
     inner: the instances to be matched inside. The sum of their norms is the same for every permutation. If one of them
     is reordered itself (the query heads that share a key), pairs are scored by the parts without it (keys and values)
-    and by those with nothing else inside (of a group of experts the rows of their router).
+    and by those with nothing else inside (of a group of experts the rows of their router); without such parts at its
+    best order for the pair (heads in blocks).
     """
     size, batch = spec.axes[outer.axis].size, spec.batch(outer.axis)
     total = next(iter(source.values())).new_zeros(math.prod(batch), size, size, dtype=torch.float64)
@@ -57,28 +59,52 @@ def match_outer(
         require_products(outer, [gram], gram.dtype, [name], anchor, read)
         return gram.double()
 
-    def flat(x: Tensor, names: Sequence[str] = ()) -> Tensor:  # the axes that the outer one is inside of are one
-        front = [names.index(axis) for axis in (*spec.batch_axes(outer.axis), outer.axis)] if names else []
+    def flat(x: Tensor, names: Sequence[str], units: Sequence[str]) -> Tensor:
+        """[batch, units, *rest, n, k]: the axes that the outer one is inside of are one, and so are `units`."""
+        front = [names.index(axis) for axis in (*spec.batch_axes(outer.axis), *units)]
         x = x.permute(*front, *(i for i in range(x.ndim) if i not in front))
-        return x.reshape(-1, *x.shape[len(batch) :])
+        return x.reshape(len(total), -1, *x.shape[len(front) :])
 
-    for instance in (one for axis in insides for one in matched[axis]):
-        axes = spec.batch_axes(instance.axis)
-        parts = [
-            (name, at.atom, flat(x, axes), flat(y, axes))
-            for name in names
-            if name in spec.movable[instance]
-            for at, (x, y) in features(spec, instance, name, anchor(name), source[name])
-            if (name, str(at.atom)) not in skip and beside[instance.axis].isdisjoint(one.name for one in at.atoms)
-        ]
-        for index, one in enumerate(total) if parts else ():
-            one += _worth(groups[instance], [(name, atom, x[index], y[index]) for name, atom, x, y in parts], checked)
+    def scores(units: Sequence[str], beside: Mapping[str, AbstractSet[str]]) -> Tensor | None:
+        """[batch, units, units], summed over the inner axes, of parts without those beside them; None without parts."""
+        out = None
+        for instance in (one for axis in insides for one in matched[axis]):
+            axes = spec.batch_axes(instance.axis)
+            if not {*units} <= {*axes}:
+                continue
+            parts = [
+                (name, at.atom, flat(x, axes, units), flat(y, axes, units))
+                for name in names
+                if name in spec.movable[instance]
+                for at, (x, y) in features(spec, instance, name, anchor(name), source[name])
+                if (name, str(at.atom)) not in skip and beside[instance.axis].isdisjoint(one.name for one in at.atoms)
+            ]
+            if parts:
+                each = range(len(total))
+                worth = [_worth(groups[instance], [(n, a, x[i], y[i]) for n, a, x, y in parts], checked) for i in each]
+                out = torch.stack(worth) if out is None else out + torch.stack(worth)
+        return out
+
+    if (found := scores([outer.axis], beside)) is not None:
+        total += found
+    elif len(reordered) == 1:  # all parts have it: each pair is scored at the best order inside (of heads in blocks)
+        within = scores([outer.axis, *reordered], dict.fromkeys(insides, frozenset()))
+        total += 0 if within is None else _best_inside(within, size)
     for name in names:
         solved = {one.axis for one in inner if name in spec.movable[one]}
         for at, (x, y) in features(spec, outer, name, anchor(name), source[name]):
             if all((name, str(one)) not in skip and one.name not in solved for one in at.atoms):
-                total += checked(flat(x).double() @ flat(y).double().mT, name)
+                x, y = (one.double().reshape(len(total), size, -1) for one in (x, y))
+                total += checked(x @ y.mT, name)
     return Monomial(assign_batch(total).reshape(*batch, size))
+
+
+def _best_inside(scores: Float[Tensor, "b pairs pairs"], size: int) -> Float[Tensor, "b n n"]:
+    """The score of every pair of blocks: the sum at the best order of what is inside of them."""
+    inside = scores.shape[-1] // size
+    blocks = scores.reshape(-1, size, inside, size, inside).transpose(2, 3)
+    best = assign_batch(blocks)[..., None].to(blocks.device)
+    return blocks.gather(-1, best).sum((-2, -1))
 
 
 def reordered_inside(spec: Spec, outer: Instance, names: Sequence[str], inner: Mapping[Instance, Group]) -> set[str]:
