@@ -92,7 +92,6 @@ def write(
             stack.enter_context(_saying_what_is_left(place, partial, output))
             with system_errors(place):
                 for name, data in files.items():
-                    (partial.folder / name).parent.mkdir(exist_ok=True)
                     _write_file(partial.folder / name, data)
         fill(output, executor, report)
         with system_errors(place):
@@ -176,6 +175,7 @@ def _json(value: Mapping[str, Any], what: str) -> bytes:
 
 
 def _write_file(path: Path, data: bytes) -> None:
+    path.parent.mkdir(exist_ok=True)
     with path.open("wb") as file:
         file.write(data)
         file.flush()

@@ -59,21 +59,15 @@ def match_outer(
         require_products(outer, [gram], gram.dtype, [name], anchor, read)
         return gram.double()
 
-    def flat(x: Tensor, names: Sequence[str], units: Sequence[str]) -> Tensor:
-        """[batch, units, *rest, n, k]: the axes that the outer one is inside of are one, and so are `units`."""
-        front = [names.index(axis) for axis in (*spec.batch_axes(outer.axis), *units)]
-        x = x.permute(*front, *(i for i in range(x.ndim) if i not in front))
-        return x.reshape(len(total), -1, *x.shape[len(front) :])
-
     def scores(units: Sequence[str], beside: Mapping[str, AbstractSet[str]]) -> Tensor | None:
         """[batch, units, units], summed over the inner axes, of parts without those beside them; None without parts."""
         out = None
         for instance in (one for axis in insides for one in matched[axis]):
-            axes = spec.batch_axes(instance.axis)
+            axes, front = spec.batch_axes(instance.axis), (*spec.batch_axes(outer.axis), *units)
             if not {*units} <= {*axes}:
                 continue
             parts = [
-                (name, at.atom, flat(x, axes, units), flat(y, axes, units))
+                (name, at.atom, _flat(x, axes, front, len(total)), _flat(y, axes, front, len(total)))
                 for name in names
                 if name in spec.movable[instance]
                 for at, (x, y) in features(spec, instance, name, anchor(name), source[name])
@@ -97,6 +91,13 @@ def match_outer(
                 x, y = (one.double().reshape(len(total), size, -1) for one in (x, y))
                 total += checked(x @ y.mT, name)
     return Monomial(assign_batch(total).reshape(*batch, size))
+
+
+def _flat(features: Tensor, axes: Sequence[str], front: Sequence[str], batch: int) -> Tensor:
+    """[batch, units, *rest, n, k] of features with these axes before n and k. front: the axes of batch and units."""
+    at = [axes.index(axis) for axis in front]
+    features = features.permute(*at, *(i for i in range(features.ndim) if i not in at))
+    return features.reshape(batch, -1, *features.shape[len(at) :])
 
 
 def _best_inside(scores: Float[Tensor, "b pairs pairs"], size: int) -> Float[Tensor, "b n n"]:
