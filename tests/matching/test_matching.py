@@ -422,7 +422,8 @@ def test_less_than_one_thread_is_refused(threads: int) -> None:
 def test_progress_is_told_every_step() -> None:
     seen: list[tuple[str, int]] = []
     alignment = match(*pair("gpt2-lm"), progress=lambda step, total: seen.append((step.instance, total)))
-    assert seen == [(step["instance"], 6) for step in alignment.provenance["steps"]]
+    # In the order in which threads are done.
+    assert sorted(seen) == sorted((step["instance"], 6) for step in alignment.provenance["steps"])
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
