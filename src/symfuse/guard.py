@@ -40,8 +40,8 @@ class Guard:
         """Return the same checkpoint. SpecError or LayoutError if it does not fit its declaration; IncompatibleError if
         its `transformers` class requires tensors that it does not have, or would not load some that it has."""
         if is_declared(checkpoint.config):
-            own = resolve(checkpoint.config, checkpoint, checkpoint.name).files
-            Model.of(drop(checkpoint, self.kept - own.keys()))
+            own = resolve(checkpoint.config, checkpoint, checkpoint.name).files.keys() if self.kept else ()
+            Model.of(drop(checkpoint, self.kept.difference(own)))
             changed = self._lacks(checkpoint)
         else:
             changed = self._changed(checkpoint)

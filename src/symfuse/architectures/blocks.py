@@ -205,6 +205,11 @@ def placed(tensors: Mapping[str, str], places: Mapping[str, str]) -> dict[str, s
     return {name: replaced(layout, places) for name, layout in tensors.items()}
 
 
+def absent(names: Iterable[str], layers: Iterable[int]) -> dict[str, str]:
+    """The entries of a declaration for tensors that these layers do not have."""
+    return {name.format(l=layer): "" for layer in layers for name in names}
+
+
 # The task heads of GPT-2, GPT-NeoX, GPT-J, Falcon, OPT, BLOOM and MPT.
 HEADS = {
     "causal LM": Head(("ForCausalLM",), {"lm_head.weight": "vocab residual*"}),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from symfuse.architectures.base import Config, Family, Head
@@ -10,6 +10,7 @@ from symfuse.architectures.blocks import HEADS as CAUSAL_HEADS
 from symfuse.architectures.blocks import (
     OUTPUTS,
     ROTARY,
+    absent,
     groups_of_heads,
     neurons,
     placed,
@@ -231,6 +232,12 @@ def unturned(family: Family, layers: Iterable[int], *, normed: bool = False) -> 
     shifts = (*family.shifts, *(Shift(name, "p*") for name in keys))
     free = normed_axes(size) if normed else {"p": Axis(size, Invertible(), ("l", "kv"))}
     return replace(family.plus(tensors=changed, axes=free), shifts=shifts)
+
+
+def only_in(family: Family, at: str, layers: Collection[int]) -> Family:
+    """The family, of which only those layers have the tensors whose names begin so."""
+    others = [layer for layer in range(family.axes["l"].size) if layer not in layers]
+    return family.plus(tensors=absent([name for name in family.tensors if name.startswith(at)], others))
 
 
 def with_head_bias(family: Family) -> Family:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from symfuse.architectures import decoder
 from symfuse.architectures.base import Config, Family
-from symfuse.architectures.blocks import neurons
+from symfuse.architectures.blocks import absent, neurons
 from symfuse.errors import SpecError
 from symfuse.groups import Permutation, SignedMonomial
 from symfuse.spec import Axis, NormKind
@@ -68,8 +68,8 @@ def mixture(
     tensors, axes = {**rest, **sparse}, dict(axes)
     if dense:
         axes |= {"dense_ffn": Axis(c.intermediate_size, SignedMonomial(), per=("l",))}
-        absent = {layer: sparse if layer in dense else DENSE for layer in range(c.num_hidden_layers)}
-        tensors |= DENSE | {name.format(l=layer): "" for layer, names in absent.items() for name in names}
+        others = [layer for layer in range(c.num_hidden_layers) if layer not in dense]
+        tensors |= DENSE | absent(sparse, dense) | absent(DENSE, others)
     readers = tuple(name for name, layout in (sparse | DENSE).items() if "residual*" in layout)
     family = decoder.family(c, axes, tensors, decoder.READS | {decoder.BEFORE_MLP: readers}, norm, question)
     gate, up, down = (f"{at}experts.*.{piece}.weight" for piece in pieces or ("", "", ""))

@@ -55,11 +55,10 @@ def _mixed(c: Config, family: Family) -> Family:
     layers, convolved = range(c.num_hidden_layers), _convolutions(c)
     some = c.entries("full_attn_idxs", int, layers)
     full = decoder.full_layers(c, ["full_attention" if layer in some else "conv" for layer in layers])
-    attention = [name for name in family.tensors if name.startswith(decoder.ATTENTION)]
-    absent = {name.format(l=at): "" for at in layers for name in (convolved if at in full else attention)}
     before = (*decoder.READS[decoder.BEFORE_ATTENTION], AT + "in_proj.weight")
     reads = {decoder.BEFORE_ATTENTION: before, "embedding_norm.weight": decoder.READS["norm.weight"]}
-    return with_names(family.plus(tensors=convolved | absent, reads=reads), NAMES)
+    family = decoder.only_in(family.plus(tensors=convolved, reads=reads), decoder.ATTENTION, full)
+    return with_names(decoder.only_in(family, AT, set(layers) - set(full)), NAMES)
 
 
 @architecture("lfm2", spelt=FIELDS)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from symfuse.architectures import decoder
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import OUTPUTS, block_axes, linear, neurons, norm, rotary_axes, value_shift
+from symfuse.architectures.blocks import OUTPUTS, absent, block_axes, linear, neurons, norm, rotary_axes, value_shift
 from symfuse.groups import Permutation
 from symfuse.spec import Axis, Shift
 
@@ -72,7 +72,7 @@ def _family(c: Config, attention: Mapping[str, str], heads: Mapping[str, Head], 
     axes |= {"vocab": Axis(c.vocab_size), "labels": Axis(c.labels), "lm": Axis(c.hidden_size, Permutation())}
     norms = ("embeddings.norm", LAYER + "attn_norm", LAYER + "mlp_norm", "final_norm")
     gains = {n: layout for at in norms for n, layout in norm(at, bias=c.get("norm_bias", False)).items()}
-    first = {n.format(l=0): "" for n in gains if n.startswith(LAYER + "attn_norm")}  # which is the identity
+    first = absent([n for n in gains if n.startswith(LAYER + "attn_norm")], [0])  # which is the identity
     return Family(
         axes=axes,
         prefix="model.",

@@ -12,7 +12,6 @@ from symfuse.architectures.state_space import (
     MIXER,
     biased,
     mamba2,
-    only_in,
     with_last_norm,
     with_mixer,
 )
@@ -103,7 +102,7 @@ def nemotron_h(c: Config) -> Family:
     biases = biased(c, "use_bias", "use_conv_bias")
     mixer = mamba2(c, MIXER, sizes, c.size("conv_kernel", 4), biases, activation="mamba_hidden_act")
     family = with_mixer(family, mixer, of["full_attention"], of["linear_attention"])
-    family = only_in(only_in(family, decoder.MLP, of["mlp"]), MOE, of["moe"])
+    family = decoder.only_in(decoder.only_in(family, decoder.MLP, of["mlp"]), MOE, of["moe"])
     stacks = {MOE + f"experts.{one}_proj": (MOE + f"experts.*.{one}_proj.weight",) for one in ("up", "down")}
     family = replace(family, prefix="backbone.", stacks=stacks, legacy={"model.": "backbone."})
     return with_last_norm(with_names(family, NAMES), "norm_f.weight")

@@ -75,14 +75,11 @@ def _mixed(c: Config, family: Family, projections: Mapping[str, str]) -> Family:
     every = c.size("full_attention_interval", 4)
     usual = [("linear" if (at + 1) % every else "full") + "_attention" for at in range(c.num_hidden_layers)]
     full = set(decoder.full_layers(c, usual))
-    softmax = [name for name in family.tensors if name.startswith(decoder.ATTENTION)]
-    absent = {
-        name.format(l=layer): ""
-        for layer in range(c.num_hidden_layers)
-        for name in (linear if layer in full else softmax)
-    }
     before = (*decoder.READS[decoder.BEFORE_ATTENTION], *projections)
-    family = family.plus(axes=_linear_axes(c), tensors=linear | absent, reads={decoder.BEFORE_ATTENTION: before})
+    family = family.plus(axes=_linear_axes(c), tensors=linear, reads={decoder.BEFORE_ATTENTION: before})
+    family = decoder.only_in(
+        decoder.only_in(family, decoder.ATTENTION, full), AT, set(range(c.num_hidden_layers)) - full
+    )
     return replace(family, predictors=decoder.PREDICTORS)
 
 

@@ -146,14 +146,7 @@ def with_mixer(
         return family
     attending = set(attending)
     others = set(range(family.axes["l"].size)) - attending if scanning is None else set(scanning)
-    return only_in(only_in(family, decoder.ATTENTION, attending), mixer.at, others)
-
-
-def only_in(family: Family, at: str, layers: Collection[int]) -> Family:
-    """The family, of which only those layers have the tensors whose names begin so."""
-    others = [layer for layer in range(family.axes["l"].size) if layer not in layers]
-    names = [name for name in family.tensors if name.startswith(at)]
-    return family.plus(tensors={name.format(l=layer): "" for layer in others for name in names})
+    return decoder.only_in(decoder.only_in(family, decoder.ATTENTION, attending), mixer.at, others)
 
 
 def with_last_norm(family: Family, name: str) -> Family:

@@ -192,9 +192,8 @@ def barrier(
         with tempfile.TemporaryDirectory(prefix="symfuse-") as scratch:
             space = open_space([b, a], [name_of(b), name_of(a)], loss, Path(scratch), build, dtype, device)
             if batches is not None:
-                renewed |= (
-                    renew_statistics(space.set([1.0, 0.0]), batches[:1]) > 0
-                )  # raises if it cannot be done at all
+                # Raises if it cannot be done at all.
+                renewed |= bool(renew_statistics(space.set([1.0, 0.0]), batches[:1]))
             report = None if progress is None else _reporter(progress, name, others)
             result = _path(space, loss, points, refine, batches, report)
             variants = (inexact or {}).get(name, ())

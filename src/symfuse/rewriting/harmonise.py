@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 
+from symfuse.architectures.base import is_declared
 from symfuse.architectures.binding import resolve
 from symfuse.architectures.names import HEAD
 from symfuse.errors import IncompatibleError
@@ -30,7 +31,7 @@ from symfuse.rewriting.names import (
     towers,
 )
 from symfuse.rewriting.rewritten import drop, with_values, zero_biases
-from symfuse.rewriting.ties import declared, match_ties
+from symfuse.rewriting.ties import match_ties
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ def _take_out(out: Harmonised, base: int) -> Inside | None:
 
 def _match_names(out: Harmonised, base: int, any_type: bool) -> None:
     for i, checkpoint in enumerate(out.checkpoints):
-        if not declared(checkpoint):
+        if not is_declared(checkpoint.config):
             buffers = [name for name in checkpoint if is_derived(name, checkpoint.info(name))]
             note = disagreeing_frequencies(checkpoint, buffers, rope_theta(checkpoint.config))
             out.notes.extend([f"{checkpoint.name}: {note}"] if note else [])
@@ -118,7 +119,7 @@ def _match_names(out: Harmonised, base: int, any_type: bool) -> None:
             out.checkpoints[i], notes = taken_as(checkpoint, target)
             out.notes.extend(notes)
             continue
-        if declared(target) and declared(checkpoint) and not unwrap:
+        if is_declared(target.config) and is_declared(checkpoint.config) and not unwrap:
             # A declaration knows its own prefixes, old names and buffers.
             out.notes.extend(declared_names(checkpoint, target))
             continue
@@ -163,7 +164,7 @@ def _match_biases(out: Harmonised, options: Reconcile) -> None:
 def _base_names(checkpoint: Checkpoint) -> dict[str, str]:
     """The base model's tensors, by canonical name → name in the file. All tensors of a declaration are included, also
     missing ones: a missing tensor is reported when the model is read."""
-    if not declared(checkpoint):
+    if not is_declared(checkpoint.config):
         return {name: name for name in checkpoint}
     spec = resolve(checkpoint.config, checkpoint, checkpoint.name)
     return {name: spec.file_name(name) for name in spec.tensors if name not in spec.heads}
@@ -188,7 +189,7 @@ def _match_counters(out: Harmonised) -> None:
 def _match_tensors(out: Harmonised, base: int, options: Reconcile) -> None:
     """Handle tensors that not all models have: any tensor in families without a declaration; in others undeclared or
     optional ones."""
-    if options.foreign == "refuse" and declared(out.checkpoints[base]):
+    if options.foreign == "refuse" and is_declared(out.checkpoints[base].config):
         return  # Model.of and require_same_shape report the others
     foreign = _foreign(out.checkpoints)
     if not any(foreign):
@@ -271,7 +272,7 @@ _HEAD = "the task head"
 
 def _comparable(checkpoint: Checkpoint) -> dict[str, str | None]:
     """Name in the file → the name by which models are compared; None if the family does not declare it."""
-    if not declared(checkpoint):
+    if not is_declared(checkpoint.config):
         return {name: name for name in checkpoint}
     spec = resolve(checkpoint.config, checkpoint, checkpoint.name)
     out: dict[str, str | None] = {name: None for name in checkpoint if name not in spec.buffers}

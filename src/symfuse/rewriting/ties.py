@@ -38,7 +38,7 @@ def match_ties(checkpoints: Sequence[Checkpoint]) -> tuple[list[Checkpoint], lis
                 f"{checkpoint.name}: the tie of {some(heads)} to {some(heads.values())} is broken, because "
                 f"{owner.name} has a head of its own; config.json says tie_word_embeddings false"
             )
-        known = declared(checkpoint)
+        known = is_declared(checkpoint.config)
         spec = resolve(checkpoint.config, checkpoint, checkpoint.name) if known else undeclared(checkpoint)
         for alias, name in spec.tied.items():
             require_equal(checkpoint, spec.file_name(alias), spec.file_name(name))
@@ -46,27 +46,22 @@ def match_ties(checkpoints: Sequence[Checkpoint]) -> tuple[list[Checkpoint], lis
     return out, notes
 
 
-def declared(checkpoint: Checkpoint) -> bool:
-    """Whether symfuse has a declaration of the family."""
-    return is_declared(checkpoint.config)
-
-
 def _is_tied(checkpoint: Checkpoint) -> bool:
-    if declared(checkpoint):
+    if is_declared(checkpoint.config):
         family, _ = declaration(checkpoint.config, list(checkpoint), checkpoint.name)
         return not family.tied.keys().isdisjoint(_breakable(checkpoint))
     return is_tied(checkpoint.config, checkpoint)
 
 
 def _own_head(checkpoint: Checkpoint) -> bool:
-    if declared(checkpoint):
+    if is_declared(checkpoint.config):
         return any(alias in checkpoint for alias in declared_ties(checkpoint))
     return head_name(checkpoint.config, checkpoint) in checkpoint
 
 
 def _aliases(checkpoint: Checkpoint, owner: Checkpoint) -> dict[str, str]:
     """The head tensors that `owner` stores and this checkpoint ties to its embedding: name → stored tensor."""
-    if declared(checkpoint):
+    if is_declared(checkpoint.config):
         return {alias: name for alias, name in declared_ties(checkpoint).items() if alias in owner}
     head, embed = head_name(owner.config, owner), embedding(checkpoint)
     return {head: embed} if head and embed else {}
