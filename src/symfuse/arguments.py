@@ -120,6 +120,8 @@ def _kind_of(value: Any) -> str:
         return f"{value!r:.60}"
     if isinstance(value, list | tuple) and len(value) < 4:
         return f"[{', '.join(map(_kind_of, value))}]"
+    if isinstance(value, Mapping) and 0 < len(value) < 4:
+        return f"{{{', '.join(f'{key!r}: {_kind_of(one)}' for key, one in value.items())}}}"
     return _a(type(value).__name__)
 
 
@@ -134,6 +136,8 @@ def _words(hint: Any) -> str:
         return " or ".join(map(repr, parts))
     if origin in (Sequence, Collection, Iterable, tuple):
         return f"a list, each of it {_words(parts[0])}" if parts else "a list"
+    if origin is Mapping and parts[1:] not in ((), (Any,), (object,)):
+        return f"a mapping (each value {_words(parts[1])})"
     return WORDS.get("NoneType" if origin is None else _name(origin), _a(_name(origin)))
 
 

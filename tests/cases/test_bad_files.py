@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,7 +18,8 @@ import symfuse
 from attacks import kinds
 from command import run
 from symfuse.adapters.config import module_pattern
-from symfuse.errors import LONGEST, CheckpointError, OptionError, SymfuseError, printable
+from symfuse.errors import LONGEST, CheckpointError, DataError, OptionError, SymfuseError, printable
+from symfuse.evaluation.data.reading import open_image
 from symfuse.io import Checkpoint
 from symfuse.reports.collect import read
 from symfuse.spec import parse
@@ -62,6 +64,23 @@ def edit(file: str, **fields: Any) -> None:
 
 
 MERGE = ("merge", "a", "b", "-o", "out")
+MOVE = ("transport", "fisher", "-o", "out", "--base", "a")
+
+
+# -- what is no file -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["pipe", "device"])
+def test_what_blocks_or_never_ends_is_not_read(folder: Path, what: str) -> None:
+    os.mkfifo("file.yml") if what == "pipe" else Path("file.yml").symlink_to("/dev/zero")
+    words = f"it is a {what}, expected a file"
+    refused(2, words, "merge", "file.yml", "out")
+    refused(2, words, "inspect", "a", "--declare", "file.yml")
+    refused(3, words, "verify", "a", "a", "--text", "file.yml")
+    refused(3, words, *MOVE, "--by", "file.yml")
+    refused(2, words, *MOVE, "--by", "alignment.safetensors", "--names", "file.yml")
+    with pytest.raises(DataError, match=words):
+        open_image("file.yml", "row 1")
 
 
 # -- headers and configs ----------------------------------------------------------------------------

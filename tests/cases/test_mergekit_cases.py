@@ -170,6 +170,20 @@ def test_d46_slices_of_a_text_decoder_set_its_own_depth(name: str) -> None:
     assert not made["mismatched_keys"]
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_d46_a_tower_is_cut_alike_whether_or_not_its_text_family_is_declared(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = [{"sources": [{"model": "model", "layer_range": [1, 3]}]}]
+    whole = {"models": [{"model": "model"}]}
+    modules = {"text_decoder": whole, "vision_tower": {"slices": layers}, "multi_modal_projector": whole}
+    recipe = {"merge_method": "passthrough", "modules": modules}
+    model = MODELS["llava-lm"]()
+    declared = symfuse.merge_recipe(recipe, {"model": model})
+    monkeypatch.delitem(ARCHITECTURES, "llama")
+    found = symfuse.merge_recipe(recipe, {"model": model})
+    assert found.config["vision_config"]["num_hidden_layers"] == 2
+    torch.testing.assert_close(dict(found), dict(declared), rtol=0, atol=0)
+
+
 # ---- D47: keys of recipes
 
 

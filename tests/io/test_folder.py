@@ -288,7 +288,7 @@ def test_companion_files(tmp_path: Path) -> None:
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "config.json")
-    with pytest.raises(CheckpointError, match=r"config\.json is not a file"):
+    with pytest.raises(CheckpointError, match=r"config\.json cannot be read as JSON: .*it is a pipe, expected a file"):
         read_json(tmp_path / "config.json")
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from symfuse.arguments import require_type
 from symfuse.errors import CheckpointError, LayoutError
+from symfuse.files import regular
 from symfuse.groups import ELEMENTS, INEXACT_ELEMENTS, Coupling, Element, Sinkhorn, shapes_of, subgroups
 from symfuse.io.stamp import refuse_pointer
 from symfuse.messages import some, with_current_keys
@@ -60,7 +61,7 @@ def read(path: Path) -> dict[str, Any]:
     Files that were written before checksums were introduced are read without one."""
     refuse_pointer(path)
     try:
-        with safe_open(path, framework="pt") as file:
+        with safe_open(regular(path), framework="pt") as file:
             meta = file.metadata() or {}
             tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
     except Exception as error:

@@ -15,8 +15,9 @@ from symfuse.architectures.own import family_of, register
 from symfuse.arguments import checked
 from symfuse.drafts import Draft
 from symfuse.errors import OptionError
+from symfuse.files import regular
 from symfuse.io import open as open_checkpoint
-from symfuse.io.live import unwrap
+from symfuse.io.live import carried_config, unwrap
 from symfuse.recipes.yaml_reader import read_value
 from symfuse.spec import Spec
 
@@ -37,7 +38,7 @@ def declare(source: Source, layouts: Draft | Mapping[str, Any] | str | os.PathLi
     data, where = _data(layouts)
     family, name = family_of(data, where), data["family"]
     module = unwrap(source) if isinstance(source, torch.nn.Module) else None
-    own = module is not None and not hasattr(getattr(module, "config", None), "to_dict")
+    own = module is not None and carried_config(module) is None
     config = {**data.get("config", {}), "model_type": name}
     checkpoint = open_checkpoint(source, config=config) if own else opened(source)
     if checkpoint.config.get("model_type") != name:
@@ -70,7 +71,7 @@ def _data(layouts: Draft | Mapping[str, Any] | str | os.PathLike[str]) -> tuple[
             f"{path} is Python: import it, or write data, which are read and not run: symfuse suggest MODEL -o NAME.yml"
         )
     try:
-        data = read_value(path.read_text("utf-8"), str(path))
+        data = read_value(regular(path).read_text("utf-8"), str(path))
     except (OSError, ValueError) as error:  # of bytes and names of files, too
         raise OptionError(f"{path} cannot be read: {error}") from error
     if not isinstance(data, Mapping):

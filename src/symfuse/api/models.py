@@ -11,13 +11,13 @@ from torch import Tensor
 
 from symfuse.adapters import Adapter, extract
 from symfuse.alignment import Alignment
-from symfuse.api.sources import Source, model_of, opened, opened_any
+from symfuse.api.sources import Source, bare, model_of, opened, opened_any
 from symfuse.arguments import checked
 from symfuse.drafts import Draft, draft_of
 from symfuse.errors import CheckpointError
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
-from symfuse.io.live import module_config, unwrap
+from symfuse.io.live import unwrap
 from symfuse.modules import live
 from symfuse.rewriting import canonical
 from symfuse.runs import Record, frame_run, recorded
@@ -46,7 +46,7 @@ def suggest(
     `symfuse.declare(source, draft)` uses it.
     """
     module = unwrap(source) if isinstance(source, torch.nn.Module) else None
-    if module is not None and module_config(module) is None:
+    if bare(source):
         config = {"model_type": type(module).__name__, **(config or {})}
     checkpoint = opened(source) if module is None and config is None else open_checkpoint(source, config=config)
     foreign = module is not None and not type(module).__module__.startswith("transformers.")

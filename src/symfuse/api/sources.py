@@ -21,9 +21,14 @@ from symfuse.recipes.events import Event, Follow
 Source = str | os.PathLike[str] | Checkpoint | torch.nn.Module
 
 
+def bare(source: object) -> bool:
+    """Whether this is a module that carries no config, and is not declared."""
+    return isinstance(source, torch.nn.Module) and module_config(unwrap(source)) is None
+
+
 def opened(source: Source) -> Checkpoint:
     """OptionError for a module without a config, which says how to give one."""
-    if isinstance(source, torch.nn.Module) and module_config(unwrap(source)) is None:
+    if bare(source):
         name = type(source).__name__
         raise OptionError(
             f"{name} has no config of its own, and is not declared: declare it, symfuse.declare(module, "
@@ -35,8 +40,7 @@ def opened(source: Source) -> Checkpoint:
 
 def opened_any(source: Source) -> Checkpoint:
     """Also a module without a config, of which whoever runs it needs none."""
-    bare = isinstance(source, torch.nn.Module) and module_config(unwrap(source)) is None
-    return open_checkpoint(source, config={}) if bare else opened(source)
+    return open_checkpoint(source, config={}) if bare(source) else opened(source)
 
 
 def named_as_written(source: Source) -> Checkpoint:

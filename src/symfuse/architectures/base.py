@@ -70,16 +70,18 @@ class Config:
     def entries(self, key: str, kind: type, usual: Collection[Any] = ()) -> list[Any]:
         """A list whose entries are of a kind, or its default."""
         values: list[Any] = self.get(key, [*usual])
-        if not all(isinstance(one, kind) for one in values):
+        if not all(isinstance(one, kind) and isinstance(one, bool) == (kind is bool) for one in values):
             raise _wrong(self._at + key, values, f"a list, each entry of it {_KINDS[kind]}")
         return values
 
     def side_by_side(self, **usual: list[int]) -> list[tuple[int, ...]]:
-        """The entries of several lists of positive integers, by place; SpecError if they are not of one length."""
+        """The entries of several lists of positive integers, by place; SpecError if they are empty, or not of one
+        length."""
         lists = {key: self.entries(key, int, values) for key, values in usual.items()}
-        if len({*map(len, lists.values())}) > 1 or any(one < 1 for values in lists.values() for one in values):
+        sizes = {*map(len, lists.values())}
+        if len(sizes) > 1 or 0 in sizes or any(one < 1 for values in lists.values() for one in values):
             text = ", ".join(f"{self._at}{key} {values}" for key, values in lists.items())
-            raise SpecError(f"config.json: {text}; expected lists of one length, of positive integers")
+            raise SpecError(f"config.json: {text}; expected lists of one length, not empty, of positive integers")
         return [*zip(*lists.values(), strict=True)]
 
     def per_layer(self, key: str, usual: list[Any]) -> list[Any]:

@@ -46,17 +46,13 @@ class Sizes:
     @classmethod
     def of(cls, c: Config, *, first: bool = False) -> Sizes:
         """first: whether the first stage halves the image. SpecError for sizes that are not as they must be."""
-        kind, hidden = c.get("layer_type", "bottleneck"), c.get("hidden_sizes", [256, 512, 1024, 2048])
-        depths = c.get("depths", [3, 4, 6, 3])
+        kind, hidden = c.get("layer_type", "bottleneck"), c.entries("hidden_sizes", int, (256, 512, 1024, 2048))
+        if kind not in KERNELS:
+            raise SpecError(f"config.json: layer_type is {kind!r}, expected {' or '.join(KERNELS)}")
+        quarter = [size // 4 if kind == "bottleneck" else size for size in hidden]
+        stages = c.side_by_side(hidden_sizes=hidden, depths=[3, 4, 6, 3], inner_sizes=quarter)
+        hidden, depths, inner = map(list, zip(*stages, strict=True))
         streams = [c.size("embedding_size", 64), *hidden]
-        quarter = [size // 4 if kind == "bottleneck" else size for size in hidden if isinstance(size, int)]
-        inner = c.get("inner_sizes", quarter)
-        wrong = any(type(n) is not int or n < 1 for n in [*streams, *depths, *inner])
-        if kind not in KERNELS or wrong or not len(hidden) == len(depths) == len(inner) > 0:
-            raise SpecError(
-                f"config.json: layer_type is {kind!r}, hidden_sizes {hidden}, depths {depths}, inner_sizes {inner}; "
-                f"expected {' or '.join(KERNELS)}, and for each stage two sizes and a depth, all positive integers"
-            )
         around = [i > 0 or first or one != other for i, (one, other) in enumerate(pairwise(streams))]
         return cls(kind, c.size("kernel_size", 7), streams, inner, depths, around, c.size("groups", 1))
 

@@ -9,6 +9,7 @@ import click
 
 from symfuse.cli.app import NEW_FOLDER, common, declare_option, main, open_model
 from symfuse.errors import OptionError
+from symfuse.files import regular
 from symfuse.output import Output, note
 
 KINDS = ("adapter", "vector", "probe", "sae", "moments", "statistics")
@@ -74,6 +75,6 @@ def _lines(path: Path | None) -> list[str] | None:
     if path is None:
         return None
     try:
-        return [line.strip() for line in path.read_text("utf-8").splitlines() if line.strip()]
+        return [line.strip() for line in regular(path).read_text("utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise OptionError(f"--names {path}: not a text file that can be read ({error})") from error

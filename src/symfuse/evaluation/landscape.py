@@ -22,6 +22,7 @@ from symfuse.errors import CheckpointError, IncompatibleError, OptionError, Outp
 from symfuse.evaluation.identity import identity
 from symfuse.evaluation.task import Loss, Score, describe, measure
 from symfuse.evaluation.weights import Build, WeightSpace, open_space
+from symfuse.files import regular
 from symfuse.io import Checkpoint
 from symfuse.io.target import write_text
 from symfuse.messages import SCHEMA
@@ -176,7 +177,7 @@ class _Journal:
         if path is None:
             return
         try:
-            first, *points = (path.read_text("utf-8") if path.exists() else "").split("\n")
+            first, *points = (regular(path).read_text("utf-8") if path.exists() else "").split("\n")
             points = points[:-1]  # what follows the last newline was cut off
             if (first or points) and first != head:
                 raise OutputError(

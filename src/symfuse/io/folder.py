@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from symfuse.errors import CheckpointError
+from symfuse.files import regular
 from symfuse.io.companions import companions
 from symfuse.io.lazy import StoredTensor, StoredTensors
 from symfuse.io.remote import CONFIG, INDEX, Place, entries
@@ -45,9 +46,8 @@ Stored = dict[str, StoredTensor]
 def read_json(path: Place) -> dict[str, Any]:
     """Read a JSON file that must hold an object. CheckpointError for anything else, such as a pipe."""
     try:
-        if isinstance(path, Path) and path.exists() and not path.is_file():
-            raise CheckpointError(f"{path.name} is not a file, expected one that holds a JSON object. ({path})")
-        value = json.loads(path.read_bytes().decode("utf-8-sig"), object_pairs_hook=_without_repeats)
+        file = regular(path) if isinstance(path, Path) else path
+        value = json.loads(file.read_bytes().decode("utf-8-sig"), object_pairs_hook=_without_repeats)
         _require_shallow(value)
     except (OSError, ValueError, RecursionError) as error:
         what = "" if isinstance(error, OSError) else substitute_in(path)

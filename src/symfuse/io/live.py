@@ -39,10 +39,15 @@ def unwrap(module: nn.Module) -> nn.Module:
         module = inner
 
 
+def carried_config(module: nn.Module) -> Any:
+    """The config object that a module carries, as those of transformers do; None if it carries none."""
+    config = getattr(module, "config", None)
+    return config if hasattr(config, "to_dict") else None
+
+
 def module_config(module: nn.Module) -> dict[str, Any] | None:
     """The config of a transformers model, with its class name, as it would be saved; or that of a declared module."""
-    own: Any = getattr(module, "config", None)
-    if not hasattr(own, "to_dict"):
+    if (own := carried_config(module)) is None:
         return next((config for known in CONFIGS if (config := known(module)) is not None), None)
     try:
         config = dict(own.to_dict())

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import stat
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from symfuse.errors import OptionError, OutputError, masked
+from symfuse.files import kind
 from symfuse.io.companions import others_than_model
 from symfuse.io.objects import UNFINISHED
 from symfuse.io.partial import together
@@ -78,8 +78,7 @@ def check_file(target: Path, mark: bytes = b"") -> None:
     """OutputError for a target that `write_file` does not replace: a file without the mark, or anything but a regular
     file, such as a device or a link."""
     try:
-        mode = target.lstat().st_mode
-        if what := next((what for is_one, what in _KINDS.items() if is_one(mode)), None):
+        if what := kind(target.lstat().st_mode):
             raise OutputError(f"{target} is {what}; choose another name")
         if mark not in target.read_bytes():
             raise OutputError(f"{target} exists, and symfuse did not write it; choose another name, or remove it")
@@ -87,16 +86,6 @@ def check_file(target: Path, mark: bytes = b"") -> None:
         return
     except (OSError, ValueError) as error:  # a file without permission, a NUL
         raise OutputError(f"{target} cannot be written: {error}") from error
-
-
-_KINDS = {
-    stat.S_ISLNK: "a symbolic link",
-    stat.S_ISDIR: "a folder",
-    stat.S_ISFIFO: "a pipe",
-    stat.S_ISSOCK: "a socket",
-    stat.S_ISCHR: "a device",
-    stat.S_ISBLK: "a device",
-}
 
 
 class _NewFile:

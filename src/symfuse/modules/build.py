@@ -175,8 +175,9 @@ def _known_type(checkpoint: Checkpoint) -> str:
     if model_type not in transformers.CONFIG_MAPPING:
         raise CheckpointError(
             f"{checkpoint.name}: transformers {transformers.__version__} has no model_type {model_type!r}, so "
-            "the model cannot be run; install a transformers that has it, leave the proof out (--no-verify), or "
-            "check it from Python: symfuse.verify(before, after, runner=…)"
+            "the model cannot be run; install a transformers that has it, leave the proof of align, merge or rewrite "
+            "out (--no-verify), or give what runs it from Python: symfuse.verify(before, after, runner=…), "
+            "symfuse.suggest(module)"
         )
     return model_type
 

@@ -7,6 +7,7 @@ from os import PathLike
 from pathlib import Path
 
 from symfuse.errors import OptionError
+from symfuse.files import regular
 from symfuse.messages import suggestion
 from symfuse.recipes.parser import read_recipe
 from symfuse.recipes.schema import Recipe
@@ -21,7 +22,7 @@ def read_recipes(path: str | PathLike[str]) -> tuple[Recipe, ...]:
     """
     where, path = str(path), Path(path)
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        text = regular(path).read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise OptionError(f"{where}: the recipe cannot be read ({error.strerror})") from None
     except UnicodeDecodeError as error:

@@ -9,7 +9,6 @@ from typing import Any, NoReturn
 
 import torch
 
-from symfuse.architectures import ARCHITECTURES
 from symfuse.device import CPU
 from symfuse.errors import IncompatibleError, OptionError
 from symfuse.io import Checkpoint
@@ -59,6 +58,7 @@ class _Part:
     slices: tuple[_Inputs, ...]
     names: frozenset[str] = frozenset()
     modules: tuple[str, ...] = ()  # all of the recipe
+    declared: bool = True  # whether the index of a tensor says the layer of each module
 
     @property
     def by_layer(self) -> bool:
@@ -71,7 +71,7 @@ class _Part:
         if not self.has(spec, name):
             return None
         index, match = spec.tensors[name].index, LAYER.match(name)
-        if spec.family in ARCHITECTURES or BEHIND in index or serves_all(name, spec.tensors):
+        if self.declared or BEHIND in index or serves_all(name, spec.tensors):
             return layer_of(index)
         return int(match[2]) if match else None
 
@@ -228,7 +228,8 @@ def _modules(recipe: Recipe, method: Method, template: Model) -> list[_Part]:
     left = set(spec.tensors)
     parts = []
     for name, module in recipe.modules.items():
-        part = _Part(name, module, _inputs(recipe, method, module.models, module.slices), modules=tuple(recipe.modules))
+        inputs = _inputs(recipe, method, module.models, module.slices)
+        part = _Part(name, module, inputs, modules=tuple(recipe.modules), declared=template.declared)
         names = {tensor for tensor in left if part.has(spec, tensor)}
         if not names:
             prefixes = sorted({spec.file_name(n).partition(".")[0] for n in left})

@@ -144,10 +144,10 @@ def read_documents(text: str, where: str, *, lines: bool = True) -> list[Documen
     """The non-empty documents of a YAML text. lines: whether messages have line numbers.
 
     Raises OptionError with the line for invalid YAML, tags and duplicate keys, and for a text whose size, nesting, or
-    number of values with aliases expanded is beyond any recipe.
+    number of values with aliases expanded is beyond any recipe or declaration.
     """
     if len(text) > MAX_CHARACTERS:
-        raise OptionError(f"{where}: {len(text):,} characters are too many for a recipe (at most {MAX_CHARACTERS:,})")
+        raise OptionError(f"{where}: {len(text):,} characters are too many (at most {MAX_CHARACTERS:,})")
     try:
         parts = list(_compose(text))
     except RecursionError:
@@ -269,12 +269,12 @@ class _Reader:
         return value
 
     def _refuse_tag(self, node: Node, own: Item) -> NoReturn:
-        own.fail(f"the tag {node.tag.replace(_YAML, '!!')} is not allowed in a recipe")
+        own.fail(f"the tag {node.tag.replace(_YAML, '!!')} is not allowed")
 
     def _count(self, own: Item, depth: int) -> None:
         self.values += 1
         if self.values > MAX_VALUES:
-            own.fail(f"more than {MAX_VALUES:,} values, with aliases expanded, are too many for a recipe")
+            own.fail(f"more than {MAX_VALUES:,} values, with aliases expanded, are too many")
         if depth > MAX_DEPTH:
             own.fail(f"nested too deeply (at most {MAX_DEPTH} levels)")
 

@@ -16,6 +16,7 @@ from symfuse.api.sources import opened
 from symfuse.architectures import ARCHITECTURES
 from symfuse.arguments import checked
 from symfuse.errors import CheckpointError, SymfuseError
+from symfuse.files import regular
 from symfuse.io import Checkpoint
 from symfuse.matching import usual, word_of
 from symfuse.messages import first_line
@@ -139,7 +140,7 @@ def text_inputs(checkpoint: Checkpoint, path: Path) -> dict[str, Tensor]:
     from symfuse.evaluation.tasks.base import from_companions
 
     try:
-        lines = [line for line in path.read_text("utf-8").splitlines() if line.strip()]
+        lines = [line for line in regular(path).read_text("utf-8").splitlines() if line.strip()]
     except (UnicodeDecodeError, OSError) as error:
         raise CheckpointError(f"{path}: not a text file in UTF-8 that can be read ({error})") from error
     if not lines:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from symfuse.architectures import ARCHITECTURES
 from symfuse.errors import IncompatibleError, OptionError
+from symfuse.io.live import carried_config
 from symfuse.verification.guess import guessed
 from symfuse.verification.images import image_token, with_images
 
@@ -49,8 +50,8 @@ def _usual(module: torch.nn.Module, main: str, config: Mapping[str, Any], seed: 
     rng = torch.Generator().manual_seed(seed)
     dtype = next(module.parameters()).dtype
     unsaid = "vision_config" in config or "vocab_size" not in config  # it need not say what is usual
-    if unsaid and hasattr(getattr(module, "config", None), "to_dict"):
-        config = module.config.to_dict()  # type: ignore[operator, union-attr]
+    if unsaid and (own := carried_config(module)) is not None:
+        config = own.to_dict()
     text, vision = (config.get(f"{part}_config") or config for part in ("text", "vision"))
     takes = inspect.signature(module.forward).parameters
     main = main if main in takes or "pixel_values" not in takes else "pixel_values"

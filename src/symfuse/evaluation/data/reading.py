@@ -20,6 +20,7 @@ from typing import Any, TextIO
 
 from symfuse.errors import DataError, OptionError
 from symfuse.evaluation.data.records import Records, Row, records
+from symfuse.files import regular
 from symfuse.io.stamp import refuse_pointer
 from symfuse.messages import first_line
 
@@ -75,7 +76,7 @@ def open_image(value: Any, where: str, mode: str = "RGB") -> Any:
         raise DataError(f"{where}: an image of type {type(value).__name__}, expected a path, bytes or a PIL image")
     name = "its bytes" if isinstance(value, bytes) else str(value)
     try:
-        with Image.open(io.BytesIO(value) if isinstance(value, bytes) else value) as image:
+        with Image.open(io.BytesIO(value) if isinstance(value, bytes) else regular(Path(value))) as image:
             return image.convert(mode)
     # What pillow raises for broken files of one kind or another.
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
@@ -149,7 +150,9 @@ def _opened(path: Path, encoding: str) -> Iterator[TextIO]:
     plain = encoding.lower().replace("_", "-") in ("utf-8", "utf8")
     try:
         # csv wants line ends as they are; all else takes any of the three
-        with path.open(encoding="utf-8-sig" if plain else encoding, newline="" if _is_table(path) else None) as file:
+        with regular(path).open(
+            encoding="utf-8-sig" if plain else encoding, newline="" if _is_table(path) else None
+        ) as file:
             yield file
     except LookupError as error:
         raise OptionError(f"encoding is {encoding!r}, which Python does not know; such as utf-8 or latin-1") from error

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from symfuse.errors import OutputError
+from symfuse.files import regular
 
 
 @dataclass
@@ -56,7 +57,7 @@ class Journal:
         try:
             if not self.path.exists():
                 return None
-            state = torch.load(self.path, map_location="cpu", weights_only=True)
+            state = torch.load(regular(self.path), map_location="cpu", weights_only=True)
             if state["about"] != self.about:
                 raise OutputError(
                     f"{self.path}: the journal of another learning (other models, data or options); name another file "

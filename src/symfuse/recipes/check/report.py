@@ -199,8 +199,10 @@ class Report:
 
     def summary(self) -> list[str]:
         """At most three lines: the merge, or why it cannot be done; how related the models are; the cost."""
-        families = " and ".join(dict.fromkeys(model.family for model in self.models)) or "no"
-        what = f"{self.method} of {len(self.models)} {families} model{'' if len(self.models) == 1 else 's'}"
+        families = list(dict.fromkeys(model.family for model in self.models)) or ["no"]
+        models = "model" if len(self.models) == 1 else "models"
+        models = f"{families[0]} {models}" if len(families) == 1 else f"{models} ({', '.join(families)})"
+        what = f"{self.method} of {len(self.models)} {models}"
         if self.problems:
             more = f" (and {len(self.problems) - 1} more reasons)" if len(self.problems) > 1 else ""
             return [f"cannot merge: {what}{more}", self.problems[0].text]
