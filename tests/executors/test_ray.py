@@ -19,6 +19,7 @@ from torch import Tensor
 import symfuse
 from command import data, everything, run
 from contract.tiny import MODELS, moving
+from symfuse.architectures import ARCHITECTURES
 from symfuse.errors import CheckpointError, OptionError, OutputError, SymfuseError
 from symfuse.executors import Ray
 from symfuse.executors import ray as module
@@ -157,6 +158,20 @@ def test_paths_and_models_in_memory_travel(
     local = everything(merged.save(tmp_path / "local"))  # type: ignore[arg-type]
     monkeypatch.chdir(tmp_path)
     monkeypatch.chdir(folders["a"].parent)
+    assert everything(merged.save(tmp_path / "ray", executor=ray)) == local  # type: ignore[arg-type]
+
+
+def test_a_family_that_only_this_process_has_declared(
+    ray: Ray, folders: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The layouts go with the work: no worker looks up the declaration."""
+    monkeypatch.setitem(ARCHITECTURES, "mine", ARCHITECTURES["bert"])
+    opened = (symfuse.open(folders[name]) for name in "ab")
+    a, b = (one.replace(config={**one.config, "model_type": "mine"}) for one in opened)
+    found = symfuse.match(a, to=b, executor=ray)
+    assert found.to_bytes() == symfuse.match(a, to=b).to_bytes()
+    merged = symfuse.merge([found(a), b])
+    local = everything(merged.save(tmp_path / "local"))  # type: ignore[arg-type]
     assert everything(merged.save(tmp_path / "ray", executor=ray)) == local  # type: ignore[arg-type]
 
 

@@ -31,7 +31,8 @@ def compress(model: Model, like: Model) -> Model:
     together are kept. A stream that may be rotated (`canonical(model, rotatable(model.spec))`) keeps the principal
     components of all that is written to it; any other, an integer multiple as wide, is merged in groups of equal size,
     greedily. A note says which share of the squared norm of the weights is lost: of a note of 0 the function is the
-    same, of others only an evaluation can say what it is worth. Raises IncompatibleError as `expand` does.
+    same, of others only an evaluation can say what it is worth. A model that has the shape already comes back as it
+    is. Raises IncompatibleError as `expand` does.
     """
     shape = shape_of(model, like)
     require_floating(shape.model)
