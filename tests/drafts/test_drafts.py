@@ -276,6 +276,7 @@ def test_what_cannot_be_run_is_unverified_and_refuses_to_be_imported(tmp_path: P
     draft = unrunnable()
     assert not draft.verified
     assert "no model_type 'llama_of_ours'" in draft.reason
+    assert "symfuse.suggest(module)" in draft.reason
     assert not draft.trials
     assert {"ffn": "signed-monomial", "c": "rotary"}.items() <= {
         a: g.name for a, g in groups(draft.axes).items()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -116,6 +117,8 @@ def test_what_each_model_is() -> None:
         "linear of 2 llama models; config, names, dtypes of a (the first model, as no base_model is given); "
         "no tokenizer"
     )
+    mixed = replace(report, models=[replace(one, family="llava"), two])
+    assert mixed.summary()[0].startswith("linear of 2 models (llava, llama); config")
     assert any("the tie of lm_head.weight" in note for note in report.notes)
     based = checked(known, "linear", "b")
     assert [model.gives for model in based.models] == [["config", "names", "dtypes"], []]

@@ -14,7 +14,7 @@ from covering import covering
 from matched import match
 from symfuse import api
 from symfuse.alignment import Alignment, random_alignment
-from symfuse.errors import CheckpointError, IncompatibleError, VerificationError
+from symfuse.errors import CheckpointError, IncompatibleError, OptionError, VerificationError
 from symfuse.groups import Similarity
 from symfuse.io import Checkpoint
 from symfuse.model import Model
@@ -141,6 +141,10 @@ def test_by_a_runner_and_on_given_inputs() -> None:
     g = random_alignment(api.declare(source), 3, MATCHED)
     inputs = {"input_ids": torch.tensor([[5, 17, 33]])}
     assert api.prove(source, g, inputs=inputs).exact.inputs == "the given inputs, run in float64"
+    with pytest.raises(
+        OptionError, match=r"'token_type_ids': None}; expected a mapping \(each value a tensor\) or None"
+    ):
+        api.prove(source, g, inputs=inputs | {"token_type_ids": None})  # type: ignore[dict-item]
     first = "bert.encoder.layer.0.attention."
 
     def scores(model: Checkpoint) -> dict[str, Tensor]:
