@@ -180,23 +180,10 @@ def renamed(tensors: Mapping[str, str], names: Mapping[str, str]) -> dict[str, s
     return {replaced(name, names): layout for name, layout in tensors.items()}
 
 
-def with_names(family: Family, names: Mapping[str, str]) -> Family:
-    """The family with names of which pieces are replaced, but for those of its heads."""
-
-    def name(old: str) -> str:
-        return replaced(old, names)
-
-    def of(shift: Shift) -> Shift:
-        weight, into = (None if one is None else name(one) for one in (shift.weight, shift.into))
-        return Shift(name(shift.bias), shift.axis, weight, into)
-
+def with_names(family: Family, names: Mapping[str, str], prefix: str | None = None) -> Family:
+    """The family with names of which pieces are replaced, in the order of `names`; and perhaps another prefix."""
     return replace(
-        family,
-        tensors=renamed(family.tensors, names),
-        tied={alias: name(tensor) for alias, tensor in family.tied.items()},
-        shifts=tuple(map(of, family.shifts)),
-        reads={name(gain): tuple(map(name, readers)) for gain, readers in family.reads.items()},
-        stacks={name(stack): tuple(map(name, pieces)) for stack, pieces in family.stacks.items()},
+        family.mapped(lambda name: replaced(name, names)), prefix=family.prefix if prefix is None else prefix
     )
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from symfuse.architectures import decoder
 from symfuse.architectures.base import Config, Family, architecture
 from symfuse.architectures.blocks import ROTARY, with_names
@@ -57,7 +55,7 @@ def ernie4_5(c: Config) -> Family:
 @architecture("exaone", tied=False, spelt={"num_hidden_layers": "num_layers", "hidden_act": "activation_function"})
 def exaone(c: Config) -> Family:
     """EXAONE 3 is a Llama under other names."""
-    return replace(with_names(llama(c), EXAONE), prefix="transformer.")
+    return with_names(llama(c), EXAONE, "transformer.")
 
 
 @architecture("smollm3")

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 from symfuse.architectures import bert
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import dense_head, linear
+from symfuse.architectures.blocks import dense_head, linear, with_names
 from symfuse.architectures.names import LEGACY
-from symfuse.architectures.parts import called
 from symfuse.spec import Axis
 
 MPNET = {
@@ -75,7 +74,7 @@ def roberta_prelayernorm(c: Config) -> Family:
 @architecture("mpnet")
 def mpnet(c: Config) -> Family:
     """One table for all layers: one order of heads. There are no types of tokens."""
-    family = called(roberta(c), "mpnet.", MPNET)
+    family = with_names(roberta(c), MPNET, "mpnet.")
     tensors = {name: text for name, text in family.tensors.items() if "token_type" not in name}
     buckets = Axis(c.size("relative_attention_num_buckets", 32))
     return replace(family, tensors=tensors).plus(

@@ -16,8 +16,9 @@ from symfuse.architectures.blocks import (
     norm,
     projections,
     readers,
+    with_names,
 )
-from symfuse.architectures.parts import called, part_of
+from symfuse.architectures.parts import part_of
 from symfuse.spec import Axis
 
 LAYER = "encoder.layer.{l}."
@@ -155,7 +156,7 @@ def vit_mae(c: Config) -> Family:
         shifts=family.shifts,
         reads={name: weights for name, weights in READS.items() if name.startswith(LAYER)},
     )
-    decoder = part_of(called(blocks, "", {"encoder.layer.": "decoder_layers."}), "decoder.", "decoder")
+    decoder = part_of(with_names(blocks, {"encoder.layer.": "decoder_layers."}), "decoder.", "decoder")
     ends = {
         **linear("decoder.decoder_embed", "decoder_residual"),
         "decoder.mask_token": "1 1 decoder_residual",
