@@ -1,4 +1,5 @@
-"""ALBERT: BERT's encoder whose layers are shared, behind embeddings of their own width."""
+"""ALBERT: BERT's encoder whose layers are shared, behind embeddings of their own width. RemBERT: BERT's encoder behind
+such embeddings, and a masked language model's head of another width."""
 
 from __future__ import annotations
 
@@ -6,7 +7,15 @@ from dataclasses import replace
 
 from symfuse.architectures import bert
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import attention, attention_shifts, dense_head, linear, norm, projections
+from symfuse.architectures.blocks import (
+    attention,
+    attention_shifts,
+    dense_head,
+    feed_forward,
+    linear,
+    norm,
+    projections,
+)
 from symfuse.architectures.names import LEGACY
 from symfuse.groups import Permutation
 from symfuse.spec import Axis
@@ -54,8 +63,7 @@ def albert(c: Config) -> Family:
             **written,
             **attention(NAMES),
             **norm(AFTER),
-            **linear(LAYER + "ffn", "ffn"),
-            **linear(LAYER + "ffn_output", "residual", "ffn*"),
+            **feed_forward(LAYER + "ffn", LAYER + "ffn_output"),
             **norm(LAST),
         },
         optional={"pooler": linear("pooler", "pool")},
@@ -73,4 +81,27 @@ def albert(c: Config) -> Family:
         shifts=attention_shifts(NAMES),
         outputs=bert.OUTPUTS,
         gauges=_gauges(c, inner),
+    )
+
+
+DENSE, NORM, DECODER = (f"{bert.PREDICTIONS}{name}" for name in ("dense", "LayerNorm", "decoder"))
+
+
+@architecture("rembert", tied=False)
+def rembert(c: Config) -> Family:
+    """Its classes tie nothing, whatever the config says."""
+    family = bert.bert(c)
+    written, widths = embeddings(c.size("input_embedding_size", 256))
+    masked = linear(DENSE, "lm") | norm(NORM, "lm") | linear(DECODER, "vocab", "lm*")
+    heads = {label: family.heads[label] for label in ("sequence", "choice", "token", "question")}
+    heads["masked LM"] = Head(("ForMaskedLM", "ForCausalLM"), masked)
+    return replace(
+        family,
+        axes={**family.axes, **widths, "lm": Axis(c.size("output_embedding_size", 1664), Permutation())},
+        prefix="rembert.",
+        tensors={**family.tensors, **written},
+        heads=heads,
+        tied={},
+        gauges=bert.gauges(c.num_hidden_layers, DENSE, transform=(NORM, DECODER))
+        | {f"{IN}.weight": "embeddings.LayerNorm.weight"},
     )

@@ -157,6 +157,11 @@ class Config:
         return float(share)
 
     @property
+    def prefix(self) -> str:
+        """The type, as a prefix of names."""
+        return self.family.replace("-", "_") + "."
+
+    @property
     def tied(self) -> bool:
         """Whether the output head is the embedding; `transformers` ties unless the config, or the family, says
         otherwise."""
@@ -258,6 +263,8 @@ class Family:
             weight, into = (None if text is None else name(text) for text in (one.weight, one.into))
             return Shift(name(one.bias), layout(one.axis), weight, into)
 
+        fields: dict[str, Any] = {key: pairs(getattr(self, key)) for key in ("tied", "absent", "scales", "gauges")}
+        fields |= {key: lists(getattr(self, key)) for key in ("reads", "stacks")}
         return replace(
             self,
             axes={axis(key): replace(one, per=tuple(map(axis, one.per))) for key, one in self.axes.items()},
@@ -266,8 +273,7 @@ class Family:
             heads={label: replace(head, tensors=of(head.tensors)) for label, head in self.heads.items()},
             outputs={field: layout(text) for field, text in self.outputs.items()},
             shifts=tuple(map(shift, self.shifts)),
-            **{key: pairs(getattr(self, key)) for key in ("tied", "absent", "scales", "gauges")},
-            **{key: lists(getattr(self, key)) for key in ("reads", "stacks")},
+            **fields,
         )
 
 

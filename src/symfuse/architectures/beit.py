@@ -17,7 +17,7 @@ KEY_BIAS = ATTENTION + "key.bias"
 SCALES = {LAYER + "lambda_1": OUTPUT + ".weight", LAYER + "lambda_2": LAYER + "output.dense.weight"}
 
 
-@architecture("beit")
+@architecture("beit", "data2vec-vision")
 def beit(c: Config) -> Family:
     own, shared = c.get("use_relative_position_bias", False), c.get("use_shared_relative_position_bias", False)
     mean = c.get("use_mean_pooling", True)
@@ -45,7 +45,7 @@ def beit(c: Config) -> Family:
     pooled = ("pooler_output", "classifier.weight")
     return Family(
         axes=axes,
-        prefix="beit.",
+        prefix=c.prefix,
         tensors=tensors,
         # The norm of the mean of all patches: of classes that pool.
         optional={"pooler": norm("pooler.layernorm")} if mean else {},
@@ -66,11 +66,6 @@ def beit(c: Config) -> Family:
         },
         scales=SCALES if scaled else {},
     )
-
-
-@architecture("data2vec-vision")
-def data2vec_vision(c: Config) -> Family:
-    return replace(beit(c), prefix="data2vec_vision.")
 
 
 def _distances(c: Config) -> int:

@@ -11,6 +11,7 @@ from symfuse.architectures.blocks import (
     attention_shifts,
     block_axes,
     dense_head,
+    feed_forward,
     linear,
     norm,
     post_norm,
@@ -28,8 +29,7 @@ NAMES = projections(LAYER + "attention.", "self.query", "self.key", "self.value"
 ENCODER = {
     **attention(NAMES),
     **norm(LAYER + "attention.output.LayerNorm"),
-    **linear(LAYER + "intermediate.dense", "ffn"),
-    **linear(LAYER + "output.dense", "residual", "ffn*"),
+    **feed_forward(LAYER + "intermediate.dense", LAYER + "output.dense"),
     **norm(LAYER + "output.LayerNorm"),
 }
 WORDS = "embeddings.word_embeddings.weight"

@@ -51,6 +51,16 @@ def norm(name: str, stream: str = "residual", *, bias: bool = True) -> dict[str,
     return {name + ".weight": f"|{stream}|"} | ({name + ".bias": stream} if bias else {})
 
 
+def norms(*names: str, bias: bool = True) -> dict[str, str]:
+    """LayerNorms of the stream."""
+    return {name: layout for one in names for name, layout in norm(one, bias=bias).items()}
+
+
+def feed_forward(up: str, down: str, *, bias: bool = True) -> dict[str, str]:
+    """Two maps with neurons between them."""
+    return linear(up, "ffn", bias=bias) | linear(down, "residual", "ffn*", bias=bias)
+
+
 def of_heads(part: str) -> tuple[str, str, str]:
     """The axes of one kind of attention: heads, and of each queries and keys, and values."""
     return (f"{part}_h", f"{part}_qk", f"{part}_v") if part else ("h", "qk", "v")

@@ -4,7 +4,17 @@ embedding. Through the gain of that norm the stream cannot be rotated."""
 from __future__ import annotations
 
 from symfuse.architectures.base import Config, Family, architecture
-from symfuse.architectures.blocks import ALIBI, HEADS, OUTPUTS, block_axes, linear, norm, value_shift
+from symfuse.architectures.blocks import (
+    ALIBI,
+    HEADS,
+    OUTPUTS,
+    block_axes,
+    feed_forward,
+    linear,
+    norm,
+    norms,
+    value_shift,
+)
 from symfuse.spec import Axis, Shift
 
 LAYER = "h.{l}."
@@ -28,13 +38,11 @@ def bloom(c: Config) -> Family:
         prefix="transformer.",
         tensors={
             "word_embeddings.weight": "vocab residual",
-            **norm("word_embeddings_layernorm"),
-            **norm(LAYER + "input_layernorm"),
+            **norms("word_embeddings_layernorm", LAYER + "input_layernorm"),
             **linear(QKV, "(h (qk + qk* + v))"),
             **linear(DENSE, "residual", "(h v*)"),
             **norm(LAYER + "post_attention_layernorm"),
-            **linear(LAYER + "mlp.dense_h_to_4h", "ffn"),
-            **linear(LAYER + "mlp.dense_4h_to_h", "residual", "ffn*"),
+            **feed_forward(LAYER + "mlp.dense_h_to_4h", LAYER + "mlp.dense_4h_to_h"),
             **norm("ln_f"),
         },
         heads=HEADS,

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from symfuse.architectures.base import Config, Family, architecture
-from symfuse.architectures.blocks import attention, attention_shifts, block_axes, linear, norm, projections, readers
+from symfuse.architectures.blocks import (
+    attention,
+    attention_shifts,
+    block_axes,
+    feed_forward,
+    linear,
+    norm,
+    projections,
+    readers,
+)
 from symfuse.architectures.vit import MASK, image_axes
 from symfuse.groups import Signed
 from symfuse.spec import Axis, Shift
@@ -34,8 +43,7 @@ def internvl_vision(c: Config) -> Family:
         "embeddings.cls_token": "1 1 residual",
         **linear("embeddings.patch_embeddings.projection", "residual", "channels height width"),
         **attention(NAMES, bias="qkvo" if biased else "o"),
-        **linear(LAYER + "mlp.fc1", "ffn"),
-        **linear(LAYER + "mlp.fc2", "residual", "ffn*"),
+        **feed_forward(LAYER + "mlp.fc1", LAYER + "mlp.fc2"),
         **dict.fromkeys(SCALES, "|residual|"),
         **{name: text for one in NORMS for name, text in norm(LAYER + one, bias=not rms).items()},
     }

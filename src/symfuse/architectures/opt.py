@@ -9,8 +9,9 @@ from symfuse.architectures.blocks import (
     attention,
     attention_shifts,
     block_axes,
+    feed_forward,
     linear,
-    norm,
+    norms,
     placed,
     projections,
     readers,
@@ -45,7 +46,7 @@ def opt(c: Config) -> Family:
         axes["residual"] = Axis(c.hidden_size, Centred())
     # Of a projected stream: what it is written to, and what reads that. A tied head is the embedding: its dual is read.
     out, read = ("residual", "residual*") if not projected else ("embedding*", "embedding") if c.tied else ("lm", "lm*")
-    norms = [LAYER + "self_attn_layer_norm", LAYER + "final_layer_norm", *([LAST] if last else [])]
+    places = [LAYER + "self_attn_layer_norm", LAYER + "final_layer_norm", *([LAST] if last else [])]
     return Family(
         axes=axes,
         prefix="model.",
@@ -54,9 +55,8 @@ def opt(c: Config) -> Family:
             "decoder.embed_positions.weight": "positions residual",
             **(linear("decoder.project_in", "residual", "embedding*", bias=False) if projected else {}),
             **attention(NAMES, bias="qkvo" if bias else ""),
-            **linear(LAYER + "fc1", "ffn", bias=bias),
-            **linear(LAYER + "fc2", "residual", "ffn*", bias=bias),
-            **{name: layout for at in norms if gains for name, layout in norm(at).items()},
+            **feed_forward(LAYER + "fc1", LAYER + "fc2", bias=bias),
+            **(norms(*places) if gains else {}),
             **(linear("decoder.project_out", out, bias=False) if projected else {}),
         },
         heads={

@@ -9,8 +9,8 @@ from symfuse.architectures.blocks import (
     attention,
     attention_shifts,
     block_axes,
-    linear,
-    norm,
+    feed_forward,
+    norms,
     projections,
 )
 from symfuse.architectures.marian import SINES
@@ -31,9 +31,8 @@ def xglm(c: Config) -> Family:
         tensors={
             "embed_tokens.weight": "vocab residual",
             **attention(NAMES),
-            **linear(LAYER + "fc1", "ffn"),
-            **linear(LAYER + "fc2", "residual", "ffn*"),
-            **{name: layout for at in NORMS for name, layout in norm(at).items()},
+            **feed_forward(LAYER + "fc1", LAYER + "fc2"),
+            **norms(*NORMS),
         },
         heads={"causal LM": HEADS["causal LM"]},
         tied={"lm_head.weight": "embed_tokens.weight"} if c.tied else {},
