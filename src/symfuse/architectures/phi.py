@@ -13,6 +13,7 @@ from symfuse.architectures.blocks import (
     feed_forward,
     linear,
     norm,
+    norms,
     rotary_axes,
     value_shift,
     with_names,
