@@ -1,5 +1,6 @@
 """ALBERT: BERT's encoder whose layers are shared, behind embeddings of their own width. RemBERT: BERT's encoder behind
-such embeddings, and a masked language model's head of another width."""
+such embeddings, and a masked language model's head of another width. ELECTRA: BERT's encoder behind such embeddings,
+and a generator or a discriminator on top."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from symfuse.architectures.blocks import (
     dense_head,
     feed_forward,
     linear,
+    neurons,
     norm,
     projections,
 )
@@ -104,4 +106,62 @@ def rembert(c: Config) -> Family:
         tied={},
         gauges=bert.gauges(c.num_hidden_layers, DENSE, transform=(NORM, DECODER))
         | {f"{IN}.weight": "embeddings.LayerNorm.weight"},
+    )
+
+
+@architecture("electra")
+def electra(c: Config) -> Family:
+    width = c.get("embedding_size", 128)
+    projected = width != c.hidden_size
+    e = "embedding" if projected else "residual"
+    project = linear("embeddings_project", "residual", "embedding*")
+    summary = linear("sequence_summary.summary", "summary")
+    return Family(
+        axes=bert.encoder_axes(c)
+        | {
+            "embedding": Axis(width, Permutation()),  # it has a LayerNorm, and the generator another
+            "lm": Axis(width, Permutation()),
+            "discriminator": Axis(c.hidden_size, neurons(c.get("hidden_act", "gelu"))),
+            "head": Axis(c.hidden_size, neurons("gelu")),
+            "summary": Axis(c.hidden_size, neurons(c.get("summary_activation", "linear"))),
+        },
+        prefix="electra.",
+        tensors={name: text.replace("residual", e) for name, text in bert.EMBEDDINGS.items()}
+        | (project if projected else {})
+        | bert.ENCODER,
+        heads={
+            "generator": Head(
+                ("ForMaskedLM", "ForCausalLM"),
+                dense_head(c, "generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head", e),
+            ),
+            "discriminator": Head(
+                ("ForPreTraining",),
+                linear("discriminator_predictions.dense", "discriminator")
+                | linear("discriminator_predictions.dense_prediction", "1", "discriminator*"),
+            ),
+            "sequence": Head(
+                ("ForSequenceClassification",),
+                linear("classifier.dense", "head") | linear("classifier.out_proj", "labels", "head*"),
+            ),
+            "choice": Head(("ForMultipleChoice",), summary | linear("classifier", "1", "summary*")),
+            "token": bert.TOKEN,
+            "question": bert.QUESTION,
+        },
+        tied={"generator_lm_head.weight": bert.WORDS} if c.tied else {},
+        buffers=bert.BUFFERS,
+        legacy=LEGACY,
+        shifts=bert.SHIFTS,
+        outputs={"last_hidden_state": "residual"},
+        gauges={
+            **bert.gauges(
+                c.num_hidden_layers,
+                "generator_predictions.dense",
+                "discriminator_predictions.dense",
+                "sequence_summary.summary",
+                "classifier.dense",
+                transform=("generator_predictions.LayerNorm", "generator_lm_head"),
+            ),
+            # In between, the first layer does not read the norm.
+            **({"embeddings_project.weight": "embeddings.LayerNorm.weight"} if projected else {}),
+        },
     )
