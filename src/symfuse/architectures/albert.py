@@ -9,8 +9,6 @@ from dataclasses import replace
 from symfuse.architectures import bert
 from symfuse.architectures.base import Config, Family, Head, architecture
 from symfuse.architectures.blocks import (
-    attention,
-    attention_shifts,
     dense_head,
     feed_forward,
     linear,
@@ -63,7 +61,7 @@ def albert(c: Config) -> Family:
         prefix="albert.",
         tensors={
             **written,
-            **attention(NAMES),
+            **NAMES.tensors(),
             **norm(AFTER),
             **feed_forward(LAYER + "ffn", LAYER + "ffn_output"),
             **norm(LAST),
@@ -80,7 +78,7 @@ def albert(c: Config) -> Family:
         tied=bert.ties(c, "predictions.decoder", "predictions.bias"),
         buffers=bert.BUFFERS,
         legacy=LEGACY,
-        shifts=attention_shifts(NAMES),
+        shifts=NAMES.shifts(),
         outputs=bert.OUTPUTS,
         gauges=_gauges(c, inner),
     )

@@ -8,8 +8,7 @@ from dataclasses import replace
 
 from symfuse.architectures import seq2seq
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import attention, key_shift, linear, norm, projections
-from symfuse.architectures.seq2seq import ENCODER_SELF
+from symfuse.architectures.blocks import Projections, key_shift, linear, norm, projections
 from symfuse.groups import Permutation
 from symfuse.spec import Axis
 
@@ -89,10 +88,11 @@ def pegasus(c: Config) -> Family:
     return bart_like(c, c.max_position_embeddings, before=True, embedding_norm=False)
 
 
-AT = ENCODER_SELF[0]
-NAMES = projections(AT, *(f"longformer_self_attn.{name}" for name in ("query", "key", "value")), "output")
+AT = seq2seq.ENCODER + "self_attn."
+MAPS = (*(f"longformer_self_attn.{name}" for name in ("query", "key", "value")), "output")
+NAMES = projections(AT, *MAPS, part="encoder")
 # Values of both kinds are read by one output, so that they move alike.
-GLOBAL = {letter: f"{name}_global" for letter, name in NAMES.items()}
+GLOBAL = Projections({letter: f"{name}_global" for letter, name in NAMES.items()}, "encoder")
 
 
 @architecture("led", float32=("LEDEncoderSelfAttention",))
@@ -100,7 +100,7 @@ def led(c: Config) -> Family:
     """A value's bias is not free in the encoder, as in Longformer."""
     family = bart_like(c, 1, before=False, embedding_norm=True)
     stream = "residual" if c.tied else "encoder_residual"
-    maps = attention(GLOBAL, "encoder", stream, stream, bias="qkv")
+    maps = GLOBAL.tensors(stream, bias="qkv")
     maps = {n: text.replace("_qk", "_global_qk") for n, text in maps.items() if "output" not in n}
     kept = {name: text for name, text in family.tensors.items() if not name.startswith(AT)}
     places = {part: f"{part}_positions" for part in ("encoder", "decoder")}
@@ -113,6 +113,6 @@ def led(c: Config) -> Family:
             | {axis: Axis(c.get(f"max_{part}_position_embeddings", 1024)) for part, axis in places.items()}
         ),
         prefix="led.",
-        tensors={**kept, **attention(NAMES, "encoder", stream, stream), **maps, **tables},
+        tensors={**kept, **NAMES.tensors(stream), **maps, **tables},
         shifts=(*(shift for shift in family.shifts if not shift.bias.startswith(AT)), *shifts),
     )

@@ -7,15 +7,12 @@ from dataclasses import replace
 
 from symfuse.architectures.base import Config, Family, Head, architecture
 from symfuse.architectures.blocks import (
-    attention,
-    attention_shifts,
     block_axes,
     feed_forward,
     linear,
     norm,
     norms,
     projections,
-    readers,
     value_shift,
 )
 from symfuse.architectures.vit import ATTENTION, BIASES, LAYER, MASK, OUTPUT, READS, TENSORS, image_axes
@@ -90,7 +87,7 @@ def _distances(c: Config) -> int:
 PROJECTIONS = projections(LAYER + "attention.", "q_proj", "k_proj", "v_proj", "projection_layer")
 INTERN_SCALES = {LAYER + "lambda_1": PROJECTIONS["o"] + ".weight", LAYER + "lambda_2": LAYER + "mlp.fc2.weight"}
 INTERN_READS = {
-    LAYER + "layernorm_before.weight": readers(PROJECTIONS),
+    LAYER + "layernorm_before.weight": PROJECTIONS.readers,
     LAYER + "layernorm_after.weight": (LAYER + "mlp.fc1.weight",),
 }
 
@@ -109,7 +106,7 @@ def internvl_vision(c: Config) -> Family:
     tensors = {
         "embeddings.cls_token": "1 1 residual",
         **linear("embeddings.patch_embeddings.projection", "residual", "channels height width"),
-        **attention(PROJECTIONS, bias="qkvo" if biased else "o"),
+        **PROJECTIONS.tensors(bias="qkvo" if biased else "o"),
         **feed_forward(LAYER + "mlp.fc1", LAYER + "mlp.fc2"),
         **dict.fromkeys(INTERN_SCALES, "|residual|"),
         **norms(LAYER + "layernorm_before", LAYER + "layernorm_after", bias=not rms),
@@ -120,7 +117,7 @@ def internvl_vision(c: Config) -> Family:
         tensors["embeddings.position_embeddings"] = "1 positions residual"
     if normed:
         tensors |= {f"{PROJECTIONS[at][:-4]}norm.weight": "(h |qk|)" for at in "qk"}
-    shifts: tuple[Shift, ...] = attention_shifts(PROJECTIONS, bias="v" if normed else "qkv") if biased else ()
+    shifts: tuple[Shift, ...] = PROJECTIONS.shifts(bias="v" if normed else "qkv") if biased else ()
     return Family(
         axes=axes | image_axes(c, 1, image=448, patch=14),
         tensors=tensors,

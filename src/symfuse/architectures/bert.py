@@ -7,8 +7,6 @@ from dataclasses import replace
 
 from symfuse.architectures.base import Config, Family, Head, architecture
 from symfuse.architectures.blocks import (
-    attention,
-    attention_shifts,
     block_axes,
     dense_head,
     feed_forward,
@@ -16,7 +14,6 @@ from symfuse.architectures.blocks import (
     norm,
     post_norm,
     projections,
-    readers,
 )
 from symfuse.architectures.names import LEGACY
 from symfuse.groups import Permutation, Signed
@@ -27,7 +24,7 @@ SELF = LAYER + "attention.self."
 
 NAMES = projections(LAYER + "attention.", "self.query", "self.key", "self.value", "output.dense")
 ENCODER = {
-    **attention(NAMES),
+    **NAMES.tensors(),
     **norm(LAYER + "attention.output.LayerNorm"),
     **feed_forward(LAYER + "intermediate.dense", LAYER + "output.dense"),
     **norm(LAYER + "output.LayerNorm"),
@@ -40,7 +37,7 @@ EMBEDDINGS = {
     **norm("embeddings.LayerNorm"),
 }
 POOLER = linear("pooler.dense", "pool")
-SHIFTS = attention_shifts(NAMES)
+SHIFTS = NAMES.shifts()
 BUFFERS = ("*embeddings.position_ids", "*embeddings.token_type_ids")
 OUTPUTS = {"last_hidden_state": "residual", "pooler_output": "pool"}
 
@@ -143,7 +140,7 @@ def pre_norm(family: Family, attention: str, ffn: str, last: str, *, embeddings:
     norms = norm(LAYER + attention) | norm(LAYER + ffn) | norm(last)
     dense = ("pooler.dense", "classifier", "classifier.dense", "qa_outputs", "lm_head.dense", TRANSFORM + "dense")
     reads = {
-        f"{LAYER}{attention}.weight": readers(NAMES),
+        f"{LAYER}{attention}.weight": NAMES.readers,
         f"{LAYER}{ffn}.weight": (LAYER + "intermediate.dense.weight",),
         f"{last}.weight": ("last_hidden_state", *(f"{name}.weight" for name in dense)),
     }

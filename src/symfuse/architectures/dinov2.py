@@ -8,15 +8,12 @@ from dataclasses import replace
 
 from symfuse.architectures.base import Config, Family, Head, architecture
 from symfuse.architectures.blocks import (
-    attention,
-    attention_shifts,
     block_axes,
     feed_forward,
     linear,
     norms,
     placed,
     projections,
-    readers,
     renamed,
     rotary_axes,
     value_shift,
@@ -70,10 +67,10 @@ def _family(c: Config, prefix: str, patch: int, tokens: Mapping[str, str]) -> Fa
                 ("ForImageClassification",), linear("classifier", "labels", "(residual* + residual*)")
             ),
         },
-        shifts=attention_shifts(PROJECTIONS) if biased else (),
+        shifts=PROJECTIONS.shifts() if biased else (),
         outputs={"last_hidden_state": "residual", "pooler_output": "residual"},
         reads={
-            LAYER + "norm1.weight": readers(PROJECTIONS),
+            LAYER + "norm1.weight": PROJECTIONS.readers,
             LAYER + "norm2.weight": (first,),
             "layernorm.weight": ("last_hidden_state", "pooler_output", "classifier.weight"),
         },
@@ -118,7 +115,7 @@ def dinov3_vit(c: Config) -> Family:
             "embeddings.mask_token": "1 1 residual",
             "embeddings.register_tokens": "1 registers residual",
             **linear("embeddings.patch_embeddings", "residual", "channels height width"),
-            **placed(attention(TURNED, bias=biased), {"qk*": "c* f", "qk": "c f"}),
+            **placed(TURNED.tensors(bias=biased), {"qk*": "c* f", "qk": "c f"}),
             **(linear(first, "|ffn|", bias=bias) if gated else {}),
             **feed_forward(BLOCK + "mlp.up_proj", BLOCK + "mlp.down_proj", bias=bias),
             **{f"{BLOCK}layer_scale{i}.lambda1": "|residual|" for i in (1, 2)},
@@ -127,7 +124,7 @@ def dinov3_vit(c: Config) -> Family:
         shifts=(value_shift(TURNED["v"], TURNED["o"]),) if {"v", "o"} <= set(biased) else (),
         outputs={"last_hidden_state": "residual", "pooler_output": "residual"},
         reads={
-            BLOCK + "norm1.weight": readers(TURNED),
+            BLOCK + "norm1.weight": TURNED.readers,
             BLOCK + "norm2.weight": tuple({first + ".weight": "", BLOCK + "mlp.up_proj.weight": ""}),
             "norm.weight": ("last_hidden_state", "pooler_output"),
         },

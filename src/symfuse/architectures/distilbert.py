@@ -5,7 +5,6 @@ from __future__ import annotations
 from symfuse.architectures import bert
 from symfuse.architectures.base import Config, Family, Head, architecture
 from symfuse.architectures.blocks import (
-    attention_shifts,
     block_axes,
     dense_head,
     linear,
@@ -58,7 +57,7 @@ def distilbert(c: Config) -> Family:
         },
         tied={"vocab_projector.weight": bert.WORDS} if c.tied else {},
         buffers=bert.BUFFERS,
-        shifts=attention_shifts(PROJECTIONS),
+        shifts=PROJECTIONS.shifts(),
         outputs={"last_hidden_state": "residual"},
         gauges=post_norm(
             c.n_layers,

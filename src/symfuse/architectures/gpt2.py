@@ -12,7 +12,6 @@ from symfuse.architectures.blocks import (
     HEADS,
     OUTPUTS,
     READERS,
-    attention,
     block_axes,
     feed_forward,
     linear,
@@ -100,4 +99,4 @@ def gpt_neo(c: Config) -> Family:
     ffn, act = c.get("intermediate_size", 4 * c.hidden_size), c.get("activation_function", "gelu_new")
     axes = block_axes(c.num_layers, c.hidden_size, c.num_heads, ffn, act)
     maps = feed_forward(UP, DOWN)
-    return _family(c, axes, c.max_position_embeddings, attention(NAMES, bias="o"), maps, "attention")
+    return _family(c, axes, c.max_position_embeddings, NAMES.tensors(bias="o"), maps, "attention")

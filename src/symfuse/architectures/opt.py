@@ -6,15 +6,12 @@ from symfuse.architectures.base import Config, Family, Head, architecture
 from symfuse.architectures.blocks import (
     HEADS,
     READERS,
-    attention,
-    attention_shifts,
     block_axes,
     feed_forward,
     linear,
     norms,
     placed,
     projections,
-    readers,
 )
 from symfuse.groups import Centred, Invertible
 from symfuse.spec import Axis
@@ -54,7 +51,7 @@ def opt(c: Config) -> Family:
             EMBEDDING: "vocab embedding" if projected else "vocab residual",
             "decoder.embed_positions.weight": "positions residual",
             **(linear("decoder.project_in", "residual", "embedding*", bias=False) if projected else {}),
-            **attention(NAMES, bias="qkvo" if bias else ""),
+            **NAMES.tensors(bias="qkvo" if bias else ""),
             **feed_forward(LAYER + "fc1", LAYER + "fc2", bias=bias),
             **(norms(*places) if gains else {}),
             **(linear("decoder.project_out", out, bias=False) if projected else {}),
@@ -64,10 +61,10 @@ def opt(c: Config) -> Family:
             for name in ("causal LM", "sequence", "question")
         },
         tied={"lm_head.weight": EMBEDDING} if c.tied else {},
-        shifts=attention_shifts(NAMES) if bias else (),
+        shifts=NAMES.shifts() if bias else (),
         outputs={"last_hidden_state": out},
         reads={
-            LAYER + "self_attn_layer_norm.weight": readers(NAMES),
+            LAYER + "self_attn_layer_norm.weight": NAMES.readers,
             LAYER + "final_layer_norm.weight": (LAYER + "fc1.weight",),
             LAST + ".weight": ("decoder.project_out.weight",) if projected else READERS,
         }

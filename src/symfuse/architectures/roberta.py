@@ -9,7 +9,7 @@ from dataclasses import replace
 from symfuse.architectures import bert
 from symfuse.architectures.base import Config, Family, Head, architecture
 from symfuse.architectures.bert import NAMES, SELF
-from symfuse.architectures.blocks import attention, dense_head, key_shift, linear, with_names
+from symfuse.architectures.blocks import Projections, dense_head, key_shift, linear, with_names
 from symfuse.architectures.names import LEGACY
 from symfuse.spec import Axis
 
@@ -86,14 +86,14 @@ def mpnet(c: Config) -> Family:
 
 
 # Values of both kinds are read by one output, so that they move alike.
-GLOBAL = {letter: f"{name}_global" for letter, name in NAMES.items()}
+GLOBAL = Projections({letter: f"{name}_global" for letter, name in NAMES.items()})
 
 
 @architecture("longformer", float32=("LongformerSelfAttention",))
 def longformer(c: Config) -> Family:
     """A value's bias is not free: that of the other kind, which the output reads too, would have to follow."""
     family = roberta(c)
-    maps = {n: text.replace("qk", "global_qk") for n, text in attention(GLOBAL).items() if SELF in n}
+    maps = {n: text.replace("qk", "global_qk") for n, text in GLOBAL.tensors().items() if SELF in n}
     others = {
         r.replace(".weight", "_global.weight"): gain for r, gain in family.gauges.items() if "attention.self" in r
     }

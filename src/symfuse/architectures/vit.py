@@ -8,8 +8,6 @@ from dataclasses import replace
 
 from symfuse.architectures.base import Config, Family, Head, architecture
 from symfuse.architectures.blocks import (
-    attention,
-    attention_shifts,
     block_axes,
     feed_forward,
     linear,
@@ -17,7 +15,6 @@ from symfuse.architectures.blocks import (
     norm,
     norms,
     projections,
-    readers,
     with_names,
 )
 from symfuse.architectures.parts import part_of
@@ -28,17 +25,17 @@ ATTENTION = LAYER + "attention.attention."
 NAMES = projections(LAYER + "attention.", "attention.query", "attention.key", "attention.value", "output.dense")
 OUTPUT = NAMES["o"]
 
-BIASES = {name: layout for name, layout in attention(NAMES, bias="qkv").items() if name.endswith("bias")}
+BIASES = {name: layout for name, layout in NAMES.tensors(bias="qkv").items() if name.endswith("bias")}
 TENSORS = {
     "embeddings.cls_token": "1 1 residual",
     "embeddings.position_embeddings": "1 positions residual",
     **linear("embeddings.patch_embeddings.projection", "residual", "channels height width"),
-    **attention(NAMES, bias="o"),
+    **NAMES.tensors(bias="o"),
     **feed_forward(LAYER + "intermediate.dense", LAYER + "output.dense"),
     **norms(LAYER + "layernorm_before", LAYER + "layernorm_after", "layernorm"),
 }
 READS = {
-    LAYER + "layernorm_before.weight": readers(NAMES),
+    LAYER + "layernorm_before.weight": NAMES.readers,
     LAYER + "layernorm_after.weight": (LAYER + "intermediate.dense.weight",),
     "layernorm.weight": (
         "last_hidden_state", "pooler.dense.weight", "classifier.weight", "decoder.0.weight", "cls_classifier.weight",
@@ -88,7 +85,7 @@ def _family(c: Config, prefix: str, tokens: Mapping[str, str], images: Mapping[s
             "classification": _classifier(("ForImageClassification",), "classifier"),
             "masked image": Head(("ForMaskedImageModeling",), linear("decoder.0", "pixels", "residual* 1 1")),
         },
-        shifts=attention_shifts(NAMES) if biased else (),
+        shifts=NAMES.shifts() if biased else (),
         outputs={"last_hidden_state": "residual", "pooler_output": "pool"},
         reads=READS,
     )

@@ -12,8 +12,6 @@ from dataclasses import replace
 
 from symfuse.architectures.base import Config, Family, Head, architecture
 from symfuse.architectures.blocks import (
-    attention,
-    attention_shifts,
     block_axes,
     feed_forward,
     linear,
@@ -83,7 +81,7 @@ def _positions(c: Config) -> dict[str, str]:
 def _layers(c: Config) -> dict[str, str]:
     feed = LAYER + "feed_forward."
     tensors = {
-        **attention(NAMES),
+        **NAMES.tensors(),
         **norm(LAYER + "layer_norm"),
         **feed_forward(feed + "intermediate_dense", feed + "output_dense"),
         **norms(LAYER + "final_layer_norm", "encoder.layer_norm"),
@@ -152,7 +150,7 @@ def _family(c: Config) -> Family:
         tensors=front | between | placed(_blocks(encoder), {"inside": "residual"}),
         heads=heads,
         legacy=LEGACY,
-        shifts=attention_shifts(NAMES) + shifts,
+        shifts=NAMES.shifts() + shifts,
         outputs={
             "last_hidden_state": "(blocks residual)",
             "extract_features": last,

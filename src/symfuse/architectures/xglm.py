@@ -6,8 +6,6 @@ from symfuse.architectures.base import Config, Family, architecture
 from symfuse.architectures.blocks import (
     HEADS,
     OUTPUTS,
-    attention,
-    attention_shifts,
     block_axes,
     feed_forward,
     norms,
@@ -30,13 +28,13 @@ def xglm(c: Config) -> Family:
         prefix="model.",
         tensors={
             "embed_tokens.weight": "vocab residual",
-            **attention(NAMES),
+            **NAMES.tensors(),
             **feed_forward(LAYER + "fc1", LAYER + "fc2"),
             **norms(*NORMS),
         },
         heads={"causal LM": HEADS["causal LM"]},
         tied={"lm_head.weight": "embed_tokens.weight"} if c.tied else {},
         buffers=("*embed_positions.weights",),
-        shifts=attention_shifts(NAMES),
+        shifts=NAMES.shifts(),
         outputs=OUTPUTS,
     )
