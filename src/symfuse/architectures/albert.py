@@ -8,14 +8,7 @@ from dataclasses import replace
 
 from symfuse.architectures import bert
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import (
-    dense_head,
-    feed_forward,
-    linear,
-    neurons,
-    norm,
-    projections,
-)
+from symfuse.architectures.blocks import dense_head, feed_forward, linear, neurons, norm, projections
 from symfuse.architectures.names import LEGACY
 from symfuse.groups import Permutation
 from symfuse.spec import Axis

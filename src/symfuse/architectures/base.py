@@ -14,11 +14,7 @@ import torch
 from symfuse.errors import SpecError, UnknownArchitectureError
 from symfuse.io.installed import resolved
 from symfuse.messages import suggestion
-from symfuse.spec import (
-    Axis,
-    NormKind,
-    Shift,
-)
+from symfuse.spec import Axis, NormKind, Shift
 
 # Fields with the number of layers, which declarations enumerate, and a bound above that of any model.
 LAYERS = (

@@ -6,15 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import (
-    block_axes,
-    feed_forward,
-    linear,
-    norm,
-    norms,
-    projections,
-    value_shift,
-)
+from symfuse.architectures.blocks import block_axes, feed_forward, linear, norm, norms, projections, value_shift
 from symfuse.architectures.vit import ATTENTION, BIASES, LAYER, MASK, OUTPUT, READS, TENSORS, image_axes
 from symfuse.errors import SpecError
 from symfuse.groups import Signed
@@ -62,8 +54,7 @@ def beit(c: Config) -> Family:
         heads={
             "classification": Head(("ForImageClassification",), linear("classifier", "labels")),
             "masked image": Head(
-                ("ForMaskedImageModeling",),
-                (norm(LAST) if mean else {}) | linear("lm_head", "codes"),
+                ("ForMaskedImageModeling",), (norm(LAST) if mean else {}) | linear("lm_head", "codes")
             ),
         },
         buffers=("*relative_position_index",),

@@ -6,15 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import (
-    block_axes,
-    dense_head,
-    feed_forward,
-    linear,
-    norm,
-    post_norm,
-    projections,
-)
+from symfuse.architectures.blocks import block_axes, dense_head, feed_forward, linear, norm, post_norm, projections
 from symfuse.architectures.names import LEGACY
 from symfuse.groups import Permutation, Signed
 from symfuse.spec import Axis
@@ -109,9 +101,7 @@ def bert(c: Config) -> Family:
         shifts=SHIFTS,
         outputs=OUTPUTS,
         gauges=gauges(
-            c.num_hidden_layers,
-            TRANSFORM + "dense",
-            transform=(TRANSFORM + "LayerNorm", PREDICTIONS + "decoder"),
+            c.num_hidden_layers, TRANSFORM + "dense", transform=(TRANSFORM + "LayerNorm", PREDICTIONS + "decoder")
         ),
     )
 

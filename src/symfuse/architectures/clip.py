@@ -9,14 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import (
-    block_axes,
-    feed_forward,
-    linear,
-    norm,
-    norms,
-    projections,
-)
+from symfuse.architectures.blocks import block_axes, feed_forward, linear, norm, norms, projections
 from symfuse.architectures.parts import part_of, together
 from symfuse.groups import Orthogonal
 from symfuse.spec import Axis
@@ -31,10 +24,7 @@ LAYERS = {
     **feed_forward(LAYER + "mlp.fc1", LAYER + "mlp.fc2"),
     **norms(LAYER + "layer_norm1", LAYER + "layer_norm2"),
 }
-READS = {
-    LAYER + "layer_norm1.weight": NAMES.readers,
-    LAYER + "layer_norm2.weight": (LAYER + "mlp.fc1.weight",),
-}
+READS = {LAYER + "layer_norm1.weight": NAMES.readers, LAYER + "layer_norm2.weight": (LAYER + "mlp.fc1.weight",)}
 SHIFTS = NAMES.shifts()
 BUFFERS = ("*embeddings.position_ids",)
 OUTPUTS = {"last_hidden_state": "residual", "pooler_output": "residual"}

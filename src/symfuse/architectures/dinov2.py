@@ -31,10 +31,7 @@ NAMES = {
     LAYER + "output.dense": MLP + "fc2",
 }
 SCALES = {LAYER + "layer_scale1.lambda1": OUTPUT + ".weight", LAYER + "layer_scale2.lambda1": MLP + "fc2.weight"}
-GATED = {
-    **linear(MLP + "weights_in", "(|ffn| + ffn)"),
-    **linear(MLP + "weights_out", "residual", "ffn*"),
-}
+GATED = {**linear(MLP + "weights_in", "(|ffn| + ffn)"), **linear(MLP + "weights_out", "residual", "ffn*")}
 MASK = {"embeddings.mask_token": "1 residual"}
 
 
@@ -65,7 +62,7 @@ def _family(c: Config, prefix: str, patch: int, tokens: Mapping[str, str]) -> Fa
             # It reads the class token and the mean of the patches, side by side.
             "classification": Head(
                 ("ForImageClassification",), linear("classifier", "labels", "(residual* + residual*)")
-            ),
+            )
         },
         shifts=PROJECTIONS.shifts() if biased else (),
         outputs={"last_hidden_state": "residual", "pooler_output": "residual"},

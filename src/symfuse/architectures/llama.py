@@ -107,10 +107,7 @@ FUSED_READS = decoder.READS | {
 def phi3(c: Config) -> Family:
     axes = decoder.axes(c, share=1.0) | decoder.gated(c)
     return decoder.family(
-        c,
-        axes,
-        (placed(FUSED, decoder.PARTLY) if "p" in axes else FUSED) | decoder.NORMS,
-        FUSED_READS,
+        c, axes, (placed(FUSED, decoder.PARTLY) if "p" in axes else FUSED) | decoder.NORMS, FUSED_READS
     )
 
 
@@ -128,8 +125,5 @@ def eurobert(c: Config) -> Family:
             "sequence": Head(("ForSequenceClassification",), pooled),
             "token": TOKEN,
         },
-        reads={
-            **family.reads,
-            "norm.weight": ("last_hidden_state", "lm_head.weight", first + ".weight"),
-        },
+        reads={**family.reads, "norm.weight": ("last_hidden_state", "lm_head.weight", first + ".weight")},
     )

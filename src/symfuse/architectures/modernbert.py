@@ -129,10 +129,7 @@ def nomic_bert(c: Config) -> Family:
         },
         optional={"pooler": bert.POOLER},
         heads={
-            "masked LM": Head(
-                ("ForMaskedLM",),
-                bert.predictions(c, "layer_norm"),
-            ),
+            "masked LM": Head(("ForMaskedLM",), bert.predictions(c, "layer_norm")),
             "sequence": Head(("ForSequenceClassification",), bert.POOLED),
             "token": bert.TOKEN,
         },

@@ -3,16 +3,7 @@
 from __future__ import annotations
 
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import (
-    HEADS,
-    READERS,
-    block_axes,
-    feed_forward,
-    linear,
-    norms,
-    placed,
-    projections,
-)
+from symfuse.architectures.blocks import HEADS, READERS, block_axes, feed_forward, linear, norms, placed, projections
 from symfuse.groups import Centred, Invertible
 from symfuse.spec import Axis
 

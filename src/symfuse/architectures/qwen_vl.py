@@ -33,10 +33,7 @@ ENCODER = {
     QKV + ".bias": FUSED,
     **linear(PROJ, "residual", "(h v*)"),
 }
-GATED = {
-    **linear(LAYER + "mlp.gate_proj", "|ffn|"),
-    **feed_forward(LAYER + "mlp.up_proj", LAYER + "mlp.down_proj"),
-}
+GATED = {**linear(LAYER + "mlp.gate_proj", "|ffn|"), **feed_forward(LAYER + "mlp.up_proj", LAYER + "mlp.down_proj")}
 AT = ("language_model.", "visual.")
 
 

@@ -30,10 +30,7 @@ def roberta(c: Config) -> Family:
         heads={
             "masked LM": Head(
                 ("ForMaskedLM", "ForCausalLM"),
-                {
-                    "lm_head.bias": "vocab",
-                    **dense_head(c, "lm_head.dense", "lm_head.layer_norm", "lm_head.decoder"),
-                },
+                {"lm_head.bias": "vocab", **dense_head(c, "lm_head.dense", "lm_head.layer_norm", "lm_head.decoder")},
             ),
             "sequence": Head(  # a pooler of its own: tanh again
                 ("ForSequenceClassification",),
@@ -98,7 +95,5 @@ def longformer(c: Config) -> Family:
         r.replace(".weight", "_global.weight"): gain for r, gain in family.gauges.items() if "attention.self" in r
     }
     return replace(
-        family,
-        prefix="longformer.",
-        shifts=(key_shift(NAMES["k"]), key_shift(GLOBAL["k"], "global_qk")),
+        family, prefix="longformer.", shifts=(key_shift(NAMES["k"]), key_shift(GLOBAL["k"], "global_qk"))
     ).plus(axes={"global_qk": family.axes["qk"]}, tensors=maps, gauges=others)

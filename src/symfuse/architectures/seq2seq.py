@@ -9,14 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from symfuse.architectures.base import Config
-from symfuse.architectures.blocks import (
-    linear,
-    neurons,
-    norm,
-    of_heads,
-    projections,
-    size_of_head,
-)
+from symfuse.architectures.blocks import linear, neurons, norm, of_heads, projections, size_of_head
 from symfuse.groups import Group, Invertible, Permutation, Signed
 from symfuse.spec import Axis, Shift
 

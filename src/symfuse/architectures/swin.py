@@ -8,14 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import (
-    block_axes,
-    feed_forward,
-    linear,
-    norm,
-    norms,
-    projections,
-)
+from symfuse.architectures.blocks import block_axes, feed_forward, linear, norm, norms, projections
 from symfuse.architectures.parts import part_of, together
 from symfuse.architectures.vit import MASK, image_axes
 from symfuse.spec import Axis

@@ -7,16 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import (
-    block_axes,
-    feed_forward,
-    linear,
-    neurons,
-    norm,
-    norms,
-    projections,
-    with_names,
-)
+from symfuse.architectures.blocks import block_axes, feed_forward, linear, neurons, norm, norms, projections, with_names
 from symfuse.architectures.parts import part_of
 from symfuse.spec import Axis
 
@@ -77,10 +68,7 @@ def _family(c: Config, prefix: str, tokens: Mapping[str, str], images: Mapping[s
         },
         prefix=prefix,
         tensors=TENSORS | dict(tokens) | (BIASES if biased else {}) | (MASK if masked else {}),
-        optional={
-            "pooler": linear("pooler.dense", "pool"),
-            "mask token": MASK,
-        },
+        optional={"pooler": linear("pooler.dense", "pool"), "mask token": MASK},
         heads={
             "classification": _classifier(("ForImageClassification",), "classifier"),
             "masked image": Head(("ForMaskedImageModeling",), linear("decoder.0", "pixels", "residual* 1 1")),

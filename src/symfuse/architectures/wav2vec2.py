@@ -11,16 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import (
-    block_axes,
-    feed_forward,
-    linear,
-    neurons,
-    norm,
-    norms,
-    placed,
-    projections,
-)
+from symfuse.architectures.blocks import block_axes, feed_forward, linear, neurons, norm, norms, placed, projections
 from symfuse.errors import SpecError
 from symfuse.groups import Invertible, Orthogonal, Permutation, PositiveMonomial, Signed
 from symfuse.spec import Axis, Shift
@@ -181,9 +172,5 @@ def wavlm(c: Config) -> Family:
     still = {name: replace(family.axes[name], group=None, why=APART) for name in ("blocks", "residual", "h")}
     return family.plus(
         axes=still | {"distances": Axis(c.size("num_buckets", 320))},
-        tensors={
-            GATE + "const": "1 h 1 1",
-            **linear(GATE + "linear", "8", str(head)),
-            TABLE: "distances h",
-        },
+        tensors={GATE + "const": "1 h 1 1", **linear(GATE + "linear", "8", str(head)), TABLE: "distances h"},
     )

@@ -3,14 +3,7 @@
 from __future__ import annotations
 
 from symfuse.architectures.base import Config, Family, architecture
-from symfuse.architectures.blocks import (
-    HEADS,
-    OUTPUTS,
-    block_axes,
-    feed_forward,
-    norms,
-    projections,
-)
+from symfuse.architectures.blocks import HEADS, OUTPUTS, block_axes, feed_forward, norms, projections
 from symfuse.architectures.marian import SINES
 from symfuse.spec import Axis
 
