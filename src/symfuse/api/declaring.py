@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from symfuse.api.sources import Source, model_of, opened
+from symfuse.api.sources import model_of
 from symfuse.architectures.binding import bind
 from symfuse.architectures.own import family_of, register
 from symfuse.arguments import checked
@@ -17,6 +17,7 @@ from symfuse.drafts import Draft
 from symfuse.errors import OptionError
 from symfuse.io import open as open_checkpoint
 from symfuse.io.live import unwrap
+from symfuse.io.sources import Source, opened
 from symfuse.recipes.yaml_reader import read_value
 from symfuse.spec import Spec
 
