@@ -259,7 +259,7 @@ def finetuned(kind: str, base: Path, rank: int, everything: bool, folder: Path) 
 def test_an_extracted_adapter_loads_in_peft(kind: str, everything: bool, tmp_path: Path) -> None:
     base = base_folder(kind, tmp_path / "base")
     tuned = finetuned(kind, base, 3, everything, tmp_path / "tuned")
-    adapter = adapters.extract(tuned, open_checkpoint(base), 5, alpha=7, dtype=torch.float64, save_rest=everything)
+    adapter = adapters.extract_lora(tuned, open_checkpoint(base), 5, alpha=7, dtype=torch.float64, save_rest=everything)
     assert adapter.error < 1e-9
     assert not adapter.left_out
     folder = adapter.save(tmp_path / "adapter")
@@ -291,6 +291,6 @@ def test_modules_saved_as_a_whole_have_all_that_peft_asks_for(
     randomise(model, {linear, other}.__contains__)
     model.save_pretrained(tmp_path / "tuned")
     folders = [tmp_path / "tuned", base]
-    adapter = adapters.extract(*map(open_checkpoint, folders), 24, dtype=torch.float64, save_rest=True)
+    adapter = adapters.extract_lora(*map(open_checkpoint, folders), 24, dtype=torch.float64, save_rest=True)
     loaded = peft.PeftModel.from_pretrained(load(kind, base), adapter.save(tmp_path / "adapter")).eval()
     torch.testing.assert_close(outputs(kind, loaded), outputs(kind, model.eval()), rtol=1e-8, atol=1e-9)

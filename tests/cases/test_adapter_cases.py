@@ -318,7 +318,7 @@ def tuned(**deltas: Tensor) -> Checkpoint:
 
 def test_the_error_is_that_of_the_dropped_singular_values() -> None:
     delta, square = randn(OUT, IN, seed=30), randn(IN, 1, seed=31) @ randn(1, IN, seed=32)
-    adapter = adapters.extract(tuned(up=delta, square=square, norm=randn(IN, seed=33)), base(), 2)
+    adapter = adapters.extract_lora(tuned(up=delta, square=square, norm=randn(IN, seed=33)), base(), 2)
     s = torch.linalg.svdvals(delta.double())
     torch.testing.assert_close(adapter.factors[UP].error, float(s[2:].norm() / s.norm()), rtol=1e-5, atol=0)
     norms = [float(t.double().norm()) for t in (s[2:], randn(IN, seed=33), s, square)]
@@ -334,7 +334,7 @@ def test_the_error_is_that_of_the_dropped_singular_values() -> None:
 def test_a_difference_of_lower_rank_gets_fewer_rows_and_its_own_scale(tmp_path: Path) -> None:
     square = randn(IN, 1, seed=31) @ randn(1, IN, seed=32)
     model = tuned(up=randn(OUT, IN, seed=30), square=square, bias=randn(IN, seed=3), norm=randn(IN, seed=4))
-    adapter = adapters.extract(model, base(), 4, alpha=3, save_rest=True)
+    adapter = adapters.extract_lora(model, base(), 4, alpha=3, save_rest=True)
     folder = adapter.save(tmp_path / "a")
     config = json.loads((folder / "adapter_config.json").read_text("utf-8"))
     assert list(config["rank_pattern"].values()) == [1]
@@ -350,13 +350,13 @@ def test_a_difference_of_lower_rank_gets_fewer_rows_and_its_own_scale(tmp_path: 
 
 def test_patterns_choose_modules() -> None:
     model = tuned(up=randn(OUT, IN), square=randn(IN, IN))
-    assert list(adapters.extract(model, base(), 1, modules=["up_proj"]).factors) == [UP]
-    adapter = adapters.extract(model, base(), 1, exclude=[r"layers\.\d+\.mlp\.\w+"])
+    assert list(adapters.extract_lora(model, base(), 1, modules=["up_proj"]).factors) == [UP]
+    adapter = adapters.extract_lora(model, base(), 1, exclude=[r"layers\.\d+\.mlp\.\w+"])
     assert (list(adapter.factors), list(adapter.left_out)) == ([SQUARE], [f"{UP}.weight"])
     with pytest.raises(OptionError, match="'up_prj' matches no linear layer"):
-        adapters.extract(model, base(), 1, modules=["up_prj"])
+        adapters.extract_lora(model, base(), 1, modules=["up_prj"])
     with pytest.raises(OptionError, match="not valid"):
-        adapters.extract(model, base(), 1, exclude=["("])
+        adapters.extract_lora(model, base(), 1, exclude=["("])
 
 
 def test_large_differences_are_decomposed_on_a_random_subspace_and_this_is_said() -> None:
@@ -374,20 +374,20 @@ def test_large_differences_are_decomposed_on_a_random_subspace_and_this_is_said(
 
 def test_models_that_do_not_differ_by_an_adapter_are_refused() -> None:
     with pytest.raises(IncompatibleError, match="differ in no selected linear layer"):
-        adapters.extract(tuned(norm=randn(IN)), base(), 2)
+        adapters.extract_lora(tuned(norm=randn(IN)), base(), 2)
     with pytest.raises(IncompatibleError, match=r"only one of them has score.weight"):
-        adapters.extract(base(**{"score.weight": randn(3, IN)}), base(), 2)
+        adapters.extract_lora(base(**{"score.weight": randn(3, IN)}), base(), 2)
     with pytest.raises(IncompatibleError, match=r"'lm_head.weight' is float32\[12, 5\] in base and float32\[11, 5\]"):
-        adapters.extract(base(**{"lm_head.weight": randn(12, IN)}), base(), 2)
+        adapters.extract_lora(base(**{"lm_head.weight": randn(12, IN)}), base(), 2)
     for rank, options in ((0, {}), (1, {"alpha": 0}), (1, {"dtype": torch.int8})):
         with pytest.raises(OptionError, match=r"at least 1|floating-point"):
-            adapters.extract(tuned(up=randn(OUT, IN)), base(), rank, **options)
+            adapters.extract_lora(tuned(up=randn(OUT, IN)), base(), rank, **options)
 
 
 def test_an_adapter_appears_as_a_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     models = [model.save(tmp_path / name) for name, model in (("base", base()), ("tuned", tuned(up=randn(OUT, IN))))]
     before = {path: path.read_bytes() for model in models for path in model.iterdir()}
-    adapter = adapters.extract(open_checkpoint(models[1]), open_checkpoint(models[0]), 2)
+    adapter = adapters.extract_lora(open_checkpoint(models[1]), open_checkpoint(models[0]), 2)
     with pytest.raises(OutputError, match="lies inside the input"):
         adapter.save(models[0] / "lora")
 

@@ -190,7 +190,7 @@ def test_differences_of_any_size_are_decomposed_as_well(size: float, shape: tupl
 def test_a_difference_that_overflows() -> None:
     base, tuned = model(torch.full((OUT, IN), -3e38)), model(torch.full((OUT, IN), 3e38), "tuned")
     with pytest.raises(IncompatibleError, match=r"'up.weight': the difference of tuned and base does not fit in .*32"):
-        adapters.extract(tuned, base, RANK)
+        adapters.extract_lora(tuned, base, RANK)
 
 
 @pytest.mark.parametrize(
@@ -198,9 +198,9 @@ def test_a_difference_that_overflows() -> None:
 )
 def test_factors_that_do_not_fit_their_dtype(size: float, words: str) -> None:
     base, tuned = model(torch.zeros(OUT, IN)), model(randn(OUT, IN) * size, "tuned")
-    assert adapters.extract(tuned, base, IN).error < 1e-5
+    assert adapters.extract_lora(tuned, base, IN).error < 1e-5
     with pytest.raises(IncompatibleError, match=f"{words}.*(take|use) a wider one"):
-        adapters.extract(tuned, base, IN, dtype=torch.float16)
+        adapters.extract_lora(tuned, base, IN, dtype=torch.float16)
 
 
 def test_the_error_of_large_differences_is_a_number() -> None:
@@ -208,10 +208,12 @@ def test_the_error_of_large_differences_is_a_number() -> None:
     delta = {"up": randn(OUT, IN).double() * 1e150, "bias": torch.ones(OUT).double() * 1e151}
     tuned = model(delta["up"], "tuned", **{"up.bias": delta["bias"]})
     base = model(torch.zeros(OUT, IN).double(), **{"up.bias": torch.zeros(OUT).double()})
-    adapter = adapters.extract(tuned, base, IN, dtype=torch.float64)
+    adapter = adapters.extract_lora(tuned, base, IN, dtype=torch.float64)
     norms = [float(one.norm() / 1e150) for one in delta.values()]
     torch.testing.assert_close(adapter.error, norms[1] / math.hypot(*norms), rtol=1e-9, atol=0)
-    adapter = adapters.extract(model(delta["up"] * 1e50, "tuned"), model(base["up.weight"]), IN, dtype=torch.float64)
+    adapter = adapters.extract_lora(
+        model(delta["up"] * 1e50, "tuned"), model(base["up.weight"]), IN, dtype=torch.float64
+    )
     assert adapter.error < 1e-9
 
 
@@ -224,17 +226,17 @@ def test_layers_of_integers(which: str, dtype: torch.dtype) -> None:
     found = str(dtype).removeprefix("torch.")
     where = "base" if which == "base" else "tuned"
     with pytest.raises(CheckpointError, match=rf"{where}: 'up.weight' is {found}\[7, 5\], expected floating-point"):
-        adapters.extract(tuned, base, RANK)
+        adapters.extract_lora(tuned, base, RANK)
 
 
 def test_buffers_of_integers_are_not_compared_but_with_others_they_are_refused() -> None:
     base, tuned = model(torch.zeros(OUT, IN)), model(randn(OUT, IN), "tuned")
     ids = {"position_ids": torch.arange(4)}
     both = [open_checkpoint(dict(one) | ids, config=one.config, name=one.name) for one in (tuned, base)]
-    assert list(adapters.extract(*both, RANK).factors) == ["up"]
+    assert list(adapters.extract_lora(*both, RANK).factors) == ["up"]
     wide = open_checkpoint(dict(base) | {"position_ids": torch.arange(4.0)}, config=base.config, name="base")
     with pytest.raises(CheckpointError, match=r"tuned: 'position_ids' is int64\[4\], expected floating-point"):
-        adapters.extract(both[0], wide, RANK)
+        adapters.extract_lora(both[0], wide, RANK)
 
 
 @pytest.mark.parametrize(
@@ -258,10 +260,10 @@ def test_configs_of_the_wrong_kind(field: str, value: object, words: str | None)
     config = {"architectures": ["TinyForCausalLM"], field: value}
     base, tuned = model(torch.zeros(OUT, IN), config=config), model(randn(OUT, IN), "tuned", config)
     if words is None:
-        assert list(adapters.extract(tuned, base, RANK).factors) == ["up"]
+        assert list(adapters.extract_lora(tuned, base, RANK).factors) == ["up"]
     else:
         with pytest.raises(SpecError, match=f"^base: config.json: .*{words}"):
-            adapters.extract(tuned, base, RANK)
+            adapters.extract_lora(tuned, base, RANK)
 
 
 @pytest.mark.parametrize("value", [10**400, 2**31, 0, -1])
@@ -269,21 +271,21 @@ def test_ranks_and_alphas_that_no_adapter_has(value: int) -> None:
     base, tuned = model(torch.zeros(OUT, IN)), model(randn(OUT, IN), "tuned")
     for options in ({"rank": value}, {"rank": RANK, "alpha": value}):
         with pytest.raises(OptionError, match="whole numbers, at least 1 and at most 2147483647"):
-            adapters.extract(tuned, base, **options)
+            adapters.extract_lora(tuned, base, **options)
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn, torch.float8_e8m0fnu, torch.float4_e2m1fn_x2])
 def test_dtypes_that_no_adapter_has(dtype: torch.dtype) -> None:
     base, tuned = model(torch.zeros(OUT, IN)), model(randn(OUT, IN), "tuned")
     with pytest.raises(OptionError, match="expected a common floating-point one: float32, bfloat16, float16, float64"):
-        adapters.extract(tuned, base, RANK, dtype=dtype)
+        adapters.extract_lora(tuned, base, RANK, dtype=dtype)
 
 
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*args: Any, **options: Any) -> None:
         raise OSError(28, "No space left")
 
-    adapter = adapters.extract(model(randn(OUT, IN), "tuned"), model(torch.zeros(OUT, IN)), RANK)
+    adapter = adapters.extract_lora(model(randn(OUT, IN), "tuned"), model(torch.zeros(OUT, IN)), RANK)
     monkeypatch.setattr("symfuse.adapters.extraction.write_tensors", full)
     with pytest.raises(OutputError, match="No space left"):
         adapter.save(tmp_path / "a")

@@ -111,7 +111,7 @@ def test_d08_d09_round_trips_with_peft(label: str, tmp_path: Path) -> None:
 
     perturb(module, linear(module))
     rest = label in BESIDE_EXPERTS
-    adapter = adapters.extract(open_checkpoint(module), base.checkpoint, 1, dtype=torch.float64, save_rest=rest)
+    adapter = adapters.extract_lora(open_checkpoint(module), base.checkpoint, 1, dtype=torch.float64, save_rest=rest)
     assert not adapter.left_out
     model = peft.PeftModel.from_pretrained(second, adapter.save(tmp_path / "a")).eval()
     expected, found = run(module, base.inputs), run(model, base.inputs)
@@ -139,7 +139,7 @@ def test_peft_takes_dense_layers_beside_experts_for_experts(label: str) -> None:
     module = copy.deepcopy(real(base.checkpoint))
     dense = [name for name in linear(module) if name.endswith(("gate_proj", "up_proj"))]
     perturb(module, linear(module))
-    adapter = adapters.extract(open_checkpoint(module), base.checkpoint, 1, dtype=torch.float64)
+    adapter = adapters.extract_lora(open_checkpoint(module), base.checkpoint, 1, dtype=torch.float64)
     assert {f"{name}.weight" for name in dense} <= adapter.left_out.keys()
     assert {adapter.reasons[name].partition(";")[0] for name in adapter.left_out} == {
         "peft takes a layer of its name for an expert"
@@ -248,7 +248,7 @@ def test_d09_a_nested_language_model(tmp_path: Path) -> None:
     tuned = copy.deepcopy(base)
     perturb(tuned, [name for name in linear(base) if "language_model" in name])
     tuned.save_pretrained(tmp_path / "tuned")
-    adapter = adapters.extract(
+    adapter = adapters.extract_lora(
         open_checkpoint(tmp_path / "tuned"), open_checkpoint(tmp_path / "base"), 1, dtype=torch.float64
     )
     assert not adapter.left_out
@@ -268,7 +268,7 @@ def test_d10_what_peft_refuses_is_left_out_and_said(tmp_path: Path) -> None:
     tuned = copy.deepcopy(base)
     without = UNADAPTED["mamba"]
     perturb(tuned, [*linear(base), *(name for name, _ in base.named_modules() if name.endswith(without))])
-    adapter = adapters.extract(open_checkpoint(tuned), open_checkpoint(tmp_path / "base"), 1, dtype=torch.float64)
+    adapter = adapters.extract_lora(open_checkpoint(tuned), open_checkpoint(tmp_path / "base"), 1, dtype=torch.float64)
     assert {name.split(".")[-2] for name in adapter.left_out} == {*without}
     for one in without:
         assert any(f"mixer.{one}.weight: left out" in line for line in adapter.report())
@@ -306,7 +306,7 @@ def test_what_is_saved_as_a_whole_is_what_peft_runs(label: str, tmp_path: Path) 
     base = case(label)
     module: Any = real(base.checkpoint)
     tuned = open_checkpoint(tuned_everywhere(module))
-    adapter = adapters.extract(tuned, base.checkpoint, 3, dtype=torch.float64, save_rest=True)
+    adapter = adapters.extract_lora(tuned, base.checkpoint, 3, dtype=torch.float64, save_rest=True)
     assert adapter.left_out.keys() == adapter.reasons.keys() == LEFT_OUT[label]
     assert sum("left out" in line and line.endswith(")") for line in adapter.report()) == len(LEFT_OUT[label])
     model = peft.PeftModel.from_pretrained(copy.deepcopy(module), adapter.save(tmp_path / "a")).eval()
@@ -339,7 +339,7 @@ def test_what_peft_cannot_save_is_left_out_with_the_reason(
 ) -> None:
     base = saved(kind, config, tmp_path / "base")
     tuned = open_checkpoint(tuned_everywhere(base))
-    adapter = adapters.extract(tuned, open_checkpoint(tmp_path / "base"), 3, dtype=torch.float64, save_rest=True)
+    adapter = adapters.extract_lora(tuned, open_checkpoint(tmp_path / "base"), 3, dtype=torch.float64, save_rest=True)
     assert reason in adapter.reasons[left]
     assert any("orm" in name for name in adapter.saved)
     loaded = peft.PeftModel.from_pretrained(copy.deepcopy(base), adapter.save(tmp_path / "a")).merge_and_unload()
@@ -358,7 +358,7 @@ def test_d10_the_task_is_none_or_one_that_peft_can_run(label: str, task: str | N
     """That peft runs each is in the round trips."""
     module: Any = copy.deepcopy(real(case(label).checkpoint))
     perturb(module, linear(module))
-    assert adapters.extract(open_checkpoint(module), case(label).checkpoint, 1).config["task_type"] == task
+    assert adapters.extract_lora(open_checkpoint(module), case(label).checkpoint, 1).config["task_type"] == task
 
 
 @pytest.mark.parametrize("label", ["mixtral-lm", pytest.param("olmoe-lm", marks=pytest.mark.slow)])
@@ -372,7 +372,7 @@ def test_d09_experts_are_adapted_together(label: str, tmp_path: Path) -> None:
             if name.endswith(("experts.gate_up_proj", "experts.down_proj", "mlp.gate.weight")):
                 (parameter if parameter.dim() == 2 else parameter[3]).mul_(1.1)
     tuned, expected = open_checkpoint(module), run(module, base.inputs)
-    adapter = adapters.extract(tuned, base.checkpoint, 30, dtype=torch.float64)
+    adapter = adapters.extract_lora(tuned, base.checkpoint, 30, dtype=torch.float64)
     assert not adapter.left_out
     loaded = peft.PeftModel.from_pretrained(real(base.checkpoint), adapter.save(tmp_path / "a")).eval()
     for name, value in run(loaded, base.inputs).items():

@@ -67,7 +67,7 @@ def resumed_whole_files(target: Path, seed: int) -> None:
 
 def adapter(target: Path, seed: int) -> None:
     one, two = (Checkpoint({"up.weight": torch.eye(9)[:7] * n}, {}, name="m") for n in (seed, seed + 3))
-    adapters.extract(one, two, 2).save(target)
+    adapters.extract_lora(one, two, 2).save(target)
 
 
 def statistics(target: Path, seed: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from symfuse.adapters.config import is_adapter
-from symfuse.adapters.extraction import Adapter, extract
+from symfuse.adapters.extraction import Adapter, extract_lora
 from symfuse.adapters.lora import apply, open_adapter
 
-__all__ = ["Adapter", "apply", "extract", "is_adapter", "open_adapter"]
+__all__ = ["Adapter", "apply", "extract_lora", "is_adapter", "open_adapter"]

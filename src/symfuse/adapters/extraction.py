@@ -21,6 +21,7 @@ from symfuse.arguments import checked
 from symfuse.errors import IncompatibleError, OptionError
 from symfuse.io import Checkpoint, TensorInfo, is_finite
 from symfuse.io.remote import Place
+from symfuse.io.sources import Source, opened
 from symfuse.io.writer import output_folder, write_tensors
 from symfuse.messages import some
 
@@ -99,10 +100,11 @@ class Adapter:
         return Path(folder)
 
 
-def extract(
-    finetuned: Checkpoint,
-    base: Checkpoint,
-    rank: int,
+@checked
+def extract_lora(
+    finetuned: Source,
+    base: Source,
+    rank: int = 128,
     *,
     modules: Sequence[str] = (),
     exclude: Sequence[str] = (),
@@ -110,7 +112,9 @@ def extract(
     dtype: torch.dtype = torch.float32,
     save_rest: bool = False,
 ) -> Adapter:
-    """The difference finetuned − base as an adapter of at most that rank: the nearest one, layer by layer.
+    """What a fine-tune changed, as a LoRA adapter of at most that rank, the nearest one, layer by layer.
+
+    `.save(folder)` it in the format of peft.
 
     modules, exclude: the linear layers to take or to leave, by name, last part of a name, or regular expression, as
     peft matches them. alpha: lora_alpha, by default the rank; only the factors' scale depends on it. What is not of
@@ -126,6 +130,7 @@ def extract(
     if dtype not in DTYPES:
         names = ", ".join(str(one).removeprefix("torch.") for one in DTYPES)
         raise OptionError(f"the factors' dtype is {dtype}, expected a common floating-point one: {names}")
+    finetuned, base = opened(finetuned), opened(base)
     layers = Layers.of(base.config)
     finetuned, base = layers.named(finetuned), layers.named(base)
     _require_same_tensors(finetuned, base)

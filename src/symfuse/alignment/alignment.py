@@ -25,15 +25,7 @@ from symfuse.io import open as open_checkpoint
 from symfuse.io.lazy import Rewritten, Rule
 from symfuse.io.target import write_file
 from symfuse.messages import shown
-from symfuse.model import (
-    Model,
-    require_floating,
-    require_unread,
-    stacked,
-    under_file_names,
-    unstacked,
-    vary,
-)
+from symfuse.model import Model, require_floating, require_unread, stacked, under_file_names, unstacked, vary
 from symfuse.rewriting import canonical
 from symfuse.runs import record_alignment
 from symfuse.spec import Axis, Instance, Spec, bias_of

@@ -1,8 +1,7 @@
-"""The verbs that move a model by its symmetries, and what belongs to it: match, align, widen, transport."""
+"""The verbs that move a model by its symmetries: match, align, widen."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,13 +10,14 @@ from typing import Any, Literal
 import torch
 
 from symfuse.alignment import Alignment
-from symfuse.api.sources import Source, model_of, opened, options_set
+from symfuse.api.sources import model_of, options_set
 from symfuse.arguments import checked
 from symfuse.device import CPU
 from symfuse.errors import OptionError
 from symfuse.evaluation import Batch, Task
 from symfuse.executors import Executor
 from symfuse.io import Checkpoint
+from symfuse.io.sources import Source
 from symfuse.matching import match_universe, nearest_to_mean, usual
 from symfuse.matching.coordinate import Progress
 from symfuse.matching.descent import Watch
@@ -28,8 +28,6 @@ from symfuse.recipes import events
 from symfuse.recipes.align import How, match_pair, move, with_reasons
 from symfuse.recipes.events import Follow, ignore
 from symfuse.runs import framed
-from symfuse.transporting import Transported
-from symfuse.transporting import transport as transport_thing
 from symfuse.widths import match_widths
 
 Build = Callable[[Checkpoint], torch.nn.Module]
@@ -233,33 +231,6 @@ def _towards_each_other(
 def nearest(sources: Sequence[Source]) -> int:
     """The number (from 0) of the model nearest to the mean of all: the anchor, where none is named."""
     return nearest_to_mean([model_of(source) for source in sources])
-
-
-@checked
-def transport(
-    thing: str | os.PathLike[str],
-    alignment: Alignment | str | os.PathLike[str],
-    *,
-    kind: str | None = None,
-    axis: str | None = None,
-    base: Source | None = None,
-    new_base: str | None = None,
-    encoder: str | None = None,
-    names: Sequence[str] | None = None,
-) -> Transported:
-    """What belongs to a model A, for A' = alignment(A): `.save(folder)` it, or read its tensors by name.
-
-    thing: the folder of a LoRA adapter, or a file of steering vectors, a probe, a sparse auto-encoder or the moments of
-    AdamW; kind: which of these ("adapter", "vector", "probe", "sae", "moments", "statistics"), by default what it looks
-    like. axis: the space that a vector, probe or auto-encoder is of, "residual" or "ffn[3]". base: A. new_base: what an
-    adapter's config is to name as its base, by default the folder of the aligned model, if known. encoder: whether an
-    auto-encoder's encoder has its features in "rows" or "columns". names: of the parameters, in the optimizer's order.
-    Exact, or SymmetryError says why it cannot be.
-    """
-    given = None if base is None else opened(base)
-    return transport_thing(
-        thing, alignment, kind=kind, axis=axis, base=given, new_base=new_base, encoder=encoder, names=names
-    )
 
 
 def _common(

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from symfuse.api.sources import Source, model_of, opened
+from symfuse.api.sources import model_of
 from symfuse.architectures.binding import bind
 from symfuse.architectures.own import family_of, register
 from symfuse.arguments import checked
@@ -18,6 +18,7 @@ from symfuse.errors import OptionError
 from symfuse.files import regular
 from symfuse.io import open as open_checkpoint
 from symfuse.io.live import carried_config, unwrap
+from symfuse.io.sources import Source, opened
 from symfuse.recipes.yaml_reader import read_value
 from symfuse.spec import Spec
 

@@ -1,25 +1,23 @@
-"""The verbs that measure: relate, evaluate, barrier and landscape, and the task that these are evaluated on."""
+"""The verbs that measure: relate, evaluate and barrier, and the task that these are evaluated on."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from symfuse.alignment import Alignment
-from symfuse.api.sources import Source, model_of, opened, opened_any, options_set, runnable
+from symfuse.api.sources import model_of, options_set
 from symfuse.arguments import checked
 from symfuse.errors import CheckpointError, OptionError, SymfuseError
 from symfuse.evaluation import (
     Barrier,
     Batch,
     Distance,
-    Landscape,
     Loss,
     Point,
     Score,
@@ -33,9 +31,9 @@ from symfuse.evaluation import barrier as path_barrier
 from symfuse.evaluation import distance as model_distance
 from symfuse.evaluation import ensemble as ensemble_models
 from symfuse.evaluation import evaluate as evaluate_model
-from symfuse.evaluation import landscape as plane_landscape
 from symfuse.io import Checkpoint
 from symfuse.io.companions import is_of_tokenizer
+from symfuse.io.sources import Source, opened, opened_any, runnable
 
 Build = Callable[[Checkpoint], torch.nn.Module]
 
@@ -140,32 +138,6 @@ def renew_statistics(source: Source, data: Task | Iterable[Batch], *, build: Bui
     """
     batches, where = (data.batches, data.source) if isinstance(data, Task) else (list(data), "memory")
     return renewed(opened(source), batches, where, build)
-
-
-@checked
-def landscape(
-    models: Mapping[str, Source],
-    loss: Task | Loss,
-    *,
-    steps: int = 21,
-    margin: float = 0.25,
-    journal: Path | None = None,
-    build: Build | None = None,
-    dtype: torch.dtype = torch.float32,
-    device: str | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> Landscape:
-    """The loss on the plane through three named models, such as `{"A": a, "A aligned": g(a), "B": b}`.
-
-    steps: points on each side of the grid. margin: the share of the models' extent around them. journal: a file in
-    which each point is kept, from which a stopped run goes on; OutputError if it is of another grid, other models or
-    data.
-    build, dtype, device: as in `barrier`. progress: called with how many points are done, and of how many.
-    """
-    return plane_landscape(
-        {name: runnable(source) for name, source in models.items()}, loss,
-        steps=steps, margin=margin, journal=journal, build=build, dtype=dtype, device=device, progress=progress,
-    )  # fmt: skip
 
 
 @checked

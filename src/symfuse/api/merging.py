@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from symfuse.api.sources import Source, named_as_written, opened, options_set, with_warnings
+from symfuse.api.sources import options_set, with_warnings
 from symfuse.arguments import checked, checked_with
 from symfuse.device import CPU
 from symfuse.errors import OptionError
@@ -17,6 +17,7 @@ from symfuse.evaluation import Task
 from symfuse.executors import Executor
 from symfuse.io import Checkpoint
 from symfuse.io.remote import place_of
+from symfuse.io.sources import Source, named_as_written, opened
 from symfuse.methods import METHODS, lookup
 from symfuse.methods import collect as collect_statistics
 from symfuse.model import Model

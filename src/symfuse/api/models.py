@@ -1,29 +1,25 @@
-"""The verbs that look at one model, rewrite it, or compare two: suggest, rewrite, verify, to_module …"""
+"""The verbs that look at one model, or rewrite it: suggest, rewrite, to_module."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from symfuse.adapters import Adapter, extract
-from symfuse.alignment import Alignment
-from symfuse.api.sources import Source, bare, model_of, opened, opened_any
+from symfuse.api.sources import model_of
 from symfuse.arguments import checked
 from symfuse.drafts import Draft, draft_of
 from symfuse.errors import CheckpointError
 from symfuse.io import Checkpoint
 from symfuse.io import open as open_checkpoint
 from symfuse.io.live import unwrap
+from symfuse.io.sources import Source, bare, opened
 from symfuse.modules import live
 from symfuse.rewriting import canonical
 from symfuse.runs import Record, frame_run, recorded
-from symfuse.verification import Proof, Verification
-from symfuse.verification import prove as prove_alignment
-from symfuse.verification import verify as verify_checkpoints
 
 
 @checked
@@ -74,78 +70,6 @@ def rewrite(source: Source, rewrites: Sequence[str]) -> Checkpoint:
     checkpoint = canonical(model, rewrites).checkpoint
     run = partial(frame_run, model.checkpoint, tuple(rewrites))
     return recorded(checkpoint, Record("frame", run, (model.checkpoint,), frame=tuple(rewrites)))
-
-
-@checked
-def verify(
-    before: Source,
-    after: Source,
-    alignment: Alignment | None = None,
-    *,
-    inputs: Mapping[str, Tensor] | None = None,
-    runner: Callable[[Checkpoint], Mapping[str, Tensor]] | None = None,
-    dtype: torch.dtype = torch.float64,
-    tolerance: float | None = None,
-) -> Verification:
-    """Whether two models compute the same function, by running both as the real class on the same inputs.
-
-    Configs and tables are compared too, and the result says how much of tables and positions was read (`.coverage`,
-    `.seen`). inputs: what to feed (default: seeded random ones, which reach special tokens, all token types, rows that
-    differ, and positions as far as is affordable). alignment: if it moved a space that the outputs live in, theirs is
-    moved along before the comparison. runner: for models without a `transformers` class. tolerance: the largest
-    difference relative to the largest output of its row; default by the dtype of the tensors that differ. The result
-    says `.equal`, `.errors` and `.differences`.
-    """
-    opening = opened if runner is None else opened_any
-    return verify_checkpoints(
-        opening(before), opening(after), alignment, inputs=inputs, runner=runner, dtype=dtype, tolerance=tolerance
-    )
-
-
-@checked
-def prove(
-    source: Source,
-    alignment: Alignment,
-    *,
-    inputs: Mapping[str, Tensor] | None = None,
-    runner: Callable[[Checkpoint], Mapping[str, Tensor]] | None = None,
-    memory: int | None = None,
-) -> Proof:
-    """Whether an alignment leaves what its source computes: in float64, before the moved weights are rounded.
-
-    Stronger than `verify(source, alignment(source))`, above all in half precision, where rounding can hide a mistake:
-    the error of the alignment and that of rounding are reported separately. memory: bytes; a model that takes more is
-    run layer by layer. Raises VerificationError.
-    """
-    opening = opened if runner is None else opened_any
-    return prove_alignment(opening(source), alignment, inputs=inputs, runner=runner, memory=memory)
-
-
-@checked
-def extract_lora(
-    finetuned: Source,
-    base: Source,
-    rank: int = 128,
-    *,
-    modules: Sequence[str] = (),
-    exclude: Sequence[str] = (),
-    alpha: int | None = None,
-    dtype: torch.dtype = torch.float32,
-    save_rest: bool = False,
-) -> Adapter:
-    """What a fine-tune changed, as a LoRA adapter of at most that rank, the nearest one, layer by layer.
-
-    `.save(folder)` it in the format of peft.
-
-    modules, exclude: the linear layers to take or to leave, by name, last part of a name, or regular expression, as
-    peft matches them. alpha: lora_alpha, by default the rank. dtype: of the factors. save_rest: keep what has no low
-    rank (embeddings, norms) as whole tensors. Raises IncompatibleError for models of other tensors or shapes,
-    OptionError for patterns that match nothing.
-    """
-    return extract(
-        opened(finetuned), opened(base), rank,
-        modules=modules, exclude=exclude, alpha=alpha, dtype=dtype, save_rest=save_rest,
-    )  # fmt: skip
 
 
 @checked

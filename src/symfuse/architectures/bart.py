@@ -1,11 +1,14 @@
 """BART, PLBart, mBART, Pegasus, Blenderbot: encoders with decoders, biases everywhere, learned or stored positions;
-norms after each block, or before it. One embedding is written and read by all, if the config does not untie them."""
+norms after each block, or before it. One embedding is written and read by all, if the config does not untie them. LED:
+BART with Longformer's attention in its encoder."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from symfuse.architectures import seq2seq
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import linear, norm
+from symfuse.architectures.blocks import Projections, key_shift, linear, norm, projections
 from symfuse.groups import Permutation
 from symfuse.spec import Axis
 
@@ -83,3 +86,33 @@ def mbart(c: Config) -> Family:
 def pegasus(c: Config) -> Family:
     """The sines of Pegasus are stored, and read from the file: they move with the stream."""
     return bart_like(c, c.max_position_embeddings, before=True, embedding_norm=False)
+
+
+AT = seq2seq.ENCODER + "self_attn."
+MAPS = (*(f"longformer_self_attn.{name}" for name in ("query", "key", "value")), "output")
+NAMES = projections(AT, *MAPS, part="encoder")
+# Values of both kinds are read by one output, so that they move alike.
+GLOBAL = Projections({letter: f"{name}_global" for letter, name in NAMES.items()}, "encoder")
+
+
+@architecture("led", float32=("LEDEncoderSelfAttention",))
+def led(c: Config) -> Family:
+    """A value's bias is not free in the encoder, as in Longformer."""
+    family = bart_like(c, 1, before=False, embedding_norm=True)
+    stream = "residual" if c.tied else "encoder_residual"
+    maps = GLOBAL.tensors(stream, bias="qkv")
+    maps = {n: text.replace("_qk", "_global_qk") for n, text in maps.items() if "output" not in n}
+    kept = {name: text for name, text in family.tensors.items() if not name.startswith(AT)}
+    places = {part: f"{part}_positions" for part in ("encoder", "decoder")}
+    tables = {f"{part}.embed_positions.weight": family.tensors[f"{part}.embed_positions.weight"] for part in places}
+    tables = {name: f"{places[name[:7]]} {text.partition(' ')[2]}" for name, text in tables.items()}
+    shifts = (key_shift(NAMES["k"], "encoder_qk"), key_shift(GLOBAL["k"], "encoder_global_qk"))
+    return replace(
+        family.plus(
+            axes={"encoder_global_qk": family.axes["encoder_qk"]}
+            | {axis: Axis(c.get(f"max_{part}_position_embeddings", 1024)) for part, axis in places.items()}
+        ),
+        prefix="led.",
+        tensors={**kept, **NAMES.tensors(stream), **maps, **tables},
+        shifts=(*(shift for shift in family.shifts if not shift.bias.startswith(AT)), *shifts),
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,11 +14,7 @@ import torch
 from symfuse.errors import SpecError, UnknownArchitectureError
 from symfuse.io.installed import resolved
 from symfuse.messages import suggestion
-from symfuse.spec import (
-    Axis,
-    NormKind,
-    Shift,
-)
+from symfuse.spec import Axis, NormKind, Shift
 
 # Fields with the number of layers, which declarations enumerate, and a bound above that of any model.
 LAYERS = (
@@ -158,6 +155,11 @@ class Config:
         return float(share)
 
     @property
+    def prefix(self) -> str:
+        """The type, as a prefix of names."""
+        return self.family.replace("-", "_") + "."
+
+    @property
     def tied(self) -> bool:
         """Whether the output head is the embedding; `transformers` ties unless the config, or the family, says
         otherwise."""
@@ -239,6 +241,38 @@ class Family:
         """The family with more axes, tensors, reads and so on, which replace those of the same names."""
         fields: dict[str, Any] = {name: {**getattr(self, name), **added} for name, added in more.items()}
         return replace(self, **fields)
+
+    def mapped(self, name: Callable[[str], str], axis: Callable[[str], str] = str) -> Family:
+        """The family with other names of its tensors, and of its axes; `legacy` and `predictors` stay."""
+
+        def layout(text: str) -> str:
+            return re.sub(r"[A-Za-z_]\w*", lambda match: axis(match[0]), text)
+
+        def of(tensors: Mapping[str, str]) -> dict[str, str]:
+            return {name(template): layout(text) for template, text in tensors.items()}
+
+        def pairs(names: Mapping[str, str]) -> dict[str, str]:
+            return {name(one): name(other) for one, other in names.items()}
+
+        def lists(names: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+            return {name(one): tuple(map(name, others)) for one, others in names.items()}
+
+        def shift(one: Shift) -> Shift:
+            weight, into = (None if text is None else name(text) for text in (one.weight, one.into))
+            return Shift(name(one.bias), layout(one.axis), weight, into)
+
+        fields: dict[str, Any] = {key: pairs(getattr(self, key)) for key in ("tied", "absent", "scales", "gauges")}
+        fields |= {key: lists(getattr(self, key)) for key in ("reads", "stacks")}
+        return replace(
+            self,
+            axes={axis(key): replace(one, per=tuple(map(axis, one.per))) for key, one in self.axes.items()},
+            tensors=of(self.tensors),
+            optional={part: of(tensors) for part, tensors in self.optional.items()},
+            heads={label: replace(head, tensors=of(head.tensors)) for label, head in self.heads.items()},
+            outputs={field: layout(text) for field, text in self.outputs.items()},
+            shifts=tuple(map(shift, self.shifts)),
+            **fields,
+        )
 
 
 Declare = Callable[[Config], Family]

@@ -6,17 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import (
-    attention,
-    attention_shifts,
-    block_axes,
-    dense_head,
-    linear,
-    norm,
-    post_norm,
-    projections,
-    readers,
-)
+from symfuse.architectures.blocks import block_axes, dense_head, feed_forward, linear, norm, post_norm, projections
 from symfuse.architectures.names import LEGACY
 from symfuse.groups import Permutation, Signed
 from symfuse.spec import Axis
@@ -26,10 +16,9 @@ SELF = LAYER + "attention.self."
 
 NAMES = projections(LAYER + "attention.", "self.query", "self.key", "self.value", "output.dense")
 ENCODER = {
-    **attention(NAMES),
+    **NAMES.tensors(),
     **norm(LAYER + "attention.output.LayerNorm"),
-    **linear(LAYER + "intermediate.dense", "ffn"),
-    **linear(LAYER + "output.dense", "residual", "ffn*"),
+    **feed_forward(LAYER + "intermediate.dense", LAYER + "output.dense"),
     **norm(LAYER + "output.LayerNorm"),
 }
 WORDS = "embeddings.word_embeddings.weight"
@@ -40,7 +29,7 @@ EMBEDDINGS = {
     **norm("embeddings.LayerNorm"),
 }
 POOLER = linear("pooler.dense", "pool")
-SHIFTS = attention_shifts(NAMES)
+SHIFTS = NAMES.shifts()
 BUFFERS = ("*embeddings.position_ids", "*embeddings.token_type_ids")
 OUTPUTS = {"last_hidden_state": "residual", "pooler_output": "pool"}
 
@@ -112,9 +101,7 @@ def bert(c: Config) -> Family:
         shifts=SHIFTS,
         outputs=OUTPUTS,
         gauges=gauges(
-            c.num_hidden_layers,
-            TRANSFORM + "dense",
-            transform=(TRANSFORM + "LayerNorm", PREDICTIONS + "decoder"),
+            c.num_hidden_layers, TRANSFORM + "dense", transform=(TRANSFORM + "LayerNorm", PREDICTIONS + "decoder")
         ),
     )
 
@@ -143,7 +130,7 @@ def pre_norm(family: Family, attention: str, ffn: str, last: str, *, embeddings:
     norms = norm(LAYER + attention) | norm(LAYER + ffn) | norm(last)
     dense = ("pooler.dense", "classifier", "classifier.dense", "qa_outputs", "lm_head.dense", TRANSFORM + "dense")
     reads = {
-        f"{LAYER}{attention}.weight": readers(NAMES),
+        f"{LAYER}{attention}.weight": NAMES.readers,
         f"{LAYER}{ffn}.weight": (LAYER + "intermediate.dense.weight",),
         f"{last}.weight": ("last_hidden_state", *(f"{name}.weight" for name in dense)),
     }

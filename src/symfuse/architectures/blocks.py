@@ -51,39 +51,55 @@ def norm(name: str, stream: str = "residual", *, bias: bool = True) -> dict[str,
     return {name + ".weight": f"|{stream}|"} | ({name + ".bias": stream} if bias else {})
 
 
+def norms(*names: str, bias: bool = True) -> dict[str, str]:
+    """LayerNorms of the stream."""
+    return {name: layout for one in names for name, layout in norm(one, bias=bias).items()}
+
+
+def feed_forward(up: str, down: str, *, bias: bool = True) -> dict[str, str]:
+    """Two maps with neurons between them."""
+    return linear(up, "ffn", bias=bias) | linear(down, "residual", "ffn*", bias=bias)
+
+
 def of_heads(part: str) -> tuple[str, str, str]:
     """The axes of one kind of attention: heads, and of each queries and keys, and values."""
     return (f"{part}_h", f"{part}_qk", f"{part}_v") if part else ("h", "qk", "v")
 
 
-def attention(
-    names: Mapping[str, str], part: str = "", stream: str = "residual", memory: str = "residual", *, bias: str = "qkvo"
-) -> dict[str, str]:
-    """The maps of one attention, called `names["q"]`, k, v, and o for that of the output. part: the word before its
-    axes. memory: the stream that keys and values read. bias: the letters of those with a bias."""
-    h, qk, v = of_heads(part)
-    ends = {
-        "q": (f"({h} {qk})", f"{stream}*"), "k": (f"({h} {qk}*)", f"{memory}*"), "v": (f"({h} {v})", f"{memory}*"),
-        "o": (stream, f"({h} {v}*)"),
-    }  # fmt: skip
-    return {n: t for at, (out, read) in ends.items() for n, t in linear(names[at], out, read, bias=at in bias).items()}
+class Projections(dict[str, str]):
+    """The maps of one attention, by letter: queries, keys, values, and o for that of the output. part: the word before
+    its axes."""
+
+    def __init__(self, names: Mapping[str, str], part: str = "") -> None:
+        super().__init__(names)
+        self.axes = of_heads(part)
+
+    def tensors(self, stream: str = "residual", memory: str = "", *, bias: str = "qkvo") -> dict[str, str]:
+        """memory: the stream that keys and values read, by default the same. bias: the letters of those with a bias."""
+        (h, qk, v), memory = self.axes, memory or stream
+        ends = {
+            "q": (f"({h} {qk})", f"{stream}*"), "k": (f"({h} {qk}*)", f"{memory}*"), "v": (f"({h} {v})", f"{memory}*"),
+            "o": (stream, f"({h} {v}*)"),
+        }  # fmt: skip
+        return {
+            n: t for at, (out, read) in ends.items() for n, t in linear(self[at], out, read, bias=at in bias).items()
+        }
+
+    def shifts(self, *, bias: str = "qkvo") -> tuple[Shift, ...]:
+        """A key's bias is free, and a value's may move into that of the output."""
+        _, qk, v = self.axes
+        value = value_shift(self["v"], self["o"], v)
+        return (Shift(self["k"] + ".bias", f"{qk}*"), value) if "k" in bias else (value,)
+
+    @property
+    def readers(self) -> tuple[str, ...]:
+        """The maps that read the stream."""
+        return tuple(f"{self[at]}.weight" for at in "qkv")
 
 
-def attention_shifts(names: Mapping[str, str], part: str = "", *, bias: str = "qkvo") -> tuple[Shift, ...]:
-    """Of such an attention: a key's bias is free, and a value's may move into that of the output."""
-    _, qk, v = of_heads(part)
-    value = value_shift(names["v"], names["o"], v)
-    return (Shift(names["k"] + ".bias", f"{qk}*"), value) if "k" in bias else (value,)
-
-
-def readers(names: Mapping[str, str]) -> tuple[str, ...]:
-    """The maps that read the stream."""
-    return tuple(f"{names[at]}.weight" for at in "qkv")
-
-
-def projections(at: str, *names: str) -> dict[str, str]:
-    """The maps of an attention by their letters, from their names in its order: queries, keys, values, output."""
-    return {letter: at + name for letter, name in zip("qkvo", names, strict=True)}
+def projections(at: str, *names: str, part: str = "") -> Projections:
+    """The maps of an attention, from their names in its order: queries, keys, values, output."""
+    return Projections({letter: at + name for letter, name in zip("qkvo", names, strict=True)}, part)
 
 
 def dense_head(c: Config, dense: str, norm_name: str, decoder: str, embedding: str = "residual") -> dict[str, str]:
@@ -180,23 +196,10 @@ def renamed(tensors: Mapping[str, str], names: Mapping[str, str]) -> dict[str, s
     return {replaced(name, names): layout for name, layout in tensors.items()}
 
 
-def with_names(family: Family, names: Mapping[str, str]) -> Family:
-    """The family with names of which pieces are replaced, but for those of its heads."""
-
-    def name(old: str) -> str:
-        return replaced(old, names)
-
-    def of(shift: Shift) -> Shift:
-        weight, into = (None if one is None else name(one) for one in (shift.weight, shift.into))
-        return Shift(name(shift.bias), shift.axis, weight, into)
-
+def with_names(family: Family, names: Mapping[str, str], prefix: str | None = None) -> Family:
+    """The family with names of which pieces are replaced, in the order of `names`; and perhaps another prefix."""
     return replace(
-        family,
-        tensors=renamed(family.tensors, names),
-        tied={alias: name(tensor) for alias, tensor in family.tied.items()},
-        shifts=tuple(map(of, family.shifts)),
-        reads={name(gain): tuple(map(name, readers)) for gain, readers in family.reads.items()},
-        stacks={name(stack): tuple(map(name, pieces)) for stack, pieces in family.stacks.items()},
+        family.mapped(lambda name: replaced(name, names)), prefix=family.prefix if prefix is None else prefix
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import attention, attention_shifts, block_axes, linear, norm, projections, readers
+from symfuse.architectures.blocks import block_axes, feed_forward, linear, norm, norms, projections
 from symfuse.architectures.parts import part_of, together
 from symfuse.groups import Orthogonal
 from symfuse.spec import Axis
@@ -20,17 +20,12 @@ EMBEDDINGS = "embeddings."
 TEXT_LAST, VISION_LAST = "final_layer_norm", "post_layernorm"
 
 LAYERS = {
-    **attention(NAMES),
-    **linear(LAYER + "mlp.fc1", "ffn"),
-    **linear(LAYER + "mlp.fc2", "residual", "ffn*"),
-    **norm(LAYER + "layer_norm1"),
-    **norm(LAYER + "layer_norm2"),
+    **NAMES.tensors(),
+    **feed_forward(LAYER + "mlp.fc1", LAYER + "mlp.fc2"),
+    **norms(LAYER + "layer_norm1", LAYER + "layer_norm2"),
 }
-READS = {
-    LAYER + "layer_norm1.weight": readers(NAMES),
-    LAYER + "layer_norm2.weight": (LAYER + "mlp.fc1.weight",),
-}
-SHIFTS = attention_shifts(NAMES)
+READS = {LAYER + "layer_norm1.weight": NAMES.readers, LAYER + "layer_norm2.weight": (LAYER + "mlp.fc1.weight",)}
+SHIFTS = NAMES.shifts()
 BUFFERS = ("*embeddings.position_ids",)
 OUTPUTS = {"last_hidden_state": "residual", "pooler_output": "residual"}
 SHARED = ("projection", "vocab", "channels", "patch")  # axes of one tower only, or of both

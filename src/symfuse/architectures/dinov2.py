@@ -8,14 +8,12 @@ from dataclasses import replace
 
 from symfuse.architectures.base import Config, Family, Head, architecture
 from symfuse.architectures.blocks import (
-    attention,
-    attention_shifts,
     block_axes,
+    feed_forward,
     linear,
-    norm,
+    norms,
     placed,
     projections,
-    readers,
     renamed,
     rotary_axes,
     value_shift,
@@ -33,10 +31,7 @@ NAMES = {
     LAYER + "output.dense": MLP + "fc2",
 }
 SCALES = {LAYER + "layer_scale1.lambda1": OUTPUT + ".weight", LAYER + "layer_scale2.lambda1": MLP + "fc2.weight"}
-GATED = {
-    **linear(MLP + "weights_in", "(|ffn| + ffn)"),
-    **linear(MLP + "weights_out", "residual", "ffn*"),
-}
+GATED = {**linear(MLP + "weights_in", "(|ffn| + ffn)"), **linear(MLP + "weights_out", "residual", "ffn*")}
 MASK = {"embeddings.mask_token": "1 residual"}
 
 
@@ -67,12 +62,12 @@ def _family(c: Config, prefix: str, patch: int, tokens: Mapping[str, str]) -> Fa
             # It reads the class token and the mean of the patches, side by side.
             "classification": Head(
                 ("ForImageClassification",), linear("classifier", "labels", "(residual* + residual*)")
-            ),
+            )
         },
-        shifts=attention_shifts(PROJECTIONS) if biased else (),
+        shifts=PROJECTIONS.shifts() if biased else (),
         outputs={"last_hidden_state": "residual", "pooler_output": "residual"},
         reads={
-            LAYER + "norm1.weight": readers(PROJECTIONS),
+            LAYER + "norm1.weight": PROJECTIONS.readers,
             LAYER + "norm2.weight": (first,),
             "layernorm.weight": ("last_hidden_state", "pooler_output", "classifier.weight"),
         },
@@ -117,19 +112,16 @@ def dinov3_vit(c: Config) -> Family:
             "embeddings.mask_token": "1 1 residual",
             "embeddings.register_tokens": "1 registers residual",
             **linear("embeddings.patch_embeddings", "residual", "channels height width"),
-            **placed(attention(TURNED, bias=biased), {"qk*": "c* f", "qk": "c f"}),
+            **placed(TURNED.tensors(bias=biased), {"qk*": "c* f", "qk": "c f"}),
             **(linear(first, "|ffn|", bias=bias) if gated else {}),
-            **linear(BLOCK + "mlp.up_proj", "ffn", bias=bias),
-            **linear(BLOCK + "mlp.down_proj", "residual", "ffn*", bias=bias),
+            **feed_forward(BLOCK + "mlp.up_proj", BLOCK + "mlp.down_proj", bias=bias),
             **{f"{BLOCK}layer_scale{i}.lambda1": "|residual|" for i in (1, 2)},
-            **norm(BLOCK + "norm1"),
-            **norm(BLOCK + "norm2"),
-            **norm("norm"),
+            **norms(BLOCK + "norm1", BLOCK + "norm2", "norm"),
         },
         shifts=(value_shift(TURNED["v"], TURNED["o"]),) if {"v", "o"} <= set(biased) else (),
         outputs={"last_hidden_state": "residual", "pooler_output": "residual"},
         reads={
-            BLOCK + "norm1.weight": readers(TURNED),
+            BLOCK + "norm1.weight": TURNED.readers,
             BLOCK + "norm2.weight": tuple({first + ".weight": "", BLOCK + "mlp.up_proj.weight": ""}),
             "norm.weight": ("last_hidden_state", "pooler_output"),
         },

@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from symfuse.architectures import bert
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import (
-    attention_shifts,
-    block_axes,
-    dense_head,
-    linear,
-    neurons,
-    post_norm,
-    projections,
-    renamed,
-)
+from symfuse.architectures.blocks import block_axes, dense_head, linear, neurons, post_norm, projections, renamed
 from symfuse.groups import Permutation
 from symfuse.spec import Axis
 
@@ -45,20 +36,16 @@ def distilbert(c: Config) -> Family:
         tensors=embeddings | renamed(bert.ENCODER, NAMES),
         heads={
             "masked LM": Head(
-                ("ForMaskedLM",),
-                dense_head(c, "vocab_transform", "vocab_layer_norm", "vocab_projector"),
+                ("ForMaskedLM",), dense_head(c, "vocab_transform", "vocab_layer_norm", "vocab_projector")
             ),
-            "sequence": Head(
-                ("ForSequenceClassification",),
-                pre | linear("classifier", "labels", "pre*"),
-            ),
+            "sequence": Head(("ForSequenceClassification",), pre | linear("classifier", "labels", "pre*")),
             "choice": Head(("ForMultipleChoice",), pre | linear("classifier", "1", "pre*")),
             "token": bert.TOKEN,
             "question": bert.QUESTION,
         },
         tied={"vocab_projector.weight": bert.WORDS} if c.tied else {},
         buffers=bert.BUFFERS,
-        shifts=attention_shifts(PROJECTIONS),
+        shifts=PROJECTIONS.shifts(),
         outputs={"last_hidden_state": "residual"},
         gauges=post_norm(
             c.n_layers,

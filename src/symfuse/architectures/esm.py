@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from symfuse.architectures import bert, roberta
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import attention, neurons, norm, placed, rotary_axes, value_shift
+from symfuse.architectures.blocks import neurons, norm, placed, rotary_axes, value_shift
 from symfuse.errors import SpecError
 from symfuse.spec import Axis
 
@@ -47,7 +47,7 @@ def esm(c: Config) -> Family:
 def _turned(family: Family) -> Family:
     """Files may have learned positions, which nothing reads."""
     head = family.axes["qk"].size
-    maps = placed(attention(bert.NAMES), {"qk*": "c* f", "qk": "c f"})
+    maps = placed(bert.NAMES.tensors(), {"qk*": "c* f", "qk": "c f"})
     tensors = {name: text for name, text in {**family.tensors, **maps}.items() if name != POSITIONS}
     axes: dict[str, Axis] = {name: axis for name, axis in family.axes.items() if name != "qk"}
     return replace(

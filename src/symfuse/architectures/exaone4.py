@@ -7,7 +7,7 @@ from symfuse.architectures import decoder
 from symfuse.architectures.base import Config, Family, architecture
 from symfuse.architectures.blocks import with_names
 from symfuse.architectures.experts import deepseek, dense_layers
-from symfuse.architectures.olmo2 import POST_NORMS
+from symfuse.architectures.olmo import POST_NORMS
 from symfuse.groups import Sign
 
 NORMED = decoder.PROJECTIONS | decoder.NORMS_OF_HEADS

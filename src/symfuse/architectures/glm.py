@@ -9,7 +9,7 @@ from symfuse.architectures import decoder
 from symfuse.architectures.base import Config, Family, architecture
 from symfuse.architectures.blocks import ROTARY, with_names
 from symfuse.architectures.experts import deepseek, dense_layers
-from symfuse.architectures.phi3 import FUSED, FUSED_READS
+from symfuse.architectures.llama import FUSED, FUSED_READS
 from symfuse.groups import Sign
 
 FUSED_MLP = {name: layout for name, layout in FUSED.items() if name.startswith(decoder.MLP)}

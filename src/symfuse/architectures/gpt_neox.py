@@ -4,7 +4,17 @@ feed-forward on the same stream or one after the other."""
 from __future__ import annotations
 
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import HEADS, OUTPUTS, READERS, block_axes, linear, norm, rotary_axes, value_shift
+from symfuse.architectures.blocks import (
+    HEADS,
+    OUTPUTS,
+    READERS,
+    block_axes,
+    feed_forward,
+    linear,
+    norm,
+    rotary_axes,
+    value_shift,
+)
 from symfuse.spec import Axis, Shift
 
 LAYER = "layers.{l}."
@@ -31,8 +41,7 @@ def gpt_neox(c: Config) -> Family:
             **linear(QKV, fused, bias=bias),
             **linear(DENSE, "residual", "(h v*)", bias=bias),
             **norm(LAYER + "post_attention_layernorm"),
-            **linear(UP, "ffn"),
-            **linear(DOWN, "residual", "ffn*"),
+            **feed_forward(UP, DOWN),
             **norm("final_layer_norm"),
         },
         heads=HEADS | {"causal LM": Head(("ForCausalLM",), {HEAD: "vocab residual*"})},

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import HEADS, OUTPUTS, READERS, block_axes, linear, norm, rotary_axes
+from symfuse.architectures.blocks import HEADS, OUTPUTS, READERS, block_axes, feed_forward, linear, norm, rotary_axes
 from symfuse.errors import SpecError
 from symfuse.groups import Permutation
 from symfuse.spec import Axis
@@ -66,8 +66,7 @@ def _family(c: Config) -> Family:
             **linear(ATTENTION + "k_proj", key, bias=False),
             **linear(ATTENTION + "v_proj", "(h v)", bias=False),
             **linear(ATTENTION + "out_proj", "residual", "(h v*)", bias=False),
-            **linear(UP, "ffn"),
-            **linear(DOWN, "residual", "ffn*"),
+            **feed_forward(UP, DOWN),
             **norm("ln_f"),
         },
         heads={name: HEADS[name] for name in ("sequence", "question")}

@@ -1,13 +1,17 @@
-"""Llama and what has its form: Mistral, SmolLM, Yi, Granite, SmolLM3, Qwen2, Qwen3, EXAONE 3, ERNIE 4.5, Helium …"""
+"""Llama and what has its form: Mistral, SmolLM, Yi, Granite, SmolLM3, Qwen2, Qwen3, EXAONE 3, ERNIE 4.5, Helium …;
+Phi-3 and Phi-4, with queries, keys and values in one tensor, and gate and up in another; EuroBERT, without a causal
+mask, and with the heads of an encoder."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from symfuse.architectures import decoder
-from symfuse.architectures.base import Config, Family, architecture
-from symfuse.architectures.blocks import ROTARY, with_names
+from symfuse.architectures.base import Config, Family, Head, architecture
+from symfuse.architectures.bert import TOKEN
+from symfuse.architectures.blocks import ROTARY, linear, neurons, placed, with_names
 from symfuse.groups import Group, Sign
+from symfuse.spec import Axis
 
 # The names of EXAONE 3's files.
 EXAONE = {
@@ -57,7 +61,7 @@ def ernie4_5(c: Config) -> Family:
 @architecture("exaone", tied=False, spelt={"num_hidden_layers": "num_layers", "hidden_act": "activation_function"})
 def exaone(c: Config) -> Family:
     """EXAONE 3 is a Llama under other names."""
-    return replace(with_names(llama(c), EXAONE), prefix="transformer.")
+    return with_names(llama(c), EXAONE, "transformer.")
 
 
 @architecture("smollm3")
@@ -85,3 +89,41 @@ def qwen2(c: Config) -> Family:
 def qwen3(c: Config) -> Family:
     family = _family(c, Sign(), size=128).plus(tensors=decoder.NORMS_OF_HEADS)
     return decoder.biased(family, c.get("attention_bias", False))
+
+
+FUSED = {
+    decoder.ATTENTION + "qkv_proj.weight": "(kv q c f + kv c* f + kv v) residual*",
+    decoder.ATTENTION + "o_proj.weight": "residual (kv q v*)",
+    decoder.MLP + "gate_up_proj.weight": "(|ffn| + ffn) residual*",
+    decoder.MLP + "down_proj.weight": "residual ffn*",
+}
+FUSED_READS = decoder.READS | {
+    decoder.BEFORE_ATTENTION: (decoder.ATTENTION + "qkv_proj.weight",),
+    decoder.BEFORE_MLP: (decoder.MLP + "gate_up_proj.weight",),
+}
+
+
+@architecture("phi3", tied=False)
+def phi3(c: Config) -> Family:
+    axes = decoder.axes(c, share=1.0) | decoder.gated(c)
+    return decoder.family(
+        c, axes, (placed(FUSED, decoder.PARTLY) if "p" in axes else FUSED) | decoder.NORMS, FUSED_READS
+    )
+
+
+@architecture("eurobert", tied=False)
+def eurobert(c: Config) -> Family:
+    family = llama(c)
+    # Of the two heads that have a classifier, one reads the stream by it.
+    first = "classifier" if c.class_name.endswith(TOKEN.classes) else "dense"
+    pooled = linear("dense", "pre") | linear("classifier", "labels", "pre*")
+    return replace(
+        family,
+        axes={**family.axes, "pre": Axis(c.hidden_size, neurons("gelu"))},
+        heads={
+            "masked LM": Head(("ForMaskedLM",), linear("lm_head", "vocab", bias=c.get("mlp_bias", False))),
+            "sequence": Head(("ForSequenceClassification",), pooled),
+            "token": TOKEN,
+        },
+        reads={**family.reads, "norm.weight": ("last_hidden_state", "lm_head.weight", first + ".weight")},
+    )

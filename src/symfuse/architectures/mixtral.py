@@ -8,7 +8,7 @@ from dataclasses import replace
 from symfuse.architectures import decoder
 from symfuse.architectures.base import Config, Family, architecture
 from symfuse.architectures.experts import EXPERTS, expert_axes, mixture
-from symfuse.architectures.olmo2 import NORMS_OVER_HEADS
+from symfuse.architectures.olmo import NORMS_OVER_HEADS
 from symfuse.groups import Permutation, Sign, Signed
 from symfuse.spec import Axis, NormKind
 

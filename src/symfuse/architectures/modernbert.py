@@ -1,15 +1,16 @@
-"""ModernBERT: a pre-norm encoder with rotary positions and gated neurons, both fused. Its first attention reads the
-normalised embeddings as they are, so that the stream cannot be rotated: the gain of that norm is of single units. Its
-decoder (Ettin) has queries, keys and values apart."""
+"""NomicBERT: BERT's post-norm blocks with rotary positions, fused queries, keys and values, and gated neurons.
+ModernBERT: a pre-norm encoder with the same, gate and up fused too. Its first attention reads the normalised embeddings
+as they are, so that the stream cannot be rotated: the gain of that norm is of single units. Its decoder (Ettin) has
+queries, keys and values apart."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from symfuse.architectures import decoder
+from symfuse.architectures import bert, decoder
 from symfuse.architectures.base import Config, Family, Head, architecture
 from symfuse.architectures.blocks import OUTPUTS, absent, block_axes, linear, neurons, norm, rotary_axes, value_shift
-from symfuse.groups import Permutation
+from symfuse.groups import Permutation, Signed
 from symfuse.spec import Axis, Shift
 
 LAYER = "layers.{l}."
@@ -89,4 +90,50 @@ def _family(c: Config, attention: Mapping[str, str], heads: Mapping[str, Head], 
         buffers=("*rotary_emb.*inv_freq",),
         shifts=shifts,
         outputs=OUTPUTS,
+    )
+
+
+# Of NomicBERT, as they are on disk; in memory the projections are apart.
+BLOCK = "encoder.layers.{l}."
+
+
+@architecture("nomic_bert")
+def nomic_bert(c: Config) -> Family:
+    act = c.get("hidden_act", "silu")
+    axes = block_axes(
+        c.num_hidden_layers, c.hidden_size, c.num_attention_heads, c.intermediate_size, act, c.get("head_dim")
+    )
+    head = axes.pop("qk").size
+    axes |= decoder.gated(c, act) | rotary_axes(head, head, ("l", "h"))
+    axes |= {
+        "vocab": Axis(c.vocab_size),
+        "types": Axis(c.get("type_vocab_size", 2)),
+        "pool": Axis(c.hidden_size, Signed()),  # tanh is odd
+        "lm": Axis(c.hidden_size, Permutation()),
+        "labels": Axis(c.labels),
+    }
+    return Family(
+        axes=axes,
+        prefix="nomic_bert.",
+        tensors={
+            bert.WORDS: "vocab residual",
+            "embeddings.token_type_embeddings.weight": "types residual",
+            **norm("emb_ln"),
+            **linear(BLOCK + "attn.Wqkv", "(h c f + h c* f + h v)", bias=False),
+            **linear(BLOCK + "attn.out_proj", "residual", "(h v*)", bias=False),
+            **norm(BLOCK + "norm1"),
+            **linear(BLOCK + "mlp.fc11", "ffn", bias=False),
+            **linear(BLOCK + "mlp.fc12", "|ffn|", bias=False),  # the gate
+            **linear(BLOCK + "mlp.fc2", "residual", "ffn*", bias=False),
+            **norm(BLOCK + "norm2"),
+        },
+        optional={"pooler": bert.POOLER},
+        heads={
+            "masked LM": Head(("ForMaskedLM",), bert.predictions(c, "layer_norm")),
+            "sequence": Head(("ForSequenceClassification",), bert.POOLED),
+            "token": bert.TOKEN,
+        },
+        tied=bert.ties(c),
+        buffers=(*bert.BUFFERS, "*rotary_emb.*inv_freq"),
+        outputs=bert.OUTPUTS,
     )

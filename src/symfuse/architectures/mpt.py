@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from symfuse.architectures.base import Config, Family, architecture
-from symfuse.architectures.blocks import ALIBI, HEADS, OUTPUTS, READERS, block_axes, linear, norm
+from symfuse.architectures.blocks import ALIBI, HEADS, OUTPUTS, READERS, block_axes, feed_forward, linear, norm
 from symfuse.groups import Signed
 from symfuse.spec import Axis
 
@@ -28,8 +28,7 @@ def mpt(c: Config) -> Family:
             **linear(QKV, "(h qk + h qk* + h v)", bias=False),
             **linear(OUT, "residual", "(h v*)", bias=False),
             **norm(LAYER + "norm_2", bias=False),
-            **linear(UP, "ffn", bias=False),
-            **linear(DOWN, "residual", "ffn*", bias=False),
+            **feed_forward(UP, DOWN, bias=False),
             **norm("norm_f", bias=False),
         },
         heads=HEADS,

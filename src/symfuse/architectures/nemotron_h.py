@@ -8,13 +8,7 @@ from symfuse.architectures import decoder
 from symfuse.architectures.base import Config, Family, architecture
 from symfuse.architectures.blocks import linear, neurons, with_names
 from symfuse.architectures.experts import expert_axes, in_groups
-from symfuse.architectures.state_space import (
-    MIXER,
-    biased,
-    mamba2,
-    with_last_norm,
-    with_mixer,
-)
+from symfuse.architectures.state_space import MIXER, biased, mamba2, with_last_norm, with_mixer
 from symfuse.errors import SpecError
 from symfuse.groups import Invertible
 from symfuse.spec import Axis

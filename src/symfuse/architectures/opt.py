@@ -3,18 +3,7 @@
 from __future__ import annotations
 
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import (
-    HEADS,
-    READERS,
-    attention,
-    attention_shifts,
-    block_axes,
-    linear,
-    norm,
-    placed,
-    projections,
-    readers,
-)
+from symfuse.architectures.blocks import HEADS, READERS, block_axes, feed_forward, linear, norms, placed, projections
 from symfuse.groups import Centred, Invertible
 from symfuse.spec import Axis
 
@@ -45,7 +34,7 @@ def opt(c: Config) -> Family:
         axes["residual"] = Axis(c.hidden_size, Centred())
     # Of a projected stream: what it is written to, and what reads that. A tied head is the embedding: its dual is read.
     out, read = ("residual", "residual*") if not projected else ("embedding*", "embedding") if c.tied else ("lm", "lm*")
-    norms = [LAYER + "self_attn_layer_norm", LAYER + "final_layer_norm", *([LAST] if last else [])]
+    places = [LAYER + "self_attn_layer_norm", LAYER + "final_layer_norm", *([LAST] if last else [])]
     return Family(
         axes=axes,
         prefix="model.",
@@ -53,10 +42,9 @@ def opt(c: Config) -> Family:
             EMBEDDING: "vocab embedding" if projected else "vocab residual",
             "decoder.embed_positions.weight": "positions residual",
             **(linear("decoder.project_in", "residual", "embedding*", bias=False) if projected else {}),
-            **attention(NAMES, bias="qkvo" if bias else ""),
-            **linear(LAYER + "fc1", "ffn", bias=bias),
-            **linear(LAYER + "fc2", "residual", "ffn*", bias=bias),
-            **{name: layout for at in norms if gains for name, layout in norm(at).items()},
+            **NAMES.tensors(bias="qkvo" if bias else ""),
+            **feed_forward(LAYER + "fc1", LAYER + "fc2", bias=bias),
+            **(norms(*places) if gains else {}),
             **(linear("decoder.project_out", out, bias=False) if projected else {}),
         },
         heads={
@@ -64,10 +52,10 @@ def opt(c: Config) -> Family:
             for name in ("causal LM", "sequence", "question")
         },
         tied={"lm_head.weight": EMBEDDING} if c.tied else {},
-        shifts=attention_shifts(NAMES) if bias else (),
+        shifts=NAMES.shifts() if bias else (),
         outputs={"last_hidden_state": out},
         reads={
-            LAYER + "self_attn_layer_norm.weight": readers(NAMES),
+            LAYER + "self_attn_layer_norm.weight": NAMES.readers,
             LAYER + "final_layer_norm.weight": (LAYER + "fc1.weight",),
             LAST + ".weight": ("decoder.project_out.weight",) if projected else READERS,
         }

@@ -8,7 +8,16 @@ from dataclasses import replace
 
 from symfuse.architectures import decoder
 from symfuse.architectures.base import Config, Family, architecture
-from symfuse.architectures.blocks import block_axes, linear, norm, rotary_axes, value_shift, with_names
+from symfuse.architectures.blocks import (
+    block_axes,
+    feed_forward,
+    linear,
+    norm,
+    norms,
+    rotary_axes,
+    value_shift,
+    with_names,
+)
 from symfuse.groups import Permutation, Sign
 from symfuse.spec import Axis, Shift
 
@@ -58,9 +67,9 @@ def persimmon(c: Config) -> Family:
     axes |= {"vocab": Axis(c.vocab_size), "labels": Axis(c.labels)} | decoder.ungated(c, c.get("hidden_act", "relu2"))
     query, key = ("(c f + p)", "(c* f + p*)") if "p" in axes else ("c f", "c* f")
     shifts: tuple[Shift, ...] = (value_shift(QKV, DENSE),)
-    norms: dict[str, str] = {}
+    of_heads: dict[str, str] = {}
     if c.get("qk_layernorm", True):
-        axes, places, norms = _normed(axes)
+        axes, places, of_heads = _normed(axes)
         query = key = f"({places[query]})"
         shifts = (*shifts, *([KEY_NORM] if "n" in axes else []))
     elif "p" in axes:
@@ -68,10 +77,9 @@ def persimmon(c: Config) -> Family:
     tensors = {
         **linear(QKV, f"(h ({query} + {key} + v))"),
         **linear(DENSE, "residual", "(h v*)"),
-        **linear(UP, "ffn"),
-        **linear(DOWN, "residual", "ffn*"),
-        **{name: layout for at in (BEFORE, BETWEEN, LAST) for name, layout in norm(at).items()},
-        **norms,
+        **feed_forward(UP, DOWN),
+        **norms(BEFORE, BETWEEN, LAST),
+        **of_heads,
     }
     reads: dict[str, tuple[str, ...]] = {BEFORE + ".weight": (QKV + ".weight",), BETWEEN + ".weight": (UP + ".weight",)}
     reads[LAST + ".weight"] = decoder.READS["norm.weight"]

@@ -9,7 +9,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from symfuse.architectures.base import Config, Family, architecture
-from symfuse.architectures.blocks import block_axes, linear, neurons, norm, placed, rotary_axes, size_of_head
+from symfuse.architectures.blocks import (
+    block_axes,
+    feed_forward,
+    linear,
+    neurons,
+    norm,
+    placed,
+    rotary_axes,
+    size_of_head,
+)
 from symfuse.architectures.multimodal import joined
 from symfuse.groups import Orthogonal, Signed, SignedMonomial
 from symfuse.spec import Axis, Shift
@@ -24,11 +33,7 @@ ENCODER = {
     QKV + ".bias": FUSED,
     **linear(PROJ, "residual", "(h v*)"),
 }
-GATED = {
-    **linear(LAYER + "mlp.gate_proj", "|ffn|"),
-    **linear(LAYER + "mlp.up_proj", "ffn"),
-    **linear(LAYER + "mlp.down_proj", "residual", "ffn*"),
-}
+GATED = {**linear(LAYER + "mlp.gate_proj", "|ffn|"), **feed_forward(LAYER + "mlp.up_proj", LAYER + "mlp.down_proj")}
 AT = ("language_model.", "visual.")
 
 
@@ -62,7 +67,7 @@ def _merged(family: Family, first: str, last: str, out: int, at: str = MERGER, f
 @architecture("qwen2_vl_vision", float32=("Qwen2VisionTransformerPretrainedModel",))
 def qwen2_vl_vision(c: Config) -> Family:
     family = _encoder(c, c.embed_dim, int(c.embed_dim * c.get("mlp_ratio", 4)), "quick_gelu")
-    block = linear(LAYER + "mlp.fc1", "ffn") | linear(LAYER + "mlp.fc2", "residual", "ffn*")
+    block = feed_forward(LAYER + "mlp.fc1", LAYER + "mlp.fc2")
     return _merged(family.plus(tensors=block | norm(MERGER + "ln_q")), "mlp.0", "mlp.2", c.hidden_size)
 
 
@@ -89,8 +94,7 @@ def qwen3_vl_vision(c: Config) -> Family:
     tensors = {
         "patch_embed.proj.bias": "residual",
         "pos_embed.weight": "positions residual",
-        **linear(LAYER + "mlp.linear_fc1", "ffn"),
-        **linear(LAYER + "mlp.linear_fc2", "residual", "ffn*"),
+        **feed_forward(LAYER + "mlp.linear_fc1", LAYER + "mlp.linear_fc2"),
         **norm(MERGER + "norm"),
         DEEP + "norm.weight": "(patches |residual|)",
         DEEP + "norm.bias": "(patches residual)",

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import linear, neurons
-from symfuse.architectures.parts import called
+from symfuse.architectures.blocks import linear, neurons, with_names
 from symfuse.errors import SpecError
 from symfuse.groups import Group, Permutation, PositiveMonomial, Signed
 from symfuse.io.live import CONFIGS, CONFIGS_BY_SHAPES, Shapes, shapes_of
@@ -127,7 +126,7 @@ def resnet(c: Config) -> Family:
         names |= {f".conv{i}.": f".layer.{i - 1}.convolution.", f".bn{i}.": f".layer.{i - 1}.normalization."}
     names |= {"downsample.0": "shortcut.convolution", "downsample.1": "shortcut.normalization", "fc.": "classifier.1."}
     names |= {"conv1.": "embedder.embedder.convolution.", "bn1.": "embedder.embedder.normalization."}
-    return called(_family(c, sizes, c.get("hidden_act", "relu")), "resnet.", names)
+    return with_names(_family(c, sizes, c.get("hidden_act", "relu")), names, "resnet.")
 
 
 def _conv(read: int, write: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Conv2d:

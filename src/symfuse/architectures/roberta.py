@@ -1,5 +1,6 @@
 """RoBERTa, XLM-RoBERTa, CamemBERT and data2vec: BERT's encoder with other heads. XLM-RoBERTa-XL and
-RoBERTa-PreLayerNorm: the same with norms before the blocks. MPNet: the same with a table of scores by distance."""
+RoBERTa-PreLayerNorm: the same with norms before the blocks. MPNet: the same with a table of scores by distance.
+Longformer: the same with windows of attention, and maps of their own for tokens that attend to all others."""
 
 from __future__ import annotations
 
@@ -7,9 +8,9 @@ from dataclasses import replace
 
 from symfuse.architectures import bert
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import dense_head, linear
+from symfuse.architectures.bert import NAMES, SELF
+from symfuse.architectures.blocks import Projections, dense_head, key_shift, linear, with_names
 from symfuse.architectures.names import LEGACY
-from symfuse.architectures.parts import called
 from symfuse.spec import Axis
 
 MPNET = {
@@ -29,10 +30,7 @@ def roberta(c: Config) -> Family:
         heads={
             "masked LM": Head(
                 ("ForMaskedLM", "ForCausalLM"),
-                {
-                    "lm_head.bias": "vocab",
-                    **dense_head(c, "lm_head.dense", "lm_head.layer_norm", "lm_head.decoder"),
-                },
+                {"lm_head.bias": "vocab", **dense_head(c, "lm_head.dense", "lm_head.layer_norm", "lm_head.decoder")},
             ),
             "sequence": Head(  # a pooler of its own: tanh again
                 ("ForSequenceClassification",),
@@ -75,10 +73,27 @@ def roberta_prelayernorm(c: Config) -> Family:
 @architecture("mpnet")
 def mpnet(c: Config) -> Family:
     """One table for all layers: one order of heads. There are no types of tokens."""
-    family = called(roberta(c), "mpnet.", MPNET)
+    family = with_names(roberta(c), MPNET, "mpnet.")
     tensors = {name: text for name, text in family.tensors.items() if "token_type" not in name}
     buckets = Axis(c.size("relative_attention_num_buckets", 32))
     return replace(family, tensors=tensors).plus(
         axes={"buckets": buckets, "h": replace(family.axes["h"], per=())},
         tensors={"encoder.relative_attention_bias.weight": "buckets h"},
     )
+
+
+# Values of both kinds are read by one output, so that they move alike.
+GLOBAL = Projections({letter: f"{name}_global" for letter, name in NAMES.items()})
+
+
+@architecture("longformer", float32=("LongformerSelfAttention",))
+def longformer(c: Config) -> Family:
+    """A value's bias is not free: that of the other kind, which the output reads too, would have to follow."""
+    family = roberta(c)
+    maps = {n: text.replace("qk", "global_qk") for n, text in GLOBAL.tensors().items() if SELF in n}
+    others = {
+        r.replace(".weight", "_global.weight"): gain for r, gain in family.gauges.items() if "attention.self" in r
+    }
+    return replace(
+        family, prefix="longformer.", shifts=(key_shift(NAMES["k"]), key_shift(GLOBAL["k"], "global_qk"))
+    ).plus(axes={"global_qk": family.axes["qk"]}, tensors=maps, gauges=others)

@@ -9,27 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from symfuse.architectures.base import Config
-from symfuse.architectures.blocks import (
-    attention,
-    attention_shifts,
-    linear,
-    neurons,
-    norm,
-    of_heads,
-    projections,
-    readers,
-    size_of_head,
-)
+from symfuse.architectures.blocks import linear, neurons, norm, of_heads, projections, size_of_head
 from symfuse.groups import Group, Invertible, Permutation, Signed
 from symfuse.spec import Axis, Shift
 
 Streams = tuple[str, str]  # the axes of the encoder's and of the decoder's residual stream
 
 ENCODER, DECODER = "encoder.layers.{encoder_l}.", "decoder.layers.{decoder_l}."
-# Of each attention: its name, and the word before its axes.
-ENCODER_SELF = ENCODER + "self_attn.", "encoder"
-DECODER_SELF = DECODER + "self_attn.", "decoder"
-CROSS = DECODER + "encoder_attn.", "cross"
+MAPS = ("q_proj", "k_proj", "v_proj", "out_proj")
+ENCODER_SELF = projections(ENCODER + "self_attn.", *MAPS, part="encoder")
+DECODER_SELF = projections(DECODER + "self_attn.", *MAPS, part="decoder")
+CROSS = projections(DECODER + "encoder_attn.", *MAPS, part="cross")
 ENCODER_LAST, DECODER_LAST = "encoder.layer_norm", "decoder.layer_norm"
 
 
@@ -70,14 +60,14 @@ def layers(streams: Streams, bias: str = "qkvo") -> dict[str, str]:
     """The tensors of all layers of both stacks. bias: as in `attention`."""
     encoder, decoder = streams
     return {
-        **attention(_names(ENCODER_SELF[0]), "encoder", encoder, encoder, bias=bias),
+        **ENCODER_SELF.tensors(encoder, bias=bias),
         **norm(ENCODER + "self_attn_layer_norm", encoder),
         **linear(ENCODER + "fc1", "encoder_ffn", f"{encoder}*"),
         **linear(ENCODER + "fc2", encoder, "encoder_ffn*"),
         **norm(ENCODER + "final_layer_norm", encoder),
-        **attention(_names(DECODER_SELF[0]), "decoder", decoder, decoder, bias=bias),
+        **DECODER_SELF.tensors(decoder, bias=bias),
         **norm(DECODER + "self_attn_layer_norm", decoder),
-        **attention(_names(CROSS[0]), "cross", decoder, encoder, bias=bias),
+        **CROSS.tensors(decoder, encoder, bias=bias),
         **norm(DECODER + "encoder_attn_layer_norm", decoder),
         **linear(DECODER + "fc1", "decoder_ffn", f"{decoder}*"),
         **linear(DECODER + "fc2", decoder, "decoder_ffn*"),
@@ -92,15 +82,14 @@ def last_norms(streams: Streams) -> dict[str, str]:
 
 def shifts(bias: str = "qkvo") -> tuple[Shift, ...]:
     """A key's bias is free, and a value's may move into that of the output, in the cross-attention too."""
-    parts = (ENCODER_SELF, DECODER_SELF, CROSS)
-    return tuple(shift for at, part in parts for shift in attention_shifts(_names(at), part, bias=bias))
+    return tuple(shift for one in (ENCODER_SELF, DECODER_SELF, CROSS) for shift in one.shifts(bias=bias))
 
 
 def encoder_reads(c: Config) -> dict[str, tuple[str, ...]]:
     """What reads the norms of a pre-norm encoder: the last one is read by the keys and values of all of the decoder."""
-    cross = (f"{CROSS[0]}{name}_proj.weight".format(decoder_l=at) for at in range(c.decoder_layers) for name in "kv")
+    cross = (f"{CROSS[name]}.weight".format(decoder_l=at) for at in range(c.decoder_layers) for name in "kv")
     return {
-        ENCODER + "self_attn_layer_norm.weight": readers(_names(ENCODER_SELF[0])),
+        ENCODER + "self_attn_layer_norm.weight": ENCODER_SELF.readers,
         ENCODER + "final_layer_norm.weight": (ENCODER + "fc1.weight",),
         ENCODER_LAST + ".weight": ("encoder_last_hidden_state", *cross),
     }
@@ -109,8 +98,8 @@ def encoder_reads(c: Config) -> dict[str, tuple[str, ...]]:
 def decoder_reads(*heads: str) -> dict[str, tuple[str, ...]]:
     """What reads the norms of a pre-norm decoder. heads: the weights that read the last one."""
     return {
-        DECODER + "self_attn_layer_norm.weight": readers(_names(DECODER_SELF[0])),
-        DECODER + "encoder_attn_layer_norm.weight": (CROSS[0] + "q_proj.weight",),
+        DECODER + "self_attn_layer_norm.weight": DECODER_SELF.readers,
+        DECODER + "encoder_attn_layer_norm.weight": (CROSS["q"] + ".weight",),
         DECODER + "final_layer_norm.weight": (DECODER + "fc1.weight",),
         DECODER_LAST + ".weight": ("last_hidden_state", *heads),
     }
@@ -118,7 +107,3 @@ def decoder_reads(*heads: str) -> dict[str, tuple[str, ...]]:
 
 def outputs(streams: Streams) -> dict[str, str]:
     return {"last_hidden_state": streams[1], "encoder_last_hidden_state": streams[0]}
-
-
-def _names(at: str) -> dict[str, str]:
-    return projections(at, "q_proj", "k_proj", "v_proj", "out_proj")

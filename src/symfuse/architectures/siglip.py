@@ -41,10 +41,7 @@ POOLING = {
 POOLING_SHIFTS = (
     Shift(POOL + "attention.in_proj_bias", "pool_qk*"),
     Shift(
-        POOL + "attention.in_proj_bias",
-        "pool_v",
-        POOL + "attention.out_proj.weight",
-        POOL + "attention.out_proj.bias",
+        POOL + "attention.in_proj_bias", "pool_v", POOL + "attention.out_proj.weight", POOL + "attention.out_proj.bias"
     ),
 )
 OUTPUTS = {"last_hidden_state": "residual", "pooler_output": "projection"}

@@ -4,8 +4,7 @@ Mamba and of Mamba-2, and decoders that have them in the place of attention, or 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from dataclasses import dataclass
 
 from symfuse.architectures import decoder
 from symfuse.architectures.base import Config, Family
@@ -14,7 +13,6 @@ from symfuse.errors import SpecError
 from symfuse.groups import Group, Invertible, Permutation, SignedMonomial
 from symfuse.spec import Axis
 
-T = TypeVar("T")
 UNCALLED = ("dt_proj",)  # of Mamba: its weight is multiplied with, and its bias added later
 MIXER = decoder.LAYER + "mamba."
 ACTIVATED = "a non-linearity acts on each, before the scan: reordered only"
@@ -151,8 +149,4 @@ def with_mixer(
 
 def with_last_norm(family: Family, name: str) -> Family:
     """The family with another name for the norm behind its last layer."""
-
-    def renamed(names: Mapping[str, T]) -> dict[str, T]:
-        return {name if one == "norm.weight" else one: value for one, value in names.items()}
-
-    return replace(family, tensors=renamed(family.tensors), reads=renamed(family.reads))
+    return family.mapped(lambda one: name if one == "norm.weight" else one)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import attention, attention_shifts, block_axes, linear, norm, projections
+from symfuse.architectures.blocks import block_axes, feed_forward, linear, norm, norms, projections
 from symfuse.architectures.parts import part_of, together
 from symfuse.architectures.vit import MASK, image_axes
 from symfuse.spec import Axis
@@ -26,14 +26,12 @@ def _stage(c: Config, number: int, layers: int, heads: int) -> Family:
     blocks = Family(
         axes=axes | {"distances": Axis((2 * window - 1) ** 2)},
         tensors={
-            **attention(NAMES, bias=bias),
+            **NAMES.tensors(bias=bias),
             LAYER + "attention.self.relative_position_bias_table": "distances h",
-            **linear(LAYER + "intermediate.dense", "ffn"),
-            **linear(LAYER + "output.dense", "residual", "ffn*"),
-            **norm(LAYER + "layernorm_before"),
-            **norm(LAYER + "layernorm_after"),
+            **feed_forward(LAYER + "intermediate.dense", LAYER + "output.dense"),
+            **norms(LAYER + "layernorm_before", LAYER + "layernorm_after"),
         },
-        shifts=attention_shifts(NAMES) if "k" in bias else (),
+        shifts=NAMES.shifts() if "k" in bias else (),
     )
     return part_of(blocks, f"encoder.layers.{number}.", f"stage{number}", SHARED)
 

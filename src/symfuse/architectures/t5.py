@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from symfuse.architectures import seq2seq
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import attention, linear, neurons
+from symfuse.architectures.blocks import linear, neurons, projections
 from symfuse.errors import SpecError
 from symfuse.groups import Signed, SignedMonomial
 from symfuse.spec import Axis
@@ -97,7 +97,7 @@ def _axes(c: Config, gated: bool, activation: str, biases_in_all: bool) -> dict[
 
 
 def _attention(at: str, part: str) -> dict[str, str]:
-    return attention({letter: at + letter for letter in "qkvo"}, part, bias="")
+    return projections(at, *"qkvo", part=part).tensors(bias="")
 
 
 def _self_attention(at: str, part: str, biases_in_all: bool) -> dict[str, str]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import block_axes, linear, norm, post_norm
+from symfuse.architectures.blocks import block_axes, feed_forward, linear, norm, norms, post_norm
 from symfuse.io.live import CONFIGS
 from symfuse.spec import Axis, Shift
 
@@ -21,10 +21,8 @@ def layer_tensors(layer: str) -> dict[str, str]:
         layer + "self_attn.in_proj_weight": "(h qk + h qk* + h v) residual*",
         layer + "self_attn.in_proj_bias": "(h qk + h qk* + h v)",
         **linear(layer + "self_attn.out_proj", "residual", "(h v*)"),
-        **linear(layer + "linear1", "ffn"),
-        **linear(layer + "linear2", "residual", "ffn*"),
-        **norm(layer + "norm1"),
-        **norm(layer + "norm2"),
+        **feed_forward(layer + "linear1", layer + "linear2"),
+        **norms(layer + "norm1", layer + "norm2"),
     }
 
 

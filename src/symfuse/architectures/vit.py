@@ -7,17 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import (
-    attention,
-    attention_shifts,
-    block_axes,
-    linear,
-    neurons,
-    norm,
-    projections,
-    readers,
-)
-from symfuse.architectures.parts import called, part_of
+from symfuse.architectures.blocks import block_axes, feed_forward, linear, neurons, norm, norms, projections, with_names
+from symfuse.architectures.parts import part_of
 from symfuse.spec import Axis
 
 LAYER = "encoder.layer.{l}."
@@ -25,20 +16,17 @@ ATTENTION = LAYER + "attention.attention."
 NAMES = projections(LAYER + "attention.", "attention.query", "attention.key", "attention.value", "output.dense")
 OUTPUT = NAMES["o"]
 
-BIASES = {name: layout for name, layout in attention(NAMES, bias="qkv").items() if name.endswith("bias")}
+BIASES = {name: layout for name, layout in NAMES.tensors(bias="qkv").items() if name.endswith("bias")}
 TENSORS = {
     "embeddings.cls_token": "1 1 residual",
     "embeddings.position_embeddings": "1 positions residual",
     **linear("embeddings.patch_embeddings.projection", "residual", "channels height width"),
-    **attention(NAMES, bias="o"),
-    **linear(LAYER + "intermediate.dense", "ffn"),
-    **linear(LAYER + "output.dense", "residual", "ffn*"),
-    **norm(LAYER + "layernorm_before"),
-    **norm(LAYER + "layernorm_after"),
-    **norm("layernorm"),
+    **NAMES.tensors(bias="o"),
+    **feed_forward(LAYER + "intermediate.dense", LAYER + "output.dense"),
+    **norms(LAYER + "layernorm_before", LAYER + "layernorm_after", "layernorm"),
 }
 READS = {
-    LAYER + "layernorm_before.weight": readers(NAMES),
+    LAYER + "layernorm_before.weight": NAMES.readers,
     LAYER + "layernorm_after.weight": (LAYER + "intermediate.dense.weight",),
     "layernorm.weight": (
         "last_hidden_state", "pooler.dense.weight", "classifier.weight", "decoder.0.weight", "cls_classifier.weight",
@@ -80,15 +68,12 @@ def _family(c: Config, prefix: str, tokens: Mapping[str, str], images: Mapping[s
         },
         prefix=prefix,
         tensors=TENSORS | dict(tokens) | (BIASES if biased else {}) | (MASK if masked else {}),
-        optional={
-            "pooler": linear("pooler.dense", "pool"),
-            "mask token": MASK,
-        },
+        optional={"pooler": linear("pooler.dense", "pool"), "mask token": MASK},
         heads={
             "classification": _classifier(("ForImageClassification",), "classifier"),
             "masked image": Head(("ForMaskedImageModeling",), linear("decoder.0", "pixels", "residual* 1 1")),
         },
-        shifts=attention_shifts(NAMES) if biased else (),
+        shifts=NAMES.shifts() if biased else (),
         outputs={"last_hidden_state": "residual", "pooler_output": "pool"},
         reads=READS,
     )
@@ -155,7 +140,7 @@ def vit_mae(c: Config) -> Family:
         shifts=family.shifts,
         reads={name: weights for name, weights in READS.items() if name.startswith(LAYER)},
     )
-    decoder = part_of(called(blocks, "", {"encoder.layer.": "decoder_layers."}), "decoder.", "decoder")
+    decoder = part_of(with_names(blocks, {"encoder.layer.": "decoder_layers."}), "decoder.", "decoder")
     ends = {
         **linear("decoder.decoder_embed", "decoder_residual"),
         "decoder.mask_token": "1 1 decoder_residual",

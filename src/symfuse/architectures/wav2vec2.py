@@ -11,16 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from symfuse.architectures.base import Config, Family, Head, architecture
-from symfuse.architectures.blocks import (
-    attention,
-    attention_shifts,
-    block_axes,
-    linear,
-    neurons,
-    norm,
-    placed,
-    projections,
-)
+from symfuse.architectures.blocks import block_axes, feed_forward, linear, neurons, norm, norms, placed, projections
 from symfuse.errors import SpecError
 from symfuse.groups import Invertible, Orthogonal, Permutation, PositiveMonomial, Signed
 from symfuse.spec import Axis, Shift
@@ -74,20 +65,17 @@ def _convolutions(c: Config) -> tuple[dict[str, str], dict[str, Axis], tuple[Shi
 def _positions(c: Config) -> dict[str, str]:
     """The grouped convolution, whose weight is normed."""
     kernel = c.size("num_conv_pos_embeddings", 128)
-    weight = f"residual inside* {kernel}"
-    bias = {POSITIONS + "conv.bias": "residual"}
-    return bias | {NORMED + "0": f"1 1 {kernel}", NORMED + "1": weight}
+    weight = {NORMED + "0": f"1 1 {kernel}", NORMED + "1": f"residual inside* {kernel}"}
+    return {POSITIONS + "conv.bias": "residual"} | weight
 
 
 def _layers(c: Config) -> dict[str, str]:
     feed = LAYER + "feed_forward."
     tensors = {
-        **attention(NAMES),
+        **NAMES.tensors(),
         **norm(LAYER + "layer_norm"),
-        **linear(feed + "intermediate_dense", "ffn"),
-        **linear(feed + "output_dense", "residual", "ffn*"),
-        **norm(LAYER + "final_layer_norm"),
-        **norm("encoder.layer_norm"),
+        **feed_forward(feed + "intermediate_dense", feed + "output_dense"),
+        **norms(LAYER + "final_layer_norm", "encoder.layer_norm"),
     }
     if c.get("adapter_attn_dim") is not None and c.get("do_stable_layer_norm", False):
         at = LAYER + "adapter_layer."
@@ -136,7 +124,7 @@ def _axes(c: Config) -> dict[str, Axis]:
     }
 
 
-def _family(c: Config, prefix: str) -> Family:
+def _family(c: Config) -> Family:
     for option in ("add_adapter", "conv_pos_batch_norm"):
         if c.get(option, False):
             raise SpecError(f"config.json: {option} is true; symfuse declares speech encoders without it")
@@ -149,11 +137,11 @@ def _family(c: Config, prefix: str) -> Family:
     heads = {label: replace(head, tensors=_blocks(dict(head.tensors))) for label, head in _heads(c, last).items()}
     return Family(
         axes=_axes(c) | channels,
-        prefix=prefix,
+        prefix=c.prefix,
         tensors=front | between | placed(_blocks(encoder), {"inside": "residual"}),
         heads=heads,
         legacy=LEGACY,
-        shifts=attention_shifts(NAMES) + shifts,
+        shifts=NAMES.shifts() + shifts,
         outputs={
             "last_hidden_state": "(blocks residual)",
             "extract_features": last,
@@ -164,45 +152,25 @@ def _family(c: Config, prefix: str) -> Family:
     )
 
 
-@architecture("wav2vec2")
+@architecture("wav2vec2", "hubert")
 def wav2vec2(c: Config) -> Family:
-    return _family(c, "wav2vec2.")
+    return _family(c)
 
 
-@architecture("hubert")
-def hubert(c: Config) -> Family:
-    return _family(c, "hubert.")
-
-
-def _as_wav2vec2(c: Config, prefix: str) -> Family:
-    """Another head of pre-training is not declared."""
-    family = _family(c, prefix)
-    return replace(family, heads={label: head for label, head in family.heads.items() if label != "pre-training"})
-
-
-@architecture("unispeech")
+@architecture("unispeech", "unispeech-sat")
 def unispeech(c: Config) -> Family:
-    return _as_wav2vec2(c, "unispeech.")
-
-
-@architecture("unispeech-sat")
-def unispeech_sat(c: Config) -> Family:
-    return _as_wav2vec2(c, "unispeech_sat.")
+    """Another head of pre-training is not declared."""
+    family = _family(c)
+    return replace(family, heads={label: head for label, head in family.heads.items() if label != "pre-training"})
 
 
 @architecture("wavlm")
 def wavlm(c: Config) -> Family:
     """Its gates read a part of the stream for each head, so that neither may be reordered."""
-    family = _family(c, "wavlm.")
+    family = _family(c)
     head = family.axes["qk"].size
-    still = {"blocks": replace(family.axes["blocks"], group=None, why=APART)}
-    still["residual"] = replace(family.axes["residual"], group=None, why=APART)
-    still["h"] = replace(family.axes["h"], group=None, why=APART)
+    still = {name: replace(family.axes[name], group=None, why=APART) for name in ("blocks", "residual", "h")}
     return family.plus(
         axes=still | {"distances": Axis(c.size("num_buckets", 320))},
-        tensors={
-            GATE + "const": "1 h 1 1",
-            **linear(GATE + "linear", "8", str(head)),
-            TABLE: "distances h",
-        },
+        tensors={GATE + "const": "1 h 1 1", **linear(GATE + "linear", "8", str(head)), TABLE: "distances h"},
     )

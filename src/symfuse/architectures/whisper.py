@@ -41,9 +41,7 @@ def whisper(c: Config) -> Family:
             **seq2seq.layers(STREAMS, BIASES),
             **seq2seq.last_norms(STREAMS),
         },
-        heads={
-            "conditional": Head(("ForConditionalGeneration",), linear(HEAD, "vocab", f"{DECODER}*", bias=False)),
-        },
+        heads={"conditional": Head(("ForConditionalGeneration",), linear(HEAD, "vocab", f"{DECODER}*", bias=False))},
         tied={HEAD + ".weight": EMBEDDING} if c.tied else {},
         shifts=seq2seq.shifts(BIASES),
         outputs=seq2seq.outputs(STREAMS),

@@ -3,16 +3,7 @@
 from __future__ import annotations
 
 from symfuse.architectures.base import Config, Family, architecture
-from symfuse.architectures.blocks import (
-    HEADS,
-    OUTPUTS,
-    attention,
-    attention_shifts,
-    block_axes,
-    linear,
-    norm,
-    projections,
-)
+from symfuse.architectures.blocks import HEADS, OUTPUTS, block_axes, feed_forward, norms, projections
 from symfuse.architectures.marian import SINES
 from symfuse.spec import Axis
 
@@ -30,14 +21,13 @@ def xglm(c: Config) -> Family:
         prefix="model.",
         tensors={
             "embed_tokens.weight": "vocab residual",
-            **attention(NAMES),
-            **linear(LAYER + "fc1", "ffn"),
-            **linear(LAYER + "fc2", "residual", "ffn*"),
-            **{name: layout for at in NORMS for name, layout in norm(at).items()},
+            **NAMES.tensors(),
+            **feed_forward(LAYER + "fc1", LAYER + "fc2"),
+            **norms(*NORMS),
         },
         heads={"causal LM": HEADS["causal LM"]},
         tied={"lm_head.weight": "embed_tokens.weight"} if c.tied else {},
         buffers=("*embed_positions.weights",),
-        shifts=attention_shifts(NAMES),
+        shifts=NAMES.shifts(),
         outputs=OUTPUTS,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from symfuse.architectures.base import Config, Family, Head, architecture
 from symfuse.architectures.bert import QUESTION, TOKEN
-from symfuse.architectures.blocks import block_axes, linear, neurons, norm, post_norm
+from symfuse.architectures.blocks import block_axes, feed_forward, linear, neurons, norm, post_norm
 from symfuse.spec import Axis
 
 LAYER = "layer.{l}."
@@ -42,8 +42,7 @@ def xlnet(c: Config) -> Family:
             WORDS: "vocab residual",
             "mask_emb": "1 1 residual",
             **_attention(c),
-            **linear(FEED + "layer_1", "ffn"),
-            **linear(FEED + "layer_2", "residual", "ffn*"),
+            **feed_forward(FEED + "layer_1", FEED + "layer_2"),
             **norm(FEED + "layer_norm"),
         },
         heads={

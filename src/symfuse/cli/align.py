@@ -221,7 +221,7 @@ def _say_frame(out: Output, frame: Sequence[str], anchor: str) -> None:
     command = shlex.join(["symfuse", "align", anchor, "--to", anchor, "--axes", "residual", "-o", folder])
     out.warning(
         f"the result is in {frame_text(frame)}. To merge it with {anchor}, run this again with --anchor-output "
-        f"FOLDER, which writes both, or bring {anchor} into the same frame: {command}",
+        f"FOLDER, which writes both, or bring {anchor} into the same frame: {command}"
     )
 
 

@@ -123,9 +123,7 @@ def _say_notes(error: BaseException) -> None:
 
 
 @click.group(
-    cls=_Group,
-    commands=Verbs(),
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 79},
+    cls=_Group, commands=Verbs(), context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 79}
 )
 @click.version_option(__version__, prog_name="symfuse")
 def main() -> None:

@@ -91,11 +91,7 @@ def _everyday(out: Output, work: Path) -> dict[str, Any]:
     rows = [
         [r["axis"], f"{r['before']:.3f}", f"{r['after']:.3f}", f"{r['share']:.2%}"] for r in run["distance"]["by_axis"]
     ]
-    out.table(
-        ["axis", "squared distance", "after", "left"],
-        rows,
-        "fine-tune to MiniLM, squared distance by axis",
-    )
+    out.table(["axis", "squared distance", "after", "left"], rows, "fine-tune to MiniLM, squared distance by axis")
 
     models = {"MiniLM": packages.minilm(), "fine-tune": packages.minilm_finetuned()}
     for label, source in (("average", tuned), ("aligned average", aligned)):
@@ -247,12 +243,7 @@ def _neighbours(folder: Path, count: int = 200) -> Tensor:
 
 def _sentence_table(out: Output, scores: Mapping[str, Mapping[str, float]]) -> None:
     rows = [
-        [
-            label,
-            f"{s['topics']:.3f} ± {s['topics_error']:.3f}",
-            f"{s['mrr_trained']:.3f}",
-            f"{s['mrr_unseen']:.3f}",
-        ]
+        [label, f"{s['topics']:.3f} ± {s['topics_error']:.3f}", f"{s['mrr_trained']:.3f}", f"{s['mrr_unseen']:.3f}"]
         for label, s in scores.items()
     ]
     columns = ["model", "BBC topics", "MRR, trained", "MRR, unseen"]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from symfuse.arguments import checked
 from symfuse.errors import CheckpointError, IncompatibleError, OptionError, OutputError
@@ -23,7 +23,7 @@ from symfuse.evaluation.identity import identity
 from symfuse.evaluation.task import Loss, Score, describe, measure
 from symfuse.evaluation.weights import Build, WeightSpace, open_space
 from symfuse.files import regular
-from symfuse.io import Checkpoint
+from symfuse.io.sources import Source, runnable
 from symfuse.io.target import write_text
 from symfuse.messages import SCHEMA
 
@@ -101,7 +101,7 @@ class Landscape:
 
 @checked
 def landscape(
-    models: Mapping[str, Checkpoint | nn.Module],
+    models: Mapping[str, Source],
     loss: Loss,
     *,
     steps: int = 21,
@@ -112,8 +112,10 @@ def landscape(
     device: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Landscape:
-    """The loss on a grid of steps × steps points over three models, named, and `margin` of their extent around them.
+    """The loss on the plane through three named models, such as `{"A": a, "A aligned": g(a), "B": b}`: on a grid of
+    steps × steps points, `margin` of the models' extent around them.
 
+    loss, build, dtype: as in `symfuse.barrier`.
     journal: a file in which every point is kept as it is done; with one, a run that was stopped goes on where it
     was. OutputError if the file is of another grid, of models with other weights, of other data or another loss
     (`symfuse.evaluation.identity` defines which losses are equal); all weights are read once for that. device: where
@@ -127,7 +129,9 @@ def landscape(
         )
     names = tuple(models)
     with tempfile.TemporaryDirectory(prefix="symfuse-") as scratch:
-        space = open_space(list(models.values()), names, loss, Path(scratch), build, dtype, device)
+        space = open_space(
+            [runnable(model) for model in models.values()], names, loss, Path(scratch), build, dtype, device
+        )
         plane = Plane.of(space.gram())
         xs, ys = (_ticks([corner[i] for corner in plane.corners], steps, margin) for i in (0, 1))
         places = [*plane.corners, *((x, y) for y in ys for x in xs)]

@@ -64,10 +64,7 @@ def renew_statistics(module: nn.Module, batches: Iterable[Batch]) -> int:
 
 
 def renewed(
-    checkpoint: Checkpoint,
-    batches: Sequence[Batch],
-    data: str,
-    build: Callable[[Checkpoint], nn.Module] | None = None,
+    checkpoint: Checkpoint, batches: Sequence[Batch], data: str, build: Callable[[Checkpoint], nn.Module] | None = None
 ) -> Checkpoint:
     """The model with other running statistics, those of these batches; it computes something else, which its record
     says, if it has one. data: where they come from. build: makes the module of models that `transformers` does not

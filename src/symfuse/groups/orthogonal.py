@@ -223,11 +223,7 @@ class Conformal(Rotations):
         like = next(iter(moments.values())).xy
         (cx, p, xx), (cy, r, yy) = (terms(moments.get(part), like) for part in ("primal", "dual"))
         batch, n = cx.shape[:-2], cx.shape[-1]
-        cx, cy, p, r, xx, yy = (
-            cx.reshape(-1, n, n),
-            cy.reshape(-1, n, n),
-            *(t.reshape(-1) for t in (p, r, xx, yy)),
-        )
+        cx, cy, p, r, xx, yy = (cx.reshape(-1, n, n), cy.reshape(-1, n, n), *(t.reshape(-1) for t in (p, r, xx, yy)))
         if self.one_pass:
             q = polar(cx + cy)
             scale = best_scale(p, _inner(q, cx), r, _inner(q, cy))

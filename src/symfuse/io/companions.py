@@ -29,7 +29,7 @@ COMPANION = re.compile(
     r"|modules\.json|config_sentence_transformers\.json|sentence_\w+_config\.json"
     r"|additional_chat_templates/[^/]+\.jinja"
     r"|\d+_\w+/[^/]+\.json"  # sentence-transformers: 1_Pooling/config.json
-    r"|LICEN[CS]E[^/]*(?<!\.py)",
+    r"|LICEN[CS]E[^/]*(?<!\.py)"
 )
 TOKENIZER = re.compile(
     r"(tokenizer|vocab)[^/]*|merges\.txt|bpe\.codes|special_tokens_map\.json|added_tokens\.json|[^/]+\.model"

@@ -21,9 +21,7 @@ def improve(group: Group, moments: PartMoments) -> tuple[Element, Tensor, Tensor
         unit = identity.tensors()
         kept = {
             key: torch.where(
-                better.reshape((*better.shape, *[1] * (t.ndim - better.ndim))),
-                t,
-                unit.get(key, torch.ones_like(t)),
+                better.reshape((*better.shape, *[1] * (t.ndim - better.ndim))), t, unit.get(key, torch.ones_like(t))
             )
             for key, t in best.tensors().items()
         }

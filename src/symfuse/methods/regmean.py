@@ -46,12 +46,7 @@ def learn(inputs: Inputs) -> Learned:
     unlabelled=lambda _parameters: True,
 )
 def merge(
-    stream: Stream,
-    *,
-    weight: PerModel = (1.0,),
-    alpha: float = 0.9,
-    ridge: float = 1e-6,
-    per_token: bool = True,
+    stream: Stream, *, weight: PerModel = (1.0,), alpha: float = 0.9, ridge: float = 1e-6, per_token: bool = True
 ) -> Iterator[Tensor]:
     """`regmean` of the matrices of linear maps; `linear` of all other tensors, and of those without a Gram matrix.
 

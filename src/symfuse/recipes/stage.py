@@ -25,14 +25,7 @@ from symfuse.recipes.plan import plan_recipe, require_layers, template_of
 from symfuse.recipes.schema import COPY, ModelRef, Recipe
 from symfuse.rewriting import Reconcile, harmonise, require_same_frame
 from symfuse.rewriting.names import Inside
-from symfuse.rewriting.vocabulary import (
-    Vocabulary,
-    build,
-    has_tokenizer,
-    rewrite,
-    shared_rows,
-    with_chat_template,
-)
+from symfuse.rewriting.vocabulary import Vocabulary, build, has_tokenizer, rewrite, shared_rows, with_chat_template
 
 VOCABULARIES = ("union", "base", "shared-rows")
 SHARED_ROWS = "shared-rows"  # of `tokenizer_source`: rows with equal indices mean the same token

@@ -110,9 +110,7 @@ def learning_chart(history: Sequence[Run]) -> Spec:
 
 def _line(values: Sequence[Run], x: Spec, y: Spec, tooltip: Sequence[Spec], **encoding: Spec) -> Spec:
     return spec_of(
-        values,
-        mark={"type": "line", "point": True},
-        encoding={"x": x, "y": y, "tooltip": tooltip, **encoding},
+        values, mark={"type": "line", "point": True}, encoding={"x": x, "y": y, "tooltip": tooltip, **encoding}
     )
 
 

@@ -12,12 +12,7 @@ from symfuse.spec import anatomy
 
 Cell = str | int | float | None
 SHARE = ".1%"  # how shares are written
-_ANATOMY = {
-    "h": "Heads",
-    "qk": "Queries and keys",
-    "v": "Values and outputs",
-    "ffn": "Neurons",
-}
+_ANATOMY = {"h": "Heads", "qk": "Queries and keys", "v": "Values and outputs", "ffn": "Neurons"}
 _UNITS = {"h": "head", "ffn": "neuron"}
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 

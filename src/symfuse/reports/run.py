@@ -12,12 +12,12 @@ from torch import Tensor
 
 from symfuse import api
 from symfuse.alignment import Alignment
-from symfuse.api.sources import opened
 from symfuse.architectures import ARCHITECTURES
 from symfuse.arguments import checked
 from symfuse.errors import CheckpointError, SymfuseError
 from symfuse.files import regular
 from symfuse.io import Checkpoint
+from symfuse.io.sources import opened
 from symfuse.matching import usual, word_of
 from symfuse.messages import first_line
 from symfuse.model import Model

@@ -93,11 +93,7 @@ SHAPES: dict[str, Any] = {
         "loss": _GRID,
         "metrics": Maybe({...: _GRID}),
     },
-    "evaluation": {
-        **_RUN,
-        "task": _TASK,
-        "models": Some({"name": str, "count": Maybe(int), **_SCORE, **_RUN}),
-    },
+    "evaluation": {**_RUN, "task": _TASK, "models": Some({"name": str, "count": Maybe(int), **_SCORE, **_RUN})},
 }
 
 

@@ -379,11 +379,7 @@ class Spec:
         return {
             "family": self.family,
             "axes": {
-                name: {
-                    "size": axis.size,
-                    "group": axis.group.name if axis.group else None,
-                    "per": list(axis.per),
-                }
+                name: {"size": axis.size, "group": axis.group.name if axis.group else None, "per": list(axis.per)}
                 for name, axis in self.axes.items()
             },
             "tensors": {name: [str(d.layout), dict(d.index)] for name, d in self.tensors.items()},

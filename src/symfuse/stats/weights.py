@@ -166,12 +166,7 @@ def _blocks(rows: Tensor) -> Iterator[Tensor]:
 
 
 def require_products(
-    instance: Instance,
-    products: Sequence[Tensor],
-    dtype: torch.dtype,
-    names: Sequence[str],
-    anchor: Read,
-    source: Read,
+    instance: Instance, products: Sequence[Tensor], dtype: torch.dtype, names: Sequence[str], anchor: Read, source: Read
 ) -> None:
     """CheckpointError unless products of weights are finite. It names the tensor with the largest weights and the dtype
     of the sums; with readers that check values, the tensor with NaN or infinity."""

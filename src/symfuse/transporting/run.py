@@ -11,7 +11,7 @@ from symfuse.alignment import Alignment
 from symfuse.arguments import checked
 from symfuse.errors import CheckpointError, OptionError
 from symfuse.io import Checkpoint
-from symfuse.io import open as open_checkpoint
+from symfuse.io.sources import Source, opened
 from symfuse.messages import suggestion
 from symfuse.runs import alignment_file
 from symfuse.stats.statistics import INDEX
@@ -32,20 +32,21 @@ def transport(
     *,
     kind: str | None = None,
     axis: str | None = None,
-    base: Checkpoint | str | os.PathLike[str] | None = None,
+    base: Source | None = None,
     new_base: str | None = None,
     encoder: str | None = None,
     names: Sequence[str] | None = None,
 ) -> Transported:
-    """Transform what belongs to a model A so that it belongs to A' = alignment(A). `.save(folder)` writes the result.
+    """What belongs to a model A, for A' = alignment(A): `.save(folder)` it, or read its tensors by name.
 
-    thing: the folder of a LoRA adapter or of statistics, or a file (also the folder of a sparse auto-encoder).
-    alignment: one in memory, its file, or the folder that `symfuse align` wrote. kind: one of KINDS, by default what
-    the file looks like, a vector if nothing else. axis: of vectors, probes and sparse auto-encoders, the space that
-    they belong to: "residual", "ffn[3]", "v[3]" (all heads), "v[3,2]" (head 2). base: A itself, where that is needed;
-    by default the local folder that the adapter names, or the one that contains optimizer.pt. new_base: the base that
-    the adapter's new config names, by default the folder of the alignment if that holds the aligned model. encoder,
-    names: see `transport_sae`, `transport_moments`.
+    thing: the folder of a LoRA adapter or of statistics, or a file of steering vectors, a probe, a sparse auto-encoder
+    (also its folder) or the moments of AdamW. alignment: one in memory, its file, or the folder that `symfuse align`
+    wrote. kind: which of these ("adapter", "vector", "probe", "sae", "moments", "statistics"), by default what it looks
+    like, a vector if nothing else. axis: the space that a vector, probe or auto-encoder is of: "residual", "ffn[3]",
+    "v[3]" (all heads), "v[3,2]" (head 2). base: A itself, where that is needed; by default the local folder that the
+    adapter names, or the one that contains optimizer.pt. new_base: the base that the adapter's new config names, by
+    default the folder of the alignment if that holds the aligned model. encoder: whether an auto-encoder's encoder has
+    its features in "rows" or "columns". names: of the parameters, in the optimizer's order.
 
     Exact: the adapter on A and the transported one on A' compute the same, and so on. Raises SymmetryError where no
     exact result exists.
@@ -109,15 +110,15 @@ def _require_use(kind: str, axis: str | None, options: dict[str, object]) -> Non
             raise OptionError(f"--{option.replace('_', '-')} is for {' and '.join(uses[option])}, this is a {kind}")
 
 
-def _base_of_adapter(folder: Path, base: Checkpoint | str | os.PathLike[str] | None) -> Checkpoint | None:
+def _base_of_adapter(folder: Path, base: Source | None) -> Checkpoint | None:
     if base is None:
         named = Config.read(folder).base
         base = named if named is not None and (Path(named) / "config.json").is_file() else None
     return _opened(base)
 
 
-def _opened(source: Checkpoint | str | os.PathLike[str] | None) -> Checkpoint | None:
-    return source if source is None or isinstance(source, Checkpoint) else open_checkpoint(source)
+def _opened(source: Source | None) -> Checkpoint | None:
+    return None if source is None else opened(source)
 
 
 def aligned_model_of(alignment: Path) -> str | None:

@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 
 from symfuse.alignment import Alignment
+from symfuse.arguments import checked
 from symfuse.errors import IncompatibleError, OptionError, SpecError, VerificationError
 from symfuse.io import Checkpoint
+from symfuse.io.sources import Source, opened, opened_any
 from symfuse.messages import SCHEMA, shown, some
 from symfuse.model import as_declared
 from symfuse.model.config import OF_HEADS, differences, text_config
@@ -113,9 +115,10 @@ class Verification:
         )
 
 
+@checked
 def verify(
-    before: Checkpoint,
-    after: Checkpoint,
+    before: Source,
+    after: Source,
     alignment: Alignment | None = None,
     *,
     inputs: Mapping[str, Tensor] | None = None,
@@ -123,18 +126,23 @@ def verify(
     dtype: torch.dtype = torch.float64,
     tolerance: float | None = None,
 ) -> Verification:
-    """Whether two checkpoints compute the same function, on `inputs` (default: seeded random ones, of which some have
-    padding, and some are as long as is affordable: `symfuse.verification.coverage.long_inputs`).
+    """Whether two models compute the same function, by running both as the real class on the same inputs.
 
-    Configs are compared as for a merge, and the tensors that both have row by row: rows of a table that differ while
-    others do not are among the inputs, and make the models differ if no input reads them. dtype: in which both are run.
-    alignment: the one that produced `after`, if its outputs are in transformed spaces. runner: runs a checkpoint, for
-    models that `transformers` does not have. tolerance: default by the coarsest dtype of the tensors that differ, or
-    that is computed in (TOLERANCE). Raises CheckpointError if a model cannot be run, IncompatibleError if the second
+    inputs: what to feed; by default seeded random ones, which reach special tokens, all token types, rows that differ,
+    and positions as far as is affordable, and of which some have padding. Configs are compared as for a merge, and the
+    tensors that both have row by row: rows of a table that differ while others do not are among the inputs, and make
+    the models differ if no input reads them; `.coverage` and `.seen` say how much of tables and positions was read.
+    alignment: the one that produced `after`, if its outputs are in transformed spaces: those of `before` are then
+    transformed too. runner: runs a checkpoint, for models that `transformers` does not have. dtype: in which both are
+    run. tolerance: of a difference relative to the largest output of its row; by default by the coarsest dtype of the
+    tensors that differ, or that is computed in (TOLERANCE). The result says `.equal`, `.errors` and `.differences`.
+    Raises CheckpointError if a model cannot be run, IncompatibleError if the second
     does not accept the inputs, or does not have the outputs, of the first.
     """
     if tolerance is not None and not 0 <= tolerance < math.inf:
         raise OptionError(f"tolerance {tolerance}: it must be a number from 0 on, such as 1e-6")
+    opening = opened if runner is None else opened_any
+    before, after = opening(before), opening(after)
     compared = _edits(before, after, alignment) if runner is None else None
     edits = compared or {}
     bench = Bench(inputs, runner, dtype, compared=(before, after), words=_words(before, edits))
