@@ -17,7 +17,7 @@ def _size(c: Config, name: str, other: str) -> int:
     return size
 
 
-@architecture("bloom", float32=("BloomAttention",))
+@architecture("bloom")
 def bloom(c: Config) -> Family:
     c.get("apply_residual_connection_post_layernorm", False)  # decides the function, and nothing here
     layers, heads = _size(c, "n_layer", "num_hidden_layers"), _size(c, "n_head", "num_attention_heads")

@@ -27,7 +27,7 @@ def _family(c: Config, plane: Group | None, unturned: Iterable[int] = ()) -> Fam
     return decoder.rearranged(decoder.unturned(family, unturned), places)
 
 
-@architecture("cohere", float32=("CohereLayerNorm",))
+@architecture("cohere")
 def cohere(c: Config) -> Family:
     if not c.get("use_qk_norm", False):
         return _family(c, ROTARY)
@@ -39,7 +39,7 @@ def cohere(c: Config) -> Family:
     return family.plus(tensors=gains)
 
 
-@architecture("cohere2", float32=("Cohere2LayerNorm",))
+@architecture("cohere2")
 def cohere2(c: Config) -> Family:
     layers, every = c.num_hidden_layers, c.size("sliding_window_pattern", 4)
     types = ["sliding_attention" if (layer + 1) % every else "full_attention" for layer in range(layers)]

@@ -12,7 +12,7 @@ from symfuse.errors import SpecError
 from symfuse.spec import Shift
 
 
-@architecture("deberta", float32=("DebertaLayerNorm",))
+@architecture("deberta")
 def deberta(c: Config) -> Family:
     if c.get("talking_head", False):
         raise SpecError("config.json: talking_head is true, which mixes heads; symfuse declares DeBERTa without it")

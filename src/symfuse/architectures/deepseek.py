@@ -64,7 +64,7 @@ def _first(c: Config, usual: int) -> range:
     return range(min(c.get("first_k_dense_replace", usual), c.num_hidden_layers))
 
 
-@architecture("deepseek_v2", tied=False, float32=("DeepseekV2Attention",))
+@architecture("deepseek_v2", tied=False)
 def deepseek_v2(c: Config) -> Family:
     c.refuse("mlp_bias", "its feed-forwards have biases")
     grouped = c.get("topk_method", "greedy") == "group_limited_greedy"

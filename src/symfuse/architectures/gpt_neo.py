@@ -20,7 +20,7 @@ LAYER = "h.{l}."
 NAMES = projections(LAYER + "attn.attention.", "q_proj", "k_proj", "v_proj", "out_proj")
 
 
-@architecture("gpt_neo", float32=("GPTNeoSelfAttention",))
+@architecture("gpt_neo")
 def gpt_neo(c: Config) -> Family:
     ffn, act = c.get("intermediate_size", 4 * c.hidden_size), c.get("activation_function", "gelu_new")
     axes = block_axes(c.num_layers, c.hidden_size, c.num_heads, ffn, act)

@@ -16,7 +16,7 @@ NAMES = projections(AT, *(f"longformer_self_attn.{name}" for name in ("query", "
 GLOBAL = {letter: f"{name}_global" for letter, name in NAMES.items()}
 
 
-@architecture("led", float32=("LEDEncoderSelfAttention",))
+@architecture("led")
 def led(c: Config) -> Family:
     """A value's bias is not free in the encoder, as in Longformer."""
     family = bart.bart_like(c, 1, before=False, embedding_norm=True)

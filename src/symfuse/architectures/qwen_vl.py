@@ -59,7 +59,7 @@ def _merged(family: Family, first: str, last: str, out: int, at: str = MERGER, f
     )
 
 
-@architecture("qwen2_vl_vision", float32=("Qwen2VisionTransformerPretrainedModel",))
+@architecture("qwen2_vl_vision")
 def qwen2_vl_vision(c: Config) -> Family:
     family = _encoder(c, c.embed_dim, int(c.embed_dim * c.get("mlp_ratio", 4)), "quick_gelu")
     block = linear(LAYER + "mlp.fc1", "ffn") | linear(LAYER + "mlp.fc2", "residual", "ffn*")
@@ -82,7 +82,7 @@ def qwen2_5_vl_vision(c: Config) -> Family:
     return _merged(family, "mlp.0", "mlp.2", c.out_hidden_size)
 
 
-@architecture("qwen3_vl_vision", "qwen3_vl_moe_vision", float32=("Qwen3VLVisionAttention", "Qwen3VLMoeVisionAttention"))
+@architecture("qwen3_vl_vision", "qwen3_vl_moe_vision")
 def qwen3_vl_vision(c: Config) -> Family:
     """What some layers put out is merged too, and added to what the first layers of the text put out."""
     family = _encoder(c, c.hidden_size, c.intermediate_size, "gelu_pytorch_tanh")
