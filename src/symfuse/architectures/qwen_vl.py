@@ -1,4 +1,4 @@
-"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: an encoder of patches in time, height and width, and a merger of these.
+"""Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5: an encoder of patches in time, height and width, and a merger of these.
 
 The merger reads neighbouring patches side by side: the stream stands there as often as there are patches, one after the
 other, and one element acts on all of them. What it puts out is written to the stream of the text.
@@ -100,6 +100,16 @@ def qwen3_vl_vision(c: Config) -> Family:
     return _merged(family, "linear_fc1", "linear_fc2", c.out_hidden_size, DEEP, "deep_ffn")
 
 
+@architecture("qwen3_5_vision", "qwen3_5_moe_vision")
+def qwen3_5_vision(c: Config) -> Family:
+    """What only the last layer puts out is merged."""
+    whole = qwen3_vl_vision(c)
+    axes = {name: axis for name, axis in whole.axes.items() if name not in ("deep", "deep_ffn")}
+    return replace(whole, axes=axes, tensors={n: text for n, text in whole.tensors.items() if not n.startswith(DEEP)})
+
+
+@joined("qwen3_5_moe", text="qwen3_5_moe_text", vision="qwen3_5_moe_vision", at=AT, tied=False)
+@joined("qwen3_5", text="qwen3_5_text", vision="qwen3_5_vision", at=AT, tied=False)
 @joined("qwen3_vl_moe", text="qwen3_vl_moe_text", vision="qwen3_vl_moe_vision", at=AT, tied=False)
 @joined("qwen3_vl", text="qwen3_vl_text", vision="qwen3_vl_vision", at=AT, tied=False)
 @joined("qwen2_5_vl", text="qwen2_5_vl_text", vision="qwen2_5_vl_vision", at=AT, tied=False)
