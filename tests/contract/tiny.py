@@ -1115,6 +1115,35 @@ MODELS |= {
         tie_word_embeddings=False,
     ),
 }
+# Of six layers the last two read keys and values of the two before them.
+WINDOWS = {
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "num_hidden_layers": 6,
+    "num_kv_shared_layers": 2,
+}
+GEMMA3N: dict[str, Any] = GEMMA | WINDOWS | {
+    "vocab_size_per_layer_input": 53, "hidden_size_per_layer_input": 7, "altup_num_inputs": 3, "laurel_rank": 5,
+    "activation_sparsity_pattern": [0.5, 0.0, 0.0, 0.0, 0.0, 0.0],
+}  # fmt: skip
+GEMMA4: dict[str, Any] = GEMMA | WINDOWS | {
+    "vocab_size_per_layer_input": 67, "hidden_size_per_layer_input": 7, "global_head_dim": 16,
+}  # fmt: skip
+MODELS |= {
+    "gemma3n-lm": of("Gemma3nForCausalLM", "Gemma3nTextConfig", GEMMA3N, attention_bias=True),
+    "gemma4-lm": of("Gemma4ForCausalLM", "Gemma4TextConfig", GEMMA4, use_double_wide_mlp=True),
+    "gemma4-mixture-lm": of(
+        "Gemma4ForCausalLM",
+        "Gemma4TextConfig",
+        GEMMA4 | {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0},
+        attention_k_eq_v=True,
+        num_global_key_value_heads=3,
+        enable_moe_block=True,
+        num_experts=9,
+        top_k_experts=3,
+        moe_intermediate_size=13,
+        attention_bias=True,
+    ),
+}
 SHORT: dict[str, Any] = DECODER | {
     "layer_types": ["conv", "full_attention"], "block_multiple_of": 7, "intermediate_size": 53, "conv_L_cache": 4,
     "tie_word_embeddings": False,

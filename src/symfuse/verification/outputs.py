@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
-from typing import Any, Self
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -136,7 +136,7 @@ def run(module: torch.nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tens
     """The floating-point outputs of a live module by field name: those of the base model if it has no head. Masked
     positions are set to zero. A module in float64 is run in float64 throughout (`_Widened`)."""
     wide = next(module.parameters()).dtype == torch.float64
-    with torch.inference_mode(), _Widened() if wide else nullcontext():
+    with torch.inference_mode(), _widened() if wide else nullcontext():
         out = by_name(module(**inputs))
     masks = {
         inputs[name].shape: inputs[name] for name in ("attention_mask", "decoder_attention_mask") if name in inputs
@@ -152,19 +152,22 @@ def run(module: torch.nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tens
     return fields
 
 
+@contextmanager
+def _widened() -> Iterator[None]:
+    """As `_Widened`, with float64 as torch's default dtype."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with _Widened():
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
 class _Widened(TorchFunctionMode):
     """Float64 wherever a class asks for float32, whatever the dtype of its weights: in norms, in the softmax, in the
     angles of positions, in constants. A symmetry is then exact to 1e-13 in every class; what float32 would round is
     no longer larger than what a slight mistake changes."""
-
-    def __enter__(self) -> Self:
-        self._before = torch.get_default_dtype()
-        torch.set_default_dtype(torch.float64)
-        return super().__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        torch.set_default_dtype(self._before)
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
