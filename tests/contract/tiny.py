@@ -875,6 +875,9 @@ MODELS |= {
     "hubert-ctc": of("HubertForCTC", "HubertConfig", SPEECH, **STABLE),
     "unispeech-ctc": of("UniSpeechForCTC", "UniSpeechConfig", SPEECH),
     "unispeech-sat-frames": of("UniSpeechSatForAudioFrameClassification", "UniSpeechSatConfig", SPEECH, **STABLE),
+    "data2vec-audio-ctc": of(
+        "Data2VecAudioForCTC", "Data2VecAudioConfig", SPEECH | {"num_conv_pos_embeddings": 2}, conv_pos_kernel_size=5
+    ),
     "wavlm-frames": of("WavLMForAudioFrameClassification", "WavLMConfig", SPEECH, use_weighted_layer_sum=True),
     "wavlm-ctc": of("WavLMForCTC", "WavLMConfig", SPEECH, **STABLE),
     # Of images among words.
@@ -1228,7 +1231,7 @@ FIRST = {
     "xlnet-lm",
     "latent-lm", "latent-v2-lm", "latent-v2-lite", "qwen3-next-lm", "qwen3-5-lm", "lfm2-biased", "lfm2-mixture-lm",
     "diffllama-lm", "llava-next-lm", "mistral3-lm", "qwen2-5-seeing-lm", "qwen3-seeing-lm", "internvl-normed-lm",
-    "idefics3-lm",
+    "idefics3-lm", "kimi-linear-lm", "gemma3n-lm", "gemma4-lm", "llama4-seeing-lm",
 }  # fmt: skip
 
 
