@@ -27,9 +27,11 @@ KEYS_AND_VALUES = {
     AT + "o_proj.weight": "residual (h v*)",
 }
 BIASES = {AT + "kv_a_proj_with_mqa.bias": "(kv_latent + c* f)", AT + "o_proj.bias": "residual"}
+READERS = ("q_a_proj", "q_proj", "kv_a_proj_with_mqa", "indexer.wk", "indexer.weights_proj")
 READS = {
-    decoder.BEFORE_ATTENTION: tuple(AT + f"{one}.weight" for one in ("q_a_proj", "q_proj", "kv_a_proj_with_mqa")),
-    **{AT + f"{one}_a_layernorm.weight": (AT + f"{one}_b_proj.weight",) for one in ("q", "kv")},
+    decoder.BEFORE_ATTENTION: tuple(AT + f"{one}.weight" for one in READERS),
+    AT + "q_a_layernorm.weight": (AT + "q_b_proj.weight", AT + "indexer.wq_b.weight"),
+    AT + "kv_a_layernorm.weight": (AT + "kv_b_proj.weight",),
 }
 # What selects the tokens that are attended to: heads that are added, and one key, of which positions turn a part.
 INDEXER = {
@@ -37,13 +39,6 @@ INDEXER = {
     AT + "indexer.wk.weight": "(turned + index_p) residual*",
     AT + "indexer.weights_proj.weight": "index_h residual*",
     **dict.fromkeys((AT + "indexer.k_norm.weight", AT + "indexer.k_norm.bias"), "(turned + index_p)"),
-}
-INDEXER_READS = {
-    decoder.BEFORE_ATTENTION: (
-        *READS[decoder.BEFORE_ATTENTION],
-        *(AT + f"indexer.{one}.weight" for one in ("wk", "weights_proj")),
-    ),
-    AT + "q_a_layernorm.weight": (AT + "q_b_proj.weight", AT + "indexer.wq_b.weight"),
 }
 INDEXED = "a LayerNorm of the key that all heads of the indexer share: what positions do not turn is reordered"
 SHARED = "commutes with the rotations of rotary positions; all heads share the key: one element for all"
@@ -128,7 +123,7 @@ def deepseek_v32(c: Config) -> Family:
         "index_p": Axis(free, Permutation(), ("l",), INDEXED),
         "turned": Axis(c.qk_rope_head_dim),
     }
-    return family.plus(axes=axes, tensors=INDEXER, reads=INDEXER_READS)
+    return family.plus(axes=axes, tensors=INDEXER)
 
 
 def _interleaved(c: Config, family: Family) -> Family:

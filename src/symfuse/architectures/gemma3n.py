@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 
 from symfuse.architectures import decoder
 from symfuse.architectures.base import Config, Family, architecture
@@ -19,6 +18,8 @@ from symfuse.errors import SpecError
 from symfuse.groups import Invertible, Orthogonal, Permutation, Sign, Signed, SignedMonomial
 from symfuse.spec import Axis
 
+Axes = Mapping[str, Axis]
+Places = Mapping[str, str]
 LAYER = decoder.LAYER
 OWN = {
     "embed_tokens_per_layer.weight": "words (layers per)",
@@ -28,42 +29,31 @@ OWN = {
     LAYER + "per_layer_projection.weight": "residual per*",
     LAYER + "post_per_layer_input_norm.weight": "|residual|",
 }
+ALTUP_GAINS = ("altup.router_norm.weight", "altup.correct_output_scale", "laurel.post_laurel_norm.weight")
 ALTUP = {
     **{f"altup_{one}projections.{{copies}}.weight": "residual residual*" for one in ("", "unembed_")},
-    LAYER + "altup.router_norm.weight": "|residual|",
     LAYER + "altup.modality_router.weight": "modality residual*",
     LAYER + "altup.correction_coefs.weight": "streams modality*",
     LAYER + "altup.prediction_coefs.weight": "(streams streams) modality*",
-    LAYER + "altup.correct_output_scale": "|residual|",
     LAYER + "laurel.linear_left.weight": "laurel residual*",
     LAYER + "laurel.linear_right.weight": "residual laurel*",
-    LAYER + "laurel.post_laurel_norm.weight": "|residual|",
+    **{LAYER + name: "|residual|" for name in ALTUP_GAINS},
 }
+ROUTED_NORMS = [f"{one}_feedforward_layernorm_{n}" for one, n in (("post", 1), ("post", 2), ("pre", 2))]
 ROUTED = {
     LAYER + "router.proj.weight": "e residual*",
     LAYER + "router.scale": "|residual|",
     LAYER + "router.per_expert_scale": "e",
     LAYER + "experts.gate_up_proj": EXPERTS[decoder.MLP + "experts.gate_up_proj"].replace("ffn", "expert_ffn"),
     LAYER + "experts.down_proj": EXPERTS[decoder.MLP + "experts.down_proj"].replace("ffn", "expert_ffn"),
-    **{
-        LAYER + f"{one}_feedforward_layernorm_{n}.weight": "|residual|"
-        for one, n in (("post", 1), ("post", 2), ("pre", 2))
-    },
+    **{LAYER + f"{one}.weight": "|residual|" for one in ROUTED_NORMS},
 }
 WITHOUT_GAIN = "values are normalised without a gain: rotated, and not rescaled"
 GATED_INPUTS = "one norm with gains, and one table, for all layers: one order for all, and signs"
 FULL, WINDOW = "full_attention", "sliding_attention"
 
 
-def _apart(
-    family: Family,
-    part: str,
-    layers: list[int],
-    axes: Mapping[str, Axis],
-    places: Mapping[str, str] = MappingProxyType({}),
-    *,
-    shared: bool = False,
-) -> Family:
+def _apart(family: Family, part: str, layers: list[int], axes: Axes, places: Places, *, shared: bool = False) -> Family:
     """The family, in some of whose layers attention has axes of its own, by names behind `part_`. places: pieces of
     layouts that are replaced there. shared: these layers have the keys and values of one of them."""
 
@@ -95,7 +85,7 @@ def _attention(c: Config, size: int, at: str = "") -> dict[str, Axis]:
     }
 
 
-def _family(c: Config, ffn: int, attention: Mapping[str, Axis]) -> Family:
+def _family(c: Config, ffn: int, attention: Axes) -> Family:
     """What both have."""
     neurons(c.get("hidden_activation", TANH))
     axes = decoder.stream_axes(c) | dict(attention) | {"ffn": Axis(ffn, SignedMonomial(), ("l",))}
@@ -105,17 +95,12 @@ def _family(c: Config, ffn: int, attention: Mapping[str, Axis]) -> Family:
     size = c.get("hidden_size_per_layer_input", 256)
     if not size:
         return family
-    own = {
-        "per": Axis(size, Signed(), why=GATED_INPUTS),
-        "layers": Axis(c.num_hidden_layers),
-        "words": Axis(c.size("vocab_size_per_layer_input", 262144)),
-    }
+    words = Axis(c.size("vocab_size_per_layer_input", 262144))
+    own = {"per": Axis(size, Signed(), why=GATED_INPUTS), "layers": Axis(c.num_hidden_layers), "words": words}
     return family.plus(axes=own, tensors=OWN)
 
 
-def _sharing(
-    family: Family, types: list[str], shared: int, axes: Mapping[str, Mapping[str, Axis]], places: Mapping[str, str]
-) -> Family:
+def _sharing(family: Family, types: list[str], shared: int, axes: Mapping[str, Axes], places: Places) -> Family:
     """The family, whose last layers, so many, read the keys and values of the last one of their kind before them.
     axes: those of attention, by kind. places: as of `_apart`, in layers that see all tokens."""
     first = len(types) - shared
@@ -134,9 +119,7 @@ def _sharing(
 def gemma3n(c: Config) -> Family:
     """Its copies have one basis, as layers mix them by numbers; which is which stays."""
     c = c.completed()
-    widths = c.get("intermediate_size", None)
-    widths = widths if isinstance(widths, list) else [widths]
-    if len({*widths}) > 1:
+    if len(widths := {*c.entries("intermediate_size", int)}) != 1:
         raise SpecError("config.json: intermediate_size differs by layer, and that is not declared")
     layers, streams = range(c.num_hidden_layers), c.size("altup_num_inputs", 4)
     attention = _attention(c, c.size("head_dim", 256))
@@ -146,7 +129,7 @@ def gemma3n(c: Config) -> Family:
         "modality": Axis(streams, Signed(), ("l",), "behind tanh: reordered and flipped"),
         "laurel": Axis(c.size("laurel_rank", 64), Invertible(), ("l",)),
     }
-    family = _family(c, widths[0], attention).plus(axes=axes, tensors=ALTUP)
+    family = _family(c, widths.pop(), attention).plus(axes=axes, tensors=ALTUP)
     types = c.per_layer("layer_types", [WINDOW if (layer + 1) % 5 else FULL for layer in layers])
     return _sharing(family, types, c.get("num_kv_shared_layers", 15), dict.fromkeys(types, attention), {})
 
@@ -165,11 +148,11 @@ def gemma4(c: Config) -> Family:
         axes[FULL].pop("v")
     family = _apart(_family(c, c.intermediate_size, axes[WINDOW]), "full", full, axes[FULL], places)
     family = _sharing(family, types, shared, axes, places)
-    family = family.plus(tensors={LAYER + "layer_scalar": "1"} | absent(_values(family), full if one else ()))
+    values = [name for name in family.tensors if name.startswith(decoder.ATTENTION + "v_proj")]
+    family = family.plus(tensors={LAYER + "layer_scalar": "1"} | absent(values, full if one else ()))
     if c.get("enable_moe_block", False):
         experts = expert_axes(c, c.moe_intermediate_size)
-        named = {"e": experts["e"], "expert_ffn": experts["ffn"]}
-        family = family.plus(axes=named, tensors=ROUTED)
+        family = family.plus(axes={"e": experts["e"], "expert_ffn": experts["ffn"]}, tensors=ROUTED)
     if c.get("use_double_wide_mlp", False) and shared:
         wide = {
             n.format(l=layer): t.replace("ffn", "wide_ffn")
@@ -179,7 +162,3 @@ def gemma4(c: Config) -> Family:
         axis = Axis(2 * c.intermediate_size, SignedMonomial(), ("l",))
         family = family.plus(axes={"wide_ffn": axis}, tensors=wide)
     return family
-
-
-def _values(family: Family) -> list[str]:
-    return [name for name in family.tensors if name.startswith(decoder.ATTENTION + "v_proj")]

@@ -9,7 +9,7 @@ from symfuse.architectures import decoder
 from symfuse.architectures.base import Config, Family, architecture
 from symfuse.architectures.blocks import absent, placed
 from symfuse.architectures.deepseek import latent
-from symfuse.architectures.experts import deepseek, dense_layers
+from symfuse.architectures.experts import PIECES, deepseek, dense_layers, stacks_of
 from symfuse.architectures.qwen3_next import ALL, BOTH
 from symfuse.groups import Invertible, Permutation, SignedMonomial
 from symfuse.spec import Axis
@@ -32,7 +32,7 @@ LINEAR = {
 }
 READERS = tuple(name for name, layout in LINEAR.items() if layout.endswith("residual*"))
 BLOCK = decoder.LAYER + "block_sparse_moe."
-GATED = tuple(f"{one}_proj.weight" for one in ("gate", "up", "down"))
+GATED = tuple(f"{one}.weight" for one in PIECES)
 # Names in files, and in memory → those of today.
 LEGACY = {
     f".block_sparse_moe.{name}": f".mlp.{name}"
@@ -47,9 +47,8 @@ def kimi_linear(c: Config) -> Family:
     c = c.completed()
     full = set(decoder.full_layers(c, ["full_attention"] * c.num_hidden_layers))
     family = deepseek(c, decoder.stream_axes(c), {}, dense_layers(c, range(1)))
-    w1, w3, w2 = (f"{BLOCK}experts.*.w{n}.weight" for n in (1, 3, 2))
-    stacks = dict(zip(family.stacks, ((w1, w3), (w2,)), strict=True))
-    whole = latent(c, replace(family, stacks=stacks, legacy=LEGACY), neighbours=False)
+    family = replace(family, stacks=stacks_of(("w1", "w3", "w2"), BLOCK), legacy=LEGACY)
+    whole = latent(c, family, neighbours=False)
     axes = {name: axis for name, axis in whole.axes.items() if name not in ("c", "f")} | _axes(c)
     tensors = placed(whole.tensors, {"c f": "turned", "c* f": "turned*"})
     both, own = tensors.keys() & LINEAR.keys(), [name for name in tensors if name.startswith(AT)]
@@ -57,10 +56,8 @@ def kimi_linear(c: Config) -> Family:
     linear = set(range(c.num_hidden_layers)) - full
     tensors |= absent([name for name in own if name not in both], linear) | absent(LINEAR.keys() - both, full)
     tensors |= {name.format(l=layer): LINEAR[name] for name in both for layer in linear}
-    before = (*whole.reads[decoder.BEFORE_ATTENTION], *READERS)
-    return replace(
-        whole, axes=axes, tensors=tensors, reads={**whole.reads, decoder.BEFORE_ATTENTION: tuple(dict.fromkeys(before))}
-    )
+    before = dict.fromkeys((*whole.reads[decoder.BEFORE_ATTENTION], *READERS))
+    return replace(whole.plus(reads={decoder.BEFORE_ATTENTION: tuple(before)}), axes=axes, tensors=tensors)
 
 
 def _axes(c: Config) -> dict[str, Axis]:

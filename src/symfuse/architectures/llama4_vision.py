@@ -13,7 +13,6 @@ from symfuse.architectures.blocks import (
     norm,
     placed,
     projections,
-    readers,
     rotary_axes,
 )
 from symfuse.architectures.multimodal import BETWEEN, joined, patches_of
@@ -33,11 +32,6 @@ TENSORS = {
     "vision_adapter.mlp.fc1.weight": "adapter_ffn (patches residual*)",
     "vision_adapter.mlp.fc2.weight": "projection adapter_ffn*",
 }
-READS = {
-    LAYER + "input_layernorm.weight": readers(NAMES),
-    LAYER + "post_attention_layernorm.weight": (LAYER + "mlp.fc1.weight",),
-    "layernorm_post.weight": ("vision_adapter.mlp.fc1.weight",),
-}
 
 
 @architecture("llama4_vision_model")
@@ -54,7 +48,7 @@ def llama4_vision_model(c: Config) -> Family:
         "projection": Axis(c.size("projector_output_dim", 4096), neurons("gelu")),
     }
     shifts = attention_shifts(NAMES, bias="v")
-    return Family(axes, TENSORS, shifts=shifts, outputs={"last_hidden_state": "projection"}, reads=READS)
+    return Family(axes, TENSORS, shifts=shifts, outputs={"last_hidden_state": "projection"})
 
 
 @joined(

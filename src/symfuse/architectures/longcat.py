@@ -9,7 +9,7 @@ from symfuse.architectures import decoder
 from symfuse.architectures.base import Config, Family, architecture
 from symfuse.architectures.blocks import with_names
 from symfuse.architectures.deepseek import latent
-from symfuse.architectures.experts import DENSE
+from symfuse.architectures.experts import DENSE, stacks_of
 from symfuse.groups import Permutation, SignedMonomial
 from symfuse.spec import Axis
 
@@ -37,17 +37,8 @@ def longcat_flash(c: Config) -> Family:
         name: replace(axis, per=("l", "half", *axis.per[1:])) if axis.per else axis
         for name, axis in family.axes.items()
     }
-    axes |= {
-        "half": Axis(2),
-        "same": Axis(c.get("zero_expert_num", 256)),
-        "e": Axis(c.n_routed_experts, Permutation(), ("l",)),
-    }
-    axes |= {"neurons": Axis(c.expert_ffn_hidden_size, why=STAY)}
+    axes |= {"half": Axis(2), "same": Axis(c.get("zero_expert_num", 256))}
+    axes |= {"e": Axis(c.n_routed_experts, Permutation(), ("l",)), "neurons": Axis(c.expert_ffn_hidden_size, why=STAY)}
     first = (*(f"layers.{{l}}.mlps.0.{one}_proj.weight" for one in ("gate", "up")), ROUTER + ".weight")
     reads = {BEFORE_EXPERTS: (*first, decoder.MLP + "experts.gate_up_proj")}
-    experts = decoder.MLP + "experts.*."
-    stacks = {
-        decoder.MLP + "experts.gate_up_proj": (experts + "gate_proj.weight", experts + "up_proj.weight"),
-        decoder.MLP + "experts.down_proj": (experts + "down_proj.weight",),
-    }
-    return replace(family.plus(axes=axes, tensors=EXPERTS, reads=reads, stacks=stacks), predictors=decoder.PREDICTORS)
+    return family.plus(axes=axes, tensors=EXPERTS, reads=reads, stacks=stacks_of())

@@ -82,9 +82,9 @@ def qwen2_5_vl_vision(c: Config) -> Family:
     return _merged(family, "mlp.0", "mlp.2", c.out_hidden_size)
 
 
-@architecture("qwen3_vl_vision", "qwen3_vl_moe_vision")
+@architecture("qwen3_vl_vision", "qwen3_vl_moe_vision", "qwen3_5_vision", "qwen3_5_moe_vision")
 def qwen3_vl_vision(c: Config) -> Family:
-    """What some layers put out is merged too, and added to what the first layers of the text put out."""
+    """What some layers put out is merged too (not in Qwen3.5), and added to what the first layers of the text put out."""
     family = _encoder(c, c.hidden_size, c.intermediate_size, "gelu_pytorch_tanh")
     tensors = {
         "patch_embed.proj.bias": "residual",
@@ -98,14 +98,6 @@ def qwen3_vl_vision(c: Config) -> Family:
     axes = {"positions": Axis(c.num_position_embeddings), "deep": Axis(len(c.get("deepstack_visual_indexes", [])))}
     family = _merged(family.plus(axes=axes, tensors=tensors), "linear_fc1", "linear_fc2", c.out_hidden_size)
     return _merged(family, "linear_fc1", "linear_fc2", c.out_hidden_size, DEEP, "deep_ffn")
-
-
-@architecture("qwen3_5_vision", "qwen3_5_moe_vision")
-def qwen3_5_vision(c: Config) -> Family:
-    """What only the last layer puts out is merged."""
-    whole = qwen3_vl_vision(c)
-    axes = {name: axis for name, axis in whole.axes.items() if name not in ("deep", "deep_ffn")}
-    return replace(whole, axes=axes, tensors={n: text for n, text in whole.tensors.items() if not n.startswith(DEEP)})
 
 
 @joined("qwen3_5_moe", text="qwen3_5_moe_text", vision="qwen3_5_moe_vision", at=AT, tied=False)
