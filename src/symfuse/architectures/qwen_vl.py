@@ -84,7 +84,7 @@ def qwen2_5_vl_vision(c: Config) -> Family:
 
 @architecture("qwen3_vl_vision", "qwen3_vl_moe_vision", "qwen3_5_vision", "qwen3_5_moe_vision")
 def qwen3_vl_vision(c: Config) -> Family:
-    """What some layers put out is merged too (not in Qwen3.5), and added to what the first layers of the text put out."""
+    """What some layers put out is merged too (but in Qwen3.5), and added to what the first layers of text put out."""
     family = _encoder(c, c.hidden_size, c.intermediate_size, "gelu_pytorch_tanh")
     tensors = {
         "patch_embed.proj.bias": "residual",
