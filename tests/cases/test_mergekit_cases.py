@@ -555,7 +555,6 @@ NOT_DECLARED = {
     "_afmoe_partial": "no model of its own: mergekit's name for some of the layers of another",
     **dict.fromkeys(("baichuan", "chatglm", "internlm2", "jais", "qwen", "solar", "phi3small"), CODE),
     **dict.fromkeys(("mixformer-sequential", "phi-msft", "stablelm_epoch"), f"{CODE}; since renamed phi or stablelm"),
-    "llama4": "its text part is declared (llama4_text), its image encoder is not",
 }
 
 

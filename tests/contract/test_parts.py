@@ -25,7 +25,7 @@ from symfuse.rewriting import canonical
 from symfuse.spec import Axis
 
 JOINED = [label for label in MODELS if label.endswith("-lm") and ARCHITECTURES[case(label).spec.family].parts]
-MERGED = ("qwen2-5-seeing-lm", "qwen3-seeing-lm", "internvl-normed-lm", "idefics3-lm")
+MERGED = ("qwen2-5-seeing-lm", "qwen3-seeing-lm", "internvl-normed-lm", "idefics3-lm", "llama4-seeing-lm")
 
 
 @pytest.mark.parametrize("label", ["llava-next-lm", "gemma3-seeing-lm", *MERGED])
@@ -85,6 +85,10 @@ def test_one_element_acts_on_all_patches_that_are_read_side_by_side(label: str) 
         ("internvl-normed-lm", "vision_residual", Signed()),  # what lies between subtracts the mean
         ("internvl-normed-lm", "vision_qk", Invertible()),
         ("idefics3-lm", "vision_residual", Signed()),
+        ("llama4-seeing-lm", "vision_c", Invertible()),
+        ("llama4-seeing-lm", "vision_adapter_ffn", Signed()),
+        ("llama4-seeing-lm", "vision_projection", Signed()),  # which has passed GELU
+        ("qwen3-5-seeing-lm", "vision_merger_ffn", Signed()),
     ],
 )
 def test_larger_groups_break(label: str, axis: str, group: Group) -> None:

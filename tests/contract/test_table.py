@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from contract.table import COLUMNS, cells, in_all_or_some, measure
-from contract.tiny import MODELS, model_of
+import re
+
+from contract.table import COLUMNS, ROOT, cells, in_all_or_some, measure
+from contract.tiny import EXACT, MODELS, model_of
 
 
 def test_every_axis_of_the_columns_is_moved_in_some_model() -> None:
@@ -13,6 +15,13 @@ def test_every_axis_of_the_columns_is_moved_in_some_model() -> None:
         if not axes:
             break
     assert not axes
+
+
+def test_every_measured_error_is_below_what_is_proved() -> None:
+    page = (ROOT / "docs/families.md").read_text("utf-8")
+    errors = [float(cell) for cell in re.findall(r" (\de[-+]\d\d) ", page)]
+    assert len(errors) > 6 * len(MODELS)
+    assert max(errors) < EXACT
 
 
 def test_a_row() -> None:

@@ -9,13 +9,14 @@ import copy
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
-from typing import Any
+from functools import cache, partial
+from typing import Any, ClassVar
 
 import pytest
 import torch
 import transformers
 from torch import Tensor, nn
+from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from symfuse.alignment import Alignment, random_alignment
@@ -27,7 +28,7 @@ from symfuse.io import open as open_checkpoint
 from symfuse.model import Model, as_declared
 from symfuse.modules import live, stored_names
 from symfuse.spec import Declared, Spec, parse
-from symfuse.verification import compare, computes_in, random_inputs, run
+from symfuse.verification import compare, random_inputs, run
 
 TEXT = {
     "vocab_size": 61,
@@ -202,6 +203,11 @@ QWEN3_ENCODER = QWEN_PATCHES | {
 QWEN2_SEEING = seeing("", QWEN2_ENCODER, QWEN_WORDS | {"hidden_size": 60}) | QWEN_IDS
 QWEN25_SEEING = QWEN2_SEEING | {"vision_config": QWEN25_ENCODER}
 QWEN3_SEEING = seeing("", QWEN3_ENCODER, QWEN_WORDS) | QWEN_IDS
+QWEN35_ENCODER = {key: value for key, value in QWEN3_ENCODER.items() if key != "deepstack_visual_indexes"}
+LLAMA4_ENCODER: dict[str, Any] = ENCODED | {  # heads of eight, whose planes are of two directions
+    "image_size": 20, "hidden_size": 40, "intermediate_size": 160, "projector_input_dim": 17,
+    "projector_output_dim": 17, "vision_output_dim": 17,
+}  # fmt: skip
 QWEN3_EXPERTS = QWEN_WORDS | {"num_experts": 9, "num_experts_per_tok": 3, "moe_intermediate_size": 13}
 QWEN3_MIXTURE_SEEING = seeing("", QWEN3_ENCODER, QWEN3_EXPERTS) | QWEN_IDS
 IDEFICS = seeing("llama", MERGED | {"hidden_size": 35}) | {"scale_factor": 2}
@@ -220,8 +226,7 @@ def randomise(module: torch.nn.Module, seed: int) -> torch.nn.Module:
     less 1), everything else about 0."""
     rng = torch.Generator().manual_seed(seed)
     config = getattr(module, "config", None)
-    # T5 does not scale its scores; those with RMSNorms in both streams round to float32 twice as often.
-    spread = 0.2 if getattr(config, "model_type", "").endswith(("t5", "mistral3", "qwen2_5_vl")) else 0.3
+    spread = 0.2 if getattr(config, "model_type", "").endswith("t5") else 0.3  # T5 does not scale its scores
     with torch.no_grad():
         biases = [(name, b) for name, b in module.named_buffers() if name.endswith(BUFFERS)]
         for name, p in itertools.chain(module.named_parameters(), biases):
@@ -392,6 +397,9 @@ def _of(seed: int = 0, *, class_name: str, config_class: str, fields: dict[str, 
 
 MADE: dict[tuple[str, str, str, int], Checkpoint] = {}
 
+
+# Llama 4 with images fails in transformers 5.24: it reads this of what its text model puts out.
+MoeCausalLMOutputWithPast.image_outputs = None  # type: ignore[attr-defined]
 
 # label → a function from a seed to a checkpoint. Every contract test runs over this table.
 MODELS: dict[str, Callable[..., Checkpoint]] = {
@@ -867,6 +875,9 @@ MODELS |= {
     "hubert-ctc": of("HubertForCTC", "HubertConfig", SPEECH, **STABLE),
     "unispeech-ctc": of("UniSpeechForCTC", "UniSpeechConfig", SPEECH),
     "unispeech-sat-frames": of("UniSpeechSatForAudioFrameClassification", "UniSpeechSatConfig", SPEECH, **STABLE),
+    "data2vec-audio-ctc": of(
+        "Data2VecAudioForCTC", "Data2VecAudioConfig", SPEECH | {"num_conv_pos_embeddings": 2}, conv_pos_kernel_size=5
+    ),
     "wavlm-frames": of("WavLMForAudioFrameClassification", "WavLMConfig", SPEECH, use_weighted_layer_sum=True),
     "wavlm-ctc": of("WavLMForCTC", "WavLMConfig", SPEECH, **STABLE),
     # Of images among words.
@@ -1038,6 +1049,104 @@ MODELS |= {
     "qwen3-5-lm": of("Qwen3_5ForCausalLM", "Qwen3_5TextConfig", DELTA),
     "qwen3-5-mixture-lm": of("Qwen3_5MoeForCausalLM", "Qwen3_5MoeTextConfig", DELTA_EXPERTS),
 }
+KIMI: dict[str, Any] = LATENT | {
+    "num_local_experts": 15, "n_group": 3, "topk_group": 2, "num_experts_per_tok": 2, "n_shared_experts": 2,
+    "moe_intermediate_size": 9, "q_lora_rank": None,
+    "linear_attn_config": {
+        "head_dim": 6, "num_heads": 3, "short_conv_kernel_size": 3, "full_attn_layers": [2], "kda_layers": [1],
+    },
+}  # fmt: skip
+MODELS |= {
+    "sparse-latent-lm": of(
+        "DeepseekV32ForCausalLM", "DeepseekV32Config", LATENT_EXPERTS, index_topk=5, index_head_dim=9, index_n_heads=3
+    ),
+    "longcat-lm": of(
+        "LongcatFlashForCausalLM",
+        "LongcatFlashConfig",
+        {key: value for key, value in LATENT.items() if key not in ("num_hidden_layers", "intermediate_size")},
+        num_layers=2,
+        ffn_hidden_size=29,
+        expert_ffn_hidden_size=9,
+        n_routed_experts=7,
+        zero_expert_num=3,
+        moe_topk=4,
+        head_dim=6,
+    ),
+    "kimi-linear-lm": of("KimiLinearForCausalLM", "KimiLinearConfig", KIMI, attention_bias=True),
+    "kimi-linear-queries": of("KimiLinearForCausalLM", "KimiLinearConfig", KIMI | {"topk_group": 3}, q_lora_rank=13),
+    "afmoe-lm": of(
+        "AfmoeForCausalLM",
+        "AfmoeConfig",
+        QWEN_MIXTURE | NOPE,
+        num_dense_layers=1,
+        attention_bias=True,
+        mup_enabled=True,
+    ),
+    "cohere2-mixture-lm": of(
+        "Cohere2MoeForCausalLM",
+        "Cohere2MoeConfig",
+        MIXTURE | NOPE | {"num_experts": 9},
+        num_shared_experts=2,
+        mlp_layer_types=["dense", "sparse"],
+        prefix_dense_intermediate_size=13,
+    ),
+    "cohere2-mixture-rms": of(
+        "Cohere2MoeForCausalLM",
+        "Cohere2MoeConfig",
+        MIXTURE | NOPE | {"num_experts": 9},
+        mlp_layer_types=["dense", "sparse"],
+        prefix_dense_intermediate_size=13,
+        prefix_dense_sliding_window_pattern=2,
+        rms_norm_eps=1e-6,
+        expert_selection_fn="sigmoid",
+        attention_bias=True,
+    ),
+    "qwen3-5-seeing-lm": of(
+        "Qwen3_5ForConditionalGeneration", "Qwen3_5Config", seeing("", QWEN35_ENCODER, QWEN_WORDS | DELTA) | QWEN_IDS
+    ),
+    "qwen3-5-mixture-seeing-lm": of(
+        "Qwen3_5MoeForConditionalGeneration",
+        "Qwen3_5MoeConfig",
+        seeing("", QWEN35_ENCODER, QWEN_WORDS | DELTA_EXPERTS) | QWEN_IDS,
+    ),
+    "llama4-seeing-lm": of(
+        "Llama4ForConditionalGeneration",
+        "Llama4Config",
+        seeing(
+            "", LLAMA4_ENCODER, SEEN_TEXT | {"intermediate_size_mlp": 13, "moe_layers": [1], "num_local_experts": 5}
+        ),
+        tie_word_embeddings=False,
+    ),
+}
+# Of six layers the last two read keys and values of the two before them.
+WINDOWS = {
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "num_hidden_layers": 6,
+    "num_kv_shared_layers": 2,
+}
+GEMMA3N: dict[str, Any] = GEMMA | WINDOWS | {
+    "vocab_size_per_layer_input": 53, "hidden_size_per_layer_input": 7, "altup_num_inputs": 3, "laurel_rank": 5,
+    "activation_sparsity_pattern": [0.5, 0.0, 0.0, 0.0, 0.0, 0.0],
+}  # fmt: skip
+GEMMA4: dict[str, Any] = GEMMA | WINDOWS | {
+    "vocab_size_per_layer_input": 67, "hidden_size_per_layer_input": 7, "global_head_dim": 16,
+}  # fmt: skip
+MODELS |= {
+    "gemma3n-lm": of("Gemma3nForCausalLM", "Gemma3nTextConfig", GEMMA3N, attention_bias=True),
+    "gemma4-lm": of("Gemma4ForCausalLM", "Gemma4TextConfig", GEMMA4, use_double_wide_mlp=True),
+    "gemma4-mixture-lm": of(
+        "Gemma4ForCausalLM",
+        "Gemma4TextConfig",
+        GEMMA4 | {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0},
+        attention_k_eq_v=True,
+        num_global_key_value_heads=3,
+        enable_moe_block=True,
+        num_experts=9,
+        top_k_experts=3,
+        moe_intermediate_size=13,
+        attention_bias=True,
+    ),
+}
 SHORT: dict[str, Any] = DECODER | {
     "layer_types": ["conv", "full_attention"], "block_multiple_of": 7, "intermediate_size": 53, "conv_L_cache": 4,
     "tie_word_embeddings": False,
@@ -1100,9 +1209,8 @@ MODELS |= {
 }
 
 
-# The worst that the true declarations show is 3e-14, on every model and axis. Where norms compute in float32, a sum in
-# another order is one of its roundings, and so may be 1e-15 before the norm: up to 1.1e-6 in forty trials.
-EXACT, ROUNDED = 1e-13, 2e-6
+# The worst that the true declarations show is 3e-14, on every model and axis.
+EXACT = 1e-13
 
 
 # Of the decoders one form of each kind of block; the others are tested with the slow tests.
@@ -1123,7 +1231,7 @@ FIRST = {
     "xlnet-lm",
     "latent-lm", "latent-v2-lm", "latent-v2-lite", "qwen3-next-lm", "qwen3-5-lm", "lfm2-biased", "lfm2-mixture-lm",
     "diffllama-lm", "llava-next-lm", "mistral3-lm", "qwen2-5-seeing-lm", "qwen3-seeing-lm", "internvl-normed-lm",
-    "idefics3-lm",
+    "idefics3-lm", "kimi-linear-lm", "gemma3n-lm", "gemma4-lm", "llama4-seeing-lm",
 }  # fmt: skip
 
 
@@ -1183,11 +1291,7 @@ class Case:
     spec: Spec
     inputs: dict[str, Tensor]
     outputs: dict[str, Tensor]
-
-    @cached_property
-    def exact(self) -> float:
-        """The largest error of what is a symmetry."""
-        return EXACT if computes_in(seen(self.checkpoint), torch.float64) == torch.float64 else ROUNDED
+    exact: ClassVar[float] = EXACT
 
     def error(self, changed: Checkpoint | torch.nn.Module, alignment: Alignment | None = None) -> float:
         """The largest relative difference of a changed model's outputs; those in moved spaces follow."""

@@ -95,7 +95,7 @@ NAMES = projections(AT, *MAPS, part="encoder")
 GLOBAL = Projections({letter: f"{name}_global" for letter, name in NAMES.items()}, "encoder")
 
 
-@architecture("led", float32=("LEDEncoderSelfAttention",))
+@architecture("led")
 def led(c: Config) -> Family:
     """A value's bias is not free in the encoder, as in Longformer."""
     family = bart_like(c, 1, before=False, embedding_norm=True)

@@ -283,20 +283,16 @@ class Architecture:
     """A registered family: its declaration, (outside `transformers`) how to build the live module, whether the
     output head is the embedding where config.json does not say, and an example of a config (of one in `transformers`
     what its default lacks, or what takes the place of defaults that are of no model).
-    float32: how the names of its classes end that compute in float32 whatever the model's dtype: norms, and attention
-    that does the softmax or the turning of planes so. spelt: fields that configs may have under another name → that
-    name. default_dtype: whether its class makes constants in torch's default dtype, where those of float64 overflow.
-    parts: fields with the configs of its parts → the type that a part has where its config does not say.
-    uncalled: the last parts of the names of layers whose weights its class reads without calling them."""
+    spelt: fields that configs may have under another name → that name. parts: fields with the configs of its parts →
+    the type that a part has where its config does not say. uncalled: the last parts of the names of layers whose
+    weights its class reads without calling them."""
 
     model_type: str
     declare: Declare
     build: Callable[[Mapping[str, Any]], torch.nn.Module] | None = None
     tied: bool = True
     example: Mapping[str, Any] | None = None
-    float32: tuple[str, ...] = ()
     spelt: Mapping[str, str] = field(default_factory=dict)
-    default_dtype: bool = False
     parts: Mapping[str, str] = field(default_factory=dict)
     uncalled: tuple[str, ...] = ()
 

@@ -121,7 +121,7 @@ def deberta_v2(c: Config) -> Family:
     )
 
 
-@architecture("deberta", float32=("DebertaLayerNorm",))
+@architecture("deberta")
 def deberta(c: Config) -> Family:
     if c.get("talking_head", False):
         raise SpecError("config.json: talking_head is true, which mixes heads; symfuse declares DeBERTa without it")

@@ -9,6 +9,7 @@ from symfuse.architectures import decoder
 from symfuse.architectures.base import Config, Family, architecture
 from symfuse.architectures.blocks import rotary_axes
 from symfuse.architectures.experts import deepseek, dense_layers
+from symfuse.errors import SpecError
 from symfuse.groups import Invertible, Permutation
 from symfuse.spec import Axis
 
@@ -26,10 +27,20 @@ KEYS_AND_VALUES = {
     AT + "o_proj.weight": "residual (h v*)",
 }
 BIASES = {AT + "kv_a_proj_with_mqa.bias": "(kv_latent + c* f)", AT + "o_proj.bias": "residual"}
+READERS = ("q_a_proj", "q_proj", "kv_a_proj_with_mqa", "indexer.wk", "indexer.weights_proj")
 READS = {
-    decoder.BEFORE_ATTENTION: tuple(AT + f"{one}.weight" for one in ("q_a_proj", "q_proj", "kv_a_proj_with_mqa")),
-    **{AT + f"{one}_a_layernorm.weight": (AT + f"{one}_b_proj.weight",) for one in ("q", "kv")},
+    decoder.BEFORE_ATTENTION: tuple(AT + f"{one}.weight" for one in READERS),
+    AT + "q_a_layernorm.weight": (AT + "q_b_proj.weight", AT + "indexer.wq_b.weight"),
+    AT + "kv_a_layernorm.weight": (AT + "kv_b_proj.weight",),
 }
+# What selects the tokens that are attended to: heads that are added, and one key, of which positions turn a part.
+INDEXER = {
+    AT + "indexer.wq_b.weight": "(index_h (turned + index_p)) q_latent*",
+    AT + "indexer.wk.weight": "(turned + index_p) residual*",
+    AT + "indexer.weights_proj.weight": "index_h residual*",
+    **dict.fromkeys((AT + "indexer.k_norm.weight", AT + "indexer.k_norm.bias"), "(turned + index_p)"),
+}
+INDEXED = "a LayerNorm of the key that all heads of the indexer share: what positions do not turn is reordered"
 SHARED = "commutes with the rotations of rotary positions; all heads share the key: one element for all"
 LATENT = "behind an RMSNorm with a gain for each unit: reordered and flipped; once the gain is folded, rotated"
 
@@ -64,7 +75,7 @@ def _first(c: Config, usual: int) -> range:
     return range(min(c.get("first_k_dense_replace", usual), c.num_hidden_layers))
 
 
-@architecture("deepseek_v2", tied=False, float32=("DeepseekV2Attention",))
+@architecture("deepseek_v2", tied=False)
 def deepseek_v2(c: Config) -> Family:
     c.refuse("mlp_bias", "its feed-forwards have biases")
     grouped = c.get("topk_method", "greedy") == "group_limited_greedy"
@@ -96,6 +107,23 @@ def minicpm3(c: Config) -> Family:
     """The embedding, what blocks write and what the head reads are scaled by numbers, which commute with all of it."""
     c.refuse("mlp_bias", "its feed-forward has biases")
     return latent(c, _dense(c), neighbours=False, value=c.hidden_size // c.num_attention_heads)
+
+
+@architecture("deepseek_v32", tied=False, example={"topk_group": 4})
+def deepseek_v32(c: Config) -> Family:
+    """Its indexer decides, without a gradient, which tokens attention sees."""
+    family = latent(c, deepseek(c, decoder.stream_axes(c), {}, dense_layers(c, _first(c, 3))))
+    free = c.size("index_head_dim", 128) - c.qk_rope_head_dim
+    if free < 1:
+        raise SpecError(
+            f"config.json: index_head_dim, {c.index_head_dim}, is not above qk_rope_head_dim, {c.qk_rope_head_dim}"
+        )
+    axes = {
+        "index_h": Axis(c.size("index_n_heads", 64), Permutation(), ("l",)),
+        "index_p": Axis(free, Permutation(), ("l",), INDEXED),
+        "turned": Axis(c.qk_rope_head_dim),
+    }
+    return family.plus(axes=axes, tensors=INDEXER)
 
 
 def _interleaved(c: Config, family: Family) -> Family:

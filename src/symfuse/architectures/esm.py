@@ -22,7 +22,7 @@ ESM2 = {
 }  # fmt: skip
 
 
-@architecture("esm", float32=("EsmSelfAttention",), example=ESM2)  # which turns queries and keys so
+@architecture("esm", example=ESM2)
 def esm(c: Config) -> Family:
     """Its last map reads the attention of all heads of all layers (contacts), and so moves with them."""
     if c.get("is_folding_model", False):

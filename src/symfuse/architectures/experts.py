@@ -21,6 +21,7 @@ EXPERTS = {
 }
 # What is added to the scores by which experts are selected, where DeepSeek has it.
 CORRECTION = {decoder.MLP + "gate.e_score_correction_bias": "e"}
+PIECES = ("gate_proj", "up_proj", "down_proj")
 DENSE = decoder.gated_block(decoder.MLP, "dense_ffn")  # of layers without experts
 
 
@@ -54,7 +55,7 @@ def mixture(
     experts: Mapping[str, str] = EXPERTS,
     *,
     dense: Collection[int] = (),
-    pieces: tuple[str, str, str] | None = ("gate_proj", "up_proj", "down_proj"),
+    pieces: tuple[str, str, str] | None = PIECES,
     at: str = decoder.MLP,
     norm: NormKind = "rms",
     question: str = "model.",
@@ -72,9 +73,13 @@ def mixture(
         tensors |= DENSE | absent(sparse, dense) | absent(DENSE, others)
     readers = tuple(name for name, layout in (sparse | DENSE).items() if "residual*" in layout)
     family = decoder.family(c, axes, tensors, decoder.READS | {decoder.BEFORE_MLP: readers}, norm, question)
-    gate, up, down = (f"{at}experts.*.{piece}.weight" for piece in pieces or ("", "", ""))
-    stacks = {decoder.MLP + "experts.gate_up_proj": (gate, up), decoder.MLP + "experts.down_proj": (down,)}
-    return replace(family, stacks=stacks if pieces else {}, predictors=decoder.PREDICTORS)
+    return replace(family, stacks=stacks_of(pieces, at) if pieces else {}, predictors=decoder.PREDICTORS)
+
+
+def stacks_of(pieces: tuple[str, str, str] = PIECES, at: str = decoder.MLP) -> dict[str, tuple[str, ...]]:
+    """The stacks of experts, and what of them is one tensor in files. pieces, at: as of `mixture`."""
+    gate, up, down = (f"{at}experts.*.{piece}.weight" for piece in pieces)
+    return {decoder.MLP + "experts.gate_up_proj": (gate, up), decoder.MLP + "experts.down_proj": (down,)}
 
 
 def in_groups(layout: str) -> str:

@@ -99,7 +99,7 @@ def _size(c: Config, name: str, other: str) -> int:
     return size
 
 
-@architecture("bloom", float32=("BloomAttention",))
+@architecture("bloom")
 def bloom(c: Config) -> Family:
     """Through the gain of the embedding's norm the stream cannot be rotated."""
     c.get("apply_residual_connection_post_layernorm", False)  # decides the function, and nothing here

@@ -94,7 +94,7 @@ def gpt_bigcode(c: Config) -> Family:
     return replace(family, heads=heads, shifts=SHIFTS, buffers=(*family.buffers, "bias"))
 
 
-@architecture("gpt_neo", float32=("GPTNeoSelfAttention",))
+@architecture("gpt_neo")
 def gpt_neo(c: Config) -> Family:
     ffn, act = c.get("intermediate_size", 4 * c.hidden_size), c.get("activation_function", "gelu_new")
     axes = block_axes(c.num_layers, c.hidden_size, c.num_heads, ffn, act)

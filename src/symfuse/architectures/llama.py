@@ -50,7 +50,7 @@ def helium(c: Config) -> Family:
     return decoder.rearranged(family, decoder.NEIGHBOURS)
 
 
-@architecture("ernie4_5", float32=("Ernie4_5Attention",))
+@architecture("ernie4_5")
 def ernie4_5(c: Config) -> Family:
     biases = c.get("use_bias", False)
     family = decoder.biased(_family(c, size=128), biases)

@@ -22,7 +22,7 @@ def _dense_layers(c: Config) -> set[int]:
     return set(range(layers)).difference(c.entries("moe_layers", int, range(step - 1, layers, step)))
 
 
-@architecture("llama4_text", tied=False, float32=("Llama4TextL2Norm",))
+@architecture("llama4_text", tied=False)
 def llama4(c: Config) -> Family:
     plane = Phase() if c.get("use_qk_norm", True) else ROTARY
     shared, block = shared_block("shared_expert", c.intermediate_size)

@@ -37,7 +37,7 @@ def _language(c: Config, classes: tuple[str, ...], at: str = "head") -> Head:
     return Head(classes, _transform(c, lm, at) | decode)
 
 
-@architecture("modernbert", float32=("ModernBertAttention",))
+@architecture("modernbert")
 def modernbert(c: Config) -> Family:
     bias = c.get("attention_bias", False)
     fused = linear(QKV, "(h c f + h c* f + h v)", bias=bias) | linear(OUT, "residual", "(h v*)", bias=bias)
@@ -51,7 +51,7 @@ def modernbert(c: Config) -> Family:
     return _family(c, fused, heads, (value_shift(QKV, OUT),) if bias else ())
 
 
-@architecture("modernbert-decoder", float32=("ModernBertDecoderAttention",))
+@architecture("modernbert-decoder")
 def modernbert_decoder(c: Config) -> Family:
     bias = c.get("attention_bias", False)
     places = {"q": "(h c f)", "k": "(h c* f)", "v": "(h v)"}

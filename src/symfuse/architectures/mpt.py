@@ -12,7 +12,7 @@ QKV, OUT = LAYER + "attn.Wqkv", LAYER + "attn.out_proj"
 UP, DOWN = LAYER + "ffn.up_proj", LAYER + "ffn.down_proj"
 
 
-@architecture("mpt", float32=("MptAttention",))
+@architecture("mpt")
 def mpt(c: Config) -> Family:
     axes = block_axes(c.n_layers, c.d_model, c.n_heads, 4 * c.d_model, "gelu")
     axes |= {"h": Axis(c.n_heads, why=ALIBI), "vocab": Axis(c.vocab_size), "labels": Axis(c.labels)}

@@ -144,10 +144,7 @@ def mistral3(c: Config, both: Family) -> Family:
 @joined("internvl", text="qwen2", vision="internvl_vision")
 def internvl(c: Config, both: Family) -> Family:
     """Neighbouring patches stand side by side, behind a norm of all of them."""
-    ratio = c.get("downsample_ratio", 0.5)
-    if not 1e-3 < ratio <= 1:
-        raise SpecError(f"config.json: downsample_ratio is {ratio}, expected a number above 0, up to 1")
-    patches = _patches(round(1 / ratio))
+    patches = patches_of(c.get("downsample_ratio", 0.5), "downsample_ratio")
     tensors = {BETWEEN + "layer_norm.weight": "(patches |vision_residual|)"}
     tensors |= {BETWEEN + "layer_norm.bias": "(patches vision_residual)"}
     return hidden_layer(c, both.plus(axes=patches, tensors=tensors), "(patches vision_residual*)")
@@ -161,6 +158,13 @@ CONNECTED = ("text_model.", "vision_model.", "connector.")
 def idefics3(c: Config, both: Family) -> Family:
     maps = linear("connector.modality_projection.proj", "residual", "(patches vision_residual*)", bias=False)
     return both.plus(axes=_patches(c.size("scale_factor", 2)), tensors=maps)
+
+
+def patches_of(ratio: float, key: str) -> dict[str, Axis]:
+    """Those of a square that images are reduced by, by that ratio of its side; SpecError if it is none."""
+    if not 1e-3 < ratio <= 1:
+        raise SpecError(f"config.json: {key} is {ratio}, expected a number above 0, up to 1")
+    return _patches(round(1 / ratio))
 
 
 def _patches(side: int) -> dict[str, Axis]:

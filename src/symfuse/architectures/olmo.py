@@ -16,7 +16,7 @@ from symfuse.spec import Axis
 CLIPPED = "clipped at the same limits on both sides: signs and order only"
 
 
-@architecture("olmo", tied=False, float32=("OlmoLayerNorm",))
+@architecture("olmo", tied=False)
 def olmo(c: Config) -> Family:
     """Its norms have nothing to fold: the stream may be rotated as it is. Values that are clipped at the same limits on
     both sides may be reordered and flipped; of a plane of queries and keys the sign is taken (quarter turns too would

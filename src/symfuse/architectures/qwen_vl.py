@@ -1,4 +1,4 @@
-"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: an encoder of patches in time, height and width, and a merger of these.
+"""Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5: an encoder of patches in time, height and width, and a merger of these.
 
 The merger reads neighbouring patches side by side: the stream stands there as often as there are patches, one after the
 other, and one element acts on all of them. What it puts out is written to the stream of the text.
@@ -64,7 +64,7 @@ def _merged(family: Family, first: str, last: str, out: int, at: str = MERGER, f
     )
 
 
-@architecture("qwen2_vl_vision", float32=("Qwen2VisionTransformerPretrainedModel",))
+@architecture("qwen2_vl_vision")
 def qwen2_vl_vision(c: Config) -> Family:
     family = _encoder(c, c.embed_dim, int(c.embed_dim * c.get("mlp_ratio", 4)), "quick_gelu")
     block = feed_forward(LAYER + "mlp.fc1", LAYER + "mlp.fc2")
@@ -87,9 +87,9 @@ def qwen2_5_vl_vision(c: Config) -> Family:
     return _merged(family, "mlp.0", "mlp.2", c.out_hidden_size)
 
 
-@architecture("qwen3_vl_vision", "qwen3_vl_moe_vision", float32=("Qwen3VLVisionAttention", "Qwen3VLMoeVisionAttention"))
+@architecture("qwen3_vl_vision", "qwen3_vl_moe_vision", "qwen3_5_vision", "qwen3_5_moe_vision")
 def qwen3_vl_vision(c: Config) -> Family:
-    """What some layers put out is merged too, and added to what the first layers of the text put out."""
+    """What some layers put out is merged too (but in Qwen3.5), and added to what the first layers of text put out."""
     family = _encoder(c, c.hidden_size, c.intermediate_size, "gelu_pytorch_tanh")
     tensors = {
         "patch_embed.proj.bias": "residual",
@@ -104,6 +104,8 @@ def qwen3_vl_vision(c: Config) -> Family:
     return _merged(family, "linear_fc1", "linear_fc2", c.out_hidden_size, DEEP, "deep_ffn")
 
 
+@joined("qwen3_5_moe", text="qwen3_5_moe_text", vision="qwen3_5_moe_vision", at=AT, tied=False)
+@joined("qwen3_5", text="qwen3_5_text", vision="qwen3_5_vision", at=AT, tied=False)
 @joined("qwen3_vl_moe", text="qwen3_vl_moe_text", vision="qwen3_vl_moe_vision", at=AT, tied=False)
 @joined("qwen3_vl", text="qwen3_vl_text", vision="qwen3_vl_vision", at=AT, tied=False)
 @joined("qwen2_5_vl", text="qwen2_5_vl_text", vision="qwen2_5_vl_vision", at=AT, tied=False)

@@ -86,7 +86,7 @@ def mpnet(c: Config) -> Family:
 GLOBAL = Projections({letter: f"{name}_global" for letter, name in NAMES.items()})
 
 
-@architecture("longformer", float32=("LongformerSelfAttention",))
+@architecture("longformer")
 def longformer(c: Config) -> Family:
     """A value's bias is not free: that of the other kind, which the output reads too, would have to follow."""
     family = roberta(c)

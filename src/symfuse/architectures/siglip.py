@@ -86,7 +86,7 @@ def idefics3_vision(c: Config) -> Family:
     return replace(family, outputs={"last_hidden_state": "residual"})
 
 
-@architecture("siglip2_vision_model", float32=("Siglip2VisionEmbeddings",))
+@architecture("siglip2_vision_model")
 def siglip2_vision(c: Config) -> Family:
     """Images of any shape, cut into patches beforehand; one table of places is resized to each."""
     size = c.size("patch_size", 16)
@@ -111,6 +111,6 @@ def siglip(c: Config) -> Family:
     return _both(c, _vision(c.under("vision_config")))
 
 
-@architecture("siglip2", float32=("Siglip2VisionEmbeddings",))
+@architecture("siglip2")
 def siglip2(c: Config) -> Family:
     return _both(c, siglip2_vision(c.under("vision_config")))

@@ -28,7 +28,7 @@ ONE_ORDER = "the relative bias of the first layer serves the heads of all: reord
 ENCODERS = ("EncoderModel", "ForTokenClassification")
 
 
-@architecture("t5", float32=("T5LayerNorm",))
+@architecture("t5")
 def t5(c: Config) -> Family:
     """Of v1.0 the head is the embedding, and the decoder's output is scaled before it."""
     return _family(c, scaled=c.get("scale_decoder_outputs", c.tied))

@@ -8,7 +8,9 @@ whole blocks, and inside of each.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from symfuse.architectures.base import Config, Family, Head, architecture
 from symfuse.architectures.blocks import block_axes, feed_forward, linear, neurons, norm, norms, placed, projections
@@ -39,11 +41,11 @@ def _blocks(tensors: dict[str, str]) -> dict[str, str]:
     return out
 
 
-def _convolutions(c: Config) -> tuple[dict[str, str], dict[str, Axis], tuple[Shift, ...]]:
+def _convolutions(c: Config, usual: str) -> tuple[dict[str, str], dict[str, Axis], tuple[Shift, ...]]:
     """From sounds to vectors. With a norm of each channel, over time, behind the first convolution, a channel may be
     flipped with its gain, and a bias before that norm is void; norms over channels only let them be reordered."""
     sizes = c.side_by_side(conv_dim=[512] * 7, conv_kernel=[10, 3, 3, 3, 3, 2, 2])
-    by_channel, bias = c.get("feat_extract_norm", "group") == "group", c.get("conv_bias", False)
+    by_channel, bias = c.get("feat_extract_norm", usual) == "group", c.get("conv_bias", False)
     act = neurons(c.get("feat_extract_activation", "gelu"))
     tensors: dict[str, str] = {}
     axes: dict[str, Axis] = {}
@@ -124,15 +126,17 @@ def _axes(c: Config) -> dict[str, Axis]:
     }
 
 
-def _family(c: Config) -> Family:
+def _family(c: Config, norms: str = "group", positions: Mapping[str, str] | None = None) -> Family:
+    """norms: of the first convolutions, where the config does not say. positions: by default one convolution."""
     for option in ("add_adapter", "conv_pos_batch_norm"):
         if c.get(option, False):
             raise SpecError(f"config.json: {option} is true; symfuse declares speech encoders without it")
-    front, channels, shifts = _convolutions(c)
+    front, channels, shifts = _convolutions(c, norms)
     last = list(channels)[-1]
     masked = c.get("mask_time_prob", 0.05) > 0 or c.get("mask_feature_prob", 0.0) > 0
     between = norm("feature_projection.layer_norm", last) if c.get("feat_proj_layer_norm", True) else {}
-    encoder = linear("feature_projection.projection", "residual", f"{last}*") | _positions(c) | _layers(c)
+    encoder = linear("feature_projection.projection", "residual", f"{last}*") | _layers(c)
+    encoder |= _positions(c) if positions is None else positions
     encoder |= {"masked_spec_embed": "residual"} if masked else {}
     heads = {label: replace(head, tensors=_blocks(dict(head.tensors))) for label, head in _heads(c, last).items()}
     return Family(
@@ -157,11 +161,24 @@ def wav2vec2(c: Config) -> Family:
     return _family(c)
 
 
+def _as_wav2vec2(c: Config, *more: Any) -> Family:
+    """Another head of pre-training is not declared. more: as of `_family`."""
+    family = _family(c, *more)
+    return replace(family, heads={label: head for label, head in family.heads.items() if label != "pre-training"})
+
+
 @architecture("unispeech", "unispeech-sat")
 def unispeech(c: Config) -> Family:
-    """Another head of pre-training is not declared."""
-    family = _family(c)
-    return replace(family, heads={label: head for label, head in family.heads.items() if label != "pre-training"})
+    return _as_wav2vec2(c)
+
+
+@architecture("data2vec-audio")
+def data2vec_audio(c: Config) -> Family:
+    """Several convolutions of positions, one after the other, each behind a norm without gains."""
+    convolutions = [f"{POSITIONS}layers.{n}.conv." for n in range(c.size("num_conv_pos_embeddings", 5))]
+    weight = f"residual inside* {c.size('conv_pos_kernel_size', 19)}"
+    positions = {at + "weight": weight for at in convolutions} | {at + "bias": "residual" for at in convolutions}
+    return _as_wav2vec2(c, "layer", positions)
 
 
 @architecture("wavlm")

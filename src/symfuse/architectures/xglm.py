@@ -12,7 +12,7 @@ NAMES = projections(LAYER + "self_attn.", "q_proj", "k_proj", "v_proj", "out_pro
 NORMS = (LAYER + "self_attn_layer_norm", LAYER + "final_layer_norm", "layer_norm")
 
 
-@architecture("xglm", default_dtype=True)
+@architecture("xglm")
 def xglm(c: Config) -> Family:
     c.refuse("add_cross_attention", "its layers attend to an encoder too")
     axes = block_axes(c.num_layers, c.d_model, c.attention_heads, c.ffn_dim, c.get("activation_function", "gelu"))

@@ -23,7 +23,7 @@ from symfuse.messages import first_line, some
 from symfuse.model import Model
 from symfuse.modules import build_module, live
 from symfuse.spec import Declared, Instance, Spec, parse
-from symfuse.verification import TOLERANCE, aligned, compare, computes_in, guessed, random_inputs, run, verify
+from symfuse.verification import TOLERANCE, aligned, compare, guessed, random_inputs, run, verify
 
 # Up to so many weights a class is run in float64 (8 bytes each, twice).
 LARGEST = 500_000_000
@@ -87,8 +87,8 @@ class Bench:
             raise CheckpointError("it returns no tensors")
         if not all(bool(value.isfinite().all()) for value in self._expected.values()):
             raise CheckpointError("with random weights its outputs are not finite")
-        self.tolerance = TOLERANCE[computes_in(module, dtype)]
-        if self._own(1e-10) > 1e-3 * self._own(1e-6):  # not smooth: some part of it computes in float32
+        self.tolerance = TOLERANCE[dtype]
+        if self._own(1e-10) > 1e-3 * self._own(1e-6):  # not smooth: it computes in float32 out of sight
             self.tolerance = max(self.tolerance, TOLERANCE[torch.float32])
         self.loud: Bench | None = None
 

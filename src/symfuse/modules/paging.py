@@ -78,9 +78,10 @@ class _Page:
 
     def read(self, *_: object) -> None:
         for slot in self.slots:
-            tensor = self.checkpoint[slot.file]  # as it is written, rounded to its dtype
-            scan(slot.file, tensor, self.checkpoint.name)
-            parameter = nn.Parameter(tensor.to(self.dtype), requires_grad=False)
+            with torch._C.DisableTorchFunction():  # a mode in which the module runs is not one for reading
+                tensor = self.checkpoint[slot.file]  # as it is written, rounded to its dtype
+                scan(slot.file, tensor, self.checkpoint.name)
+                parameter = nn.Parameter(tensor.to(self.dtype), requires_grad=False)
             slot.owner.register_parameter(slot.leaf, stored_as(parameter, slot.file))
 
     def give_back(self, *_: object) -> None:

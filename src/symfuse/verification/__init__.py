@@ -5,10 +5,10 @@ from __future__ import annotations
 from symfuse.verification.bench import aligned
 from symfuse.verification.comparison import TOLERANCE, Verification, verify
 from symfuse.verification.guess import guessed
-from symfuse.verification.outputs import Outputs, by_name, compare, computes_in, random_inputs, run
+from symfuse.verification.outputs import Outputs, by_name, compare, random_inputs, run
 from symfuse.verification.proof import Proof, prove
 
 __all__ = [
-    "TOLERANCE", "Outputs", "Proof", "Verification", "aligned", "by_name", "compare", "computes_in", "guessed",
+    "TOLERANCE", "Outputs", "Proof", "Verification", "aligned", "by_name", "compare", "guessed",
     "prove", "random_inputs", "run", "verify",
 ]  # fmt: skip

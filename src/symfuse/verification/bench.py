@@ -21,7 +21,7 @@ from symfuse.modules import live, name_parameters
 from symfuse.modules.paging import paged
 from symfuse.spec import Atom, Declared, Layout
 from symfuse.verification.coverage import Changed, Reach, Reads, long_inputs
-from symfuse.verification.outputs import Outputs, computes_in, random_inputs, run
+from symfuse.verification.outputs import Outputs, random_inputs, run
 
 # The vocabulary of a model that is run layer by layer: enough tokens for the inputs, instead of an embedding and a head
 # that can be larger than all else. An alignment acts on all rows of tokens alike, so the other rows show nothing new.
@@ -44,7 +44,7 @@ class Bench:
     suit the first checkpoint.
 
     compared: two models that are compared as completely as possible, also on long inputs that contain `words`; the rows
-    that the first one reads are recorded. computed_in: the coarsest dtype in which a module computed.
+    that the first one reads are recorded.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Bench:
     ) -> None:
         self.inputs = None if inputs is None else [{name: _cast(value, dtype) for name, value in inputs.items()}]
         self.runner = runner
-        self.dtype = self.computed_in = dtype
+        self.dtype = dtype
         self.memory = budget() if memory is None else memory
         self.compared = compared
         self.words = words
@@ -98,7 +98,6 @@ class Bench:
         if self.runner is not None:
             return [self.runner(checkpoint)]
         module = (paged if self.pages(checkpoint) else live)(checkpoint, self.dtype)
-        self.computed_in = computes_in(module, self.computed_in)
         if self.first is not None:
             try:
                 return [run(module, aligned(fields, alignment)) for fields in self.inputs or ()]

@@ -150,7 +150,7 @@ def verify(
     errors = worst(expected, bench.run(after, alignment), by_row=True)
     if tolerance is None:
         changed = changes(before, after) if compared is None or alignment is not None else compared
-        dtypes = _differing_dtypes(before, after, changed) | {bench.computed_in}
+        dtypes = _differing_dtypes(before, after, changed) | {dtype}
         tolerance = max(TOLERANCE[dtype] for dtype in dtypes)
     unread = bench.unread(edits, tolerance)
     return Verification(errors, tolerance, bench.what, _deciding(before, after), unread, bench.coverage())

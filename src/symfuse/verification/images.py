@@ -44,7 +44,8 @@ def _features(module: Any, images: Mapping[str, Tensor]) -> int:
     """How many vectors, and so how many placeholders, the images are."""
     with torch.inference_mode():
         found = module.get_image_features(**images)
-    found = getattr(found, "pooler_output", found)
+    pooled = getattr(found, "pooler_output", None)
+    found = getattr(found, "last_hidden_state", found) if pooled is None else pooled
     every = [found] if isinstance(found, Tensor) else list(found)
     return sum(one.numel() // one.shape[-1] for one in every)
 

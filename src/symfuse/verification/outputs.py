@@ -5,13 +5,13 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
-from symfuse.architectures import ARCHITECTURES
 from symfuse.errors import IncompatibleError, OptionError
 from symfuse.io.live import carried_config
 from symfuse.verification.guess import guessed
@@ -20,10 +20,6 @@ from symfuse.verification.images import image_token, with_images
 Outputs = Mapping[str, Tensor]
 
 _GIVE = "from Python give it `inputs`, by name"
-
-# Endings of the names of classes that `transformers` computes in float32 whatever the model's dtype.
-IN_FLOAT32 = ("RMSNorm", *sorted({name for one in ARCHITECTURES.values() for name in one.float32}))
-
 
 FRAMES = 12  # vectors that the inputs of a speech encoder give
 
@@ -71,7 +67,7 @@ def _usual(module: torch.nn.Module, main: str, config: Mapping[str, Any], seed: 
     length = max(1, min(16, text.get("max_position_embeddings", text.get("n_positions", 16)) - 4))
     ids = torch.randint(min(5, text["vocab_size"] - 1), text["vocab_size"], (3, length), generator=rng)
     mask = torch.ones_like(ids)
-    mask[1, max(1, length // 2, length - _widest_padding(module, length)) :] = 0
+    mask[1, max(1, length // 2) :] = 0
     if type(module).__name__.endswith("ForMultipleChoice"):  # it takes [batch, choices, length]
         return {"input_ids": ids[None], "attention_mask": mask[None]}
     ends = {end for part in module.modules() if isinstance(end := getattr(part, "eos_token_id", None), int)}
@@ -137,28 +133,11 @@ def _decoder_inputs(config: Mapping[str, Any], longest: int, batch: int, rng: to
     return {"decoder_input_ids": ids, "decoder_attention_mask": mask}
 
 
-def _widest_padding(module: torch.nn.Module, length: int) -> int:
-    """The length of padding after which every row of scores still has a key: a row without one is NaN in classes that
-    mask by the least number of float64 and compute the softmax in float32 (Gemma 2)."""
-    config: Any = getattr(module, "config", None)
-    config = config.get_text_config() if hasattr(config, "get_text_config") else config
-    window = getattr(config, "sliding_window", None)
-    return max(0, int(window) - 1) if window else length  # of Qwen2's mixtures 0 is none
-
-
-def computes_in(module: torch.nn.Module, dtype: torch.dtype) -> torch.dtype:
-    """The coarsest dtype in which a live module of this dtype computes: float32 if it has norms that cast to it."""
-    casts = any(
-        type(part).__name__.endswith(IN_FLOAT32) and not isinstance(part, torch.nn.RMSNorm)  # torch's own does not
-        for part in module.modules()
-    )
-    return torch.float32 if casts and dtype == torch.float64 else dtype
-
-
 def run(module: torch.nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The floating-point outputs of a live module by field name: those of the base model if it has no head. Masked
-    positions are set to zero."""
-    with torch.inference_mode(), _constants(module):
+    positions are set to zero. A module in float64 is run in float64 throughout (`_Widened`)."""
+    wide = next(module.parameters()).dtype == torch.float64
+    with torch.inference_mode(), _widened() if wide else nullcontext():
         out = by_name(module(**inputs))
     masks = {
         inputs[name].shape: inputs[name] for name in ("attention_mask", "decoder_attention_mask") if name in inputs
@@ -175,15 +154,30 @@ def run(module: torch.nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tens
 
 
 @contextmanager
-def _constants(module: torch.nn.Module) -> Iterator[None]:
-    """Torch's default dtype is that of a module whose class needs it (`Architecture.default_dtype`)."""
-    kind, before = getattr(getattr(module, "config", None), "model_type", None), torch.get_default_dtype()
+def _widened() -> Iterator[None]:
+    """As `_Widened`, with float64 as torch's default dtype."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
     try:
-        if kind in ARCHITECTURES and ARCHITECTURES[kind].default_dtype:
-            torch.set_default_dtype(next(module.parameters()).dtype)
-        yield
+        with _Widened():
+            yield
     finally:
         torch.set_default_dtype(before)
+
+
+class _Widened(TorchFunctionMode):
+    """Float64 wherever a class asks for float32, whatever the dtype of its weights: in norms, in the softmax, in the
+    angles of positions, in constants. A symmetry is then exact to 1e-13 in every class; what float32 would round is
+    no longer larger than what a slight mistake changes."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func is Tensor.float:
+            return args[0].to(torch.float64, copy=True)  # a copy as ever: views of it may need its strides
+        wide = [torch.float64 if one is torch.float32 else one for one in args]
+        named = {key: torch.float64 if one is torch.float32 else one for key, one in (kwargs or {}).items()}
+        return func(*wide, **named)
 
 
 def by_name(out: Any) -> Mapping[str, Any]:

@@ -58,8 +58,8 @@ def prove(
     """Whether an alignment keeps the function of its source, whatever the dtype that it is stored in: stronger than
     `verify(source, alignment(source))`, above all in half precision, where rounding can hide a mistake.
 
-    The source is widened to float64, aligned and run: an exact symmetry shows 1e-15, or, with norms that cast to
-    float32, float32 rounding. The effect of rounding the aligned weights to the stored dtype is measured separately.
+    The source is widened to float64, aligned and run, in float64 also where its class casts to float32: an exact
+    symmetry shows 1e-15. The effect of rounding the aligned weights to the stored dtype is measured separately.
     memory: bytes (default: a share of the free memory); a model that needs more in float64 is run layer by layer, each
     layer being read when it runs, and without `inputs` on the first WORDS tokens of its vocabulary. Raises
     VerificationError if the function changed.
@@ -71,7 +71,7 @@ def prove(
     wide = source.to(torch.float64)
     expected = [aligned(outputs, alignment) for outputs in bench.run(wide)]
     errors = worst(expected, bench.run(alignment(wide), alignment))
-    exact = Verification(errors, TOLERANCE[bench.computed_in], bench.what)
+    exact = Verification(errors, TOLERANCE[bench.dtype], bench.what)
     if not exact.equal:
         nudged = bench.run(_nudged(wide))
         own = worst(expected, [aligned(outputs, alignment) for outputs in nudged])[exact.worst_output]

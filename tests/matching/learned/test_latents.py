@@ -25,7 +25,7 @@ from symfuse.matching.problem import rotatable
 from symfuse.model import Model
 from symfuse.rewriting import canonical
 from symfuse.spec import Instance
-from symfuse.verification import compare, computes_in, random_inputs, run
+from symfuse.verification import compare, random_inputs, run
 
 # label → whether it is brought into the frame in which the residual stream can be rotated.
 FAMILIES = {
@@ -75,11 +75,6 @@ def error(one: Checkpoint, other: Checkpoint, by: Alignment | None = None) -> fl
     return found.worst
 
 
-def allowed(of: Model) -> float:
-    """1e-10, or where norms cast to float32 what that rounds."""
-    return 1e-10 if computes_in(real(of.checkpoint), torch.float64) == torch.float64 else 2e-5
-
-
 @every_family
 @pytest.mark.parametrize("permutations", ["kept", "straight-through"])
 def test_its_elements_keep_the_function(label: str, permutations: Permutations) -> None:
@@ -98,7 +93,7 @@ def test_its_elements_keep_the_function(label: str, permutations: Permutations) 
         if element.size > 3:  # of few units a random order may be the one that they have
             assert reordered == (permutations != "kept" and reorders(group, element.size))
     moved = g.on(of)
-    assert error(of.checkpoint, moved, g) < allowed(of)
+    assert error(of.checkpoint, moved, g) < 1e-10
     plain = replace(g, elements={}, shifts={}, gauges={}).on(of)
     assert any(not torch.equal(moved[name], plain[name]) for name in plain)
 
@@ -109,7 +104,7 @@ def test_after_another_alignment_too(label: str) -> None:
     of = case(label)
     start = random_alignment(of.spec, 5)
     total = alignment(latents(of)) @ start
-    assert error(of.checkpoint, total.on(of), total) < allowed(of)
+    assert error(of.checkpoint, total.on(of), total) < 1e-10
     one = alignment(latents(of)).on(Model(start.on(of), of.spec))
     other = total.on(of)
     for name in one:
@@ -243,7 +238,7 @@ def opened(
 )
 def test_the_path_is_that_of_the_moved_models(label: str, permutations: Permutations, tmp_path: Folder) -> None:
     """At the corners each moved checkpoint, between them the straight line, by the weights of the merge and by the
-    outputs of the real class; float64."""
+    outputs of the real class; float64, but for what its norms cast to float32."""
     of = Model.of(model(label))
     sources = [of.checkpoint, model(label, 1)]
     moves = [latents(of, permutations, seed=seed) for seed in (3, 4)]
@@ -263,7 +258,7 @@ def test_the_path_is_that_of_the_moved_models(label: str, permutations: Permutat
         ]:
             loss = path.at(points, weights, data.totals, batch)
             expected = data.totals(real(point), batch)
-            torch.testing.assert_close(loss.loss, expected.loss, rtol=allowed(of), atol=0.0)
+            torch.testing.assert_close(loss.loss, expected.loss, rtol=2e-5 if label == "llama" else 1e-10, atol=0.0)
             assert loss.metrics == expected.metrics
     assert ends[0].keys() == ends[1].keys()
 
