@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,7 @@ from symfuse.io import open as open_checkpoint
 from symfuse.io.live import module_config, unwrap
 from symfuse.modules import live
 from symfuse.rewriting import canonical
+from symfuse.rewriting.like import alike
 from symfuse.runs import Record, frame_run, recorded
 from symfuse.verification import Proof, Verification
 from symfuse.verification import prove as prove_alignment
@@ -86,20 +88,29 @@ def verify(
     runner: Callable[[Checkpoint], Mapping[str, Tensor]] | None = None,
     dtype: torch.dtype = torch.float64,
     tolerance: float | None = None,
+    like: Source | None = None,
+    names: Mapping[str, Any] | None = None,
 ) -> Verification:
     """Whether two models compute the same function, by running both as the real class on the same inputs.
+
+    Models of other libraries, in other files and under other names can be compared (docs/conversions.md). A model
+    without a config is read as the other one, or as `like`; so is one whose names are in `names`: by the name (with {l}
+    for the number of a layer) the name in the other model, a list of names for a tensor whose rows they are, or
+    {"transposed": name}.
 
     Configs and tables are compared too, and the result says how much of tables and positions was read (`.coverage`,
     `.seen`). inputs: what to feed (default: seeded random ones, which reach special tokens, all token types, rows that
     differ, and positions as far as is affordable). alignment: if it moved a space that the outputs live in, theirs is
     moved along before the comparison. runner: for models without a `transformers` class. tolerance: the largest
     difference relative to the largest output of its row; default by the dtype of the tensors that differ. The result
-    says `.equal`, `.errors` and `.differences`.
+    says `.equal`, `.errors` and `.differences`, and in `.tensors` which tensors differ.
     """
     opening = opened if runner is None else opened_any
-    return verify_checkpoints(
-        opening(before), opening(after), alignment, inputs=inputs, runner=runner, dtype=dtype, tolerance=tolerance
-    )
+    models = (opening(before), opening(after))
+    pair = models if runner else alike(*models, None if like is None else opened(like), names)
+    result = verify_checkpoints(*pair, alignment, inputs=inputs, runner=runner, dtype=dtype, tolerance=tolerance)
+    read = [(new.name, new.notes[len(old.notes) :]) for old, new in zip(models, pair, strict=True)]
+    return replace(result, notes=tuple(f"{name}: {note}" for name, notes in read for note in notes))
 
 
 @checked
