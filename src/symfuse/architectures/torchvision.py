@@ -11,13 +11,15 @@ from symfuse.io.naming import NAMINGS, Names, Naming, of_modules
 STAGES, CONVOLUTIONS = 4, 3
 
 
-def _attention(at: str, names: dict[str, str]) -> Names:
+def _attention(at: str, names: dict[str, str]) -> dict[str, tuple[str, ...]]:
     """A MultiheadAttention of torch, whose queries, keys and values are rows of one map."""
-    fused = {f"{at}.in_proj_{end}": tuple(f"{names[key]}.{end}" for key in "qkv") for end in ("weight", "bias")}
+    fused: dict[str, tuple[str, ...]] = {
+        f"{at}.in_proj_{end}": tuple(f"{names[key]}.{end}" for key in "qkv") for end in ("weight", "bias")
+    }
     return fused | of_modules({f"{at}.out_proj": (names["o"],)})
 
 
-def _encoder(layer: str, names: dict[str, str], *modules: str) -> Names:
+def _encoder(layer: str, names: dict[str, str], *modules: str) -> dict[str, tuple[str, ...]]:
     """The layers of a TransformerEncoder. modules: what is named there linear1, linear2, norm1 and norm2."""
     own = ("linear1", "linear2", "norm1", "norm2")
     return _attention("layers.{l}.self_attn", names) | of_modules({
@@ -26,7 +28,10 @@ def _encoder(layer: str, names: dict[str, str], *modules: str) -> Names:
 
 
 BLOCK = "encoder.layers.encoder_layer_{l}."
-WHOLE = {"class_token": ("embeddings.cls_token",), "encoder.pos_embedding": ("embeddings.position_embeddings",)}
+WHOLE: dict[str, tuple[str, ...]] = {
+    "class_token": ("embeddings.cls_token",),
+    "encoder.pos_embedding": ("embeddings.position_embeddings",),
+}
 VIT = WHOLE | _attention(BLOCK + "self_attention", vit.NAMES) | of_modules({
     BLOCK + "ln_1": (vit.LAYER + "layernorm_before",), BLOCK + "ln_2": (vit.LAYER + "layernorm_after",),
     **{f"{BLOCK}mlp.{one}": (vit.LAYER + "intermediate.dense",) for one in ("0", "linear_1")},
