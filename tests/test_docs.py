@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import re
+import runpy
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 import symfuse
-from contract.tiny import TEXT, of
+from command import done
+from contract.tiny import MODELS, TEXT, of
 from evaluation.task_cases import table, wordpiece
+from reference.libraries import TimmViT, random, saved, timm_config
 from symfuse.architectures import ARCHITECTURES
+from symfuse.verification import TOLERANCE
 
 PAGE = Path(__file__).parents[1] / "docs" / "evaluation.md"
+CONVERSIONS = PAGE.with_name("conversions.md")
 DECLARE = PAGE.with_name("declare.md")
 
 
@@ -36,6 +42,36 @@ def test_declare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     shown, written = (symfuse.declare(scope["a"], name).to_json() for name in ("mine.yml", "speller.yml"))
     assert shown == written | {"shifts": [], "axes": shown["axes"]}
     assert {axis: written["axes"][axis] for axis in shown["axes"]} == shown["axes"]
+
+
+def test_conversions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its script converts, and each of its commands finds its two models equal."""
+    monkeypatch.chdir(tmp_path)
+    text = CONVERSIONS.read_text("utf-8")
+    module = random(TimmViT(), 0).float()
+    state = module.state_dict()
+    saved(module, Path("timm-vit"), timm_config())
+    torch.save(state, "vit.pt")
+    trained = {f"net.{name}": tensor for name, tensor in state.items()}
+    torch.save({"state_dict": trained, "pytorch-lightning_version": "2.5.0"}, "last.ckpt")
+    names, _ = re.findall(r"^```yaml\n(.*?)^```$", text, re.M | re.S)
+    Path("names.yml").write_text(names, "utf-8")
+    gpt2 = MODELS["gpt2-lm"](0)
+    gpt2.save("gpt2")
+    ends = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
+    torch.save({name: gpt2[name].mT.contiguous() if name.endswith(ends) else gpt2[name] for name in gpt2}, "nanogpt.pt")
+    (script,) = re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S)
+    Path("convert.py").write_text(script, "utf-8")
+    monkeypatch.setattr(sys, "argv", ["convert.py", "vit.pt", "converted"])
+    runpy.run_path("convert.py")
+    symfuse.open("converted").to(torch.bfloat16).save("converted-bf16")
+    commands = re.findall(r"^(?:      - run: )?symfuse (verify .*?)(?: +#.*| > .*)?$", text, re.M)
+    assert len(commands) == 8
+    for command in commands:
+        done(*command.split())
+    (row,) = re.findall(r"^\| (1e-11 .*) \|$", text, re.M)
+    dtypes = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+    assert [float(number) for number in row.split("|")] == [TOLERANCE[dtype] for dtype in dtypes]
 
 
 def test_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

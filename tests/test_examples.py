@@ -16,8 +16,12 @@ EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 def test_example_runs(
     example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As the script that it is, in this process, where warnings are errors."""
-    monkeypatch.setattr(sys, "argv", [str(example), str(tmp_path)])
+    """As the script that it is, in this process, where warnings are errors; with small sizes if it has them."""
+    text = example.read_text("utf-8")
+    if "sklearn" in text:
+        pytest.importorskip("sklearn", reason="scikit-learn is not installed; it comes with the extra `experiments`")
+    quick = ["--quick"] if "--quick" in text else []
+    monkeypatch.setattr(sys, "argv", [str(example), str(tmp_path), *quick])
     with torch.random.fork_rng(devices=[]):
         runpy.run_path(str(example), run_name="__main__")
     assert capsys.readouterr().out.strip()

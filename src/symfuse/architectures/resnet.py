@@ -118,14 +118,19 @@ def _family(c: Config, sizes: Sizes, act: str = "relu") -> Family:
     )
 
 
-@architecture("resnet")
-def resnet(c: Config) -> Family:
-    sizes = Sizes.of(c, first=c.get("downsample_in_first_stage", False))
-    names = {f"layer{i + 1}.": f"encoder.stages.{i}.layers." for i in range(len(sizes.depths))}
+def torchvision_names(stages: int) -> dict[str, str]:
+    """The pieces of torchvision's names, and those of `transformers`."""
+    names = {f"layer{i + 1}.": f"encoder.stages.{i}.layers." for i in range(stages)}
     for i in (1, 2, 3):
         names |= {f".conv{i}.": f".layer.{i - 1}.convolution.", f".bn{i}.": f".layer.{i - 1}.normalization."}
     names |= {"downsample.0": "shortcut.convolution", "downsample.1": "shortcut.normalization", "fc.": "classifier.1."}
-    names |= {"conv1.": "embedder.embedder.convolution.", "bn1.": "embedder.embedder.normalization."}
+    return names | {"conv1.": "embedder.embedder.convolution.", "bn1.": "embedder.embedder.normalization."}
+
+
+@architecture("resnet")
+def resnet(c: Config) -> Family:
+    sizes = Sizes.of(c, first=c.get("downsample_in_first_stage", False))
+    names = torchvision_names(len(sizes.depths))
     return with_names(_family(c, sizes, c.get("hidden_act", "relu")), names, "resnet.")
 
 

@@ -132,29 +132,52 @@ def suggest(model: str, output: Path | None, no_run: bool, seed: int, out: Outpu
     type=click.Path(exists=True, dir_okay=False),
     help="Run on the lines of this file, with the model's tokenizer.",
 )
+@click.option("--like", metavar="MODEL", help="Read a file without a config as this model. Default: as the other one.")
+@click.option(
+    "--names",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Read the names in this YAML file as those of the other model (docs/conversions.md).",
+)
 @declare_option
 @common
-def verify(before: str, after: str, tolerance: float | None, text: str | None, out: Output) -> None:
+def verify(
+    before: str,
+    after: str,
+    tolerance: float | None,
+    text: str | None,
+    like: str | None,
+    names: str | None,
+    out: Output,
+) -> None:
     """Verify that two models compute the same, by running them.
 
     Runs both on the same inputs, and compares configs and embedding tables. Prints how many rows of tables and how many
-    positions were read. The exit code is 7 if the models differ.
+    positions were read, and which tensors differ. The exit code is 7 if the models differ.
     """
     from symfuse import api, reports
 
     a, b = open_model(out, before), open_model(out, after)
     inputs = None if text is None else reports.text_inputs(a, Path(text))
-    result = api.verify(a, b, inputs=inputs, tolerance=tolerance)
-    out.table(["output", "relative difference"], [[k, f"{v:.2e}"] for k, v in result.errors.items()])
+    named = None if names is None else api.read_value(Path(names).read_text("utf-8"), names)
+    result = api.verify(
+        a, b, inputs=inputs, tolerance=tolerance, like=None if like is None else open_model(out, like), names=named
+    )
+    for note in result.notes:
+        out.note(note)
+    if result.errors:
+        out.table(["output", "relative difference"], [[k, f"{v:.2e}"] for k, v in result.errors.items()])
     out.say(f"{'equal' if result.equal else 'different'} to {result.tolerance:.0e} ({result.inputs})")
     for difference in result.differences:
         out.say(f"  {difference}")
+    if result.tensors and not result.lacking:
+        out.say(f"tensors: {result.where}")
     if result.seen:
         out.say(f"read: {result.seen}")
     out.finish(result.to_dict())
     if not result.equal:
         if out.quiet and not out.as_json:
-            why = "; ".join(result.differences)
+            why = "; ".join([*result.differences, *filter(None, [result.where])])
             warn(f"{before} and {after} are different: {why} ({result.inputs})")
         sys.exit(7)
 

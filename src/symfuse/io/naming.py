@@ -26,37 +26,49 @@ Shapes = Mapping[str, tuple[int, ...]]
 class Naming:
     """How a library names the tensors of one family.
 
-    key: a field of its configs, which those of `transformers` have not. names: by the name in its files, with {l} for
-    the number of a layer, the name in `transformers`; several for a tensor whose rows are theirs, in that order.
-    translate: from its config and the shapes, the config of `transformers` that computes the same; CheckpointError,
-    SpecError, LookupError or ValueError if there is none. transposed: what is stored [in, out]. file: where it looks
-    for its config, if not in config.json.
+    key: a field of its configs, which those of `transformers` have not; None if it has no configs: its models are read
+    like others (`rewriting/like.py`). names: by the name in its files, with {l} for the number of a layer, the name in
+    `transformers`; several for a tensor whose rows are theirs, in that order. translate: from its config and the
+    shapes, the config of `transformers` that computes the same; CheckpointError, SpecError, LookupError or ValueError
+    if there is none. transposed: what is stored [in, out]. file: where it looks for its config, if not in config.json.
     """
 
     library: str
-    key: str
+    key: str | None
     names: Names
-    translate: Callable[[Mapping[str, Any], Shapes], dict[str, Any]]
+    translate: Callable[[Mapping[str, Any], Shapes], dict[str, Any]] = lambda _config, _shapes: {}
     transposed: Collection[str] = ()
     file: str | None = None
 
     def read(self, checkpoint: Checkpoint) -> Checkpoint:
         """A checkpoint of the library under the names of `transformers`; `save` writes those of the library.
         CheckpointError if it has other tensors than these."""
-        places = {file: _numbered(file) for file in checkpoint}
-        if unknown := [file for file, (template, _) in places.items() if template not in self.names]:
+        read = {file: self.names_of(file) for file in checkpoint}
+        if unknown := [file for file, names in read.items() if names is None]:
             raise CheckpointError(f"{some(unknown)} is no tensor of it")
         config = self.translate(checkpoint.config, {name: checkpoint.info(name).shape for name in checkpoint})
         rules: dict[str, str | Rule] = {}
-        for file, (template, number) in places.items():
-            names = [name.format(l=number) for name in self.names[template]]
-            for at, name in enumerate(names):
-                whole = _transposed(checkpoint, file) if template in self.transposed else file
-                rules[name] = _rows(checkpoint, file, at, len(names)) if len(names) > 1 else whole
+        for file, names in read.items():
+            rules |= self.rules(checkpoint, file, names or ())
         tensors = Rewritten(checkpoint, rules)
         tensors.computed = False
         back = Renamed(self, checkpoint.config, config)
         return checkpoint.replace(tensors=tensors, config=config, before_save=(*checkpoint.before_save, back))
+
+    def names_of(self, file: str) -> tuple[str, ...] | None:
+        """The names in `transformers` of a tensor of a file; None if there are none."""
+        template, number = _numbered(file)
+        names = self.names.get(file, self.names.get(template))
+        return None if names is None else tuple(name.format(l=number) for name in names)
+
+    def rules(self, checkpoint: Checkpoint, file: str, names: tuple[str, ...], own: str = "") -> dict[str, str | Rule]:
+        """How the tensors of these names are made of that of the file. own: its name in the library, if that of the
+        file has a prefix."""
+        if len(names) > 1:
+            return {name: _rows(checkpoint, file, at, len(names)) for at, name in enumerate(names)}
+        own = own or file
+        transposed = not {own, _numbered(own)[0]}.isdisjoint(self.transposed)
+        return {names[0]: _transposed(checkpoint, file) if transposed else file}
 
 
 @dataclass(frozen=True)
@@ -134,8 +146,8 @@ def require_usual(settings: Mapping[str, Any], read: str, usual: Mapping[str, An
 
 def _numbered(name: str) -> tuple[str, int | None]:
     """A name with {l} for the first number in it, and that number."""
-    match = re.search(r"\.(\d+)\.", name)
-    return (name, None) if match is None else (f"{name[: match.start()]}.{{l}}.{name[match.end() :]}", int(match[1]))
+    match = re.search(r"(?<=[._])\d+(?=\.)", name)
+    return (name, None) if match is None else (f"{name[: match.start()]}{{l}}{name[match.end() :]}", int(match[0]))
 
 
 def _rows(source: Checkpoint, name: str, at: int, of: int) -> Rule:

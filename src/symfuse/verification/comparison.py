@@ -24,8 +24,11 @@ from symfuse.messages import SCHEMA, shown, some
 from symfuse.model import as_declared
 from symfuse.model.config import OF_HEADS, differences, text_config
 from symfuse.modules import with_defaults
+from symfuse.rewriting.like import alike
+from symfuse.rewriting.names import match_names
 from symfuse.verification.bench import Bench, aligned
 from symfuse.verification.coverage import Changed, changes
+from symfuse.verification.naming import NAMED, described, missing
 from symfuse.verification.outputs import Outputs, worst
 
 # The largest relative difference of outputs that counts as rounding: a few dozen times the effect of rounding the
@@ -40,7 +43,10 @@ class Verification:
     its row for `verify`, of all for `prove`. tolerance: the largest difference allowed. inputs: a description of the
     inputs. config: the fields of config.json that differ and change what the same weights compute. unread: tensors of
     which single rows differ that no input read, with these rows. coverage: of tables (embeddings, positions, experts)
-    how many rows were read, of how many; of "positions" how many were run; tensors that were not read count 0."""
+    how many rows were read, of how many; of "positions" how many were run; tensors that were not read count 0.
+    tensors: how those with the same name differ by more than rounding, or which model lacks one, in the order of the
+    original. lacking: whether the models were not run, as one of them lacks tensors that its class needs. notes: how
+    the names of a model were read."""
 
     errors: Mapping[str, float]
     tolerance: float
@@ -48,6 +54,9 @@ class Verification:
     config: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
     coverage: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    tensors: Mapping[str, str] = field(default_factory=dict)
+    lacking: bool = False
+    notes: tuple[str, ...] = ()
 
     @property
     def worst_output(self) -> str:
@@ -56,7 +65,8 @@ class Verification:
 
     @property
     def worst(self) -> float:
-        return self.errors[self.worst_output]
+        """The largest difference of an output; infinite if the models were not run."""
+        return self.errors[self.worst_output] if self.errors else math.inf
 
     @property
     def equal(self) -> bool:
@@ -85,15 +95,26 @@ class Verification:
             "config": list(self.config),
             "unread": list(self.unread),
             "coverage": {name: list(counts) for name, counts in self.coverage.items()},
+            "tensors": dict(self.tensors),
+            "notes": list(self.notes),
         }
 
     @property
     def differences(self) -> list[str]:
         """Every reason why the models are not equal."""
+        if self.lacking:
+            return [f"tensors are missing, so that it cannot be run: {self.where}"]
         outputs = f"output {self.worst_output!r} differs by {self.worst:.2e}, {self.tolerance:.0e} allowed"
         out = [] if self.worst <= self.tolerance else [outputs]  # NaN compares false
         out += [f"config.json differs in {text}" for text in self.config]
         return out + [f"rows differ that no input reads: {text}" for text in self.unread]
+
+    @property
+    def where(self) -> str:
+        """The tensors that differ, the first ones named, in words; empty if none do."""
+        first = [f"{name} {how}" for name, how in [*self.tensors.items()][:NAMED]]
+        more = len(self.tensors) - NAMED
+        return "; ".join([*first, *([f"and {more} more"] if more > 0 else [])])
 
     @property
     def seen(self) -> str:
@@ -125,8 +146,15 @@ def verify(
     runner: Callable[[Checkpoint], Outputs] | None = None,
     dtype: torch.dtype = torch.float64,
     tolerance: float | None = None,
+    like: Source | None = None,
+    names: Mapping[str, Any] | None = None,
 ) -> Verification:
     """Whether two models compute the same function, by running both as the real class on the same inputs.
+
+    Models of other libraries, in other files and under other names can be compared (docs/conversions.md). A model
+    without a config is read as the other one, or as `like`; so is one whose names are in `names`: by the name (with {l}
+    for the number of a layer) the name in the other model, a list of names for a tensor whose rows they are, or
+    {"transposed": name}.
 
     inputs: what to feed; by default seeded random ones, which reach special tokens, all token types, rows that differ,
     and positions as far as is affordable, and of which some have padding. Configs are compared as for a merge, and the
@@ -135,14 +163,20 @@ def verify(
     alignment: the one that produced `after`, if its outputs are in transformed spaces: those of `before` are then
     transformed too. runner: runs a checkpoint, for models that `transformers` does not have. dtype: in which both are
     run. tolerance: of a difference relative to the largest output of its row; by default by the coarsest dtype of the
-    tensors that differ, or that is computed in (TOLERANCE). The result says `.equal`, `.errors` and `.differences`.
+    tensors that differ, or that is computed in (TOLERANCE). The result says `.equal`, `.errors` and `.differences`,
+    and in `.tensors` which tensors differ.
     Raises CheckpointError if a model cannot be run, IncompatibleError if the second
     does not accept the inputs, or does not have the outputs, of the first.
     """
     if tolerance is not None and not 0 <= tolerance < math.inf:
         raise OptionError(f"tolerance {tolerance}: it must be a number from 0 on, such as 1e-6")
     opening = opened if runner is None else opened_any
-    before, after = opening(before), opening(after)
+    models = (opening(before), opening(after))
+    before, after = models if runner else alike(*models, None if like is None else opened(like), names)
+    read = [(new.name, new.notes[len(old.notes) :]) for old, new in zip(models, (before, after), strict=True)]
+    notes = tuple(f"{name}: {note}" for name, own in read for note in own)
+    if runner is None and (lacking := missing(before, after)):
+        return Verification({}, 0.0, "not run", tensors=lacking, lacking=True, notes=notes)
     compared = _edits(before, after, alignment) if runner is None else None
     edits = compared or {}
     bench = Bench(inputs, runner, dtype, compared=(before, after), words=_words(before, edits))
@@ -153,19 +187,23 @@ def verify(
         dtypes = _differing_dtypes(before, after, changed) | {dtype}
         tolerance = max(TOLERANCE[dtype] for dtype in dtypes)
     unread = bench.unread(edits, tolerance)
-    return Verification(errors, tolerance, bench.what, _deciding(before, after), unread, bench.coverage())
+    tensors = {} if compared is None else described(*_declared(before, after, alignment), compared)
+    config, coverage = _deciding(before, after), bench.coverage()
+    return Verification(errors, tolerance, bench.what, config, unread, coverage, tensors, notes=notes)
 
 
 def _edits(before: Checkpoint, after: Checkpoint, alignment: Alignment | None) -> dict[str, Changed] | None:
     """How the tensors of both differ after the alignment; None where that is unknown: for an alignment that does not
     fit the declaration, where only outputs are compared, and for models that are not of one declared family."""
-    with suppress(IncompatibleError):
-        source = before if alignment is None else alignment(before)
-        try:
-            return changes(as_declared(source), as_declared(after))
-        except SpecError:  # whether they run will show
-            return None
+    with suppress(IncompatibleError, SpecError):  # whether they run will show
+        return changes(*_declared(before, after, alignment))
     return None
+
+
+def _declared(before: Checkpoint, after: Checkpoint, alignment: Alignment | None) -> tuple[Checkpoint, Checkpoint]:
+    """Both with every tensor as it is declared, and the second one under the names of the first."""
+    source = as_declared(before if alignment is None else alignment(before))
+    return source, match_names(as_declared(after), source)[0]
 
 
 def _words(before: Checkpoint, edits: Mapping[str, Changed]) -> list[int]:
