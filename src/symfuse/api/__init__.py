@@ -10,6 +10,7 @@ from symfuse.api.declaring import declare, declare_file
 from symfuse.api.measuring import barrier, evaluate, landscape, relate, renew_statistics, task, task_of_models
 from symfuse.api.merging import check, collect, merge, merge_recipe
 from symfuse.api.models import extract_lora, prove, rewrite, suggest, to_module, verify
+from symfuse.api.rebasing import Rebased, is_adapter_folder, rebase
 from symfuse.api.sources import Source
 from symfuse.device import require
 from symfuse.drafts import Draft
@@ -55,6 +56,7 @@ __all__ = [
     "Progress",
     "Proof",
     "Ray",
+    "Rebased",
     "Recipe",
     "Remote",
     "Report",
@@ -80,6 +82,7 @@ __all__ = [
     "evaluate",
     "events",
     "extract_lora",
+    "is_adapter_folder",
     "is_other",
     "keep_freed_memory",
     "landscape",
@@ -97,6 +100,7 @@ __all__ = [
     "prove",
     "read_recipes",
     "read_value",
+    "rebase",
     "recipe_of",
     "relate",
     "renew_statistics",
