@@ -115,7 +115,8 @@ class _Onto:
         """Less what the change makes of the bias of B's norm."""
         bias = self._read(key)
         if rewrite.bias is not None:
-            read = self._down(str(change.down), rewrite).flatten(1).unflatten(1, (-1, len(rewrite.bias)))
+            read = self._down(str(change.down), rewrite)
+            read = read.reshape(len(read), -1, len(rewrite.bias))
             bias = bias - self._read(str(change.up)).flatten(1) @ (read @ rewrite.bias).sum(1)
         return self.alpha * _unscaled(bias, rewrite)
 

@@ -105,12 +105,15 @@ def _require_alike(first: Model, second: Model, *, widths: bool) -> tuple[str, .
         )
     apart = sizes(first) != sizes(second)
     if apart and not widths:
-        own = (one for one in (first, second))
-        specs = [replace(one.spec, axes={k: v for k, v in one.spec.axes.items() if k != "vocab"}) for one in own]
-        models = [replace(one, spec=spec) for one, spec in zip((first, second), specs, strict=True)]
-        require_same_sizes(*models, pair, True, False)
+        require_same_sizes(_wordless(first), _wordless(second), pair, layers=True, force_config=False)
     fields = [] if apart else differences(first.checkpoint, second.checkpoint)
     return tuple(let_pass([d for d in fields if "vocab" not in d.field], pair, False, True))
+
+
+def _wordless(model: Model) -> Model:
+    """Without the axis of the vocabulary, whose sizes may differ."""
+    axes = {name: axis for name, axis in model.spec.axes.items() if name != "vocab"}
+    return replace(model, spec=replace(model.spec, axes=axes))
 
 
 def sizes(model: Model) -> dict[str, int]:
