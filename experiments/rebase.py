@@ -56,7 +56,7 @@ class Rebase(Study):
     keys = ("family", "case", "source", "anchor", "task", "way")
     known = ("families", "pairs", "cases", "tasks", "wide", "steps", "rate", "later", "less", "samples", "few")
     about = """
-A is a small vision transformer, FT its fine-tune on the same images turned by 90°, upside down, or inverted; B is
+A is a small vision transformer, FT its fine-tune on the same images turned by 90° (or inverted, upside down); B is
 another base. g aligns A with B, and g(τ) = g(FT) − g(A). The share of the gain is that of B + α g(τ) over that of a
 fine-tune of B itself, both less the accuracy of B; α is chosen on one part of the data, and the share is of another.
 Beside it stand plain τ, random numbers with the norms of each tensor of g(τ), and the peers: TransFusion's
@@ -319,9 +319,8 @@ class _Pair:
         return alpha, added(onto, tau, alpha)
 
     def several(self, of: Callable[[_Pair], tuple[State, State]]) -> tuple[float, State]:
-        """With the fine-tune on the next task beside this one, by the part "match" of both."""
-        tasks = self.study.options["families"][self.name]["tasks"]
-        other = replace(self, task=tasks[(tasks.index(self.task) + 1) % len(tasks)])
+        """With the fine-tune on another task beside this one, by the part "match" of both."""
+        other = replace(self, task="turned" if self.task == "inverted" else "inverted")
         (onto, tau), (_, more) = of(self), of(other)
         both = added(tau, more, 1.0)
 
