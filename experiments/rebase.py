@@ -268,7 +268,7 @@ class _Pair:
     def masked(self, onto: State, tau: State) -> State:
         """GradFix's."""
         module, (images, labels) = self.module(onto), self.few
-        gradients = []
+        gradients: list[State] = []
         for image, label in zip(images[:, None], labels[:, None], strict=True):
             module.zero_grad()
             nn.functional.cross_entropy(module(image).logits, label).backward()
@@ -283,10 +283,14 @@ class _Pair:
 
     # -- what is measured
 
+    @functools.cached_property
+    def blank(self) -> Any:
+        """Of B's class, to set weights in."""
+        return symfuse.to_module(self.onto).eval()
+
     def module(self, state: State) -> Any:
-        module = symfuse.to_module(self.onto)
-        module.load_state_dict(state)
-        return module.eval()
+        self.blank.load_state_dict(state)
+        return self.blank
 
     def accuracy(self, state: State, split: corpora.Split, task: str | None = None) -> float:
         return accuracy(self.module(state), self.data(split, task))
@@ -335,7 +339,7 @@ class _Pair:
         """From there, on the few images."""
         module = self.module(start[1])
         train(module, self.few, self.options["few"], self.options["rate"], seed=0)
-        return start[0], {name: t.detach() for name, t in module.state_dict().items()}
+        return start[0], {name: t.detach().clone() for name, t in module.state_dict().items()}
 
 
 def _dial(pair: _Pair, by: float) -> tuple[float, State]:

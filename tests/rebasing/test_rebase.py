@@ -205,10 +205,10 @@ def test_the_command_writes_what_python_does(tmp_path: Path, monkeypatch: pytest
     card = Path("out/README.md").read_text("utf-8")
     assert "# tuned, moved from a onto b" in card
     assert "expect little" in card
-    python = symfuse.rebase("tuned", "a", "b", alpha=0.5, alignment="out").checkpoint
+    python = symfuse.rebase("tuned", "a", "b", alpha=0.5, alignment="out/alignment-bases.symfuse").checkpoint
     assert all(torch.equal(symfuse.open("out")[name], python[name]) for name in python)
     for words, message in {
-        ("--by", "out", "--axes", "ffn"): "leave --data and --axes out",
+        ("--by", "out/alignment-bases.symfuse", "--axes", "ffn"): "leave --data and --axes out",
         ("--limit", "3"): "--limit: only with --data",
         ("--towards", "2"): "2.0 is not in the range",
         ("--by", "none"): "none",

@@ -20,10 +20,13 @@ from symfuse.evaluation import Batch, Task
 from symfuse.io import Checkpoint, is_other
 from symfuse.matching.learned import Learning
 from symfuse.rebasing import Moved, Relation, combined, move_all, rebase_adapter, relation, require_widths
-from symfuse.runs import FILE, Record, Run, described, lineage, model_card, recorded
+from symfuse.runs import SUFFIX, Record, Run, described, lineage, model_card, recorded
 from symfuse.transporting import Transported, alignment_of
 from symfuse.verification import Verification
 from symfuse.verification import verify as verify_checkpoints
+
+# Of A with B, beside a fine-tune on B: no alignment of the model in that folder.
+BASES = f"alignment-bases{SUFFIX}"
 
 
 @dataclass(frozen=True)
@@ -96,11 +99,11 @@ def rebase(
     moved = move_all(ft, a, b, known, **options)
     related = relation(moved.base, moved.onto)
     new = combined(moved, alpha, towards, device, [b, a, ft])
-    same = alpha == 1 and (related.kind == "moved" or towards == 1)
+    same = alpha == 1 and (related.kind == "moved" or towards == 1) and not moved.by_token
     verified = verify_checkpoints(ft, new, moved.alignment) if prove and same else None
     run = _run(moved, related, [ft, a, b], alpha, towards)
     run |= {} if verified is None else {"verified": verified.to_dict()}
-    record = Record("rebase", partial(dict, run), (ft, a, b), {FILE: moved.alignment}, moved.alignment.frame)
+    record = Record("rebase", partial(dict, run), (ft, a, b), {BASES: moved.alignment}, moved.alignment.frame)
     return Rebased(recorded(new, record), moved.alignment, related, run["expect"], run, moved.notes, verified)
 
 
@@ -133,7 +136,7 @@ def _adapter(
     run = _run(moved, related, [base, onto], alpha, 0.0) | {"adapter": folder.name, "notes": list(notes)}
     run["names"] = [folder.name, *run["names"]]
     files = {name: text.encode() for name, text in described(run, model_card(run, onto)).items()}
-    files[FILE] = moved.alignment.to_bytes()
+    files[BASES] = moved.alignment.to_bytes()
     result = replace(new, files={**new.files, **files})
     return Rebased(result, moved.alignment, related, run["expect"], run, notes)
 

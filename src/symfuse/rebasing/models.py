@@ -7,7 +7,7 @@ translated biases) is that of the fine-tune, and the result is g(FT) where B is 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from symfuse.alignment import Alignment
@@ -16,6 +16,7 @@ from symfuse.guard import guarded
 from symfuse.io import Checkpoint
 from symfuse.matching.auto import SAME_BASIS, cosine
 from symfuse.merging.engine import Merged, Output, Term, typed
+from symfuse.messages import some
 from symfuse.methods import lookup
 from symfuse.model import Model
 from symfuse.model.config import differences
@@ -32,12 +33,14 @@ HEAD_FIELDS = ("architectures", "num_labels", "id2label", "label2id", "problem_t
 
 @dataclass(frozen=True)
 class Moved:
-    """g(FT), g(A) and B in the frame of g, with equal vocabularies. notes: messages for the user."""
+    """g(FT), g(A) and B in the frame of g, with equal vocabularies. by_token: whether rows were carried by token.
+    notes: messages for the user."""
 
     finetune: Model
     base: Model
     onto: Model
     alignment: Alignment
+    by_token: bool = False
     notes: tuple[str, ...] = ()
 
 
@@ -50,77 +53,65 @@ def move_all(
     Raises IncompatibleError for models of other families or depths, for a fine-tune that is not one of that base by its
     shapes, and for vocabularies that differ where there is no tokenizer.
     """
-    models = [Model.of(checkpoint) for checkpoint in (onto, base, finetune)]
-    notes = [_require_alike(models[1], models[2], widths=False), _require_alike(models[0], models[1], widths=True)]
-    if (alike := cosine(models[1], models[2])) < SAME_BASIS:
+    b, a, ft = (Model.of(checkpoint) for checkpoint in (onto, base, finetune))
+    notes = [*_require_one_family(a, ft), *_require_one_family(b, a)]
+    if not same_sizes(a, ft):
+        require_same_sizes(a, ft, f"{base.name} and {finetune.name}", layers=True, force_config=False)
+    if (alike := cosine(a, ft)) < SAME_BASIS:
         notes.append(
-            (
-                f"{finetune.name} has a cosine of {alike:.2f} with {base.name}: it does not look like a fine-tune of "
-                "it, and only the difference of a model and its fine-tune can be moved",
-            )
+            f"{finetune.name} has a cosine of {alike:.2f} with {base.name}: it does not look like a fine-tune of it, "
+            "and only the difference of a model and its fine-tune can be moved"
         )
     differ = _vocabularies_differ([onto, base, finetune])
-    if sizes(models[0]) != sizes(models[1]):
-        if alignment is not None:
-            raise IncompatibleError(
-                f"{onto.name} has other widths than {base.name}, and the alignment is of models of one width; leave it "
-                "out, so that one is matched"
-            )
-        data = options.pop("batches", None)
-        if data is not None or differ:
-            what = "data" if data is not None else "vocabularies that differ"
-            raise IncompatibleError(f"{onto.name} has other widths than {base.name}, which does not go with {what}")
-        wide, alignment, alike_wide = match_alike(models[1], models[0], **_of_widths(options))
-        base, finetune = wide.checkpoint, alike_wide(models[2]).checkpoint
-        notes.append((f"{finetune.name} and {base.name} are widened to {onto.name}, exactly (docs/widths.md)",))
+    if not same_sizes(a, b):
+        _require_plain(a, b, alignment, differ, options)
+        options |= {"axes": "all"} if options["axes"] == "auto" else {}
+        wide, alignment, widen_alike = match_alike(a, b, **options)
+        base, finetune = wide.checkpoint, widen_alike(ft).checkpoint
+        notes.append(f"{ft.name} and {a.name} are widened to {b.name}, exactly (docs/widths.md)")
     elif alignment is None:
         source, anchor = _of_common_tokens(base, onto) if differ else (base, onto)
         alignment = match_pair(Model.of(source), Model.of(anchor), **options)
-    there = [alignment.in_frame(onto), alignment(base), alignment(finetune)]
-    return _together(there, alignment, [note for some in notes for note in some], differ)
+    there, of_ties = match_ties([alignment.in_frame(onto), alignment(base), alignment(finetune)])
+    there, of_rows = _in_one_vocabulary(there) if differ else (there, [])
+    onto, base, finetune = there
+    return Moved(Model.of(finetune), Model.of(base), Model.of(onto), alignment, differ, (*notes, *of_ties, *of_rows))
 
 
-def _of_widths(options: dict[str, Any]) -> dict[str, Any]:
-    own = {key: value for key, value in options.items() if key != "learning"}
-    return own | ({"axes": "all"} if own.get("axes") == "auto" else {})
-
-
-def _together(there: list[Checkpoint], alignment: Alignment, notes: list[str], differ: bool) -> Moved:
-    """With equal ties and vocabularies."""
-    there, of_ties = match_ties(there)
-    if differ:
-        there, of_rows = _in_one_vocabulary(there)
-        notes = [*notes, *of_rows]
-    onto, base, finetune = (Model.of(checkpoint) for checkpoint in there)
-    return Moved(finetune, base, onto, alignment, (*notes, *of_ties))
-
-
-def _require_alike(first: Model, second: Model, *, widths: bool) -> tuple[str, ...]:
-    """Notes on configs that differ; IncompatibleError for models of different families and, unless `widths`, sizes."""
+def _require_one_family(first: Model, second: Model) -> list[str]:
+    """Notes on configs that differ; IncompatibleError for models of different families."""
     pair = f"{first.name} and {second.name}"
     if first.spec.family != second.spec.family:
         raise IncompatibleError(
             f"{pair}: one is a {first.spec.family}, the other a {second.spec.family}; a fine-tune moves between models "
             "of one family"
         )
-    apart = sizes(first) != sizes(second)
-    if apart and not widths:
-        require_same_sizes(_wordless(first), _wordless(second), pair, layers=True, force_config=False)
-    fields = [] if apart else differences(first.checkpoint, second.checkpoint)
-    return tuple(let_pass([d for d in fields if "vocab" not in d.field], pair, False, True))
+    fields = differences(first.checkpoint, second.checkpoint) if same_sizes(first, second) else []
+    return let_pass([d for d in fields if "vocab" not in d.field], pair, force_config=False, layers=True)
 
 
-def _wordless(model: Model) -> Model:
-    """Without the axis of the vocabulary, whose sizes may differ."""
-    axes = {name: axis for name, axis in model.spec.axes.items() if name != "vocab"}
-    return replace(model, spec=replace(model.spec, axes=axes))
+def _require_plain(base: Model, onto: Model, alignment: Alignment | None, differ: bool, options: Any) -> None:
+    """IncompatibleError for what does not go with other widths."""
+    given = {"a known alignment": alignment, "data": options.get("batches"), "learning": options.get("learning")}
+    wrong = [what for what, value in given.items() if value is not None] + ["vocabularies that differ"] * differ
+    if wrong:
+        raise IncompatibleError(
+            f"{onto.name} has other widths than {base.name}, which are matched by weights alone and do not go with "
+            f"{some(wrong)}; leave that out, or give models of one width"
+        )
 
 
-def sizes(model: Model) -> dict[str, int]:
-    """The sizes of all axes that are not of the vocabulary or a head."""
-    heads = {a for name in model.spec.heads for a in model.spec.tensors[name].layout.names}
-    others = {a for n, d in model.spec.tensors.items() if n not in model.spec.heads for a in d.layout.names}
-    return {axis: size for axis, size in model.spec.sizes.items() if axis != "vocab" and axis not in heads - others}
+def same_sizes(first: Model, second: Model) -> bool:
+    """Whether two models have the same sizes, those of the vocabulary and of task heads aside."""
+    ours, theirs = ({n: a for n, a in m.spec.sizes.items() if n not in _of_heads(m)} for m in (first, second))
+    return all(theirs[axis] == size for axis, size in ours.items() if axis in theirs)
+
+
+def _of_heads(model: Model) -> set[str]:
+    """The axis of the vocabulary, and those of task heads alone."""
+    tensors, heads = model.spec.tensors, model.spec.heads
+    others = {axis for name in tensors.keys() - heads for axis in tensors[name].layout.names}
+    return {"vocab", *(axis for name in heads for axis in tensors[name].layout.names if axis not in others)}
 
 
 # -- vocabularies ----------------------------------------------------------------------------------
@@ -146,7 +137,7 @@ def _of_common_tokens(base: Checkpoint, onto: Checkpoint) -> list[Checkpoint]:
     absent = [token for token in read_tokenizer(onto).tokens if token not in known]
     zero = {token: TokenSource("zero", force=True) for token in absent}
     both = [onto.replace(name=f"{onto.name} (onto)"), base]
-    onto, base = rewrite(both, build(both, 0, base=0, tokens=zero), vocabulary_tensors)
+    onto, base = _rows(both, build(both, 0, base=0, tokens=zero))
     return [base, onto]
 
 
@@ -157,20 +148,15 @@ def _in_one_vocabulary(there: Sequence[Checkpoint]) -> tuple[list[Checkpoint], l
     named = [one.replace(name=name) for one, name in zip(there, names, strict=True)]
     ours, old, new = (read_tokenizer(one).tokens for one in named)
     tokens = {token: TokenSource("model", names[2]) for token in new if token not in old and token not in ours}
+    note = f"rows are carried by token: the {len(ours)} of {there[0].name}, and {len(tokens)} that the fine-tune added"
     tokens |= {token: TokenSource("model", names[1]) for token in ours if token in old and token not in new}
     vocabulary = build(named, 0, base=0, tokens=tokens)
-    out = rewrite(named, vocabulary, vocabulary_tensors)
-    files = files_in(vocabulary, there[0])
-    out = [one.replace(name=old.name) for one, old in zip(out, there, strict=True)]
-    return [out[0].replace(files=files), *out[1:]], _of_rows(vocabulary, there[0].name, tokens, new, old)
+    out = [one.replace(name=was.name) for one, was in zip(_rows(named, vocabulary), there, strict=True)]
+    return [out[0].replace(files=files_in(vocabulary, there[0])), *out[1:]], [note]
 
 
-def _of_rows(vocabulary: Vocabulary, onto: str, tokens: Any, new: Any, old: Any) -> list[str]:
-    added = sum(token in new and token not in old for token in tokens)
-    return [
-        f"rows of the vocabulary are carried by token: {vocabulary.size} rows, the tokens of {onto} and {added} that "
-        "the fine-tune added"
-    ]
+def _rows(checkpoints: Sequence[Checkpoint], vocabulary: Vocabulary) -> list[Checkpoint]:
+    return rewrite(checkpoints, vocabulary, vocabulary_tensors)
 
 
 # -- the result ------------------------------------------------------------------------------------
@@ -182,37 +168,27 @@ def combined(moved: Moved, alpha: float, towards: float, device: str, inputs: Se
     onto, finetune = moved.onto, moved.finetune
     own = all(finetune.spec.shares(name, onto.spec) or name in finetune.spec.tied for name in finetune.spec.tensors)
     like = onto if own else finetune
+    dtype = next(info.dtype for info in onto.checkpoint.infos.values() if info.dtype.is_floating_point)
     models = [model.as_in(like.spec) for model in (onto, finetune, moved.base)]
     spec = models[0 if own else 1].spec
-    weights = [1.0 - towards, alpha, towards - alpha]
+    parameters = {"weight": [1.0 - towards, alpha, towards - alpha], "normalize": False}
     outputs = {}
-    for name in spec.tensors:
-        if name in spec.tied:
-            continue
-        holders = [model for model in models if name in model.spec.tensors and spec.shares(name, model.spec)]
-        terms = tuple(Term(one.checkpoint, one.spec.file_name(name)) for one in holders)
-        floats = terms[0].info.dtype.is_floating_point
-        alone = len(terms) < len(models) or not floats
-        term = terms[holders.index(models[1])] if alone and models[1] in holders and floats else terms[0]
-        if alone:
-            info = typed(term.info, _dtype(onto)) if term.checkpoint is models[1].checkpoint else term.info
-            outputs[spec.file_name(name)] = Output(info, (term,))
+    for name in (one for one in spec.tensors if one not in spec.tied):
+        terms = [Term(m.checkpoint, m.spec.file_name(name)) for m in models if spec.shares(name, m.spec)]
+        file = spec.file_name(name)
+        if len(terms) == len(models) and terms[0].info.dtype.is_floating_point:
+            outputs[file] = Output(terms[0].info, tuple(terms), None, lookup("linear"), parameters)
         else:
-            parameters = {"weight": weights, "normalize": False}
-            outputs[spec.file_name(name)] = Output(terms[0].info, terms, None, lookup("linear"), parameters)
+            term = next((one for one in terms if one.checkpoint is models[1].checkpoint), terms[0])
+            outputs[file] = Output(typed(term.info, dtype), (term,))
     config = dict(onto.checkpoint.config)
     if not own:
-        config = {k: v for k, v in config.items() if k not in HEAD_FIELDS}
-        config |= {k: v for k, v in finetune.checkpoint.config.items() if k in HEAD_FIELDS}
-        pad = finetune.checkpoint.config.get("pad_token_id")
-        config |= {"pad_token_id": pad} if config.get("pad_token_id") is None and pad is not None else {}
+        theirs = finetune.checkpoint.config
+        config = {key: value for key, value in config.items() if key not in HEAD_FIELDS}
+        config |= {key: theirs[key] for key in HEAD_FIELDS if key in theirs}
+        if config.get("pad_token_id") is None and theirs.get("pad_token_id") is not None:
+            config["pad_token_id"] = theirs["pad_token_id"]
+    name, sources = f"{inputs[-1].name} on {inputs[0].name}", [folder for one in inputs for folder in one.sources]
     tensors = Merged(outputs, device=device)
-    name = f"{inputs[-1].name} on {inputs[0].name}"
-    out = onto.checkpoint.replace(tensors=tensors, config=config, name=name, before_save=())
-    out = out.replace(sources=[folder for one in inputs for folder in one.sources])
+    out = onto.checkpoint.replace(tensors=tensors, config=config, name=name, sources=sources, before_save=())
     return guarded(out, [inputs[0] if own else inputs[-1]])
-
-
-def _dtype(model: Model) -> Any:
-    """Of the floating-point tensors."""
-    return next(info.dtype for info in model.checkpoint.infos.values() if info.dtype.is_floating_point)
