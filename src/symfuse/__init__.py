@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         Landscape,
         Learning,
         Proof,
+        Rebased,
         Report,
         Score,
         Spec,
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
         merge_recipe,
         open,  # noqa: A004
         prove,
+        rebase,
         relate,
         renew_statistics,
         rewrite,
@@ -73,10 +75,10 @@ _OLD: dict[str, tuple[str, dict[str, str]]] = {
 
 __all__ = [
     "Adapter", "Aligned", "Alignment", "Barrier", "Checkpoint", "Distance", "Draft", "Landscape", "Learning",
-    "Proof", "Report", "Score", "Spec", "Statistics", "SymfuseError", "Task", "Transported", "Verification",
-    "align", "barrier", "check", "collect", "declare", "evaluate", "extract_lora", "inspect", "landscape", "match",
-    "merge", "merge_recipe", "open", "prove", "relate", "renew_statistics", "report", "rewrite", "suggest", "task",
-    "to_module", "transport", "verify", "widen",
+    "Proof", "Rebased", "Report", "Score", "Spec", "Statistics", "SymfuseError", "Task", "Transported",
+    "Verification", "align", "barrier", "check", "collect", "declare", "evaluate", "extract_lora", "inspect",
+    "landscape", "match", "merge", "merge_recipe", "open", "prove", "rebase", "relate", "renew_statistics",
+    "report", "rewrite", "suggest", "task", "to_module", "transport", "verify", "widen",
 ]  # fmt: skip
 
 

@@ -62,9 +62,9 @@ Run = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Record:
-    """How a checkpoint was made. kind: "alignment", "frame" or "merge". make: makes the document (`run`), once, on
-    first use or when the checkpoint is saved. made_of: its input checkpoints. alignments: by file name, saved with the
-    checkpoint. frame: of the checkpoint."""
+    """How a checkpoint was made. kind: "alignment", "frame", "merge" or "rebase". make: makes the document (`run`),
+    once, on first use or when the checkpoint is saved. made_of: its input checkpoints. alignments: by file name, saved
+    with the checkpoint. frame: of the checkpoint."""
 
     kind: str
     make: Callable[[], Run]
@@ -286,11 +286,13 @@ def _title(run: Run, names: Sequence[str]) -> str:
     if run["kind"] == "merge":
         names = list(dict.fromkeys(names))
         return f"{', '.join(names[:-1])} and {names[-1]}, merged" if len(names) > 1 else f"A merge of {names[0]}"
+    if run["kind"] == "rebase":
+        return f"{run['names'][0]}, moved from {run['names'][1]} onto {run['names'][2]}"
     return f"{names[0]}, aligned to {names[1]}" if run["kind"] == "alignment" else f"{names[0]}, in another frame"
 
 
 def _body(run: Run) -> list[str]:
-    about = {"merge": _of_merge, "frame": _of_frame, "alignment": _of_alignment}[run["kind"]]
+    about = {"merge": _of_merge, "frame": _of_frame, "alignment": _of_alignment, "rebase": _of_rebase}[run["kind"]]
     weights = run.get("weights") or {}
     names = [str(one["name"]) for one in _inputs(run)]
     own = {name: weights.get(name, weights.get(f"{name} (aligned)")) for name in names}
@@ -332,6 +334,18 @@ def _of_alignment(run: Run) -> list[str]:
         data = run["learning"]["data"]
         lines += [f"The matching was learned on {data['data']} ({data['task']})."]
     return lines
+
+
+def _of_rebase(run: Run) -> list[str]:
+    finetune, base, onto = (f"`{name}`" for name in run["names"])
+    dial = f", the base {run['towards']:g} of the way to that of the fine-tune" if run["towards"] else ""
+    lines = [
+        f"What {finetune} changed of {base}, moved onto {onto} by the symmetries of these models with symfuse "
+        f"{__version__} (strength {run['alpha']:g}{dial}).",
+        "",
+        f"{run['expect'][0].upper()}{run['expect'][1:]}.",
+    ]
+    return lines + ([f"It is in {frame_text(run['frame'])}."] if run["frame"] and "adapter" not in run else [])
 
 
 def _inexact(run: Run) -> str:

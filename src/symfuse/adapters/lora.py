@@ -16,7 +16,7 @@ from symfuse.errors import CheckpointError, IncompatibleError
 from symfuse.io import Checkpoint, TensorInfo, is_finite, scan
 from symfuse.io import open as open_checkpoint
 from symfuse.io.installed import Installed, as_saved, in_memory, installed
-from symfuse.io.lazy import Rewritten, Rule, StoredTensors
+from symfuse.io.lazy import Lazy, Rewritten, Rule
 from symfuse.messages import some
 
 FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<factor>A\.weight|B\.weight|B\.bias|embedding_A|embedding_B)")
@@ -92,7 +92,7 @@ def apply(base: Checkpoint, adapter: str | Path) -> Checkpoint:
     return _added(base, folder, config, tensors, notes_read)
 
 
-def _splitting(tensors: StoredTensors, base: Checkpoint) -> Installed | None:
+def _splitting(tensors: Lazy, base: Checkpoint) -> Installed | None:
     """The class of the base, if it has in several tensors what the file has in one, and the adapter changes these."""
     modules = [match["module"] for key in tensors if (match := FACTOR.fullmatch(target_name(key) or ""))]
     known = None if all(f"{module}.weight" in base for module in modules) else installed(base.config)
@@ -102,9 +102,7 @@ def _splitting(tensors: StoredTensors, base: Checkpoint) -> Installed | None:
     return known if any(known.spelt(f"{module}.weight", apart) for module in modules) else None
 
 
-def _added(
-    base: Checkpoint, folder: Path, config: Config, tensors: StoredTensors, notes_read: Sequence[str]
-) -> Checkpoint:
+def _added(base: Checkpoint, folder: Path, config: Config, tensors: Lazy, notes_read: Sequence[str]) -> Checkpoint:
     changes = changes_of(folder.name, config, tensors, base)
     _refuse_tied(folder.name, changes, base)
     notes: tuple[str, ...] = (f"adapter {folder.name}: {len(changes)} of {len(base)} tensors changed",)
@@ -135,7 +133,7 @@ def open_adapter(folder: str | Path, base: str | Path | Checkpoint | None = None
     return apply(base if isinstance(base, Checkpoint) else open_checkpoint(base), folder)
 
 
-def changes_of(adapter: str, config: Config, tensors: StoredTensors, base: Checkpoint) -> dict[str, Change]:
+def changes_of(adapter: str, config: Config, tensors: Lazy, base: Checkpoint) -> dict[str, Change]:
     """Name in the base → what the adapter changes of it, from names and shapes alone; errors as of `apply`."""
     wholes: dict[str, str] = {}
     factors: dict[str, dict[str, str]] = {}
@@ -174,7 +172,7 @@ def _low_rank(
     config: Config,
     module: str,
     keys: Mapping[str, str],
-    tensors: StoredTensors,
+    tensors: Lazy,
     base: Checkpoint,
     name: str,
     change: Change,
@@ -202,7 +200,7 @@ def _low_rank(
     return replace(change, down=down, up=up, scale=config.scale_of(module), transposed=embedding or transposed)
 
 
-def _check_vectors(adapter: str, name: str, change: Change, tensors: StoredTensors, info: TensorInfo) -> None:
+def _check_vectors(adapter: str, name: str, change: Change, tensors: Lazy, info: TensorInfo) -> None:
     for key in (change.whole, change.shift):
         if key is not None and tensors.infos[key].shape != info.shape:
             resized = " Resize the base's vocabulary first." if len(info.shape) == 2 else ""

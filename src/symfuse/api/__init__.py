@@ -10,6 +10,7 @@ from symfuse.api.declaring import declare, declare_file
 from symfuse.api.measuring import barrier, evaluate, relate, renew_statistics, task, task_of_models
 from symfuse.api.merging import check, collect, merge, merge_recipe
 from symfuse.api.models import rewrite, suggest, to_module
+from symfuse.api.rebasing import Rebased, is_adapter_folder, rebase
 from symfuse.device import require
 from symfuse.drafts import Draft
 from symfuse.evaluation import Barrier, Distance, Landscape, Score, Task, landscape
@@ -39,12 +40,12 @@ open = open_checkpoint  # noqa: A001 - symfuse.open: who gets it here has every 
 
 __all__ = [
     "AUTO", "METHODS", "WORDS", "Adapter", "Aligned", "Alignment", "Barrier", "Checkpoint", "Distance", "Draft",
-    "How", "Landscape", "Learning", "Place", "Progress", "Proof", "Ray", "Recipe", "Remote", "Report", "Score",
-    "Shown", "Source", "Spec", "Statistics", "Target", "Task", "Transported", "Verification", "align",
+    "How", "Landscape", "Learning", "Place", "Progress", "Proof", "Ray", "Rebased", "Recipe", "Remote", "Report",
+    "Score", "Shown", "Source", "Spec", "Statistics", "Target", "Task", "Transported", "Verification", "align",
     "aligned_model_of", "barrier", "check", "check_all", "check_space", "check_target", "collect", "declare",
-    "declare_file", "evaluate", "events", "extract_lora", "is_other", "keep_freed_memory", "landscape", "lookup",
-    "match", "merge", "merge_recipe", "nearest", "open", "open_checkpoint", "overlap", "parse_recipe",
-    "parse_size", "place_of", "prove", "read_recipes", "read_value", "recipe_of", "relate", "renew_statistics",
-    "require", "require_axes", "require_upload", "rewrite", "run", "suggest", "task", "task_of_models",
-    "to_module", "together", "transport", "upload", "verify", "widen",
+    "declare_file", "evaluate", "events", "extract_lora", "is_adapter_folder", "is_other", "keep_freed_memory",
+    "landscape", "lookup", "match", "merge", "merge_recipe", "nearest", "open", "open_checkpoint", "overlap",
+    "parse_recipe", "parse_size", "place_of", "prove", "read_recipes", "read_value", "rebase", "recipe_of",
+    "relate", "renew_statistics", "require", "require_axes", "require_upload", "rewrite", "run", "suggest", "task",
+    "task_of_models", "to_module", "together", "transport", "upload", "verify", "widen",
 ]  # fmt: skip

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from symfuse.architectures.base import Config, Family, architecture
 from symfuse.architectures.blocks import (
-    attention,
-    attention_shifts,
     block_axes,
     linear,
     neurons,
@@ -25,7 +23,7 @@ TENSORS = {
     "patch_embedding.linear.weight": "residual pixels",
     "class_embedding": "residual",
     "positional_embedding_vlm": "positions residual",
-    **placed(attention(NAMES), {"h qk*": "h f c*", "h qk": "h f c"}),
+    **placed(NAMES.tensors(), {"h qk*": "h f c*", "h qk": "h f c"}),
     **linear(LAYER + "mlp.fc1", "ffn"),
     **linear(LAYER + "mlp.fc2", "residual", "ffn*"),
     **{name: layout for one in NORMS for name, layout in norm(one).items()},
@@ -47,7 +45,7 @@ def llama4_vision_model(c: Config) -> Family:
         "adapter_ffn": Axis(c.size("projector_input_dim", 4096), neurons("gelu")),
         "projection": Axis(c.size("projector_output_dim", 4096), neurons("gelu")),
     }
-    shifts = attention_shifts(NAMES, bias="v")
+    shifts = NAMES.shifts(bias="v")
     return Family(axes, TENSORS, shifts=shifts, outputs={"last_hidden_state": "projection"})
 
 

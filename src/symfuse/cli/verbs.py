@@ -20,6 +20,7 @@ VERBS = {
     "landscape": ("evaluate", "Measure the loss on the plane through three models."),
     "merge": ("merge", "Merge models, by RECIPE.yml or by options."),
     "methods": ("merge", "List the merge methods, with their parameters and papers."),
+    "rebase": ("rebase", "Move what FINETUNE changed of its base onto another base."),
     "relate": ("models", "Measure how far A is from B, before and after alignment."),
     "report": ("report", "Show each RUN on one HTML page, or as figures."),
     "rewrite": ("rewrite", "Rewrite MODEL exactly: the same function, in other weights."),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,11 +13,19 @@ from symfuse.matching.problem import rotatable
 from symfuse.model import Model
 from symfuse.rewriting import canonical
 from symfuse.rewriting.ties import tied_heads
+from symfuse.spec import Instance
 from symfuse.widths.copies import Pair, match_copies
 from symfuse.widths.expansion import expand, widened
+from symfuse.widths.maps import Duplication
 
 
-def match_widths(
+def match_widths(narrow: Model, wide: Model, **options: Any) -> tuple[Model, Alignment]:
+    """The first two of `match_alike`."""
+    expanded, alignment, _ = match_alike(narrow, wide, **options)
+    return expanded, alignment
+
+
+def match_alike(
     narrow: Model,
     wide: Model,
     *,
@@ -26,8 +34,9 @@ def match_widths(
     rounds: int = 1,
     even: bool = False,
     **options: Any,
-) -> tuple[Model, Alignment]:
-    """The narrow model in the shape of the wide one, and the alignment of that with the wide one, from the weights.
+) -> tuple[Model, Alignment, Callable[[Model], Model]]:
+    """The narrow model in the shape of the wide one, the alignment of that with the wide one, from the weights, and
+    what expands another model of the narrow one's shape alike.
 
     It is expanded evenly and matched (`match_models`, with these axes and options). Then, `rounds` times, the copies of
     neurons and heads are chosen again after the alignment of the stream (`match_copies`; even: with equal shares), and
@@ -43,7 +52,7 @@ def match_widths(
         frame = ("untie",)
         small, large = canonical(narrow, frame), canonical(wide, frame)
         expanded = expand(small, large)
-    maps = widened(small, large)
+    maps, chosen = widened(small, large), dict[Instance, Duplication]()
     best = expanded, match_models(expanded, large, axes=axes, frame=frame, **options)
     distance = _distance(*best, large)
     for _ in range(rounds):
@@ -58,8 +67,9 @@ def match_widths(
         new_distance = _distance(*candidate, large)
         if new_distance >= distance:
             break
-        best, distance, maps = candidate, new_distance, {**maps, **copies}
-    return best
+        best, distance, maps, chosen = candidate, new_distance, {**maps, **copies}, dict(copies)
+    kept = frame
+    return *best, lambda other: expand(canonical(other, kept), large, chosen)
 
 
 def _frame(narrow: Model, wide: Model) -> tuple[str, ...]:
